@@ -139,8 +139,6 @@ def stages(target: Target, nbytes: int) -> list[Stage]:
     add("tile_rows_int8", (4, 6, 8), (_PREFILL,), integers)
     add("macro_rows_int8", (24, 48, 96, 192), (_PREFILL,), integers)
     add("unpack_from_int8", (0, 12, 24, 48), (16, 32, 40), integers)
-    if target.isa.is_signed(8):
-        add("code_bits_int8", (8, 16), (_PREFILL,), [(Q8_0, "q8a")])
     if target.has_bf16_tiles:
         add("macro_bytes_tiles", (3 << 18, 3 << 19, 3 << 20), (_PREFILL,), [(Q4_K, "bf16"), (BF16, "bf16")])
         return found

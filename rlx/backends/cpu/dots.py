@@ -39,6 +39,20 @@ def zero_left(target: Target, bits: int, zero: int) -> int:
     return zero - 128 if target.isa.is_signed(bits) else zero
 
 
+def magnitudes(e: Emitter, codes: Sequence[ir.Value]) -> tuple[list[ir.Value], list[ir.Value], ir.Value]:
+    """Signed codes from `ready` -> (their magnitudes, their signs as 0 or -1, the start of sums i32x16).
+
+    A product by x becomes magnitude * (x ^ sign), because x ^ -1 = -x - 1. That is too small by the magnitude of a
+    negative code, which depends on the codes only, so sums start with it. One instruction for a row moves the signs,
+    and of a kind that all vector units have. Two products are at least -2 * 128 * 128, which i16 just holds.
+    """
+    none = ir.Constant(I8X64, None)
+    signs = [e.b.sext(e.b.icmp_signed("<", code, none), I8X64) for code in codes]
+    sizes = [e.b.sub(e.b.xor(code, sign), sign) for code, sign in zip(codes, signs, strict=True)]
+    start = dot_tile(e, [e.i32(0)], range(len(codes)), 1, lambda i, _: sizes[i], lambda i, _: signs[i])[0]
+    return sizes, signs, e.b.neg(start)
+
+
 def dot_u8s8(e: Emitter, acc: ir.Value, codes: Vectors, activations: Vectors, bits: int) -> ir.Value:
     """acc i32x16 + the exact sums of four neighbouring products.
 
@@ -47,7 +61,10 @@ def dot_u8s8(e: Emitter, acc: ir.Value, codes: Vectors, activations: Vectors, bi
         activations: the same number of vectors of 64 int8 within [-127, 127].
     """
     steps = range(len(codes))
-    return dot_tile(e, [acc], steps, 1, lambda step, _: codes[step], lambda step, _: activations[step], bits)[0]
+    signed = e.isa.is_signed(bits)
+    return dot_tile(e, [acc], steps, 1, lambda step, _: codes[step], lambda step, _: activations[step], signed=signed)[
+        0
+    ]
 
 
 def dot_tile(
@@ -57,7 +74,9 @@ def dot_tile(
     blocks: int,
     code: Callable[[Index, int], ir.Value],
     activation: Callable[[Index, int], ir.Value],
-    bits: int,
+    *,
+    signed: bool = False,
+    sign: Callable[[Index, int], ir.Value] | None = None,
 ) -> list[ir.Value]:
     """The same for a tile: sums i32x16 of some rows of activations times some blocks of codes.
 
@@ -66,13 +85,16 @@ def dot_tile(
 
     Args:
         sums: ordered by row, then by block.
-        steps: at most `span(bits)` steps, which are given to `code` and `activation`.
+        steps: at most `span(bits)` steps, which are given to `code` and `activation`. The sums of pairs must fit i16.
         blocks: number of blocks.
-        code: (step, block) -> 64 codes from `ready`.
+        code: (step, block) -> 64 codes from `ready`, or magnitudes.
         activation: (step, row) -> 64 int8 within [-127, 127].
+        signed: whether the codes are signed.
+        sign: (step, block) -> 64 signs of magnitudes.
     """
     rows, isa, bytes_ = range(len(sums) // blocks), e.isa, e.isa.dot_bytes
     codes = cache(lambda step, block: e.pieces(code(steps[step], block), bytes_))
+    signs = cache(lambda step, block: e.pieces(sign(steps[step], block), bytes_) if sign else [])
     xs = cache(lambda step, row: e.pieces(activation(steps[step], row), bytes_))
     parts = [e.pieces(total, bytes_ // 4) for total in sums]
     pairs: dict[tuple[int, int], ir.Value] = {}  # sums of pairs of products, by sum and piece
@@ -81,47 +103,16 @@ def dot_tile(
     else:
         order = list(product(range(len(steps)), rows, range(blocks), range(64 // bytes_)))
     for step, row, block, piece in order:
-        i, operands = row * blocks + block, (codes(step, block)[piece], xs(step, row)[piece])
+        i, x = row * blocks + block, xs(step, row)[piece]
+        operands = codes(step, block)[piece], e.b.xor(x, signs(step, block)[piece]) if sign else x
         if isa.sums_pairs:
-            found, at = isa.pair_sums(e, *operands, bits), (i, piece)
+            found, at = isa.pair_sums(e, *operands, signed=signed), (i, piece)
             pairs[at] = e.b.add(pairs[at], found) if at in pairs else found
             if step == len(steps) - 1:
                 parts[i][piece] = e.b.add(parts[i][piece], isa.widened(e, pairs[at]))
         else:
             parts[i][piece] = isa.dot_step(e, parts[i][piece], *operands)
     return [e.concat(*part) for part in parts]
-
-
-def halves_i16(e: Emitter, codes: ir.Value, zero: int) -> list[ir.Value]:
-    """Unsigned bytes minus `zero` -> the even ones and the odd ones, as i16 of half the number."""
-    words = e.b.bitcast(codes, vector(I16, codes.type.count // 2))
-    low, eight, offset = (ir.Constant(words.type, [n] * words.type.count) for n in (255, 8, zero))
-    return [e.b.sub(e.b.and_(words, low), offset), e.b.sub(e.b.lshr(words, eight), offset)]
-
-
-def signed_halves_i16(e: Emitter, codes: ir.Value) -> list[ir.Value]:
-    """The same for signed bytes."""
-    words = e.b.bitcast(codes, vector(I16, codes.type.count // 2))
-    eight = ir.Constant(words.type, [8] * words.type.count)
-    return [e.b.ashr(e.b.shl(words, eight), eight), e.b.ashr(words, eight)]
-
-
-def dot_tile_i16(e: Emitter, sums: Vectors, weights: Vectors, xs: Vectors) -> list[ir.Value]:
-    """sums i32x16 + the sums of two neighbouring products, for a tile of some rows times some blocks.
-
-    Args:
-        sums: ordered by row, then by block.
-        weights: 32 i16 of each block.
-        xs: 32 i16 of each row.
-    """
-    size = e.isa.dot_bytes // 2
-    blocks, rows = [e.pieces(w, size) for w in weights], [e.pieces(x, size) for x in xs]
-    done = []
-    for i, total in enumerate(sums):
-        row, block = rows[i // len(blocks)], blocks[i % len(blocks)]
-        parts = zip(e.pieces(total, size // 2), block, row, strict=True)
-        done.append([e.isa.dot_i16(e, *part) for part in parts])
-    return [part[0] if len(part) == 1 else e.concat(*part) for part in done]
 
 
 def bf16_pairs(e: Emitter, dtype: DType, pointer: ir.Value) -> ir.Value:

@@ -24,7 +24,6 @@ _RANGES = {
     "unpack_from_int8": (0, 512, 1),
     "unpack_from_plain": (0, 512, 1),
     "macro_bytes_tiles": (1 << 16, 1 << 26, 1),
-    "code_bits_int8": (8, 16, 8),
 }
 
 
@@ -50,8 +49,6 @@ class Tuning:
         unpack_from_plain: the same for plain weights (f32, f16, bf16); below AVX-512 they are always unpacked.
         macro_bytes_tiles: bytes of bf16 activations that share one unpacking on tile registers. They should fit the
             L2 cache.
-        code_bits_int8: bits to which codes of 8 bits are unpacked for many rows of int8 activations, where the machine
-            has no int8 dot products. As bytes their signs must be moved to the activations; i16 takes more memory.
 
     Raises:
         ArgumentError: a number is out of its range.
@@ -67,7 +64,6 @@ class Tuning:
     unpack_from_int8: int = 24
     unpack_from_plain: int = 32
     macro_bytes_tiles: int = 3 << 19
-    code_bits_int8: int = 8
 
     def __post_init__(self) -> None:
         for name, (least, most, step) in _RANGES.items():

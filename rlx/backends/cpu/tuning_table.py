@@ -8,21 +8,26 @@ The choice for a format and a number of rows r:
 
 | weights, activations | r = 1 | r < unpack_from_* | more |
 |---|---|---|---|
-| integer codes, int8 | streamed | streamed in tiles of rows | unpacked to bytes; 8-bit codes to `code_bits_int8` |
+| integer codes, int8 | streamed | streamed in tiles of rows | unpacked (`dots.magnitudes`) |
 | plain, f32 or bf16 | streamed | streamed in tiles of rows (AVX-512) | unpacked to f32, or to pairs of bf16 |
 
 Why Q8_0 keeps int8 activations without VNNI: with f32 ones a prompt would cost as much as a BF16 one, and decoding
-would have to do the same to give the same bits, where that takes 20 instructions for 64 weights instead of 8. i16 has
-no signs to move, but twice the products; llvm-mca expects it to take 0.92 of the cycles of bytes on Skylake-SP. On Zen
-4 it takes 1.08 with AVX-512. So bytes are the default, and `rlx tune` decides.
+would have to do the same to give the same bits, where that takes 20 instructions for 64 weights instead of 8.
+
+What bounds it: a register of products takes four instructions (move the sign, multiply and add pairs, add pairs of
+those, add to the sum), and no exact way with fewer is known: products of i16 and codes in two parts of 4 bits take as
+many. Two of the four are multiplications. So with registers of 256 bits Zen 4 can do 25.5 multiply-adds a cycle in a
+tile of 4 rows (measured on registers and the first-level cache; 19.7 with `vpsignb`, which takes a multiplier), that is
+187 GFLOP/s a core; with 512 bits 30 to 32, 222 to 234 GFLOP/s. Scaling the sums of every 32 k takes 7% and 11%,
+unpacking for 48 rows 4% and 6%. llvm-mca expects 0.88 of the cycles of before on Skylake-SP, and 0.85 on Skylake.
 
 GFLOP/s of one core of Zen 4 (2026-11-23, 288 rows, 1024 x 1024, the fastest of 5 to 12 runs; peak of f32: 117). `rlx
 tune` measures them again, with `RLX_TARGET` those of another level:
 
 | level | weights | | | |
 |---|---|---|---|---|
-| avx2 | Q8_0 | bytes: 109 to 120 | i16: 118 to 125 | f32 (BF16 weights): 94 to 99 |
-| avx512 without VNNI | Q8_0 | bytes: 137 to 142 | i16: 123 to 133 | f32 (BF16 weights): 100 to 107 |
+| avx2 | Q8_0 | `vpsignb` moves signs: 112 to 123 | magnitudes: 133 to 154 | f32 (BF16 weights): 94 to 104 |
+| avx512 without VNNI | Q8_0 | masks move signs: 147 to 153 | magnitudes: 161 to 170 | f32: 97 to 107 |
 | avx2 | BF16 | tile of 3 rows: 66 to 88 | of 6 rows: 94 to 99, one run 72 to 76 | |
 | avx512 without BF16 | BF16 | tile of 6 rows: 100 to 104 | of 8 rows: 101 to 107 | of 12 rows: 81 to 98 |
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from levels import BF16_TARGETS, LEVELS, name
+from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, name
 from native import assembly
 
 from rlx.backends.cpu.kernel import Kernel
@@ -14,7 +14,7 @@ from rlx.backends.cpu.kernels.attention.attention import attention
 from rlx.backends.cpu.kernels.attention.bf16_dots import DottedAttention
 from rlx.backends.cpu.kernels.linear.linear import linear
 from rlx.backends.cpu.target import Target
-from rlx.ir.dtypes import BF16, F16, Q4_K
+from rlx.ir.dtypes import BF16, F16, Q4_K, Q8_0
 
 #: Levels with multiply-adds, by which the loops are found.
 TARGETS = [t for t in LEVELS if t.has("fma")]
@@ -59,6 +59,16 @@ def test_tiles_of_int8(gated: str | None) -> None:
     steps = [match[2] for match in _LOOP.finditer(text) if match[2].count("vpdpbusd") == 96]
     assert len(steps) == (2 if gated else 1)
     assert all(len(spilled(step)) < 48 for step in steps)
+
+
+@pytest.mark.parametrize("target", [t for t in DOT_TARGETS if t.isa.moves_signs], ids=name)
+def test_tiles_of_magnitudes_and_signs(target: Target) -> None:
+    """A product takes four instructions, with one more for each row and two to four for the codes of each block."""
+    text, sums = assembly(linear(Q8_0, 32, 512, "q8a", target), target), 8 if target.level == "avx2" else 12
+    (step,) = (m[2] for m in _LOOP.finditer(text) if m[2].count("vpmaddwd") == 2 * sums and "vfm" not in m[2])
+    assert step.count("vpmaddubsw") == len(re.findall(r"\tvpxor", step)) == step.count("vpaddd") == 2 * sums
+    assert step.count("\n") < 5.5 * 2 * sums
+    assert not spilled(step)
 
 
 @pytest.mark.parametrize("gated", [None, "silu"])

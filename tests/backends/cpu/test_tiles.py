@@ -51,6 +51,35 @@ def test_dots_are_exact_to_the_last_extreme(target: Target, bits: int, extreme: 
     np.testing.assert_array_equal(got, start + products.reshape(count, 16, 4).sum(axis=(0, 2)))
 
 
+def magnitudes_kernel(target: Target) -> Kernel:
+    """The same for codes of 8 bits whose magnitudes and signs are stored apart."""
+    e = Emitter(target, ["codes", "x", "out"], [])
+    codes = [dots.ready(e, e.load(I8X64, e.at(e.args["codes"], 64 * i)), 8) for i in range(8)]
+    sizes, signs, start = dots.magnitudes(e, codes)
+    acc = e.b.add(e.load(I32X16, e.args["out"]), start)
+    for i in range(8):
+        x = e.load(I8X64, e.at(e.args["x"], 64 * i))
+        acc = dots.dot_tile(e, [acc], [i], 1, lambda i, _: sizes[i], lambda *_, x=x: x, sign=lambda i, _: signs[i])[0]
+    e.store(acc, e.args["out"])
+    return e.finish("dot", "")
+
+
+@pytest.mark.parametrize("target", [t for t in DOT_TARGETS if t.isa.moves_signs], ids=name)
+@pytest.mark.parametrize("extreme", [False, True])
+def test_magnitudes_and_signs_are_exact_too(target: Target, extreme: bool) -> None:
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, 256, (8, 64), dtype=np.uint8)
+    x = rng.integers(-127, 128, (8, 64), dtype=np.int8)
+    if extreme:  # -128 times 127 in both products of a pair is the least sum that i16 holds
+        codes[:] = rng.choice([0, 1, 255], (8, 1))
+        x[:] = rng.choice([-127, 127], (8, 1))
+    start = rng.integers(-1000, 1000, 16, dtype=np.int32)
+    got = start.copy()
+    run(magnitudes_kernel(target), target, codes, x, got, end=1)
+    products = (codes.astype(np.int64) - 128) * x
+    np.testing.assert_array_equal(got, start + products.reshape(8, 16, 4).sum(axis=(0, 2)))
+
+
 @pytest.mark.skipif(LEVELS[-1].level != "avx512", reason="needs a machine with AVX-512")
 def test_each_target_gets_its_own_instruction() -> None:
     wanted = {

@@ -27,8 +27,8 @@ from rlx.runtime.compile import Compiler
 
 #: Far from the defaults on either side, so that the same rows fall into other tiles and other halves of the kernel.
 TUNINGS = (
-    Tuning(64, 2, 3, 7, 10, 2, 2, 0, 0, code_bits_int8=16),
-    Tuning(8192, 0, 8, 96, 36, 8, 4, 48, 512, code_bits_int8=8),
+    Tuning(64, 2, 3, 7, 10, 2, 2, 0, 0),
+    Tuning(8192, 0, 8, 96, 36, 8, 4, 48, 512),
 )
 ROWS = (1, 7, 24, 35, 49)
 N, K = 33, 512
@@ -62,21 +62,6 @@ def test_results_are_the_same_bit_for_bit(target: Target) -> None:
 @pytest.mark.parametrize("target", BF16_TARGETS, ids=name)
 def test_bf16_activations_too(target: Target) -> None:
     check(BF16, "bf16", target)
-
-
-@pytest.mark.parametrize("target", [t for t in DOT_TARGETS if t.isa.is_signed(8)], ids=name)
-@pytest.mark.parametrize(("dtype", "gated", "k"), [(Q8_0, None, 288), (IQ4_NL, "silu", 512)])
-def test_codes_as_i16(dtype: DType, gated: str | None, k: int, target: Target) -> None:
-    """The same integers from bytes whose signs move and from i16, also of weights with levels and of a short chunk."""
-    matrices = [weights(dtype, N, k, seed)[0] for seed in range(2 if gated else 1)]
-    x, results = activations("q8a", 49, k)[0], []
-    for bits in (8, 16):
-        chosen = replace(target, tuned=replace(target.tuning, code_bits_int8=bits, macro_rows_int8=20))
-        kernel, out = linear(dtype, N, k, "q8a", chosen, gated=gated), np.zeros((49, N), np.float32)
-        run(kernel, chosen, x, *matrices, out, end=units(N), rows=49, n=N)
-        results.append((kernel.symbol, out))
-    assert results[0][0] != results[1][0] and results[0][1].any()
-    np.testing.assert_array_equal(results[1][1].view(np.uint32), results[0][1].view(np.uint32))
 
 
 @pytest.mark.parametrize("gated", [None, "silu"])
@@ -124,8 +109,23 @@ def test_gated_and_exact_linears_too() -> None:
     check(Q8_0, "f32", LEVELS[-1])
 
 
-def test_experts_too() -> None:
-    target, rows, count, results = LEVELS[-1], 60, 3, []
+@pytest.mark.parametrize("target", [t for t in DOT_TARGETS if t.isa.moves_signs], ids=name)
+@pytest.mark.parametrize(("dtype", "gated", "k"), [(Q8_0, None, 288), (IQ4_NL, "silu", 512)])
+def test_magnitudes_and_signs(dtype: DType, gated: str | None, k: int, target: Target) -> None:
+    """Many rows and a single one compute their sums differently, also of weights with levels and of a short chunk."""
+    matrices = [weights(dtype, N, k, seed)[0] for seed in range(2 if gated else 1)]
+    x, many, one = activations("q8a", 49, k)[0], np.zeros((49, N), np.float32), np.zeros((49, N), np.float32)
+    run(linear(dtype, N, k, "q8a", target, gated=gated), target, x, *matrices, many, end=units(N), rows=49, n=N)
+    alone = linear(dtype, N, k, "q8a", target, gated=gated, single=True)
+    for row in range(49):
+        run(alone, target, x[row], *matrices, one[row], end=units(N), n=N)
+    assert one.any()
+    np.testing.assert_array_equal(many.view(np.uint32), one.view(np.uint32))
+
+
+@pytest.mark.parametrize("target", [LEVELS[-1], *(t for t in DOT_TARGETS if t.isa.moves_signs)], ids=name)
+def test_experts_too(target: Target) -> None:
+    rows, count, results = 60, 3, []
     stack = aligned(np.concatenate([weights(Q8_0, N, K, seed)[0] for seed in range(count)]))
     ids = aligned(np.random.default_rng(0).integers(0, count, (rows, 2)).astype(np.int32))
     x, _ = activations("q8a", rows, K)

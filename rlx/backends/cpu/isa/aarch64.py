@@ -54,7 +54,7 @@ class Aarch64(Portable):
         name = "usdot" if self._mixes_signs else "sdot"
         return e.call(f"llvm.aarch64.neon.{name}.v4i32.v16i8", acc.type, [acc, code, x])
 
-    def pair_sums(self, e: Emitter, code: ir.Value, x: ir.Value, bits: int) -> ir.Value:
+    def pair_sums(self, e: Emitter, code: ir.Value, x: ir.Value, *, signed: bool) -> ir.Value:
         wide = vector(I16, _REGISTER)
         return e.b.mul(e.b.sext(code, wide), e.b.sext(x, wide))
 

@@ -56,11 +56,12 @@ class Isa(ABC):
         multiplies_pairs: whether one instruction multiplies two rows of 8 int8 by two others (`pair_products`).
         dot_bytes: bytes of an operand of an int8 product: 64, or fewer where registers are narrower.
         sums_pairs: whether int8 products are summed in pairs to i16 (`pair_sums`), and later widened.
+        moves_signs: whether products of signed codes take instructions that move the codes' signs to the activations.
     """
 
     pause = ""
     converts_half = looks_up_f32 = shifts_bytes = takes_lanes = multiplies_pairs = False
-    dot_bytes, sums_pairs = 64, False
+    dot_bytes, sums_pairs, moves_signs = 64, False, False
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -80,16 +81,16 @@ class Isa(ABC):
         """acc i32 [dot_bytes / 4] + the sums of four neighbouring products of codes and activations [dot_bytes]."""
 
     @abstractmethod
-    def pair_sums(self, e: Emitter, code: ir.Value, x: ir.Value, bits: int) -> ir.Value:
-        """The sums of two neighbouring products, as i16 [dot_bytes / 2]. Only if `sums_pairs`."""
+    def pair_sums(self, e: Emitter, code: ir.Value, x: ir.Value, *, signed: bool) -> ir.Value:
+        """The sums of two neighbouring products, as i16 [dot_bytes / 2]. Only if `sums_pairs`.
+
+        Args:
+            signed: whether codes are signed bytes; else they are at most 128.
+        """
 
     @abstractmethod
     def widened(self, e: Emitter, pairs: ir.Value) -> ir.Value:
         """The sums of two neighbouring i16, as i32. Only if `sums_pairs`."""
-
-    @abstractmethod
-    def dot_i16(self, e: Emitter, acc: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
-        """acc i32 [dot_bytes / 4] + the sums of two neighbouring products of i16 [dot_bytes / 2]."""
 
     @abstractmethod
     def pair_products(self, e: Emitter, acc: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:

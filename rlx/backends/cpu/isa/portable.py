@@ -36,18 +36,11 @@ class Portable(Isa):
             acc = e.b.add(acc, e.b.add(e.pick(product, range(0, 32, 2)), e.pick(product, range(1, 32, 2))))
         return acc
 
-    def pair_sums(self, e: Emitter, code: ir.Value, x: ir.Value, bits: int) -> ir.Value:
+    def pair_sums(self, e: Emitter, code: ir.Value, x: ir.Value, *, signed: bool) -> ir.Value:
         raise CompileError("the target sums no pairs", where=f"target {self.target.level}")
 
     def widened(self, e: Emitter, pairs: ir.Value) -> ir.Value:
         raise CompileError("the target sums no pairs", where=f"target {self.target.level}")
-
-    def dot_i16(self, e: Emitter, acc: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
-        """LLVM turns the products of pairs and their sums into multiply-adds."""
-        count = weights.type.count
-        wide = vector(I32, count)
-        product = e.b.mul(e.b.sext(weights, wide), e.b.sext(x, wide))
-        return e.b.add(acc, e.b.add(e.pick(product, range(0, count, 2)), e.pick(product, range(1, count, 2))))
 
     def pair_products(self, e: Emitter, acc: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
         raise CompileError("the target has no matrix products", where=f"target {self.target.level}")

@@ -26,8 +26,7 @@ class X86(Portable):
     int8 products: VNNI multiplies and sums groups of four in one instruction. Other targets from AVX2 on need two: u8 x
     s8 products summed in pairs to i16, then pairs of i16 to i32. The i16 sums must not saturate, which holds for codes
     of up to 7 bits. Codes of 8 bits are made signed and their sign is moved to the other operand: |q| <= 128 and
-    |a| <= 127 give at most 32512 per pair. Or they are widened to i16, where many rows share that: see
-    `Tuning.code_bits_int8`.
+    |a| <= 127 give at most 32512 per pair. Where many rows share that, `dots.magnitudes` prepares the codes.
     """
 
     pause = "@llvm.x86.sse2.pause()"
@@ -38,7 +37,7 @@ class X86(Portable):
         self._wide = self.looks_up_f32 = target.vectors == "avx512"
         self._plain = target.level == "generic"
         has_vnni = target.has_vnni512 or target.has_vnni256
-        self.sums_pairs = not has_vnni and not self._plain
+        self.sums_pairs = self.moves_signs = not has_vnni and not self._plain
         self.dot_bytes = 64 if target.has_vnni512 or self._plain or (self.sums_pairs and self._wide) else 32
 
     def span(self, bits: int) -> int:
@@ -55,9 +54,9 @@ class X86(Portable):
         name = f"llvm.x86.avx512.vpdpbusd.{acc.type.count * 32}"  # the 256-bit intrinsic also selects AVX-VNNI
         return e.call(name, acc.type, [acc, code, x])
 
-    def pair_sums(self, e: Emitter, code: ir.Value, x: ir.Value, bits: int) -> ir.Value:
+    def pair_sums(self, e: Emitter, code: ir.Value, x: ir.Value, *, signed: bool) -> ir.Value:
         wide = code.type.count == 4 * LANES
-        operands = _move_sign(e, code, x, wide) if bits == 8 else [code, x]
+        operands = _move_sign(e, code, x, wide) if signed else [code, x]
         multiply = "llvm.x86.avx512.pmaddubs.w.512" if wide else "llvm.x86.avx2.pmadd.ub.sw"
         return e.call(multiply, vector(I16, code.type.count // 2), operands)
 
@@ -66,12 +65,6 @@ class X86(Portable):
         ones = ir.Constant(pairs.type, [1] * pairs.type.count)
         name = "llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd"
         return e.call(name, vector(I32, pairs.type.count // 2), [pairs, ones])
-
-    def dot_i16(self, e: Emitter, acc: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
-        if self._plain:
-            return super().dot_i16(e, acc, weights, x)
-        name = "llvm.x86.avx512.pmaddw.d.512" if weights.type.count == 2 * LANES else "llvm.x86.avx2.pmadd.wd"
-        return e.b.add(acc, e.call(name, acc.type, [weights, x]))
 
     def bf16_row(self, e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
         """By the instruction, subnormals may become zero."""

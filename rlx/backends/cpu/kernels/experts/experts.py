@@ -94,7 +94,7 @@ class _ExpertVectors(ExpertWriter, linear.LinearWriter):
     def _rows(self, macro: ir.Value, row: ir.Value, count: int) -> Rows:
         e = self.e
         x = [e.load(POINTER, e.at(self.places, (row, 8), 8 * i), 8) for i in range(count)]
-        return Rows(x, *self._prepared(row))
+        return Rows(x, self._prepared(row))
 
 
 def _outline(shape: Shape, experts: Experts) -> str:

@@ -38,7 +38,7 @@ from rlx.backends.cpu.kernels.linear.stream import StreamWriter, most_integers
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, GROUPS, SUB
 from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import BF16X32, F32X16, I8X64, I16, LANES, Emitter, vector
+from rlx.backends.cpu.tiles import BF16X32, F32X16, I8X64, I32X16, Emitter, Index
 from rlx.errors import CompileError, ShapeError
 from rlx.ir.dtypes import BF16, F16, DType
 
@@ -151,22 +151,13 @@ def _tiles(target: Target, shape: Shape) -> _Tiles:
     return _Tiles(shared, (1,), 2)
 
 
-def widens(target: Target, shape: Shape) -> bool:
-    """Whether unpacked codes are i16: those whose signs must be moved otherwise, if the tuning says so."""
-    bits = shape.format.row.bits if shape.format and shape.integer and not shape.single else 0
-    return target.isa.is_signed(bits) and target.tuning.code_bits_int8 == 16
-
-
 @dataclass(frozen=True)
 class _Scratch:
-    """Stack memory: an unpacked chunk of a tile's blocks, the totals f32[macro rows, sums, 16], the rows' terms, the
-    rows' codes as i16.
-    """
+    """Stack memory: an unpacked chunk of a tile's blocks, the totals f32[macro rows, sums, 16], the rows' terms."""
 
     chunk: ir.Value
     totals: ir.Value
     terms: ir.Value | None
-    wide: ir.Value | None
     records: ir.Value | None  # of matrix products
 
 
@@ -197,26 +188,27 @@ class LinearWriter(StreamWriter):
         self.tiles = tiles = _tiles(e.target, shape)
         tuning, multiply = e.target.tuning, self.multiply
         most = tuning.macro_rows_int8 if shape.integer else tuning.macro_rows_float
-        self.wide = widens(e.target, shape)
         in_pairs = shape.integer and not shape.single and e.isa.multiplies_pairs
         products = Pairs(e, multiply) if in_pairs else None
         fits = products and products.group_bytes + linear_pairs.ROWS * multiply.term_bytes <= _TERMS
         self.products = products if fits else None  # very wide layers do not use them
         of_pairs = self.products.group_bytes // linear_pairs.ROWS if self.products else 0
-        fitting = min(most, _TERMS // max(1, multiply.term_bytes + of_pairs + self.wide * multiply.wide_bytes))
+        fitting = min(most, _TERMS // max(1, multiply.term_bytes + of_pairs))
         self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
         scales = shape.format.vectors if shape.format else 0
-        self.codes = 2 * GROUPS if self.wide else GROUPS  # vectors of a sub-block of unpacked codes
-        self.sub_bytes = 64 * (self.codes + scales if shape.integer else SUB // shape.pair)  # of unpacked weights
+        bits = shape.format.row.bits if shape.format and shape.integer else 0
+        self.magnitudes = e.isa.moves_signs and e.isa.is_signed(bits)  # signs of unpacked codes lie apart
+        more = GROUPS + shape.format.row.parts if shape.format and self.magnitudes else 0
+        integers = GROUPS + scales + more  # vectors of a sub-block of unpacked codes
+        self.sub_bytes = 64 * (integers if shape.integer else SUB // shape.pair)  # of unpacked weights
         self.chunk_bytes = self.sub_bytes * CHUNK // SUB
         self.packed_lines = -(-unpack.chunk_bytes(shape.dtype) // 64)  # of memory, in a chunk of packed weights
         terms = e.stack(self.macro_rows * multiply.term_bytes) if multiply.terms_a_sub else None
         self.group = max(1, tiles.blocks // len(shape.weights))  # units that are multiplied together
         self.sums = self.group * len(shape.weights)  # sums of a row for a group
         totals = e.stack(64 * self.macro_rows * self.sums)
-        wide = e.stack(self.macro_rows * multiply.wide_bytes) if self.wide else None
         records = e.stack(self.macro_rows * of_pairs) if self.products else None
-        self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms, wide, records)
+        self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms, records)
 
     def write(self) -> None:
         if self.shape.single:
@@ -235,18 +227,15 @@ class LinearWriter(StreamWriter):
         e = self.e
         with e.loop(0, e.args["rows"], self.macro_rows) as m:
             count = e.smin(self.macro_rows, e.b.sub(e.args["rows"], m.i))
-            if self.scratch.terms or self.scratch.wide:
+            if self.scratch.terms:
                 with e.loop(0, count) as r:
                     self._prepare_row(e.at(e.args["x"], (e.b.add(m.i, r.i), self.shape.row_bytes)), r.i)
             self._macro_tile(m.i, count, e.args["begin"], e.args["end"])
 
     def _prepare_row(self, x: ir.Value, row: ir.Value) -> None:
         """Stores what the macro tile's row `row`, which lies at `x`, needs besides its codes."""
-        e, scratch = self.e, self.scratch
-        if scratch.terms:
-            self.multiply.write_terms(x, e.at(scratch.terms, (row, self.multiply.term_bytes)))
-        if scratch.wide:
-            self.multiply.write_wide(x, e.at(scratch.wide, (row, self.multiply.wide_bytes)))
+        if self.scratch.terms:
+            self.multiply.write_terms(x, self.e.at(self.scratch.terms, (row, self.multiply.term_bytes)))
 
     def _macro_tile(self, macro: ir.Value, count: ir.Value, begin: ir.Value, end: ir.Value) -> None:
         """Multiplies `count` rows, from `macro` on, by the units [begin, end)."""
@@ -264,15 +253,12 @@ class LinearWriter(StreamWriter):
         """`count` rows of the macro tile that begins at `macro`, from its row `row` on."""
         e = self.e
         first = e.at(e.args["x"], (e.b.add(macro, row), self.shape.row_bytes))
-        return Rows([e.at(first, i * self.shape.row_bytes) for i in range(count)], *self._prepared(row))
+        return Rows([e.at(first, i * self.shape.row_bytes) for i in range(count)], self._prepared(row))
 
-    def _prepared(self, row: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
-        """Addresses of what `_prepare_row` stored for a row: its terms, and its codes as i16."""
-        e, terms, wide = self.e, self.scratch.terms, self.scratch.wide
-        return (
-            terms and e.at(terms, (row, self.multiply.term_bytes)),
-            wide and e.at(wide, (row, self.multiply.wide_bytes)),
-        )
+    def _prepared(self, row: ir.Value) -> ir.Value | None:
+        """Address of what `_prepare_row` stored for a row: its terms."""
+        terms = self.scratch.terms
+        return terms and self.e.at(terms, (row, self.multiply.term_bytes))
 
     # --- weights unpacked once for many rows --------------------------------------------------------------------------
 
@@ -359,15 +345,24 @@ class LinearWriter(StreamWriter):
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
                 place = unpack.sub_block(e, format_, start, s.i)
                 codes, scales = format_.codes(e, place), format_.scales(e, header, place)
-                if self.wide:
-                    vectors = [half for c in codes for half in dots.halves_i16(e, c, format_.row.zero)] + scales
-                elif self.shape.integer:
+                if self.shape.integer:
                     codes = self.products.codes(codes) if self.products else codes
-                    vectors = [dots.ready(e, c, format_.row.bits) for c in codes] + scales
+                    codes = [dots.ready(e, c, format_.row.bits) for c in codes]
+                    vectors = codes + scales if not self.magnitudes else self._magnitudes(codes, scales)
                 else:
                     vectors = unpack.weights_f32(e, format_, codes, scales)
                 for v, value in enumerate(vectors):
                     e.store(value, e.at(target, 64 * v, (s.i, self.sub_bytes)), 64)
+
+    def _magnitudes(self, codes: Sequence[ir.Value], scales: Sequence[ir.Value]) -> list[ir.Value]:
+        """Signed codes of a sub-block -> what is stored: magnitudes, the scales, signs, the starts of sums."""
+        e, format_ = self.e, self.shape.format
+        assert format_ is not None
+        size = GROUPS // format_.row.parts
+        parts = [dots.magnitudes(e, codes[i : i + size]) for i in range(0, GROUPS, size)]
+        origin = e.i32(0 if self.multiply.zero else self.multiply.origin)  # else it is part of the terms
+        sizes, signs = ([vector for part in parts for vector in part[i]] for i in (0, 1))
+        return [*sizes, *scales, *signs, *(e.b.add(part[2], origin) for part in parts)]
 
     def _shared_tile(self, rows: Rows, chunk: ir.Value, totals: ir.Value) -> None:
         """Adds a chunk of some rows to their totals."""
@@ -417,10 +412,26 @@ class LinearWriter(StreamWriter):
         return self.multiply.add(*sums)
 
     def _scratch_sub(self, place: ir.Value) -> Sub:
-        e = self.e
-        scales = [e.load(F32X16, e.at(place, 64 * v), 64) for v in range(self.codes, self.sub_bytes // 64)]
-        type_ = vector(I16, 2 * LANES) if self.wide else I8X64
-        return Sub(lambda g: e.load(type_, e.at(place, (g, 64)), 64), lambda: scales, in_memory=True, wide=self.wide)
+        e, format_ = self.e, self.shape.format
+        assert format_ is not None
+
+        def codes(group: Index) -> ir.Value:
+            return e.load(I8X64, e.at(place, (group, 64)), 64)
+
+        def signs(group: Index) -> ir.Value:
+            return e.load(I8X64, e.at(place, (group, 64), 64 * end), 64)
+
+        end = GROUPS + format_.vectors
+
+        def scales() -> list[ir.Value]:
+            return [e.load(F32X16, e.at(place, 64 * v), 64) for v in range(GROUPS, end)]
+
+        if not self.magnitudes:
+            early = scales()
+            return Sub(codes, lambda: early, in_memory=True)
+        first = end + GROUPS
+        starts = [e.load(I32X16, e.at(place, 64 * v), 64) for v in range(first, first + format_.row.parts)]
+        return Sub(codes, scales, in_memory=True, sign=signs, starts=starts)
 
     def _streamed_rows(self, macro: ir.Value, done: ir.Value, count: ir.Value, unit: ir.Value) -> None:
         """Multiplies the rows from `done` on, which do not fill a tile over unpacked weights, by a unit."""

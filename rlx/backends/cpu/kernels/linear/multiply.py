@@ -16,7 +16,7 @@ from rlx.backends.cpu import dots
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, FORMATS, GROUPS, SUB, Format
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import BF16X32, F32X16, FLOAT, I8, I8X64, I16, I32, LANES, Emitter, Index, vector
+from rlx.backends.cpu.tiles import BF16X32, F32X16, FLOAT, I8X64, I32, Emitter, Index, vector
 from rlx.ir.dtypes import ACTIVATIONS, DType
 
 Sums = list[ir.Value]
@@ -98,14 +98,15 @@ class Sub:
         code: returns the code vector of a group. The group may be a run-time value if the codes are in memory.
         read_scales: reads the scale vectors, then the vectors of the lows.
         in_memory: whether the codes are in memory, not in registers.
-        wide: whether they are in memory as i16 without their zero point: `code` then takes twice the group, plus one
-            for its odd codes.
+        sign: if codes are magnitudes (see `dots.magnitudes`), returns the vector of signs of a group.
+        starts: what their sums start with, plus the origin: a vector, or one for each half of the sub-block.
     """
 
     code: Callable[[Index], ir.Value]
     read_scales: Callable[[], Sequence[ir.Value]]
     in_memory: bool
-    wide: bool = False
+    sign: Callable[[Index], ir.Value] | None = None
+    starts: Sequence[ir.Value] = ()
 
     @cached_property
     def scales(self) -> Sequence[ir.Value]:
@@ -120,12 +121,10 @@ class Rows:
     Attributes:
         x: the address of each row.
         terms: the address of the terms of all rows (see `Multiplier.write_terms`); None if there are none.
-        wide: the address of the codes of all rows as i16 (see `Multiplier.write_wide`); None if there are none.
     """
 
     x: Sequence[ir.Value]
     terms: ir.Value | None
-    wide: ir.Value | None = None
 
     @property
     def count(self) -> int:
@@ -214,19 +213,6 @@ class Multiplier:
             factors = e.pick(factors, [i // 2 for i in range(2 * width)])
         return e.b.fneg(e.b.fmul(e.b.sitofp(sums, factors.type), factors))
 
-    @property
-    def wide_bytes(self) -> int:
-        """Bytes of a row's codes as i16."""
-        return 2 * self.shape.k
-
-    def write_wide(self, x: ir.Value, wide: ir.Value) -> None:
-        """Stores a row's codes as i16: of each 32 k first the even ones, then the odd ones."""
-        e = self.e
-        with e.loop(0, self.shape.k // SUB) as s:
-            codes = e.load(vector(I8, SUB), e.at(x, (s.i, SUB)))
-            for half, words in enumerate(dots.signed_halves_i16(e, codes)):
-                e.store(words, e.at(wide, SUB * half, (s.i, 2 * SUB)), 32)
-
     def integer_step(self, subs: Sequence[Sub], rows: Rows, sub: Index, parts: Sums) -> Sums:
         """Adds sub-block `sub` to `parts`: exact integer sums times weight scale times activation scale."""
         e, format_ = self.e, self.shape.format
@@ -286,9 +272,11 @@ class Multiplier:
 
     def _start(self, subs: Sequence[Sub], rows: Rows, sub: Index, half: int) -> Sums:
         """What the integer sums of a sub-block or of one half of it start from."""
-        same = None if self.zero else self.e.i32(self.origin)
-        start = [same or self.e.splat_i32(self.term(rows, row, sub, half)) for row in range(rows.count)]
-        return [start[row] for row in range(rows.count) for _ in subs]
+        e, of_subs = self.e, [part.starts[half] for part in subs if part.starts]
+        if not self.zero:
+            return (of_subs or [e.i32(self.origin)] * len(subs)) * rows.count
+        of_rows = [e.splat_i32(self.term(rows, row, sub, half)) for row in range(rows.count)]
+        return [e.b.add(row, more) if more else row for row in of_rows for more in of_subs or [None] * len(subs)]
 
     def _sums(self, subs: Sequence[Sub], rows: Rows, sub: Index, half: int) -> Sums:
         """The integer sums of a sub-block, or of one half of it if each half has its own scale."""
@@ -296,40 +284,21 @@ class Multiplier:
         assert format_ is not None
         count = GROUPS // 2 if format_.row.halves else GROUPS
         groups = range(half * count, (half + 1) * count)
-        if subs[0].wide:
-            return self._wide_sums(subs, rows, sub, groups)
         sums = self._start(subs, rows, sub, half)
         span = min(dots.span(self.target, format_.row.bits), count)
-        if self.target.vectors in ("avx2", "neon") or not all(s.in_memory for s in subs):
+        in_loop = self.target.vectors not in ("avx2", "neon") or subs[0].sign
+        if not (in_loop and all(s.in_memory for s in subs)):
             order = groups if self.holds_codes else format_.order(groups)
             for first in range(0, count, span):
                 sums = self._dots(subs, rows, sub, order[first : first + span], sums)
             return sums
-        # With wide registers, a loop is as fast as an unrolled one, and much faster to compile.
+        # With wide registers, a loop is as fast as an unrolled one, and much faster to compile. With few registers and
+        # a sum for every step, LLVM keeps the order of additions in a loop only; another order takes more registers.
         step = max(span, 2)
         with e.loop(groups.start, groups.stop, step, sums) as loop:
             for first in range(0, step, span):
                 chosen = [e.mul_add(1, first + i, loop.i) for i in range(span)]
                 loop.values = self._dots(subs, rows, sub, chosen, loop.values)
-        return loop.results
-
-    def _wide_sums(self, subs: Sequence[Sub], rows: Rows, sub: Index, groups: range) -> Sums:
-        """The same integers from codes and activations in i16: a group is its even codes, then its odd ones."""
-        e, pairs = self.e, vector(I16, 2 * LANES)
-        assert rows.wide is not None
-        start = [e.i32(self.origin)] * (rows.count * len(subs))
-
-        def add(first: Index, count: int, sums: Sums) -> Sums:
-            for step in range(2 * count):
-                half = e.at(rows.wide, (sub, 2 * SUB), (first, 4), 4 * (step // 2) + SUB * (step % 2))
-                xs = [e.b.bitcast(e.splat_i32(e.at(half, row * self.wide_bytes)), pairs) for row in range(rows.count)]
-                sums = dots.dot_tile_i16(e, sums, [s.code(e.mul_add(first, 2, step)) for s in subs], xs)
-            return sums
-
-        if not self.holds_codes:  # in a loop, few registers would spill sums at every step
-            return add(groups.start, len(groups), start)
-        with e.loop(groups.start, groups.stop, 2, start) as loop:
-            loop.values = add(loop.i, 2, loop.values)
         return loop.results
 
     def _dots(self, subs: Sequence[Sub], rows: Rows, sub: Index, groups: Sequence[Index], sums: Sums) -> Sums:
@@ -343,7 +312,15 @@ class Multiplier:
         def code(group: Index, block: int) -> ir.Value:
             return subs[block].code(group)
 
-        return dots.dot_tile(e, sums, groups, len(subs), code, activation, format_.row.bits)
+        def sign(group: Index, block: int) -> ir.Value:
+            chosen = subs[block].sign
+            assert chosen is not None
+            return chosen(group)
+
+        if subs[0].sign:
+            return dots.dot_tile(e, sums, groups, len(subs), code, activation, sign=sign)
+        signed = e.isa.is_signed(format_.row.bits)
+        return dots.dot_tile(e, sums, groups, len(subs), code, activation, signed=signed)
 
     # --- float activations --------------------------------------------------------------------------------------------
     #
