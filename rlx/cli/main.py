@@ -221,6 +221,7 @@ def main(leave_quietly: Callable[[], None] = lambda: None) -> None:
     """
     if sys.stderr is not None:
         sys.stderr = cast(TextIO, _LossyStderr(sys.stderr))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a prompt is one text: threads would only start and wait
     try:
         cli(prog_name="rlx", obj=_interruptible)
     finally:

@@ -5,7 +5,7 @@ Server stage, under `model.py`; runs in worker threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,7 @@ def chat_prompt(
     choice = checked_choice(tool_choice, known)
     offered = list(tools) if tools and choice.mode != "none" else None
     last = last_answer(checked) if continues else None
+    model.check_length(_texts(checked), "messages")
     checked = merged_system(load_images(checked, model.media, model.runner.supports_multimodal))
     prompt = model.runner.chat_ids(checked[:-1] if last else checked, offered, **variables)
     tags = ThinkingTags.of(tokenizer)
@@ -92,6 +93,16 @@ def chat_prompt(
         tool_format=tool_format,
         tools=callable_tools,
     )
+
+
+def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The texts that messages consist of."""
+    for message in messages:
+        content = message.get("content")
+        for part in [content] if isinstance(content, str) else content or ():
+            text = part.get("text") if isinstance(part, Mapping) else part
+            if isinstance(text, str):
+                yield text
 
 
 def _continued(

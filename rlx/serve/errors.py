@@ -70,11 +70,11 @@ def invalid(param: str | None, what: str, hint: str | None = None, code: str | N
     return ApiError(400, what if param is None else f"{param}: {what}", param=param, hint=hint, code=code)
 
 
-def context_overflow(tokens: int, context: int, param: str = "messages") -> ApiError:
+def context_overflow(tokens: int, context: int, param: str = "messages", *, estimated: bool = False) -> ApiError:
     """The 400 of a prompt that the context has no room for."""
     return ApiError(
         400,
-        f"the prompt has {tokens} tokens, and the context holds {context}",
+        f"the prompt has {'about ' if estimated else ''}{tokens} tokens, and the context holds {context}",
         param=param, kind=CONTEXT, code="context_length_exceeded",
         hint="send less, or start the server with a larger --max-seq",
         details={"n_prompt_tokens": tokens, "n_ctx": context},

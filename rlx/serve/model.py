@@ -7,7 +7,7 @@ grammars) runs in worker threads, so that the event loop stays responsive.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -131,6 +131,16 @@ class ServedModel:
             if count > most:
                 raise context_overflow(count, most, field) from error
             raise
+
+    def check_length(self, texts: Iterable[str], field: str) -> None:
+        """Refuses texts that are far too long for the context, before anything slow is done with them.
+
+        Raises:
+            ApiError: a text is.
+        """
+        for text in texts:
+            if count := self.tokenizer.estimated_beyond(text, self.runner.max_seq):
+                raise context_overflow(count, self.runner.max_seq, field, estimated=True)
 
     # ---------------------------------------------------------------------------------------------- answers
 

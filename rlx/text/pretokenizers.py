@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx.errors import TokenizerError
-from rlx.text.fast import no_panic
+from rlx.text.fast import no_panic, plain_ids
 from rlx.text.vocabulary import BYTE_ALPHABET, SPACE, Vocabulary
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _encoder(backend: tokenizers.Tokenizer) -> Encode:
     def encode(text: str) -> list[int]:
         try:
             with no_panic():
-                return list(backend.encode(text, add_special_tokens=False).ids)
+                return plain_ids(backend, text)
         except Exception as error:  # the package raises bare exceptions
             raise TokenizerError(f"the text cannot be encoded ({error})", where="tokenizer.ggml.merges") from error
 

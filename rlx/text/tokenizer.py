@@ -13,6 +13,9 @@ from rlx.errors import TokenizerError
 from rlx.text.special import SpecialSplitter
 from rlx.text.vocabulary import TokenType, Vocabulary
 
+PIECE = 1 << 16  # characters that are encoded at once where it may turn out that the text is too long
+USUAL_CHARACTERS = 8  # of a token at most, in usual texts
+
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Tokenizer:
@@ -100,6 +103,24 @@ class Tokenizer:
         _check_text(text)
         ids = self.encode_parts(text, parse_special)
         return self._framed(ids) if add_special_tokens else ids
+
+    def estimated_beyond(self, text: str, most: int) -> int:
+        """An estimate of the number of tokens of a text that has far more than `most` of them; 0 if it may fit.
+
+        It encodes no more of the text than it takes to know: a text of megabytes is refused in a moment.
+
+        Raises:
+            TokenizerError: as `encode`.
+        """
+        _check_text(text)
+        if len(text) <= max(PIECE, USUAL_CHARACTERS * most):
+            return 0
+        count = 0
+        for at in range(0, len(text), PIECE):
+            count += len(self.encode_parts(text[at : at + PIECE], False))
+            if count > 2 * most:  # pieces may have some tokens more than the whole text has there
+                return count * len(text) // (at + PIECE)
+        return 0
 
     def _framed(self, ids: list[int]) -> list[int]:
         prefix = () if self.prefix and tuple(ids[: len(self.prefix)]) == self.prefix else self.prefix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -270,6 +271,34 @@ def test_a_prompt_that_the_context_does_not_hold(server: Any, stream: bool) -> N
     found = error_of(server, messages=[{"role": "user", "content": "fox " * 2 * context}], stream=stream)
     assert (found["type"], found["code"]) == ("exceed_context_size_error", "context_length_exceeded")
     assert found["n_ctx"] == context < found["n_prompt_tokens"]
+
+
+def test_a_text_of_megabytes_is_refused_in_a_moment(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, read = "fox tells a story " * 300_000, list[int]()
+    usual = server.model.tokenizer.encode_parts
+
+    def encode_parts(part: str, parse_special: bool) -> list[int]:
+        read.append(len(part))
+        return usual(part, parse_special)
+
+    tokenizer = replace(server.model.tokenizer, encode_parts=encode_parts)
+    monkeypatch.setitem(vars(server.model.runner), "tokenizer", tokenizer)
+    context = server.model.runner.max_seq
+    bodies = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]},
+        "/v1/completions": {"prompt": text},
+        "/v1/embeddings": {"input": [text]},
+        "/api/generate": {"model": "demo", "prompt": text, "raw": True},
+    }
+    for path, body in bodies.items():
+        read.clear()
+        found = server.post(path, **body)
+        assert found.status_code == 400 and "context holds" in found.text, found.text[:300]
+        assert sum(read) < len(text) // 10, "it is not encoded as a whole"
+        if path.startswith("/v1"):
+            error = found.json()["error"]
+            assert error["code"] == "context_length_exceeded" and error["n_ctx"] == context
+            assert 0.8 < error["n_prompt_tokens"] / len(usual(text[:90_000], False)) * 90_000 / len(text) < 1.25
 
 
 @pytest.mark.parametrize(

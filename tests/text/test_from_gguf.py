@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from vocabularies import BYTE, CONTROL, NORMAL, UNUSED, USER, byte_level, named, sentencepiece, write_gguf
 
+from rlx import demo
 from rlx.errors import TokenizerError
 from rlx.text import Tokenizer, load_tokenizer, tokenizer_from_gguf
 from rlx.text.pretokenizers import PRE_TOKENIZERS
@@ -108,6 +109,15 @@ def test_where_a_text_is_cut(pre: str, text: str, cut: list[str]) -> None:
 
 def byte_ids(text: str) -> list[int]:
     return list(text.encode())
+
+
+def test_long_texts_are_encoded_as_short_ones() -> None:
+    line, tokenizer = "One fox, two!\n", load_tokenizer(demo.path())
+    assert tokenizer.encode(line * 500, False) == tokenizer.encode(line, False) * 500
+    assert tokenizer.estimated_beyond(line * 500, 1) == 0, "too short to be worth a look"
+    many = len(tokenizer.encode(line * 50_000, False))
+    assert tokenizer.estimated_beyond(line * 50_000, 1000) == pytest.approx(many, rel=0.05)
+    assert tokenizer.estimated_beyond(line * 50_000, many) == 0
 
 
 def test_whole_words_win_over_merges_where_the_model_says_so() -> None:

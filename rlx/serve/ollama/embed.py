@@ -80,6 +80,8 @@ async def _answered(
 
 
 def _context(model: ServedModel, text: str, cut: bool, field: str, number: int) -> Context:
+    if not cut:
+        model.check_length([text], field)
     ids = model.tokenizer.encode(text)
     if not ids:
         raise invalid(f"{field}[{number}]" if field == "input" else field, "the text has no tokens")

@@ -120,12 +120,16 @@ class _Answer:
         prompt = await self._model.chat_prompt(messages, body.tools or None, None, True, self._variables(), continues)
         return await self._spec(prompt)
 
+    def _raw(self, prompt: str) -> ChatPrompt:
+        """A prompt without a template."""
+        self._model.check_length([prompt], "prompt")
+        return ChatPrompt(self._model.checked(self._model.tokenizer.encode(prompt, parse_special=True)))
+
     async def generate_spec(self, body: GenerateBody) -> GenerationSpec:
         """What is to be generated after a prompt."""
         if body.raw:
             _refuse_with_raw(body)
-            encoded = await in_thread(lambda: self._model.tokenizer.encode(body.prompt or "", parse_special=True))
-            return await self._spec(await in_thread(lambda: ChatPrompt(self._model.checked(encoded))))
+            return await self._spec(await in_thread(lambda: self._raw(body.prompt or "")))
         content = user_content(body.prompt, body.images, field="prompt")
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": content}]

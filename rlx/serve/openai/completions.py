@@ -106,10 +106,10 @@ def _prompts(model: ServedModel, body: CompletionBody) -> list[list[int]]:
     if body.suffix:
         if len(found) != 1 or not isinstance(found[0], str):
             raise invalid("suffix", "it needs a prompt that is one text")
-        return [filled_in(model.tokenizer, found[0], body.suffix)]
-    adds, size = body.add_special_tokens is not False, model.runner.vocab_size
+        return [filled_in(model, found[0], body.suffix)]
+    adds = body.add_special_tokens is not False
     names = ["prompt"] if len(found) == 1 else [f"prompt[{i}]" for i in range(len(found))]
-    return [prompt_ids(model.tokenizer, each, name, adds, size) for each, name in zip(found, names, strict=True)]
+    return [prompt_ids(model, each, name, adds) for each, name in zip(found, names, strict=True)]
 
 
 async def echoes_of(model: ServedModel, body: CompletionBody, specs: list[GenerationSpec]) -> list[Echo]:

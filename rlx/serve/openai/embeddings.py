@@ -50,12 +50,9 @@ def router(server: Server) -> APIRouter:
 
 
 def _contexts(model: ServedModel, body: EmbeddingBody) -> list[Context]:
-    found, adds, size = prompts(body.input, "input"), body.add_special_tokens is not False, model.runner.vocab_size
+    found, adds = prompts(body.input, "input"), body.add_special_tokens is not False
     names = ["input"] if len(found) == 1 else [f"input[{i}]" for i in range(len(found))]
-    return [
-        model.checked(prompt_ids(model.tokenizer, each, name, adds, size), name)
-        for each, name in zip(found, names, strict=True)
-    ]
+    return [model.checked(prompt_ids(model, each, name, adds), name) for each, name in zip(found, names, strict=True)]
 
 
 def _entry(index: int, vector: Logits, as_base64: bool) -> dict[str, Any]:

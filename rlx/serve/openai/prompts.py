@@ -11,7 +11,7 @@ from rlx.serve.errors import invalid
 from rlx.serve.fields import shown
 
 if TYPE_CHECKING:
-    from rlx.text.tokenizer import Tokenizer
+    from rlx.serve.model import ServedModel
 
 MAX_PROMPTS = 2048
 #: The control tokens of models that fill in the middle: before the text, before what follows it, before the answer.
@@ -45,20 +45,21 @@ def prompts(found: Any, field: str) -> list[Any]:
     return list(found)
 
 
-def prompt_ids(tokenizer: Tokenizer, prompt: Any, field: str, adds: bool, vocab_size: int) -> list[int]:
+def prompt_ids(model: ServedModel, prompt: Any, field: str, adds: bool) -> list[int]:
     """The ids of one prompt: of a text, or of a list of ids and texts. Control tokens in texts count as such.
 
     Args:
         adds: whether a text at the beginning gets the model's BOS.
 
     Raises:
-        ApiError: it is empty, or an id is outside the vocabulary.
+        ApiError: it is empty or far too long, or an id is outside the vocabulary.
         TokenizerError: a text cannot be encoded.
     """
-    ids: list[int] = []
+    ids, vocab_size = list[int](), model.runner.vocab_size
     for i, part in enumerate([prompt] if isinstance(prompt, str) else prompt):
         if isinstance(part, str):
-            ids += tokenizer.encode(part, add_special_tokens=adds and not i, parse_special=True)
+            model.check_length([part], field)
+            ids += model.tokenizer.encode(part, add_special_tokens=adds and not i, parse_special=True)
         elif 0 <= part < vocab_size:
             ids.append(part)
         else:
@@ -68,12 +69,15 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Any, field: str, adds: bool, vocab_
     return ids
 
 
-def filled_in(tokenizer: Tokenizer, prompt: str, suffix: str) -> list[int]:
+def filled_in(model: ServedModel, prompt: str, suffix: str) -> list[int]:
     """The ids that ask for what stands between two texts.
 
     Raises:
-        ApiError: the model has no tokens for it.
+        ApiError: the model has no tokens for it, or a text is far too long.
     """
+    tokenizer = model.tokenizer
+    model.check_length([prompt], "prompt")
+    model.check_length([suffix], "suffix")
     for names in FILL_IN:
         tokens = [tokenizer.token_to_id(name) for name in names]
         if None not in tokens:
