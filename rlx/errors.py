@@ -241,6 +241,18 @@ _MEMORY = (
 )
 _THREADS = ("the system starts no more threads", "use fewer threads (RLX_THREADS), or raise the limit (`ulimit -u`)")
 _DISK = "make room, or write to another disk"
+_PATH, _PERMISSION = "check the path", "name another file, or change its permissions"
+_FILE_HINTS = {
+    errno.ENOENT: _PATH,
+    errno.ENOTDIR: _PATH,
+    errno.EISDIR: _PATH,
+    errno.ENAMETOOLONG: _PATH,
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: "write to another disk",
+    errno.ENOSPC: _DISK,
+    errno.EDQUOT: _DISK,
+}
 _REFUSALS = {
     errno.ENOMEM: _MEMORY,
     errno.EAGAIN: _THREADS,
@@ -250,6 +262,23 @@ _REFUSALS = {
     errno.EDQUOT: ("the disk quota is used up", _DISK),
     errno.EFBIG: ("the file is larger than the system allows", "raise the limit (`ulimit -f`), or use another disk"),
 }
+
+
+def file_error(kind: type[RlxError], what: str, error: Exception, where: object, hint: str | None = None) -> RlxError:
+    """The error for a file that the system refuses, with the system's reason.
+
+        raise file_error(ModelFileError, "the file cannot be read", error, path) from error
+
+    Args:
+        kind: class of the error.
+        what: what cannot be done; may be empty.
+        error: an `OSError`, or the `ValueError` of a name with a zero byte.
+        where: the file.
+        hint: the way out; by default the usual one for this reason.
+    """
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    what = f"{what}: {reason}" if what else reason
+    return kind(what, where=where, hint=hint or _FILE_HINTS.get(getattr(error, "errno", None) or 0))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from rlx import platform
-from rlx.errors import RlxError
+from rlx.errors import RlxError, file_error
 
 MAX_BYTES = 32 << 20
 MAX_CONTAINERS = 1 << 20  # objects and arrays: an empty one takes 3 bytes in a file and 64 in memory
@@ -48,8 +48,7 @@ def open_regular(path: Path, kind: type[RlxError]) -> Iterator[tuple[BinaryIO, i
     try:
         file = os.fdopen(os.open(path, _READ), "rb")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise kind(f"the file cannot be read: {reason}", where=path) from error
+        raise file_error(kind, "the file cannot be read", error, path) from error
     with file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -65,7 +64,7 @@ def read_bytes(path: Path, kind: type[RlxError], most: int = MAX_BYTES) -> bytes
         try:
             return file.read(most)
         except OSError as error:
-            raise kind(f"the file cannot be read: {error.strerror}", where=path) from error
+            raise file_error(kind, "the file cannot be read", error, path) from error
 
 
 def read_text(path: Path, kind: type[RlxError], most: int = MAX_BYTES) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, get_args
 
-from rlx.errors import ArgumentError, OutputError
+from rlx.errors import ArgumentError, OutputError, file_error
 
 Detail = Literal["steps", "kernels"]
 
@@ -96,7 +96,7 @@ class Trace:
             self._file = open(path, "w+b", buffering=0)  # noqa: SIM115 - open as long as the trace
             self._file.write(b"[\n]\n")
         except OSError as error:
-            raise OutputError(f"the trace cannot be written: {error.strerror}", where=path) from error
+            raise file_error(OutputError, "the trace cannot be written", error, path) from error
         self._end = 2  # where the closing bracket stands
         self._owner = threading.get_ident()
         self.start = self._last = time.perf_counter_ns()
@@ -232,8 +232,7 @@ class Trace:
             self._file.truncate(self._end + 3)
         self._file.close()
         if self._error is not None:
-            what = f"the trace is not complete: {self._error.strerror}"
-            raise OutputError(what, where=self.path, hint="make room, or write to another disk") from self._error
+            raise file_error(OutputError, "the trace is not complete", self._error, self.path) from self._error
 
     @property
     def is_full(self) -> bool:

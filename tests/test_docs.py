@@ -214,6 +214,8 @@ def test_links_lead_somewhere(page: Path) -> None:
         found = page.parent / target if target else page
         assert found.exists(), target
         assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
+    for name, target in re.findall(r"\[`([\w./]+\.(?:py|js|css|toml|json|md|yml|sh))`\]\(([^)#:]+)\)", prose(page)):
+        assert f"/{target}".endswith(f"/{name}"), f"the name {name} leads to {target}"
 
 
 @by_page

@@ -149,6 +149,13 @@ def place(module: str, line: int) -> str:
     return f"{MODULES[module].relative_to(ROOT)}:{line}"
 
 
+def test_the_order_is_the_one_that_contributors_read() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## How the tree is ordered")[2]
+    order = [set(re.findall(r"\w+", group)) for group in page.split("```")[1].removeprefix("text").split("<-")]
+    beside = set(re.findall(r"`(\w+)`", page.split("```")[2].partition(". `models`")[0]))
+    assert [LAYERS[0] | LAYERS[1], *LAYERS[2:-5], *LAYERS[-4:-1]] == [beside, *order]
+
+
 def test_imports_go_one_way() -> None:
     found = [
         f"{place(module, line)}: imports {target}: {error}"

@@ -42,10 +42,32 @@ def test_every_file_names_this_version(tmp_path: Path) -> None:
     with pytest.raises(release.ReleaseError, match=r"the tag is v9\.9\.9"):
         release.check("v9.9.9", tmp_path)
     with pytest.raises(release.ReleaseError, match=r"CHANGELOG\.md has no line"):
-        release.check(None, tree(tmp_path, f"## {version} (unreleased)"))
+        release.check(None, tree(tmp_path, f"## {version} (soon)"))
     (tmp_path / "CITATION.cff").write_text("version: 0.0.1\n")
     with pytest.raises(release.ReleaseError, match=r"CITATION\.cff does not say"):
         release.check(None, tmp_path)
+
+
+def test_the_release_dates_the_changelog(tmp_path: Path) -> None:
+    import release
+
+    version = PROJECT["version"]
+    release.check(None, tree(tmp_path, f"## {version} (unreleased)"))
+    with pytest.raises(release.ReleaseError, match=r"unreleased: `python tools/release\.py date`"):
+        release.check(f"v{version}", tmp_path)
+    with pytest.raises(release.ReleaseError, match=r"'soon' is no date: write it as YYYY-MM-DD"):
+        release.set_date("soon", tmp_path)
+    assert release.set_date("2026-12-01", tmp_path) == f"## {version} (2026-12-01)"
+    release.check(f"v{version}", tmp_path)
+    assert release.notes(tmp_path) == "- New.\n- And newer.\n"
+    with pytest.raises(release.ReleaseError, match=r"released on 2026-12-01"):
+        release.set_date(None, tmp_path)
+
+
+def test_the_tree_is_consistent() -> None:
+    import release
+
+    release.check()
 
 
 def test_the_readme_of_the_index_leads_into_the_repository() -> None:

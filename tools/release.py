@@ -1,6 +1,7 @@
 """Makes a release: checks that it is ready, prints its notes, builds what PyPI gets and tries it in a new environment.
 
-    python tools/release.py check [--tag v0.2.0]       # versions agree, the changelog has this version with its date
+    python tools/release.py check [--tag v0.2.0]       # versions agree; with a tag, the changelog has a date for it
+    python tools/release.py date [YYYY-MM-DD]          # writes the date (by default today's) over "unreleased"
     python tools/release.py notes                      # the text of the release: this version's part of the changelog
     python tools/release.py build [--repository URL]   # dist/: wheel and sdist, checked, installed and run
 
@@ -11,6 +12,7 @@ the README's links lead to the repository, and the metadata name it.
 from __future__ import annotations
 
 import argparse
+import datetime
 import re
 import shutil
 import subprocess
@@ -21,6 +23,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+UNRELEASED = "unreleased"  # in the changelog, in the place of a version's date
 _LINK = re.compile(r'(?:(?<=\]\()|(?<=src=")|(?<=href=")|(?<=srcset="))(?![\w+.-]+:|#)([^)"\s]+)(?=[)"])')
 _PICTURES = (".svg", ".webp", ".png")
 
@@ -44,7 +47,11 @@ def notes(root: Path = ROOT) -> str:
 
 
 def check(tag: str | None = None, root: Path = ROOT) -> None:
-    """Raises a `ReleaseError` if a file names another version, or the changelog has no date for this one."""
+    """Checks that every file names this version. With a tag, which is a release, it must be this version, and dated.
+
+    Raises:
+        ReleaseError: it says which file names what.
+    """
     here = version(root)
     if tag is not None and tag.removeprefix("v") != here:
         raise ReleaseError(f"the tag is {tag}, but pyproject.toml says {here}")
@@ -57,10 +64,38 @@ def check(tag: str | None = None, root: Path = ROOT) -> None:
     for path, text in named.items():
         if text not in (root / path).read_text(encoding="utf-8"):
             raise ReleaseError(f"{path} does not say {text!r}")
-    if not re.search(
-        rf"^## {re.escape(here)} \(\d{{4}}-\d\d-\d\d\)$", (root / "CHANGELOG.md").read_text("utf-8"), re.M
-    ):
-        raise ReleaseError(f"CHANGELOG.md has no line '## {here} (YYYY-MM-DD)'")
+    if _state(root) == UNRELEASED and tag is not None:
+        raise ReleaseError(
+            f"CHANGELOG.md says that {here} is unreleased: `python tools/release.py date` writes the date"
+        )
+
+
+def set_date(date: str | None = None, root: Path = ROOT) -> str:
+    """Writes the date of the release, by default today's, over "unreleased" in the changelog. Returns the heading.
+
+    Raises:
+        ReleaseError: `date` is none; the changelog has one already.
+    """
+    try:
+        day = datetime.date.fromisoformat(date) if date else datetime.date.today()
+    except ValueError:
+        raise ReleaseError(f"{date!r} is no date: write it as YYYY-MM-DD") from None
+    here, state = version(root), _state(root)
+    if state != UNRELEASED:
+        raise ReleaseError(f"CHANGELOG.md says that {here} was released on {state}")
+    path, heading = root / "CHANGELOG.md", f"## {here} ({day})"
+    text = path.read_text(encoding="utf-8").replace(f"## {here} ({UNRELEASED})", heading, 1)
+    path.write_text(text, encoding="utf-8")
+    return heading
+
+
+def _state(root: Path) -> str:
+    """What the changelog says of this version: its date, or "unreleased"."""
+    here, text = version(root), (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    found = re.search(rf"^## {re.escape(here)} \((\d{{4}}-\d\d-\d\d|{UNRELEASED})\)$", text, re.MULTILINE)
+    if found is None:
+        raise ReleaseError(f"CHANGELOG.md has no line '## {here} (YYYY-MM-DD)' or '## {here} ({UNRELEASED})'")
+    return found[1]
 
 
 def absolute(readme: str, repository: str) -> str:
@@ -123,6 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check").add_argument("--tag", help="the tag of the release")
+    commands.add_parser("date").add_argument("date", nargs="?", help="YYYY-MM-DD; today")
     commands.add_parser("notes")
     builder = commands.add_parser("build")
     builder.add_argument("--repository", help="address of the repository, for links in what PyPI shows")
@@ -131,6 +167,8 @@ def main() -> None:
     try:
         if args.command == "check":
             check(args.tag)
+        elif args.command == "date":
+            print(set_date(args.date))
         elif args.command == "notes":
             print(notes(), end="")
         else:

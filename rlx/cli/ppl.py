@@ -15,7 +15,7 @@ from rlx.cli.main import debug_option
 from rlx.cli.options import model_argument, model_path, some_engine_options
 from rlx.cli.output import Bars, counted, printable
 from rlx.cli.prompt import STDIN
-from rlx.errors import ArgumentError, PromptError
+from rlx.errors import ArgumentError, PromptError, file_error
 
 if TYPE_CHECKING:
     from rlx.runners.engine.engine import Engine
@@ -105,7 +105,7 @@ def read_text(name: str) -> str:
         with click.open_file(name, "rb") if name == STDIN else Path(name).expanduser().open("rb") as file:
             found = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise PromptError(f"the file cannot be read: {error.strerror}", where=name) from error
+        raise file_error(PromptError, "the file cannot be read", error, name) from error
     if len(found) > MAX_BYTES:
         raise PromptError(f"there are more than {MAX_BYTES >> 20} MiB", where=name, hint="cut the text")
     try:

@@ -11,7 +11,8 @@ import click
 from rlx.cli.command import Group
 from rlx.cli.main import debug_option
 from rlx.cli.options import engine_options, model_argument, model_path, open_plan
-from rlx.errors import ProfileError
+from rlx.errors import ProfileError, file_error
+from rlx.partial_file import into_place
 
 if TYPE_CHECKING:
     from rlx.profile import CompileProfile
@@ -59,7 +60,11 @@ def init(model: str, output: str | None, force: bool) -> None:
         return
     if path.exists() and not force:
         raise ProfileError("the file is there already", where=path, hint="--force writes over it, -o names another")
-    path.write_text(text, encoding="utf-8")
+    try:
+        with into_place(path) as partial:
+            partial.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise file_error(ProfileError, "the profile cannot be written", error, path, "-o names another file") from error
     click.echo(f"wrote {path}", err=True)
 
 

@@ -13,7 +13,7 @@ import click
 
 from rlx import platform
 from rlx.cli.answering import readable
-from rlx.errors import PromptError
+from rlx.errors import PromptError, file_error
 
 STDIN = "-"
 WAIT_SECONDS = 3.0
@@ -139,7 +139,7 @@ def _file_text(name: str) -> str:
         with path.open("rb") as file:
             found = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise PromptError(f"the file cannot be read: {error.strerror}", where=path) from error
+        raise file_error(PromptError, "the file cannot be read", error, path) from error
     if len(found) > MAX_BYTES:
         raise PromptError(f"there are more than {MAX_BYTES >> 20} MiB", where=path, hint="give a shorter text")
     return found.decode("utf-8", "replace")

@@ -94,7 +94,9 @@ def _serve_here(path: str, names: list[str], options: ServerOptions, engine: dic
     """Serves in this process, until SIGINT or SIGTERM."""
     from rlx.serve import ServedModel, create_app
     from rlx.serve.lifecycle import address, listening, run
+    from rlx.weights.locate import resolve_model_path
 
+    resolve_model_path(path)  # a wrong path is an error before anybody is told that the server listens
     opened: list[CachedRunner] = []
     with listening(options) as listener, Bars() as bars:
 

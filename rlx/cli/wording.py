@@ -7,7 +7,7 @@ from functools import partial
 
 import click
 
-from rlx.errors import AmbiguousModelError, ProfileError, RlxError
+from rlx.errors import AmbiguousModelError, ProfileError, RlxError, file_error
 
 #: Arguments of the Python API that no option is called like, and how the command line says the same.
 ARGUMENTS = {"n_new": "--max-tokens"}
@@ -28,6 +28,8 @@ def message(error: Exception, command: click.Command | None, name: str) -> str:
         command: the subcommand that was run, whose options are named.
         name: what was typed to run it, such as "rlx run".
     """
+    if isinstance(error, OSError) and error.strerror:
+        return str(file_error(RlxError, "", error, error.filename))
     if not isinstance(error, RlxError) or isinstance(error, ProfileError):  # that one speaks of keys in a file
         return str(error)
     options = option_names(command)

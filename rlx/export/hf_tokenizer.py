@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import ConfigError, TokenizerError
+from rlx.errors import ConfigError, TokenizerError, file_error
 from rlx.export.hf_config import TextConfig
 from rlx.export.hf_keys import Metadata
 from rlx.export.hf_pretokenizer import pre_tokenizer_name
@@ -308,7 +308,7 @@ def _special_vocabulary(folder: Path, tokens: Tokens) -> SpecialVocab:
         with _quiet():
             return SpecialVocab(folder, load_merges=tokens.merges, n_vocab=len(tokens.texts))
     except OSError as error:
-        raise TokenizerError(f"the tokenizer's files cannot be read: {error.strerror}", where=folder) from error
+        raise file_error(TokenizerError, "the tokenizer's files cannot be read", error, folder) from error
 
 
 @contextmanager

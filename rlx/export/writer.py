@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import ArgumentError, ModelFileError, OutputError, ResourceError, named_refusals
+from rlx import env
+from rlx.errors import ArgumentError, ModelFileError, OutputError, ResourceError, file_error, named_refusals
 from rlx.ir.dtypes import DType
 from rlx.partial_file import into_place
 
@@ -140,7 +141,7 @@ def _check_names(plan: Sequence[Planned], out: Path) -> None:
 def _check_space(folder: Path, nbytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if nbytes > free:
-        what = f"the file needs {nbytes / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free"
+        what = f"the file needs {env.size(nbytes)} and the disk has {env.size(free)} free"
         raise ResourceError(what, where=folder, hint="Make room, or write to another disk.")
 
 
@@ -152,7 +153,7 @@ def _named_errors(out: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (None, errno.EPIPE):  # of the progress callback, not of a file
             raise
-        raise OutputError(f"the file cannot be written: {error.strerror or error}", where=out) from error
+        raise file_error(OutputError, "the file cannot be written", error, out) from error
 
 
 def _start(

@@ -45,8 +45,8 @@ class UntrustedFolder(OSError):
 
 
 def reason(error: BaseException) -> str:
-    """The message of an error, or its type where it has none."""
-    return str(error) or type(error).__name__
+    """What the system says of an error, else its message, else its type."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def untrusted(info: os.stat_result) -> str | None:

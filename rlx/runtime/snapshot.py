@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from rlx.errors import PromptError, SnapshotError
+from rlx.errors import PromptError, SnapshotError, file_error
 from rlx.json_file import open_regular, parse_object
 from rlx.partial_file import into_place
 from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
@@ -103,7 +103,7 @@ class Snapshot:
             with into_place(path, 0o600) as partial, partial.open("wb") as file:
                 self._write(file)
         except OSError as error:
-            raise SnapshotError(f"the snapshot cannot be written: {error.strerror}", where=path) from error
+            raise file_error(SnapshotError, "the snapshot cannot be written", error, path) from error
 
     def _write(self, file: BinaryIO) -> None:
         arrays, spans = {**self.arrays, **self._rows}, self.embeddings.spans if self.embeddings else ()
@@ -134,7 +134,7 @@ class Snapshot:
             try:
                 return _read(file, size, path)
             except OSError as error:
-                raise SnapshotError(f"the snapshot cannot be read: {error.strerror}", where=path) from error
+                raise file_error(SnapshotError, "the snapshot cannot be read", error, path) from error
 
 
 def _fail(what: str, path: Path, hint: str = _AGAIN) -> NoReturn:

@@ -111,7 +111,8 @@ class Store:
         self._keys: dict[str, CompileKey | None] = {}
         self.problem = self._prepare()
         if self.problem and root is not None:
-            raise CacheError(self.problem, where=self.root, hint="Choose another folder, or chmod 700 it")
+            hint = "choose another folder with RLX_CACHE_DIR, or chmod 700 this one"
+            raise CacheError(self.problem, where=self.root, hint=hint)
         if self.problem:
             self.warn("folder", f"the compile cache {self.root} is not used: {self.problem}")
 
@@ -125,7 +126,7 @@ class Store:
         except UntrustedFolder as error:
             return str(error)
         except OSError as error:
-            return f"it cannot be made: {error}"
+            return f"it cannot be made: {reason(error)}"
 
     # -- one entry ------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from rlx import platform as systems
 from rlx.backends.base import Target as AnyTarget
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
-from rlx.errors import ArgumentError, CacheError
+from rlx.errors import ArgumentError, CacheError, file_error
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.key import digest_text, versions
 from rlx.runtime.store import CacheWarning, Store
@@ -157,4 +157,4 @@ def _named_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CacheError(f"it cannot be written: {error.strerror or error}", where=path) from error
+        raise file_error(CacheError, "it cannot be written", error, path) from error

@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
-from rlx.errors import OutputError
+from rlx.errors import OutputError, file_error
 from rlx.serve.record import RequestRecord
 
 QUEUED = 10_000  # lines that wait at most
@@ -93,7 +93,7 @@ def _opened(target: str | PathLike[str]) -> TextIO | None:
     try:
         return Path(target).expanduser().open("a", encoding="utf-8")
     except OSError as error:
-        raise OutputError(f"the log cannot be written: {error.strerror}", where=f"log {target}") from error
+        raise file_error(OutputError, "the log cannot be written", error, f"log {target}") from error
 
 
 class _LineHandler(logging.Handler):

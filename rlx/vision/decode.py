@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 
 import numpy as np
 
-from rlx.errors import ImageError, RlxError, named_refusals
+from rlx.errors import ImageError, RlxError, file_error, named_refusals
 from rlx.vision.resize import Pixels
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def from_path(path: str | PathLike[str]) -> Pixels:
     except FileNotFoundError as error:
         raise ImageError("there is no such file", where=name, hint="check the path") from error
     except (OSError, ValueError) as error:  # no permission, a name that is too long or has a zero byte
-        text = error.strerror if isinstance(error, OSError) else error
-        raise ImageError(f"the file cannot be read: {text}", where=_short(name), hint="check the path") from error
+        raise file_error(ImageError, "the file cannot be read", error, _short(name), "check the path") from error
     return from_bytes(data, where=name)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
-from rlx.errors import ConfigError, ModelFileError
+from rlx.errors import ConfigError, ModelFileError, file_error
 from rlx.weights.gguf import MAGIC, GgufFile
 from rlx.weights.locate import GIVE, NO_PICKLES, PICKLES, SUFFIXES, resolve_model_path
 from rlx.weights.mapped import Bytes, TensorInfo
@@ -140,7 +140,7 @@ def _head(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(20)
     except OSError as error:
-        raise ModelFileError(f"the file cannot be read: {error.strerror}", where=path) from error
+        raise file_error(ModelFileError, "the file cannot be read", error, path) from error
 
 
 def _is_safetensors(head: bytes) -> bool:

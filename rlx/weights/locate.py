@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlx import demo
 from rlx.env import size
-from rlx.errors import AmbiguousModelError, ModelFileError
+from rlx.errors import AmbiguousModelError, ModelFileError, file_error
 from rlx.suggest import nearest
 from rlx.weights import hub
 from rlx.weights.gguf_split import part_number
@@ -86,8 +86,7 @@ def resolve_model_path(path: str | os.PathLike[str]) -> Path:
             return _downloaded(base, quantization)
         raise _missing(found)
     except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ModelFileError(f"the path cannot be read: {reason}", where=text) from error
+        raise file_error(ModelFileError, "the path cannot be read", error, text) from error
 
 
 def split_quantization(text: str) -> tuple[str, str | None]:

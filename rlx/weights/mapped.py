@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import platform
-from rlx.errors import ModelFileError, WeightError
+from rlx.errors import ModelFileError, WeightError, file_error
 from rlx.ir.dtypes import DType
 from rlx.weights.closing import Closing
 
@@ -88,7 +88,7 @@ class MappedFile:
         try:
             now = _stamp(self.path.stat())
         except OSError as error:
-            raise ModelFileError(f"the file went away while in use: {error.strerror}", where=self.path) from error
+            raise file_error(ModelFileError, "the file went away while in use", error, self.path) from error
         if now != self.stamp:
             raise ModelFileError(
                 f"the file changed while in use: {self.stamp[0]} bytes when opened, {now[0]} now",
@@ -164,8 +164,7 @@ def _open(path: Path, mmap: bool) -> tuple[Buffer, os.stat_result]:
                 raise ModelFileError("the file is empty", where=path, hint="the download or the copy failed: repeat it")
             return (_mmap.mmap(file.fileno(), 0, access=_mmap.ACCESS_READ) if mmap else file.read()), found
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise ModelFileError(f"the file cannot be read: {reason}", where=path) from error
+        raise file_error(ModelFileError, "the file cannot be read", error, path) from error
 
 
 def _stamp(found: os.stat_result) -> tuple[int, int]:

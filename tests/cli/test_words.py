@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import re
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,28 @@ def test_the_model_and_the_prompt_may_be_options(tmp_path: Path) -> None:
     assert "found b c: put the prompt in quotes" in rlx("run", "-m", "a", "b", "c").stderr
     assert "gone.txt: the file cannot be read: No such file" in rlx("run", "-f", "gone.txt").stderr
     assert "given twice: a and --model b" in rlx("inspect", "a", "-m", "b").stderr
+
+
+def test_what_the_system_refuses_says_where_and_the_way_out(tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    refused = {
+        ("run", "-f", str(folder / "a")): "a: the file cannot be read: No such file or directory. Check the path.",
+        ("ppl", str(tmp_path)): f"{tmp_path}: the file cannot be read: Is a directory. Check the path.",
+        ("profile", "init", "demo", "-o", str(folder / "p")): "p: the profile cannot be written: "
+        "No such file or directory. -o names another file.",
+        ("serve", "modle.gguf"): "Error: modle.gguf: there is no such file or directory. ",
+    }
+    for args, said in refused.items():
+        result = rlx(*args)
+        assert result.exit_code == 2 and said in result.stderr
+        assert result.stderr.count("\n") == 1, "an error, and no server that listens"
+
+
+def test_an_error_of_the_system_itself_is_a_sentence() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert message(full, None, "rlx run") == "No space left on device. Make room, or write to another disk."
+    named = PermissionError(errno.EACCES, "Permission denied", "/etc/x")
+    assert message(named, None, "rlx run").startswith("/etc/x: Permission denied. Name another file, or ")
 
 
 @pytest.mark.parametrize("name", sorted(ELSEWHERE))

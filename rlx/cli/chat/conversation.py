@@ -11,7 +11,7 @@ from typing import Any
 
 from rlx.cli.answering import Message
 from rlx.cli.chat.question import Question, question_of
-from rlx.errors import ChatError
+from rlx.errors import ChatError, file_error
 from rlx.json_file import read_bytes
 from rlx.partial_file import into_place
 
@@ -83,7 +83,7 @@ def save(path: str, conversation: Conversation, model: str | None, settings: Map
             out.flush()
             os.fsync(out.fileno())
     except OSError as error:
-        raise ChatError(f"it cannot be written: {error.strerror}", where=path) from error
+        raise file_error(ChatError, "it cannot be written", error, path) from error
     return replaces
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx import web_page
-from rlx.errors import OutputError
+from rlx.errors import OutputError, RlxError, file_error
 from rlx.partial_file import into_place
 from rlx.report.data import report_data
 from rlx.report.source import Source, Subject
@@ -64,10 +64,9 @@ class ReportPage:
         return f"<ReportPage of {names or 'no program'}, {len(self.html) / 1e6:.1f} MB>"
 
 
-def unwritable(path: Path, error: OSError) -> OutputError:
+def unwritable(path: Path, error: OSError) -> RlxError:
     """The error for a report that cannot be written."""
-    reason = error.strerror or type(error).__name__
-    return OutputError(f"the report cannot be written: {reason}", where=path, hint="Name another file with --out.")
+    return file_error(OutputError, "the report cannot be written", error, path, "name another file with --out")
 
 
 def make_page(subject: Subject, sources: Sequence[Source]) -> ReportPage:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlx import platform
-from rlx.errors import BatchError, OutputError
+from rlx.errors import BatchError, OutputError, file_error
 from rlx.serve.batch.source import Source
 
 SYNC_SECONDS = 1.0  # at most so much work is lost when the power fails; when the process dies nothing is
@@ -66,7 +66,7 @@ class Results:
         try:
             descriptor = os.open(path, _FLAGS, 0o666)
         except OSError as error:
-            raise OutputError(f"the file cannot be written: {error.strerror}", where=path) from error
+            raise file_error(OutputError, "the file cannot be written", error, path) from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise OutputError("this is not a regular file", where=path, hint="use - for stdout")
@@ -120,7 +120,7 @@ class Results:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise OutputError(f"an answer cannot be written: {error.strerror}", where=self._name) from error
+            raise file_error(OutputError, "an answer cannot be written", error, self._name) from error
         self.done[number], self._dirty = 1, True
 
     @property
@@ -140,7 +140,7 @@ class Results:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            raise OutputError(f"the answers cannot be written: {error.strerror}", where=self._name) from error
+            raise file_error(OutputError, "the answers cannot be written", error, self._name) from error
 
     def close(self) -> None:
         """Writes all to the disk. May be called once."""
