@@ -20,7 +20,7 @@ from llvmlite import ir
 
 from rlx.backends.cpu.isa.base import Vectors
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import BF16X32, I8X64, I16, LANES, Emitter, Index, vector
+from rlx.backends.cpu.tiles import BF16X32, I8X64, LANES, Emitter, Index
 from rlx.ir.dtypes import BF16, DType
 
 
@@ -116,12 +116,12 @@ def dot_tile(
 
 
 def bf16_pairs(e: Emitter, dtype: DType, pointer: ir.Value) -> ir.Value:
-    """Interleaves packed weights of type bf16 or f16: 16 of one k and 16 of the next in memory -> one pair per row.
+    """Loads packed weights of type bf16 or f16 of one k and the next, as one pair of bf16 per row.
 
     f16 is rounded as by `bf16_rounded`.
     """
     if dtype is BF16:
-        return _side_by_side(e, e.load(vector(I16, 2 * LANES), pointer))
+        return e.load(BF16X32, pointer)
     return bf16_rounded(e, e.load_as_f32(dtype, pointer), e.load_as_f32(dtype, e.at(pointer, dtype.row_bytes(LANES))))
 
 

@@ -6,7 +6,8 @@ are checked against it. Code generation reads its sizes and offsets from here.
 Packed weights [N, K] are stored in row blocks of 16 rows, one after the other. Rows of zero bytes pad the last block.
 Inside a row block, superblocks of contiguous bytes follow each other along K. "Group g" is 4 consecutive k. The 64-byte
 vector of a group holds, at byte r * 4 + j, the code of row r at k = 4 * g + j. Such a vector is one operand of a
-16-lane int8 dot product, so no sum crosses lanes. f32, f16 and bf16 have superblocks of 1 k: 16 elements, one per row.
+16-lane int8 dot product, so no sum crosses lanes. f32 and f16 have superblocks of 1 k: 16 elements, one per row. bf16
+has superblocks of 2 k: of each row the two elements side by side, as dot products of bf16 take them.
 
 A quantized superblock consists of its f16 numbers (the first for 16 rows, then the second for 16 rows) and of
 sub-blocks of 32 k. A sub-block consists of its fields, each for 16 rows, and of its codes in planes, lowest bits first.
@@ -209,6 +210,11 @@ def _pack_scalar(size: int) -> Callable[[Bytes], Bytes]:
     return lambda raw: _by_row(raw.view(f"u{size}")[..., 0])
 
 
+def _unpack_bf16(packed: Bytes) -> Floats:
+    pairs = from_bf16(packed.view(np.uint16))
+    return np.moveaxis(pairs.reshape(*pairs.shape[:-1], BLOCK_ROWS, 2), -1, -2)
+
+
 # --- quantized types --------------------------------------------------------------------------------------------------
 
 
@@ -316,7 +322,7 @@ def _of_blocks(row: Blocks) -> Packing:
 PACKINGS: dict[DType, Packing] = {
     F32: Packing(1, 64, _pack_scalar(4), lambda p: p.view(np.float32)[..., None, :]),
     F16: Packing(1, 32, _pack_scalar(2), lambda p: _f16(p)[..., None, :]),
-    BF16: Packing(1, 32, _pack_scalar(2), lambda p: from_bf16(p.view(np.uint16))[..., None, :]),
+    BF16: Packing(2, 64, _pack_scalar(4), _unpack_bf16),
     **{dtype: _of_blocks(row) for dtype, row in BLOCKS.items()},
 }
 

@@ -134,7 +134,7 @@ def test_packed_sizes() -> None:
     assert [PACKINGS[t].nbytes for t in (Q8_0, Q4_K, MXFP4, NVFP4, F8_E4M3)] == [544, 2368, 272, 576, 576]
     found = {t: PACKINGS[t].nbytes * 8 / (BLOCK_ROWS * PACKINGS[t].superblock) for t in QUANTIZED}
     assert found == PACKED_BITS
-    assert [packed_bytes(t, 17, 3) for t in (F32, F16, BF16)] == [2 * 3 * 64, 2 * 3 * 32, 2 * 3 * 32]
+    assert [packed_bytes(t, 17, 6) for t in (F32, F16, BF16)] == [2 * 6 * 64, 2 * 6 * 32, 2 * 6 * 32]
     assert packed_bytes(Q4_K, 33, 512) == 3 * 2 * 2368
 
 
@@ -143,6 +143,8 @@ def test_errors_name_the_mistake() -> None:
         packed_bytes(Q8_1, 16, 32)
     with pytest.raises(ShapeError, match="k = 128"):
         packed_bytes(Q4_K, 16, 128)
+    with pytest.raises(ShapeError, match="k = 7 is no multiple of the 2"):
+        packed_bytes(BF16, 16, 7)
     with pytest.raises(ShapeError, match="expected 34 bytes"):
         pack(Q8_0, np.zeros(33, np.uint8), 1, 32)
     with pytest.raises(ShapeError, match="expected 544 packed bytes"):

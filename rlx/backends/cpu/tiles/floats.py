@@ -36,6 +36,12 @@ class Floats(Memory):
         """<16 x i16> bf16 bits -> f32. The bits are the upper half of the f32."""
         return self.b.bitcast(self.b.shl(self.b.zext(bits, I32X16), self.i32(16)), F32X16)
 
+    def bf16_pairs_to_f32(self, pairs: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """16 pairs of bf16 -> the first and the second of each as f32."""
+        words = self.b.bitcast(pairs, I32X16)
+        even, odd = self.b.shl(words, self.i32(16)), self.b.and_(words, self.i32(-0x10000))
+        return self.b.bitcast(even, F32X16), self.b.bitcast(odd, F32X16)
+
     def half_to_f32(self, bits: ir.Value) -> ir.Value:
         """<16 x i16> f16 bits -> f32."""
         if self.isa.converts_half:

@@ -4,7 +4,7 @@
         for group of units in begin .. end:             # a unit: 16 rows of W, the 16 lanes of a result vector
             if there are enough rows to share it:
                 for chunk of 256 k:
-                    unpack the chunk of W into scratch memory
+                    unpack the chunk of W into scratch memory, unless it is multiplied as it is packed
                     for tile of rows: total[tile] += part of the chunk, and prefetch the next weights
             for the remaining rows (in decode, the only row):
                 for chunk of 256 k: total += part of the chunk, W streamed and unpacked in registers
@@ -155,7 +155,7 @@ def _tiles(target: Target, shape: Shape) -> _Tiles:
 class _Scratch:
     """Stack memory: an unpacked chunk of a tile's blocks, the totals f32[macro rows, sums, 16], the rows' terms."""
 
-    chunk: ir.Value
+    chunk: ir.Value | None
     totals: ir.Value
     terms: ir.Value | None
     records: ir.Value | None  # of matrix products
@@ -208,7 +208,8 @@ class LinearWriter(StreamWriter):
         self.sums = self.group * len(shape.weights)  # sums of a row for a group
         totals = e.stack(64 * self.macro_rows * self.sums)
         records = e.stack(self.macro_rows * of_pairs) if self.products else None
-        self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms, records)
+        unpacked = None if shape.as_packed else e.stack(tiles.blocks * self.chunk_bytes)
+        self.scratch = _Scratch(unpacked, totals, terms, records)
 
     def write(self) -> None:
         if self.shape.single:
@@ -302,7 +303,8 @@ class LinearWriter(StreamWriter):
     def _shared_chunk(self, shared: _Shared, chunk: ir.Value) -> None:
         """Adds a chunk of a tile's blocks to the totals of all rows, and prefetches the next chunk."""
         e, tiles = self.e, self.tiles
-        self._unpack([self.chunk(block, chunk) for block in shared.blocks], chunk)
+        starts = [self.chunk(block, chunk) for block in shared.blocks]
+        places = starts if self.shape.as_packed else self._unpack(starts, chunk)
         following = [self._following(block, chunk) for block in shared.blocks]
         lines = e.b.udiv(e.b.add(shared.rows, e.i64(self.packed_lines - 1)), shared.rows)  # for a row
 
@@ -314,7 +316,7 @@ class LinearWriter(StreamWriter):
             if self.products:
                 self._paired_tile(self.products, self._group(row), chunk, totals)
             else:
-                self._shared_tile(self._rows(shared.macro, row, rows), chunk, totals)
+                self._shared_tile(self._rows(shared.macro, row, rows), places, chunk, totals)
 
         e.tiled(0, shared.rows, tiles.shared, tile)
 
@@ -325,21 +327,27 @@ class LinearWriter(StreamWriter):
         return e.b.select(more, self.chunk(block, following), e.at(block, self.group * self.shape.block_bytes))
 
     def _fetch(self, places: Sequence[ir.Value], first: ir.Value, count: ir.Value) -> None:
-        """Prefetches some cache lines of chunks. Each tile of rows prefetches a few, to overlap with its arithmetic."""
-        e = self.e
+        """Prefetches some cache lines of chunks. Each tile of rows prefetches a few, to overlap with its arithmetic.
+
+        The first-level cache has no room for the next plain weights beside the ones that are multiplied.
+        """
+        e, level = self.e, 1 if self.shape.format else 2
         with e.loop(first, e.smin(e.b.add(first, count), self.packed_lines)) as line:
             for place in places:
-                e.prefetch(e.at(place, (line.i, 64)), 64)
+                e.prefetch(e.at(place, (line.i, 64)), 64, level)
 
-    def _unpack(self, starts: Sequence[ir.Value], chunk: ir.Value) -> None:
-        """Unpacks a chunk of each block to scratch memory: codes and scales, f32 weights [256, 16], or bf16 pairs."""
+    def _unpack(self, starts: Sequence[ir.Value], chunk: ir.Value) -> list[ir.Value]:
+        """Unpacks a chunk of each block to scratch memory: codes and scales, f32 weights [256, 16], or bf16 pairs.
+
+        Returns the addresses.
+        """
         e, format_ = self.e, self.shape.format
-        for i, start in enumerate(starts):
-            target = e.at(self.scratch.chunk, i * self.chunk_bytes)
+        targets = [e.at(self.scratch.chunk, i * self.chunk_bytes) for i in range(len(starts))]
+        for start, target in zip(starts, targets, strict=True):
             if format_ is None:
-                with e.loop(0, self.multiply.steps(chunk, self.shape.pair)) as s:
-                    place = e.at(start, (s.i, self.step_bytes))
-                    e.store(self.load_step(place), e.at(target, (s.i, 64)), 64)
+                with e.loop(0, self.multiply.steps(chunk, self.read * self.shape.pair)) as s:
+                    for v, value in enumerate(self.load_steps(e.at(start, (s.i, self.read_bytes)))):
+                        e.store(value, e.at(target, 64 * v, (s.i, 64 * self.read)), 64)
                 continue
             header = format_.chunk(e, start)
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
@@ -353,6 +361,7 @@ class LinearWriter(StreamWriter):
                     vectors = unpack.weights_f32(e, format_, codes, scales)
                 for v, value in enumerate(vectors):
                     e.store(value, e.at(target, 64 * v, (s.i, self.sub_bytes)), 64)
+        return targets
 
     def _magnitudes(self, codes: Sequence[ir.Value], scales: Sequence[ir.Value]) -> list[ir.Value]:
         """Signed codes of a sub-block -> what is stored: magnitudes, the scales, signs, the starts of sums."""
@@ -364,10 +373,9 @@ class LinearWriter(StreamWriter):
         sizes, signs = ([vector for part in parts for vector in part[i]] for i in (0, 1))
         return [*sizes, *scales, *signs, *(e.b.add(part[2], origin) for part in parts)]
 
-    def _shared_tile(self, rows: Rows, chunk: ir.Value, totals: ir.Value) -> None:
-        """Adds a chunk of some rows to their totals."""
-        e, blocks = self.e, self.tiles.blocks
-        places = [e.at(self.scratch.chunk, i * self.chunk_bytes) for i in range(blocks)]
+    def _shared_tile(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value, totals: ir.Value) -> None:
+        """Adds a chunk of some rows to their totals. `places` are the addresses of the blocks' chunks."""
+        e, blocks = self.e, len(places)
         part = (
             self._shared_integers(rows, places, chunk)
             if self.shape.integer
@@ -406,7 +414,7 @@ class LinearWriter(StreamWriter):
             with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros) as s:
                 first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
                 for i in range(parity, step, 2):
-                    weights = [e.load(type_, e.at(p, 64 * i, (s.i, 64 * step)), 64) for p in places]
+                    weights = [e.load(type_, e.at(p, 64 * i, (s.i, 64 * step))) for p in places]
                     s.values = self.multiply.float_step(i, weights, rows, first, s.values)
             sums[parity] = s.results
         return self.multiply.add(*sums)

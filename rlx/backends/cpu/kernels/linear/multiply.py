@@ -17,7 +17,7 @@ from rlx.backends.cpu.kernels.linear.unpack import CHUNK, FORMATS, GROUPS, SUB, 
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import BF16X32, F32X16, FLOAT, I8X64, I32, Emitter, Index, vector
-from rlx.ir.dtypes import ACTIVATIONS, DType
+from rlx.ir.dtypes import ACTIVATIONS, BF16, F32, DType
 
 Sums = list[ir.Value]
 
@@ -74,6 +74,11 @@ class Shape:
     def format(self) -> Format | None:
         """The format of quantized weights; None for plain numbers (f32, f16, bf16)."""
         return FORMATS.get(self.dtype)
+
+    @property
+    def as_packed(self) -> bool:
+        """Whether weights are multiplied as they are packed: f32, and pairs of bf16."""
+        return self.dtype is (BF16 if self.pair == 2 else F32)
 
     @property
     def row_bytes(self) -> int:

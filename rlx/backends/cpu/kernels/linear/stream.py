@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import gcd
 
 from llvmlite import ir
@@ -29,6 +29,7 @@ from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import I64, Emitter, Index
+from rlx.ir.dtypes import BF16
 
 # A tile that computes long on a sub-block, which has at most so many bytes per row, also prefetches into the
 # second-level cache, at a multiple of the distance. The first-level cache waits for too few lines at a time.
@@ -66,7 +67,9 @@ class StreamWriter(ResultWriter):
     def __init__(self, e: Emitter, shape: Shape) -> None:
         super().__init__(e, shape)
         self.multiply = Multiplier(e, e.target, shape)
-        self.step_bytes = shape.pair * PACKINGS[shape.dtype].nbytes  # packed bytes of a step of plain weights
+        packing = PACKINGS[shape.dtype]
+        self.read = max(shape.pair, packing.superblock) // shape.pair  # steps of plain weights that are read together
+        self.read_bytes = self.read * shape.pair // packing.superblock * packing.nbytes
         self.distance = e.target.tuning.prefetch * (1 if shape.format else 2)  # prefetch distance in bytes
 
     def chunk(self, block: ir.Value, chunk: ir.Value) -> ir.Value:
@@ -181,11 +184,16 @@ class StreamWriter(ResultWriter):
         """The weights of each step. They are read early where registers hold them, which waits less for memory."""
         e, format_ = self.e, self.shape.format
         if format_ is None:
-            place = e.at(stream.start, (s, step * self.step_bytes))
-            self._prefetch(e.at(place, stream.ahead), step * self.step_bytes)
+            nbytes = step // self.read * self.read_bytes
+            place = e.at(stream.start, (s, nbytes))
+            self._prefetch(e.at(place, stream.ahead), nbytes)
+
+            @lru_cache(1)  # a read has several steps, one after the other
+            def read(i: int) -> list[ir.Value]:
+                return self.load_steps(e.at(place, i * self.read_bytes))
 
             def weights(i: int) -> ir.Value:
-                return self.load_step(e.at(place, i * self.step_bytes))
+                return read(i // self.read)[i % self.read]
 
             return weights if e.target.vectors == "neon" else [weights(i) for i in range(step)].__getitem__
         place = unpack.sub_block(e, format_, stream.start, s)
@@ -197,11 +205,14 @@ class StreamWriter(ResultWriter):
         if level := self.e.target.tuning.prefetch_level:
             self.e.prefetch(place, nbytes, level)
 
-    def load_step(self, place: ir.Value) -> ir.Value:
-        """Loads plain weights of one step: 16 rows as f32, or 16 pairs of bf16."""
-        if self.shape.pair == 1:
-            return self.e.load_as_f32(self.shape.dtype, place)
-        return dots.bf16_pairs(self.e, self.shape.dtype, place)
+    def load_steps(self, place: ir.Value) -> list[ir.Value]:
+        """Loads the plain weights of one read: for each step 16 rows as f32, or 16 pairs of bf16."""
+        e, dtype = self.e, self.shape.dtype
+        if self.shape.pair == 2:
+            return [dots.bf16_pairs(e, dtype, place)]
+        if dtype is BF16:
+            return list(e.bf16_pairs_to_f32(dots.bf16_pairs(e, dtype, place)))
+        return [e.load_as_f32(dtype, place)]
 
 
 def halves(values: Sums) -> list[Sums]:

@@ -176,7 +176,7 @@ class TileWriter(ResultWriter):
         e, dtype, whole = self.e, self.shape.dtype, self.shape.k - self.tail
         step = whole // DEPTH - (self.panels - 1) * self.panel_steps
         for i in range(ROWS):
-            place = e.at(block, PACKINGS[dtype].nbytes * (whole + 2 * i))
+            place = e.at(block, PACKINGS[dtype].nbytes * (whole + 2 * i) // PACKINGS[dtype].superblock)
             pairs = dots.bf16_pairs(e, dtype, place) if 2 * i < self.tail else e.f32(0.0)
             e.store(pairs, e.at(target, step * _BLOCKS * BYTES + ROW_BYTES * i), 64)
 

@@ -1,6 +1,6 @@
 """Packs the file bytes of a weight into the layout "r16k4" (see layouts.py), superblock by superblock.
 
-`moves.py` and `moves_grids.py` have the code for one superblock of each type. Rows beyond the last one become zeros.
+`repack.py` and `repack_grids.py` have the code for one superblock of each type. Rows beyond the last one become zeros.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _pack(raw: Ptr, out: Ptr, n: int, k: int, begin: int, end: int) -> None:
 REPACK: dict[DType, Helper] = {
     dtypes.F32: moves.repack_f32,
     dtypes.F16: moves.repack_f16,
-    dtypes.BF16: moves.repack_f16,
+    dtypes.BF16: moves.repack_bf16,
     dtypes.Q8_0: moves.repack_q8_0,
     dtypes.Q4_0: moves.repack_q4_0,
     dtypes.Q4_1: moves.repack_q4_1,

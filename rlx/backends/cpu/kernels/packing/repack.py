@@ -3,7 +3,7 @@
 `move(raw, at, out, to, row, keep)` reads file bytes at offset `at` and writes packed bytes at offset `to`. `row` is the
 row in its block of 16. `keep` is a mask: all ones, or zero to write a row of zeros. Four consecutive codes of a row are
 one 32-bit word in the file and in the packed vector, so a bit field is split or joined in all four bytes at once. The
-types with codebooks are in `moves_grids.py`.
+types with codebooks are in `repack_grids.py`.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ def repack_f32(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> 
 
 def repack_f16(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
     repack_half(raw, at, out, to + row * 2, keep)
+
+
+def repack_bf16(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    repack_f32(raw, at, out, to, row, keep)  # the same four bytes: two numbers
 
 
 def repack_q8_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:

@@ -121,7 +121,8 @@ def f16_values(table: Ptr, at: int, lane: int, out: Ptr, to: int) -> None:
 
 
 def bf16_values(table: Ptr, at: int, lane: int, out: Ptr, to: int) -> None:
-    out[to] = bf16_to_f32(load_u16(table, at + lane * 2)) * f32(SCALE)
+    for j in range(2):
+        out[to + j] = bf16_to_f32(load_u16(table, at + lane * 4 + j * 2)) * f32(SCALE)
 
 
 def half_at(table: Ptr, at: int, lane: int) -> Scalar:

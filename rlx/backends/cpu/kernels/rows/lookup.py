@@ -65,13 +65,9 @@ def lookup(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
     packing, count = packed_row(dtype, width)
     holes: dict[str, Any] = {"WIDTH": width, "SUPERBLOCKS": count, "FILE_BYTES": dtype.row_bytes(packing.superblock)}
     holes |= {"ROW_BYTES": dtype.row_bytes(width), "PIECES": pieces(dtype, width), "PIECE": _piece(dtype, count)}
-    holes |= {**value_holes(dtype), "SCALE": float(scale)}
+    holes |= {**value_holes(dtype), "SUPERBLOCK": packing.superblock, "SCALE": float(scale)}
     if dtype.is_quantized:
-        holes |= {
-            "SUPERBLOCK": packing.superblock,
-            "MOVE": REPACK[dtype],
-            "SCRATCH": stack_memory("u8", packing.nbytes),
-        }
+        holes |= {"MOVE": REPACK[dtype], "SCRATCH": stack_memory("u8", packing.nbytes)}
     params = [("table", U8), ("ids", I32), ("out", F32)]
     kernel = loop_kernel(_lookup if dtype.is_quantized else _lookup_numbers, holes, params)
     return replace(kernel, llvm=grids.define(kernel.llvm))
@@ -95,5 +91,5 @@ def _lookup_numbers(table: Ptr, ids: Ptr, out: Ptr, begin: int, end: int) -> Non
         at = i64(ids[row]) * ROW_BYTES
         first = unit % PIECES * PIECE
         stop = first + PIECE if first + PIECE < SUPERBLOCKS else SUPERBLOCKS
-        for i in range(first, stop):
-            VALUES(table, at + i * FILE_BYTES, 0, out, row * WIDTH + i)
+        for s in range(first, stop):
+            VALUES(table, at + s * FILE_BYTES, 0, out, row * WIDTH + s * SUPERBLOCK)
