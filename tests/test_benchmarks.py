@@ -388,3 +388,14 @@ def test_the_machine_table(monkeypatch: pytest.MonkeyPatch) -> None:
     text = machine.show(about, rows)
     assert about["cpu"] in text and about["cpus"] >= 1
     assert text.splitlines()[-1].split() == ["1", "12.5", "1000", "200", "0.25", "us"]
+
+
+def test_the_tables_of_what_is_left_to_the_read_limit(monkeypatch: pytest.MonkeyPatch, demo_model: Path) -> None:
+    limit = module("decode_limit", monkeypatch)
+    monkeypatch.setattr(limit, "TOKENS", 4)
+    step = limit.measure_step(str(demo_model), 1, 1)
+    assert step.linears > 0 and step.others > 0 and step.rate == pytest.approx(step.share * step.read)
+    assert step.linears + step.others + step.between == pytest.approx(1e3 / step.tokens_per_s)
+    text = limit.show([limit.Kernel(2, "q8_0", 30.0, 27.0, 0.9)], [step])
+    assert text.splitlines()[1].split() == ["2", "q8_0", "30.0", "27.0", "90%"]
+    assert text.splitlines()[-1].split()[-1] == step.model
