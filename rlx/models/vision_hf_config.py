@@ -76,22 +76,29 @@ def vision_from_hf(
     )
 
 
+def _layers(keys: Keys, layers: str = "num_hidden_layers", heads: str = "num_attention_heads") -> Sizes:
+    """The sizes of a tower's layers; `layers` and `heads` are the keys of their numbers."""
+    hidden, count = keys.integer("hidden_size", WIDTH), keys.integer(heads, HEADS)
+    return {
+        "hidden": hidden,
+        "layers": keys.integer(layers, LAYERS),
+        "heads": count,
+        "head_dim": head_size(keys, "head_dim", "hidden_size", hidden, count),
+        "ffn": keys.integer("intermediate_size", WIDTH),
+    }
+
+
 def _qwen35(_outer: Keys, keys: Keys) -> Sizes:
     if plain(keys.get("deepstack_visual_indexes", [])):
         found = keys.get("deepstack_visual_indexes")
         keys.unsupported("deepstack_visual_indexes", found, "features of inner layers (deepstack) are not supported")
     keys.require("temporal_patch_size", 2, "patches of two frames are supported")
     keys.choice("hidden_act", _TANH, "gelu_pytorch_tanh")
-    hidden, heads = keys.integer("hidden_size", WIDTH), keys.integer("num_heads", HEADS)
     positions = keys.integer("num_position_embeddings", WIDTH, 2304)
     if isqrt(positions) ** 2 != positions:
         keys.wrong("num_position_embeddings", positions, "a square")
     return {
-        "hidden": hidden,
-        "layers": keys.integer("depth", LAYERS),
-        "heads": heads,
-        "head_dim": head_size(keys, "head_dim", "hidden_size", hidden, heads),
-        "ffn": keys.integer("intermediate_size", WIDTH),
+        **_layers(keys, "depth", "num_heads"),
         "patch": keys.integer("patch_size", SIDE, 16),
         "merge": keys.integer("spatial_merge_size", (1, 16), 2),
         "positions": positions,
@@ -102,7 +109,6 @@ def _qwen35(_outer: Keys, keys: Keys) -> Sizes:
 
 def _gemma3(outer: Keys, keys: Keys) -> Sizes:
     keys.choice("hidden_act", _TANH, "gelu_pytorch_tanh")
-    hidden, heads = keys.integer("hidden_size", WIDTH), keys.integer("num_attention_heads", HEADS)
     patch, size = keys.integer("patch_size", SIDE), keys.integer("image_size", SIDE)
     if size % patch:
         keys.wrong("image_size", size, f"a multiple of patch_size, which is {patch}")
@@ -110,11 +116,7 @@ def _gemma3(outer: Keys, keys: Keys) -> Sizes:
     if isqrt(rows) ** 2 != rows or side % isqrt(rows):
         outer.wrong("mm_tokens_per_image", rows, f"the square of a divisor of {side}, the patches of a side")
     return {
-        "hidden": hidden,
-        "layers": keys.integer("num_hidden_layers", LAYERS),
-        "heads": heads,
-        "head_dim": head_size(keys, "head_dim", "hidden_size", hidden, heads),
-        "ffn": keys.integer("intermediate_size", WIDTH),
+        **_layers(keys),
         "patch": patch,
         "merge": side // isqrt(rows),
         "image_size": size,
@@ -125,14 +127,10 @@ def _gemma3(outer: Keys, keys: Keys) -> Sizes:
 
 def _gemma4(_outer: Keys, keys: Keys) -> Sizes:
     keys.choice("hidden_activation", _TANH, "gelu_pytorch_tanh")
-    hidden, heads = keys.integer("hidden_size", WIDTH), keys.integer("num_attention_heads", HEADS)
-    keys.require("num_key_value_heads", heads, "attention heads that share keys are not supported in a tower")
+    layers = _layers(keys)
+    keys.require("num_key_value_heads", layers["heads"], "attention heads that share keys are not supported in a tower")
     return {
-        "hidden": hidden,
-        "layers": keys.integer("num_hidden_layers", LAYERS),
-        "heads": heads,
-        "head_dim": head_size(keys, "head_dim", "hidden_size", hidden, heads),
-        "ffn": keys.integer("intermediate_size", WIDTH),
+        **layers,
         "patch": keys.integer("patch_size", SIDE, 16),
         "merge": keys.integer("pooling_kernel_size", (1, 16), 3),
         "positions": keys.integer("position_embedding_size", WIDTH, 10240),

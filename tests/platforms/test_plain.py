@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from as_machine import passes
 
-ROOT = Path(__file__).parent.parent.parent
 #: What no plain system can do is left out: locks that end with their process, folders by descriptor.
 CHOSEN = [
     "tests/runtime/test_threads.py::test_callers_in_several_threads_queue",
@@ -21,7 +17,4 @@ CHOSEN = [
 
 
 def test_with_every_piece_unavailable() -> None:
-    env = {**os.environ, "RLX_PLATFORM": "plain"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *CHOSEN]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    passes(CHOSEN, RLX_PLATFORM="plain")

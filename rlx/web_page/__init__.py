@@ -1,8 +1,9 @@
 """A page of one HTML document, without any other file, joined from sources that lie in a folder.
 
-Used by the server's chat page and by reports. The folder holds `index.html`, `styles.css` and `scripts/*.js`. The
-scripts are ECMAScript modules; the joined one has them in the order of their imports, without the import and export
-statements, so their top-level names differ from one another.
+Used by the server's chat page and by reports. The folder holds `index.html`, `styles.css` and `scripts/*.js`. Colours,
+fonts and themes of all pages stand in `base.css` beside this module. The scripts are ECMAScript modules; the joined
+one has them in the order of their imports, without the import and export statements, so their top-level names differ
+from one another.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from importlib import resources
 from importlib.resources.abc import Traversable
 
 _IMPORT = re.compile(r"^import \{[^}]*\} from \"\./([\w.]+)\";\n", re.MULTILINE)
@@ -39,7 +41,8 @@ class Sources:
 
 def join(folder: Traversable) -> Sources:
     """Joins the sources of a folder to one document."""
-    styles = folder.joinpath("styles.css").read_text(encoding="utf-8")
+    sheets = resources.files(__name__).joinpath("base.css"), folder.joinpath("styles.css")
+    styles = "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
     files = sorted(folder.joinpath("scripts").iterdir(), key=lambda file: file.name)
     scripts = _joined({file.name: file.read_text(encoding="utf-8") for file in files})
     html = folder.joinpath("index.html").read_text(encoding="utf-8")
