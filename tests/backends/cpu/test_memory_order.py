@@ -126,7 +126,7 @@ def test_shared_words_of_the_worker_loop_are_accessed_in_order(how: str) -> None
     assert seen >= SHARED - {"sleepers.at"} and ("sleepers.at" in seen) == (how != "naps")
 
 
-@pytest.mark.parametrize("how", set(WAITS) - {"naps"})
+@pytest.mark.parametrize("how", sorted(set(WAITS) - {"naps"}))
 def test_who_sleeps_and_who_wakes_see_each_other(how: str) -> None:
     """Each writes its word, then reads the other's; only seq_cst forbids that both read the old one. The read of the
     sleeper must be its own: that of the operating system has no such order.
