@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -59,6 +59,7 @@ class Metrics:
         self._model, self._aliases = model, aliases
         self._registry = CollectorRegistry()
         self._registry.register(_Engine(model, stats, gate))
+        ProcessCollector(registry=self._registry)  # memory, descriptors and CPU time, as every exporter has them
         self._histograms = {name: self._histogram(name, text, of) for name, (text, of) in _HISTOGRAMS.items()}
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts, those that the cache knew included")
         self._cached = self._counter("prompt_tokens_cached", "Tokens of prompts that the cache knew")
