@@ -95,6 +95,7 @@ class PoolMemory:
         self.table = {state.name: state for state in states_of(graph, self.extents)}
         self.full, self.rings, self.recurrent = (self._names(kind) for kind in ("full", "ring", "recurrent"))
         self._buffers: dict[str, AlignedBuffer] = {}
+        self._full_pages: dict[str, Array] = {}
         self._in_slots = [*self.rings, *self.recurrent, *self._names("fixed")]
         nbytes = {name: state.nbytes for name, state in self.table.items()}
         nbytes |= {name: slots * nbytes[name] for name in self._in_slots}
@@ -108,6 +109,8 @@ class PoolMemory:
             hint = "Give the pool less (kv_bytes), or raise the memory limit of this process."
             raise ResourceError(f"{what} ({each})", where="kv_bytes", hint=hint) from error
         self.addresses = {name: buffer.address for name, buffer in self._buffers.items()}
+        # Made once, because prompts that share a beginning copy a page each.
+        self._full_pages |= {name: self._pages_of(name) for name in self.full}
         self.strides = {name: self.table[name].nbytes for name in self._in_slots}
 
     def _names(self, kind: str) -> list[str]:
@@ -132,29 +135,28 @@ class PoolMemory:
 
     def copy_page(self, source: int, target: int) -> None:
         """Copies a page to another one."""
-        for name in self.full:
-            pages = self._pages_of(name)
+        for pages in self._full_pages.values():
             pages[:, target] = pages[:, source]
 
     def save_pages(self, pages: Any) -> list[Array]:
         """Copies of pages, one array per full cache: uint8 [heads, pages, bytes]."""
-        return [self._pages_of(name)[:, pages] for name in self.full]
+        return [each[:, pages] for each in self._full_pages.values()]
 
     def load_pages(self, pages: Any, saved: Iterable[Array]) -> None:
         """The inverse of `save_pages`."""
-        for name, value in zip(self.full, saved, strict=True):
-            self._pages_of(name)[:, pages] = value
+        for each, value in zip(self._full_pages.values(), saved, strict=True):
+            each[:, pages] = value
 
     def page_shape(self, name: str) -> tuple[int, int]:
         """Of a page of a full cache: the heads, and the bytes of each."""
-        heads, _, nbytes = self._pages_of(name).shape
+        heads, _, nbytes = self._full_pages[name].shape
         return heads, nbytes
 
     def release_pages(self, pages: list[int]) -> None:
         """Gives the memory of pages back to the system; they are zeros then."""
         for first, count in _runs(pages):
-            for name in self.full:
-                heads, capacity, page_bytes = self._pages_of(name).shape
+            for name, each in self._full_pages.items():
+                heads, capacity, page_bytes = each.shape
                 for head in range(heads):
                     self._buffers[name].discard((head * capacity + first) * page_bytes, count * page_bytes)
 
@@ -264,6 +266,7 @@ class PoolMemory:
 
     def close(self) -> None:
         """Releases the memory."""
+        self._full_pages.clear()
         for buffer in self._buffers.values():
             buffer.close()
 

@@ -34,6 +34,8 @@ def check_ids(ids: TokenIds, vocab_size: int, what: str) -> list[int]:
         raise PromptError("expected a sequence of token ids, found one number", where=what, hint="give [id]")
     if len(ids) == 0:
         raise PromptError("it is empty", where=what, hint="give at least one token, such as tokenizer.bos_id")
+    if isinstance(ids, Sequence) and {*map(type, ids)} == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+        return list(ids)  # quick, also for a single id
     try:
         array = np.asarray(ids)
     except ValueError:  # rows of different length

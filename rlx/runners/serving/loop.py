@@ -99,7 +99,8 @@ class EngineLoop:
             self.driver.here(bell, ready)
             if self._closed:
                 self.driver.end_all()
-            self.driver.sleep(bell, ready)
+            if not ready():
+                self.driver.sleep(bell, ready)
 
     def wake(self) -> None:
         """Has the loop's own thread compute what is to be computed."""
