@@ -91,7 +91,7 @@ def unpack() -> None:
         where.mkdir(exist_ok=True)
         subprocess.run(["dpkg-deb", "--extract", package, where], check=True)
         package.unlink()
-    (FOLDER / "root/lib").symlink_to("usr/lib")
+    (FOLDER / "root/lib").symlink_to("usr/lib")  # the last step: it says that all others are done
 
 
 def install() -> None:
@@ -100,9 +100,12 @@ def install() -> None:
     extras = project["optional-dependencies"]
     tests = [line for line in extras["test"] if line.startswith(("hypothesis", "pytest", "safetensors"))]
     platforms = [word for tag in WHEELS for word in ("--platform", tag)]
-    options = ["--quiet", "--target", str(FOLDER / "site"), "--python-version", PYTHON, "--only-binary", ":all:"]
+    partial = FOLDER / "site.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    options = ["--quiet", "--target", str(partial), "--python-version", PYTHON, "--only-binary", ":all:"]
     needs = [*project["dependencies"], *extras["images"], *extras["structured"], *tests]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, *platforms, *needs], check=True)
+    partial.rename(FOLDER / "site")
 
 
 def python(cpu: str, *arguments: str, stdout: IO[str] | None = None) -> int:
