@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 from rlx.errors import ChatTemplateError, MultimodalError
-from rlx.text.confined import Confined, ConfinedError
+from rlx.text.confined import NOT_STARTED, Confined, ConfinedError
 from rlx.text.fence import Fence
 from rlx.text.image_parts import ImageTokens
 from rlx.text.tokenizer import Tokenizer
@@ -171,6 +171,8 @@ def _call(action: Callable[[], T]) -> T:
         what, hint = str(error), None
         if error.kind == "Refused":
             what = f"the template refuses the conversation: {what}"
+        elif error.kind == NOT_STARTED:
+            what, hint = f"the template cannot be rendered: {what}", "try again; the machine may be too busy"
         elif error.kind in ("RecursionError", "MemoryError", None):
             what, hint = f"the template cannot be rendered: {what}", _HOSTILE
         raise ChatTemplateError(what, where=where, hint=hint) from error

@@ -25,6 +25,8 @@ from rlx.platform.pipes import Pipes
 
 CPU_SECONDS = 2.0  # of one request
 WALL_SECONDS = 60.0  # of one request, on however busy a machine
+START_SECONDS = 300.0  # until the child is ready for the first one; usually a tenth of a second
+NOT_STARTED = "NotStarted"
 WATCH_SECONDS = 0.05  # between two looks at a child that cannot limit itself
 MAX_REPLY = 256 << 20
 _BYTES = 1 << 20  # of a request that add its CPU time once more: long texts may take longer
@@ -38,7 +40,8 @@ class ConfinedError(Exception):
     """A request failed.
 
     Attributes:
-        kind: name of the exception in the child, None if the process ended or had to be ended.
+        kind: name of the exception in the child, None if the process ended or had to be ended, NOT_STARTED if there was
+            none that could take the request.
         line: where in the input, if the exception says so.
     """
 
@@ -100,7 +103,7 @@ class Confined:
                     process.is_set_up = True
                 return process.ask(message)
             except BaseException as error:  # Ctrl-C comes between a request and its reply
-                if not isinstance(error, ConfinedError) or error.kind in (None, "MemoryError"):
+                if not isinstance(error, ConfinedError) or error.kind in (None, "MemoryError", NOT_STARTED):
                     self._process = None
                     process.end()
                 raise
@@ -115,7 +118,7 @@ class _Process:
     """A running child and its pipes."""
 
     def __init__(self, hello: dict[str, Any]) -> None:
-        self._hello, self.is_set_up = hello, False
+        self._hello, self._is_ready, self.is_set_up = hello, False, False
         command = [sys.executable, "-I", "-S", "-B", str(_HERE / "confined_main.py")]
         environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ} | _QUIET
         try:
@@ -124,10 +127,10 @@ class _Process:
                 cwd=_HERE.anchor, env=environment, **platform.current().child_options(),
             )  # fmt: skip
         except OSError as error:
-            raise ConfinedError(f"no process can be started for it ({error.strerror})") from error
+            raise ConfinedError(f"no process can be started for it ({error.strerror})", NOT_STARTED) from error
         self._process, self._pipes = process, platform.current().pipes(process)
         self.end = finalize(self, _end, process, self._pipes, os.getpid())
-        self._deadline = time.monotonic() + WALL_SECONDS
+        self._deadline = time.monotonic() + START_SECONDS
         self._bound: Usage | None = None
         self._write(json.dumps(hello).encode())
 
@@ -135,6 +138,10 @@ class _Process:
         return self._process.poll() is not None
 
     def ask(self, message: bytes) -> Any:
+        if not self._is_ready:
+            self._deadline = time.monotonic() + START_SECONDS
+            self._read(8)  # an empty message: the program is loaded and confined
+            self._is_ready = True
         self._deadline = time.monotonic() + WALL_SECONDS
         self._bound = self._usage_bound(len(message))
         self._write(message)
@@ -178,6 +185,8 @@ class _Process:
                     raise self._late() from None
 
     def _late(self) -> ConfinedError:
+        if not self._is_ready:
+            return ConfinedError(f"its process was not ready after {START_SECONDS:g} s", NOT_STARTED)
         return ConfinedError(f"it took longer than {WALL_SECONDS:g} s")
 
     def _usage_bound(self, nbytes: int) -> Usage | None:
@@ -204,6 +213,8 @@ class _Process:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
             code = 0
+        if not self._is_ready:
+            return ConfinedError(f"its process ended before it was ready (status {code})", NOT_STARTED)
         seconds, memory = self._hello["cpu_seconds"], self._hello["memory"]
         if sys.platform != "win32" and self._hello["limits"] and code == -signal.SIGPROF:
             return ConfinedError(f"it takes more CPU time than {seconds:g} s")

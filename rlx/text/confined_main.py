@@ -6,8 +6,8 @@ quickly. A message is a length (u64, little-endian) and that many bytes of JSON.
 The first message holds the module search path and the program: a module with `prepare()`, which imports everything it
 needs, and `handle(request) -> result`. Then the process drops its privileges: it can open no file or socket
 (`RLIMIT_NOFILE` 0), start no process or thread (`RLIMIT_NPROC` 0, which the kernel ignores for root), and use a fixed
-amount of memory (`RLIMIT_AS`). A timer over CPU time kills the process if a request takes too long. Where a system has
-no such limits, the parent watches the process.
+amount of memory (`RLIMIT_AS`). An empty message says that it is ready. A timer over CPU time kills the process if a
+request takes too long. Where a system has no such limits, the parent watches the process.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def main() -> NoReturn:
     handle = _load(hello["program"])
     if hello["limits"]:
         _give_up(hello["memory"] if hello["limits_memory"] else None)
+    _send(b"")  # ready
     while True:
         request, size = _receive()
         if hello["limits"]:
@@ -37,8 +38,12 @@ def main() -> NoReturn:
         reply = _answer(handle, request)
         if hello["limits"]:
             _limit_time(0)
-        sys.stdout.buffer.write(len(reply).to_bytes(8, "little") + reply)
-        sys.stdout.buffer.flush()
+        _send(reply)
+
+
+def _send(reply: bytes) -> None:
+    sys.stdout.buffer.write(len(reply).to_bytes(8, "little") + reply)
+    sys.stdout.buffer.flush()
 
 
 def _receive() -> tuple[Any, int]:

@@ -20,8 +20,8 @@ from rlx.text.confined import Confined, ConfinedError
 
 PROGRAM = """
 import os, socket, subprocess, threading, time
-count = 0
-def prepare(): pass
+count, START = 0, 0
+def prepare(): time.sleep(START)
 def handle(request):
     global count
     count += 1
@@ -128,6 +128,17 @@ def test_a_process_that_waits_is_ended(child: Confined, monkeypatch: pytest.Monk
     monkeypatch.setattr(confined, "WALL_SECONDS", 0.05)
     with pytest.raises(ConfinedError, match="longer than"):
         child.call(["sleep", 60])
+
+
+def test_the_start_of_a_process_is_no_part_of_the_request(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to start Python; that is not the program's fault."""
+    Path(program).write_text(PROGRAM.replace("START = 0, 0", "START = 0, 0.5"))
+    monkeypatch.setattr(confined, "WALL_SECONDS", 0.3)
+    assert Confined(program, memory=256 << 20).call(["count"]) == 1
+    monkeypatch.setattr(confined, "START_SECONDS", 0.1)
+    with pytest.raises(ConfinedError, match=r"not ready after 0\.1 s") as found:
+        Confined(program, memory=256 << 20).call(["count"])
+    assert found.value.kind == confined.NOT_STARTED
 
 
 def test_a_process_that_was_killed_between_requests_is_replaced(child: Confined) -> None:
