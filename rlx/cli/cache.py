@@ -66,7 +66,9 @@ def ls(as_json: bool) -> None:
 @cache.command()
 @click.argument("digest")
 @click.option("--file", "name", metavar="NAME", help="Print this file of the entry.")
-@click.option("--out", metavar="PATH", type=click.Path(dir_okay=False), help="Write the file to PATH, byte for byte.")
+@click.option(
+    "-o", "--out", metavar="PATH", type=click.Path(dir_okay=False), help="Write the file to PATH, byte for byte."
+)
 @debug_option
 def show(digest: str, name: str | None, out: str | None) -> None:
     """Show what an entry was compiled for, and its files.

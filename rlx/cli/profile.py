@@ -39,7 +39,7 @@ def profile() -> None:
 @profile.command()
 @click.argument("model")
 @click.option(
-    "-o", "--output", metavar="FILE", help="Output file, - for stdout; FAMILY.rlx.toml beside MODEL by default."
+    "-o", "--out", "output", metavar="FILE", help="Output file, - for stdout; FAMILY.rlx.toml beside MODEL by default."
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @debug_option

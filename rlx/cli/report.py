@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @model_argument
 @click.option(
+    "-o",
     "--out",
     type=click.Path(path_type=Path),
     default=Path("report.html"),

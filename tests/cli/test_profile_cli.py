@@ -135,7 +135,7 @@ def test_check_says_what_would_be_compiled(model: Path, beside: Path, monkeypatc
     level = Target.host().level
     assert result.stderr == f"{beside}: fits {model}; target {level}, kv_dtype f16, threads 1\n"
     rows = [line.split() for line in run("compile", "--check", model, "--batch", "9").stdout.splitlines()]
-    assert rows[4:] == [["batch", "2-8", "auto"], ["batch", "9-32", "auto"]]
+    assert rows[4:] == [["batch", "2-8", "auto"], ["batch", "9-32", "auto"], ["batch", "33-64", "exact"]]
     found = json.loads(run("compile", "--check", "--json", model, "--precision", "auto").stdout)
     assert (found["profile"], found["threads"], found["kv_dtype"]) == (str(beside), 1, "f16")
     assert [row["precision"] for row in found["programs"]] == ["auto"] * 4, "the option wins over the profile"
