@@ -111,7 +111,7 @@ class Target:
     @property
     def has_vnni512(self) -> bool:
         """Whether `vpdpbusd` on 512-bit registers may be used."""
-        return self.has("avx512vnni")
+        return self.vector_bits == 512 and self.has("avx512vnni")
 
     @property
     def has_vnni256(self) -> bool:

@@ -5,6 +5,8 @@ Level `amx` is `avx512` but for the kernels on tiles, whose tests take `TILE_TAR
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import foreign
 
 from rlx.backends.cpu.levels import X86, feature_string
@@ -50,5 +52,14 @@ PLAIN_BF16_TARGETS = [
     t.without("avx512bf16") if t.has("avx512bf16") else t for t in LEVELS if t.has("avx512bf16") or not t.has_bf16_dots
 ]
 
+
+def _short_registers() -> list[Target]:
+    """Level avx2 with `vpdpbusd` on 256 bits, on machines that have it with AVX-512 only, in another encoding."""
+    narrow = [t for t in LEVELS if t.level == "avx2" and not t.has_vnni256]
+    wide = any(t.has_vnni512 for t in LEVELS)
+    return [replace(t, features=f"{t.features},+avx512f,+avx512vl,+avx512vnni") for t in narrow if wide]
+
+
 #: Every way this machine can compute an int8 dot product.
 DOT_TARGETS = list({name(t): t for level in LEVELS for t in (level, _without_vnni(level))}.values())
+DOT_TARGETS += _short_registers()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,7 +93,17 @@ def test_each_target_gets_its_own_instruction() -> None:
     for target in DOT_TARGETS:
         text = assembly(dot_kernel(target, 4, 1), target)
         assert wanted.get(name(target), "pmaddwd") in text, name(target)
-        assert ("zmm" in text) == (target.level == "avx512"), name(target)
+        dots_of = re.findall(r"\t(?:vpdpbusd|vpmaddubsw)\t.*", text)
+        assert all(("zmm" in line) == (target.level == "avx512") for line in dots_of), name(target)
+
+
+@pytest.mark.parametrize("target", [t for t in LEVELS if t.level == "avx2"], ids=name)
+def test_avx_vnni_has_an_encoding_of_its_own(target: Target) -> None:
+    """What Intel's processors without AVX-512 have. The code is only looked at."""
+    target = replace(target, features=f"{target.features},+avxvnni")
+    text = assembly(dot_kernel(target, 8, 4), target)
+    dots_of = re.findall(r"{vex}\tvpdpbusd\t.*%ymm", text)
+    assert len(dots_of) == 8 and "zmm" not in text and "vpmadd" not in text
 
 
 def convert_kernel(target: Target, dtype: Any, to_f32: bool, count: int) -> Kernel:
