@@ -15,6 +15,7 @@ from typing import Any
 import golden_folder
 import pytest
 import systems
+from browser import chromium, lend_thread
 from hypothesis import HealthCheck, settings
 
 DATA = Path(__file__).parent / "data"
@@ -89,10 +90,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips a test that needs of the operating system what this one lacks."""
+    """Skips a test that needs of the operating system what this one lacks; readies the thread for one with a page."""
     for need in (need for mark in item.iter_markers("system") for need in mark.args):
         if not systems.has(need):
             pytest.skip(systems.REASONS[need])
+    lend_thread(to_browser="browser" in getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_finish() -> None:
@@ -138,7 +140,5 @@ def own_custom_ops() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Chromium; a test that needs it is skipped where it or Playwright is missing."""
-    from browser import chromium
-
     with chromium() as found:
         yield found

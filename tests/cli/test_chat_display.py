@@ -73,7 +73,7 @@ class Screen(io.StringIO):
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
     screen = Screen()
-    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((screen.columns, screen.height)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((screen.columns, screen.height)))
     return screen
 
 
