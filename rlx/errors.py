@@ -76,7 +76,7 @@ class CustomOpError(RlxError):
 
 
 class ForeignCodeError(CompileError):
-    """Object code is for another kind of machine. The compile cache then compiles again."""
+    """Object code is for another kind of machine or system. The compile cache then compiles again."""
 
 
 class TargetError(RlxError):

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
 from rlx import debug_output, env
-from rlx.errors import ArgumentError, CacheError, ForeignCodeError
+from rlx.errors import ArgumentError, CacheError, CompileError
 from rlx.profile.keys import MAX_PROGRAMS
 from rlx.runtime.entry import Entry, encode
 from rlx.runtime.key import CompileKey
@@ -196,7 +196,7 @@ class CompileCache:
         if entry is not None:
             try:
                 return self._loaded(entry, load)
-            except ForeignCodeError as error:  # planted, or copied from another machine under this key
+            except CompileError as error:  # planted, or copied from another machine under this key
                 assert self.store is not None
                 self.store.refuse(key, str(error), discard=self.policy == "on")
         return self._loaded(self._build(key, build), load)

@@ -66,6 +66,22 @@ def test_what_is_no_code_is_compiled_again(code: bytes, tmp_path: Path) -> None:
         assert np.array_equal(result(Store(tmp_path)), expected)
 
 
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        (b"\xcf\xfa\xed\xfe" + (0x01000007).to_bytes(4, "little") + bytes(24), "format Mach-O, this system loads ELF"),
+        ((0x8664).to_bytes(2, "little") + bytes(18), "format COFF, this system loads ELF"),
+        (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x01\x00" + (62).to_bytes(2, "little") + bytes(44), "does not load"),
+    ],
+)  # fmt: skip
+def test_code_of_this_processor_that_does_not_load_is_compiled_again(code: bytes, what: str, tmp_path: Path) -> None:
+    expected = result(store := Store(tmp_path))
+    plant(store, code)
+    with pytest.warns(CacheWarning, match=what):
+        assert np.array_equal(result(Store(tmp_path)), expected)
+    assert np.array_equal(result(Store(tmp_path)), expected), "without a warning"
+
+
 def test_a_read_only_cache_names_it_and_keeps_it(tmp_path: Path) -> None:
     result(store := Store(tmp_path))
     plant(store, HEADERS["aarch64"])

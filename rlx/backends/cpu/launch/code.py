@@ -34,7 +34,7 @@ class NativeCode:
         addresses: of the symbols.
 
     Raises:
-        ForeignCodeError: an object is for another kind of machine, or no object code.
+        ForeignCodeError: an object is for another kind of machine or system, or no object code.
         CompileError: the objects do not load.
     """
 
@@ -49,10 +49,11 @@ class NativeCode:
 
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        expected = architecture(llvm.get_process_triple()).name
+        triple = platform.current().triple(llvm.get_process_triple())
+        expected, form = architecture(triple).name, format_of_system(triple)
         builder = llvm.JITLibraryBuilder().add_current_process()
         for code in objects:
-            check(code, expected)
+            check(code, expected, form)
             builder.add_object_img(code)
         for name in symbols:
             builder.export_symbol(name)
@@ -64,23 +65,37 @@ class NativeCode:
         try:
             self._tracker = builder.link(self._jit, f"rlx{next(_names)}")
         except RuntimeError as error:
-            raise CompileError(f"{what} does not load: {error}", hint="Run `rlx cache verify`.") from error
+            raise CompileError(f"{what} does not load: {error}", hint="Raise the limit of memory, if this process has one") from error
         self.addresses = {name: int(self._tracker[name]) for name in symbols}
 
 
-def check(code: bytes, expected: str) -> None:
+def check(code: bytes, expected: str, form: str) -> None:
     """Checks the header of an object file: ELF, Mach-O or COFF.
 
     Args:
         expected: the architecture, as in LLVM triples.
+        form: the format that this system loads.
 
     Raises:
-        ForeignCodeError: it is for another kind of machine, or no object file.
+        ForeignCodeError: it is for another kind of machine or system, or no object file.
     """
     found = machine_of(code)
     if found != expected:
         what = f"it holds code for {found}" if found else "it holds no object code"
         raise ForeignCodeError(f"{what}, this machine is {expected}")
+    if (other := _format_of(code)) != form:
+        raise ForeignCodeError(f"it holds a file of the format {other}, this system loads {form}")
+
+
+def format_of_system(triple: str) -> str:
+    """The format of object files for an LLVM triple."""
+    if any(name in triple for name in ("darwin", "macos")):
+        return "Mach-O"
+    return "COFF" if "windows" in triple and not triple.endswith("-elf") else "ELF"
+
+
+def _format_of(code: bytes) -> str:
+    return {b"\x7fELF": "ELF", b"\xcf\xfa\xed\xfe": "Mach-O"}.get(code[:4], "COFF")
 
 
 def machine_of(code: bytes) -> str | None:
