@@ -68,17 +68,21 @@ def collect(folder: Path) -> None:
 
 def _remove_unheld(path: Path) -> None:
     """Removes a partial file unless a living process holds it; OSError if one does, or the system cannot tell."""
-    if not platform.current().renames_open:
-        path.unlink()
+    if not platform.current().renames_open:  # a writer there has no lock, and between two steps not even the file open
+        if _is_abandoned(path.lstat()):
+            path.unlink()
         return
     descriptor = os.open(path, os.O_RDWR | _FLAGS | platform.flags("O_NONBLOCK"))
     try:
         info = os.fstat(descriptor)
         is_own = stat.S_ISREG(info.st_mode) and (not hasattr(os, "geteuid") or info.st_uid == os.geteuid())
         is_free = platform.current().lock(descriptor)
-        if is_free is None:
-            is_free = time.time() - info.st_mtime > _ABANDONED_SECONDS
-        if is_own and is_free:
+        if is_own and (_is_abandoned(info) if is_free is None else is_free):
             path.unlink()
     finally:
         os.close(descriptor)
+
+
+def _is_abandoned(info: os.stat_result) -> bool:
+    """What is known without locks: nobody has written for a long time."""
+    return time.time() - info.st_mtime > _ABANDONED_SECONDS

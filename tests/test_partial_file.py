@@ -82,9 +82,11 @@ def test_left_over_files_go_and_those_of_living_processes_stay(tmp_path: Path) -
     assert set(names(tmp_path)) == {"new.gguf"} | others | strange
 
 
+@pytest.mark.parametrize("renames_open", [True, False])
 def test_without_locks_what_nobody_writes_for_a_day_is_left_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    renames_open: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(platform.current(), "renames_open", renames_open)
     monkeypatch.setattr(platform.current(), "lock", lambda *_, **__: None)
     today, yesterday = tmp_path / "a.rlx-1-0123abcd.partial", tmp_path / "b.rlx-1-0123abcd.partial"
     for path in (today, yesterday):

@@ -26,6 +26,7 @@ MAX_TEMPLATE_CHARS = 1 << 20
 _MEMORY = 512 << 20  # of the process that renders
 _SHORT = 4_096  # characters of a conversation
 _HOSTILE = "the model's template is broken or hostile"
+_SLOW = "try again: the machine was busy or asleep, or the model's template is hostile"
 _RENDERER = Confined("dialect.py", memory=_MEMORY)  # starts with the first template
 
 
@@ -173,6 +174,8 @@ def _call(action: Callable[[], T]) -> T:
             what = f"the template refuses the conversation: {what}"
         elif error.kind == NOT_STARTED:
             what, hint = f"the template cannot be rendered: {what}", "try again; the machine may be too busy"
+        elif error.kind == "TimeoutError":
+            what, hint = f"the template cannot be rendered: {what}", _SLOW
         elif error.kind in ("RecursionError", "MemoryError", None):
             what, hint = f"the template cannot be rendered: {what}", _HOSTILE
         raise ChatTemplateError(what, where=where, hint=hint) from error

@@ -40,8 +40,8 @@ class ConfinedError(Exception):
     """A request failed.
 
     Attributes:
-        kind: name of the exception in the child, None if the process ended or had to be ended, NOT_STARTED if there was
-            none that could take the request.
+        kind: name of the exception in the child, "TimeoutError" if it did not answer in time, None if the process ended
+            or had to be ended for what it used, NOT_STARTED if there was none that could take the request.
         line: where in the input, if the exception says so.
     """
 
@@ -103,7 +103,7 @@ class Confined:
                     process.is_set_up = True
                 return process.ask(message)
             except BaseException as error:  # Ctrl-C comes between a request and its reply
-                if not isinstance(error, ConfinedError) or error.kind in (None, "MemoryError", NOT_STARTED):
+                if not isinstance(error, ConfinedError) or error.kind in (None, "MemoryError", "TimeoutError", NOT_STARTED):
                     self._process = None
                     process.end()
                 raise
@@ -187,7 +187,7 @@ class _Process:
     def _late(self) -> ConfinedError:
         if not self._is_ready:
             return ConfinedError(f"its process was not ready after {START_SECONDS:g} s", NOT_STARTED)
-        return ConfinedError(f"it took longer than {WALL_SECONDS:g} s")
+        return ConfinedError(f"it took longer than {WALL_SECONDS:g} s", "TimeoutError")
 
     def _usage_bound(self, nbytes: int) -> Usage | None:
         """What a child may have used at the end of a request of so many bytes; None if it limits itself."""

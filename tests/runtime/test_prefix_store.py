@@ -206,7 +206,7 @@ def test_the_default_limit_follows_the_disk(tmp_path: Path) -> None:
     assert 0 < store.size.limit <= min(64 << 30, free.f_bavail * free.f_frsize // 9)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs permissions of POSIX")
+@pytest.mark.system("permissions")
 def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.warns(PrefixStoreWarning, match="is not used") as seen:

@@ -65,7 +65,8 @@ class NativeCode:
         try:
             self._tracker = builder.link(self._jit, f"rlx{next(_names)}")
         except RuntimeError as error:
-            raise CompileError(f"{what} does not load: {error}", hint="Raise the limit of memory, if this process has one") from error
+            hint = "Raise the limit of memory, if this process has one"
+            raise CompileError(f"{what} does not load: {error}", hint=hint) from error
         self.addresses = {name: int(self._tracker[name]) for name in symbols}
 
 
