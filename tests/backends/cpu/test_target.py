@@ -199,7 +199,7 @@ def test_a_feature_that_is_masked_and_one_that_is_not_there_give_equal_code(monk
 )
 def test_levels_of_aarch64(features: tuple[str, ...], level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on(monkeypatch, "arm64-apple-darwin24.1.0", *features)
-    target = Target.host()
+    target = Target.host("native")
     assert target.level == level and target.vectors in ("generic", "neon")
     with pytest.raises(TargetError, match=r"avx2 is a level of x86_64, and this machine is aarch64.*It has: generic"):
         Target.host("avx2")
@@ -214,7 +214,7 @@ def test_a_level_of_another_architecture_is_named(monkeypatch: pytest.MonkeyPatc
 def test_avx10_is_avx512_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     features = with_implied({*AVX2, "avx10.1"})
     on(monkeypatch, LINUX, *features)
-    target = Target.host()
+    target = Target.host("native")
     assert (target.level, target.has_vnni512, target.has_bf16_dots) == ("avx512", True, True)
     assert with_implied(AVX2) == AVX2 and not with_implied({"avx10.2"}) & TILES
 
