@@ -34,6 +34,7 @@ _HERE = Path(__file__).parent
 #: All that the child sees of the environment. Without SYSTEMROOT no Python starts on Windows.
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "TZ", "TZDIR", "SYSTEMROOT")
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}  # no threads
+_ENDED = (None, "MemoryError", "TimeoutError", NOT_STARTED)  # kinds of errors after which a process is of no use
 
 
 class ConfinedError(Exception):
@@ -103,7 +104,7 @@ class Confined:
                     process.is_set_up = True
                 return process.ask(message)
             except BaseException as error:  # Ctrl-C comes between a request and its reply
-                if not isinstance(error, ConfinedError) or error.kind in (None, "MemoryError", "TimeoutError", NOT_STARTED):
+                if not isinstance(error, ConfinedError) or error.kind in _ENDED:
                     self._process = None
                     process.end()
                 raise
