@@ -37,7 +37,7 @@ from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.templates import ARCHIVE, Template, write_archive
 from rlx.errors import RlxError
 from rlx.export import quantizers
-from rlx.ir.dtypes import KV_DTYPES
+from rlx.ir.dtypes import KV_DTYPES, Q8_0
 
 #: Sizes in kernels whose memory on the stack is part of their type: the heads of common models.
 HEADS = (64, 80, 96, 128, 192, 256)
@@ -71,7 +71,8 @@ def kernels() -> Iterator[Callable[[], object]]:
     outs, both, width = ("f32", "q8a", "bf16"), (False, True), 5120  # whole superblocks of every type
     for make, dtype in itertools.product((embedding.embedding, lookup.lookup), PACKINGS):
         yield partial(make, dtype, width)
-    yield from (partial(pack.pack, dtype) for dtype in PACKINGS)
+    yield from (partial(pack.pack, dtype, signed=signed) for dtype, signed in itertools.product(PACKINGS, both))
+    yield partial(embedding.embedding, Q8_0, width, signed=True)
     yield from (partial(norm.rms_norm, width, 1e-6, out=o, weighted=w) for o, w in itertools.product(outs, both))
     yield from (partial(quantize.quantize, width, out) for out in outs)
     yield from (partial(norm.layer_norm, width, 1e-6, out=o, weights=n) for o, n in itertools.product(outs, range(3)))

@@ -6,7 +6,8 @@ A type is a row of `BLOCKS`. The packed form divides every type into sub-blocks 
 
 There is one scale per sub-block or per 16 k. Some types also have a low, the offset that is subtracted, for the same
 number of k. For a type with levels, the code is an index into a table of at most 16 numbers, the levels. They are
-stored unsigned, as the number they stand for plus `zero`.
+stored unsigned, as the number they stand for plus `zero`. Where the machine multiplies signed bytes, codes and levels
+of 8 bits are signed instead (`of`).
 
 `Blocks.scales` names the formula of scale and low. Its inputs are the superblock's f16 numbers (d, dmin), both times
 the type's unit, and the fields of the sub-block:
@@ -31,7 +32,7 @@ A value is such a number, as f32, times its scale.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlx.backends.cpu import blocks_grids as grids
 from rlx.backends.cpu import blocks_read as read
@@ -56,6 +57,7 @@ class Blocks:
         levels: the number that each code stands for, plus `zero`; None if a code stands for itself.
         unit: factor of the f16 numbers of a superblock, a power of two.
         floats: whether codes are e4m3fn numbers.
+        signed: whether codes, or levels, are signed bytes: see `of`.
     """
 
     superblock: int
@@ -69,10 +71,13 @@ class Blocks:
     levels: tuple[int, ...] | None = None
     unit: float = 1.0
     floats: bool = False
+    signed: bool = False
 
     @property
     def bits(self) -> int:
         """Bits of a code, or of a level for types with levels."""
+        if self.signed:
+            return 8
         return max(self.levels).bit_length() if self.levels else sum(self.planes)
 
     @property
@@ -155,3 +160,16 @@ BLOCKS: dict[DType, Blocks] = {
     dtypes.NVFP4: Blocks(64, 0, 2, (4,), 12, "e4m3", read.read_nvfp4, levels=_E2M1, halves=True),
     dtypes.F8_E4M3: Blocks(32, 0, 4, (8,), 0, "f32", read.read_f8_e4m3, floats=True),
 }
+
+
+def of(dtype: DType, *, signed: bool) -> Blocks:
+    """The row of a quantized type.
+
+    Args:
+        signed: codes or levels of 8 bits have their zero subtracted (`Isa.signed_codes`).
+    """
+    row = BLOCKS[dtype]
+    if not signed or row.bits != 8 or row.floats:
+        return row
+    levels = row.levels and tuple(level - row.zero for level in row.levels)
+    return replace(row, zero=0, levels=levels, signed=True)

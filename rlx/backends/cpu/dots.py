@@ -2,8 +2,8 @@
 
 An int8 step multiplies 64 weight codes (16 rows x 4 k, unsigned, `bits` wide) with 64 signed bytes of activations and
 adds each group of four neighbouring products to an i32 lane. Some targets take codes of 8 bits as signed bytes
-(`ready`) and widen the sums of several steps at once (`span`); `rlx.backends.cpu.isa` has their instructions. For types
-with levels, the operands are the levels and `bits` is their width.
+(`Isa.signed_codes`) and widen the sums of several steps at once (`span`); `rlx.backends.cpu.isa` has their
+instructions. For types with levels, the operands are the levels and `bits` is their width.
 
 A bf16 step multiplies 32 weights (16 rows x 2 k) with 32 activations and adds each pair of neighbouring products to an
 f32 lane. It rounds to nearest even after each addition; subnormals count as zero. It needs an instruction of its own:
@@ -29,18 +29,8 @@ def span(target: Target, bits: int) -> int:
     return target.isa.span(bits)
 
 
-def ready(e: Emitter, codes: ir.Value, bits: int) -> ir.Value:
-    """Unsigned codes -> the form that `dot_u8s8` takes."""
-    return e.b.xor(codes, ir.Constant(I8X64, [-128] * 64)) if e.isa.is_signed(bits) else codes
-
-
-def zero_left(target: Target, bits: int, zero: int) -> int:
-    """The zero point that remains after `ready`. The caller subtracts it times the sum of the activations."""
-    return zero - 128 if target.isa.is_signed(bits) else zero
-
-
 def magnitudes(e: Emitter, codes: Sequence[ir.Value]) -> tuple[list[ir.Value], list[ir.Value], ir.Value]:
-    """Signed codes from `ready` -> (their magnitudes, their signs as 0 or -1, the start of sums i32x16).
+    """Signed codes -> (their magnitudes, their signs as 0 or -1, the start of sums i32x16).
 
     A product by x becomes magnitude * (x ^ sign), because x ^ -1 = -x - 1. That is too small by the magnitude of a
     negative code, which depends on the codes only, so sums start with it. One instruction for a row moves the signs,
@@ -57,11 +47,11 @@ def dot_u8s8(e: Emitter, acc: ir.Value, codes: Vectors, activations: Vectors, bi
     """acc i32x16 + the exact sums of four neighbouring products.
 
     Args:
-        codes: at most `span(bits)` vectors of 64 codes from `ready`.
+        codes: at most `span(bits)` vectors of 64 codes.
         activations: the same number of vectors of 64 int8 within [-127, 127].
     """
     steps = range(len(codes))
-    signed = e.isa.is_signed(bits)
+    signed = e.isa.signed_codes and bits == 8
     return dot_tile(e, [acc], steps, 1, lambda step, _: codes[step], lambda step, _: activations[step], signed=signed)[
         0
     ]
@@ -87,7 +77,7 @@ def dot_tile(
         sums: ordered by row, then by block.
         steps: at most `span(bits)` steps, which are given to `code` and `activation`. The sums of pairs must fit i16.
         blocks: number of blocks.
-        code: (step, block) -> 64 codes from `ready`, or magnitudes.
+        code: (step, block) -> 64 codes, or magnitudes.
         activation: (step, row) -> 64 int8 within [-127, 127].
         signed: whether the codes are signed.
         sign: (step, block) -> 64 signs of magnitudes.

@@ -16,7 +16,7 @@ A plane of w bits is w vectors: bits w * i and up of vector j hold those bits of
 
 | type | superblock | numbers | fields of a sub-block | planes | bytes of 16 rows |
 |---|---|---|---|---|---|
-| q8_0 | 32 k | | f16 d | 8 (q + 128) | 544 |
+| q8_0 | 32 k | | f16 d | 8 (q + 128, or q) | 544 |
 | q4_0, iq4_nl | 32 k | | f16 d | 4 | 288 |
 | q4_1 | 32 k | | f16 d, f16 m | 4 | 320 |
 | q5_0 | 32 k | | f16 d | 4, 1 | 352 |
@@ -35,8 +35,9 @@ A plane of w bits is w vectors: bits w * i and up of vector j hold those bits of
 | nvfp4 | 64 k | | 2 x u8 scale, e4m3, one per 16 k | 4 | 576 |
 | f8_e4m3 | 32 k | | f32 scale | 8 | 576 |
 
-Scales keep the precision of the file (f32, f16, 4-, 6- and 8-bit integers or floats), so packing does not round.
-Packed weights have no codebook indices: each element has a small code instead (see `blocks.py`).
+Codes of q8_0 are signed where the machine's int8 products take signed bytes (`Isa.signed_codes`). Scales keep the
+precision of the file (f32, f16, 4-, 6- and 8-bit integers or floats), so packing does not round. Packed weights have no
+codebook indices: each element has a small code instead (see `blocks.py`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.backends.cpu import blocks
 from rlx.backends.cpu.blocks import BLOCKS, Blocks
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import BF16, F16, F32, Q8A, DType
@@ -91,9 +93,13 @@ def packed_bytes(dtype: DType, n: int, k: int) -> int:
     return row_blocks(n) * (k // packing.superblock) * packing.nbytes
 
 
-def pack(dtype: DType, raw: Bytes, n: int, k: int) -> Bytes:
-    """File bytes of a row-major [n, k] weight -> packed bytes, `uint8[packed_bytes(dtype, n, k)]`."""
-    packing = _packing(dtype, k)
+def pack(dtype: DType, raw: Bytes, n: int, k: int, *, signed: bool = False) -> Bytes:
+    """File bytes of a row-major [n, k] weight -> packed bytes, `uint8[packed_bytes(dtype, n, k)]`.
+
+    Args:
+        signed: codes of 8 bits are signed bytes.
+    """
+    packing = _packing(dtype, k, signed)
     if raw.dtype != np.uint8 or raw.size != dtype.size((n, k)):
         raise ShapeError(f"expected {dtype.size((n, k))} bytes of {dtype} for [{n}, {k}], found {raw.size}")
     padded = np.zeros((row_blocks(n) * BLOCK_ROWS, dtype.row_bytes(k)), np.uint8)
@@ -101,9 +107,9 @@ def pack(dtype: DType, raw: Bytes, n: int, k: int) -> Bytes:
     return packing.pack(padded.reshape(row_blocks(n), BLOCK_ROWS, k // packing.superblock, -1)).reshape(-1)
 
 
-def unpack(dtype: DType, packed: Bytes, n: int, k: int) -> Floats:
+def unpack(dtype: DType, packed: Bytes, n: int, k: int, *, signed: bool = False) -> Floats:
     """Packed bytes -> the weight's values, `float32[n, k]`, equal bit by bit to the GGUF reference dequantization."""
-    packing = _packing(dtype, k)
+    packing = _packing(dtype, k, signed)
     if packed.dtype != np.uint8 or packed.size != packed_bytes(dtype, n, k):
         raise ShapeError(f"expected {packed_bytes(dtype, n, k)} packed bytes of {dtype}, found {packed.size}")
     values = packing.unpack(packed.reshape(row_blocks(n), k // packing.superblock, packing.nbytes))
@@ -142,12 +148,12 @@ def q8a_dequantize(rows: Bytes, k: int) -> Floats:
     return (codes.astype(np.float32) * scales[:, :, None]).reshape(len(rows), k)
 
 
-def _packing(dtype: DType, k: int) -> Packing:
+def _packing(dtype: DType, k: int, signed: bool = False) -> Packing:
     if dtype not in PACKINGS:
         raise ShapeError(f"{dtype} has no packed layout", hint=f"Packed types: {', '.join(map(str, PACKINGS))}")
     if k % PACKINGS[dtype].superblock or k <= 0:
         raise ShapeError(f"k = {k} is no multiple of the {PACKINGS[dtype].superblock} elements a superblock of {dtype}")
-    return PACKINGS[dtype]
+    return _of_blocks(blocks.of(dtype, signed=True)) if signed and dtype in BLOCKS else PACKINGS[dtype]
 
 
 # --- codes and their vectors: [..., k, 16 rows] <-> [..., k/4, 64 bytes] ---------------------------------------------
@@ -220,7 +226,7 @@ def _unpack_bf16(packed: Bytes) -> Floats:
 
 def _pack_blocks(row: Blocks, raw: Bytes) -> Bytes:
     parts = row.read(raw)
-    vectors = _vectors(parts.codes)
+    vectors = _vectors(parts.codes ^ _u8(128) if row.signed and not row.levels else parts.codes)
     vectors = vectors.reshape(*vectors.shape[:2], row.subs, 8, 64)
     first = np.cumsum([0, *row.planes]).tolist()
     planes = [_plane(vectors, at, width) for at, width in zip(first, row.planes, strict=False)]
@@ -248,6 +254,8 @@ def _meaning(row: Blocks) -> Floats:
     """The number that each code stands for before scaling: `float32[number of codes]`."""
     if row.floats:
         return _e4m3(np.arange(256, dtype=np.uint8))
+    if row.signed and not row.levels:
+        return np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
     numbers = np.arange(2 ** sum(row.planes)) if row.levels is None else np.array(row.levels)
     return (numbers - row.zero).astype(np.float32)
 

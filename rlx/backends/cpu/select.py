@@ -66,7 +66,7 @@ def _embedding(n: Node, target: Target) -> Call:
     if table.op == "pack" and table["layout"] == "file":
         kernel = lookup(table.dtype, width(n), n["scale"])
         return _call(n, kernel, Units(rows(n), times=pieces(table.dtype, width(n))))
-    return _call(n, embedding(table.dtype, width(n), n["scale"]), Units(rows(n)))
+    return _call(n, embedding(table.dtype, width(n), n["scale"], signed=target.isa.signed_codes), Units(rows(n)))
 
 
 def _linear(n: Node, target: Target) -> Call:

@@ -84,7 +84,7 @@ def packing(builder: Builder, dtype: DType) -> NativeCode:
     def kernel() -> Kernel:
         from rlx.backends.cpu.kernels.packing.pack import pack
 
-        return pack(dtype)
+        return pack(dtype, signed=builder.target.isa.signed_codes)
 
     options = {"layout": MATRIX_LAYOUT}
     return step_of(

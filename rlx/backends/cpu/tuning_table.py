@@ -70,8 +70,9 @@ _NEON = ("neon", "dotprod", "i8mm", "bf16")
 
 ROWS = (
     Row(("generic",), numbers={"tile_rows_int8": 4, "unpack_from_int8": 0, "tile_rows_float": 12}),
-    # Not measured: as many sums as the registers hold.
-    Row(_NEON, numbers={"unpack_from_int8": 8, "tile_rows_float": 8}),
+    # Not measured: as many sums as the registers hold. The hardware follows one stream of weights by itself; prefetches
+    # would be a tenth of a kernel's instructions.
+    Row(_NEON, numbers={"unpack_from_int8": 8, "tile_rows_float": 8, "prefetch_level": 0}),
     Row(("avx2",), numbers={"unpack_from_int8": 8, "tile_rows_float": 12}),
     # All such processors have 1 MiB of second-level cache. On Zen 4: Q8_0 169 and 173 GFLOP/s with 48 and 96, Q4_K 248
     # and 259.

@@ -31,9 +31,11 @@ EXPERTS = 5
 ROWS = ((1, 33), (2, 9), (30,))
 
 
-def stacked(dtype: DType, n: int, k: int, seed: int = 0, experts: int = EXPERTS) -> tuple[Array, Array]:
+def stacked(
+    dtype: DType, n: int, k: int, seed: int = 0, experts: int = EXPERTS, target: Target | None = None
+) -> tuple[Array, Array]:
     """Packed experts one after the other, and their values in float64 [experts, n, k]."""
-    packed, values = zip(*(weights(dtype, n, k, seed + e) for e in range(experts)), strict=True)
+    packed, values = zip(*(weights(dtype, n, k, seed + e, target) for e in range(experts)), strict=True)
     assert len(packed[0]) == layouts.packed_bytes(dtype, n, k)
     return aligned(np.concatenate(packed)), np.stack(values)
 
@@ -65,7 +67,7 @@ def check(
     gated: str | None = None,
 ) -> None:
     n, k = size
-    (packed, w), (packed_up, up) = stacked(dtype, n, k), stacked(dtype, n, k, 100)
+    (packed, w), (packed_up, up) = (stacked(dtype, n, k, seed, target=target) for seed in (0, 100))
     matrices, values = ([packed, packed_up], [w, up]) if gated else ([packed], [w])
     for rows in rows_list:
         x, x_values = inputs(act, (rows, slots, k) if x_slots else (rows, k))
@@ -152,7 +154,7 @@ def test_bits_are_those_of_a_linear_of_the_expert(dtype: DType, act: str, gated:
     """Whatever rows share a tile: experts of no row, of a few, of more than a macro tile."""
     needs(act, target)
     n, k, slots, counts = 40, 512, 2, (0, 1, 2, 3, 4, 5, 6, 7, 8, 13, 51)
-    matrices = [stacked(dtype, n, k, seed, len(counts))[0] for seed in ([0, 100] if gated else [0])]
+    matrices = [stacked(dtype, n, k, seed, len(counts), target)[0] for seed in ([0, 100] if gated else [0])]
     ids = np.random.default_rng(3).permutation(np.repeat(np.arange(len(counts)), counts)).astype(np.int32)
     rows = len(ids) // slots
     x, _ = inputs(act, (len(ids), k))
@@ -174,7 +176,7 @@ def test_bits_do_not_depend_on_the_split(dtype: DType, act: str, gated: str | No
     n, k, slots, target = 35 * 16 - 3, 256, 3, LEVELS[-1]
     needs(act, target)
     sizes: dict[str, Any] = {"experts": EXPERTS, "slots": slots}
-    matrices = [stacked(dtype, n, k, seed)[0] for seed in ([0, 100] if gated else [0])]
+    matrices = [stacked(dtype, n, k, seed, target=target)[0] for seed in ([0, 100] if gated else [0])]
     x, _ = inputs(act, (rows, k))
     operands = [x, aligned(chosen(rows, slots)), *matrices]
     kernel = expert_linear(dtype, n, k, act, target, **sizes, gated=gated, single=rows == 1)
@@ -190,7 +192,7 @@ def test_bits_do_not_depend_on_the_split(dtype: DType, act: str, gated: str | No
 
 def test_a_number_that_is_not_finite_is_not_hidden() -> None:
     target, n, k, slots = LEVELS[-1], 16, 64, 2
-    packed, _ = stacked(Q8_0, n, k)
+    packed, _ = stacked(Q8_0, n, k, target=target)
     for act, bad in (("f32", np.nan), ("f32", np.inf), ("q8a", np.nan), ("q8a", np.inf)):
         x = np.ones((9, k), np.float32)
         x[4, 40] = bad

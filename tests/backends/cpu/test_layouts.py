@@ -123,10 +123,13 @@ def test_q8_0_bytes_are_where_the_layout_says() -> None:
     raw = random_file_bytes(Q8_0, n, k, np.random.default_rng(5))
     file = raw.reshape(n, k // 32, 34)
     packed = pack(Q8_0, raw, n, k).reshape(2, k // 32, 544)
+    signed = pack(Q8_0, raw, n, k, signed=True)
+    np.testing.assert_array_equal(unpack(Q8_0, signed, n, k, signed=True), unpack(Q8_0, packed.reshape(-1), n, k))
     for row, column in [(0, 0), (3, 7), (15, 31), (16, 33), (19, 63)]:
         block = packed[row // 16, column // 32]
         at = 32 + (column % 32) // 4 * 64 + row % 16 * 4 + column % 4
         assert block[at] == file[row, column // 32, 2 + column % 32] ^ 128
+        assert signed.reshape(packed.shape)[row // 16, column // 32, at] == block[at] ^ 128
         np.testing.assert_array_equal(block[row % 16 * 2 :][:2], file[row, column // 32, :2])
 
 

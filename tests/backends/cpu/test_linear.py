@@ -61,9 +61,16 @@ INTEGER = [t for t in layouts.PACKED_DTYPES if t.has_integer_codes]
 COMMON = (F32, F16, BF16, Q8_0, Q4_K, Q5_1, Q6_K)
 
 
+def weights(dtype: DType, n: int, k: int, seed: int = 0, target: Target | None = None) -> tuple[Array, Array]:
+    """(packed bytes, values in float64): random codes, scales of both signs around 0.01.
+
+    Codes of 8 bits are signed if the target takes such, and unsigned without one.
+    """
+    return _weights(dtype, n, k, seed, signed=target is not None and target.isa.signed_codes)
+
+
 @cache
-def weights(dtype: DType, n: int, k: int, seed: int = 0) -> tuple[Array, Array]:
-    """(packed bytes, values in float64): random codes, scales of both signs around 0.01."""
+def _weights(dtype: DType, n: int, k: int, seed: int, *, signed: bool) -> tuple[Array, Array]:
     rng = np.random.default_rng([seed, n, k])
     if dtype.is_quantized:
         raw = tame_file_bytes(dtype, n, k, rng)
@@ -74,8 +81,8 @@ def weights(dtype: DType, n: int, k: int, seed: int = 0) -> tuple[Array, Array]:
             F16: lambda: values.astype(np.float16).view(np.uint8),
             BF16: lambda: (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8),
         }[dtype]().reshape(-1)
-    packed = layouts.pack(dtype, raw, n, k)
-    return aligned(packed), layouts.unpack(dtype, packed, n, k).astype(np.float64)
+    packed = layouts.pack(dtype, raw, n, k, signed=signed)
+    return aligned(packed), layouts.unpack(dtype, packed, n, k, signed=signed).astype(np.float64)
 
 
 @cache
@@ -104,7 +111,7 @@ def bf16(x: Array) -> tuple[Array, Array]:
 
 
 def check(dtype: DType, n: int, k: int, act: str, target: Target, rows_list: tuple[int, ...] = ROWS) -> None:
-    packed, w = weights(dtype, n, k)
+    packed, w = weights(dtype, n, k, target=target)
     w = round_to(w, "bf16") if act == "bf16" else w
     kernel = linear(dtype, n, k, act, target)
     for rows in rows_list:
@@ -185,8 +192,9 @@ def test_sizes(dtype: DType, act: str, n: int, k: int) -> None:
 @pytest.mark.parametrize("dtype", [Q8_0, Q4_K, Q6_K, IQ2_S, NVFP4], ids=str)
 def test_sums_in_the_bits_of_floats_round_like_converted_ones(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     found, rows, n, k = [], 7, 33, 256
-    packed, (x, _) = weights(dtype, n, k)[0], activations("q8a", rows, k)
+    x, _ = activations("q8a", rows, k)
     for target in [t for t in DOT_TARGETS if t.level == "avx2"]:
+        packed, _ = weights(dtype, n, k, target=target)
         for _ in ("from the origin", "converted"):
             kernel = linear.__wrapped__(dtype, n, k, "q8a", target)  # type: ignore[attr-defined]
             out = np.zeros((rows, n), np.float32)
@@ -207,7 +215,7 @@ def test_largest_codes_meet_largest_activations(target: Target) -> None:
     raw = np.zeros((n, k // 32, 34), np.uint8)
     raw[..., :2] = np.array([1.0], np.float16).view(np.uint8)
     raw[:8, :, 2:], raw[8:, :, 2:] = 127, 128  # 128 is -128
-    packed = aligned(layouts.pack(Q8_0, raw.reshape(-1), n, k))
+    packed = aligned(layouts.pack(Q8_0, raw.reshape(-1), n, k, signed=target.isa.signed_codes))
     x = np.ones((2, k), np.float32)
     x[1] = -1
     rows = aligned(layouts.q8a_quantize(x * 127))
@@ -291,7 +299,7 @@ def test_gates(dtype: DType, act: str, target: Target) -> None:
         pytest.skip("this target has no dot products of bf16")
     n, k = 33, 256
     gate = list(GATES)[(GATED.index((dtype, act)) + LEVELS.index(target)) % len(GATES)]
-    (packed, w), (packed_up, up) = weights(dtype, n, k), weights(dtype, n, k, 1)
+    (packed, w), (packed_up, up) = (weights(dtype, n, k, seed, target) for seed in range(2))
     kernel = linear(dtype, n, k, act, target, gated=gate)
     assert kernel.buffers == ("x", "w", "w_up", "out")
     for rows in (1, 2, 7, 50):
@@ -365,7 +373,7 @@ def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, act: str, gate
 
 def test_a_number_that_is_not_finite_is_not_hidden() -> None:
     target, n, k = LEVELS[-1], 16, 64
-    packed, _ = weights(Q8_0, n, k)
+    packed, _ = weights(Q8_0, n, k, target=target)
     for act, bad in [(act, bad) for act in ("f32", "q8a") for bad in (np.nan, np.inf)]:
         x = np.ones((9, k), np.float32)
         x[4, 40] = bad

@@ -17,7 +17,7 @@ from rlx.backends.cpu.kernels.packing.pack import pack
 from rlx.backends.cpu.kernels.rows.embedding import embedding
 from rlx.backends.cpu.layouts import PACKED_DTYPES, PACKINGS
 from rlx.errors import CompileError, ShapeError
-from rlx.ir.dtypes import F8_E4M3, F16, IQ1_M, MXFP4, NVFP4, Q4_0, Q6_K, Q8_1, DType
+from rlx.ir.dtypes import F8_E4M3, F16, IQ1_M, MXFP4, NVFP4, Q4_0, Q6_K, Q8_0, Q8_1, DType
 
 each_dtype = pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
 
@@ -105,6 +105,19 @@ def test_extreme_scales(form: Form, dtype: DType) -> None:
     raw = random_file_bytes(dtype, len(scales), k, np.random.default_rng(3))
     set_halves(dtype, raw.reshape(-1, dtype.nbytes), scales.repeat(k // dtype.block))
     check_table(form, dtype, raw, len(scales), k)
+
+
+@forms
+@pytest.mark.parametrize("dtype", [Q8_0, Q4_0], ids=str)
+def test_signed_codes(form: Form, dtype: DType) -> None:
+    """As bytes in the file are; nothing changes for codes of fewer bits."""
+    n, k, ids = 19, 64, np.arange(19, dtype=np.int32)
+    raw = random_file_bytes(dtype, n, k, np.random.default_rng(8))
+    table, out = np.zeros(layouts.packed_bytes(dtype, n, k), np.uint8), np.zeros((n, k), np.float32)
+    call(form, pack(dtype, signed=True), raw, table, end=layouts.row_blocks(n), n=n, k=k)
+    np.testing.assert_array_equal(table, layouts.pack(dtype, raw, n, k, signed=True))
+    call(form, embedding(dtype, k, signed=True), table, ids, out, end=n)
+    assert_same_bits(out, reference(dtype, raw, n, k))
 
 
 @forms

@@ -22,13 +22,13 @@ dot_targets = pytest.mark.parametrize("target", DOT_TARGETS, ids=name)
 
 
 def dot_kernel(target: Target, bits: int, count: int) -> Kernel:
-    """out i32[16] += sums over `count` steps of codes u8[count, 64] times x i8[count, 64]."""
+    """out i32[16] += sums over `count` steps of codes [count, 64] times x i8[count, 64]."""
     e = Emitter(target, ["codes", "x", "out"], [])
     acc = e.load(I32X16, e.args["out"])
     width = dots.span(target, bits)
     for first in range(0, count, width):
         steps = range(first, min(first + width, count))
-        codes = [dots.ready(e, e.load(I8X64, e.at(e.args["codes"], 64 * i)), bits) for i in steps]
+        codes = [e.load(I8X64, e.at(e.args["codes"], 64 * i)) for i in steps]
         acc = dots.dot_u8s8(e, acc, codes, [e.load(I8X64, e.at(e.args["x"], 64 * i)) for i in steps], bits)
     e.store(acc, e.args["out"])
     return e.finish("dot", "")
@@ -39,24 +39,24 @@ def dot_kernel(target: Target, bits: int, count: int) -> Kernel:
 @pytest.mark.parametrize("extreme", [False, True])
 def test_dots_are_exact_to_the_last_extreme(target: Target, bits: int, extreme: bool) -> None:
     rng, count = np.random.default_rng(bits), 11
-    codes = rng.integers(0, 2**bits, (count, 64), dtype=np.uint8)
+    signed = bits == 8 and target.isa.signed_codes
+    least, most = (-128, 127) if signed else (0, 2**bits - 1)
+    codes = rng.integers(least, most, (count, 64), dtype=np.int8 if signed else np.uint8, endpoint=True)
     x = rng.integers(-127, 128, (count, 64), dtype=np.int8)
     if extreme:  # what saturates i16 where it could: both neighbours at their largest
-        codes[:] = rng.choice([0, 2**bits - 1], (count, 1))
+        codes[:] = rng.choice([least, most], (count, 1))
         x[:] = rng.choice([-127, 127], (count, 1))
     start = rng.integers(-1000, 1000, 16, dtype=np.int32)
     got = start.copy()
     run(dot_kernel(target, bits, count), target, codes, x, got, end=1)
-    zero = 128 if bits == 8 else 0
-    offset = zero - dots.zero_left(target, bits, zero)
-    products = (codes.astype(np.int64) - offset) * x
+    products = codes.astype(np.int64) * x
     np.testing.assert_array_equal(got, start + products.reshape(count, 16, 4).sum(axis=(0, 2)))
 
 
 def magnitudes_kernel(target: Target) -> Kernel:
     """The same for codes of 8 bits whose magnitudes and signs are stored apart."""
     e = Emitter(target, ["codes", "x", "out"], [])
-    codes = [dots.ready(e, e.load(I8X64, e.at(e.args["codes"], 64 * i)), 8) for i in range(8)]
+    codes = [e.load(I8X64, e.at(e.args["codes"], 64 * i)) for i in range(8)]
     sizes, signs, start = dots.magnitudes(e, codes)
     acc = e.b.add(e.load(I32X16, e.args["out"]), start)
     for i in range(8):
@@ -70,15 +70,15 @@ def magnitudes_kernel(target: Target) -> Kernel:
 @pytest.mark.parametrize("extreme", [False, True])
 def test_magnitudes_and_signs_are_exact_too(target: Target, extreme: bool) -> None:
     rng = np.random.default_rng(1)
-    codes = rng.integers(0, 256, (8, 64), dtype=np.uint8)
+    codes = rng.integers(-128, 128, (8, 64), dtype=np.int8)
     x = rng.integers(-127, 128, (8, 64), dtype=np.int8)
     if extreme:  # -128 times 127 in both products of a pair is the least sum that i16 holds
-        codes[:] = rng.choice([0, 1, 255], (8, 1))
+        codes[:] = rng.choice([-128, -127, 127], (8, 1))
         x[:] = rng.choice([-127, 127], (8, 1))
     start = rng.integers(-1000, 1000, 16, dtype=np.int32)
     got = start.copy()
     run(magnitudes_kernel(target), target, codes, x, got, end=1)
-    products = (codes.astype(np.int64) - 128) * x
+    products = codes.astype(np.int64) * x
     np.testing.assert_array_equal(got, start + products.reshape(8, 16, 4).sum(axis=(0, 2)))
 
 

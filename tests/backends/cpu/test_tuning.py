@@ -35,7 +35,7 @@ N, K = 33, 512
 
 
 def check(dtype: DType, act: str, target: Target, gated: str | None = None) -> None:
-    packed, _ = weights(dtype, N, K)
+    packed, _ = weights(dtype, N, K, target=target)
     matrices = [packed] * (2 if gated else 1)
     kernels = [linear(dtype, N, K, act, target, gated=gated)]
     kernels += [linear(dtype, N, K, act, replace(target, tuned=t), gated=gated) for t in TUNINGS]
@@ -113,7 +113,7 @@ def test_gated_and_exact_linears_too() -> None:
 @pytest.mark.parametrize(("dtype", "gated", "k"), [(Q8_0, None, 288), (IQ4_NL, "silu", 512)])
 def test_magnitudes_and_signs(dtype: DType, gated: str | None, k: int, target: Target) -> None:
     """Many rows and a single one compute their sums differently, also of weights with levels and of a short chunk."""
-    matrices = [weights(dtype, N, k, seed)[0] for seed in range(2 if gated else 1)]
+    matrices = [weights(dtype, N, k, seed, target)[0] for seed in range(2 if gated else 1)]
     x, many, one = activations("q8a", 49, k)[0], np.zeros((49, N), np.float32), np.zeros((49, N), np.float32)
     run(linear(dtype, N, k, "q8a", target, gated=gated), target, x, *matrices, many, end=units(N), rows=49, n=N)
     alone = linear(dtype, N, k, "q8a", target, gated=gated, single=True)
@@ -126,7 +126,7 @@ def test_magnitudes_and_signs(dtype: DType, gated: str | None, k: int, target: T
 @pytest.mark.parametrize("target", [LEVELS[-1], *(t for t in DOT_TARGETS if t.isa.moves_signs)], ids=name)
 def test_experts_too(target: Target) -> None:
     rows, count, results = 60, 3, []
-    stack = aligned(np.concatenate([weights(Q8_0, N, K, seed)[0] for seed in range(count)]))
+    stack = aligned(np.concatenate([weights(Q8_0, N, K, seed, target)[0] for seed in range(count)]))
     ids = aligned(np.random.default_rng(0).integers(0, count, (rows, 2)).astype(np.int32))
     x, _ = activations("q8a", rows, K)
     for tuning in (target.tuning, TUNINGS[0]):

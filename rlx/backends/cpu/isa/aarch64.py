@@ -23,36 +23,34 @@ _REGISTER = 16  # bytes
 class Aarch64(Portable):
     """The instructions of an aarch64 target; the portable ones at level `generic`.
 
-    int8 products: `usdot` (i8mm) multiplies unsigned codes and sums groups of four in one instruction. `sdot` (dotprod)
-    takes signed bytes: codes of up to 7 bits are signed bytes already. Without either, `smull` and `smlal` add products
+    int8 products: `sdot` (dotprod) multiplies signed bytes and sums groups of four in one instruction, `smmla` (i8mm)
+    two rows by two. Codes of up to 7 bits are signed bytes already. Without dotprod, `smull` and `smlal` add products
     to i16, which `addp` and `sadalp` then sum. There the sums of pairs must fit i16, as for `pmaddubsw` of x86.
     """
 
+    # `yield`. Waiting by `wfe` would save power, but needs an exclusive load by each waiter or a `sev` by each writer.
+    # Threads spin for microseconds only: whoever waits longer sleeps in the operating system.
     pause = "@llvm.aarch64.hint(i32 1)"
     converts_half = shifts_bytes = True
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         self._plain = target.level == "generic"
-        self._mixes_signs = target.has("i8mm")
-        self.multiplies_pairs = self._mixes_signs
         self.dot_bytes = 64 if self._plain else _REGISTER
-        self.takes_lanes = not self._plain
+        self.takes_lanes = self.loads_pairs = self.scales_late = self.signed_codes = not self._plain
         self.sums_pairs = not self._plain and not target.has("dotprod")
+        if target.has("dotprod") and not self._plain:
+            self.product_rows = 2 if target.has("i8mm") else 1
 
     def span(self, bits: int) -> int:
         if not self.sums_pairs:
             return 1
         return {2: 8, 3: 8, 4: 8, 5: 4, 6: 2}.get(bits, 1)  # so that span * 2 * (2^bits - 1) * 127 < 2^15
 
-    def is_signed(self, bits: int) -> bool:
-        return bits == 8 and not self._plain and not self._mixes_signs
-
     def dot_step(self, e: Emitter, acc: ir.Value, code: ir.Value, x: ir.Value) -> ir.Value:
         if self._plain:
             return super().dot_step(e, acc, code, x)
-        name = "usdot" if self._mixes_signs else "sdot"
-        return e.call(f"llvm.aarch64.neon.{name}.v4i32.v16i8", acc.type, [acc, code, x])
+        return e.call("llvm.aarch64.neon.sdot.v4i32.v16i8", acc.type, [acc, code, x])
 
     def pair_sums(self, e: Emitter, code: ir.Value, x: ir.Value, *, signed: bool) -> ir.Value:
         wide = vector(I16, _REGISTER)
@@ -64,9 +62,9 @@ class Aarch64(Portable):
         return e.call("llvm.aarch64.neon.saddlp.v4i32.v8i16", quarter, [sums])
 
     def pair_products(self, e: Emitter, acc: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-        if not self._mixes_signs:
+        if self.product_rows != 2:
             return super().pair_products(e, acc, codes, x)
-        return e.call("llvm.aarch64.neon.usmmla.v4i32.v16i8", acc.type, [acc, codes, x])
+        return e.call("llvm.aarch64.neon.smmla.v4i32.v16i8", acc.type, [acc, codes, x])
 
     def bf16_row(self, e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
         """By the instruction, which rounds to nearest even like the portable code."""

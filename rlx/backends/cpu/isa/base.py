@@ -53,15 +53,20 @@ class Isa(ABC):
         looks_up_f32: whether one instruction looks up 16 numbers in a table.
         shifts_bytes: whether one instruction shifts each byte of a register.
         takes_lanes: whether an instruction takes one lane of a register of 16 bytes as an operand for all lanes.
-        multiplies_pairs: whether one instruction multiplies two rows of 8 int8 by two others (`pair_products`).
+        loads_pairs: whether one instruction loads two registers, at small offsets from a base.
+        product_rows: rows of activations that one int8 product of registers of 16 bytes takes: 2 (`pair_products`), or
+            1 by its lanes (`dot_step`). 0 where `linear.narrow` is not used.
+        scales_late: whether a superblock's numbers are applied to the sums of a chunk. This decides about roundings.
         dot_bytes: bytes of an operand of an int8 product: 64, or fewer where registers are narrower.
+        signed_codes: whether codes of 8 bits are signed bytes, with their zero subtracted, in packed weights, too.
         sums_pairs: whether int8 products are summed in pairs to i16 (`pair_sums`), and later widened.
         moves_signs: whether products of signed codes take instructions that move the codes' signs to the activations.
     """
 
     pause = ""
-    converts_half = looks_up_f32 = shifts_bytes = takes_lanes = multiplies_pairs = False
-    dot_bytes, sums_pairs, moves_signs = 64, False, False
+    converts_half = looks_up_f32 = shifts_bytes = takes_lanes = loads_pairs = scales_late = False
+    signed_codes = sums_pairs = moves_signs = False
+    dot_bytes, product_rows = 64, 0
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -71,10 +76,6 @@ class Isa(ABC):
     @abstractmethod
     def span(self, bits: int) -> int:
         """Number of steps over codes of `bits` bits whose sums of pairs fit 16 bits together."""
-
-    @abstractmethod
-    def is_signed(self, bits: int) -> bool:
-        """Whether codes of `bits` bits have 128 subtracted, as signed bytes."""
 
     @abstractmethod
     def dot_step(self, e: Emitter, acc: ir.Value, code: ir.Value, x: ir.Value) -> ir.Value:
@@ -94,7 +95,7 @@ class Isa(ABC):
 
     @abstractmethod
     def pair_products(self, e: Emitter, acc: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """acc i32 [2][2] + the products of 2 rows of 8 codes and 2 of activations. Only if `multiplies_pairs`."""
+        """acc i32 [2][2] + the products of 2 rows of 8 codes and 2 of activations. Only if `product_rows` is 2."""
 
     # -- bf16 ---------------------------------------------------------------------------------------------------------
 

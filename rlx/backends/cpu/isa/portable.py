@@ -21,9 +21,6 @@ class Portable(Isa):
     def span(self, bits: int) -> int:
         return 1
 
-    def is_signed(self, bits: int) -> bool:
-        return False
-
     def dot_step(self, e: Emitter, acc: ir.Value, code: ir.Value, x: ir.Value) -> ir.Value:
         """Multiplies even and odd bytes separately, as i16 lanes. LLVM turns the sums of pairs into multiply-adds."""
         i16, i32 = vector(I16, 32), vector(I32, 32)

@@ -25,7 +25,7 @@ class X86(Portable):
 
     int8 products: VNNI multiplies and sums groups of four in one instruction. Other targets from AVX2 on need two: u8 x
     s8 products summed in pairs to i16, then pairs of i16 to i32. The i16 sums must not saturate, which holds for codes
-    of up to 7 bits. Codes of 8 bits are made signed and their sign is moved to the other operand: |q| <= 128 and
+    of up to 7 bits. Codes of 8 bits are signed there and their sign is moved to the other operand: |q| <= 128 and
     |a| <= 127 give at most 32512 per pair. Where many rows share that, `dots.magnitudes` prepares the codes.
     """
 
@@ -37,16 +37,13 @@ class X86(Portable):
         self._wide = self.looks_up_f32 = target.vectors == "avx512"
         self._plain = target.level == "generic"
         has_vnni = target.has_vnni512 or target.has_vnni256
-        self.sums_pairs = self.moves_signs = not has_vnni and not self._plain
+        self.sums_pairs = self.signed_codes = self.moves_signs = not has_vnni and not self._plain
         self.dot_bytes = 64 if target.has_vnni512 or self._plain or (self.sums_pairs and self._wide) else 32
 
     def span(self, bits: int) -> int:
         if not self.sums_pairs:
             return 1
         return {2: 8, 3: 8, 4: 8, 5: 4, 6: 2}.get(bits, 1)  # so that span * 2 * (2^bits - 1) * 127 < 2^15
-
-    def is_signed(self, bits: int) -> bool:
-        return bits == 8 and self.sums_pairs
 
     def dot_step(self, e: Emitter, acc: ir.Value, code: ir.Value, x: ir.Value) -> ir.Value:
         if self._plain:

@@ -19,6 +19,15 @@ class Memory(Vectors):
             pointer = self.b.gep(pointer, [self.i64(offset)], source_etype=I8) if not is_zero(offset) else pointer
         return pointer
 
+    def near(self, pointer: ir.Value) -> ir.Value:
+        """The same address, from which offsets stay small where that lets one instruction load two registers.
+
+        LLVM would count loops by an offset from the end of the data, which is large.
+        """
+        if not self.isa.loads_pairs:
+            return pointer
+        return self.call("llvm.launder.invariant.group.p0", pointer.type, [pointer])
+
     def load(self, type_: ir.Type, pointer: ir.Value, align: int = 1) -> ir.Value:
         return self.b.load(pointer, typ=type_, align=align)
 

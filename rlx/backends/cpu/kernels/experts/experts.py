@@ -62,7 +62,8 @@ def expert_linear(
     if tiles and not (linear_tiles.fits(act, k, target) and k % DEPTH == 0):
         raise CompileError(f"no tiles multiply {act} activations, {k} wide", where=f"target {target.level}")
     linear.check(dtype, k, act, gated, target, tiles)
-    shape = Shape(dtype, k, act, False, False, gated, ragged=n % BLOCK_ROWS > 0, single=single)
+    ragged, signed = n % BLOCK_ROWS > 0, target.isa.signed_codes
+    shape = Shape(dtype, k, act, False, False, gated, ragged=ragged, single=single, signed=signed)
     e = Emitter(target, ["x", "ids", *shape.weights, "out"], [] if single else ["rows"])
     used = Experts(experts, n, slots, x_slots)
     (ExpertTiles if tiles else _ExpertVectors)(e, shape, used).write()

@@ -29,11 +29,10 @@ from llvmlite import ir
 
 from rlx.backends.cpu import dots
 from rlx.backends.cpu.kernel import Kernel, once
-from rlx.backends.cpu.kernels.linear import pairs as linear_pairs
+from rlx.backends.cpu.kernels.linear import narrow, unpack
 from rlx.backends.cpu.kernels.linear import tiles as linear_tiles
-from rlx.backends.cpu.kernels.linear import unpack
 from rlx.backends.cpu.kernels.linear.multiply import Rows, Shape, Sub, Sums
-from rlx.backends.cpu.kernels.linear.pairs import Pairs
+from rlx.backends.cpu.kernels.linear.narrow import Narrow
 from rlx.backends.cpu.kernels.linear.stream import StreamWriter, most_integers
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, GROUPS, SUB
 from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
@@ -109,7 +108,8 @@ def linear(
     """
     in_tiles = linear_tiles.fits(act, k, target)
     check(dtype, k, act, gated, target, in_tiles)
-    shape = Shape(dtype, k, act, residual, bias, gated, ragged=n % BLOCK_ROWS > 0, single=single, out=out)
+    ragged, signed = n % BLOCK_ROWS > 0, target.isa.signed_codes
+    shape = Shape(dtype, k, act, residual, bias, gated, ragged=ragged, single=single, out=out, signed=signed)
     e = Emitter(target, shape.buffers, shape.extents)
     (linear_tiles.TileWriter if in_tiles else LinearWriter)(e, shape).write()
     return e.finish(f"linear_{dtype}_{act}", _outline(shape))
@@ -138,9 +138,9 @@ def _tiles(target: Target, shape: Shape) -> _Tiles:
     wide, tuning = target.vectors == "avx512", target.tuning
     if shape.integer:
         streamed = tuple(rows for rows in (8, 4, 3, 2, 1) if rows <= most_integers(target))
-        narrow = target.vectors != "generic" and target.isa.sums_pairs and not wide  # sums of pairs take registers, too
-        rows = tuning.tile_rows_int8 * 2 // 3 if narrow else tuning.tile_rows_int8
-        rows = linear_pairs.ROWS if target.isa.multiplies_pairs else rows
+        fewer = target.vectors != "generic" and target.isa.sums_pairs and not wide  # sums of pairs take registers, too
+        rows = tuning.tile_rows_int8 * 2 // 3 if fewer else tuning.tile_rows_int8
+        rows = narrow.ROWS if target.isa.product_rows else rows
         return _Tiles((rows,), streamed, _blocks(target), tuning.unpack_from_int8)
     rows = max(1, tuning.tile_rows_float * min(target.vector_room, 16) // 16)
     if not wide:
@@ -158,7 +158,7 @@ class _Scratch:
     chunk: ir.Value | None
     totals: ir.Value
     terms: ir.Value | None
-    records: ir.Value | None  # of matrix products
+    records: ir.Value | None  # of narrow tiles
 
 
 @dataclass(frozen=True)
@@ -188,26 +188,27 @@ class LinearWriter(StreamWriter):
         self.tiles = tiles = _tiles(e.target, shape)
         tuning, multiply = e.target.tuning, self.multiply
         most = tuning.macro_rows_int8 if shape.integer else tuning.macro_rows_float
-        in_pairs = shape.integer and not shape.single and e.isa.multiplies_pairs
-        products = Pairs(e, multiply) if in_pairs else None
-        fits = products and products.group_bytes + linear_pairs.ROWS * multiply.term_bytes <= _TERMS
+        is_narrow = shape.integer and not shape.single and e.isa.product_rows > 0
+        products = Narrow(e, multiply) if is_narrow else None
+        fits = products and products.group_bytes + narrow.ROWS * multiply.term_bytes <= _TERMS
         self.products = products if fits else None  # very wide layers do not use them
-        of_pairs = self.products.group_bytes // linear_pairs.ROWS if self.products else 0
-        fitting = min(most, _TERMS // max(1, multiply.term_bytes + of_pairs))
+        of_records = self.products.group_bytes // narrow.ROWS if self.products else 0
+        fitting = min(most, _TERMS // max(1, multiply.term_bytes + of_records))
         self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
-        scales = shape.format.vectors if shape.format else 0
-        bits = shape.format.row.bits if shape.format and shape.integer else 0
-        self.magnitudes = e.isa.moves_signs and e.isa.is_signed(bits)  # signs of unpacked codes lie apart
+        scales = shape.format.vectors * (self.products.together if self.products else 1) if shape.format else 0
+        signed = shape.integer and shape.format is not None and shape.format.row.signed
+        self.magnitudes = e.isa.moves_signs and signed  # signs of unpacked codes lie apart
         more = GROUPS + shape.format.row.parts if shape.format and self.magnitudes else 0
         integers = GROUPS + scales + more  # vectors of a sub-block of unpacked codes
         self.sub_bytes = 64 * (integers if shape.integer else SUB // shape.pair)  # of unpacked weights
-        self.chunk_bytes = self.sub_bytes * CHUNK // SUB
+        self.numbers_at = self.sub_bytes * CHUNK // SUB  # the numbers of a superblock, if they are applied late
+        self.chunk_bytes = self.numbers_at + (64 * multiply.format.row.head if multiply.late else 0)
         self.packed_lines = -(-unpack.chunk_bytes(shape.dtype) // 64)  # of memory, in a chunk of packed weights
         terms = e.stack(self.macro_rows * multiply.term_bytes) if multiply.terms_a_sub else None
         self.group = max(1, tiles.blocks // len(shape.weights))  # units that are multiplied together
         self.sums = self.group * len(shape.weights)  # sums of a row for a group
         totals = e.stack(64 * self.macro_rows * self.sums)
-        records = e.stack(self.macro_rows * of_pairs) if self.products else None
+        records = e.stack(self.macro_rows * of_records) if self.products else None
         unpacked = None if shape.as_packed else e.stack(tiles.blocks * self.chunk_bytes)
         self.scratch = _Scratch(unpacked, totals, terms, records)
 
@@ -273,19 +274,19 @@ class LinearWriter(StreamWriter):
         return done
 
     def _write_records(self, macro: ir.Value, done: ir.Value) -> None:
-        """Copies the activations for matrix products, if the target has them."""
-        e, pairs = self.e, self.products
-        if pairs is None:
+        """Copies the activations for narrow tiles, if the target uses them."""
+        e, products = self.e, self.products
+        if products is None:
             return
-        with e.loop(0, done, linear_pairs.ROWS) as r:
-            rows, group = self._rows(macro, r.i, linear_pairs.ROWS), self._group(r.i)
+        with e.loop(0, done, narrow.ROWS) as r:
+            rows, group = self._rows(macro, r.i, narrow.ROWS), self._group(r.i)
             with e.loop(0, self.shape.k // SUB) as s:
-                pairs.write_record(rows, s.i, e.at(group, (s.i, pairs.record_bytes)))
+                products.write_record(rows, s.i, e.at(group, (s.i, products.record_bytes)))
 
     def _group(self, row: ir.Value) -> ir.Value:
         """Address of the records of the rows from `row` on."""
         assert self.products is not None and self.scratch.records is not None
-        return self.e.at(self.scratch.records, (row, self.products.group_bytes // linear_pairs.ROWS))
+        return self.e.at(self.scratch.records, (row, self.products.group_bytes // narrow.ROWS))
 
     def _shared_rows(self, macro: ir.Value, done: ir.Value, unit: ir.Value, last: ir.Value) -> None:
         """Computes the totals of `done` rows, which fill tiles, for the units [unit, last)."""
@@ -314,7 +315,7 @@ class LinearWriter(StreamWriter):
                 self._fetch_results(e.b.add(e.b.add(shared.macro, row), e.i64(i)), shared.unit, self.group)
             totals = e.at(self.scratch.totals, 64 * shared.first, (row, 64 * self.sums))
             if self.products:
-                self._paired_tile(self.products, self._group(row), chunk, totals)
+                self._narrow_tile(self.products, self._group(row), chunk, totals)
             else:
                 self._shared_tile(self._rows(shared.macro, row, rows), places, chunk, totals)
 
@@ -350,12 +351,16 @@ class LinearWriter(StreamWriter):
                         e.store(value, e.at(target, 64 * v, (s.i, 64 * self.read)), 64)
                 continue
             header = format_.chunk(e, start)
+            if self.multiply.late:
+                for v, value in enumerate(header):
+                    e.store(value, e.at(target, self.numbers_at + 64 * v), 64)
+                header = []
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
                 place = unpack.sub_block(e, format_, start, s.i)
                 codes, scales = format_.codes(e, place), format_.scales(e, header, place)
-                if self.shape.integer:
-                    codes = self.products.codes(codes) if self.products else codes
-                    codes = [dots.ready(e, c, format_.row.bits) for c in codes]
+                if self.products:
+                    vectors = self.products.weights(codes, scales)
+                elif self.shape.integer:
                     vectors = codes + scales if not self.magnitudes else self._magnitudes(codes, scales)
                 else:
                     vectors = unpack.weights_f32(e, format_, codes, scales)
@@ -381,21 +386,32 @@ class LinearWriter(StreamWriter):
             if self.shape.integer
             else self._shared_floats(rows, places, chunk)
         )
-        for i, value in enumerate(part):
+        numbers = [self._numbers(place, F32X16) for place in places]
+        for i in range(rows.count * blocks):
             place = e.at(totals, 64 * (i // blocks * self.sums + i % blocks))
-            e.store(e.b.fadd(e.load(F32X16, place, 64), value), place, 64)
+            total = self.multiply.add_part(i, part, numbers[i % blocks], e.load(F32X16, place, 64))
+            e.store(total, place, 64)
 
-    def _paired_tile(self, pairs: Pairs, group: ir.Value, chunk: ir.Value, totals: ir.Value) -> None:
-        """The same by matrix products, for four rows."""
-        e, zeros = self.e, [ir.Constant(linear_pairs.FLOATS, None)] * linear_pairs.ROWS
-        for first in range(0, BLOCK_ROWS, linear_pairs.WIDTH):
-            for i, value in enumerate(pairs.add_chunk(chunk, self.scratch.chunk, self.sub_bytes, group, zeros, first)):
+    def _numbers(self, chunk: ir.Value, type_: ir.Type) -> list[ir.Value]:
+        """The numbers of an unpacked superblock, from the first weight row of `chunk` on, if they are applied late."""
+        e, multiply = self.e, self.multiply
+        count = multiply.format.row.head if multiply.late else 0
+        return [e.load(type_, e.at(chunk, self.numbers_at + 64 * v), 16) for v in range(count)]
+
+    def _narrow_tile(self, products: Narrow, group: ir.Value, chunk: ir.Value, totals: ir.Value) -> None:
+        """The same for four rows, in narrow registers."""
+        e, type_ = self.e, narrow.FLOATS
+        for first in range(0, BLOCK_ROWS, narrow.WIDTH):
+            parts = products.add_chunk(chunk, self.scratch.chunk, self.sub_bytes, group, first)
+            numbers = self._numbers(e.at(self.scratch.chunk, 4 * first), type_)
+            for i in range(narrow.ROWS):
                 place = e.at(totals, 64 * self.sums * i + 4 * first)
-                e.store(e.b.fadd(e.load(linear_pairs.FLOATS, place, 16), value), place, 16)
+                e.store(self.multiply.add_part(i, parts, numbers, e.load(type_, place, 16)), place, 16)
 
     def _shared_integers(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
         e = self.e
-        with e.loop(0, self.multiply.steps(chunk, SUB), 1, self.multiply.zeros(rows, len(places))) as s:
+        zeros = self.multiply.zeros(rows, len(places)) * self.multiply.part_sets
+        with e.loop(0, self.multiply.steps(chunk, SUB), 1, zeros) as s:
             subs = [self._scratch_sub(e.at(place, (s.i, self.sub_bytes))) for place in places]
             s.values = self.multiply.integer_step(subs, rows, e.mul_add(chunk, CHUNK // SUB, s.i), s.values)
         return s.results

@@ -12,8 +12,9 @@ from functools import cached_property
 
 from llvmlite import ir
 
-from rlx.backends.cpu import dots
-from rlx.backends.cpu.kernels.linear.unpack import CHUNK, FORMATS, GROUPS, SUB, Format
+from rlx.backends.cpu import blocks, dots
+from rlx.backends.cpu.blocks import BLOCKS
+from rlx.backends.cpu.kernels.linear.unpack import CHUNK, GROUPS, SUB, Format
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import BF16X32, F32X16, FLOAT, I8X64, I32, Emitter, Index, vector
@@ -32,6 +33,7 @@ class Shape:
         ragged: the last row block may hold fewer than 16 rows.
         single: there is exactly one row of activations.
         out: type of the results, f32 or bf16.
+        signed: codes of 8 bits are signed bytes (`Isa.signed_codes`).
     """
 
     dtype: DType
@@ -43,6 +45,7 @@ class Shape:
     ragged: bool
     single: bool
     out: str = "f32"
+    signed: bool = False
 
     @property
     def extents(self) -> list[str]:
@@ -73,7 +76,7 @@ class Shape:
     @property
     def format(self) -> Format | None:
         """The format of quantized weights; None for plain numbers (f32, f16, bf16)."""
-        return FORMATS.get(self.dtype)
+        return Format(blocks.of(self.dtype, signed=self.signed)) if self.dtype in BLOCKS else None
 
     @property
     def as_packed(self) -> bool:
@@ -147,6 +150,23 @@ class Multiplier:
         """Whether registers hold all codes of a sub-block, beside the sums of a tile."""
         return self.target.vectors == "avx512"
 
+    @property
+    def format(self) -> Format:
+        """The format of quantized weights."""
+        assert self.shape.format is not None
+        return self.shape.format
+
+    @cached_property
+    def late(self) -> bool:
+        """Whether the f16 numbers of a superblock are applied to the sums of a chunk. See "integer activations"."""
+        format_ = self.shape.format
+        return format_ is not None and self.shape.integer and format_.row.head > 0 and self.e.isa.scales_late
+
+    @property
+    def part_sets(self) -> int:
+        """1, or 2 where lows are added up apart from products: see `integer_step`."""
+        return 2 if self.late and self.format.row.lows else 1
+
     def steps(self, chunk: ir.Value, step: int) -> Index:
         """Number of steps of `step` k in a chunk; the last chunk may have fewer."""
         if self.shape.k % CHUNK == 0:
@@ -163,6 +183,10 @@ class Multiplier:
     # An integer sum is below 2^22. If it starts at the bits of the origin instead of 0, the result is the bits of the
     # f32 number origin + sum, and needs no conversion. One multiply-add scales it and subtracts origin times scale. It
     # rounds once, like the product of sum and scale: scales have at most 19 bits, so origin times scale is exact.
+    #
+    # A scale of many types is an integer of the sub-block times an f16 number of the superblock, which is a chunk. Some
+    # instruction sets (`Isa.scales_late`) multiply an integer sum by the integer scale, and the sum of the chunk by the
+    # f16 number: that saves a product for each sub-block. Sum times integer scale is below 2^24, so f32 is exact.
 
     @cached_property
     def origin(self) -> int:
@@ -177,9 +201,9 @@ class Multiplier:
 
     @cached_property
     def zero(self) -> int:
-        """The zero point that remains in the dot products and must be corrected."""
+        """The zero point of the codes, which must be corrected in dot products."""
         format_ = self.shape.format
-        return dots.zero_left(self.target, format_.row.bits, format_.row.zero) if format_ and self.shape.integer else 0
+        return format_.row.zero if format_ and self.shape.integer else 0
 
     @cached_property
     def terms_a_sub(self) -> int:
@@ -219,25 +243,43 @@ class Multiplier:
         return e.b.fneg(e.b.fmul(e.b.sitofp(sums, factors.type), factors))
 
     def integer_step(self, subs: Sequence[Sub], rows: Rows, sub: Index, parts: Sums) -> Sums:
-        """Adds sub-block `sub` to `parts`: exact integer sums times weight scale times activation scale."""
-        e, format_ = self.e, self.shape.format
-        assert format_ is not None
+        """Adds sub-block `sub` to `parts`: exact integer sums times weight scale times activation scale.
+
+        `parts` are sums, followed by as many sums of lows where these are added up apart (`part_sets`).
+        """
+        e, format_ = self.e, self.format
         halves = self._sums_of_halves(subs, rows, sub) if format_.row.halves else [self._sums(subs, rows, sub, 0)]
         scaled = self._scaled(subs, halves[0], 0)
         if format_.row.halves:
             second = [self._number(s) for s in halves[1]]
             scales = [s.scales[1] for s in subs] * rows.count
             scaled = [e.fma(s, d, first) for s, d, first in zip(second, scales, scaled, strict=True)]
-        done = []
+        done, apart = [], parts[len(scaled) :]
         for row in range(rows.count):
             activation_scale = e.splat_f32(e.at(rows.x[row], self.shape.k, (sub, 4)))
             for block, weights in enumerate(subs):
                 i = row * len(subs) + block
                 part = e.fma(scaled[i], activation_scale, parts[i])
+                total = apart[i] if apart else part
                 for half, low in enumerate(weights.scales[format_.row.parts :]):
-                    part = e.fma(low, e.splat_f32(self.term(rows, row, sub, half)), part)
-                done.append(part)
-        return done
+                    total = e.fma(low, e.splat_f32(self.term(rows, row, sub, half)), total)
+                if apart:
+                    apart[i] = total
+                done.append(part if apart else total)
+        return done + apart
+
+    def add_part(self, i: int, parts: Sums, numbers: Sequence[ir.Value], total: ir.Value) -> ir.Value:
+        """Adds sum `i` of a chunk to its total.
+
+        Args:
+            parts: the sums of the chunk, see `integer_step`.
+            numbers: the f16 numbers of the superblock as f32, if they are applied now (`late`).
+        """
+        if not self.late:
+            return self.e.b.fadd(total, parts[i])
+        for part, number in zip(parts[i :: len(parts) // self.part_sets], numbers, strict=False):
+            total = self.e.fma(part, number, total)
+        return total
 
     def _scaled(self, subs: Sequence[Sub], sums: Sums, half: int) -> Sums:
         """Integer sums times their scales."""
@@ -324,7 +366,7 @@ class Multiplier:
 
         if subs[0].sign:
             return dots.dot_tile(e, sums, groups, len(subs), code, activation, sign=sign)
-        signed = e.isa.is_signed(format_.row.bits)
+        signed = format_.row.signed
         return dots.dot_tile(e, sums, groups, len(subs), code, activation, signed=signed)
 
     # --- float activations --------------------------------------------------------------------------------------------

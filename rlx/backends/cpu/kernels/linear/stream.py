@@ -121,7 +121,7 @@ class StreamWriter(ResultWriter):
     def _totals(self, blocks: Sequence[ir.Value], rows: Rows, skip: Index) -> Sums:
         """The products of some rows with some blocks."""
         with self.e.loop(0, self.shape.chunks, 1, self.multiply.zeros(rows, len(blocks))) as c:
-            c.values = self.multiply.add(c.values, self._stream(blocks, rows, c.i, self._ahead(c.i, skip)))
+            c.values = self._stream(blocks, rows, c.i, self._ahead(c.i, skip), c.values)
         return c.results
 
     def _ahead(self, chunk: ir.Value, skip: Index) -> ir.Value:
@@ -131,14 +131,18 @@ class StreamWriter(ResultWriter):
         leaves = e.b.icmp_signed(">=", chunk, e.i64(last))
         return e.b.add(e.i64(self.distance), e.b.select(leaves, e.i64(skip), e.i64(0)))
 
-    def _stream(self, blocks: Sequence[ir.Value], rows: Rows, chunk: ir.Value, ahead: ir.Value) -> Sums:
-        """The products of the rows with a chunk of each block."""
+    def _stream(self, blocks: Sequence[ir.Value], rows: Rows, chunk: ir.Value, ahead: ir.Value, totals: Sums) -> Sums:
+        """Adds the products of the rows with a chunk of each block."""
+        e, multiply = self.e, self.multiply
         starts, format_ = [self.chunk(block, chunk) for block in blocks], self.shape.format
-        streams = [_Stream(start, format_.chunk(self.e, start) if format_ else [], ahead) for start in starts]
-        zeros = self.multiply.zeros(rows, len(blocks))
-        if self.shape.integer:
-            return self._stream_integers(streams, rows, chunk, zeros)
-        return self.multiply.add(*halves(self._stream_floats(streams, rows, chunk, zeros + zeros)))
+        early = format_ is not None and not multiply.late
+        streams = [_Stream(start, format_.chunk(e, start) if format_ and early else [], ahead) for start in starts]
+        zeros = multiply.zeros(rows, len(blocks))
+        if not self.shape.integer:
+            return multiply.add(totals, multiply.add(*halves(self._stream_floats(streams, rows, chunk, zeros + zeros))))
+        parts = self._stream_integers(streams, rows, chunk, zeros * multiply.part_sets)
+        numbers = [multiply.format.chunk(e, start) if multiply.late else [] for start in starts]
+        return [multiply.add_part(i, parts, numbers[i % len(starts)], total) for i, total in enumerate(totals)]
 
     def _stream_integers(self, streams: Sequence[_Stream], rows: Rows, chunk: ir.Value, zeros: Sums) -> Sums:
         e = self.e
@@ -162,17 +166,17 @@ class StreamWriter(ResultWriter):
     def _packed_sub(self, stream: _Stream, s: ir.Value, rows: int) -> Sub:
         e, format_ = self.e, self.shape.format
         assert format_ is not None
-        place = unpack.sub_block(e, format_, stream.start, s)
+        place = e.near(unpack.sub_block(e, format_, stream.start, s))
         self._prefetch(e.at(place, stream.ahead), format_.row.stride)
         if format_.row.stride <= _FAR_BYTES * rows:
             e.prefetch(e.at(place, stream.ahead, (_FAR - 1) * self.distance), format_.row.stride, level=2)
-        bits, known = format_.row.bits, None
+        known = None
         if self.multiply.holds_codes or (rows == 1 and e.target.vectors != "neon"):
             known = format_.codes(e, place)  # read early, which waits less for memory
 
         def code(group: Index) -> ir.Value:
             assert isinstance(group, int)
-            return dots.ready(e, known[group] if known else format_.codes(e, place, [group])[0], bits)
+            return known[group] if known else format_.codes(e, place, [group])[0]
 
         scales = partial(format_.scales, e, stream.header, place)
         if e.target.vectors == "neon":  # whose registers do not hold them beside the codes

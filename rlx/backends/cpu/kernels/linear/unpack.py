@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from rlx.backends.cpu.blocks import BLOCKS, Blocks
+from rlx.backends.cpu.blocks import Blocks
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.tiles import F32X16, I8, I8X64, I32X16, Emitter, vector
 from rlx.ir.dtypes import F16, F32, DType
@@ -47,8 +47,12 @@ class Format:
         return numbers if self.row.unit == 1 else [e.b.fmul(n, e.f32(self.row.unit)) for n in numbers]
 
     def scales(self, e: Emitter, header: list[ir.Value], sub: ir.Value) -> list[ir.Value]:
-        """(numbers from `chunk`, sub-block) -> the vectors of scales, then of lows, f32."""
-        return _SCALES[self.row.scales](e, header, sub, self.row.parts)
+        """(numbers from `chunk`, sub-block) -> the vectors of scales, then of lows, f32.
+
+        Without the numbers of a type that has some: the integers that they multiply.
+        """
+        numbers = header or [e.f32(1.0)] * self.row.head
+        return _SCALES[self.row.scales](e, numbers, sub, self.row.parts)
 
     def codes(self, e: Emitter, sub: ir.Value, groups: Sequence[int] = range(GROUPS)) -> list[ir.Value]:
         """Sub-block -> the vectors of 64 codes of some groups. Memory is read in ascending order."""
@@ -87,7 +91,7 @@ def weights_f32(e: Emitter, format_: Format, codes: list[ir.Value], scales: list
     the value does not.
     """
     row = format_.row
-    if row.floats or row.levels:
+    if row.floats or row.levels or row.signed:
         number = _e4m3 if row.floats else _signed_byte
         words = [e.b.bitcast(code if row.floats else _without_zero(e, row, code), I32X16) for code in codes]
         return [e.b.fmul(number(e, words[k // 4], k % 4), scales[k * row.parts // SUB]) for k in range(SUB)]
@@ -224,6 +228,3 @@ def _move(e: Emitter, word: ir.Value, left: int) -> ir.Value:
     if left == 0:
         return word
     return e.b.shl(word, e.i32(left)) if left > 0 else e.b.lshr(word, e.i32(-left))
-
-
-FORMATS: dict[DType, Format] = {dtype: Format(row) for dtype, row in BLOCKS.items()}

@@ -26,20 +26,23 @@ PACKED_BYTES: int = HOLE
 MOVE: Helper = HOLE
 
 
-def pack(dtype: DType) -> Kernel:
+def pack(dtype: DType, *, signed: bool = False) -> Kernel:
     """File bytes of a weight [n, k] -> its packed bytes. Buffers: raw, out. Extents: n, k. A unit is a row block.
 
     `k` must be a multiple of the type's superblock. The caller must check it (`layouts.packed_bytes` does).
+
+    Args:
+        signed: codes of 8 bits are signed bytes, for targets that multiply those (`Isa.signed_codes`).
 
     Raises:
         CompileError: the type has no packed layout.
     """
     if dtype not in REPACK:
         raise CompileError(f"no kernel packs {dtype}", hint=f"Packed types: {', '.join(map(str, REPACK))}")
-    packing = PACKINGS[dtype]
+    packing, move = PACKINGS[dtype], (_SIGNED if signed else REPACK).get(dtype, REPACK[dtype])
     holes = {"SUPERBLOCK": packing.superblock, "PACKED_BYTES": packing.nbytes}
     holes |= {"FILE_BYTES": dtype.row_bytes(packing.superblock)}
-    kernel = loop_kernel(_pack, {**holes, "MOVE": REPACK[dtype]}, [("raw", U8), ("out", U8)], ("n", "k"))
+    kernel = loop_kernel(_pack, {**holes, "MOVE": move}, [("raw", U8), ("out", U8)], ("n", "k"))
     return replace(kernel, llvm=grids.define(kernel.llvm))
 
 
@@ -85,3 +88,6 @@ REPACK: dict[DType, Helper] = {
     dtypes.IQ3_XXS: moves_grids.repack_iq3_xxs,
     dtypes.IQ3_S: moves_grids.repack_iq3_s,
 }
+
+#: The same where signed codes differ.
+_SIGNED: dict[DType, Helper] = {dtypes.Q8_0: moves.repack_q8_0_signed}

@@ -54,6 +54,12 @@ def repack_q8_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) ->
         store_u32(out, to + 32 + g * 64 + row * 4, u32(word(raw, at + 2 + g * 4, keep) ^ u32(0x80808080)))
 
 
+def repack_q8_0_signed(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    repack_half(raw, at, out, to + row * 2, keep)
+    for g in range(8):
+        store_u32(out, to + 32 + g * 64 + row * 4, word(raw, at + 2 + g * 4, keep))
+
+
 def repack_nibbles(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
     """32 elements in 16 bytes. No bits change: byte i of the file already holds elements i and i + 16."""
     for j in range(4):

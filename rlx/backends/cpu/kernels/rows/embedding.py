@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlx.backends.cpu import blocks
 from rlx.backends.cpu.blocks import BLOCKS, Blocks
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.layouts import PACKINGS, Packing
@@ -49,10 +50,13 @@ FIRST_LEVELS: int = HOLE
 LAST_LEVELS: int = HOLE
 
 
-def embedding(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
+def embedding(dtype: DType, width: int, scale: float = 1.0, *, signed: bool = False) -> Kernel:
     """A kernel: packed table [vocab, width], ids i32[seq] -> f32[seq, width], times scale. A unit is a row.
 
     Buffers: table, ids, out. The kernel does not check the ids; the caller must.
+
+    Args:
+        signed: codes of 8 bits in the table are signed bytes, see `pack.py`.
 
     Raises:
         CompileError: the type has no packed layout.
@@ -61,7 +65,7 @@ def embedding(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
     packing, count = packed_row(dtype, width)
     holes: dict[str, Any] = {"WIDTH": width, "SUPERBLOCKS": count, "SUPERBLOCK": packing.superblock}
     holes |= {"SUPERBLOCK_BYTES": packing.nbytes, "BLOCK_BYTES": count * packing.nbytes}
-    holes |= value_holes(dtype)
+    holes |= value_holes(dtype, signed=signed)
     params = [("table", U8), ("ids", I32), ("out", F32)]
     return loop_kernel(_embedding, {**holes, "SCALE": float(scale)}, params)
 
@@ -82,25 +86,35 @@ def packed_row(dtype: DType, width: int) -> tuple[Packing, int]:
     return packing, width // packing.superblock
 
 
-def value_holes(dtype: DType) -> dict[str, Any]:
+def value_holes(dtype: DType, *, signed: bool = False) -> dict[str, Any]:
     """The hole `VALUES` of a type, and the holes that it reads except `SCALE`."""
-    return _block_holes(BLOCKS[dtype]) if dtype in BLOCKS else {"VALUES": _VALUES[dtype]}
+    if dtype not in BLOCKS:
+        return {"VALUES": _VALUES[dtype]}
+    row = blocks.of(dtype, signed=signed)
+    return _block_holes(BLOCKS[dtype] if row.levels else row)  # indices of levels are the same
 
 
 def _block_holes(row: Blocks) -> dict[str, Any]:
     factor, low = _SCALES[row.scales]
     holes = {"VALUES": block_values, "FACTOR": factor, "LOW": low, "PARTS": row.parts, "ZERO": row.zero}
     holes |= {"HEAD_BYTES": row.head_bytes, "SUBS": row.subs, "SUB_BYTES": row.stride, "CODES_AT": row.codes_at}
-    holes |= {"FIRST_BITS": row.planes[0], "CODE": one_plane, "NUMBER": e4m3 if row.floats else integer}
+    holes |= {"FIRST_BITS": row.planes[0], "CODE": one_plane, "NUMBER": _number(row)}
     holes |= {"UNIT": row.unit} if row.scales == "d_s" else {}
     if len(row.planes) > 1:
         holes |= {"SECOND_BITS": row.planes[1], "CODE": two_planes}
     if row.levels:
         words = (int.from_bytes(bytes(row.levels[i : i + 8]), "little") for i in (0, 8))
         holes |= {"NUMBER": level, **dict(zip(("FIRST_LEVELS", "LAST_LEVELS"), words, strict=True))}
-    if row.floats:
+    if row.floats or row.signed:
         del holes["ZERO"]
     return holes
+
+
+def _number(row: Blocks) -> Helper:
+    """The hole `NUMBER` of a type without levels."""
+    if row.floats:
+        return e4m3
+    return signed_integer if row.signed else integer
 
 
 def _embedding(table: Ptr, ids: Ptr, out: Ptr, begin: int, end: int) -> None:
@@ -239,6 +253,10 @@ def two_planes(table: Ptr, at: int, group: int, byte: int) -> Scalar:
 
 def integer(code: Scalar) -> Scalar:
     return f32(i32(code) - i32(ZERO))
+
+
+def signed_integer(code: Scalar) -> Scalar:
+    return f32(signed(code))
 
 
 def level(code: Scalar) -> Scalar:
