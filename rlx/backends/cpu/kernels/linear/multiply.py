@@ -144,6 +144,7 @@ class Multiplier:
 
     def __init__(self, e: Emitter, target: Target, shape: Shape) -> None:
         self.e, self.target, self.shape = e, target, shape
+        self.part_sets = 2 if self.late and self.format.row.lows else 1  # see `integer_step`
 
     @property
     def holds_codes(self) -> bool:
@@ -161,11 +162,6 @@ class Multiplier:
         """Whether the f16 numbers of a superblock are applied to the sums of a chunk. See "integer activations"."""
         format_ = self.shape.format
         return format_ is not None and self.shape.integer and format_.row.head > 0 and self.e.isa.scales_late
-
-    @property
-    def part_sets(self) -> int:
-        """1, or 2 where lows are added up apart from products: see `integer_step`."""
-        return 2 if self.late and self.format.row.lows else 1
 
     def steps(self, chunk: ir.Value, step: int) -> Index:
         """Number of steps of `step` k in a chunk; the last chunk may have fewer."""
