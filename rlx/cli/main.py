@@ -42,6 +42,7 @@ _COMMANDS = {
     "cache": "rlx.cli.cache:cache",
 }
 INTERRUPTED = 130  # exit code after SIGINT
+UNREAD = 141  # exit code where the reader of stdout goes away, as after SIGPIPE
 _DEBUG = "rlx.debug"
 
 
@@ -95,8 +96,11 @@ class Commands(Group):
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise  # click knows what to do with these
+        except BrokenPipeError:
+            _discard(sys.stdout)  # what is buffered: Python would fail to write it at exit
+            ctx.exit(UNREAD)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
         except (RlxError, OSError) as error:  # OSError: a folder that cannot be written, a full disk
@@ -181,6 +185,13 @@ def _interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _discard(stream: TextIO) -> None:
+    """Sends what a stream has buffered, and what follows, nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
 class _LossyStderr:
     """Stderr whose reader may go away, as in `rlx run Hi 2>&1 >answer | head -1`: what follows is lost, silently.
 
@@ -194,20 +205,14 @@ class _LossyStderr:
         try:
             return self._stream.write(text)
         except BrokenPipeError:
-            self._discard()
+            _discard(self._stream)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except BrokenPipeError:
-            self._discard()
-
-    def _discard(self) -> None:
-        """Sends what is buffered and what follows nowhere."""
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, self._stream.fileno())
-        os.close(null)
+            _discard(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

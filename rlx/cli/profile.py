@@ -39,7 +39,11 @@ def profile() -> None:
 @profile.command()
 @click.argument("model")
 @click.option(
-    "-o", "--out", "output", metavar="FILE", help="Output file, - for stdout; FAMILY.rlx.toml beside MODEL by default."
+    "-o",
+    "--out",
+    "output",
+    metavar="FILE",
+    help="Output file, - for stdout; FAMILY.rlx.toml beside MODEL by default (demo: the current folder).",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @debug_option
@@ -51,7 +55,7 @@ def init(model: str, output: str | None, force: bool) -> None:
     """
     with open_plan(model, {"profile": {}}) as plan:
         weights = plan.weights.loader.path
-        path = Path(output) if output not in (None, "-") else weights.parent / f"{plan.config.family}.rlx.toml"
+        path = Path(output) if output not in (None, "-") else _folder(weights) / f"{plan.config.family}.rlx.toml"
         full = replace(effective(plan), model=_from(path, weights), kv_bytes=_pool_bytes(plan))
         full = replace(full, cache_kv=_FOLDER, cache_kv_bytes=_MOST)
         text = full.to_toml(comments=True, commented_out=_DEPENDENT)
@@ -81,6 +85,13 @@ def show(model: str | None, engine: dict[str, Any]) -> None:
         text, source = effective(plan).to_toml(), plan.setup.source
     click.echo(text, nl=False)
     click.echo(f"from {source}" if source else "the defaults of this machine", err=True)
+
+
+def _folder(weights: Path) -> Path:
+    """Where a profile goes by default: beside the model, and never into the installed package."""
+    from rlx import demo
+
+    return Path() if weights.absolute().parent == demo.path().absolute().parent else weights.parent
 
 
 def _from(profile: Path, weights: Path) -> str:

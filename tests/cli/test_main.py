@@ -98,7 +98,10 @@ def test_an_error_is_one_message(failing: Any) -> None:
 
 def test_what_the_system_refuses_is_one_message(failing: Any) -> None:
     result = failing(PermissionError(13, "Permission denied", "ir/a.txt"))
-    assert (result.exit_code, result.output) == (2, "Error: [Errno 13] Permission denied: 'ir/a.txt'\n")
+    assert (result.exit_code, result.output) == (
+        2,
+        "Error: ir/a.txt: Permission denied. Name another file, or change its permissions.\n",
+    )
 
 
 def test_a_bug_says_that_it_is_one(failing: Any) -> None:
@@ -157,7 +160,7 @@ def test_a_closed_pipe_is_no_error() -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(60) != 0
+        assert process.wait(60) == 141
 
 
 def test_messages_that_nobody_reads_change_no_result() -> None:

@@ -87,6 +87,12 @@ def test_environment_and_precision_hold_beside_a_written_profile(
     assert setup.kv_type.name == "f32", "of exact programs, if the profile does not say"
 
 
+def test_init_writes_nothing_into_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, ["profile", "init", "demo"])
+    assert (result.exit_code, [path.name for path in tmp_path.iterdir()]) == (0, ["qwen3.rlx.toml"]), result.output
+
+
 def test_init_writes_over_nothing(model: Path, beside: Path, tmp_path: Path) -> None:
     beside.write_text("# mine\n")
     result = run("profile", "init", model)
