@@ -80,10 +80,14 @@ class TokenizedInputs(SimpleNamespace):
         assert ids.shape == mask.shape and (mask == 1).all()
         self.count = ids.shape[1]
 GenerationConfig = SimpleNamespace
+class SchedulerConfig(SimpleNamespace):
+    enable_prefix_caching = True
 class LLMPipeline:
     def __init__(self, folder, device, **properties):
         assert device == "CPU" and properties["INFERENCE_NUM_THREADS"] == 1
-        self.speed = 2.0 if properties["ATTENTION_BACKEND"] == "PA" else 1.0
+        paged = properties["ATTENTION_BACKEND"] == "PA"
+        assert not paged or not properties["scheduler_config"].enable_prefix_caching
+        self.speed = 2.0 if paged else 1.0
     def generate(self, inputs, config):
         assert config.ignore_eos and not config.do_sample
         time = lambda ms: lambda: SimpleNamespace(mean=ms / self.speed)

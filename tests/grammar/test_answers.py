@@ -104,7 +104,7 @@ def test_a_long_forced_text_is_computed_in_pieces(runner: Any, ids: list[int], m
     """As prompts are, so that others do not wait for it."""
     form, sizes = Grammar.regex("[ab]" + "the brave fox " * 10 + "[cd]"), list[int]()
     one = answer(runner, ids, grammar=form)
-    monkeypatch.setattr(runner._loop.scheduler, "budget", lambda decodes: 4)
+    monkeypatch.setattr(runner._loop.scheduler, "budget", lambda decodes, past: 4)
     step = runner._loop._engine.step
 
     def counted(batch: Any) -> Any:
