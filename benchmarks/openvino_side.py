@@ -25,6 +25,7 @@ class OpenvinoSide:
             raise Missing(f"openvino_genai cannot be imported: {error}") from error
         self.openvino, self.genai = openvino, openvino_genai
         self.choice: dict[str, Any] | None = None
+        self.running: list[dict[str, Any]] = []  # the variants that run on this machine
 
     def open(self, model: str, threads: int, context: int) -> dict[str, Any]:
         folder = Path(model)
@@ -33,18 +34,41 @@ class OpenvinoSide:
         self.folder, self.threads = folder, threads
         shape = self.openvino.Core().read_model(folder / "openvino_model.xml").output("logits").partial_shape
         self.vocab = shape[2].get_length()
+        if not self.variants(True):
+            raise Missing(f"OpenVINO multiplies the weights of {folder} in no way with the instructions it may use")
         return {"version": f"{self.openvino.__version__}, model {folder.name}", "vocab": self.vocab, "context": context}
 
     def variants(self, prompt: bool) -> list[dict[str, Any]]:
-        """Both implementations of attention, activations in int8 or not."""
-        plain = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
-        return [{"ATTENTION_BACKEND": backend, **more} for backend in ("SDPA", "PA") for more in ({}, plain)]
+        """Both implementations of attention, activations in int8 or not; those that run here.
+
+        In f32 where nothing runs otherwise: bf16 is the default where the processor has it, also if oneDNN lacks it.
+        """
+        if not self.running:
+            plain = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+            every = [{"ATTENTION_BACKEND": backend, **more} for backend in ("SDPA", "PA") for more in ({}, plain)]
+            exact = [{**choice, "INFERENCE_PRECISION_HINT": "f32"} for choice in every]
+            self.running = [choice for choice in every if self._runs(choice)]
+            self.running = self.running or [choice for choice in exact if self._runs(choice)]
+        return self.running
+
+    def _runs(self, choice: dict[str, Any]) -> bool:
+        """Whether the pipeline computes a token; int8 activations take VNNI, for instance."""
+        self.use(**choice)
+        try:
+            self.prefill(4)
+        except RuntimeError:
+            return False
+        return True
 
     def use(self, **choice: Any) -> dict[str, Any]:
         """Another pipeline with these properties, unless it is the present one."""
         if self.choice != choice:
             self.pipeline = None
-            usual = {"INFERENCE_NUM_THREADS": self.threads, "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
+            usual: dict[str, Any] = {
+                "INFERENCE_NUM_THREADS": self.threads,
+                "PERFORMANCE_HINT": "LATENCY",
+                "NUM_STREAMS": 1,
+            }
             if choice["ATTENTION_BACKEND"] == "PA":
                 usual["scheduler_config"] = self._without_prefix_cache()
             try:

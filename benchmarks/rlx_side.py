@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ class RlxSide:
         self.engine = Engine.open(model, threads=threads, max_seq=context)
         stats, config = self.engine.stats(), self.engine.config
         facts = {key: stats[key] for key in ("kv_bytes", "weights_bytes", "target", "precision", "kv_dtype")}
+        facts["target"] = os.environ.get("RLX_TARGET", facts["target"])  # avx512-vnni-bf16 runs as avx512
         return {"version": __version__, "vocab": config.vocab_size, "context": config.context, **facts}
 
     def clear(self) -> None:
