@@ -8,6 +8,7 @@ import pytest
 from kill_nine import Harness, key, run
 
 
+@pytest.mark.system("locks")  # without them, what a killed writer leaves goes after a day
 @pytest.mark.filterwarnings("ignore:the limit of the compile cache")
 def test_a_handful_of_kills(goldens: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()

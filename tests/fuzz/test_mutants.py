@@ -43,7 +43,9 @@ assert dict(result.counts) == {os.environ["WAY"]: 3}, result
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.system("limits")] * (k == "template")) for k in KINDS]
+)
 def test_no_mutant_crashes_hangs_or_ends_without_a_name(kind: str, goldens: Path) -> None:
     command = [sys.executable, str(RUN), "--kind", kind, "--count", "50", "--seed", "7", "--seconds", "4"]
     done = subprocess.run(command, env=_environment(FUZZ_GOLDENS=str(goldens)), capture_output=True, text=True)

@@ -89,7 +89,13 @@ OPENING: dict[str, tuple[dict[str, Any] | bytes, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OPENING)
+#: What takes all memory or time until a limit ends it.
+GREEDY = {"doubling", "doubling_by_expression", "doubling_of_nothing", "long_prepend"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.system("limits")] * (n in GREEDY)) for n in OPENING]
+)
 def test_refused_when_opened(tmp_path: Path, name: str) -> None:
     content, what = OPENING[name]
     with pytest.raises(TokenizerError, match=what) as caught:
