@@ -196,7 +196,7 @@ class CompileCache:
         if entry is not None:
             try:
                 return self._loaded(entry, load)
-            except CompileError as error:  # planted, or copied from another machine under this key
+            except CompileError as error:  # it does not load: planted, or copied from another machine
                 assert self.store is not None
                 self.store.refuse(key, str(error), discard=self.policy == "on")
         return self._loaded(self._build(key, build), load)

@@ -50,11 +50,9 @@ def dot_u8s8(e: Emitter, acc: ir.Value, codes: Vectors, activations: Vectors, bi
         codes: at most `span(bits)` vectors of 64 codes.
         activations: the same number of vectors of 64 int8 within [-127, 127].
     """
-    steps = range(len(codes))
-    signed = e.isa.signed_codes and bits == 8
-    return dot_tile(e, [acc], steps, 1, lambda step, _: codes[step], lambda step, _: activations[step], signed=signed)[
-        0
-    ]
+    steps, signed = range(len(codes)), e.isa.signed_codes and bits == 8
+    (total,) = dot_tile(e, [acc], steps, 1, lambda i, _: codes[i], lambda i, _: activations[i], signed=signed)
+    return total
 
 
 def dot_tile(

@@ -346,9 +346,9 @@ class LinearWriter(StreamWriter):
         targets = [e.at(self.scratch.chunk, i * self.chunk_bytes) for i in range(len(starts))]
         for start, target in zip(starts, targets, strict=True):
             if format_ is None:
-                with e.loop(0, self.multiply.steps(chunk, self.read * self.shape.pair)) as s:
+                with e.loop(0, self.multiply.steps(chunk, self.read_steps * self.shape.pair)) as s:
                     for v, value in enumerate(self.load_steps(e.at(start, (s.i, self.read_bytes)))):
-                        e.store(value, e.at(target, 64 * v, (s.i, 64 * self.read)), 64)
+                        e.store(value, e.at(target, 64 * v, (s.i, 64 * self.read_steps)), 64)
                 continue
             header = format_.chunk(e, start)
             if self.multiply.late:
@@ -370,8 +370,7 @@ class LinearWriter(StreamWriter):
 
     def _magnitudes(self, codes: Sequence[ir.Value], scales: Sequence[ir.Value]) -> list[ir.Value]:
         """Signed codes of a sub-block -> what is stored: magnitudes, the scales, signs, the starts of sums."""
-        e, format_ = self.e, self.shape.format
-        assert format_ is not None
+        e, format_ = self.e, self.multiply.format
         size = GROUPS // format_.row.parts
         parts = [dots.magnitudes(e, codes[i : i + size]) for i in range(0, GROUPS, size)]
         origin = e.i32(0 if self.multiply.zero else self.multiply.origin)  # else it is part of the terms
@@ -436,16 +435,15 @@ class LinearWriter(StreamWriter):
         return self.multiply.add(*sums)
 
     def _scratch_sub(self, place: ir.Value) -> Sub:
-        e, format_ = self.e, self.shape.format
-        assert format_ is not None
+        e, format_ = self.e, self.multiply.format
+
+        end = GROUPS + format_.vectors
 
         def codes(group: Index) -> ir.Value:
             return e.load(I8X64, e.at(place, (group, 64)), 64)
 
         def signs(group: Index) -> ir.Value:
             return e.load(I8X64, e.at(place, (group, 64), 64 * end), 64)
-
-        end = GROUPS + format_.vectors
 
         def scales() -> list[ir.Value]:
             return [e.load(F32X16, e.at(place, 64 * v), 64) for v in range(GROUPS, end)]

@@ -301,8 +301,7 @@ class Multiplier:
         A word of a plane may hold groups of both. Where registers hold few words, all groups of a word are taken
         together.
         """
-        format_ = self.shape.format
-        assert format_ is not None
+        format_ = self.format
         if self.target.vectors != "neon" or subs[0].in_memory:
             return [self._sums(subs, rows, sub, half) for half in (0, 1)]
         sums = [self._start(subs, rows, sub, half) for half in (0, 1)]
@@ -323,8 +322,7 @@ class Multiplier:
 
     def _sums(self, subs: Sequence[Sub], rows: Rows, sub: Index, half: int) -> Sums:
         """The integer sums of a sub-block, or of one half of it if each half has its own scale."""
-        e, format_ = self.e, self.shape.format
-        assert format_ is not None
+        e, format_ = self.e, self.format
         count = GROUPS // 2 if format_.row.halves else GROUPS
         groups = range(half * count, (half + 1) * count)
         sums = self._start(subs, rows, sub, half)
@@ -346,8 +344,7 @@ class Multiplier:
 
     def _dots(self, subs: Sequence[Sub], rows: Rows, sub: Index, groups: Sequence[Index], sums: Sums) -> Sums:
         """Adds some groups of a sub-block to integer sums."""
-        e, format_ = self.e, self.shape.format
-        assert format_ is not None
+        e, format_ = self.e, self.format
 
         def activation(group: Index, row: int) -> ir.Value:
             return e.b.bitcast(e.splat_of_four(I32, e.at(rows.x[row], (sub, SUB)), group), I8X64)

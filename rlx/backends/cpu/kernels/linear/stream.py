@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, partial
 from math import gcd
 
 from llvmlite import ir
@@ -68,8 +68,8 @@ class StreamWriter(ResultWriter):
         super().__init__(e, shape)
         self.multiply = Multiplier(e, e.target, shape)
         packing = PACKINGS[shape.dtype]
-        self.read = max(shape.pair, packing.superblock) // shape.pair  # steps of plain weights that are read together
-        self.read_bytes = self.read * shape.pair // packing.superblock * packing.nbytes
+        self.read_steps = max(shape.pair, packing.superblock) // shape.pair  # of plain weights, which are read together
+        self.read_bytes = self.read_steps * shape.pair // packing.superblock * packing.nbytes
         self.distance = e.target.tuning.prefetch * (1 if shape.format else 2)  # prefetch distance in bytes
 
     def chunk(self, block: ir.Value, chunk: ir.Value) -> ir.Value:
@@ -164,8 +164,7 @@ class StreamWriter(ResultWriter):
         return s.results
 
     def _packed_sub(self, stream: _Stream, s: ir.Value, rows: int) -> Sub:
-        e, format_ = self.e, self.shape.format
-        assert format_ is not None
+        e, format_ = self.e, self.multiply.format
         place = e.near(unpack.sub_block(e, format_, stream.start, s))
         self._prefetch(e.at(place, stream.ahead), format_.row.stride)
         if format_.row.stride <= _FAR_BYTES * rows:
@@ -188,16 +187,14 @@ class StreamWriter(ResultWriter):
         """The weights of each step. They are read early where registers hold them, which waits less for memory."""
         e, format_ = self.e, self.shape.format
         if format_ is None:
-            nbytes = step // self.read * self.read_bytes
+            nbytes = step // self.read_steps * self.read_bytes
             place = e.at(stream.start, (s, nbytes))
             self._prefetch(e.at(place, stream.ahead), nbytes)
 
-            @lru_cache(1)  # a read has several steps, one after the other
-            def read(i: int) -> list[ir.Value]:
-                return self.load_steps(e.at(place, i * self.read_bytes))
+            read = cache(lambda i: self.load_steps(e.at(place, i * self.read_bytes)))
 
             def weights(i: int) -> ir.Value:
-                return read(i // self.read)[i % self.read]
+                return read(i // self.read_steps)[i % self.read_steps]
 
             return weights if e.target.vectors == "neon" else [weights(i) for i in range(step)].__getitem__
         place = unpack.sub_block(e, format_, stream.start, s)

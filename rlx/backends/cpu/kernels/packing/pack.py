@@ -62,7 +62,7 @@ def _pack(raw: Ptr, out: Ptr, n: int, k: int, begin: int, end: int) -> None:
 REPACK: dict[DType, Helper] = {
     dtypes.F32: moves.repack_f32,
     dtypes.F16: moves.repack_f16,
-    dtypes.BF16: moves.repack_bf16,
+    dtypes.BF16: moves.repack_f32,  # the same four bytes: two numbers
     dtypes.Q8_0: moves.repack_q8_0,
     dtypes.Q4_0: moves.repack_q4_0,
     dtypes.Q4_1: moves.repack_q4_1,

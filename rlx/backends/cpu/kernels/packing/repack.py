@@ -44,10 +44,6 @@ def repack_f16(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> 
     repack_half(raw, at, out, to + row * 2, keep)
 
 
-def repack_bf16(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    repack_f32(raw, at, out, to, row, keep)  # the same four bytes: two numbers
-
-
 def repack_q8_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
     repack_half(raw, at, out, to + row * 2, keep)
     for g in range(8):
