@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx import env
 from rlx.cli.answering import speculative_option
 from rlx.cli.command import Command
 from rlx.cli.main import debug_option
@@ -15,8 +14,8 @@ from rlx.cli.options import collected, command_line_option, engine_options, mode
 from rlx.cli.output import Bars, counted
 from rlx.cli.recording import check_no_trace, recorded, trace_options
 from rlx.profile.option import options_of
-from rlx.runners.opening.options import BATCH, RunnerOptions
-from rlx.serve.options import ServerOptions
+from rlx.runners.opening.options import RunnerOptions
+from rlx.serve.options import ServerOptions, served
 
 if TYPE_CHECKING:
     from rlx.cli.options import Command as Function
@@ -78,7 +77,6 @@ def serve(
     options = ServerOptions(**_given(server)).resolved()
     path = model_path(model, engine)
     engine = {**engine, **_given(loop), **_given({"speculative": speculative})}
-    engine["compile_ahead"] = BATCH if env.compile_ahead() else False
     if on_ray:
         check_no_trace(trace)
         _serve_on_ray(path, options, engine, replicas)
@@ -102,7 +100,7 @@ def _serve_here(path: str, names: list[str], options: ServerOptions, engine: dic
 
         def opening() -> ServedModel:
             bars.waiting("opening the model")
-            runner = open_runner(path, engine, bars)
+            runner = open_runner(path, served(engine), bars)
             opened.append(runner)
             return ServedModel(runner, names[0], names[1:])
 

@@ -27,7 +27,7 @@ from rlx.ray.replica import Replica
 from rlx.ray.router import PrefixRouter
 from rlx.runners.opening.options import RunnerOptions
 from rlx.serve.naming import model_name
-from rlx.serve.options import ServerOptions
+from rlx.serve.options import ServerOptions, served
 
 if TYPE_CHECKING:
     from starlette.types import Message
@@ -70,7 +70,8 @@ def deployment(
             (`queue`), keys, time limits, sizes. `host` and `port` are those of Ray's proxies.
         ray_actor_options: for replicas, beside `num_cpus`: `memory`, `resources`, `runtime_env`, `label_selector`.
         deployment_options: further options of `ray.serve.deployment` for the replicas; they override those from here.
-        options: those of `rlx.auto_runner`, such as `slots`, `kv_bytes` and `max_seq`.
+        options: those of `rlx.auto_runner`, such as `slots`, `kv_bytes` and `max_seq`. By default `compile_ahead` is
+            "batch", as with `rlx serve`.
 
     Raises:
         ArgumentError: an option is unknown or out of its range.
@@ -78,7 +79,7 @@ def deployment(
     if "threads" in options:
         raise ArgumentError("threads follow from num_cpus", where="threads", hint="give num_cpus=")
     cpus = cpus_of(num_cpus)
-    options = {"threads": cpus, **options}
+    options = served({"threads": cpus, **options})
     slots = RunnerOptions(**options).slots
     shared = {"graceful_shutdown_timeout_s": drain, "health_check_timeout_s": 30.0}
     server = (server or ServerOptions()).resolved()

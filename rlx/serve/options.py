@@ -6,6 +6,7 @@ Server stage. How a model is opened and computed is said by `rlx.runners.opening
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from ipaddress import ip_network
 from os import PathLike
@@ -15,6 +16,7 @@ from typing import Any, Self
 from rlx import env
 from rlx.errors import ArgumentError
 from rlx.profile.option import option, options_of
+from rlx.runners.opening.options import BATCH
 
 HOST, PORT = "127.0.0.1", 8080
 QUEUE = 256
@@ -298,6 +300,15 @@ class ServerOptions:
     def max_body_bytes(self) -> int:
         """`max_body_mb` in bytes."""
         return int(self.max_body_mb * 1_000_000)
+
+
+def served(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `rlx.auto_runner` for a server: it also compiles ahead what several requests at once need.
+
+    An option `compile_ahead` stays as it is, and with `RLX_COMPILE_AHEAD=0` the default is False.
+    """
+    ahead = options.get("compile_ahead")
+    return {**options, "compile_ahead": (BATCH if env.compile_ahead() else False) if ahead is None else ahead}
 
 
 def checked_key(value: str, where: str) -> str:

@@ -15,6 +15,7 @@ import rlx.ray
 from rlx.errors import ArgumentError
 from rlx.ray.places import cpus_of, range_of
 from rlx.serve import ServerOptions
+from rlx.serve.options import served
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own use of pydantic
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")
@@ -55,6 +56,18 @@ def test_a_deployment_has_the_options_of_the_engine() -> None:
     assert (model, list(names), options["threads"], options["slots"]) == ("demo", ["m", "demo"], 3, 8)
     assert not server.is_local, "clients name Ray's proxies, not the replica"
     assert server.queue >= 16, "the application in a replica refuses nothing that the router gave it"
+
+
+@needs_ray
+@pytest.mark.parametrize(("variable", "given", "expected"), [("1", None, "batch"), ("0", None, False), ("1", [3], [3])])
+def test_a_deployment_compiles_ahead_what_a_server_does(
+    variable: str, given: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLX_COMPILE_AHEAD", variable)
+    options = {} if given is None else {"compile_ahead": given}
+    app = rlx.ray.deployment("demo", **options)
+    (inner,) = (each for each in app._bound_deployment.init_args if hasattr(each, "_bound_deployment"))
+    assert inner._bound_deployment.init_args[3]["compile_ahead"] == served(options)["compile_ahead"] == expected
 
 
 @needs_ray
