@@ -12,6 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+#: Hints that several readers of files give.
+CUT_SHORT = "the file is cut short or damaged: download it again"
+INCOMPLETE = "the checkpoint is not complete: download it again"
+
 
 class RlxError(Exception):
     """Base of all errors raised by rlx.

@@ -166,6 +166,13 @@ def test_every_error_is_an_rlx_error_with_a_place_and_a_way_out(error: type[RlxE
     assert str(error("found 3")) == "found 3"
 
 
+def test_advice_for_a_broken_file_has_one_wording() -> None:
+    """`download it again`, `convert it again`: not get, fetch, anew."""
+    other = re.compile(r"(?i)\b((get|fetch) (it|the \w+|all [\w ]+) again|(take|convert|save) (it|the \w+) anew)")
+    found = {file: other.findall(file.read_text(encoding="utf-8")) for file in (ROOT / "rlx").rglob("*.py")}
+    assert not {str(file): words for file, words in found.items() if words}
+
+
 def test_file_errors_can_be_caught_as_one() -> None:
     of_files = {"GgufError", "SafetensorsError", "ConfigError", "UnsupportedModelError", "WeightError"}
     assert of_files <= {c.__name__ for c in error_classes() if issubclass(c, ModelFileError)}

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.errors import AudioError, ResourceError
+from rlx.errors import CUT_SHORT, AudioError, ResourceError
 from rlx.json_file import read_bytes
 
 Samples: TypeAlias = NDArray[np.float32]
@@ -109,7 +109,7 @@ def _decoded(data: bytes, where: str | None) -> Samples:
     whole = len(raw) // (width * channels) * channels
     if whole < count * channels:
         what = f"the file ends after {whole // channels} of {count} samples"
-        raise AudioError(what, where=where, hint="it is damaged: get it again")
+        raise AudioError(what, where=where, hint=CUT_SHORT)
     mono: Samples = _numbers(raw, width, where).reshape(-1, channels).mean(1, dtype=np.float32)
     return mono
 

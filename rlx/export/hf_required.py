@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from rlx.errors import UnsupportedModelError, WeightError
+from rlx.errors import INCOMPLETE, UnsupportedModelError, WeightError
 from rlx.export.hf_config import TextConfig
 from rlx.export.hf_tensors import in_layer
 from rlx.weights import ModelWeights
@@ -59,8 +59,7 @@ def check_tensors(config: TextConfig, found: Collection[str], weights: ModelWeig
 def _fail_missing(name: str, config: TextConfig, weights: ModelWeights) -> None:
     names = file_names(name, config.arch)[1:]
     tried = f"; names tried: {', '.join(names)}" if names else ""
-    hint = "the checkpoint is not complete: get it again"
-    raise WeightError(f"there is no tensor for {name}{tried}", where=weights.loader.path, hint=hint)
+    raise WeightError(f"there is no tensor for {name}{tried}", where=weights.loader.path, hint=INCOMPLETE)
 
 
 def required(config: TextConfig) -> Iterator[str]:

@@ -189,7 +189,7 @@ def _check(part: Floats, limit: float, dtype: DType, name: str) -> None:
     """Checks minimum and maximum: both are NaN if any number is."""
     low, high = float(part.min()), float(part.max())
     if not (np.isfinite(low) and np.isfinite(high)):
-        hint = "The file is damaged, or the model was saved wrongly: get it again."
+        hint = "The file is damaged, or the model was saved wrongly: download or convert it again."
         raise WeightError(f"the tensor holds {low if not np.isfinite(low) else high}", where=name, hint=hint)
     if max(-low, high) > limit:
         what = f"the tensor holds {low if -low > high else high:g} and {dtype} ends at {limit:g}"

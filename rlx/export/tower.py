@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from rlx.errors import UnsupportedModelError, WeightError
+from rlx.errors import INCOMPLETE, UnsupportedModelError, WeightError
 from rlx.export.hf import general_metadata
 from rlx.export.hf_config import TextConfig
 from rlx.export.hf_tensors import Change, export_tensor
@@ -89,7 +89,7 @@ def _check(source: WeightLoader, names: Mapping[str, str], config: VisionConfig)
         if canonical not in names:
             tried = ", ".join(checkpoint_names(canonical, config.family))
             what = f"there is no tensor for {canonical}; names tried: {tried}"
-            raise WeightError(what, where=source.path, hint="the checkpoint is not complete: get it again")
+            raise WeightError(what, where=source.path, hint=INCOMPLETE)
         found = source.tensors[names[canonical]].shape
         if found != shape:
             what = f"expected shape {list(shape)}, found {list(found)}"

@@ -21,8 +21,8 @@ from rlx.models.expected import ExpectedWeights
 
 FLOATS = (F32, F16, BF16)
 
-_INCOMPLETE = "the file is incomplete, or its metadata is of another model: get it again or convert it anew"
-_MISMATCH = "the tensors and the metadata are not of one model: get the file again or convert it anew"
+_INCOMPLETE = "the file is incomplete, or its metadata is of another model: download or convert it again"
+_MISMATCH = "the tensors and the metadata are not of one model: download or convert the model again"
 
 
 class Tensor(Protocol):

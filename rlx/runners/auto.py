@@ -76,7 +76,7 @@ def sniff(loader: WeightLoader) -> Sniffed:
     key = "general.architecture" if loader.format == "gguf" else "model_type"
     found = loader.metadata.get(key)
     if not isinstance(found, str) or not found:
-        hint = "the file is not a language model, or its metadata is incomplete: get it again"
+        hint = "the file is not a language model, or its metadata is incomplete: download it again"
         raise ConfigError(f"'{key}' is {found!r}, expected the name of an architecture", where=loader.path, hint=hint)
     if loader.format == "gguf":
         check_language_model(loader.metadata, loader.path)

@@ -33,7 +33,7 @@ STRIP = 1 << 20  # pixels that are converted at a time
 MAX_SCANS = 100  # of a JPEG: a tiny file can make the decoder go over all pixels any number of times
 PILLOW = (12, 2)
 
-_DAMAGED = "the file is damaged or truncated; get it again, or save it anew with an image editor"
+_DAMAGED = "the file is cut short or damaged: download it again, or save it again with an image editor"
 _CONVERT = "save it as PNG or JPEG"
 _STARTS = {
     "PNG": rb"\x89PNG\r\n\x1a\n",

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from rlx.errors import GgufError, UnsupportedModelError
+from rlx.errors import CUT_SHORT, GgufError, UnsupportedModelError
 from rlx.ir.dtypes import BY_GGML, DType
 from rlx.weights import gguf_split
 from rlx.weights.checks import check_hyperparameters
@@ -36,9 +36,8 @@ MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_STRING_BYTES = 65_535, 63, 64 << 20
 MAX_DIMS = 4
 MIN_ALIGNMENT, DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 8, 32, 65_536
 
-_CUT = "the file is cut short or damaged: get it again"
 _NO_GGUF = "this is no GGUF file, whatever its name says"
-_WRONG = "the file is damaged or was written wrongly: get it again or convert it anew"
+_WRONG = "the file is damaged or was written wrongly: download or convert it again"
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {
@@ -182,7 +181,7 @@ class _Cursor:
     def need(self, nbytes: int, what: str) -> None:
         left = self.end - self.pos
         if nbytes > left:
-            self.fail(f"{what} needs {nbytes} bytes, the file has {left} left", hint=_CUT)
+            self.fail(f"{what} needs {nbytes} bytes, the file has {left} left", hint=CUT_SHORT)
 
     def number(self, form: struct.Struct, what: str) -> Any:
         self.need(form.size, what)
@@ -203,7 +202,7 @@ class _Cursor:
             self.fail(f"the {what} is {value}, at most {most} are allowed", at=at)
         if value * smallest > self.end - self.pos:
             left = self.end - self.pos
-            self.fail(f"the {what} is {value}, too many for the {left} bytes that follow", at=at, hint=_CUT)
+            self.fail(f"the {what} is {value}, too many for the {left} bytes that follow", at=at, hint=CUT_SHORT)
         return value
 
     def text(self, what: str, most: int) -> bytes:
@@ -251,7 +250,7 @@ class _Cursor:
         self.fail(
             f"string {whole} of the {count} in {what} runs past the end of the file ({self.end} bytes)",
             at=at,
-            hint=_CUT,
+            hint=CUT_SHORT,
         )
 
 
@@ -389,7 +388,7 @@ def _tensor_bytes(at: _Cursor, name: str, dtype: DType, shape: tuple[int, ...]) 
     if nbytes > at.end:
         at.fail(
             f"tensor {name!r} of shape {shape} and type {dtype} takes {nbytes} bytes, the whole file has {at.end}",
-            hint=_CUT,
+            hint=CUT_SHORT,
         )
     return nbytes
 
@@ -426,5 +425,5 @@ def _check_place(record: _Record, data_offset: int, alignment: int, size: int, w
         raise GgufError(
             f"tensor {name!r} ends at byte {data_offset + offset + nbytes}, the file has {size}",
             where=f"{where}, byte {record.at}",
-            hint=_CUT,
+            hint=CUT_SHORT,
         )

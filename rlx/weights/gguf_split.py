@@ -17,7 +17,7 @@ from rlx.errors import GgufError, ModelFileError
 MAX_PARTS = 99_999
 _PART = re.compile(r"(.*-)([0-9]{5})(-of-)([0-9]{5})(\.gguf)", re.IGNORECASE | re.DOTALL)
 _KEYS = ("split.no", "split.count", "split.tensors.count")
-_TOGETHER = "get all files of the model again, from one place"
+_TOGETHER = "download all files of the model again, from one place"
 
 
 def part_number(name: str) -> tuple[str, int] | None:

@@ -119,13 +119,13 @@ def _refuse_lookalikes(path: Path, head: bytes, suffix: str) -> None:
     """Raises `ModelFileError` for files that are often taken for a model: pickles, archives, LFS pointers, old GGML."""
     begins = f"it begins with {head!r}"
     if not head:
-        what, hint = "the file is empty", "the download or the copy failed: repeat it"
+        what, hint = "the file is empty", "the download or the copy failed: download it again"
     elif head.startswith(_LFS_POINTER):
-        what, hint = "this is a Git LFS pointer, not the model", "fetch the file with `git lfs pull`"
+        what, hint = "this is a Git LFS pointer, not the model", "download the model with `git lfs pull`"
     elif head.lstrip()[:1] == b"<":
-        what, hint = f"this looks like a web page; {begins}", "the download failed: download the file again"
+        what, hint = f"this looks like a web page; {begins}", "the download failed: download it again"
     elif head.startswith(_OLD_GGML):
-        what, hint = f"this is a GGML file from before GGUF; {begins}", "get the model as GGUF"
+        what, hint = f"this is a GGML file from before GGUF; {begins}", "download the model as GGUF"
     elif suffix in PICKLES or head.startswith(_ZIP) or (suffix not in SUFFIXES and head[:1] == _PICKLE):
         what, hint = f"this is a pickle or an archive; {begins}", NO_PICKLES
     else:

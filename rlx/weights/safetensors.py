@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from rlx import json_file
-from rlx.errors import ConfigError, ModelFileError, SafetensorsError, UnsupportedModelError
+from rlx.errors import CUT_SHORT, ConfigError, ModelFileError, SafetensorsError, UnsupportedModelError
 from rlx.ir.dtypes import BF16, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from rlx.json_file import JsonObject, parse_object, read_object
 from rlx.weights import fp8_config
@@ -126,13 +126,12 @@ def _fail(what: str, where: object, hint: str | None = None) -> NoReturn:
 
 def _read_entries(buffer: Buffer, where: str) -> tuple[JsonObject, int]:
     if len(buffer) < 8:
-        _fail(f"the file has {len(buffer)} bytes, too few for a header", where, "the file is cut short or damaged")
+        _fail(f"the file has {len(buffer)} bytes, too few for a header", where, CUT_SHORT)
     length = struct.unpack_from("<Q", buffer)[0]
     if length > MAX_HEADER_BYTES:
         _fail(f"the header is {length} bytes long, at most {MAX_HEADER_BYTES} are allowed", where)
     if length > len(buffer) - 8:
-        hint = "the file is cut short or damaged"
-        _fail(f"the header is {length} bytes long, the file has {len(buffer) - 8} left", where, hint)
+        _fail(f"the header is {length} bytes long, the file has {len(buffer) - 8} left", where, CUT_SHORT)
     raw = buffer[8 : 8 + length]
     if raw[:1] != b"{":
         _fail(f"the header does not begin with '{{' but with {raw[:16]!r}", where)
@@ -187,7 +186,7 @@ def _check_dense(found: list[tuple[TensorInfo, int, int]], size: int, where: str
             _fail(f"tensor {info.name!r} {problem}: its data begins at {begin}, expected {at}", where)
         at = end
     if at != size:
-        hint = "the file is cut short or damaged: download it again" if at > size else None
+        hint = CUT_SHORT if at > size else None
         _fail(f"the tensors end at byte {at} of the data, the data has {size} bytes", where, hint)
 
 

@@ -165,8 +165,8 @@ def hf_cut(source: Path, target: Path) -> Path:
 
 
 Make = Callable[[Path, Path], Path]
-AGAIN = "get it again"
-GET = "get the file again or convert it anew"
+AGAIN = "download it again"
+MISMATCH = "download or convert the model again"
 
 # What is wrong -> (how to make it of a model and a new path, error, what the message says besides the path).
 FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
@@ -177,7 +177,7 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
         ["no model.safetensors, no model.safetensors.index.json and no .gguf file; it holds notes", "Give the path"],
     ),
     "empty folder": (lambda m, p: folder(p), ModelFileError, ["it holds nothing", "Give the path of the model file"]),
-    "empty file": (lambda m, p: head_of(m, p, 0), ModelFileError, ["the file is empty", "repeat it"]),
+    "empty file": (lambda m, p: head_of(m, p, 0), ModelFileError, ["the file is empty", AGAIN]),
     "no model": (
         lambda m, p: folder(p.parent / "d", x="hello, this is text") / "x",
         ModelFileError,
@@ -229,7 +229,7 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
     "missing norm": (
         lambda m, p: broken.rewrite(m, p, drop=("output_norm.weight",)),
         WeightError,
-        ["output_norm.weight: the tensor is missing, expected shape [64]", "convert it anew"],
+        ["output_norm.weight: the tensor is missing, expected shape [64]", "download or convert it again"],
     ),
     "a layer too many": (
         lambda m, p: broken.rewrite(m, p, keys={"qwen3.block_count": 5}),
@@ -249,12 +249,12 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
     "wrong rows": (
         lambda m, p: broken.rewrite(m, p, change=with_shape(Q, lambda d: d[:-1])),
         WeightError,
-        [f"{Q}: expected shape [128, 64], found [127, 64]", GET],
+        [f"{Q}: expected shape [128, 64], found [127, 64]", MISMATCH],
     ),
     "transposed": (
         lambda m, p: broken.rewrite(m, p, change=with_shape("blk.1.ffn_up.weight", np.transpose)),
         WeightError,
-        ["blk.1.ffn_up.weight: expected shape [96, 64], found [64, 96]", GET],
+        ["blk.1.ffn_up.weight: expected shape [96, 64], found [64, 96]", MISMATCH],
     ),
     "quantized norm": (
         lambda m, p: broken.rewrite(m, p, change=quantized("output_norm.weight", gguf.GGMLQuantizationType.Q8_0)),
@@ -269,7 +269,7 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
     "checkpoint of other sizes": (
         lambda m, p: hf_with(m.parent / "hf", p, intermediate_size=100),
         WeightError,
-        ["model.safetensors, model.layers.0.mlp.gate_proj.weight: expected shape [100, 64], found [96, 64]", GET],
+        ["model.safetensors, model.layers.0.mlp.gate_proj.weight: expected shape [100, 64], found [96, 64]", MISMATCH],
     ),
     "checkpoint cut": (
         lambda m, p: hf_cut(m.parent / "hf", p),

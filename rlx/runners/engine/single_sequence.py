@@ -171,7 +171,7 @@ class SingleSequence:
         wrong = next((i for i in ids if not 0 <= i < most), None)
         if spans is not None and any(span.rows.shape[1] != self.stepper.limits.hidden for span in spans.spans):
             what = f"the snapshot's embedded rows are not {self.stepper.limits.hidden} wide"
-            raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot anew.")
+            raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot again.")
         if wrong is not None:  # a rewind would look its embedding up
             what = f"the snapshot has the token id {wrong}, expected ids from 0 to {most - 1}"
-            raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot anew.")
+            raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot again.")
