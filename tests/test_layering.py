@@ -205,6 +205,20 @@ def test_what_only_some_systems_have_stands_in_platform() -> None:
     assert any(target == "fcntl" for _, target in imports("rlx.platform.posix", TREES["rlx.platform.posix"]))
 
 
+def test_other_parts_compare_the_system_with_windows_only() -> None:
+    """mypy understands that comparison, and so it hides calls that Windows lacks."""
+    found = []
+    for module, tree in sorted(TREES.items()):
+        nodes = list(ast.walk(tree)) if not module.startswith("rlx.platform") else []
+        allowed = [n.left for n in nodes if isinstance(n, ast.Compare) and ast.unparse(n.comparators[0]) == "'win32'"]
+        found += [
+            f"{place(module, node.lineno)}: asks for sys.platform; rlx.platform knows it"
+            for node in nodes
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.platform" and node not in allowed
+        ]
+    assert not found, "\n".join(found)
+
+
 def test_functions_and_files_stay_small() -> None:
     found = []
     for module, tree in sorted(TREES.items()):

@@ -133,7 +133,7 @@ def python(cpu: str, *arguments: str, stdout: IO[str] | None = None) -> int:
 
 def features(cpu: str) -> str:
     """What rlx finds on a CPU, as words with commas."""
-    code = "from rlx.backends.cpu import arm_features; print(*sorted(arm_features.features()), sep=',')"
+    code = "from rlx import platform; print(*sorted(platform.current().arm_features()), sep=',')"
     with tempfile.TemporaryFile("w+") as out:
         if python(cpu, "-c", code, stdout=out):
             sys.exit(f"{cpu}: Python does not start")

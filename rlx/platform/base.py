@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from rlx.platform.pipes import Pipes, ThreadPipes
+from rlx.platform.processors import Processors
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Usage:
     memory: int
 
 
-class Platform:
+class Platform(Processors):
     """The plain form. The other forms override what their system can do better.
 
     Attributes:
@@ -48,32 +49,6 @@ class Platform:
     jit_link = True
     limits_children = limits_memory = by_descriptor = False
     renames_open = True
-
-    # -- processors ---------------------------------------------------------------------------------------------------
-
-    def allowed_cpus(self) -> frozenset[int]:
-        """The logical CPUs that this process may run on."""
-        return frozenset(range(os.cpu_count() or 1))
-
-    def cores(self, cpus: frozenset[int]) -> int:
-        """The number of physical cores that logical CPUs belong to; that of the CPUs if the system does not say."""
-        return len(cpus)
-
-    def cpu_quota(self) -> float:
-        """CPUs that this process may use on average; infinity without a limit."""
-        return math.inf
-
-    def processor(self) -> str | None:
-        """The processor's model, for people and to tell machines apart; None if the system does not say."""
-        return None
-
-    def cache_bytes(self) -> list[int]:
-        """The sizes of the processor's caches; none if the system does not say."""
-        return []
-
-    def permit_tiles(self) -> bool:
-        """Asks for the processor's tile registers (AMX); whether this process and its threads may use them."""
-        return False
 
     # -- memory -------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,10 @@ from rlx.platform.posix import Posix  # type: ignore[attr-defined,unused-ignore]
 assert sys.platform != "win32"  # for mypy, as in `posix`
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # the system call, ARCH_REQ_XCOMP_PERM, the state
+# Bits of AT_HWCAP and AT_HWCAP2 (arch/arm64/include/uapi/asm/hwcap.h).
+_AT_HWCAP, _AT_HWCAP2 = 16, 26
+_HWCAP = {"neon": 1 << 1, "lse": 1 << 8, "dotprod": 1 << 20, "sve": 1 << 22}
+_HWCAP2 = {"sve2": 1 << 1, "i8mm": 1 << 13, "bf16": 1 << 14}
 _UNLIMITED = 1 << 60  # cgroups of version 1 say so with a number near 2^63
 _V1_MEMORY, _V2_MEMORY = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")
 _INFO_BYTES = 4096  # of /proc/cpuinfo; it repeats everything per core
@@ -96,6 +100,12 @@ class Linux(Posix):
             return False
         return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
 
+    def arm_features(self) -> frozenset[str]:
+        """Of the auxiliary vector, which the kernel gives to each process."""
+        getauxval = ctypes.CDLL(None).getauxval
+        getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+        return super().arm_features() | named(getauxval(_AT_HWCAP), getauxval(_AT_HWCAP2))
+
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def advise_huge(self, memory: mmap.mmap, start: int, nbytes: int) -> None:
@@ -138,6 +148,12 @@ class Linux(Posix):
     def _address_space(self) -> float:
         pages = _lines(self._root / "proc/self/statm")
         return self.address_space(int(pages[0].split()[0]) * mmap.PAGESIZE) if pages else math.inf
+
+
+def named(hwcap: int, hwcap2: int) -> frozenset[str]:
+    """The LLVM names of the features in two words of the auxiliary vector."""
+    tables = ((_HWCAP, hwcap), (_HWCAP2, hwcap2))
+    return frozenset(name for table, word in tables for name, bit in table.items() if word & bit)
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:

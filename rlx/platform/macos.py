@@ -25,6 +25,14 @@ _RUSAGE_V2 = 2  # RUSAGE_INFO_V2 (sys/resource.h): 16 bytes of UUID, then u64
 _USER, _SYSTEM, _FOOTPRINT = 2, 3, 9  # places of its fields, in u64
 _RUSAGE_WORDS = 2 + 18
 
+# Keys of `sysctl` (Apple: "Determining Instruction Set Characteristics"). Every Apple processor has NEON.
+_FEATURES = {
+    "lse": "hw.optional.arm.FEAT_LSE",
+    "dotprod": "hw.optional.arm.FEAT_DotProd",
+    "i8mm": "hw.optional.arm.FEAT_I8MM",
+    "bf16": "hw.optional.arm.FEAT_BF16",
+}
+
 
 class Macos(Posix):
     """The form of macOS.
@@ -53,6 +61,10 @@ class Macos(Posix):
     def cache_bytes(self) -> list[int]:
         names = ("hw.perflevel0.l1dcachesize", "hw.perflevel0.l2cachesize", "hw.l2cachesize", "hw.l3cachesize")
         return [size for name in names if (size := self._number(name))]
+
+    def arm_features(self) -> frozenset[str]:
+        """By `sysctl`; older systems lack the keys of newer features."""
+        return super().arm_features() | {name for name, key in _FEATURES.items() if self._number(key) == 1}
 
     def available_memory(self) -> float:
         words, count = (ctypes.c_uint32 * _VM_WORDS)(), ctypes.c_uint32(_VM_WORDS)

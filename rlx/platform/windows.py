@@ -26,6 +26,8 @@ _LOOK_SECONDS = 0.01  # between two looks at a pipe
 _LOCK_AT = 1 << 40  # locks of Windows keep others from reading, so the locked byte lies behind the file
 _WAIT = "api-ms-win-core-synch-l1-2-0"
 _WAITS = ("WaitOnAddress", "WakeByAddressAll")
+#: Arguments of IsProcessorFeaturePresent (winnt.h: PF_ARM_...). Older versions of Windows answer no to the last two.
+_FEATURES = {"lse": 34, "dotprod": 43, "i8mm": 66, "bf16": 68}
 _CLOCKS = ("QueryPerformanceCounter", "QueryPerformanceFrequency")
 
 
@@ -76,6 +78,10 @@ class Windows(Platform):
 
     def processor(self) -> str | None:
         return os.environ.get("PROCESSOR_IDENTIFIER")
+
+    def arm_features(self) -> frozenset[str]:
+        present = self._kernel.IsProcessorFeaturePresent
+        return super().arm_features() | {name for name, number in _FEATURES.items() if present(number)}
 
     # -- memory -------------------------------------------------------------------------------------------------------
 

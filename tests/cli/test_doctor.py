@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlx import platform
+from rlx.backends.cpu import target as targets
 from rlx.backends.cpu.feature_use import feature_use
 from rlx.backends.cpu.target import Target
 from rlx.cli.doctor import findings as findings_of
@@ -115,6 +117,19 @@ def test_features_are_those_that_the_system_lists() -> None:
     flags = Path("/proc/cpuinfo").read_text().split("flags\t\t: ")[-1].split("\n")[0].split()
     for feature in ("avx2", "fma", "f16c", "avx512f"):
         assert (feature in flags) == (feature in [*facts["used"], *facts["unused"]]), feature
+
+
+def test_features_of_arm_are_those_that_the_system_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM does not find all of them, as in an emulator."""
+    features = frozenset({"neon", "lse", "dotprod", "i8mm", "bf16"})
+    monkeypatch.delenv("RLX_TARGET", raising=False)
+    monkeypatch.setattr(targets, "_host", inspect.unwrap(targets._host))  # not the machine of an earlier call
+    monkeypatch.setattr("llvmlite.binding.get_process_triple", lambda: "aarch64-unknown-linux-gnu")
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"neon": True, "dotprod": False})
+    monkeypatch.setattr(platform.current(), "arm_features", lambda: features)
+    facts = machine.cpu(Findings())
+    assert facts["levels"] == ["generic", "neon", "dotprod", "i8mm", "bf16"] and facts["level"] == "bf16"
+    assert set(facts["used"]) == features - {"lse"} and not facts["unused"] and not facts["lacking"]
 
 
 @pytest.mark.parametrize(

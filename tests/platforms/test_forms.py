@@ -51,6 +51,10 @@ class Kernel:
             b"hw.perflevel0.physicalcpu": 6,
             b"hw.pagesize": 16384,
             b"hw.memsize": 1 << 34,
+            b"hw.optional.arm.FEAT_LSE": 1,
+            b"hw.optional.arm.FEAT_DotProd": 1,
+            b"hw.optional.arm.FEAT_I8MM": 1,
+            b"hw.optional.arm.FEAT_BF16": 0,
         }
 
     def sysctlbyname(self, name: bytes, value: Any, size: Any, new: Any, length: int) -> int:
@@ -94,8 +98,10 @@ def test_macos() -> None:
     assert system.available_memory() == 123 * 16384
     assert system.usage(42) == Usage(pytest.approx(3.0), 5 << 20) and system.usage(43) is None
     assert not system.permit_tiles() and system.cpu_quota() == math.inf
+    assert system.arm_features() == {"neon", "lse", "dotprod", "i8mm"}
     system._libc.numbers = {}
     assert system.cores(frozenset(range(14))) == 14 and system.cache_bytes() == []
+    assert system.arm_features() == Platform().arm_features() == {"neon"}
 
 
 def test_memory_of_macos_is_not_zeroed_by_advice() -> None:
@@ -133,6 +139,7 @@ def kernel32() -> MagicMock:
         GetProcessAffinityMask=affinity,
         GlobalMemoryStatusEx=memory,
         GetCurrentProcess=MagicMock(return_value=7),
+        IsProcessorFeaturePresent=lambda number: number in (19, 34, 43, 66),
     )
 
 
@@ -143,6 +150,7 @@ def test_windows() -> None:
     assert [system.cores(frozenset(cpus)) for cpus in ([1, 2], [0, 1], [3])] == [2, 1, 1]
     assert system.cache_bytes() == [30 << 20] and system.available_memory() == 5 << 30
     assert system.triple("x86_64-pc-windows-msvc") == "x86_64-pc-windows-msvc-elf"
+    assert system.arm_features() == {"neon", "lse", "dotprod", "i8mm"}
     assert not system.renames_open and not system.by_descriptor and system.child_options()["creationflags"]
 
 

@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from rlx.platform.linux import Linux, parse_cpu_list
+from rlx.platform.linux import Linux, named, parse_cpu_list
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'")
 
 
 def test_the_kernel_grants_tiles_exactly_where_the_processor_has_them() -> None:
     assert Linux().permit_tiles() == ("amx_tile" in Path("/proc/cpuinfo").read_text())
+
+
+def test_words_of_the_auxiliary_vector_name_features_of_arm() -> None:
+    """Those that a Neoverse N1, a V1 and a Cortex-A72 show; /proc/cpuinfo lists the same features by name."""
+    assert named(0x119FFF, 0) == {"neon", "lse", "dotprod"}
+    v1 = {"neon", "lse", "dotprod", "sve", "i8mm", "bf16"}
+    assert named(0xFF | 1 << 8 | 1 << 20 | 1 << 22, 1 << 13 | 1 << 14) == v1
+    assert named(0xFF, 0) == {"neon"}
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

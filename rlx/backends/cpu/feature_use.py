@@ -32,13 +32,6 @@ class FeatureUse:
     lacking: tuple[str, ...]
 
 
-def host_features() -> frozenset[str]:
-    """All features that LLVM finds in this CPU, whether rlx may use them or not."""
-    import llvmlite.binding as llvm
-
-    return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
-
-
 def feature_use(target: Target, host: frozenset[str], name: str | None = None) -> FeatureUse:
     """The features of a CPU with `host` that a target uses.
 

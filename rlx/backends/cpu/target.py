@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from rlx import env, platform
 from rlx.backends import backend
 from rlx.backends.base import Backend
-from rlx.backends.cpu import arm_features
 from rlx.backends.cpu.levels import (
     AARCH64,
     NATIVE,
@@ -72,7 +71,13 @@ class Target:
                 is to be left out; or the machine is big-endian.
         """
         triple, features = _host()
-        chosen = choose(name or env.target() or NATIVE, architecture(triple), features)
+        try:
+            chosen = choose(name or env.target() or NATIVE, architecture(triple), features)
+        except TargetError as error:
+            if name or not env.target():
+                raise
+            what = f"{error.where}: {error.what}" if error.where else error.what
+            raise TargetError(what, where="RLX_TARGET", hint=error.hint) from None
         level = chosen.level
         return Target(level.name, triple, level.cpu, feature_string(level, chosen.features))
 
@@ -201,6 +206,15 @@ def usable_cpus() -> float:
     return min(len(system.allowed_cpus()), system.cpu_quota())
 
 
+def processor_features() -> frozenset[str]:
+    """The features that the processor has, by LLVM name, whether code may use them or not."""
+    import llvmlite.binding as llvm
+
+    if architecture(llvm.get_process_triple()) is AARCH64:
+        return platform.current().arm_features()
+    return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+
+
 @lru_cache(maxsize=1)
 def _host() -> tuple[str, frozenset[str]]:
     """The triple of this process, and the features that the processor has and the operating system permits."""
@@ -211,8 +225,8 @@ def _host() -> tuple[str, frozenset[str]]:
     _initialize_llvm()
     triple = platform.current().triple(llvm.get_process_triple())
     if architecture(triple) is AARCH64:
-        return triple, arm_features.features()
-    features = with_implied(name for name, on in llvm.get_host_cpu_features().items() if on)
+        return triple, processor_features()
+    features = with_implied(processor_features())
     if not features >= TILES:
         features -= TILES
     elif not platform.current().permit_tiles():

@@ -16,12 +16,12 @@ def cpu(findings: Findings) -> Facts:
     """The processor, the target, and the features that its code uses and does not use."""
     from llvmlite.binding import get_process_triple
 
-    from rlx.backends.cpu.feature_use import feature_use, host_features
+    from rlx.backends.cpu.feature_use import feature_use
     from rlx.backends.cpu.levels import architecture
-    from rlx.backends.cpu.target import Target
+    from rlx.backends.cpu.target import Target, processor_features
     from rlx.runtime.tuned import machine
 
-    host = host_features()
+    host = processor_features()
     levels = [level.name for level in architecture(get_process_triple()).supported(host)]
     facts: Facts = {"model": machine(), "architecture": this_machine(), "levels": levels}
     with findings.noting("RLX_TARGET", prevents=True):

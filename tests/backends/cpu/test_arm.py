@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from native import assembly
 
-from rlx.backends.cpu import arm_features
 from rlx.backends.cpu import target as targets
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.attention.attention import attention
@@ -71,13 +70,6 @@ def spilled(loop: str) -> list[str]:
 
 
 # --- detection and levels ---------------------------------------------------------------------------------------------
-
-
-def test_the_words_of_linux_name_features() -> None:
-    """The words that an N1 and a V1 show (/proc/cpuinfo lists the same features by name)."""
-    assert arm_features.named(0x119FFF, 0) == {"neon", "lse", "dotprod"}
-    assert arm_features.named(0xFF | 1 << 8 | 1 << 20 | 1 << 22, 1 << 13 | 1 << 14) == NEOVERSE_V1
-    assert arm_features.named(0xFF, 0) == {"neon"}
 
 
 @pytest.mark.parametrize(("features", "level"), [(CORTEX_A72, "neon"), (NEOVERSE_N1, "dotprod"), (NEOVERSE_V1, "bf16")])

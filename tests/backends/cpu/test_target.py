@@ -42,7 +42,13 @@ def test_the_environment_chooses_where_the_caller_does_not(monkeypatch: pytest.M
     monkeypatch.setenv("RLX_TARGET", "")
     assert Target.host() == Target.host("native")
     monkeypatch.setenv("RLX_TARGET", "pentium")
-    with pytest.raises(TargetError, match=r"pentium.*native"):
+    message = r"unknown target level 'pentium'. Use native or one of generic, "
+    with pytest.raises(TargetError, match=f"^RLX_TARGET: {message}"):
+        Target.host()
+    with pytest.raises(TargetError, match=f"^{message}"):
+        Target.host("pentium")
+    monkeypatch.setenv("RLX_TARGET", "native-sse9")
+    with pytest.raises(TargetError, match=r"^RLX_TARGET: target: unknown feature 'sse9'. There are: "):
         Target.host()
 
 
