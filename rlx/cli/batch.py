@@ -8,7 +8,9 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from rlx.tracing import Detail
 
 Work = Callable[["Source", "Results", "Bar"], Awaitable["Progress"]]
+Opening = Callable[["Bar"], AbstractContextManager[Work]]
 
 
 @click.command(cls=Command)
@@ -86,31 +89,32 @@ def batch(
         if all(results.done):
             click.echo(f"all {counted(len(source), 'request')} were answered before", err=True)
             return
-        work = _on_ray(path, names, engine, replicas) if on_ray else _here(path, names, engine)
+        opening = partial(_on_ray, path, names, engine, replicas) if on_ray else partial(_here, path, names, engine)
         with recorded(trace, detail, limit):
-            finished = _answered(work, source, results)
+            finished = _answered(opening, source, results)
     if not finished:
         again = shlex.join(["rlx", *sys.argv[1:]])
         click.echo("Interrupted. " + (f"To go on: {again}" if "-" not in (requests, answers) else ""), err=True)
         ctx.exit(INTERRUPTED)
 
 
-def _here(path: str, names: list[str], engine: dict[str, Any]) -> Work:
-    """Answers in this process."""
+@contextmanager
+def _here(path: str, names: list[str], engine: dict[str, Any], bar: Bar) -> Iterator[Work]:
+    """Answers in this process. The model opens before there is an event loop, which would hold back a Ctrl-C."""
+    from rlx.runners.opening.options import SLOTS
+    from rlx.serve.batch.app import AHEAD, answering_with
+    from rlx.serve.batch.run import answer_all
 
     async def work(source: Source, results: Results, bar: Bar) -> Progress:
-        from rlx.runners.opening.options import SLOTS
-        from rlx.serve.batch.app import AHEAD, answering_with
-        from rlx.serve.batch.run import answer_all
+        async with answering_with(runner, names) as answering:
+            return await answer_all(source, results, answering, AHEAD * engine.get("slots", SLOTS), bar)
 
-        with open_runner(path, engine, bar.opening) as runner:
-            async with answering_with(runner, names) as answering:
-                return await answer_all(source, results, answering, AHEAD * engine.get("slots", SLOTS), bar)
-
-    return work
+    with open_runner(path, engine, bar.opening) as runner:
+        yield work
 
 
-def _on_ray(path: str, names: list[str], engine: dict[str, Any], replicas: int | None) -> Work:
+@contextmanager
+def _on_ray(path: str, names: list[str], engine: dict[str, Any], replicas: int | None, bar: Bar) -> Iterator[Work]:
     """Answers on a cluster."""
 
     async def work(source: Source, results: Results, bar: Bar) -> Progress:
@@ -121,27 +125,38 @@ def _on_ray(path: str, names: list[str], engine: dict[str, Any], replicas: int |
         async with answering_on_ray(path, names, engine, replicas) as (answering, at_once):
             return await answer_all(source, results, answering, at_once, bar)
 
-    return work
+    yield work
 
 
-def _answered(work: Work, source: Source, results: Results) -> bool:
+def _answered(opening: Opening, source: Source, results: Results) -> bool:
     """Whether the work came to its end; SIGINT and SIGTERM end it early. It says what was done."""
 
-    async def run(bar: Bar) -> None:
+    async def run(work: Work) -> None:
         task = asyncio.current_task()
         assert task is not None
         with platform.current().on_signals(asyncio.get_running_loop(), [signal.SIGTERM], task.cancel):
             await work(source, results, bar)
 
-    with Bar() as bar:
+    with Bar() as bar, _sigterm_as_interrupt():
         try:
-            asyncio.run(run(bar))
+            with opening(bar) as work:
+                asyncio.run(run(work))
             finished = True
         except (KeyboardInterrupt, asyncio.CancelledError):
             finished = False
     if bar.progress is not None:
         click.echo(summary(bar.progress, bar.seconds), err=True)
     return finished
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Inside, SIGTERM raises a KeyboardInterrupt where no event loop takes it, as SIGINT does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def summary(progress: Progress, seconds: float) -> str:

@@ -19,7 +19,7 @@ from rlx.runtime.store import Store
 
 Events = list[tuple[str, int, int]]
 PROFILE = {"buckets": {"seq": [1, 32]}}
-SECONDS = 60  # after which a wait has failed
+SECONDS = 3  # after which a wait has failed
 
 
 class Runner:
@@ -107,6 +107,18 @@ def test_closing_ends_it_before_the_next_kernel(runner: Runner) -> None:
     runner.ahead.close()
     runner.ahead.start([runner.job])
     assert runner.done == [], "a closed one starts nothing"
+
+
+def test_it_ends_with_the_calls_of_a_runner_that_closes(runner: Runner) -> None:
+    """Not after them: `close` first waits for the call that is computed, which may be compiling, too."""
+    runner.busy = True
+    runner.ahead.start([runner.job])
+    runner.looks_again()
+    runner.ahead.is_over = lambda: True
+    waiting = threading.Thread(target=runner.ahead.wait)
+    waiting.start()
+    waiting.join(SECONDS)
+    assert not waiting.is_alive() and runner.done == []
 
 
 def test_a_failure_is_a_warning_and_the_next_job_runs(runner: Runner) -> None:

@@ -123,6 +123,22 @@ def test_mistakes_are_told_before_a_model_is_opened(tmp_path: Path) -> None:
         assert done.exit_code == 2 and text in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_model_opens_is_not_held_back(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after: list[str] = []
+
+    def opening(*_: Any) -> None:
+        signal.raise_signal(number)
+        after.append("opened all the same")
+
+    monkeypatch.setattr("rlx.cli.batch.open_runner", opening)
+    source, out = written(tmp_path / "in.jsonl", requests(1)), tmp_path / "out.jsonl"
+    done = CliRunner().invoke(cli, ["batch", str(source), str(out), "demo"])
+    assert (done.exit_code, after) == (130, []) and "Interrupted. To go on" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [

@@ -74,8 +74,8 @@ class Ahead:
 
     Attributes:
         is_busy: whether the runner is in use now; the owner of the engine sets it.
-        is_over: whether the runner is being closed: programs that its calls wait for are then not compiled to their
-            ends. The owner of the engine sets it.
+        is_over: whether the runner is being closed: no compile then goes on beyond its current kernel, neither in the
+            background nor for a call. The owner of the engine sets it.
     """
 
     def __init__(self, progress: Progress | None) -> None:
@@ -143,10 +143,13 @@ class Ahead:
                 warnings.warn(what, CompileAheadWarning, stacklevel=1)
 
     def _wait_until_idle(self) -> None:
-        while not self._closed.is_set() and self.is_busy() and not self._is_needed():
+        while not self._is_closing() and self.is_busy() and not self._is_needed():
             self._closed.wait(_LOOK)
-        if self._closed.is_set():
+        if self._is_closing():
             raise _StoppedError
+
+    def _is_closing(self) -> bool:
+        return self._closed.is_set() or self.is_over()
 
     def _is_needed(self) -> bool:
         return self._needed is not None and self._needed == self._current
