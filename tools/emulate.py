@@ -2,8 +2,7 @@
 
     python tools/emulate.py                         # kernels and whole programs on every CPU of `CPUS`: some hours
     python tools/emulate.py --cpu neoverse-n1       # on one
-    python tools/emulate.py --kernels               # only kernels, of each test the cases that show something new
-    python tools/emulate.py --all-kernels           # all cases at all levels: a day
+    python tools/emulate.py --kernels               # only kernels: some ten minutes a CPU
     python tools/emulate.py --programs -k gemma     # only whole programs
     python tools/emulate.py --cpu max --python -m rlx run "Hello"
 
@@ -141,23 +140,21 @@ def features(cpu: str) -> str:
         return out.read().strip()
 
 
-def kernels(cpu: str, arguments: Sequence[str], every: bool) -> int:
-    """Runs the kernel tests: compiled here, called there.
+def kernels(cpu: str, arguments: Sequence[str]) -> int:
+    """Runs the kernel tests at the level of the CPU: compiled here, called there.
 
     Args:
         arguments: of pytest; tests among them take the place of all.
-        every: all cases at all levels of the CPU, instead of a few at one level.
     """
     if missing := [tool for tool in ("clang", "ld.lld") if shutil.which(tool) is None]:
         sys.exit(f"{' and '.join(missing)} not found: install clang and lld")
     environment = {
         "RLX_TEST_FEATURES": features(cpu),
         "RLX_TEST_EMULATOR": f"{FOLDER / 'host/usr/bin/qemu-aarch64'} -cpu {cpu}",
+        "RLX_TEST_LEVEL": CPUS[cpu],
     }
-    if not every:
-        environment["RLX_TEST_LEVELS"] = CPUS[cpu]
     tests = [] if _names_tests(arguments) else [KERNELS, *(f"--ignore={KERNELS}/{name}.py" for name in HERE)]
-    command = [sys.executable, "-m", "pytest", *["--representative"] * (not every), *tests, *arguments]
+    command = [sys.executable, "-m", "pytest", *tests, *arguments]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
 
 
@@ -185,20 +182,19 @@ def main() -> int:
     """Runs what was asked for; returns an exit code that is not 0 if anything fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", action="append", choices=CPUS, help="a CPU of qemu; default: each of them")
-    parser.add_argument("--programs", action="store_true", help="only whole programs")
-    parser.add_argument("--kernels", action="store_true", help="only kernels")
-    parser.add_argument("--all-kernels", action="store_true", help="only kernels: all cases, at all levels of the CPU")
+    parser.add_argument("--programs", action="store_true", help="whole programs; alone: only these")
+    parser.add_argument("--kernels", action="store_true", help="kernels; alone: only these")
     parser.add_argument("--python", action="store_true", help="run Python; all other arguments are its own")
     given, rest = parser.parse_known_args()
-    only_kernels, failed = given.kernels or given.all_kernels, 0
+    failed = 0
     for cpu in given.cpu or CPUS:
         print(f"{cpu}:", flush=True)
         if given.python:
             failed |= python(cpu, *rest)
             continue
-        if not given.programs:
-            failed |= kernels(cpu, rest, given.all_kernels)
-        if not only_kernels:
+        if given.kernels or not given.programs:
+            failed |= kernels(cpu, rest)
+        if given.programs or not given.kernels:
             failed |= programs(cpu, rest)
     return failed
 

@@ -1,9 +1,9 @@
 """Kernels of another machine, run by an emulator: what `native.py` does where `RLX_TEST_EMULATOR` is set.
 
-`tools/emulate.py` sets it, and RLX_TEST_FEATURES to what the emulated processor has, and names the requirements. Python
-and LLVM run here, several times as fast as in the emulator. A kernel is linked into a program of its own without a C
-library. It maps a file with the arguments and the buffers, calls the kernel and ends; the buffers are then read
-back.
+`tools/emulate.py` sets it, RLX_TEST_FEATURES to what the emulated processor has and RLX_TEST_LEVEL to a level of it. It
+names the requirements, too. Python and LLVM run here, several times as fast as in the emulator. A kernel is linked into
+a program of its own without a C library. It maps a file with the arguments and the buffers, calls the kernel and ends;
+the buffers are then read back.
 """
 
 from __future__ import annotations
@@ -144,18 +144,15 @@ def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="rlx-foreign-"))
 
 
-def targets_of_levels() -> list[Target]:
-    """The levels of the machine that is emulated, without portable code, which other machines test; RLX_TEST_LEVELS
-    names some of them.
-    """
+def targets() -> list[Target]:
+    """The level to test, as a list. The types of weights are spread over the levels of a list; so one has them all."""
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     _skip_whole_programs()
-    named = os.environ.get("RLX_TEST_LEVELS", "neon,dotprod,i8mm,bf16").split(",")
-    found = [each for each in AARCH64.supported(FEATURES) if each.name in named]
-    return [Target(e.name, TRIPLE, e.cpu, feature_string(e, e.defaults(FEATURES))) for e in found]
+    level = next(each for each in AARCH64.supported(FEATURES) if each.name == os.environ["RLX_TEST_LEVEL"])
+    return [Target(level.name, TRIPLE, level.cpu, feature_string(level, level.defaults(FEATURES)))]
 
 
 def _skip_whole_programs() -> None:

@@ -14,7 +14,7 @@ from rlx.backends.cpu.target import Target, supported_levels
 
 _HOST = [Target.host(level) for level in supported_levels()]
 if foreign.EMULATOR:  # kernels of another machine, see `foreign.py`
-    _HOST = foreign.targets_of_levels()
+    _HOST = foreign.targets()
 
 LEVELS = [t for t in _HOST if not t.has_bf16_tiles]
 
