@@ -22,7 +22,7 @@ exactly. On targets with tile registers `linear_tiles.py` multiplies bf16 activa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from llvmlite import ir
@@ -44,6 +44,7 @@ from rlx.ir.dtypes import BF16, F16, DType
 #: The functions that a gated linear may apply to its gate.
 GATES = ("silu", "gelu_tanh", "gelu_erf")
 
+_FEW_ROWS = 32  # with fewer rows, tiles prefetch less than all of the next weights
 _TERMS = 1 << 18  # most bytes of stack for the rows' terms: very wide layers have smaller macro tiles
 
 
@@ -162,6 +163,19 @@ class _Scratch:
 
 
 @dataclass(frozen=True)
+class _Following:
+    """The part of the next weights that a tile prefetches while it is multiplied.
+
+    Attributes:
+        places: where the part begins in each block.
+        nbytes: its size in bytes, a run-time value.
+    """
+
+    places: Sequence[ir.Value]
+    nbytes: ir.Value
+
+
+@dataclass(frozen=True)
 class _Shared:
     """Blocks whose sums are in registers together, and the rows that share them, as run-time values.
 
@@ -203,7 +217,9 @@ class LinearWriter(StreamWriter):
         self.sub_bytes = 64 * (integers if shape.integer else SUB // shape.pair)  # of unpacked weights
         self.numbers_at = self.sub_bytes * CHUNK // SUB  # the numbers of a superblock, if they are applied late
         self.chunk_bytes = self.numbers_at + (64 * multiply.format.row.head if multiply.late else 0)
-        self.packed_lines = -(-unpack.chunk_bytes(shape.dtype) // 64)  # of memory, in a chunk of packed weights
+        self.float_step = gcd(shape.k // shape.pair, 4)  # k or pairs of k of a loop over float activations
+        steps = CHUNK // (SUB if shape.integer else self.float_step * shape.pair) * max(1, _FEW_ROWS // tiles.shared[0])
+        self.step_lines = -(-unpack.chunk_bytes(shape.dtype) // (64 * steps))  # that each step of a tile prefetches
         terms = e.stack(self.macro_rows * multiply.term_bytes) if multiply.terms_a_sub else None
         self.group = max(1, tiles.blocks // len(shape.weights))  # units that are multiplied together
         self.sums = self.group * len(shape.weights)  # sums of a row for a group
@@ -307,17 +323,19 @@ class LinearWriter(StreamWriter):
         starts = [self.chunk(block, chunk) for block in shared.blocks]
         places = starts if self.shape.as_packed else self._unpack(starts, chunk)
         following = [self._following(block, chunk) for block in shared.blocks]
-        lines = e.b.udiv(e.b.add(shared.rows, e.i64(self.packed_lines - 1)), shared.rows)  # for a row
+        of_row = _ceil_div(e, e.i64(unpack.chunk_bytes(self.shape.dtype)), shared.rows)  # bytes to prefetch for a row
 
         def tile(rows: int, row: ir.Value) -> None:
-            self._fetch(following, e.b.mul(row, lines), e.b.mul(e.i64(rows), lines))
+            part = _Following([e.at(place, (row, of_row)) for place in following], e.b.mul(of_row, e.i64(rows)))
             for i in range(rows):
                 self._fetch_results(e.b.add(e.b.add(shared.macro, row), e.i64(i)), shared.unit, self.group)
             totals = e.at(self.scratch.totals, 64 * shared.first, (row, 64 * self.sums))
             if self.products:
+                with e.loop(0, CHUNK // SUB) as s:
+                    self._fetch(part, s.i, CHUNK // SUB)
                 self._narrow_tile(self.products, self._group(row), chunk, totals)
             else:
-                self._shared_tile(self._rows(shared.macro, row, rows), places, chunk, totals)
+                self._shared_tile(self._rows(shared.macro, row, rows), places, chunk, totals, part)
 
         e.tiled(0, shared.rows, tiles.shared, tile)
 
@@ -327,15 +345,17 @@ class LinearWriter(StreamWriter):
         more = e.b.icmp_signed("<", following, e.i64(self.shape.chunks))
         return e.b.select(more, self.chunk(block, following), e.at(block, self.group * self.shape.block_bytes))
 
-    def _fetch(self, places: Sequence[ir.Value], first: ir.Value, count: ir.Value) -> None:
-        """Prefetches some cache lines of chunks. Each tile of rows prefetches a few, to overlap with its arithmetic.
+    def _fetch(self, following: _Following, step: ir.Value, steps: Index) -> None:
+        """Prefetches what step `step` of `steps` prefetches of a tile's part of the next weights.
 
-        The first-level cache has no room for the next plain weights beside the ones that are multiplied.
+        Spread over the steps, prefetches and arithmetic overlap. Many at once would fill the queue of the first-level
+        cache, behind which the activations wait. That cache has no room for the next plain weights beside the ones that
+        are multiplied.
         """
         e, level = self.e, 1 if self.shape.format else 2
-        with e.loop(first, e.smin(e.b.add(first, count), self.packed_lines)) as line:
-            for place in places:
-                e.prefetch(e.at(place, (line.i, 64)), 64, level)
+        pace = e.smin(_ceil_div(e, following.nbytes, e.i64(steps)), 64 * self.step_lines)
+        for place in following.places:
+            e.prefetch(e.at(place, e.b.mul(step, pace)), 64 * self.step_lines, level)
 
     def _unpack(self, starts: Sequence[ir.Value], chunk: ir.Value) -> list[ir.Value]:
         """Unpacks a chunk of each block to scratch memory: codes and scales, f32 weights [256, 16], or bf16 pairs.
@@ -377,13 +397,15 @@ class LinearWriter(StreamWriter):
         sizes, signs = ([vector for part in parts for vector in part[i]] for i in (0, 1))
         return [*sizes, *scales, *signs, *(e.b.add(part[2], origin) for part in parts)]
 
-    def _shared_tile(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value, totals: ir.Value) -> None:
+    def _shared_tile(
+        self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value, totals: ir.Value, following: _Following
+    ) -> None:
         """Adds a chunk of some rows to their totals. `places` are the addresses of the blocks' chunks."""
         e, blocks = self.e, len(places)
         part = (
-            self._shared_integers(rows, places, chunk)
+            self._shared_integers(rows, places, chunk, following)
             if self.shape.integer
-            else self._shared_floats(rows, places, chunk)
+            else self._shared_floats(rows, places, chunk, following)
         )
         numbers = [self._numbers(place, F32X16) for place in places]
         for i in range(rows.count * blocks):
@@ -407,26 +429,29 @@ class LinearWriter(StreamWriter):
                 place = e.at(totals, 64 * self.sums * i + 4 * first)
                 e.store(self.multiply.add_part(i, parts, numbers, e.load(type_, place, 16)), place, 16)
 
-    def _shared_integers(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
-        e = self.e
+    def _shared_integers(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value, following: _Following) -> Sums:
+        e, steps = self.e, self.multiply.steps(chunk, SUB)
         zeros = self.multiply.zeros(rows, len(places)) * self.multiply.part_sets
-        with e.loop(0, self.multiply.steps(chunk, SUB), 1, zeros) as s:
+        with e.loop(0, steps, 1, zeros) as s:
+            self._fetch(following, s.i, steps)
             subs = [self._scratch_sub(e.at(place, (s.i, self.sub_bytes))) for place in places]
             s.values = self.multiply.integer_step(subs, rows, e.mul_add(chunk, CHUNK // SUB, s.i), s.values)
         return s.results
 
-    def _shared_floats(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
+    def _shared_floats(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value, following: _Following) -> Sums:
         """The float sums of a chunk: those of the even steps, then those of the odd ones.
 
         One after the other, a tile has twice as many rows as registers would hold sums of both. So the weights, which
         fill the first-level cache, are read half as often.
         """
         e, pair, type_ = self.e, self.shape.pair, F32X16 if self.shape.pair == 1 else BF16X32
-        step = gcd(self.shape.k // pair, 4)
-        zeros = self.multiply.zeros(rows, len(places))
+        step, zeros = self.float_step, self.multiply.zeros(rows, len(places))
+        steps, parities = self.multiply.steps(chunk, step * pair), min(2, step)  # an odd number of steps: all are even
         sums = [zeros, zeros]
-        for parity in range(min(2, step)):  # with an odd number of steps all are even ones
-            with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros) as s:
+        for parity in range(parities):
+            part = replace(following, places=following.places[parity::parities])
+            with e.loop(0, steps, 1, zeros) as s:
+                self._fetch(part, s.i, steps)
                 first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
                 for i in range(parity, step, 2):
                     weights = [e.load(type_, e.at(p, 64 * i, (s.i, 64 * step))) for p in places]
@@ -462,6 +487,10 @@ class LinearWriter(StreamWriter):
             self.streamed_tile(self._rows(macro, row, rows), self.e.b.add(macro, row), [unit])
 
         self.e.tiled(done, count, self.tiles.streamed, tile)
+
+
+def _ceil_div(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
+    return e.b.udiv(e.b.add(x, e.b.sub(y, e.i64(1))), y)
 
 
 def check(dtype: DType, k: int, act: str, gated: str | None, target: Target, in_tiles: bool) -> None:
