@@ -62,9 +62,15 @@ def exp(e: Emitter, x: ir.Value) -> ir.Value:
 
 
 def exp2_of_few_bits(e: Emitter, x: ir.Value) -> ir.Value:
-    """2^x for x below 128, within `FEW_BITS_ERROR`, for results that are rounded to bf16 anyway; 0 below -151."""
-    n, rest = e.isa.floor_and_rest(e, e.max(e.f32(-160.0), x))
-    return e.scale_by_power(polynomial(e, rest, _EXP2), n)
+    """2^x for x below 128, within `FEW_BITS_ERROR`, for results that are rounded to bf16 anyway; 0 below -126."""
+    n, rest = e.isa.floor_and_rest(e, x)
+    return _from(e, -126.0, x, e.scale_by_power(polynomial(e, rest, _EXP2), n))
+
+
+def exp_of_negative(e: Emitter, x: ir.Value) -> ir.Value:
+    """e^x for x <= 0, and 0 below -87.3: like `exp`, without subnormal results."""
+    n, rest = _exp_parts(e, x)
+    return _from(e, -87.3, x, e.scale_by_power(e.b.fadd(rest, e.f32(1.0)), n))
 
 
 def tanh(e: Emitter, x: ir.Value) -> ir.Value:
@@ -152,6 +158,15 @@ def _exp_parts(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     n = e.b.fsub(e.fma(x, e.f32(_LOG2_E), e.f32(_ROUND)), e.f32(_ROUND))
     r = e.fma(n, e.f32(-_LN2_LOW), e.fma(n, e.f32(-_LN2_HIGH), x))
     return n, e.fma(e.b.fmul(r, r), polynomial(e, r, _EXP), r)
+
+
+def _from(e: Emitter, least: float, x: ir.Value, value: ir.Value) -> ir.Value:
+    """`value` where x is at least `least` or NaN, else 0.
+
+    AVX-512 leaves out the other lanes in the last instruction of `value`. A subnormal result takes some processors 150
+    cycles, and the weight of every masked position would be one.
+    """
+    return e.b.select(e.b.fcmp_unordered(">=", x, e.f32(least)), value, e.f32(0.0))
 
 
 def _one_plus_exp_of_minus(e: Emitter, x: ir.Value) -> ir.Value:

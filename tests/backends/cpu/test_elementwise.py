@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rlx.backends.cpu import vmath
 from rlx.backends.cpu.kernels.rows.elementwise import Expression, elementwise
 from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.tiles import F32X16, Emitter
 from rlx.errors import CompileError
 from rlx.ir.rounding import round_to
 
@@ -165,6 +166,30 @@ def test_exp_reaches_subnormals_and_infinity_at_the_right_place(target: Target) 
     with np.errstate(over="ignore", under="ignore"):
         want = np.exp(x.astype(np.float64)).astype(np.float32)
     np.testing.assert_allclose(got, want, rtol=2e-7, atol=1.5e-45)
+
+
+@targets
+@pytest.mark.parametrize(
+    ("function", "base", "error"),
+    [(vmath.exp_of_negative, np.e, vmath.EXP_ERROR), (vmath.exp2_of_few_bits, 2.0, vmath.FEW_BITS_ERROR)],
+    ids=["exp", "exp2"],
+)
+def test_weights_of_softmax_are_zero_instead_of_subnormal(
+    function: Any, base: float, error: float, target: Target
+) -> None:
+    """Masked positions have the power -inf."""
+    least = -126 * np.log(2) / np.log(base)
+    x = np.concatenate([np.linspace(0, least + 0.1, 11), np.linspace(least - 0.1, 1.3 * least, 3), [-1e30, -np.inf]])
+    x = x.astype(np.float32)
+    e = Emitter(target, ["x", "out"], [])
+    e.store(function(e, e.load(F32X16, e.args["x"])), e.args["out"])
+    kernel, got = e.finish("powers", ""), np.empty_like(x)
+    run(kernel, target, x, got, end=1)
+    np.testing.assert_allclose(got[:11], base ** x[:11].astype(np.float64), rtol=error)
+    np.testing.assert_array_equal(got[11:], 0)
+    x[:] = np.nan
+    run(kernel, target, x, got, end=1)
+    assert np.isnan(got).all()
 
 
 EXPRESSIONS: list[tuple[Expression, list[str]]] = [

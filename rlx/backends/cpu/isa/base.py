@@ -123,8 +123,8 @@ class Isa(ABC):
 
     @abstractmethod
     def floor_and_rest(self, e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """(n, r) with x = n + r and 0 <= r <= 1, for |x| < 2^22. n is for `scale_by_power` only: it may be x itself,
-        where that takes the next whole number below.
+        """(n, r) with x = n + r and 0 <= r <= 1, for |x| < 2^22; other x give anything. n is for `scale_by_power`
+        only: it may be x itself, where that takes the next whole number below.
         """
 
     @abstractmethod

@@ -303,10 +303,11 @@ class AttentionWriter:
             self.scratch.store_scores(scores, chunk, query)
             slot.values = [e.max(self._largest(scores), slot.values[0])]
         largest = e.reduce_max(slot.results[0])
-        shrink = vmath.exp(e, e.b.fsub(before, largest))
+        shrink = vmath.exp_of_negative(e, e.b.fsub(before, largest))
         with e.loop(0, chunks.count, 1, [e.b.fmul(total, shrink)]) as slot:
             chunk = self.positions.chunk(unit, chunks, slot.i)
-            weights = [vmath.exp(e, e.b.fsub(score, largest)) for score in self.scratch.load_scores(chunk, query)]
+            powers = [e.b.fsub(score, largest) for score in self.scratch.load_scores(chunk, query)]
+            weights = [vmath.exp_of_negative(e, power) for power in powers]
             self._keep_weights(weights, chunk, query)
             slot.values = [reduce(e.b.fadd, weights, slot.values[0])]
         for value, place in zip((largest, shrink, slot.results[0]), places, strict=True):

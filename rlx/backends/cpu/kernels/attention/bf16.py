@@ -100,7 +100,7 @@ class RoundedAttention(AttentionWriter):
                 self.scratch.store_scores(self.seen.scores(unit, chunk, query), chunk, query)
             slot.values = [e.max(self._largest(self.scratch.load_scores(chunk, query)), slot.values[0])]
         largest = e.max(e.b.fmul(e.reduce_max(slot.results[0]), e.f32(factor)), before)
-        shrink = vmath.exp(e, e.b.fsub(before, largest))
+        shrink = vmath.exp_of_negative(e, e.b.fsub(before, largest))
         offset = e.b.fmul(largest, e.f32(-_LOG2_E))
         with e.loop(0, chunks.count, 1, [e.b.fmul(total, shrink)]) as slot:
             chunk = self.positions.chunk(unit, chunks, slot.i)

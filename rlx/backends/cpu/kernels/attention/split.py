@@ -140,7 +140,7 @@ class Pieces:
 def added(e: Emitter, sums: Sequence[ir.Value], more: Sequence[ir.Value]) -> list[ir.Value]:
     """The sums over two stretches of positions, in their order. Sums: the largest score, then what it scales."""
     largest = e.max(sums[0], more[0])
-    before, after = (vmath.exp(e, e.b.fsub(each[0], largest)) for each in (sums, more))
+    before, after = (vmath.exp_of_negative(e, e.b.fsub(each[0], largest)) for each in (sums, more))
     rest = zip(sums[1:], more[1:], strict=True)
     return [largest, *(e.fma(part, after, e.b.fmul(total, before)) for total, part in rest)]
 

@@ -51,6 +51,7 @@ class ExpertTiles(ExpertWriter, TileWriter):
             with self.loop_units(u.i, e.smin(e.b.add(u.i, e.i64(stretch)), last)) as (unit, end):
                 totals = e.at(self.totals, (e.b.sub(unit, u.i), self.unit_totals))
                 self.multiply_piece(Piece(self.copies, totals, e.i64(0), count, unit, end, p.i))
+        self.delayed.flush()  # the pairs, which say where results go, change next
 
     def _copy(self, panel: ir.Value, count: ir.Value) -> None:
         """Copies the panel of the pairs' activations: one tile per 16 rows and 32 k."""

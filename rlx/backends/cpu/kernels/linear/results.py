@@ -40,9 +40,9 @@ class ResultWriter:
         e, products = self.e, len(self.shape.weights)
         with e.loop(0, count) as r:
             place = e.at(totals, (r.i, 64 * blocks))
-            self._finish(e.b.add(macro, r.i), unit, [e.load(F32X16, e.at(place, 64 * j), 64) for j in range(products)])
+            self.finish(e.b.add(macro, r.i), unit, [e.load(F32X16, e.at(place, 64 * j), 64) for j in range(products)])
 
-    def _finish(self, row: ir.Value, unit: ir.Value, totals: Sums) -> None:
+    def finish(self, row: ir.Value, unit: ir.Value, totals: Sums) -> None:
         """Applies bias, gate and residual to 16 results and stores them. The last unit may hold fewer results."""
         e, shape = self.e, self.shape
         column = e.b.mul(unit, e.i64(BLOCK_ROWS))

@@ -106,7 +106,7 @@ class StreamWriter(ResultWriter):
         for i in range(rows.count):
             for j, unit in enumerate(units):
                 products = of_blocks[j * len(names) : (j + 1) * len(names)]
-                self._finish(e.b.add(row, e.i64(i)), unit, [product[i] for product in products])
+                self.finish(e.b.add(row, e.i64(i)), unit, [product[i] for product in products])
 
     def _skips(self, blocks: Sequence[ir.Value]) -> list[ir.Value]:
         """Bytes from the end of each block to the block that is read next, if they are read one after the other.
