@@ -5,9 +5,9 @@
 
 Each kernel is linked into a program and runs in qemu, which writes down every instruction. Two calls that differ in the
 number of weights give the instructions for a byte of weight in the file's format, without what happens once a call.
-llvm-mca then estimates the cycles of the same instructions from LLVM's model of a processor, as if all data were in
-the first-level cache. For llama.cpp the cheapest of its functions for a format counts. Quantizing the activations is
-left out on both sides.
+Memory is set to zeros by 64 bytes a step, as by C libraries. llvm-mca then estimates cycles of the same instructions
+from LLVM's model of a processor, as if all data were in the first-level cache. For llama.cpp the cheapest of its
+functions for a format counts. Quantizing the activations is left out on both sides.
 
 It needs clang, lld, llvm-mca, llvm-objdump and llvm-nm (--llvm 19 takes clang-19 and so on), the headers of
 libc6-dev-arm64-cross and libstdc++-12-dev-arm64-cross, and the emulator that tools/emulate.py downloads.
@@ -51,7 +51,13 @@ typedef unsigned long size_t;
 #ifdef __cplusplus
 extern "C" {
 #endif
-void *memset(void *to, int value, size_t n) { for (volatile char *p = to; n--;) *p++ = value; return to; }
+typedef char Vector __attribute__((vector_size(64), aligned(1)));
+void *memset(void *to, int value, size_t n) {
+  char *p = to;
+  for (; n >= 64; n -= 64, p += 64) *(volatile Vector *)p = (Vector){} + (char)value;
+  while (n--) *(volatile char *)p++ = value;
+  return to;
+}
 int ggml_cpu_get_sve_cnt(void) { return SVE; }
 void FUNCTION(TYPES);
 static char x[1 << 22] __attribute__((aligned(64))), w[1 << 22] __attribute__((aligned(64)));

@@ -66,6 +66,16 @@ class Aarch64(Portable):
             return super().pair_products(e, acc, codes, x)
         return e.call("llvm.aarch64.neon.smmla.v4i32.v16i8", acc.type, [acc, codes, x])
 
+    def settled(self, e: Emitter, values: Sequence[ir.Value]) -> list[ir.Value]:
+        """By an assembler statement without instructions that takes and returns the values, and may write to memory."""
+        if self._plain:
+            return super().settled(e, values)
+        types, numbers = [value.type for value in values], range(len(values))
+        constraints = ",".join(["=w" for _ in numbers] + [str(i) for i in numbers] + ["~{memory}"])
+        result = ir.LiteralStructType(types)
+        same = e.b.asm(ir.FunctionType(result, types), "", constraints, values, side_effect=True)
+        return [e.b.extract_value(same, i) for i in numbers]
+
     def bf16_row(self, e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
         """By the instruction, which rounds to nearest even like the portable code."""
         if not self.target.has_bf16_dots:

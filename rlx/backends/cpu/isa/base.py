@@ -56,7 +56,8 @@ class Isa(ABC):
         loads_pairs: whether one instruction loads two registers, at small offsets from a base.
         product_rows: rows of activations that one int8 product of registers of 16 bytes takes: 2 (`pair_products`), or
             1 by its lanes (`dot_step`). 0 where `linear.narrow` is not used.
-        scales_late: whether a superblock's numbers are applied to the sums of a chunk. This decides about roundings.
+        scales_late: whether a superblock's numbers are applied to the sums of a chunk, and the sums of types without
+            them start with the totals. This decides about roundings.
         dot_bytes: bytes of an operand of an int8 product: 64, or fewer where registers are narrower.
         signed_codes: whether codes of 8 bits are signed bytes, with their zero subtracted, in packed weights, too.
         sums_pairs: whether int8 products are summed in pairs to i16 (`pair_sums`), and later widened.
@@ -96,6 +97,10 @@ class Isa(ABC):
     @abstractmethod
     def pair_products(self, e: Emitter, acc: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
         """acc i32 [2][2] + the products of 2 rows of 8 codes and 2 of activations. Only if `product_rows` is 2."""
+
+    def settled(self, e: Emitter, values: Vectors) -> list[ir.Value]:
+        """The same values. Where registers are few: computed before what the code loads from here on."""
+        return list(values)
 
     # -- bf16 ---------------------------------------------------------------------------------------------------------
 

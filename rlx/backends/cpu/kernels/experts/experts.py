@@ -79,6 +79,7 @@ class _ExpertVectors(ExpertWriter, linear.LinearWriter):
         self.places = e.stack(8 * self.most)  # the address of each row's activations
 
     def write(self) -> None:
+        self.write_starts()
         self.write_units()
 
     def multiply_pairs(self, count: ir.Value, first: ir.Value, last: ir.Value) -> None:

@@ -135,13 +135,14 @@ class _Tiles:
     least: int = 0
 
 
-def _tiles(target: Target, shape: Shape) -> _Tiles:
+def _tiles(target: Target, shape: Shape, products: Narrow | None) -> _Tiles:
     wide, tuning = target.vectors == "avx512", target.tuning
     if shape.integer:
         streamed = tuple(rows for rows in (8, 4, 3, 2, 1) if rows <= most_integers(target))
         fewer = target.vectors != "generic" and target.isa.sums_pairs and not wide  # sums of pairs take registers, too
         rows = tuning.tile_rows_int8 * 2 // 3 if fewer else tuning.tile_rows_int8
-        rows = narrow.ROWS if target.isa.product_rows else rows
+        if target.isa.product_rows:
+            rows = products.rows if products else most_integers(target)
         return _Tiles((rows,), streamed, _blocks(target), tuning.unpack_from_int8)
     rows = max(1, tuning.tile_rows_float * min(target.vector_room, 16) // 16)
     if not wide:
@@ -199,24 +200,26 @@ class LinearWriter(StreamWriter):
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
         super().__init__(e, shape)
-        self.tiles = tiles = _tiles(e.target, shape)
         tuning, multiply = e.target.tuning, self.multiply
         most = tuning.macro_rows_int8 if shape.integer else tuning.macro_rows_float
         is_narrow = shape.integer and not shape.single and e.isa.product_rows > 0
         products = Narrow(e, multiply) if is_narrow else None
-        fits = products and products.group_bytes + narrow.ROWS * multiply.term_bytes <= _TERMS
+        fits = products and products.group_bytes + products.rows * multiply.term_bytes <= _TERMS
         self.products = products if fits else None  # very wide layers do not use them
-        of_records = self.products.group_bytes // narrow.ROWS if self.products else 0
-        fitting = min(most, _TERMS // max(1, multiply.term_bytes + of_records))
-        self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
-        scales = shape.format.vectors * (self.products.together if self.products else 1) if shape.format else 0
+        self.tiles = tiles = _tiles(e.target, shape, self.products)
+        step, of_records = tiles.shared[0], self.products.group_bytes if self.products else 0
+        fitting = min(most // step, _TERMS // max(1, step * multiply.term_bytes + of_records))
+        self.macro_rows = max(1, fitting) * step
+        scales = shape.format.vectors if shape.format else 0
         signed = shape.integer and shape.format is not None and shape.format.row.signed
         self.magnitudes = e.isa.moves_signs and signed  # signs of unpacked codes lie apart
         more = GROUPS + shape.format.row.parts if shape.format and self.magnitudes else 0
         integers = GROUPS + scales + more  # vectors of a sub-block of unpacked codes
         self.sub_bytes = 64 * (integers if shape.integer else SUB // shape.pair)  # of unpacked weights
+        self.sub_bytes = self.products.sub_bytes if self.products else self.sub_bytes
         self.numbers_at = self.sub_bytes * CHUNK // SUB  # the numbers of a superblock, if they are applied late
-        self.chunk_bytes = self.numbers_at + (64 * multiply.format.row.head if multiply.late else 0)
+        heads = multiply.format.row.head * (self.products.together if self.products else 1) if multiply.late else 0
+        self.chunk_bytes = self.numbers_at + 64 * heads
         self.float_step = gcd(shape.k // shape.pair, 4)  # k or pairs of k of a loop over float activations
         steps = CHUNK // (SUB if shape.integer else self.float_step * shape.pair) * max(1, _FEW_ROWS // tiles.shared[0])
         self.step_lines = -(-unpack.chunk_bytes(shape.dtype) // (64 * steps))  # that each step of a tile prefetches
@@ -224,7 +227,7 @@ class LinearWriter(StreamWriter):
         self.group = max(1, tiles.blocks // len(shape.weights))  # units that are multiplied together
         self.sums = self.group * len(shape.weights)  # sums of a row for a group
         totals = e.stack(64 * self.macro_rows * self.sums)
-        records = e.stack(self.macro_rows * of_records) if self.products else None
+        records = e.stack(self.macro_rows // step * of_records) if self.products else None
         unpacked = None if shape.as_packed else e.stack(tiles.blocks * self.chunk_bytes)
         self.scratch = _Scratch(unpacked, totals, terms, records)
 
@@ -243,12 +246,19 @@ class LinearWriter(StreamWriter):
 
     def _write_rows(self) -> None:
         e = self.e
+        self.write_starts()
         with e.loop(0, e.args["rows"], self.macro_rows) as m:
             count = e.smin(self.macro_rows, e.b.sub(e.args["rows"], m.i))
             if self.scratch.terms:
                 with e.loop(0, count) as r:
                     self._prepare_row(e.at(e.args["x"], (e.b.add(m.i, r.i), self.shape.row_bytes)), r.i)
             self._macro_tile(m.i, count, e.args["begin"], e.args["end"])
+
+    def write_starts(self) -> None:
+        """Stores what the sums of narrow tiles start with, once a call."""
+        if self.products:
+            with self.e.loop(0, CHUNK // SUB) as s:
+                self.products.write_starts(self.e.at(self.scratch.chunk, (s.i, self.sub_bytes)))
 
     def _prepare_row(self, x: ir.Value, row: ir.Value) -> None:
         """Stores what the macro tile's row `row`, which lies at `x`, needs besides its codes."""
@@ -264,6 +274,8 @@ class LinearWriter(StreamWriter):
             self._shared_rows(macro, done, u.i, last)
             with e.loop(u.i, last) as v:
                 place = e.at(self.scratch.totals, (e.b.sub(v.i, u.i), 64 * len(self.shape.weights)))
+                if self.products:
+                    self.products.order_totals(self.scratch.totals, done, self.sums)
                 self._finish_rows(place, self.sums, done, macro, v.i)
                 self._streamed_rows(macro, done, count, v.i)
 
@@ -285,6 +297,9 @@ class LinearWriter(StreamWriter):
         e, tiles = self.e, self.tiles
         smallest = tiles.shared[-1]
         done = e.b.sub(count, e.b.urem(count, e.i64(smallest)))
+        if self.products:  # three rows are worth a tile; the results of its other rows are not used
+            more = e.b.add(count, e.i64(smallest - 3))
+            done = e.smin(count, e.b.sub(more, e.b.urem(more, e.i64(smallest))))
         if tiles.least:
             done = e.b.select(e.b.icmp_signed("<", count, e.i64(tiles.least)), e.i64(0), done)
         return done
@@ -294,15 +309,19 @@ class LinearWriter(StreamWriter):
         e, products = self.e, self.products
         if products is None:
             return
-        with e.loop(0, done, narrow.ROWS) as r:
-            rows, group = self._rows(macro, r.i, narrow.ROWS), self._group(r.i)
+        size, last = products.rows, e.b.sub(done, e.i64(1))
+        with e.loop(0, done, size) as r:
+            rows = [e.smin(e.b.add(r.i, e.i64(i)), last) for i in range(size)]
+            x = [self._rows(macro, row, 1).x[0] for row in rows]
+            group = self._group(r.i)
             with e.loop(0, self.shape.k // SUB) as s:
-                products.write_record(rows, s.i, e.at(group, (s.i, products.record_bytes)))
+                products.write_record(Rows(x, self._prepared(r.i)), s.i, e.at(group, (s.i, products.record_bytes)))
 
     def _group(self, row: ir.Value) -> ir.Value:
-        """Address of the records of the rows from `row` on."""
+        """Address of the records of the rows from `row` on, a multiple of a tile's rows."""
         assert self.products is not None and self.scratch.records is not None
-        return self.e.at(self.scratch.records, (row, self.products.group_bytes // narrow.ROWS))
+        number = self.e.b.udiv(row, self.e.i64(self.products.rows))
+        return self.e.at(self.scratch.records, (number, self.products.group_bytes))
 
     def _shared_rows(self, macro: ir.Value, done: ir.Value, unit: ir.Value, last: ir.Value) -> None:
         """Computes the totals of `done` rows, which fill tiles, for the units [unit, last)."""
@@ -311,7 +330,9 @@ class LinearWriter(StreamWriter):
         group = [unit, second][: self.group]
         blocks = [self._block(name, u) for u in group for name in self.shape.weights]
         with e.when(e.b.icmp_signed(">", done, e.i64(0))):
-            with e.loop(0, e.b.mul(done, e.i64(self.sums))) as z:
+            # A register may hold sums of two rows.
+            used = e.b.add(done, e.b.and_(done, e.i64(1))) if self.products else done
+            with e.loop(0, e.b.mul(used, e.i64(self.sums))) as z:
                 e.store(e.f32(0.0), e.at(self.scratch.totals, (z.i, 64)), 64)
             with e.loop(0, self.shape.chunks) as c:
                 for first in range(0, len(blocks), tiles.blocks):
@@ -322,6 +343,11 @@ class LinearWriter(StreamWriter):
         e, tiles = self.e, self.tiles
         starts = [self.chunk(block, chunk) for block in shared.blocks]
         places = starts if self.shape.as_packed else self._unpack(starts, chunk)
+        if self.products:
+            with e.loop(0, shared.rows, self.products.rows) as r:
+                totals = e.at(self.scratch.totals, 64 * shared.first, (r.i, 64 * self.sums))
+                self._narrow_tile(self.products, self._group(r.i), chunk, totals)
+            return
         following = [self._following(block, chunk) for block in shared.blocks]
         of_row = _ceil_div(e, e.i64(unpack.chunk_bytes(self.shape.dtype)), shared.rows)  # bytes to prefetch for a row
 
@@ -330,12 +356,7 @@ class LinearWriter(StreamWriter):
             for i in range(rows):
                 self._fetch_results(e.b.add(e.b.add(shared.macro, row), e.i64(i)), shared.unit, self.group)
             totals = e.at(self.scratch.totals, 64 * shared.first, (row, 64 * self.sums))
-            if self.products:
-                with e.loop(0, CHUNK // SUB) as s:
-                    self._fetch(part, s.i, CHUNK // SUB)
-                self._narrow_tile(self.products, self._group(row), chunk, totals)
-            else:
-                self._shared_tile(self._rows(shared.macro, row, rows), places, chunk, totals, part)
+            self._shared_tile(self._rows(shared.macro, row, rows), places, chunk, totals, part)
 
         e.tiled(0, shared.rows, tiles.shared, tile)
 
@@ -372,15 +393,16 @@ class LinearWriter(StreamWriter):
                 continue
             header = format_.chunk(e, start)
             if self.multiply.late:
-                for v, value in enumerate(header):
+                for v, value in enumerate(self.products.numbers(header) if self.products else header):
                     e.store(value, e.at(target, self.numbers_at + 64 * v), 64)
                 header = []
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
                 place = unpack.sub_block(e, format_, start, s.i)
                 codes, scales = format_.codes(e, place), format_.scales(e, header, place)
                 if self.products:
-                    vectors = self.products.weights(codes, scales)
-                elif self.shape.integer:
+                    self.products.write_weights(codes, scales, e.at(target, (s.i, self.sub_bytes)))
+                    continue
+                if self.shape.integer:
                     vectors = codes + scales if not self.magnitudes else self._magnitudes(codes, scales)
                 else:
                     vectors = unpack.weights_f32(e, format_, codes, scales)
@@ -401,38 +423,46 @@ class LinearWriter(StreamWriter):
         self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value, totals: ir.Value, following: _Following
     ) -> None:
         """Adds a chunk of some rows to their totals. `places` are the addresses of the blocks' chunks."""
-        e, blocks = self.e, len(places)
-        part = (
-            self._shared_integers(rows, places, chunk, following)
-            if self.shape.integer
-            else self._shared_floats(rows, places, chunk, following)
-        )
-        numbers = [self._numbers(place, F32X16) for place in places]
-        for i in range(rows.count * blocks):
-            place = e.at(totals, 64 * (i // blocks * self.sums + i % blocks))
-            total = self.multiply.add_part(i, part, numbers[i % blocks], e.load(F32X16, place, 64))
-            e.store(total, place, 64)
+        e, blocks, multiply = self.e, len(places), self.multiply
 
-    def _numbers(self, chunk: ir.Value, type_: ir.Type) -> list[ir.Value]:
-        """The numbers of an unpacked superblock, from the first weight row of `chunk` on, if they are applied late."""
+        def total(i: int) -> ir.Value:
+            return e.at(totals, 64 * (i // blocks * self.sums + i % blocks))
+
+        count = rows.count * blocks
+        if self.shape.integer:
+            zeros = multiply.zeros(rows, blocks) * multiply.part_sets
+            sums = [e.load(F32X16, total(i), 64) for i in range(count)] if multiply.carries else zeros
+            part = self._shared_integers(rows, places, chunk, following, sums)
+        else:
+            part = self._shared_floats(rows, places, chunk, following)
+        numbers = [self._numbers(place) for place in places]
+        for i in range(count):
+            place = total(i)
+            e.store(multiply.add_part(i, part, numbers[i % blocks], e.load(F32X16, place, 64)), place, 64)
+
+    def _numbers(self, chunk: ir.Value) -> list[ir.Value]:
+        """The numbers of an unpacked superblock, if they are applied late."""
         e, multiply = self.e, self.multiply
         count = multiply.format.row.head if multiply.late else 0
-        return [e.load(type_, e.at(chunk, self.numbers_at + 64 * v), 16) for v in range(count)]
+        return [e.load(F32X16, e.at(chunk, self.numbers_at + 64 * v), 16) for v in range(count)]
 
     def _narrow_tile(self, products: Narrow, group: ir.Value, chunk: ir.Value, totals: ir.Value) -> None:
-        """The same for four rows, in narrow registers."""
-        e, type_ = self.e, narrow.FLOATS
-        for first in range(0, BLOCK_ROWS, narrow.WIDTH):
-            parts = products.add_chunk(chunk, self.scratch.chunk, self.sub_bytes, group, first)
-            numbers = self._numbers(e.at(self.scratch.chunk, 4 * first), type_)
-            for i in range(narrow.ROWS):
-                place = e.at(totals, 64 * self.sums * i + 4 * first)
-                e.store(self.multiply.add_part(i, parts, numbers, e.load(type_, place, 16)), place, 16)
+        """The same for a tile of narrow registers."""
+        e, multiply, weights = self.e, self.multiply, self.scratch.chunk
+        count = multiply.format.row.head if multiply.late else 0
+        with e.loop(0, BLOCK_ROWS // narrow.WIDTH) as half:
+            first = e.at(weights, (half.i, products.width_bytes))
+            tile = products.totals(e.at(totals, (half.i, 4 * narrow.WIDTH)), 64 * self.sums)
+            parts = products.add_chunk(chunk, first, self.sub_bytes, group, tile)
+            numbers = [products.of_weights(e.at(first, self.numbers_at), v) for v in range(count)]
+            products.store_totals(parts, numbers, tile)
 
-    def _shared_integers(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value, following: _Following) -> Sums:
+    def _shared_integers(
+        self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value, following: _Following, sums: Sums
+    ) -> Sums:
+        """Adds the integer products of a chunk to `sums`."""
         e, steps = self.e, self.multiply.steps(chunk, SUB)
-        zeros = self.multiply.zeros(rows, len(places)) * self.multiply.part_sets
-        with e.loop(0, steps, 1, zeros) as s:
+        with e.loop(0, steps, 1, sums) as s:
             self._fetch(following, s.i, steps)
             subs = [self._scratch_sub(e.at(place, (s.i, self.sub_bytes))) for place in places]
             s.values = self.multiply.integer_step(subs, rows, e.mul_add(chunk, CHUNK // SUB, s.i), s.values)

@@ -22,7 +22,7 @@ from rlx.ir.dtypes import ACTIVATIONS, BF16, F32, DType
 
 Sums = list[ir.Value]
 
-_ORIGIN, _ORIGIN_BITS = 1.5 * 2.0**23, 0x4B400000  # the middle of the range where the spacing of f32 numbers is 1
+ORIGIN, ORIGIN_BITS = 1.5 * 2.0**23, 0x4B400000  # the middle of the range where the spacing of f32 numbers is 1
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,17 @@ class Rows:
 
 
 class Multiplier:
-    """The arithmetic of one linear kernel."""
+    """The arithmetic of one linear kernel.
+
+    Attributes:
+        part_sets: number of sums of a result in a chunk, see `integer_step`.
+        carries: whether the sums of a chunk start with the totals, see "integer activations".
+    """
 
     def __init__(self, e: Emitter, target: Target, shape: Shape) -> None:
         self.e, self.target, self.shape = e, target, shape
-        self.part_sets = 2 if self.late and self.format.row.lows else 1  # see `integer_step`
+        self.part_sets = 2 if self.late and self.format.row.lows else 1
+        self.carries = shape.integer and e.isa.scales_late and not self.late
 
     @property
     def holds_codes(self) -> bool:
@@ -182,7 +188,8 @@ class Multiplier:
     #
     # A scale of many types is an integer of the sub-block times an f16 number of the superblock, which is a chunk. Some
     # instruction sets (`Isa.scales_late`) multiply an integer sum by the integer scale, and the sum of the chunk by the
-    # f16 number: that saves a product for each sub-block. Sum times integer scale is below 2^24, so f32 is exact.
+    # f16 number: that saves a product for each sub-block. Sum times integer scale is below 2^24, so f32 is exact. There
+    # the sums of other types continue from chunk to chunk, which saves an addition, a load and a store for each chunk.
 
     @cached_property
     def origin(self) -> int:
@@ -193,7 +200,7 @@ class Multiplier:
         """
         format_ = self.shape.format
         fits = format_ is not None and format_.row.scales != "e8m0" and not self.shape.single
-        return _ORIGIN_BITS if fits and self.target.vectors == "avx2" else 0
+        return ORIGIN_BITS if fits and self.target.vectors == "avx2" else 0
 
     @cached_property
     def zero(self) -> int:
@@ -271,6 +278,8 @@ class Multiplier:
             parts: the sums of the chunk, see `integer_step`.
             numbers: the f16 numbers of the superblock as f32, if they are applied now (`late`).
         """
+        if self.carries:
+            return parts[i]
         if not self.late:
             return self.e.b.fadd(total, parts[i])
         for part, number in zip(parts[i :: len(parts) // self.part_sets], numbers, strict=False):
@@ -282,13 +291,13 @@ class Multiplier:
         e, count, scales = self.e, len(subs), [s.scales[half] for s in subs]
         if not self.origin:
             return [e.b.fmul(e.to_f32(s), scales[i % count]) for i, s in enumerate(sums)]
-        back = [e.b.fmul(d, e.f32(-_ORIGIN)) for d in scales]
+        back = [e.b.fmul(d, e.f32(-ORIGIN)) for d in scales]
         return [e.fma(e.b.bitcast(s, F32X16), scales[i % count], back[i % count]) for i, s in enumerate(sums)]
 
     def _number(self, total: ir.Value) -> ir.Value:
         """An integer sum as f32."""
         e = self.e
-        return e.b.fsub(e.b.bitcast(total, F32X16), e.f32(_ORIGIN)) if self.origin else e.to_f32(total)
+        return e.b.fsub(e.b.bitcast(total, F32X16), e.f32(ORIGIN)) if self.origin else e.to_f32(total)
 
     def term(self, rows: Rows, row: int, sub: Index, half: int = 0) -> ir.Value:
         """Address of a row's term for a sub-block, or for one half of it."""

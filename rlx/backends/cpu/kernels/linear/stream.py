@@ -140,7 +140,8 @@ class StreamWriter(ResultWriter):
         zeros = multiply.zeros(rows, len(blocks))
         if not self.shape.integer:
             return multiply.add(totals, multiply.add(*halves(self._stream_floats(streams, rows, chunk, zeros + zeros))))
-        parts = self._stream_integers(streams, rows, chunk, zeros * multiply.part_sets)
+        sums = totals if multiply.carries else zeros * multiply.part_sets
+        parts = self._stream_integers(streams, rows, chunk, sums)
         numbers = [multiply.format.chunk(e, start) if multiply.late else [] for start in starts]
         return [multiply.add_part(i, parts, numbers[i % len(starts)], total) for i, total in enumerate(totals)]
 
