@@ -150,7 +150,6 @@ class TokenGenerator(OriginalNames):
         self._options = options
         self._use(new)
         old.close(keep_file=True)
-        self._call(lambda: self._start([]))
         return self
 
     @property

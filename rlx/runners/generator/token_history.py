@@ -1,7 +1,6 @@
 """A token history over an engine: steps that choose the next token, and logits for callers that choose it themselves.
 
-Runners stage, over `engine.py`. The history is `tokens`; the sequence in the caches is a prefix of it. A step computes
-the rest of the history and appends one token. Calls are tasks of an engine loop, so threads wait for one another.
+Runners stage, over `cached_history.py`. Calls are tasks of an engine loop, so threads wait for one another.
 """
 
 from __future__ import annotations
@@ -10,21 +9,21 @@ from collections.abc import Callable, Generator, Set
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from rlx.errors import ArgumentError, BusyError, PromptError
+from rlx.errors import ArgumentError, BusyError
 from rlx.runners.base import GREEDY
-from rlx.runners.generation.checks import check_finite, check_ids, fit_context
+from rlx.runners.generation.checks import check_ids
 from rlx.runners.generation.context import Context, PromptLike
 from rlx.runners.generation.output import Logits
 from rlx.runners.generation.stopping import NOTHING, OnToken, Stopping, checked_count
+from rlx.runners.generator.cached_history import CachedHistory
 from rlx.runners.images import placed
 from rlx.runners.serving.loop import EngineLoop
-from rlx.runners.session import embedded, last_logits
-from rlx.sampling import SampleOpts, Sampler
+from rlx.runners.session import embedded
+from rlx.sampling import SampleOpts
 
 if TYPE_CHECKING:
     from rlx.models.config import ModelConfig
     from rlx.runners.engine.engine import Engine
-    from rlx.runtime.prompt_embeddings import PromptEmbeddings
 
 
 class TokenHistory:
@@ -35,16 +34,13 @@ class TokenHistory:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._tokens: list[int] = []
-        self._logits: Logits | None = None  # after the whole history, if the caches hold all of it
-        self._embeddings: PromptEmbeddings | None = None  # prompt embeddings that the history starts with
-        self._sampler: Sampler | None = None
         self._closed = False
         self._use(engine)
 
     def _use(self, engine: Engine) -> None:
+        """Begins an empty history on an engine."""
         self._engine, self._loop = engine, EngineLoop(engine)
-        self._sequence = engine.open_sequence(shared=False)
+        self._history = CachedHistory(engine, self._loop)
 
     # ---------------------------------------------------------------------------------------------- the history
 
@@ -57,7 +53,7 @@ class TokenHistory:
         context = self._checked(ids)
 
         def work() -> Generator[None, None, None]:
-            self._start(context.ids, (yield from embedded(context)))
+            self._history.start(context.ids, (yield from embedded(context)))
 
         self._call(work)
 
@@ -81,33 +77,21 @@ class TokenHistory:
             hint = "give the rows of images among `embeds`, and token ids"
             raise ArgumentError("a prompt with images takes no embeds", where="embeds", hint=hint)
         embeddings = self._engine.prompt_embeddings(len(context), embeds, attn_bias)
-        self._call(lambda: self._start(context.ids, embeddings))
+        self._call(lambda: self._history.start(context.ids, embeddings))
 
     @property
     def tokens(self) -> list[int]:
         """The history, prompt and generated tokens; a copy."""
-        return list(self._tokens)
+        return list(self._history.tokens)
 
     @property
     def past_seq(self) -> int:
         """Number of tokens in the caches: all but the last after a step, all after `*_get_logits`."""
-        return len(self._sequence)
+        return self._history.cached
 
     def _checked(self, prompt: PromptLike) -> Context:
         engine, config = self._engine, self.config
         return placed(prompt, engine.images, config.vocab_size, engine.max_seq, "prompt", f"{config.family} model")
-
-    # What follows runs in the loop's thread.
-
-    def _start(self, tokens: list[int], embeddings: PromptEmbeddings | None = None) -> None:
-        self._tokens, self._embeddings, self._sampler = tokens, embeddings, None
-        self._empty()
-
-    def _empty(self) -> None:
-        """Empties the caches."""
-        self._sequence.discard()
-        self._sequence = self._engine.open_sequence(embeddings=self._embeddings, shared=False)
-        self._logits = None
 
     # ---------------------------------------------------------------------------------------------- one token
 
@@ -120,45 +104,21 @@ class TokenHistory:
             PromptError: there is no history, or the context is full.
             NumericalError: a logit is NaN or infinite.
         """
-        return self._token(opts, anew=True)
+
+        def work() -> Generator[None, None, int]:
+            self._history.empty_caches()
+            return (yield from self._history.step(opts))
+
+        token: int = self._call(work)
+        return token
 
     def step_cached(self, opts: SampleOpts = GREEDY) -> int:
         """As `step`, but computes only tokens that are not cached: the prompt at first, then one token.
 
         Afterwards `past_seq == len(tokens) - 1`: the new token is the input of the next step.
         """
-        return self._token(opts)
-
-    def _token(self, opts: SampleOpts, anew: bool = False) -> int:
-        def work() -> Generator[None, None, int]:
-            if anew:
-                self._empty()
-            logits = self._logits if self._logits is not None else (yield from self._computed())
-            if self._sampler is None or self._sampler.opts != opts:
-                self._sampler = Sampler(opts, self._tokens)
-            token = self._sampler.sample(logits)
-            self._tokens.append(token)
-            self._logits = None
-            return token
-
-        token: int = self._call(work)
+        token: int = self._call(lambda: self._history.step(opts))
         return token
-
-    def _computed(self) -> Generator[None, None, Logits]:
-        """Computes the history; the logits after it. The caches then hold all of it; after an error, what they held."""
-        if not self._tokens:
-            raise PromptError("there is no history", where="step", hint="call prefill with a prompt first")
-        fit_context(self._tokens, self._engine.max_seq, "history")
-        past = len(self._sequence)
-        try:
-            last = yield from last_logits(self._engine, self._sequence, self._tokens, self._loop)
-            return check_finite(last, f"position {len(self._tokens) - 1}")
-        except BaseException:
-            if self._embeddings is not None and past < self._embeddings.end:
-                self._empty()  # a rewind would drop the embeddings
-            else:
-                self._sequence.rewind(min(past, len(self._sequence)))
-            raise
 
     # ---------------------------------------------------------------------------------------------- several tokens
 
@@ -187,7 +147,7 @@ class TokenHistory:
         on_token: OnToken | None,
         stop_ids: Set[int],
     ) -> list[int]:
-        room = self._engine.max_seq + 1 - len(self._tokens)
+        room = self._engine.max_seq + 1 - len(self._history.tokens)
         stopping = Stopping(checked_count("n", n) or 0, room=room, stop_ids=stop_ids, on_token=on_token)
         tokens: list[int] = []
         while stopping.reason is None:
@@ -224,8 +184,8 @@ class TokenHistory:
         context = self._checked(ids)
 
         def work() -> Generator[None, None, Logits]:
-            self._start(context.ids, (yield from embedded(context)))
-            return (yield from self._last_logits())
+            self._history.start(context.ids, (yield from embedded(context)))
+            return (yield from self._history.last_logits())
 
         found: Logits = self._call(work)
         return found
@@ -241,25 +201,8 @@ class TokenHistory:
             NumericalError: a logit is NaN or infinite; the history is then unchanged.
         """
         checked = check_ids([token], self.config.vocab_size, "token")
-
-        def work() -> Generator[None, None, Logits]:
-            if not self._tokens:
-                raise PromptError("there is no history", where="decode_get_logits", hint="call prefill first")
-            self._tokens += checked
-            try:
-                return (yield from self._last_logits())
-            except BaseException:
-                self._tokens.pop()
-                raise
-
-        found: Logits = self._call(work)
+        found: Logits = self._call(lambda: self._history.append(checked))
         return found
-
-    def _last_logits(self) -> Generator[None, None, Logits]:
-        """Computes the history; the logits after it."""
-        self._logits = yield from self._computed()
-        self._sampler = None  # it has not seen all tokens of the history
-        return self._logits.copy()
 
     # ---------------------------------------------------------------------------------------------- the model
 
@@ -306,4 +249,4 @@ class TokenHistory:
 
     def __repr__(self) -> str:
         config = self.config
-        return f"<{type(self).__name__}: {config.family}, {len(self._tokens)} tokens, context {self.max_seq}>"
+        return f"<{type(self).__name__}: {config.family}, {len(self._history.tokens)} tokens, context {self.max_seq}>"
