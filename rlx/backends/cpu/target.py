@@ -76,7 +76,7 @@ class Target:
         except TargetError as error:
             if name or not env.target():
                 raise
-            what = f"{error.where}: {error.what}" if error.where else error.what
+            what = error.what if error.where in (None, "target") else f"{error.where}: {error.what}"
             raise TargetError(what, where="RLX_TARGET", hint=error.hint) from None
         level = chosen.level
         return Target(level.name, triple, level.cpu, feature_string(level, chosen.features))

@@ -48,7 +48,7 @@ def test_the_environment_chooses_where_the_caller_does_not(monkeypatch: pytest.M
     with pytest.raises(TargetError, match=f"^{message}"):
         Target.host("pentium")
     monkeypatch.setenv("RLX_TARGET", "native-sse9")
-    with pytest.raises(TargetError, match=r"^RLX_TARGET: target: unknown feature 'sse9'. There are: "):
+    with pytest.raises(TargetError, match=r"^RLX_TARGET: unknown feature 'sse9'. There are: "):
         Target.host()
 
 
