@@ -80,7 +80,7 @@ def test_int8_tiles_of_streamed_weights(gated: str | None) -> None:
     text = assembly(linear(Q4_K, 32, 512, "q8a", target, gated=gated), target)
     steps = [match[2] for match in _LOOP.finditer(text) if match[2].count("vpdpbusd") >= 64]
     assert steps
-    assert not [line for step in steps for line in spilled(step)]
+    assert all(len(spilled(step)) <= 1 for step in steps)  # a number of the superblock may be an operand in memory
 
 
 @pytest.mark.parametrize("target", BF16_TARGETS, ids=name)

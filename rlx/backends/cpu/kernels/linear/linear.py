@@ -44,7 +44,7 @@ from rlx.ir.dtypes import BF16, F16, DType
 #: The functions that a gated linear may apply to its gate.
 GATES = ("silu", "gelu_tanh", "gelu_erf")
 
-_FEW_ROWS = 32  # with fewer rows, tiles prefetch less than all of the next weights
+_FEW_ROWS = 32  # with fewer, tiles over codes prefetch a part of the next weights, and the hardware the rest
 _TERMS = 1 << 18  # most bytes of stack for the rows' terms: very wide layers have smaller macro tiles
 
 
@@ -221,8 +221,10 @@ class LinearWriter(StreamWriter):
         heads = multiply.format.row.head * (self.products.together if self.products else 1) if multiply.late else 0
         self.chunk_bytes = self.numbers_at + 64 * heads
         self.float_step = gcd(shape.k // shape.pair, 4)  # k or pairs of k of a loop over float activations
-        steps = CHUNK // (SUB if shape.integer else self.float_step * shape.pair) * max(1, _FEW_ROWS // tiles.shared[0])
-        self.step_lines = -(-unpack.chunk_bytes(shape.dtype) // (64 * steps))  # that each step of a tile prefetches
+        steps = CHUNK // (SUB if shape.integer else self.float_step * shape.pair)  # of a tile
+        few = tiles.least or _FEW_ROWS if shape.format is None else _FEW_ROWS
+        steps *= max(1, few // tiles.shared[0])
+        self.step_lines = -(-unpack.chunk_bytes(shape.dtype) // (64 * steps))  # most that each step prefetches
         terms = e.stack(self.macro_rows * multiply.term_bytes) if multiply.terms_a_sub else None
         self.group = max(1, tiles.blocks // len(shape.weights))  # units that are multiplied together
         self.sums = self.group * len(shape.weights)  # sums of a row for a group
@@ -267,7 +269,12 @@ class LinearWriter(StreamWriter):
 
     def _macro_tile(self, macro: ir.Value, count: ir.Value, begin: ir.Value, end: ir.Value) -> None:
         """Multiplies `count` rows, from `macro` on, by the units [begin, end)."""
-        e, done = self.e, self._shared_count(count)
+        e = self.e
+        if self.tiles.least > self.macro_rows:  # weights are never unpacked to memory
+            with e.loop(begin, end) as unit:
+                self._streamed_rows(macro, e.i64(0), count, unit.i)
+            return
+        done = self._shared_count(count)
         self._write_records(macro, done)
         with e.loop(begin, end, self.group) as u:
             last = e.smin(e.b.add(u.i, e.i64(self.group)), end)
@@ -373,10 +380,15 @@ class LinearWriter(StreamWriter):
         cache, behind which the activations wait. That cache has no room for the next plain weights beside the ones that
         are multiplied.
         """
-        e, level = self.e, 1 if self.shape.format else 2
-        pace = e.smin(_ceil_div(e, following.nbytes, e.i64(steps)), 64 * self.step_lines)
-        for place in following.places:
-            e.prefetch(e.at(place, e.b.mul(step, pace)), 64 * self.step_lines, level)
+        e, level, lines = self.e, 1 if self.shape.format else 2, self.step_lines
+        pace = e.smin(_ceil_div(e, following.nbytes, e.i64(steps)), 64 * lines)
+        places = [e.at(place, e.b.mul(step, pace)) for place in following.places]
+        for place in places:
+            e.prefetch(place, 64, level)
+        if lines > 1:  # only few rows need more
+            with e.when(e.b.icmp_signed(">", pace, e.i64(64))):
+                for place in places:
+                    e.prefetch(e.at(place, 64), 64 * (lines - 1), level)
 
     def _unpack(self, starts: Sequence[ir.Value], chunk: ir.Value) -> list[ir.Value]:
         """Unpacks a chunk of each block to scratch memory: codes and scales, f32 weights [256, 16], or bf16 pairs.
