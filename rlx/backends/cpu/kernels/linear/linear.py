@@ -6,7 +6,7 @@
                 for chunk of 256 k:
                     unpack the chunk of W into scratch memory, unless it is multiplied as it is packed
                     for tile of rows: total[tile] += part of the chunk, and prefetch the next weights
-            for the remaining rows (in decode, the only row):
+            for the remaining rows (in decode the only row, elsewhere all rows where that is faster):
                 for chunk of 256 k: total += part of the chunk, W streamed and unpacked in registers
             out = gate(total + bias) ... + residual
 
