@@ -363,6 +363,11 @@ class LinearWriter(StreamWriter):
             for i in range(rows):
                 self._fetch_results(e.b.add(e.b.add(shared.macro, row), e.i64(i)), shared.unit, self.group)
             totals = e.at(self.scratch.totals, 64 * shared.first, (row, 64 * self.sums))
+            if self.shape.integer and tiles.blocks == 1:  # few lines for a tile, and a step of few instructions
+                lines = _ceil_div(e, part.nbytes, e.i64(64))
+                with e.loop(0, lines) as line:
+                    self._fetch(part, line.i, lines)
+                part = _Following([], part.nbytes)
             self._shared_tile(self._rows(shared.macro, row, rows), places, chunk, totals, part)
 
         e.tiled(0, shared.rows, tiles.shared, tile)
