@@ -40,6 +40,7 @@ NOT_RUN = {
     "starts a server; that of the page about it is started": r"(?:\w+=\w+ )?rlx serve",
     "needs a cluster, or containers": r".*(?:--ray|numactl) |podman ",
     "measures for minutes, or another program": r"python benchmarks/|rlx tune$",
+    "emulates another machine, for minutes": r"python tools/emulate\.py",
     "is the test suite itself": r"pytest ",
     "unpacks fixtures; another test follows this page": r"python tests/golden_folder\.py|cd /tmp/goldens",
 }
