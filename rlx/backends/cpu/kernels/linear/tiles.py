@@ -14,8 +14,7 @@ A remainder of fewer than 16 rows uses tiles with that number of rows, so nothin
 multiple of 32, the last step is short: the ends of rows are copied with zeros after them, and so are weights.
 
 Products occupy the tile unit and leave the vector units idle. So results are written a few rows at a time between the
-products of the next 32 rows, where they take about a third of the time that they take alone. The weights of the next
-panel are prefetched there, too.
+products of the next 32 rows, and the weights of the next panel are prefetched there.
 
 int8 products are not used here. They would have to scale each tile of sums every 32 k, which costs more than unpacking
 saves once there are more than a few rows. Also, bf16 rounds activations less than int8 does.
