@@ -47,8 +47,9 @@ GREEDY = 16
 PARTS = ("prefill", "decode", "busy", "start", "memory", "demo")
 
 INSTALL = {
-    "llama.cpp": "CC=clang CXX=clang++ CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python   (clang: what GCC 12 "
-    "builds crashes on machines with AMX), or name an environment that has it with --peer-python PATH",
+    "llama.cpp": "CC=clang CXX=clang++ CMAKE_ARGS='-DGGML_NATIVE=ON -DGGML_OPENMP=OFF' pip install llama-cpp-python   "
+    "(clang: what GCC 12 and 13 build crashes on machines with AMX; own threads are faster than OpenMP), or name an "
+    "environment that has it with --peer-python PATH",
     "transformers": "pip install torch transformers accelerate gguf, or name an environment that has them with "
     "--torch-python PATH",
     "ik_llama.cpp": "build its target llama-bench with -DGGML_NATIVE=ON, and name it with --ik-bench PATH",
