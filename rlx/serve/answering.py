@@ -5,7 +5,7 @@ Server stage, under `model.py`. It splits the texts of choices into reasoning, a
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from rlx.runners import FinishReason, Step
@@ -58,8 +58,8 @@ class Answering(AsyncIterator[Event]):
             for i, (spec, handle) in enumerate(zip(own, together.handles, strict=True))
         ]
         self._firsts = [sum(spec.n for spec in specs[:i]) for i in range(len(specs))]
-        self._batches = self._run()
         self._waiting: list[Event] = []  # what a batch has beyond the event that was asked for
+        self._began = self._complete = False
         self._closed = False
 
     async def __anext__(self) -> Event:
@@ -72,13 +72,13 @@ class Answering(AsyncIterator[Event]):
     async def batch(self) -> list[Event]:
         """The next events, all that are there at the same time; none at the end."""
         try:
-            found = await anext(self._batches, None)
+            found = await self._next()
         except BaseException as error:
             self.close(error)
             raise
-        if found is None:
+        if not found:
             self.close()
-        return found or []
+        return found
 
     def close(self, error: BaseException | None = None) -> None:
         """Aborts what is not complete. May be called again.
@@ -103,19 +103,22 @@ class Answering(AsyncIterator[Event]):
     def __del__(self) -> None:
         self.close()
 
-    async def _run(self) -> AsyncGenerator[list[Event], None]:
-        began = False
-        while (news := await self._together.news(PROGRESS_SECONDS)) != []:
-            if news is None:
-                yield [self._progress()]
-                continue
-            events: list[Event] = [] if began else [self._progress()]
-            began = True
-            for index, steps in news:
-                events += self._choices[index].read(steps)
-            yield events
-        self._over()
-        yield [self._finished()]
+    async def _next(self) -> list[Event]:
+        """The next events. No generator: one would hold this object, which must end with its last reader."""
+        if self._complete:
+            return []
+        news = await self._together.news(PROGRESS_SECONDS)
+        if news is None:
+            return [self._progress()]
+        if not news:
+            self._complete = True
+            self._over()
+            return [self._finished()]
+        events: list[Event] = [] if self._began else [self._progress()]
+        self._began = True
+        for index, steps in news:
+            events += self._choices[index].read(steps)
+        return events
 
     def _progress(self) -> Progress:
         found = max((handle.stats for handle in self._together.handles), key=lambda each: each.done_tokens)

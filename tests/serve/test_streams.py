@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import threading
 import time
@@ -12,6 +14,7 @@ import pytest
 from exchanges import PATH, QUESTION, STORY
 
 from rlx.serve import answering
+from rlx.serve.generation import GenerationSpec
 
 
 @pytest.fixture
@@ -73,3 +76,21 @@ def test_a_client_that_hangs_up_while_it_waits_is_forgotten(server: Any, blocked
     while any(server.model.runner.stats()["requests"][name] for name in ("running", "queue")):
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_answer_that_nobody_has_any_more_is_aborted_without_the_garbage_collector(server: Any, reads: bool) -> None:
+    """As when a client goes away while its request is handed over: the result of that call is dropped."""
+
+    async def begun() -> list[Any]:
+        found = await server.model.generate(GenerationSpec(server.model.tokenizer.encode("Once"), ignore_eos=True))
+        if reads:
+            await anext(found)
+        return list(found._together.handles)
+
+    gc.disable()
+    try:
+        handles = asyncio.run(begun())
+        assert handles and all(handle.is_over for handle in handles)
+    finally:
+        gc.enable()
