@@ -16,13 +16,16 @@ from rlx.cli.options import model_argument, some_engine_options
 from rlx.cli.output import Bars, counted, size, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from rlx.runners.engine.engine import Engine
     from rlx.runtime.profiling import OpTime
     from rlx.vision.image import Image
 
 _COUNT = click.IntRange(1)
+
+BUSY_SPREAD = 0.15  # runs that differ by more than this share of the median were disturbed
+BUSY_CPU = 0.75  # so were threads that got less than this share of their time from the operating system
 
 
 @click.command(cls=Command)
@@ -101,33 +104,39 @@ def bench(
 def measure(
     engine: Engine, prompt: int, generate: int, repeat: int, warm: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """Medians of several runs, interleaved with measurements of the read bandwidth; `warm` is called before them."""
+    """Medians of several runs, and the best of measurements of the read bandwidth between them.
+
+    Args:
+        warm: called when the programs are compiled, before the first run.
+    """
     from rlx.runners.engine import costs
 
     ids = [(7919 * i) % engine.config.vocab_size for i in range(prompt)]
     engine.forward(ids)  # compiles, and touches every page
     engine.forward(ids[:1])
     warm()
-    prefill, decode, bandwidth = [], [], []
-    moved = costs.step_bytes(engine, prompt + generate // 2)
+    prefill, decode, bandwidth, cpu = [], [], [], 0.0
+    moved, threads = costs.step_bytes(engine, prompt + generate // 2), engine.stats()["threads"]
     for _ in range(repeat):
         engine.reset()
-        start = time.perf_counter()
+        start, computed = time.perf_counter(), time.process_time()
         engine.forward(ids)
         prefill.append(time.perf_counter() - start)
         start = time.perf_counter()
         for i in range(generate):
             engine.forward(ids[i % prompt : i % prompt + 1])
         decode.append((time.perf_counter() - start) / generate)
+        cpu += time.process_time() - computed
         bandwidth.append(costs.read_bandwidth(engine, moved))  # of a small model that of the cache that holds it
     report = costs.profile_step(engine)
     engine.reset()
     report_prefill = costs.profile_step(engine, ids)
-    step, many, read = statistics.median(decode), statistics.median(prefill), statistics.median(bandwidth)
+    step, many, read = statistics.median(decode), statistics.median(prefill), max(bandwidth)
     peaks = costs.arithmetic_peaks(engine)
     flops = sum(t.flops for t in report_prefill)
     return {
-        "threads": engine.stats()["threads"],
+        "threads": threads,
+        "cpu_share": cpu / threads / (sum(prefill) + generate * sum(decode)),
         "target": engine.stats()["target"],
         "read_gb_per_s": read,
         "read_bytes": moved,
@@ -148,6 +157,21 @@ def measure(
         "decode_kernels": [_row(t, read, peaks) for t in report],
         "prefill_kernels": [_row(t, read, peaks) for t in report_prefill],
     }
+
+
+def disturbances(result: Mapping[str, Any]) -> list[str]:
+    """Signs that other programs, or other guests of the host, took time from a measurement; none on an idle machine."""
+    found = []
+    for phase in ("prefill", "decode"):
+        runs = result[phase]["runs"]
+        spread = (max(runs) - min(runs)) / statistics.median(runs)
+        if spread > BUSY_SPREAD:
+            found.append(f"runs of {phase} differ by {spread:.0%}")
+    if result["cpu_share"] < BUSY_CPU:
+        found.append(f"its threads had a CPU for {result['cpu_share']:.0%} of the time")
+    if result["decode_share_of_bandwidth"] > 1:
+        found.append("decoding was faster than the measurement of the bandwidth")
+    return found
 
 
 def measure_image(engine: Engine, image: Image, repeat: int) -> dict[str, Any]:
@@ -186,7 +210,7 @@ def _row(t: OpTime, bandwidth: float, peaks: dict[str, float]) -> dict[str, Any]
     """A row of the table; `limit` is the limit that the kernel is nearest to, `share_of_limit` the fraction reached."""
     seconds, limit = max(t.seconds, 1e-12), t.limit(bandwidth, peaks)
     rates = {"gb_per_s": t.bytes / seconds / 1e9, "gflop_per_s": t.flops / seconds / 1e9}
-    near = {"limit": limit.name, "share_of_limit": limit.share}
+    near = {"limit": limit.name, "share_of_limit": limit.share, "near": str(limit)}
     times = {"ms": t.seconds * 1e3, "ms_range": [each * 1e3 for each in t.range]}
     return {"kernel": t.label, "regions": t.regions, **times, **rates, **near}
 
@@ -197,9 +221,14 @@ def _show(result: dict[str, Any]) -> None:
     machine = f"{result['read_gb_per_s']:.1f} GB/s when {size(result['read_bytes'])} are read again and again, {peaks}"
     click.echo(f"{counted(result['threads'], 'thread')}, {result['target']}; {machine}")
     limits = {"prefill": f"{prefill['gflop_per_s']:8.1f} GFLOP/s", "decode": f"{decode['gb_per_s']:8.1f} GB/s"}
-    limits["decode"] += f", {result['decode_share_of_bandwidth']:.0%} of the bandwidth"
+    share = result["decode_share_of_bandwidth"]
+    limits["decode"] += f", {share:.0%} of the bandwidth" if share <= 1 else ", more than the measured bandwidth"
     for phase, limit in limits.items():
-        click.echo(f"{phase:8}{result[phase]['tokens']:5d}  {result[phase]['tokens_per_s']:9.1f} tokens/s  {limit}")
+        found, runs = result[phase], result[phase]["runs"]
+        spread = f"{min(runs):.1f} to {max(runs):.1f}"
+        click.echo(f"{phase:8}{found['tokens']:5d}  {found['tokens_per_s']:9.1f} tokens/s ({spread})  {limit}")
+    if reasons := disturbances(result):
+        click.echo(f"Warning: the machine is busy: {', '.join(reasons)}. Measure again when it is idle.", err=True)
     if (seen := result.get("image")) is not None:
         pixels, what = f"{seen['width']} x {seen['height']}", f"{seen['patches']} patches, {seen['tokens']} tokens"
         times = f"prepared in {seen['preprocess_ms']:.1f} ms, encoded in {seen['encode_ms']:.1f} ms"
@@ -215,5 +244,4 @@ def _cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     total = sum(r["ms"] for r in rows)
     for r in rows:
         figures = f"{r['ms']:.3f}", f"{r['ms'] / total:.0%}", f"{r['gb_per_s']:.1f}", f"{r['gflop_per_s']:.1f}"
-        near = r["limit"] if r["limit"] == "barrier" else f"{r['limit']} {r['share_of_limit']:.0%}"
-        yield r["kernel"], str(r["regions"]), *figures, near
+        yield r["kernel"], str(r["regions"]), *figures, r["near"]

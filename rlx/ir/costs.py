@@ -19,16 +19,41 @@ def cost(node: Node, env: Mapping[str, int]) -> tuple[int, int]:
     In a batch, the rows are counted as evenly divided into segments, each after PAST_SEQ tokens. Page tables are not
     counted.
     """
+    operations, read, written = _work(node, env)
+    return operations, sum(read) + written
+
+
+def stored_bytes(node: Node, env: Mapping[str, int]) -> int:
+    """Of the bytes that `cost` counts those of weights and states, which a step reads from memory.
+
+    The other values of a step go from one kernel to the next through caches.
+    """
+    _, read, written = _work(node, env)
+    stored = sum(size for operand, size in zip(node.inputs, read, strict=False) if _is_stored(operand))
+    if read and traits(node).effect:
+        return stored + read[0]  # the state is written, too
+    return stored + (written if _is_stored(node) else 0)
+
+
+def _is_stored(node: Node) -> bool:
+    """Whether the node is a weight or state, a view of one, or an update of one in place."""
+    while node.op in ("reshape", "pack") or (node.op not in LEAVES and traits(node).writes):
+        node = node.inputs[0]
+    return node.op in ("weight", "state")
+
+
+def _work(node: Node, env: Mapping[str, int]) -> tuple[int, list[int], int]:
+    """Operations, bytes read of each operand, and bytes written."""
     if node.op in LEAVES or node.op in ("reshape", "pack"):
-        return 0, 0
+        return 0, [], 0
     if is_segmented(node):
         return _of_segments(node, env)
     attrs = {k: value(v, env) if isinstance(v, Dim) else v for k, v in node.attrs}
     operands = node.inputs[:-1] if attrs.get("paged") else node.inputs
     sizes, result = [_size(i, env) for i in operands], _size(node, env)
     read, written = _touched(node, sizes, result, attrs)
-    moved = sum(i.dtype.size(s) for i, s in zip(operands, read, strict=True)) + node.dtype.size(written)
-    return OPS[node.op].flops(sizes, result, attrs), moved
+    moved = [i.dtype.size(s) for i, s in zip(operands, read, strict=True)]
+    return OPS[node.op].flops(sizes, result, attrs), moved, node.dtype.size(written)
 
 
 def arithmetic(node: Node) -> str:
@@ -57,12 +82,13 @@ def filled(env: Mapping[str, int]) -> dict[str, int]:
     return dict(env) | {"CTX": length, "WINDOW_CTX": length}
 
 
-def _of_segments(node: Node, env: Mapping[str, int]) -> tuple[int, int]:
+def _of_segments(node: Node, env: Mapping[str, int]) -> tuple[int, list[int], int]:
     count = value(node.inputs[-1].shape[0], env)
     rows, more = divmod(env["SEQ"], count)
     parts = [(rows, count - more), (rows + 1, more)]
-    costs = [(times, cost(of_segment(node, size), env)) for size, times in parts if size and times]
-    return sum(times * each for times, (each, _) in costs), sum(times * each for times, (_, each) in costs)
+    found = [(times, _work(of_segment(node, size), env)) for size, times in parts if size and times]
+    read = [sum(column) for column in zip(*([times * each for each in work[1]] for times, work in found), strict=True)]
+    return sum(times * work[0] for times, work in found), read, sum(times * work[2] for times, work in found)
 
 
 def _size(node: Node, env: Mapping[str, int]) -> tuple[int, ...]:

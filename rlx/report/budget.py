@@ -52,7 +52,7 @@ def budget(work: Sequence[RegionWork], labels: Sequence[str], times: StepTimes, 
     for i, (region, label, seconds) in enumerate(zip(work, labels, times.regions, strict=True)):
         waited = min(mean_wait(times, i), seconds)
         working = seconds - waited
-        least, limit = region.seconds(machine.step_bandwidth, machine.peaks)
+        least, limit = region.seconds(machine.bandwidth, machine.peaks)
         parts[limit].add(min(least, working), label)
         parts["short" if least < SHORT * working else "beyond"].add(max(0.0, working - least), label)
         parts["waits"].add(waited, label)

@@ -205,6 +205,7 @@ def _code(source: Source, subject: Subject, program: Program, texts: Texts) -> d
     row: dict[str, Any] = {
         "extents": {symbol: value for symbol, value in env.items() if symbol in program.graph.bounds},
         "bytes": sum(region.bytes for region in work),
+        "stored": sum(region.stored for region in work),
         "operations": _sum(work),
         "regions": regions,
         "kernels": kernel_rows(program, source.manifest, env, seconds),

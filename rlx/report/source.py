@@ -18,14 +18,13 @@ class Machine:
     """Limits of the machine, measured with the workers of the program.
 
     Attributes:
-        bandwidth: rate at which they read memory, in 10^9 bytes a second.
-        step_bandwidth: the same for a buffer of as many bytes as a decode step reads, which may fit a cache.
+        bandwidth: rate at which they read as many bytes as a step does, in 10^9 bytes a second: from memory, or from
+            a cache that holds them.
         peaks: arithmetic rates in 10^9 operations a second, by kind: "f32", "int8", "bf16", "amx-bf16".
         workers: number of worker threads.
     """
 
     bandwidth: float
-    step_bandwidth: float
     peaks: Mapping[str, float]
     workers: int
 

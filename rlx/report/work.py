@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx.ir.costs import arithmetic, cost, filled
+from rlx.ir.costs import arithmetic, cost, filled, stored_bytes
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.memory import lifetimes
@@ -28,12 +28,14 @@ class RegionWork:
         nodes: computed by units of work, which the workers share.
         own: computed by every worker for itself; counted once.
         bytes: read and written.
+        stored: of these, bytes of weights and states, which come from memory; other values stay in caches.
         operations: by kind of arithmetic.
     """
 
     nodes: tuple[Node, ...]
     own: tuple[Node, ...]
     bytes: int = 0
+    stored: int = 0
     operations: Counter[str] = field(default_factory=Counter)
 
     def seconds(self, bandwidth: float, peaks: Mapping[str, float]) -> tuple[float, str]:
@@ -46,7 +48,7 @@ class RegionWork:
         from rlx.ir.costs import peak
 
         computing = sum(n / peak(kind, peaks) for kind, n in self.operations.items())
-        least, limit = max((self.bytes / bandwidth, "memory"), (computing, "arithmetic"))
+        least, limit = max((self.stored / bandwidth, "memory"), (computing, "arithmetic"))
         return least / 1e9, limit
 
 
@@ -67,6 +69,7 @@ def region_work(program: Program, env: Mapping[str, int]) -> list[RegionWork]:
             operations, moved = cost(node, env)
             region.operations[arithmetic(node)] += operations
             region.bytes += moved
+            region.stored += stored_bytes(node, env)
         found.append(region)
     return found
 
@@ -94,6 +97,7 @@ def region_rows(program: Program, manifest: Mapping[str, Any], work: list[Region
                     {"n": name, "op": n.op, "k": symbol} for n, (name, symbol) in zip(region.own, own, strict=True)
                 ],
                 "bytes": region.bytes,
+                "stored": region.stored,
                 "operations": dict(region.operations),
                 "function": (manifest.get("functions") or [""] * len(work))[i],
                 "ids": [],
@@ -123,8 +127,8 @@ def kernel_rows(
     found: dict[str, dict[str, Any]] = {}
 
     def row(symbol: str, node: Node) -> dict[str, Any]:
-        empty: dict[str, Any] = {"symbol": symbol, "op": node.op, "calls": 0, "own": 0, "bytes": 0, "operations": {}}
-        return found.setdefault(symbol, empty | {"seconds": 0.0, "where": {}, "regions": set()})
+        empty: dict[str, Any] = {"symbol": symbol, "op": node.op, "calls": 0, "own": 0, "bytes": 0, "stored": 0}
+        return found.setdefault(symbol, empty | {"operations": {}, "seconds": 0.0, "where": {}, "regions": set()})
 
     for i, (own, nodes) in enumerate(zip(program.prologues, program.regions, strict=True)):
         weights = [float(sum(cost(n, env)) or 1) for n in nodes]
@@ -133,6 +137,7 @@ def kernel_rows(
             operations, moved = cost(node, env)
             kernel["calls"] += 1
             kernel["bytes"] += moved
+            kernel["stored"] += stored_bytes(node, env)
             kind = arithmetic(node)
             kernel["operations"][kind] = kernel["operations"].get(kind, 0) + operations
             kernel["seconds"] += seconds[i] * weight / sum(weights) if seconds else 0.0

@@ -239,9 +239,8 @@ class Executable(Inspectable):
         self(**measure)  # with clear errors, and the symbol values of the call
         times = measure_step(self._program, lambda: self._timed(measure), self._program.extents)
         backend, moved = self._compiler.backend, step_bytes(self.graph, {"SEQ": 1, **self._program.extents})
-        sizes = (MEMORY_BYTES, min(max(moved, LEAST_BYTES), MEMORY_BYTES))
-        memory, again = (backend.bandwidth(self._pool, size) for size in sizes)
-        machine = Machine(memory, again, backend.peaks(self._pool, self._compiler), self._pool.n)
+        bandwidth = backend.bandwidth(self._pool, min(max(moved, LEAST_BYTES), MEMORY_BYTES))
+        machine = Machine(bandwidth, backend.peaks(self._pool, self._compiler), self._pool.n)
         return self._report_page(path, machine, times)
 
     def _timed(self, values: Mapping[str, Any]) -> float:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlx.backends.base import Program
-from rlx.ir.costs import arithmetic, cost, filled, peak
+from rlx.ir.costs import arithmetic, cost, filled, peak, stored_bytes
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.ir.op_table import traits
 
 BARRIER_SECONDS = 4e-6  # shorter regions mostly wait: for the distribution of work, for workers, for the first loads
 BARRIER_SHARE = 0.05  # so do regions whose work needs less than this share of their time by the machine's other limits
@@ -27,7 +26,7 @@ class OpTime:
     Attributes:
         label: the ops of the region's units; for linears with the weights' types. Prologues are included, counted once.
         seconds: wall time of its regions, barrier included, measured on worker 0.
-        bytes: operands read and results written.
+        bytes: of weights and states, which come from memory; other values stay in caches.
         operations: additions, multiplications and the like, by arithmetic: "int8", "bf16" or "f32".
         range: the least and the most seconds of several steps, if `seconds` is their median.
     """
@@ -54,8 +53,9 @@ class OpTime:
         computing = sum(n / peak(kind, peaks) for kind, n in self.operations.items())
         least, name = max((self.bytes / bandwidth, "memory"), (computing, "arithmetic"))
         share = least / 1e9 / max(self.seconds, 1e-12)
-        waits = self.seconds < self.regions * BARRIER_SECONDS or share < BARRIER_SHARE
-        return Limit("barrier" if waits else name, share)
+        if self.seconds < self.regions * BARRIER_SECONDS or share < BARRIER_SHARE:
+            name = "barrier"
+        return Limit("cache" if name == "memory" and share > 1 else name, share)
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,17 @@ class Limit:
     """The limit of a kind of work.
 
     Attributes:
-        name: "memory", "arithmetic", or "barrier" if there is too little work to reach either.
-        share: the time that memory or arithmetic alone would take, divided by the measured time; above 1 if the data
-            come from a cache.
+        name: "memory", "arithmetic", "barrier" if there is too little work to reach either, or "cache" if the data come
+            faster than the bandwidth: a cache held them, or other programs slowed the measurement of the bandwidth.
+        share: the time that memory or arithmetic alone would take, divided by the measured time.
     """
 
     name: str
     share: float
+
+    def __str__(self) -> str:
+        """ "memory 87%"; without a share where there is no limit to compare with."""
+        return self.name if self.name in ("barrier", "cache") else f"{self.name} {self.share:.0%}"
 
 
 def region_seconds(program: Program, seconds: float) -> np.ndarray:
@@ -96,9 +100,8 @@ def op_times(program: Program, graph: Graph, env: Mapping[str, int], seconds: np
         total.seconds += spent
         total.regions += 1
         for node in {*work, *own}:
-            flops, moved = cost(node, sizes)
-            total.operations[arithmetic(node)] += flops
-            total.bytes += moved
+            total.operations[arithmetic(node)] += cost(node, sizes)[0]
+            total.bytes += stored_bytes(node, sizes)
     return sorted(totals.values(), key=lambda t: -t.seconds)
 
 
@@ -111,14 +114,9 @@ def kind_of(node: Node) -> str:
 
 
 def step_bytes(graph: Graph, env: Mapping[str, int]) -> int:
-    """Bytes of weights and states that one step must read: each weight once, caches up to the current position."""
+    """Bytes of weights and states that one step accesses: each weight once, caches up to the current position."""
     sizes = filled(env)
-    return sum(cost(n, sizes)[1] for n in graph.nodes() if _reads_much(n))
-
-
-def _reads_much(node: Node) -> bool:
-    """Whether it reads matrices or states; weights of norms and biases are too small to count."""
-    return traits(node).multiplies or traits(node).effect or node.op in ("attention", "embedding")
+    return sum(stored_bytes(node, sizes) for node in graph.nodes())
 
 
 def step_flops(graph: Graph, env: Mapping[str, int]) -> int:

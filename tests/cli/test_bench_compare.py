@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlx.cli import bench_compare
+from rlx.cli.bench import disturbances
 from rlx.cli.main import cli
 
 QUICK = ["bench", "--prompt", "8", "--generate", "2", "--repeat", "2", "--threads", "1"]
@@ -86,3 +87,16 @@ def test_a_file_that_is_no_measurement_is_refused(tmp_path: Path, content: str) 
     (tmp_path / "bad.json").write_text(content)
     found = CliRunner().invoke(cli, [*QUICK, "--compare", str(tmp_path / "bad.json")])
     assert found.exit_code == 2 and "bad.json" in found.stderr and "Traceback" not in found.stderr
+
+
+def test_a_disturbed_measurement_says_why() -> None:
+    quiet: dict[str, Any] = {
+        "prefill": {"runs": [100, 101, 99]}, "decode": {"runs": [10, 10.5, 10.2]},
+        "cpu_share": 0.9, "decode_share_of_bandwidth": 0.8,
+    }  # fmt: skip
+    assert disturbances(quiet) == []
+    noisy = {**quiet, "decode": {"runs": [10, 7, 10]}, "cpu_share": 0.5, "decode_share_of_bandwidth": 1.04}
+    assert disturbances(noisy) == [
+        "runs of decode differ by 30%", "its threads had a CPU for 50% of the time",
+        "decoding was faster than the measurement of the bandwidth",
+    ]  # fmt: skip

@@ -94,3 +94,18 @@ def test_every_op_has_a_cost(node: Node) -> None:
 def test_an_unbound_symbol_has_no_cost() -> None:
     with pytest.raises(GraphError, match="SEQ needs a value"):
         costs.cost(ops.silu(X), {})
+
+
+def test_what_comes_from_memory_is_weights_and_states() -> None:
+    """A linear's weight, not its activations; the written rows of a cache; a state that is read and written."""
+
+    def stored(node: Node) -> int:
+        return costs.stored_bytes(node, ENV)
+
+    assert stored(ops.linear(X, G.weight("stored", [32, 64], Q8_0))) == 32 * 68
+    assert stored(ops.kv_write(CACHES["f16"], PAIR)) == 3 * 32 * 2
+    conv = ops.causal_conv(G.state("stored rows", [3, 8]), ANGLES, G.weight("taps", [8, 4]))
+    assert stored(conv) == 4 * (2 * 3 * 8 + 8 * 4)
+    attention = ops.attention(HEADS, ops.kv_write(CACHES["f32"], PAIR), CACHES["f16"], scale=1)
+    assert stored(attention) == cost(attention)[1] - 2 * 3 * 64 * 4
+    assert stored(ops.silu(X)) == 0

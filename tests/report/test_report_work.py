@@ -88,12 +88,12 @@ def test_memory_is_that_of_the_plan() -> None:
         assert all(a[1] <= b[0] for a, b in pairwise(live))
 
 
-MACHINE = Machine(10.0, 10.0, {"f32": 100.0}, 2)
+MACHINE = Machine(10.0, {"f32": 100.0}, 2)
 
 
 def test_a_budget_by_hand() -> None:
     """10 GB/s and 100 GOP/s: 1 GB takes 0.1 s, 20 G operations 0.2 s."""
-    work = [RegionWork((), (), 10**9), RegionWork((), (), 10**6), RegionWork((), (), 0)]
+    work = [RegionWork((), (), stored=size) for size in (10**9, 10**6, 0)]
     work[2].operations["f32"] = 20 * 10**9
     waits = [[0.0, 0.004, 0.0], [0.02, None, 0.0]]
     times = StepTimes({}, 0.5, [0.15, 0.014, 0.25], waits, [[1, 1, 1], [1, 0, 1]], 3)

@@ -5,7 +5,6 @@ Runners stage, beside `engine.py`, for `rlx report`.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -81,8 +80,8 @@ def _failed(engine: Engine, spec: ProgramSpec, error: RlxError) -> Source:
 def measure_programs(engine: Engine, specs: Sequence[ProgramSpec], prompt: int) -> tuple[Machine, dict[str, StepTimes]]:
     """The limits of the machine, and measured steps of programs of one sequence, by name.
 
-    Prompts are as long as their bucket permits. The bandwidth is that of memory, and that of a buffer of as many bytes
-    as a decode step reads; both are medians of measurements between the programs, because other machines may share it.
+    Prompts are as long as their bucket permits. The bandwidth is that of a buffer of as many bytes as a decode step
+    reads. It is the best of measurements between the programs: what else runs on the machine only lowers it.
 
     Args:
         prompt: number of tokens of the prompt; decode steps follow it.
@@ -91,30 +90,29 @@ def measure_programs(engine: Engine, specs: Sequence[ProgramSpec], prompt: int) 
         ArgumentError: the backend is not made for speed.
     """
     found: dict[str, StepTimes] = {}
-    rates = [_bandwidths(engine, prompt)]
+    rates = [_bandwidth(engine, prompt)]
     for spec in specs:
         rows = min(spec.seq[1], max(prompt, spec.seq[0]), engine.max_seq - 1)
         if spec.phase == "prefill" and rows >= spec.seq[0]:
             engine.reset()
             found[spec.name] = _measure_forward(engine, spec, rows)
-            rates.append(_bandwidths(engine, prompt))
+            rates.append(_bandwidth(engine, prompt))
     engine.reset()
     engine.forward(_ids(engine, min(prompt, engine.max_seq - 2)))
     if DECODE in specs or GREEDY in specs:
         times = _measure_forward(engine, DECODE, 1)
         found |= {DECODE.name: times} if DECODE in specs else {}
-        rates.append(_bandwidths(engine, prompt))
+        rates.append(_bandwidth(engine, prompt))
     if GREEDY in specs:
         found[GREEDY.name] = _measure_greedy(engine)
-        rates.append(_bandwidths(engine, prompt))
+        rates.append(_bandwidth(engine, prompt))
     engine.reset()
-    memory, again = (statistics.median(column) for column in zip(*rates, strict=True))
-    return Machine(memory, again, costs.arithmetic_peaks(engine), engine.stats()["threads"]), found
+    return Machine(max(rates), costs.arithmetic_peaks(engine), engine.stats()["threads"]), found
 
 
-def _bandwidths(engine: Engine, past: int) -> tuple[float, float]:
-    """Read bandwidth of memory, and of as many bytes as a decode step after `past` tokens reads."""
-    return costs.read_bandwidth(engine), costs.read_bandwidth(engine, costs.step_bytes(engine, past))
+def _bandwidth(engine: Engine, past: int) -> float:
+    """Rate at which the workers read as many bytes as a decode step after `past` tokens."""
+    return costs.read_bandwidth(engine, costs.step_bytes(engine, past))
 
 
 def _ids(engine: Engine, count: int) -> list[int]:

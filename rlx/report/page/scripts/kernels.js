@@ -2,9 +2,9 @@
 
 import { codeView } from "./code.js";
 import { card, h, table } from "./dom.js";
-import { brief, bytes, grouped, many, plural, rate, time } from "./format.js";
+import { brief, bytes, grouped, many, plural, time } from "./format.js";
 import { kernelLink, valueLink } from "./links.js";
-import { operations, state, text } from "./store.js";
+import { operations, readRate, state, text } from "./store.js";
 
 export function kernelsView() {
   const program = state.program;
@@ -17,7 +17,7 @@ export function kernelsView() {
     { head: "bytes", number: true, cell: (row) => bytes(row.bytes), sort: (row) => row.bytes },
     { head: "operations", number: true, cell: (row) => many(operations(row)), sort: operations },
   ];
-  if (program.times) columns.push({ head: "time", number: true, cell: (row) => time(row.seconds), sort: (row) => row.seconds }, { head: "GB/s", number: true, cell: (row) => (row.seconds ? rate(row.bytes / row.seconds / 1e9) : "–"), sort: (row) => (row.seconds ? row.bytes / row.seconds : 0) });
+  if (program.times) columns.push({ head: "time", number: true, cell: (row) => time(row.seconds), sort: (row) => row.seconds }, { head: "GB/s", number: true, cell: readRate, sort: (row) => row.stored / (row.seconds || 1e9) });
   const others = program.texts.filter((key) => !key.startsWith("kernels/"));
   const holder = h("div", { id: "code" });
   if (chosen) showCode(holder, names[chosen], chosen);

@@ -3,7 +3,7 @@
 import { bar, card, h, s, table } from "./dom.js";
 import { brief, grouped, percent, plural, rate, time, total } from "./format.js";
 import { actions, kernelLink, regionLink, valueLink } from "./links.js";
-import { limitOf, operations, state } from "./store.js";
+import { limitOf, operations, readRate, state } from "./store.js";
 
 export function speedView() {
   const program = state.program;
@@ -12,29 +12,30 @@ export function speedView() {
     return h("div", { class: "column" }, card("Not measured", h("p", {}, "This program was not measured. ", command ? ["A report with times and the roofline of the machine: ", h("code", {}, command)] : "")));
   }
   return h("div", { class: "column" },
-    card("Roofline", h("p", { class: "note" }, "Each point is a kernel; its size is the time that it takes. A point on the slope is limited by memory, a point on a flat line by arithmetic. Far below both: too little work, or waiting. Above the slope: its data come from a cache."), roofline(program, machine)),
+    card("Roofline", h("p", { class: "note" }, "Each point is a kernel; its size is the time that it takes. A point on the slope is limited by memory, a point on a flat line by arithmetic. Far below both: too little work, or waiting. Bytes are those of weights and caches; values between kernels stay in the processor's caches, so kernels that read nothing else are not drawn. Above the slope: a cache held the weights too, or other programs slowed the measurement of the bandwidth."), roofline(program, machine)),
     card("Kernels", kernels(program)), waits(program));
 }
 
 function kernels(program) {
   const all = total(program.kernels.map((kernel) => kernel.seconds)) || 1;
-  const near = (row) => (row.seconds && (row.bytes || operations(row)) ? limitOf(row) : [0, "memory"]);
+  const near = (row) => (row.seconds && (row.stored || operations(row)) ? limitOf(row) : [0, "memory"]);
+  const named = (row) => (near(row)[1] === "memory" && near(row)[0] > row.seconds ? "cache" : `${near(row)[1]} ${percent(near(row)[0] / row.seconds)}`);
   return table([
     { head: "kernel", cell: (row) => kernelLink(row.symbol), sort: (row) => row.symbol },
     { head: "calls", number: true, cell: (row) => grouped(row.calls), sort: (row) => row.calls },
     { head: "time", number: true, cell: (row) => time(row.seconds), sort: (row) => row.seconds },
     { head: "share", cell: (row) => [bar(row.seconds / all), h("span", { class: "note" }, percent(row.seconds / all))], sort: (row) => row.seconds },
-    { head: "GB/s", number: true, cell: (row) => (row.seconds ? rate(row.bytes / row.seconds / 1e9) : "–"), sort: (row) => row.bytes / (row.seconds || 1e9) },
+    { head: "GB/s", number: true, cell: readRate, sort: (row) => row.stored / (row.seconds || 1e9) },
     { head: "GFLOP/s", number: true, cell: (row) => (row.seconds ? rate(operations(row) / row.seconds / 1e9) : "–"), sort: (row) => operations(row) / (row.seconds || 1e9) },
-    { head: "near", cell: (row) => (row.seconds ? `${near(row)[1]} ${percent(near(row)[0] / row.seconds)}` : "–"), sort: (row) => near(row)[0] / (row.seconds || 1e9) },
+    { head: "near", cell: (row) => (row.seconds ? named(row) : "–"), sort: (row) => near(row)[0] / (row.seconds || 1e9) },
   ], program.kernels.filter((row) => row.calls), { label: "Measured kernels" });
 }
 
 /** Operations a byte across, operations a second up, both logarithmic. S. Williams et al., 2009, doi 10.1145/1498765.1498785. */
 function roofline(program, machine) {
-  const points = program.kernels.filter((kernel) => kernel.seconds > 0 && operations(kernel) > 0 && kernel.bytes > 0)
-    .map((kernel) => ({ kernel, x: operations(kernel) / kernel.bytes, y: operations(kernel) / kernel.seconds / 1e9, seconds: kernel.seconds }));
-  if (!points.length) return h("p", { class: "note" }, "No kernel computes anything.");
+  const points = program.kernels.filter((kernel) => kernel.seconds > 0 && operations(kernel) > 0 && kernel.stored > 0)
+    .map((kernel) => ({ kernel, x: operations(kernel) / kernel.stored, y: operations(kernel) / kernel.seconds / 1e9, seconds: kernel.seconds }));
+  if (!points.length) return h("p", { class: "note" }, "No kernel reads weights or caches.");
   const [width, height, left, bottom, top, right] = [960, 420, 58, 42, 14, 20];
   const peaks = Object.entries(machine.peaks);
   const highest = Math.max(...peaks.map(([, value]) => value));
@@ -63,19 +64,20 @@ function roofline(program, machine) {
   parts.push(s("path", { class: "roof", d: `M${across(x0)} ${up(Math.max(y0, machine.bandwidth * x0))} L${across(highest / machine.bandwidth)} ${up(highest)}` }));
   const middle = Math.sqrt(x0 * (highest / machine.bandwidth));
   const slope = (Math.atan2(up(machine.bandwidth * middle * 2) - up(machine.bandwidth * middle), across(middle * 2) - across(middle)) * 180) / Math.PI;
-  parts.push(s("text", { class: "strong", transform: `translate(${across(middle)} ${up(machine.bandwidth * middle) - 8}) rotate(${slope})`, "text-anchor": "middle" }, `memory: ${rate(machine.bandwidth)} GB/s`));
+  const labels = []; // above the points
+  labels.push(s("text", { class: "strong", transform: `translate(${across(middle)} ${up(machine.bandwidth * middle) - 8}) rotate(${slope})`, "text-anchor": "middle" }, `memory: ${rate(machine.bandwidth)} GB/s`));
   const most = Math.max(...points.map((p) => p.seconds));
   const named = [];
   for (const p of points) {
-    const said = `${p.kernel.symbol} (${p.kernel.where.map(([name]) => brief(name)).join(", ")}): ${time(p.seconds)}, ${rate(p.kernel.bytes / p.seconds / 1e9)} GB/s, ${rate(p.y)} GFLOP/s`;
+    const said = `${p.kernel.symbol} (${p.kernel.where.map(([name]) => brief(name)).join(", ")}): ${time(p.seconds)}, ${rate(p.kernel.stored / p.seconds / 1e9)} GB/s, ${rate(p.y)} GFLOP/s`;
     const open = () => actions.go("kernels", p.kernel.symbol);
     parts.push(s("circle", { class: "point", cx: across(p.x), cy: up(p.y), r: 4 + 12 * Math.sqrt(p.seconds / most), tabindex: "0", role: "button", "aria-label": said, on: { click: open, keydown: (event) => event.key === "Enter" && open() } }, s("title", {}, said)));
     const [x, y] = [across(p.x), up(p.y) - 9 - 12 * Math.sqrt(p.seconds / most)];
     if (p.seconds < 0.1 * most || named.some(([a, b]) => Math.abs(a - x) < 110 && Math.abs(b - y) < 14)) continue;
     named.push([x, y]);
-    parts.push(s("text", { x, y, "text-anchor": "middle" }, p.kernel.where.slice(0, 2).map(([name]) => brief(name)).join(", ")));
+    labels.push(s("text", { x, y, "text-anchor": "middle" }, p.kernel.where.slice(0, 2).map(([name]) => brief(name)).join(", ")));
   }
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Roofline" }, s("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Kernels on the roofline of the machine" }, parts));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Roofline" }, s("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Kernels on the roofline of the machine" }, parts, labels));
 }
 
 const label = (value) => (value >= 1 ? grouped(value) : String(value));

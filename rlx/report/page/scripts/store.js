@@ -1,6 +1,7 @@
 // The data of the report, and what is chosen in it.
 
 import { $ } from "./dom.js";
+import { rate } from "./format.js";
 
 let stored = null;
 const unpacked = new Map();
@@ -42,10 +43,10 @@ export function regionCost(program) {
   return waits ? waits.reduce((sum, each) => sum + each, 0) / waits.length / 1e9 : 4e-6;
 }
 
-/** Bytes a second that a program reads at the machine's limit; null where nothing was measured. */
+/** Bytes a second at which the workers read as many bytes as a step does; null where nothing was measured. */
 export function bandwidth() {
   const machine = state.data.subject.machine;
-  return machine ? machine.step_bandwidth * 1e9 : null;
+  return machine ? machine.bandwidth * 1e9 : null;
 }
 
 const peakUnits = { int8: ["int8", "f32"], bf16: ["amx-bf16", "bf16", "f32"], f32: ["f32"] };
@@ -58,9 +59,12 @@ export function peakOf(kind) {
 
 /** The least time of some work, and the limit that says so: [seconds, "memory" or "arithmetic"]. */
 export function limitOf(work) {
-  const moving = work.bytes / bandwidth();
+  const moving = work.stored / bandwidth();
   const computing = Object.entries(work.operations).reduce((sum, [kind, count]) => sum + count / peakOf(kind), 0);
   return moving >= computing ? [moving, "memory"] : [computing, "arithmetic"];
 }
+
+/** The rate at which a measured kernel reads weights and caches, as text. */
+export const readRate = (row) => (row.seconds && row.stored ? rate(row.stored / row.seconds / 1e9) : "–");
 
 export const operations = (work) => Object.values(work.operations).reduce((sum, count) => sum + count, 0);

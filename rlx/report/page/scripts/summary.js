@@ -2,12 +2,12 @@
 
 import { bar, card, h, table } from "./dom.js";
 import { brief, bytes, grouped, many, percent, placed, plural, rate, time, total } from "./format.js";
-import { bandwidth, operations, regionCost, state } from "./store.js";
+import { bandwidth, operations, readRate, regionCost, state } from "./store.js";
 import { kernelLink, passLink, valueLink } from "./links.js";
 
 /** Kinds of a budget's parts: name, and what they are. */
 const PARTS = {
-  memory: ["reading memory", "weights, caches and values, at the full bandwidth of the machine"],
+  memory: ["reading memory", "weights and caches, at the full bandwidth of the machine"],
   arithmetic: ["arithmetic", "multiplying and adding, at the machine's peak"],
   beyond: ["slower than the limit", "regions that take longer than memory or arithmetic alone would"],
   short: ["short work", "regions with too little work to reach a limit: small values, the start of a kernel"],
@@ -39,17 +39,17 @@ function problemCard(problem) {
 /** The answer in one paragraph. */
 function lead(program) {
   const count = program.regions.of.length;
-  const words = [h("strong", {}, unit(program)), ` of ${program.phase} moves `, h("strong", {}, bytes(program.bytes)), ` and computes ${many(operations(program))} operations in ${plural(count, "region")}`];
+  const words = [h("strong", {}, unit(program)), ` of ${program.phase} reads `, h("strong", {}, bytes(program.stored)), ` of weights and caches, and computes ${many(operations(program))} operations in ${plural(count, "region")}`];
   const past = program.extents?.PAST_SEQ;
   if (past) words.push(`, after ${grouped(past)} others`);
   words.push(". ");
   if (program.times) {
     const seconds = program.times.seconds;
-    const reached = program.bytes / seconds;
+    const reached = program.stored / seconds;
     const parts = Object.fromEntries(program.budget.map((part) => [part.kind, part.seconds]));
     const atLimit = (parts.memory + parts.arithmetic) / seconds;
     words.push("It takes ", h("strong", {}, time(seconds)), program.rows[1] === 1 ? ` (${rate(1 / seconds)} tokens a second). ` : ". ");
-    if (parts.memory >= parts.arithmetic) words.push(`That is ${rate(reached / 1e9)} GB/s, `, h("strong", {}, `${percent(reached / bandwidth())} of the bandwidth`), ` of ${rate(bandwidth() / 1e9)} GB/s that its ${plural(state.data.subject.machine.workers, "worker")} reach when they only read. `);
+    if (parts.memory >= parts.arithmetic) words.push(`That is ${rate(reached / 1e9)} GB/s, `, h("strong", {}, reached > bandwidth() ? "more than" : `${percent(reached / bandwidth())} of`), ` the ${rate(bandwidth() / 1e9)} GB/s that its ${plural(state.data.subject.machine.workers, "worker")} reach when they only read as many bytes. `, reached > bandwidth() ? "Other programs slowed that measurement; repeat it on an idle machine. " : "");
     else words.push(h("strong", {}, `${percent(atLimit)} of the time`), " is spent at a limit of the machine, mostly arithmetic. ");
     const rest = program.budget.filter((part) => !["memory", "arithmetic"].includes(part.kind) && part.seconds > 0.005 * seconds).sort((a, b) => b.seconds - a.seconds);
     if (rest.length) words.push("The rest: ", ...rest.flatMap((part, at) => [at ? (at === rest.length - 1 ? " and " : ", ") : "", `${percent(part.seconds / seconds)} ${PARTS[part.kind][0]}`]), ".");
@@ -63,7 +63,7 @@ function tile(value, small, note) {
 
 function tiles(program) {
   const missed = total(program.passes.map((pass) => pass.missed.length));
-  const found = [tile(...bytes(program.bytes).split(" "), "moved by a step")];
+  const found = [tile(...bytes(program.stored).split(" "), "of weights and caches read by a step")];
   if (program.times) {
     found.push(tile(...time(program.times.seconds).split(" "), program.rows[1] === 1 ? `${rate(1 / program.times.seconds)} tokens a second` : "a step"));
     const waits = program.budget.find((part) => part.kind === "waits").seconds;
@@ -140,7 +140,7 @@ function topKernels(program) {
     { head: "calls", number: true, cell: (row) => grouped(row.calls + row.own) },
     { head: "bytes", number: true, cell: (row) => bytes(row.bytes) },
   ];
-  if (program.times) columns.push({ head: "time", number: true, cell: (row) => time(row.seconds) }, { head: "GB/s", number: true, cell: (row) => (row.seconds ? rate(row.bytes / row.seconds / 1e9) : "–") });
+  if (program.times) columns.push({ head: "time", number: true, cell: (row) => time(row.seconds) }, { head: "GB/s", number: true, cell: readRate });
   columns.push({ head: "share", cell: (row) => bar((row.seconds ?? row.bytes) / all) });
   return card(program.times ? "Kernels that take the time" : "Kernels that move the bytes", table(columns, program.kernels.slice(0, 6), { label: "Kernels" }));
 }
@@ -153,7 +153,7 @@ function factsCard(subject, program) {
     if (program.stats.digest) rows.push(["compile key", h("code", {}, program.stats.digest.slice(0, 12))]);
   }
   if (subject.machine) {
-    rows.push(["bandwidth", `${rate(subject.machine.bandwidth)} GB/s from memory, ${plural(subject.machine.workers, "worker")}`]);
+    rows.push(["bandwidth", `${rate(subject.machine.bandwidth)} GB/s when ${plural(subject.machine.workers, "worker")} read as many bytes as a step`]);
     rows.push(["peaks", Object.entries(subject.machine.peaks).map(([kind, value]) => `${kind} ${grouped(Math.round(value))} GOP/s`).join(", ")]);
   }
   rows.push(["rlx", subject.version ?? state.data.subject.version]);
