@@ -1,12 +1,16 @@
 """Fields of request bodies: types that several APIs share, and what is wrong with a body in words.
 
-Server stage, below the APIs. Bodies are pydantic models that convert nothing and refuse unknown names.
+Server stage, below the APIs. Bodies are pydantic models that convert nothing and refuse unknown names. A field of a
+published API that rlx does nothing with is one of two kinds. `only` is for what would change the answer: another value
+than the one that is so anyway is an error. `hint` is for what cannot: it is accepted, and the header `X-Rlx-Ignored` of
+the response names it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
@@ -30,15 +34,57 @@ def only(*values: Any) -> AfterValidator:
     """A field of other servers that rlx has no use for: these values, and null, change nothing; others are refused."""
 
     def check(found: Any) -> Any:
-        if found is None or any(type(found) is type(value) and found == value for value in values):
+        if found is None or _is_one_of(found, values):
             return found
         raise PydanticCustomError("unsupported", "is not supported")
 
     return AfterValidator(check)
 
 
-Ignored = Any
-"""A field that clients send and that cannot change the answer."""
+@dataclass(frozen=True)
+class Hint:
+    """Marks a field that cannot change the answer: any value is accepted, and a header of the response names the field
+    if its value asks for something (`ignored_fields`).
+
+    Attributes:
+        same: values that ask for what is so anyway.
+    """
+
+    same: tuple[Any, ...] = ()
+
+
+def hint(*same: Any) -> Hint:
+    """A field that rlx has no use for, as a hint; these values, and null, ask for what is so anyway."""
+    return Hint(same)
+
+
+Ignored = Annotated[Any, hint()]
+"""A hint that rlx never does anything with."""
+
+Anyway = Any
+"""A field that rlx does as it says, without being asked, or that the answer repeats."""
+
+
+def ignored_fields(kind: type[BaseModel], body: Mapping[str, Any]) -> list[str]:
+    """The names of hints that a body has and that change nothing, such as `text.verbosity`."""
+    found = []
+    for name, field in kind.model_fields.items():
+        value, marks = body.get(field.alias or name), [each for each in field.metadata if isinstance(each, Hint)]
+        inner = next((each for each in (field.annotation, *get_args(field.annotation)) if _is_body(each)), None)
+        if value is not None and marks and not _is_one_of(value, marks[0].same):
+            found.append(name)
+        elif inner is not None and isinstance(value, Mapping):
+            found += [f"{name}.{each}" for each in ignored_fields(inner, value)]
+    return found
+
+
+def _is_one_of(value: Any, values: Sequence[Any]) -> bool:
+    """Whether a value is one of several, of the same type: 0 is not false."""
+    return any(type(value) is type(each) and value == each for each in values)
+
+
+def _is_body(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def body_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[str] = ()) -> ApiError:
@@ -65,11 +111,16 @@ def body_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[s
     return invalid(place, f"expected {' or '.join(dict.fromkeys(map(_expected, same)))}, found {shown(found)}")
 
 
+def body_of(route: Any) -> type[BaseModel] | None:
+    """The class of the bodies of a route; None if it has none."""
+    found = getattr(getattr(getattr(route, "body_field", None), "field_info", None), "annotation", None)
+    return found if _is_body(found) else None
+
+
 def known_fields(request: Request) -> list[str]:
     """The fields that the body of a request may have."""
-    kind = getattr(getattr(request.scope.get("route"), "body_field", None), "field_info", None)
-    fields = getattr(getattr(kind, "annotation", None), "model_fields", {})
-    return list(fields)
+    kind = body_of(request.scope.get("route"))
+    return [] if kind is None else list(kind.model_fields)
 
 
 def unknown_field(name: str, known: Sequence[str]) -> ApiError:

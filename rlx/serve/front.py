@@ -159,6 +159,8 @@ class _Answer:
                 headers[name] = value
             headers["X-Request-Id"] = self._record.id
             headers["Server-Timing"] = server_timing(self._record)
+            if self._record.ignored:
+                headers["X-Rlx-Ignored"] = ", ".join(self._record.ignored)
             self._record.streamed = "content-length" not in headers
         await self._send(message)
 

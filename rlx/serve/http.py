@@ -14,13 +14,20 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rlx.serve import record
 from rlx.serve.errors import ApiError, invalid
+from rlx.serve.fields import body_of, ignored_fields
 
 MAX_DEPTH = 200  # of nested arrays and objects
 
 
 class JsonRequest(Request):
-    """A request whose body is one JSON object."""
+    """A request whose body is one JSON object, and which says so: FastAPI parses no body of another type."""
+
+    def __init__(self, request: Request) -> None:
+        others = [each for each in request.scope["headers"] if each[0] != b"content-type"]
+        headers = [*others, (b"content-type", b"application/json")]
+        super().__init__({**request.scope, "headers": headers}, request.receive)
 
     async def json(self) -> Any:
         return self._json
@@ -43,8 +50,10 @@ class OpenRoute(APIRoute):
             if self.body_field is None:
                 return await handler(request)
             self.check(request)
-            found = JsonRequest(request.scope, request.receive)
+            found = JsonRequest(request)
             await found.read()
+            if (body := body_of(self)) is not None:
+                record.ignore(*ignored_fields(body, await found.json()))
             return await handler(found)
 
         return read

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlx.serve import record
 from rlx.serve.errors import invalid
 from rlx.text.chat import thinking_variables
 from rlx.text.thinking import ThinkingTags
@@ -29,7 +30,7 @@ def effort_variables(tokenizer: Tokenizer, effort: str | None, field: str) -> di
         field: what the effort is called in the request.
 
     Raises:
-        ApiError: the model does not do as it is asked.
+        ApiError: the model always reasons, and shall not.
     """
     if effort is None:
         return {}
@@ -37,14 +38,19 @@ def effort_variables(tokenizer: Tokenizer, effort: str | None, field: str) -> di
     if _EFFORT in template:
         switch = {_SWITCH: effort != "none"} if _SWITCH in template else {}
         return {_EFFORT: effort, **switch}
+    if effort != "none" and _SWITCH not in template:
+        record.ignore(field)  # it reasons as it always does, or never
+        return {}
     return switch_variables(tokenizer, effort != "none", field, effort)
 
 
 def switch_variables(tokenizer: Tokenizer, thinks: bool | None, field: str, value: object = None) -> dict[str, Any]:
     """The template's variables for reasoning that is on or off; nothing for None.
 
+    Agents ask every model to reason. One that cannot answers without.
+
     Raises:
-        ApiError: the model always reasons and shall not, or never reasons and shall.
+        ApiError: the model always reasons, and shall not.
     """
     if thinks is None:
         return {}
@@ -52,6 +58,9 @@ def switch_variables(tokenizer: Tokenizer, thinks: bool | None, field: str, valu
         return thinking_variables(tokenizer, thinks, field)
     if thinks == can_think(tokenizer):
         return {}
-    does = "does not reason" if thinks else "always reasons before it answers"
+    if thinks:
+        record.ignore(field)
+        return {}
     shown = value if value is not None else thinks
-    raise invalid(field, f"{shown!r} is not possible: the model {does}", "leave the field out")
+    what = f"{shown!r} is not possible: the model always reasons before it answers"
+    raise invalid(field, what, "leave the field out")

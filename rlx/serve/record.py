@@ -65,6 +65,7 @@ class RequestRecord:
         keeps_texts: whether the log has prompts and answers.
         prompts, answers: these texts.
         gone: whether the client went away before the end.
+        ignored: names of fields that change nothing, for the header of the response.
     """
 
     id: str
@@ -83,6 +84,7 @@ class RequestRecord:
     prompts: list[str] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     gone: bool = False
+    ignored: dict[str, None] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -150,6 +152,12 @@ _current: ContextVar[RequestRecord | None] = ContextVar("rlx_request", default=N
 def current() -> RequestRecord | None:
     """The record of the request that the current task answers; None outside of one."""
     return _current.get()
+
+
+def ignore(*names: str) -> None:
+    """Has the header `X-Rlx-Ignored` of the current request's response name fields that change nothing."""
+    if (found := current()) is not None:
+        found.ignored |= dict.fromkeys(names)
 
 
 def begin(record: RequestRecord) -> None:

@@ -116,7 +116,7 @@ class Origins:
         found = {
             "Access-Control-Allow-Origin": origin,
             "Access-Control-Allow-Credentials": "true",
-            "Access-Control-Expose-Headers": "X-Request-Id, Server-Timing, Retry-After, Retry-After-Ms",
+            "Access-Control-Expose-Headers": "X-Request-Id, X-Rlx-Ignored, Server-Timing, Retry-After, Retry-After-Ms",
             "Vary": "Origin",
         }
         if "access-control-request-method" in headers:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlx.serve.fields import MAX_STOPS, Body, Ignored, only
+from rlx.serve.fields import MAX_STOPS, Anyway, Body, Ignored, hint, only
 
 Text = str | None
 
@@ -50,11 +50,15 @@ class CountBody(Body):
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None  # the name of `output_config.format` in the beta
 
-    cache_control: Ignored = None  # prefixes are cached without being asked
-    speed: Annotated[Any, only("standard")] = None
+    cache_control: Anyway = None  # prefixes are cached
+    speed: Annotated[Any, hint("standard")] = None
     context_management: dict[str, Any] | None = None
     mcp_servers: Annotated[Any, only([])] = None
+    compaction: Ignored = None
+    billing_policy: Ignored = None
     user_profile_id: Ignored = None
+    workspace_id: Ignored = None  # the client sends this one and the next as headers
+    betas: Ignored = None
 
 
 class MessagesBody(CountBody):
@@ -68,7 +72,12 @@ class MessagesBody(CountBody):
     top_k: Annotated[int, Field(ge=0)] | None = None
 
     metadata: Ignored = None
-    service_tier: Ignored = None
+    service_tier: Annotated[Any, hint("auto", "standard_only")] = None
     inference_geo: Ignored = None
-    diagnostics: Annotated[Any, only()] = None
+    diagnostics: Ignored = None
+    fallbacks: Anyway = None  # other models for requests that the model declines: it declines none
+    fallback_credit_token: Ignored = None
+    thread: dict[str, Any] | None = None
+
+    compaction: Annotated[Any, only()] = None
     container: Annotated[Any, only()] = None

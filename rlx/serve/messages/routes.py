@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from rlx.grammar import Grammar
 from rlx.serve.builders import Built, changed_sample, check_continued, completed, given, request_fields, schema_grammar
-from rlx.serve.errors import SHAPES, invalid
+from rlx.serve.errors import SHAPES, ApiError, invalid
 from rlx.serve.fields import shown
 from rlx.serve.generation import GenerationSpec
 from rlx.serve.http import new_router
@@ -17,7 +17,7 @@ from rlx.serve.messages.bodies import CountBody, MessagesBody
 from rlx.serve.messages.output import MessageBuilder, error_json
 from rlx.serve.model import ServedModel, in_thread
 from rlx.serve.pieces import stream_of
-from rlx.serve.reasoning import can_think, effort_variables, switch_variables
+from rlx.serve.reasoning import effort_variables, switch_variables
 from rlx.serve.streaming import Stream, event, json_bytes, while_connected
 from rlx.serve.tool_grammar import with_tools
 
@@ -36,6 +36,7 @@ def router(server: Server) -> APIRouter:
     async def messages(body: MessagesBody, request: Request) -> Response:
         """The model's answer to a conversation."""
         model = server.named(body.model)
+        _refuse_thread(body.thread)
         prompt = await _prompt(model, body)
         answering = await model.generate(await _spec(model, body, prompt, request_fields(server, request)))
         builder = MessageBuilder(model.name, len(prompt.context))
@@ -70,17 +71,21 @@ async def _prompt(model: ServedModel, body: CountBody) -> ChatPrompt:
 
 
 def _variables(model: ServedModel, body: CountBody) -> dict[str, Any]:
-    """The template's variables for reasoning.
-
-    Agents ask every model to reason. One that cannot answers without, which the protocol allows; but one that always
-    does is not told not to.
-    """
-    effort = body.output_config.effort if body.output_config is not None else None
-    thinking, thinks = body.thinking, can_think(model.tokenizer)
-    variables = effort_variables(model.tokenizer, effort, "output_config.effort") if thinks else {}
-    if thinking is not None and (thinking.type == "disabled" or (thinking.type == "enabled" and thinks)):
+    """The template's variables for reasoning."""
+    effort, thinking = body.output_config.effort if body.output_config is not None else None, body.thinking
+    variables = effort_variables(model.tokenizer, effort, "output_config.effort")
+    if thinking is not None and thinking.type in ("enabled", "disabled"):
         variables |= switch_variables(model.tokenizer, thinking.type == "enabled", "thinking.type", thinking.type)
     return variables
+
+
+def _refuse_thread(thread: dict[str, Any] | None) -> None:
+    """Refuses conversations that the server keeps, by the codes that have clients send the whole conversation."""
+    if thread is not None:
+        code = "thread_not_found" if thread.get("type") == "continue" else "thread_unsupported_request"
+        details = {"details": {"error_code": code, "unsupported": ["thread"]}}
+        what, hint = "thread: the server keeps no conversations", "leave it out, and send all messages"
+        raise ApiError(400, what, param="thread", code=code, hint=hint, details=details)
 
 
 def _check_edits(management: dict[str, Any] | None) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlx.serve.fields import MAX_CHOICES, MAX_STOPS, Body, Ignored, only
+from rlx.serve.fields import MAX_CHOICES, MAX_STOPS, Body, Ignored, hint, only
 
 Count = Annotated[int, Field(ge=0)]
 Limit = Annotated[int, Field(ge=-1)]
@@ -115,7 +115,7 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Ignored = None
+    include_obfuscation: Annotated[Any, hint(False)] = None
 
 
 class CommonFields(SamplingFields, EndingFields, StructureFields):
@@ -137,8 +137,8 @@ class CommonFields(SamplingFields, EndingFields, StructureFields):
 
     user: Ignored = None
     metadata: Ignored = None
-    store: Ignored = None
-    service_tier: Ignored = None
+    store: Annotated[Any, hint(False)] = None
+    service_tier: Annotated[Any, hint("auto", "default")] = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
@@ -172,6 +172,7 @@ class ChatBody(CommonFields):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    enable_thinking: bool | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
@@ -181,9 +182,10 @@ class ChatBody(CommonFields):
     documents: list[dict[str, Any]] | None = None
 
     modalities: Annotated[Any, only(["text"])] = None
-    audio: Annotated[Any, only()] = None
-    verbosity: Annotated[Any, only("medium")] = None
-    web_search_options: Annotated[Any, only()] = None
+    audio: Ignored = None  # the form of audio, which `modalities` asks for
+    verbosity: Annotated[Any, hint("medium")] = None
+    web_search_options: Ignored = None
+    moderation: Annotated[Any, only()] = None
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none", "auto")] = None
     echo: Annotated[Any, only(False)] = None

@@ -15,7 +15,7 @@ from rlx.serve.openai.common import Call, json_response, logprob_dicts, timings_
 from rlx.serve.openai.sampling import most_tokens
 from rlx.serve.openai.structured import grammar_of, named_grammar
 from rlx.serve.pieces import stream_of
-from rlx.serve.reasoning import effort_variables
+from rlx.serve.reasoning import effort_variables, switch_variables
 from rlx.serve.streaming import Stream, while_connected
 
 if TYPE_CHECKING:
@@ -56,15 +56,15 @@ async def prompt_of(model: ServedModel, body: ChatBody) -> ChatPrompt:
     if continues and body.add_generation_prompt:
         what = "it cannot be together with add_generation_prompt"
         raise invalid("continue_final_message", what, "set only one of them")
-    variables = dict(body.chat_template_kwargs or {}) | effort_variables(
-        model.tokenizer, body.reasoning_effort, "reasoning_effort"
-    )
+    variables = {
+        **(body.chat_template_kwargs or {}),
+        **effort_variables(model.tokenizer, body.reasoning_effort, "reasoning_effort"),
+        **switch_variables(model.tokenizer, body.enable_thinking, "enable_thinking"),
+    }
     if body.documents is not None:
         variables["documents"] = body.documents
     if body.add_generation_prompt is not None and not continues:
         variables["add_generation_prompt"] = body.add_generation_prompt
-    if body.tools == []:
-        raise invalid("tools", "it is empty", "leave it out, or name a tool")
     return await model.chat_prompt(
         body.messages,
         body.tools,

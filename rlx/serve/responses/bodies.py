@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlx.serve.fields import Body, Ignored, only
+from rlx.serve.fields import Anyway, Body, Ignored, hint, only
 
 Text = str | None
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -25,17 +25,17 @@ class Reasoning(Body):
     """How the model reasons."""
 
     effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed", "none"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    context: Literal["auto", "current_turn", "all_turns"] | None = None
-    mode: Annotated[Any, only("standard")] = None
+    summary: Annotated[Any, hint("none")] = None  # the answer has the reasoning itself
+    generate_summary: Ignored = None
+    context: Annotated[Any, hint("auto")] = None
+    mode: Annotated[Any, hint("standard")] = None
 
 
 class TextFields(Body):
     """The form of the answer's text."""
 
     format: dict[str, Any] | None = None
-    verbosity: Annotated[Any, only("medium")] = None
+    verbosity: Annotated[Any, hint("medium")] = None
 
 
 class InputBody(Body):
@@ -53,7 +53,7 @@ class InputBody(Body):
 
     previous_response_id: Any = None
     conversation: Any = None
-    personality: Annotated[Any, only()] = None
+    personality: Ignored = None
 
 
 class ResponsesBody(InputBody):
@@ -67,21 +67,21 @@ class ResponsesBody(InputBody):
     include: list[Include] | None = None
     metadata: dict[str, str] | None = None
 
-    store: Ignored = None
-    user: Ignored = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
+    store: Annotated[Any, hint(False)] = None
+    user: Anyway = None
+    safety_identifier: Anyway = None
+    prompt_cache_key: Anyway = None
     prompt_cache_retention: Ignored = None
     prompt_cache_options: Ignored = None
-    service_tier: Ignored = None
+    service_tier: Annotated[Any, hint("auto", "default")] = None
     client_metadata: Ignored = None
-    stream_options: Ignored = None
-    max_tool_calls: Ignored = None  # of tools that run at the provider: there are none
+    stream_options: Annotated[Any, hint({}, {"include_obfuscation": False})] = None
+    max_tool_calls: Anyway = None  # of tools that run at the provider: there are none
+    access_programs: Ignored = None
+    background_options: Ignored = None  # of `background`
 
     background: Annotated[Any, only(False)] = None
-    background_options: Annotated[Any, only()] = None
     prompt: Annotated[Any, only()] = None
     moderation: Annotated[Any, only()] = None
     context_management: Annotated[Any, only([])] = None
-    access_programs: Annotated[Any, only()] = None
-    image: Annotated[Any, only()] = None
+    image: Annotated[Any, only({}, {"context_compression": "auto"}, {"context_compression": "disabled"})] = None
