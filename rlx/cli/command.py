@@ -40,6 +40,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--repetition-window": ("--repeat-last-n",),
     "--mirostat-tau": ("--mirostat-ent",),
     "--mirostat-eta": ("--mirostat-lr",),
+    "--chat-template": ("--chat-template-file",),
     "--alias": ("-a", "--served-model-name"),
     "--slots": ("-np", "--parallel", "--max-num-seqs"),
     "--raw": ("--ignore-chat-template", "-no-cnv", "--no-conversation"),

@@ -263,7 +263,7 @@ def template_of(tokenizer: Tokenizer, *, tools: bool = False) -> ChatTemplate:
     if source is None:
         raise ChatTemplateError(
             "the model has no chat template", where=_WHERE,
-            hint="it may be a base model: give it a plain prompt",
+            hint="it may be a base model: give it a plain prompt, or open it with `chat_template`",
         )  # fmt: skip
     bos, eos = ("" if i is None else tokenizer.id_to_token(i) for i in (tokenizer.bos_id, tokenizer.eos_id))
     return _compiled(source, bos, eos)

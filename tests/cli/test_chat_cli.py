@@ -208,7 +208,8 @@ def test_a_model_without_a_template_is_refused_before_it_is_loaded(
         del config["chat_template"]
         (path / "tokenizer_config.json").write_text(json.dumps(config))
     result = chat("Hi\n", str(path))
-    said = "the model has no chat template. It may be a base model: `rlx run MODEL PROMPT` continues a text."
+    hint = "It may be a base model: `rlx run MODEL PROMPT` continues a text. --chat-template gives it one."
+    said = f"the model has no chat template. {hint}"
     assert (result.exit_code, result.output) == (2, f"Error: {path}: {said}\n")
     assert opened.calls == []
 

@@ -110,8 +110,8 @@ def _opened(model: str | None, engine: dict[str, Any], bars: Bars, interrupts: I
     try:
         with open_weights(path) as loader:
             runner_class(loader)
-            if not has_chat_template(loader):
-                hint = "it may be a base model: `rlx run MODEL PROMPT` continues a text"
+            if engine["chat_template"] is None and not has_chat_template(loader):
+                hint = "it may be a base model: `rlx run MODEL PROMPT` continues a text. --chat-template gives it one"
                 raise ChatTemplateError("the model has no chat template", where=path, hint=hint)
         return open_runner(path, engine, interrupts.guarded(bars))
     finally:

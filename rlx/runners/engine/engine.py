@@ -61,6 +61,7 @@ from rlx.runtime.snapshot import Snapshot
 from rlx.runtime.tensors import Tensors
 from rlx.sampling import SampleOpts
 from rlx.sampling.recommended import recommended
+from rlx.text.named_templates import template_text
 from rlx.tracing import span
 from rlx.vision.opening import MmprojPath, Vision
 from rlx.vision.tower import Tower
@@ -102,12 +103,14 @@ class Engine(SingleSequence):
         keep_packed: bool = False,
         ahead: Ids[ProgramSpec] = (),
         mmproj: MmprojPath | None = None,
+        chat_template: str | None = None,
     ) -> None:
         setup = plan.setup
         self.config, self.max_seq, self.most_rows = plan.config, setup.max_seq, setup.profile.buckets[-1]
         self.graph = plan.graph.replace(outputs={"logits": plan.graph.outputs["logits"]})
         self._weights, self._setup, self._progress, self._loaded = plan.weights, setup, progress, False
         self._keep_packed, self._path = keep_packed, plan.weights.loader.path
+        self._chat_template = chat_template
         self.profile, self.weights = setup.profile, plan.weights
         bucketing = Bucketing(setup.profile.ranges)
         self.ahead = Ahead(progress)
@@ -159,7 +162,8 @@ class Engine(SingleSequence):
             plan = Plan.of(loader, options)
         ahead = expected_programs(options.compile_ahead, plan.setup) if options.load else ()
         with span("make the engine", "open"):
-            engine = cls(plan, options.progress, options.keep_packed, ahead, options.mmproj)
+            template = None if options.chat_template is None else template_text(options.chat_template)
+            engine = cls(plan, options.progress, options.keep_packed, ahead, options.mmproj, template)
         given = options.image_cache_bytes
         kept = IMAGE_CACHE_BYTES if given is None else parse_image_bytes(given)
         try:
@@ -370,9 +374,9 @@ class Engine(SingleSequence):
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:
-        """The model's own tokenizer."""
+        """The model's own tokenizer, with the chat template that was given in place of its own."""
         with span("load the tokenizer", "open"):
-            return tokenizer_of(self._weights.loader)
+            return tokenizer_of(self._weights.loader, self._chat_template)
 
     @cached_property
     def recommended(self) -> SampleOpts | None:

@@ -5,6 +5,8 @@ Runners stage, under the engine and the commands that inspect a model without ru
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from rlx import models, text
@@ -31,11 +33,17 @@ def open_model(loader: WeightLoader) -> tuple[models.ModelConfig, ModelWeights]:
     return config, weights
 
 
-def tokenizer_of(loader: WeightLoader) -> text.Tokenizer:
-    """The model's own tokenizer; `TokenizerError` if the file has none, or it cannot be built."""
+def tokenizer_of(loader: WeightLoader, chat_template: str | None = None) -> text.Tokenizer:
+    """The model's own tokenizer; `TokenizerError` if the file has none, or it cannot be built.
+
+    Args:
+        chat_template: the source of a template in place of the model's own.
+    """
     if loader.format == "gguf":
-        return text.tokenizer_from_gguf(loader.metadata)
-    return text.tokenizer_from_hf(loader.path.parent)
+        found = text.tokenizer_from_gguf(loader.metadata)
+    else:
+        found = text.tokenizer_from_hf(loader.path.parent)
+    return found if chat_template is None else replace(found, chat_templates={"default": chat_template})
 
 
 def has_chat_template(loader: WeightLoader) -> bool:

@@ -22,6 +22,7 @@ from rlx.errors import UnknownArgumentError
 from rlx.passes.options import MAX_PAST, PRECISIONS
 from rlx.profile.option import option, options_of
 from rlx.profile.profile_options import ProfileOptions, byte_count
+from rlx.text.named_templates import template_text
 from rlx.vision.options import ImageOptions
 
 if TYPE_CHECKING:
@@ -82,6 +83,14 @@ class EngineOptions(ImageOptions, ProfileOptions):
         "The GGUF file (mmproj) with the vision tower of a model in GGUF",
         default="the only one beside the model; safetensors checkpoints hold their own tower",
         kind=object,
+        metavar="FILE",
+    )
+    chat_template: str | PathLike[str] | None = option(
+        None,
+        "A Jinja chat template in place of the model's own: a file, the name `chatml`, `llama3` or `gemma`, or the text "
+        "of a template",
+        kind=object,
+        parse=template_text,
         metavar="FILE",
     )
     profile: ProfileLike = option(
