@@ -87,8 +87,8 @@ class EngineOptions(ImageOptions, ProfileOptions):
     )
     chat_template: str | PathLike[str] | None = option(
         None,
-        "A Jinja chat template in place of the model's own: a file, the name `chatml`, `llama3` or `gemma`, or the text "
-        "of a template",
+        "A Jinja chat template in place of the model's own: a file, the name `chatml`, `llama3` or `gemma`, or the "
+        "text of a template",
         kind=object,
         parse=template_text,
         metavar="FILE",
