@@ -87,7 +87,7 @@ ROWS = (
     # All such processors have 1 MiB of second-level cache. On Zen 4: Q8_0 169 and 173 GFLOP/s with 48 and 96, Q4_K 248
     # and 259.
     Row(("avx512",), lacks=frozenset({"avx512vnni", "avxvnni"}), numbers={"macro_rows_int8": 96}),
-    # More streams keep more lines on their way: 33.2, 37.0 and 38.0 tokens/s with 1, 2 and 4 (docs/performance.md).
+    # More streams keep more lines on their way: 33.2, 37.0 and 38.0 tokens/s with 1, 2 and 4 (docs/measurements.md).
     Row(("amx",), numbers={"streams": 4}),
     # Processors with bf16 dot products and no tiles follow one stream best by themselves. With VNNI, eight rows times a
     # block of codes as they are packed are faster than six rows times two unpacked blocks.
