@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rlx.errors import GrammarError
 from rlx.grammar.package import grammar_error, limits, llguidance
+from rlx.text.json_space import JSON_SPACE
 
 Kind = Literal["json_schema", "regex", "lark"]
 
@@ -45,7 +46,7 @@ class Grammar:
     kind: Kind
     text: str
     name: str = "grammar"
-    options: tuple[tuple[str, bool], ...] = ()
+    options: tuple[tuple[str, bool | str], ...] = ()
     thinking_end: str | None = None
     thinking_begin: str | None = None
     trigger: str | None = None
@@ -54,12 +55,16 @@ class Grammar:
     # ---------------------------------------------------------------------------------------------- kinds
 
     @classmethod
-    def json_object(cls) -> Grammar:
-        """Any JSON object."""
-        return cls.json_schema({"type": "object"})
+    def json_object(cls, *, compact: bool = False) -> Grammar:
+        """Any JSON object.
+
+        Args:
+            compact: as for `json_schema`.
+        """
+        return cls.json_schema({"type": "object"}, compact=compact)
 
     @classmethod
-    def json_schema(cls, schema: Any, *, lenient: bool = False, compact: bool = True) -> Grammar:
+    def json_schema(cls, schema: Any, *, lenient: bool = False, compact: bool = False) -> Grammar:
         """JSON that a schema (JSON Schema, 2020-12 and before) allows.
 
         Properties come in the order in which the schema has them.
@@ -69,13 +74,15 @@ class Grammar:
                 then all properties that there are (unless it says `extra="allow"`).
             lenient: ignore keywords and formats that cannot be enforced, such as `uniqueItems`, and take `oneOf` as
                 `anyOf` where several schemas may match; `warnings` names what is ignored. Otherwise it is an error.
-            compact: no whitespace between the values. False allows any: a model may then write blanks without end.
+            compact: no white space between the values. It makes shorter answers, but worse ones: models have learned to
+                write some. Without it there may be blanks or a line break with an indentation, of a bounded length.
 
         Raises:
             GrammarError: it is no JSON schema, too large, or has a keyword that cannot be enforced.
         """
         text = schema_text(schema)
-        options = (("lenient", bool(lenient)), ("coerce_one_of", bool(lenient)), ("whitespace_flexible", not compact))
+        space = ("whitespace_flexible", False) if compact else ("whitespace_pattern", JSON_SPACE)
+        options = (("lenient", bool(lenient)), ("coerce_one_of", bool(lenient)), space)
         return cls("json_schema", text, "json_schema", options)._checked()
 
     @classmethod

@@ -14,8 +14,9 @@ from schemas import NUMBER, PROMPTS, SCHEMAS, TEXT, closed, several
 import rlx
 from rlx import demo
 from rlx.errors import GrammarError, RlxError, SamplingError
-from rlx.grammar import Grammar
+from rlx.grammar import Grammar, GrammarCompiler
 from rlx.runners.serving import executor
+from rlx.text import load_tokenizer
 
 SCHEMA = closed({"name": TEXT, "kind": {"enum": ["fox", "dog"]}, "friends": several(closed({"age": NUMBER}), 2, 1)})
 FORM = Grammar.json_schema(SCHEMA)
@@ -50,6 +51,57 @@ def test_answers_follow_their_schemas(runner: Any, name: str) -> None:
     form, prompts = Grammar.json_schema(SCHEMAS[name]), [runner.chat_ids(text) for text in PROMPTS[:3]]
     for found in runner.generate_batch(prompts, 150, sample=DRAWN, grammar=form):
         assert found.finish_reason in ENDED and holds(found.text, SCHEMAS[name])
+
+
+EXTRACTIONS = {
+    "Extract the name and age as JSON: Mira is 12 years old and lives in Rome.": {"name": "Mira", "age": 12},
+    "Give me the name and city as JSON. Anna lives in Paris and has a pet cat.": {"name": "Anna", "city": "Paris"},
+    "Extract name, age and job as JSON: Her name is Lena. She works as a pilot and is 41 years old.":
+        {"name": "Lena", "age": 41, "job": "pilot"},
+    "Extract the name and pet as JSON: My friend Otto has a pet fox and is 7 years old.":
+        {"name": "Otto", "pet": "fox"},
+}  # fmt: skip
+
+
+def extraction(value: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an answer: says what the names and types are, and nothing of the values."""
+    return closed({key: {"type": "integer" if isinstance(each, int) else "string"} for key, each in value.items()})
+
+
+@pytest.mark.parametrize("question", EXTRACTIONS)
+def test_a_grammar_leaves_a_right_answer_as_it_is(runner: Any, question: str) -> None:
+    """Valid is not enough: the answer is right, and the same as without a grammar."""
+    value, greedy = EXTRACTIONS[question], rlx.SampleOpts.greedy()
+    free = runner.chat(question, 60, sample=greedy).text
+    assert json.loads(free) == value
+    for form in (Grammar.json_object(), Grammar.json_schema(extraction(value)), Grammar.json_schema(True)):
+        assert runner.chat(question, 60, sample=greedy, grammar=form).text == free
+
+
+def test_white_space_is_bounded() -> None:
+    tokenizer = load_tokenizer(demo.path())
+    compiler = GrammarCompiler(lambda: tokenizer, tokenizer.vocab_size)
+    schema = closed({"a": several(NUMBER, 3)})
+
+    def taken(text: str, form: Grammar) -> str:
+        """As much of a text as the grammar takes."""
+        constraint, found = compiler.compile(form).constraint(), ""
+        for char in text:
+            (token,) = tokenizer.encode(char, add_special_tokens=False)
+            mask = constraint.mask()
+            assert mask is not None
+            if not mask[token // 32] >> token % 32 & 1:
+                return found
+            constraint.accept(token)
+            found += char
+        return found
+
+    form = Grammar.json_schema(schema)
+    for indent in (None, 1, 2, 4, "\t"):
+        text = json.dumps({"a": [1, 22, 3]}, indent=indent)
+        assert taken(text, form) == text
+    assert taken("{" + " " * 99, form) == "{ " and taken("{\n\n", form) == "{\n"
+    assert taken("{\n" + " " * 99, form) == "{\n" + " " * 24
 
 
 def test_nothing_outside_is_drawn_whatever_the_options_are(runner: Any, ids: list[int]) -> None:
@@ -182,7 +234,7 @@ def test_chat_gives_values(runner: Any) -> None:
     fox = pydantic.create_model("Fox", age=(int, pydantic.Field(ge=1, le=9)), name=(str, pydantic.Field(max_length=5)))
     found = runner.chat("Who?", 60, json_schema=fox)
     assert isinstance(found.parsed, fox) and 1 <= found.parsed.age <= 9
-    assert runner.complete("Who?", 60, json_schema=SCHEMA).parsed.keys() == SCHEMA["properties"].keys()
+    assert runner.complete("Who?", 120, json_schema=SCHEMA).parsed.keys() == SCHEMA["properties"].keys()
     assert "".join(s.text for s in runner.chat_stream("Who?", 60, json_schema=fox)) == found.text
     assert runner.chat("Who?", 5).parsed is None
     with pytest.raises(GrammarError, match="no complete JSON: it ended with length"):

@@ -96,7 +96,8 @@ def test_whatever_is_drawn_matches_the_expression(expression: str) -> None:
 
 
 RULES = {
-    "schema": (Grammar.json_schema({"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 3}),
+    "schema": (Grammar.json_schema({"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 3},
+                                   compact=True),
                r"\[[12],[12],[12]\]"),
     "expression": (Grammar.regex(r"a/b\d|[/]x"), r"a/b\d|[/]x"),
     "choice": (Grammar.choice(["yes/no", "\"maybe\""]), r'yes/no|"maybe"'),

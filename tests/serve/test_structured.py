@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jsonschema
@@ -63,6 +64,56 @@ def test_schemas(server: Any, fields: dict[str, Any]) -> None:
 )
 def test_other_forms(server: Any, fields: dict[str, Any], pattern: str) -> None:
     assert re.fullmatch(pattern, said(server, **fields, temperature=1.5, seed=1))
+
+
+ASKED = "Extract the name and age as JSON: Mira is 12 years old and lives in Rome."
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+CHAT = {"messages": [{"role": "user", "content": ASKED}], "max_tokens": 60, "temperature": 0}
+EVERYWHERE: dict[str, tuple[str, dict[str, Any], Callable[[Any], str]]] = {
+    name: (PATH, CHAT | fields, lambda found: found["choices"][0]["message"]["content"])
+    for name, fields in {
+        "json_object": {"response_format": {"type": "json_object"}},
+        "json_schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}},
+        "llama.cpp": {"json_schema": PERSON},
+        "vllm": {"structured_outputs": {"json": PERSON}},
+        "vllm, any object": {"structured_outputs": {"json_object": True}},
+    }.items()
+} | {
+    "responses": (
+        "/v1/responses",
+        {"input": ASKED, "temperature": 0, "text": {"format": {"type": "json_schema", "name": "p", "schema": PERSON}}},
+        lambda found: found["output"][0]["content"][0]["text"],
+    ),
+    "anthropic": (
+        "/v1/messages",
+        CHAT | {"output_config": {"format": {"type": "json_schema", "schema": PERSON}}},
+        lambda found: found["content"][0]["text"],
+    ),
+    "ollama": (
+        "/api/chat",
+        {"messages": CHAT["messages"], "stream": False, "format": "json", "options": {"temperature": 0}},
+        lambda found: found["message"]["content"],
+    ),
+    "ollama, a schema": (
+        "/api/chat",
+        {"messages": CHAT["messages"], "stream": False, "format": PERSON, "options": {"temperature": 0}},
+        lambda found: found["message"]["content"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_every_api_gives_the_answer_of_a_free_run(server: Any, name: str) -> None:
+    """A form that the model has not learned would make the answer wrong, though valid."""
+    path, body, text = EVERYWHERE[name]
+    found = server.post(path, model="demo", **body)
+    assert found.status_code == 200, found.text
+    assert text(found.json()) == said(server, **CHAT) == '{"name": "Mira", "age": 12}'
 
 
 def test_any_object(server: Any) -> None:

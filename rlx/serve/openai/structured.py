@@ -124,11 +124,11 @@ def _of_outputs(outputs: StructuredOutputs | None) -> list[Found]:
     """What vLLM's `structured_outputs` asks for."""
     if outputs is None:
         return []
-    compact, found = outputs.disable_any_whitespace is not False, list[Found]()
+    compact, found = outputs.disable_any_whitespace is True, list[Found]()
     if outputs.json_ is not None:
         found.append(("structured_outputs.json", lambda: Grammar.json_schema(outputs.json_, compact=compact)))
     if outputs.json_object:
-        found.append(("structured_outputs.json_object", Grammar.json_object))
+        found.append(("structured_outputs.json_object", lambda: Grammar.json_object(compact=compact)))
     if outputs.regex is not None:
         found.append(("structured_outputs.regex", lambda: Grammar.regex(outputs.regex or "")))
     if outputs.choice is not None:

@@ -13,12 +13,13 @@ from contextlib import suppress
 from typing import Any
 
 from rlx.errors import ToolError
+from rlx.text.json_space import JSON_SPACE
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.tool_calls.tools import Tool, ToolChoice
 from rlx.text.tool_calls.values import types_of
 
 ANY_TEXT = "/(?s:.*)/"
-_SPACED = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+_SPACED = {"whitespace_pattern": JSON_SPACE}
 _COMBINED = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties", "if")
 _OPEN_TEXT = r'/\s*([\[{"0-9.+-](?s:.*)|[tT]rue|[fF]alse|[nN]ull|[nN]one)\s*/'
 _FORMATS = {
@@ -100,7 +101,7 @@ def either(bodies: Sequence[str]) -> str:
 
 
 def json_value(schema: Any) -> str:
-    """JSON of a schema, with a blank after commas and colons."""
+    """JSON of a schema, with white space as models write it."""
     found = {**schema} if isinstance(schema, Mapping) else {}
     return "%json " + json.dumps({**found, "x-guidance": _SPACED | found.get("x-guidance", {})})
 
