@@ -48,10 +48,9 @@ def pull(name: str, listed: bool, as_json: bool) -> None:
 
 
 def _list(name: str, as_json: bool) -> None:
-    from rlx.weights import pull as hub
-    from rlx.weights.locate import split_quantization
+    from rlx.weights.pull import models_of, repository_of
 
-    models = hub.models_of(hub.look_up(split_quantization(name)[0]))
+    models = models_of(repository_of(name)[0])
     if as_json:
         rows = [{"quantization": m.quantization, "bytes": m.nbytes, "files": [f.name for f in m.files]} for m in models]
         click.echo(json.dumps({"name": name, "models": rows}))

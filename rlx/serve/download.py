@@ -2,7 +2,8 @@
 
 Server stage, under `media.py`. An address in a request is a way to make the server talk to machines that the client
 cannot reach itself. So the host must be on the list, and the connection goes to an IP address that was checked: a name
-that points to a private address is refused, at the first request and at every redirect.
+that points to a private address is refused, at the first request and at every redirect. An address that stands in the
+URL itself is taken as it is written: one that wraps another, such as ::ffff:127.0.0.1, is not the other.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_REDIRECTS = 3
 MAX_ADDRESSES = 4  # of a name, that are tried
-_LOCALHOST = ("127.0.0.0/8", "::1/128")
+LOCALHOST = "localhost"  # the one name that may point to a loopback address
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _CHUNK = 1 << 16
+_HINT = 'give an address such as "https://example.com/image.png"'
 _SAFE = "/%?&=:;,+@!$'()*~[]"  # of a path and a query, which stay as they are
 
 
@@ -57,8 +59,6 @@ class Allowed:
                 networks.append(ipaddress.ip_network(text.strip("[]"), strict=False))
             except ValueError:
                 names.add(text.lower().removeprefix("*").rstrip("."))
-        if "localhost" in names:
-            networks += [ipaddress.ip_network(text) for text in _LOCALHOST]
         return Allowed(frozenset(names), tuple(networks))
 
     def has_name(self, host: str) -> bool:
@@ -68,7 +68,7 @@ class Allowed:
 
     def has_address(self, address: Address) -> bool:
         """Whether an address is on the list."""
-        return any(each in network for network in self.networks for each in (address, _unwrapped(address)))
+        return any(address in network for network in self.networks)
 
     def check(self, host: str, addresses: Sequence[Address]) -> None:
         """Refuses a host that is not on the list, or that points to a private address.
@@ -81,7 +81,8 @@ class Allowed:
             hint = "send the image as a data URI, or start the server with --media-domains HOST"
             raise ImageError(f"the server downloads no images from {host!r}", hint=hint)
         for address in addresses:
-            if not self.has_address(address) and not _is_public(address):
+            is_local = host == LOCALHOST and address.is_loopback
+            if not is_local and not self.has_address(address) and not _is_public(address):
                 hint = "name the address itself in --media-domains if it is meant"
                 raise ImageError(f"{host!r} points to {address}, which is no public address", hint=hint)
 
@@ -114,20 +115,26 @@ def download(url: str, allowed: Allowed, max_bytes: int, seconds: float) -> byte
             ) from error
         if isinstance(found, bytes):
             return found
-        url = urljoin(url, found)
+        url = _joined(url, found)
     what = f"the address of an image redirects more than {MAX_REDIRECTS} times"
     raise ImageError(what, hint="give the address of the image itself")
 
 
+def _joined(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError as error:
+        raise ImageError(f"the address of an image redirects to a malformed one: {error}", hint=_HINT) from error
+
+
 def _checked_parts(url: str) -> SplitResult:
-    hint = 'give an address such as "https://example.com/image.png"'
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError as error:
-        raise ImageError(f"the address of an image is malformed: {error}", hint=hint) from error
-    if not good or parts.username is not None or not url.isprintable():
-        raise ImageError("the address of an image is malformed, or has a user name", hint=hint)
+        raise ImageError(f"the address of an image is malformed: {error}", hint=_HINT) from error
+    if not good or parts.username is not None or not url.isprintable() or "\\" in url:  # some read \ as /
+        raise ImageError("the address of an image is malformed, or has a user name or a backslash", hint=_HINT)
     return parts
 
 
@@ -159,6 +166,9 @@ def _answer(response: http.client.HTTPResponse, max_bytes: int) -> bytes | str:
             f"the server of an image answers {response.status} {response.reason}", hint="check the address"
         )
     large = ImageError(f"the image has more than {max_bytes / 1e6:g} MB", hint="make the image smaller")
+    lengths = response.headers.get_all("Content-Length", [])
+    if len(lengths) > 1 or not all(length.isascii() and length.isdigit() for length in lengths):
+        raise ImageError("the server of an image declares no sound length", hint="give the image in another way")
     if (response.length or 0) > max_bytes:
         raise large
     body = bytearray()
@@ -166,6 +176,8 @@ def _answer(response: http.client.HTTPResponse, max_bytes: int) -> bytes | str:
         body += chunk
         if len(body) > max_bytes:
             raise large
+    if response.length:  # a connection that ends early raises nothing
+        raise ImageError(f"the image breaks off {response.length} bytes before its end", hint="try again")
     return bytes(body)
 
 

@@ -1,94 +1,35 @@
 """Downloads a model from the Hugging Face hub into the folder that all tools of the hub share.
 
-Part of the weights stage, in front of `locate.py`, which finds what lies there. Only `rlx pull` downloads, and Python
-code that calls `pull`. The hub's library knows its interface, its environment (HF_ENDPOINT, HF_TOKEN, HF_HOME,
-HF_HUB_CACHE) and its folders; fetching is done here, because in another process the library begins a broken download
-anew.
+Part of the weights stage, in front of `locate.py`, which finds what lies there. It says which files of a repository are
+a model. Only `rlx pull` downloads, other commands after a question, and Python code that calls `pull`.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from rlx.env import size
 from rlx.errors import AmbiguousModelError, DownloadError, ModelFileError
 from rlx.suggest import nearest
 from rlx.weights import hub
+from rlx.weights.download import Downloads, Progress
 from rlx.weights.gguf import GgufFile
 from rlx.weights.gguf_split import part_number
 from rlx.weights.locate import PICKLES, SAFETENSORS, is_projector, quantization_of, split_quantization, usual_type
+from rlx.weights.repository import RemoteFile, RemoteModel, Repository, look_up
 from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME
 
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import RepoSibling
-
-Progress = Callable[[str, int, int], None]
 Notice = Callable[[str], None]
 
 PREFERRED = "Q4_K_M"
 """The quantization that is taken of several where none is named, as other tools do; a word says so."""
-ATTEMPTS = 5  # in a row without a byte
-TIMEOUT = 30.0  # seconds without a byte
-CHUNK = 1 << 20
-SPARE = 64 << 20  # bytes that stay free on the disk
 # What belongs to a checkpoint beside its weights.
 _BESIDE = frozenset({
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
     "chat_template.json", "preprocessor_config.json", "processor_config.json",
 })  # fmt: skip
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of a repository.
-
-    Attributes:
-        name: its path in the repository.
-        digest: what its bytes hash to: the SHA-256 of a large file, the Git blob id of a small one. It names the file
-            in the download folder.
-    """
-
-    name: str
-    nbytes: int
-    digest: str
-
-    @property
-    def is_large(self) -> bool:
-        return len(self.digest) == 64
-
-
-@dataclass(frozen=True)
-class RemoteModel:
-    """A model in a repository: its files and what they are called."""
-
-    quantization: str | None
-    files: tuple[RemoteFile, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(file.nbytes for file in self.files)
-
-    def __str__(self) -> str:
-        return f"{self.quantization or self.files[0].name} ({size(self.nbytes)})"
-
-
-@dataclass(frozen=True)
-class Repository:
-    """A repository at one commit."""
-
-    name: str
-    commit: str
-    files: tuple[RemoteFile, ...]
 
 
 def pull(name: str, progress: Progress | None = None, notice: Notice | None = None) -> Path:
@@ -108,19 +49,23 @@ def pull(name: str, progress: Progress | None = None, notice: Notice | None = No
             repository.
         AmbiguousModelError: there are several models, and none of them is the usual one.
     """
+    say = notice or (lambda line: None)
+    repository, quantization = repository_of(name)
+    model = choose(models_of(repository), quantization, repository, say)
+    downloads = Downloads(repository, progress, say)
+    path = downloads.fetch(model.files)[0]
+    if tower := tower_of(repository, path):
+        say(f"with its vision tower, {tower.name} ({size(tower.nbytes)})")
+        downloads.fetch((tower,))
+    return path
+
+
+def repository_of(name: str) -> tuple[Repository, str | None]:
+    """What the hub has under a name, `org/repo` or `org/repo:QUANT`, and the quantization; errors as of `pull`."""
     base, quantization = split_quantization(name)
     if not hub.is_name(base):
         raise DownloadError("this is no name of a repository", where=name, hint="write org/repo or org/repo:QUANT")
-    say = notice or (lambda line: None)
-    repository = look_up(base)
-    model = choose(models_of(repository), quantization, repository, say)
-    with _named_system_errors(base):
-        downloads = _Downloads(repository, progress, say)
-        path = downloads.fetch(model.files)[0]
-        if tower := tower_of(repository, path):
-            say(f"with its vision tower, {tower.name} ({size(tower.nbytes)})")
-            downloads.fetch((tower,))
-    return path
+    return look_up(base), quantization
 
 
 def tower_of(repository: Repository, model: Path) -> RemoteFile | None:
@@ -141,29 +86,6 @@ def tower_of(repository: Repository, model: Path) -> RemoteFile | None:
     files = {f.name: f for f in repository.files if "/" not in f.name and f.name.lower().endswith(".gguf")}
     name = usual_type(name for name in files if is_projector(name))
     return files[name] if name and any(arch in row.archs for row in VISION_FAMILIES.values()) else None
-
-
-# ---------------------------------------------------------------------------------------------------- what there is
-
-
-def look_up(name: str) -> Repository:
-    """The files of a repository's main branch; `DownloadError` if the hub does not say."""
-    from huggingface_hub import HfApi, constants
-
-    with _named_http_errors(name):
-        info = HfApi(endpoint=constants.ENDPOINT).model_info(name, files_metadata=True, timeout=TIMEOUT)
-    files = tuple(filter(None, map(_remote_file, info.siblings or [])))
-    return Repository(name, str(info.sha), files)
-
-
-def _remote_file(sibling: RepoSibling) -> RemoteFile | None:
-    """A file whose name is a plain path; others are none of a model's."""
-    path = PurePosixPath(sibling.rfilename)
-    plain = not path.is_absolute() and ".." not in path.parts and not any(c in sibling.rfilename for c in "\\\0:")
-    digest = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
-    if not plain or sibling.size is None or not digest or not digest.isalnum():
-        return None
-    return RemoteFile(sibling.rfilename, sibling.size, digest)
 
 
 def models_of(repository: Repository) -> list[RemoteModel]:
@@ -208,227 +130,3 @@ def choose(models: list[RemoteModel], quantization: str | None, repository: Repo
     example = f"{repository.name}:{next((q for q in labels if labels.count(q) == 1), 'QUANT')}"
     what, hint = f"it holds {len(models)} models: {listed}", f"choose one, such as {example}"
     raise AmbiguousModelError(what, where=repository.name, hint=hint, example=example)
-
-
-# ---------------------------------------------------------------------------------------------------- fetching
-
-
-class _Downloads:
-    """Files on their way into the hub's folder: `blobs` by what they hash to, `snapshots/<commit>` with their names."""
-
-    def __init__(self, repository: Repository, progress: Progress | None, say: Notice) -> None:
-        from huggingface_hub import constants
-        from huggingface_hub.file_download import repo_folder_name
-
-        cache, folder = Path(constants.HF_HUB_CACHE), repo_folder_name(repo_id=repository.name, repo_type="model")
-        self.repository, self.progress, self.say = repository, progress, say
-        self.storage, self.locks = cache / folder, cache / ".locks" / folder
-        self.snapshot = self.storage / "snapshots" / repository.commit
-
-    def fetch(self, files: Iterable[RemoteFile]) -> list[Path]:
-        """All files, in their order; the snapshot becomes the current one when they are all there."""
-        files = list(files)
-        for folder in (self.storage / "blobs", self.storage / "refs", self.snapshot, self.locks):
-            folder.mkdir(parents=True, exist_ok=True)
-        self._check_room(files)
-        paths = [self._file(file) for file in files]
-        reference = self.storage / "refs" / "main"
-        written = reference.with_name(f"main.{os.getpid()}.partial")
-        written.write_text(self.repository.commit, encoding="utf-8")
-        os.replace(written, reference)
-        return paths
-
-    def _blob(self, file: RemoteFile) -> Path:
-        return self.storage / "blobs" / file.digest
-
-    def _partial(self, file: RemoteFile) -> Path:
-        return self.storage / "blobs" / f"{file.digest}.rlx.incomplete"
-
-    def _check_room(self, files: Iterable[RemoteFile]) -> None:
-        missing = [file for file in files if not self._is_there(file)]
-        partial = sum(p.stat().st_size for p in map(self._partial, missing) if p.exists())
-        needed = sum(file.nbytes for file in missing) - partial
-        free = shutil.disk_usage(self.storage).free
-        if missing and needed + SPARE > free:
-            what = f"the download takes {size(needed)}, and {size(free)} are free"
-            raise DownloadError(what, where=self.storage, hint="make room, or name another folder by HF_HUB_CACHE")
-
-    def _is_there(self, file: RemoteFile) -> bool:
-        blob = self._blob(file)
-        return blob.is_file() and blob.stat().st_size == file.nbytes
-
-    def _file(self, file: RemoteFile) -> Path:
-        from filelock import FileLock, Timeout
-
-        path = self.snapshot / file.name
-        lock = FileLock(self.locks / f"{file.digest}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            self.say(f"{file.name}: waiting for another download of it")
-            lock.acquire()
-        try:
-            if not self._is_there(file):
-                self._download(file)
-        finally:
-            lock.release()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.unlink(missing_ok=True)  # a link to nothing
-            _link(self._blob(file), path)
-        return path
-
-    def _download(self, file: RemoteFile) -> None:
-        from huggingface_hub import constants
-
-        partial = self._partial(file)
-        where = f"{self.repository.name}, {file.name}"
-        at = f"{constants.ENDPOINT}/{self.repository.name}/resolve/{self.repository.commit}"
-        url = f"{at}/{quote(file.name)}"
-        with open(partial, "r+b" if partial.exists() else "w+b") as out:
-            if out.seek(0, os.SEEK_END) > file.nbytes:
-                out.seek(0)
-                out.truncate()
-            if found := out.tell():
-                self.say(f"{file.name}: going on at {size(found)} of {size(file.nbytes)}")
-            _Fetch(url, file, out, where, self.progress).run()
-            out.flush()
-            os.fsync(out.fileno())
-            found_digest = _digest(out, file)
-        if found_digest != file.digest:
-            partial.unlink()
-            what = f"what arrived is damaged: it hashes to {found_digest[:12]}, expected {file.digest[:12]}"
-            raise DownloadError(what, where=where, hint="it was removed; run the command again")
-        os.replace(partial, self._blob(file))
-
-
-@dataclass
-class _Fetch:
-    """One file by HTTP, from where `out` ends. The URL names a commit, so that its bytes never change."""
-
-    url: str
-    file: RemoteFile
-    out: IO[bytes]
-    where: str
-    progress: Progress | None
-
-    def run(self) -> None:
-        """Goes on after a connection that broke off, as long as something comes."""
-        idle, broken = 0, list[str]()
-        while (at := self.out.tell()) < self.file.nbytes:
-            with _named_http_errors(self.where, broken):
-                self._stream(at)
-            idle = 0 if self.out.tell() > at else idle + 1
-            if idle >= ATTEMPTS:
-                what = f"the connection breaks off at {size(at)} of {size(self.file.nbytes)}"
-                reason = f": {broken[-1]}" if broken else ""
-                hint = "run the command again later: it goes on from there"
-                raise DownloadError(f"{what}{reason}", where=self.where, hint=hint)
-
-    def _stream(self, at: int) -> None:
-        from huggingface_hub import get_session, get_token, hf_raise_for_status
-
-        headers = {"Accept-Encoding": "identity"}
-        if token := get_token():
-            headers["Authorization"] = f"Bearer {token}"
-        if at:
-            headers["Range"] = f"bytes={at}-"
-        with get_session().stream("GET", self.url, headers=headers, timeout=TIMEOUT) as response:
-            whole = response.status_code == 416 or (at and response.status_code == 200)
-            if whole:  # the server does not go on in the middle
-                self.out.seek(0)
-                self.out.truncate()
-            if response.status_code == 416:
-                return
-            hf_raise_for_status(response)
-            for chunk in response.iter_bytes():
-                if self.out.tell() + len(chunk) > self.file.nbytes:
-                    what = f"more than its {self.file.nbytes} bytes arrive"
-                    raise DownloadError(what, where=self.where, hint="run the command again")
-                self.out.write(chunk)
-                if self.progress is not None:
-                    self.progress(f"downloading {self.file.name}", self.out.tell(), self.file.nbytes)
-
-
-def _digest(out: IO[bytes], file: RemoteFile) -> str:
-    """SHA-256 of a large file's bytes; of a small one the id that Git gives them."""
-    digest = hashlib.sha256() if file.is_large else hashlib.sha1(b"blob %d\0" % file.nbytes, usedforsecurity=False)
-    out.seek(0)
-    while chunk := out.read(CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _link(blob: Path, path: Path) -> None:
-    """`path` as a relative link to a blob, or a second name of it where the file system has no such links."""
-    try:
-        path.symlink_to(os.path.relpath(blob, path.parent))
-    except OSError:
-        os.link(blob, path)
-
-
-# ---------------------------------------------------------------------------------------------------- errors
-
-
-@contextmanager
-def _named_http_errors(where: str, broken: list[str] | None = None) -> Iterator[None]:
-    """An answer of the hub that says no becomes a `DownloadError`, and so does a connection that does not come.
-
-    Args:
-        broken: takes the reason of a connection that breaks, which then is no error.
-    """
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    try:
-        yield
-    except HfHubHTTPError as error:
-        raise _refused(error, where) from error
-    except OfflineModeIsEnabled as error:
-        hint = "unset HF_HUB_OFFLINE"
-        raise DownloadError("the hub's tools are told to work offline", where=where, hint=hint) from error
-    except _transport_errors() as error:
-        reason = str(error) or type(error).__name__
-        if broken is None:
-            what = f"there is no connection to {constants.ENDPOINT}: {reason}"
-            raise DownloadError(what, where=where, hint="check the network, or HF_ENDPOINT") from error
-        broken.append(reason)
-
-
-def _transport_errors() -> type[Exception]:
-    """What the hub's HTTP client raises where there is no answer: the base of its errors, whichever client it is."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError" and issubclass(kind, Exception))
-
-
-def _refused(error: Any, where: str) -> DownloadError:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    response = getattr(error, "response", None)
-    status = getattr(response, "status_code", None)
-    token = "set HF_TOKEN to a token of an account that may read it"
-    if isinstance(error, GatedRepoError) or status == 403:
-        hint = f"accept its terms on its page at the hub, and {token}"
-        return DownloadError("access to the repository is restricted", where=where, hint=hint)
-    if status == 401 and not isinstance(error, RepositoryNotFoundError):
-        return DownloadError("the hub refuses the token", where=where, hint=token)
-    if status == 401 or status == 404:
-        what = "the hub has no such repository, or it is private"
-        what = f"the hub has no such file ({status})" if "," in where else what
-        return DownloadError(what, where=where, hint=f"check the name; if it is private, {token}")
-    hint = "try again later"
-    return DownloadError(f"the hub answers {status or error}", where=where, hint=hint)
-
-
-@contextmanager
-def _named_system_errors(where: str) -> Iterator[None]:
-    """What the system refuses while files are written becomes a `DownloadError`."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "make room, or name another folder by HF_HUB_CACHE; the download goes on where it ended"
-        what = "the disk is full" if full else f"it cannot be written: {error.strerror or error}"
-        place = getattr(error, "filename", None) or where
-        raise DownloadError(what, where=place, hint=hint) from error

@@ -18,10 +18,10 @@ import rlx
 from rlx.cli.main import cli
 from rlx.env import size
 from rlx.errors import AmbiguousModelError, DownloadError, ModelFileError
+from rlx.weights import download, resolve_model_path
 from rlx.weights import hub as hub_names
-from rlx.weights import pull as pulling
-from rlx.weights import resolve_model_path
 from rlx.weights.pull import pull
+from rlx.weights.repository import look_up
 
 BIG = bytes(range(256)) * 40
 
@@ -32,7 +32,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr(pulling, "CHUNK", 512)
+    monkeypatch.setattr(download, "CHUNK", 512)
     with FakeHub({}) as found:
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", found.endpoint)
         yield found
@@ -56,7 +56,7 @@ def test_one_file_lies_where_the_hubs_tools_look(hub: FakeHub, tmp_path: Path) -
     assert [name for name, _ in hub.requests] == ["m-Q8_0.gguf"]
     pull("org/repo")
     assert len(hub.requests) == 1, "what is there is not fetched again"
-    assert [p.name for p in (folder(tmp_path) / "blobs").iterdir()] == [pulling.look_up("org/repo").files[0].digest]
+    assert [p.name for p in (folder(tmp_path) / "blobs").iterdir()] == [look_up("org/repo").files[0].digest]
 
 
 def test_of_several_the_usual_one_is_taken_with_a_word(hub: FakeHub) -> None:
@@ -238,7 +238,7 @@ def test_no_network(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_disk_without_room_is_said_before(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.files = {"m.gguf": BIG}
     usage = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr(pulling.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DownloadError, match=r"the download takes 10\.2 kB, and 1 kB are free. Make room"):
         pull("org/repo")
     assert not hub.requests
@@ -250,7 +250,7 @@ def test_a_disk_that_fills_up_meanwhile(hub: FakeHub, monkeypatch: pytest.Monkey
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pulling.os, "fsync", full)
+    monkeypatch.setattr(download.os, "fsync", full)
     with pytest.raises(DownloadError, match=r"the disk is full\. Make room"):
         pull("org/repo")
 
@@ -258,14 +258,14 @@ def test_a_disk_that_fills_up_meanwhile(hub: FakeHub, monkeypatch: pytest.Monkey
 def test_two_downloads_at_once_fetch_one_file(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.files = {"m.gguf": BIG}
     begun, go_on = threading.Event(), threading.Event()
-    first = pulling._Downloads._download
+    first = download.Downloads._download
 
     def slow(self: Any, file: Any) -> None:
         begun.set()
         assert go_on.wait(30)
         first(self, file)
 
-    monkeypatch.setattr(pulling._Downloads, "_download", slow)
+    monkeypatch.setattr(download.Downloads, "_download", slow)
     paths: list[Path] = []
     said: list[str] = []
 
