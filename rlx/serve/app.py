@@ -25,7 +25,7 @@ from rlx.runners.opening.options import SLOTS
 from rlx.serve import messages, ollama, page, record, responses, status
 from rlx.serve.admission import Gate
 from rlx.serve.errors import ApiError, api_error, shape_of
-from rlx.serve.fields import body_error, known_fields
+from rlx.serve.fields import body_error
 from rlx.serve.front import Front
 from rlx.serve.lifecycle import Lifecycle, load
 from rlx.serve.log import Log
@@ -207,7 +207,7 @@ def error_response(request: Request, error: ApiError) -> Response:
 def _foreign(request: Request, error: Exception) -> ApiError | None:
     """An error of FastAPI's as ours; None for others."""
     if isinstance(error, RequestValidationError):
-        return body_error(error.errors(), error.body, known_fields(request))
+        return body_error(error.errors(), error.body)
     if not isinstance(error, HTTPException):
         return None
     what, hint, call = str(error.detail), None, f"{request.method} {request.url.path[:100]}"

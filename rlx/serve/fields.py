@@ -8,26 +8,96 @@ the response names it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from itertools import islice
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
-from pydantic_core import PydanticCustomError
-from starlette.requests import Request
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.annotated_handlers import GetCoreSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from rlx.serve.errors import ApiError, invalid
+from rlx.serve.json_body import MAX_VALUES
 from rlx.suggest import nearest
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
+MAX_STOP_IDS = 4096
+MAX_BREAKERS = 64  # each is searched in the last tokens, at each token
+MAX_BIASES = 16_384
+MAX_TOOLS = 1024
+MAX_PAIRS = 64  # of metadata
+MAX_MESSAGES = 65_536
 MAX_SHOWN = 80
+MAX_ERRORS = 1000  # of pydantic that are looked at
+
+B = TypeVar("B", bound="Body")
 
 
 class Body(BaseModel):
-    """A request body: a wrong type and an unknown name are errors."""
+    """A request body: a wrong type and an unknown name are errors.
+
+    A body with a million errors costs no more than one with a few: an array ends at its first one, and of unknown names
+    the first counts.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _bounded(handler(source))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, found: Any) -> Any:
+        if not isinstance(found, dict) or len(found) <= len(cls.model_fields):
+            return found
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = islice((name for name in found if name not in known), 1)
+        return {name: value for name, value in found.items() if name in known} | {name: found[name] for name in unknown}
+
+
+def _bounded(schema: Any) -> Any:
+    """A schema whose arrays have a limit and end at their first error."""
+    if isinstance(schema, list):
+        return [_bounded(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _bounded(value) for name, value in schema.items()}
+    return {"max_length": MAX_VALUES, **found, "fail_fast": True} if found.get("type") == "list" else found
+
+
+def at_most(count: int) -> tuple[BeforeValidator, FieldInfo]:
+    """Bounds the entries of an object or array, before one of them is looked at: `Annotated[..., *at_most(9)]`."""
+
+    def check(found: Any) -> Any:
+        if isinstance(found, dict | list) and len(found) > count:
+            raise PydanticCustomError("too_long", "at most {max_length} entries", {"max_length": count})
+        return found
+
+    return BeforeValidator(check), Field(json_schema_extra=lambda schema: _limit(schema, count))
+
+
+def _limit(schema: Any, count: int) -> None:
+    """Writes a limit into the JSON schema of arrays and objects."""
+    for each in schema.get("anyOf", [schema]):
+        if name := {"array": "maxItems", "object": "maxProperties"}.get(each.get("type")):
+            each[name] = count
+
+
+def validated(kind: type[B], found: dict[str, Any]) -> B:
+    """The body that a JSON object is.
+
+    Raises:
+        ApiError: it is none; the error names the field.
+    """
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        raise body_error(error.errors(include_url=False)[:MAX_ERRORS], found, list(kind.model_fields)) from None
 
 
 def only(*values: Any) -> AfterValidator:
@@ -111,18 +181,6 @@ def body_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[s
     return invalid(place, f"expected {' or '.join(dict.fromkeys(map(_expected, same)))}, found {shown(found)}")
 
 
-def body_of(route: Any) -> type[BaseModel] | None:
-    """The class of the bodies of a route; None if it has none."""
-    found = getattr(getattr(getattr(route, "body_field", None), "field_info", None), "annotation", None)
-    return found if _is_body(found) else None
-
-
-def known_fields(request: Request) -> list[str]:
-    """The fields that the body of a request may have."""
-    kind = body_of(request.scope.get("route"))
-    return [] if kind is None else list(kind.model_fields)
-
-
 def unknown_field(name: str, known: Sequence[str]) -> ApiError:
     """The 400 of a field that is not there."""
     close = nearest(name, known)
@@ -171,8 +229,13 @@ def _place(error: Mapping[str, Any], body: Any) -> tuple[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A value as JSON, shortened."""
-    import json
+    """A value as JSON, shortened; no more of it is written than that."""
+    text = ""
+    for part in _ENCODER.iterencode(value):
+        text += part[: MAX_SHOWN + 1]
+        if len(text) > MAX_SHOWN:
+            return f"{text[:MAX_SHOWN]}..."
+    return text
 
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)

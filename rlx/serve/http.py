@@ -5,9 +5,8 @@ Server stage, below the APIs: every router is made with `JsonRoute`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -15,26 +14,38 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rlx.serve import record
-from rlx.serve.errors import ApiError, invalid
-from rlx.serve.fields import body_of, ignored_fields
+from rlx.serve.errors import ApiError
+from rlx.serve.fields import Body, ignored_fields, validated
+from rlx.serve.json_body import parsed
+from rlx.serve.model import in_thread
 
-MAX_DEPTH = 200  # of nested arrays and objects
+LARGE = 64 << 10  # bytes of a body from which on it is parsed outside of the event loop
+_JSON = (b"content-type", b"application/json")
 
 
 class JsonRequest(Request):
-    """A request whose body is one JSON object, and which says so: FastAPI parses no body of another type."""
+    """A request whose body is one JSON object of a kind, whatever content type it has."""
 
     def __init__(self, request: Request) -> None:
-        others = [each for each in request.scope["headers"] if each[0] != b"content-type"]
-        headers = [*others, (b"content-type", b"application/json")]
-        super().__init__({**request.scope, "headers": headers}, request.receive)
+        headers = [each for each in request.scope["headers"] if each[0] != b"content-type"]
+        super().__init__({**request.scope, "headers": [*headers, _JSON]}, request.receive)
 
     async def json(self) -> Any:
         return self._json
 
-    async def read(self) -> None:
-        """Reads the body; `ApiError` if it is no JSON object."""
-        self._json = parsed(await self.body())
+    async def read(self, kind: type[Body]) -> None:
+        """Reads the body; `ApiError` if it is none. Its bytes are not kept."""
+        body = await self.body()
+        found = _read(kind, body) if len(body) < LARGE else await in_thread(lambda: _read(kind, body))
+        self._json, ignored = found
+        record.ignore(*ignored)
+        self._body = b"{}"
+
+
+def _read(kind: type[Body], body: bytes) -> tuple[Body, list[str]]:
+    """The body that bytes are, and the fields of it that are ignored."""
+    found = parsed(body)
+    return validated(kind, found), ignored_fields(kind, found)
 
 
 class OpenRoute(APIRoute):
@@ -45,15 +56,16 @@ class OpenRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
+        if self.body_field is None:
+            return handler
+        kind = self.body_field.field_info.annotation
+        assert kind is not None
+        assert issubclass(kind, Body)
 
         async def read(request: Request) -> Response:
-            if self.body_field is None:
-                return await handler(request)
             self.check(request)
             found = JsonRequest(request)
-            await found.read()
-            if (body := body_of(self)) is not None:
-                record.ignore(*ignored_fields(body, await found.json()))
+            await found.read(kind)
             return await handler(found)
 
         return read
@@ -76,41 +88,3 @@ def check_content_type(request: Request) -> None:
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         found = f"is {kind!r}" if kind else "is missing"
         raise ApiError(415, f"the content type {found}", hint="send the header Content-Type: application/json")
-
-
-def parsed(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body.
-
-    Raises:
-        ApiError: it is something else.
-    """
-    if not body.strip():
-        raise invalid(None, "the body is empty", "send a JSON object")
-    try:
-        found = json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise invalid(None, f"the body is no JSON: {what}") from None
-    if not isinstance(found, dict):
-        raise invalid(None, f"the body is a JSON {_NAMES[type(found)]}", "send a JSON object")
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deep(found):
-        raise invalid(None, f"the body is nested more than {MAX_DEPTH} levels deep")
-    return found
-
-
-def _is_deep(value: Any) -> bool:
-    """Whether arrays and objects are nested more than `MAX_DEPTH` deep. Python's own limit differs by version."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        inner = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [part for parts in inner for part in parts if isinstance(part, dict | list)]
-        if not level:
-            return False
-    return True
-
-
-_NAMES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")

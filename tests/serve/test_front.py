@@ -20,7 +20,7 @@ import pytest
 from rlx.serve import create_app
 from rlx.serve.admission import Gate, Room
 from rlx.serve.errors import ApiError
-from rlx.serve.http import MAX_DEPTH, parsed
+from rlx.serve.json_body import MAX_DEPTH, parsed
 from rlx.serve.options import ServerOptions
 
 KEY = "sk-0123456789"
