@@ -26,13 +26,24 @@ Ids = npt.NDArray[np.intp]
 _BEYOND_ALL = 1e30  # a penalty this large is not increased further
 
 
-def add_bias(logits: Floats, bias: Sequence[tuple[int, float]]) -> None:
-    """Adds the bias to the logits of its ids; `SamplingError` for an id outside the vocabulary."""
-    for token, value in bias:
-        if token >= len(logits):
-            what = f"logit_bias names token {token}, and the vocabulary holds {len(logits)}"
+class Bias:
+    """Numbers that are added to the logits of some ids.
+
+    Args:
+        pairs: ids, ascending, and numbers.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[int, float]]) -> None:
+        self._last = pairs[-1][0] if pairs else -1
+        self._ids = np.array([token for token, _ in pairs] if self._last < 2**62 else [], np.intp)
+        self._values = np.array([value for _, value in pairs])
+
+    def add(self, logits: Floats) -> None:
+        """Adds the numbers; `SamplingError` for an id outside the vocabulary."""
+        if self._last >= len(logits):
+            what = f"logit_bias names token {self._last}, and the vocabulary holds {len(logits)}"
             raise SamplingError(what, where="sampling", hint=f"ids run from 0 to {len(logits) - 1}")
-        logits[token] += value
+        logits[self._ids] += self._values
 
 
 def penalize(logits: Floats, recent: Ids, opts: SampleOpts) -> None:

@@ -21,7 +21,7 @@ from rlx.sampling.filters import Floats, Logits, filters_of, tempered, weights, 
 from rlx.sampling.masks import Constraint, masked
 from rlx.sampling.mirostat import Mirostat
 from rlx.sampling.options import SampleOpts
-from rlx.sampling.penalties import Dry, add_bias, penalize
+from rlx.sampling.penalties import Bias, Dry, penalize
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ class Sampler:
             hint = "SampleOpts.greedy() is the default"  # type: ignore[unreachable]
             raise SamplingError(f"found {opts!r}, expected a SampleOpts", where="sample", hint=hint)
         self.opts, self._constraint = opts, constraint
-        self._filters = filters_of(opts)
+        self._filters, self._bias = filters_of(opts), Bias(opts.logit_bias)  # type: ignore[arg-type]
         self._mirostat = Mirostat(opts.mirostat_tau, opts.mirostat_eta) if opts.mirostat else None
         self._dry = Dry(opts, tokenizer) if opts.dry_multiplier else None
         self._recent = deque(history, _window(opts))
@@ -105,7 +105,7 @@ class Sampler:
     def copy(self) -> Sampler:
         """A copy with the same state, including the random number generator; for drafts that may be discarded."""
         other = object.__new__(Sampler)
-        other.opts, other._filters, other._dry = self.opts, self._filters, self._dry
+        other.opts, other._filters, other._bias, other._dry = self.opts, self._filters, self._bias, self._dry
         other._random, other._recent = deepcopy(self._random), self._recent.copy()
         other._mirostat = self._mirostat.copy() if self._mirostat else None
         other._constraint = self._constraint.copy() if self._constraint is not None else None
@@ -162,7 +162,7 @@ class Sampler:
         if not (opts.logit_bias or banned or self._recent):
             return logits
         values = logits.astype(np.float64)
-        add_bias(values, opts.logit_bias)  # type: ignore[arg-type]
+        self._bias.add(values)
         values[[token for token in banned if token < len(values)]] = -np.inf
         recent = np.fromiter(self._recent, np.intp, len(self._recent))
         if opts.has_penalties:

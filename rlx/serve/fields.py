@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeGuard, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic.annotated_handlers import GetCoreSchemaHandler
-from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.json_body import MAX_VALUES
@@ -30,11 +29,22 @@ MAX_BREAKERS = 64  # each is searched in the last tokens, at each token
 MAX_BIASES = 16_384
 MAX_TOOLS = 1024
 MAX_PAIRS = 64  # of metadata
+MAX_TEXTS = 2048  # of one request for vectors
 MAX_MESSAGES = 65_536
 MAX_SHOWN = 80
 MAX_ERRORS = 1000  # of pydantic that are looked at
 
 B = TypeVar("B", bound="Body")
+
+
+def _bounded(schema: Any) -> Any:
+    """A schema whose arrays have a limit and end at their first error."""
+    if isinstance(schema, list):
+        return [_bounded(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _bounded(value) for name, value in schema.items()}
+    return {"max_length": MAX_VALUES, **found, "fail_fast": True} if found.get("type") == "list" else found
 
 
 class Body(BaseModel):
@@ -48,7 +58,8 @@ class Body(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return _bounded(handler(source))
+        found: CoreSchema = _bounded(handler(source))
+        return found
 
     @model_validator(mode="before")
     @classmethod
@@ -56,36 +67,30 @@ class Body(BaseModel):
         if not isinstance(found, dict) or len(found) <= len(cls.model_fields):
             return found
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = islice((name for name in found if name not in known), 1)
-        return {name: value for name, value in found.items() if name in known} | {name: found[name] for name in unknown}
+        first = next((name for name in found if name not in known), None)
+        return {name: value for name, value in found.items() if name in known or name == first}
 
 
-def _bounded(schema: Any) -> Any:
-    """A schema whose arrays have a limit and end at their first error."""
-    if isinstance(schema, list):
-        return [_bounded(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {name: _bounded(value) for name, value in schema.items()}
-    return {"max_length": MAX_VALUES, **found, "fail_fast": True} if found.get("type") == "list" else found
+@dataclass(frozen=True)
+class AtMost:
+    """Bounds the entries of a field that is an array or an object, before one of them is looked at."""
 
+    count: int
 
-def at_most(count: int) -> tuple[BeforeValidator, FieldInfo]:
-    """Bounds the entries of an object or array, before one of them is looked at: `Annotated[..., *at_most(9)]`."""
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
 
-    def check(found: Any) -> Any:
-        if isinstance(found, dict | list) and len(found) > count:
-            raise PydanticCustomError("too_long", "at most {max_length} entries", {"max_length": count})
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = handler(schema)
+        for each in found.get("anyOf", [found]):
+            if name := {"array": "maxItems", "object": "maxProperties"}.get(each.get("type")):
+                each[name] = self.count
         return found
 
-    return BeforeValidator(check), Field(json_schema_extra=lambda schema: _limit(schema, count))
-
-
-def _limit(schema: Any, count: int) -> None:
-    """Writes a limit into the JSON schema of arrays and objects."""
-    for each in schema.get("anyOf", [schema]):
-        if name := {"array": "maxItems", "object": "maxProperties"}.get(each.get("type")):
-            each[name] = count
+    def _check(self, found: Any) -> Any:
+        if isinstance(found, dict | list) and len(found) > self.count:
+            raise PydanticCustomError("too_many", "at most {count} entries", {"count": self.count})
+        return found
 
 
 def validated(kind: type[B], found: dict[str, Any]) -> B:
@@ -135,7 +140,7 @@ Anyway = Any
 """A field that rlx does as it says, without being asked, or that the answer repeats."""
 
 
-def ignored_fields(kind: type[BaseModel], body: Mapping[str, Any]) -> list[str]:
+def ignored_fields(kind: type[Body], body: Mapping[str, Any]) -> list[str]:
     """The names of hints that a body has and that change nothing, such as `text.verbosity`."""
     found = []
     for name, field in kind.model_fields.items():
@@ -153,8 +158,8 @@ def _is_one_of(value: Any, values: Sequence[Any]) -> bool:
     return any(type(value) is type(each) and value == each for each in values)
 
 
-def _is_body(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
+def _is_body(kind: Any) -> TypeGuard[type[Body]]:
+    return isinstance(kind, type) and issubclass(kind, Body)
 
 
 def body_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[str] = ()) -> ApiError:
@@ -179,6 +184,12 @@ def body_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[s
         return invalid(place, what, "leave the field out", code="unsupported_parameter")
     same = [error for error in errors if _place(error, body)[0] == place]
     return invalid(place, f"expected {' or '.join(dict.fromkeys(map(_expected, same)))}, found {shown(found)}")
+
+
+def body_of(route: Any) -> type[Body] | None:
+    """The class of the bodies of a route; None if it has none."""
+    found = getattr(getattr(getattr(route, "body_field", None), "field_info", None), "annotation", None)
+    return found if _is_body(found) else None
 
 
 def unknown_field(name: str, known: Sequence[str]) -> ApiError:

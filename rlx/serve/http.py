@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from rlx.serve import record
 from rlx.serve.errors import ApiError
-from rlx.serve.fields import Body, ignored_fields, validated
+from rlx.serve.fields import Body, body_of, ignored_fields, validated
 from rlx.serve.json_body import parsed
 from rlx.serve.model import in_thread
 
@@ -56,11 +56,9 @@ class OpenRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
-        if self.body_field is None:
+        kind = body_of(self)
+        if kind is None:
             return handler
-        kind = self.body_field.field_info.annotation
-        assert kind is not None
-        assert issubclass(kind, Body)
 
         async def read(request: Request) -> Response:
             self.check(request)

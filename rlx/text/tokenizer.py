@@ -5,9 +5,11 @@ Text stage: built by `from_gguf.py` or `from_hf.py`; used by the runners, `detok
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 from rlx.errors import TokenizerError
 from rlx.text.special import SpecialSplitter
@@ -85,8 +87,10 @@ class Tokenizer:
         return [None] * self.vocab_size
 
     @cached_property
-    def _containing(self) -> dict[str, frozenset[int]]:
-        return {}
+    def _joined(self) -> tuple[bytes, list[int]]:
+        """The bytes of all pieces, one after the other, and where each ends."""
+        pieces = [self.token_bytes(token) for token in range(self.vocab_size)]
+        return b"".join(pieces), list(accumulate(map(len, pieces)))
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of `text`.
@@ -153,13 +157,16 @@ class Tokenizer:
         return self.vocabulary.tokens[token]
 
     def tokens_with(self, text: str) -> frozenset[int]:
-        """The ids whose bytes contain those of `text`."""
-        found = self._containing.get(text)
-        if found is None:
-            part = text.encode()
-            found = frozenset(token for token in range(self.vocab_size) if part in self.token_bytes(token))
-            self._containing[text] = found
-        return found
+        """The ids whose bytes contain those of `text`, which is not empty."""
+        part, (written, ends) = text.encode(), self._joined
+        found, at = list[int](), written.find(part)
+        while at >= 0:
+            token = bisect_right(ends, at)
+            is_inside = at + len(part) <= ends[token]
+            if is_inside:
+                found.append(token)
+            at = written.find(part, ends[token] if is_inside else at + 1)
+        return frozenset(found)
 
     def token_to_id(self, text: str) -> int | None:
         """The id of a piece as the vocabulary spells it, or None."""

@@ -122,7 +122,6 @@ def test_a_text_is_every_token_that_contains_it(tokenizer: Tokenizer) -> None:
     found = tokenizer.tokens_with("\n")
     assert found == {i for i in range(tokenizer.vocab_size) if b"\n" in tokenizer.vocabulary.bytes_of(i)}
     assert len(found) >= 1
-    assert tokenizer.tokens_with("\n") is found
 
 
 def test_a_text_breaks_repetitions(tokenizer: Tokenizer) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlx.serve.fields import MAX_STOPS, Anyway, Body, Ignored, hint, only
+from rlx.serve.fields import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, Anyway, Body, Ignored, hint, only
 
 Text = str | None
 
@@ -42,9 +42,9 @@ class CountBody(Body):
     """The body of a request for the number of tokens of a prompt."""
 
     model: Text = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -61,9 +61,9 @@ def _written(each: dict[str, Any]) -> bytes:
 
 async def _prompt(model: ServedModel, body: CountBody) -> ChatPrompt:
     _check_edits(body.context_management)
-    choice, tools = choice_of(body.tool_choice), tools_of(body.tools)
+    choice, tools = choice_of(body.tool_choice), await in_thread(lambda: tools_of(body.tools))
     disabled = body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is True
-    messages = messages_of(body.messages, body.system)
+    messages = await in_thread(lambda: messages_of(body.messages, body.system))
     if continues := bool(messages) and messages[-1]["role"] == "assistant":
         check_continued(messages)
     variables = _variables(model, body)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlx.serve.fields import Body, Ignored, only
+from rlx.serve.fields import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS, Body, Ignored, only
 
 Text = str | None
 Think = bool | Literal["low", "medium", "high", "max"] | None
@@ -41,8 +41,8 @@ class AnswerBody(ModelBody):
 class ChatBody(AnswerBody):
     """The body of `/api/chat`."""
 
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
 
 
 class GenerateBody(AnswerBody):
@@ -64,7 +64,7 @@ class GenerateBody(AnswerBody):
 class EmbedBody(ModelBody):
     """The body of `/api/embed`."""
 
-    input: str | list[str]
+    input: str | Annotated[list[str], Field(max_length=MAX_TEXTS)]
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=0)] | None = None
     options: dict[str, Any] | None = None

@@ -20,8 +20,6 @@ from rlx.serve.vectors import vectors_of
 if TYPE_CHECKING:
     from rlx.serve.app import Server
 
-MAX_INPUTS = 2048
-
 
 def router(server: Server) -> APIRouter:
     """`POST /api/embed` and `POST /api/embeddings`."""
@@ -33,8 +31,6 @@ def router(server: Server) -> APIRouter:
         started, model = time.perf_counter(), named(server, body)
         options_of(body.options, model.default_sample, model.runner.max_seq)
         texts = [body.input] if isinstance(body.input, str) else body.input
-        if len(texts) > MAX_INPUTS:
-            raise invalid("input", f"there are {len(texts)} texts, and {MAX_INPUTS} are allowed", "send them in parts")
         size = _size(model, body.dimensions)
         vectors, tokens = await while_connected(request, _answered(model, texts, body.truncate is True, size))
         return {

@@ -13,7 +13,7 @@ from typing import Any
 from rlx.sampling import SampleOpts
 from rlx.serve.builders import changed_sample
 from rlx.serve.errors import invalid
-from rlx.serve.fields import MAX_STOPS, shown, unknown_field
+from rlx.serve.fields import MAX_BREAKERS, MAX_STOPS, shown, unknown_field
 
 _RENAMED = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_window"}
 _NAMES = {field.name: f"options.{field.name}" for field in fields(SampleOpts)}
@@ -94,6 +94,8 @@ def _converted(name: str, value: Any, field: str) -> Any:
     if name == "dry_sequence_breakers":
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise invalid(field, f"expected an array of strings, found {shown(value)}")
+        if len(value) > MAX_BREAKERS:
+            raise invalid(field, f"expected at most {MAX_BREAKERS} strings, found {len(value)}")
         return tuple(value)
     kinds, expected = (int, "an integer") if name in _COUNTS else ((int, float), "a number")
     if isinstance(value, bool) or not isinstance(value, kinds):

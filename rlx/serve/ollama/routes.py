@@ -114,7 +114,7 @@ class _Answer:
 
     async def chat_spec(self, body: ChatBody) -> GenerationSpec:
         """What is to be generated for a conversation."""
-        messages = messages_of(body.messages or ())
+        messages = await in_thread(lambda: messages_of(body.messages or ()))
         if continues := messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
             check_continued(messages)
         prompt = await self._model.chat_prompt(messages, body.tools or None, None, True, self._variables(), continues)

@@ -10,7 +10,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlx.serve.fields import MAX_CHOICES, MAX_STOPS, Body, Ignored, hint, only
+from rlx.serve.fields import (
+    MAX_BIASES,
+    MAX_BREAKERS,
+    MAX_CHOICES,
+    MAX_MESSAGES,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    MAX_TOOLS,
+    AtMost,
+    Body,
+    Ignored,
+    hint,
+    only,
+)  # fmt: skip
 
 Count = Annotated[int, Field(ge=0)]
 Limit = Annotated[int, Field(ge=-1)]
@@ -18,7 +31,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(ge=0)]
 Text = str | None
 Pair = Annotated[list[int | float | str | bool], Field(min_length=2, max_length=2)]
-Bias = dict[str, float | Literal[False]] | list[Pair]
+Bias = Annotated[dict[str, float | Literal[False]] | list[Pair], AtMost(MAX_BIASES)]
+Tools = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)]
 Penalty = Annotated[float, Field(ge=0.01, le=100)]  # a factor: far from 1, logits overflow
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 
@@ -42,7 +56,7 @@ class SamplingFields(Body):
     dry_base: Annotated[float, Field(ge=1)] | None = None
     dry_allowed_length: Annotated[int, Field(ge=1)] | None = None
     dry_penalty_last_n: Limit | None = None
-    dry_sequence_breakers: list[str] | None = None
+    dry_sequence_breakers: Annotated[list[str], Field(max_length=MAX_BREAKERS)] | None = None
     xtc_probability: Share | None = None
     xtc_threshold: Share | None = None
     mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
@@ -69,7 +83,7 @@ class EndingFields(Body):
     max_tokens: Limit | None = None
     n_predict: Limit | None = None
     stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[Count] | None = None
+    stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOP_IDS)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -164,11 +178,11 @@ class CommonFields(SamplingFields, EndingFields, StructureFields):
 class ChatBody(CommonFields):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None

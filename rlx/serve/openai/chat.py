@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from rlx.serve.errors import invalid
 from rlx.serve.generation import Choice, Collected, GenerationSpec
 from rlx.serve.http import new_router
+from rlx.serve.model import in_thread
 from rlx.serve.openai.bodies import ChatBody
 from rlx.serve.openai.chat_stream import ChatChunks
 from rlx.serve.openai.common import Call, json_response, logprob_dicts, timings_dict, usage_dict
@@ -92,7 +93,7 @@ async def spec_of(call: Call, body: ChatBody, prompt: ChatPrompt) -> GenerationS
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=await grammar_of(call.model, body, prompt),
         parser=prompt.parser,
-        **call.spec_fields(),
+        **await in_thread(call.spec_fields),
     )
 
 

@@ -24,6 +24,7 @@ from rlx.serve.pieces import stream_of
 from rlx.serve.streaming import Stream, while_connected
 
 if TYPE_CHECKING:
+    from rlx.runners.generation.context import Context
     from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
 
@@ -80,7 +81,7 @@ async def specs_of(call: Call, body: CompletionBody, default: int | None = MAX_T
         raise invalid("best_of", f"it is {best}, less than the {n} of n")
     if best > n and body.stream:
         raise invalid("best_of", "the best answers are known at the end only", "leave stream out")
-    fields = call.spec_fields() | {"n": best, "grammar": await grammar_of(call.model, body)}
+    fields = await in_thread(call.spec_fields) | {"n": best, "grammar": await grammar_of(call.model, body)}
     logprobs = body.n_probs if body.logprobs is None else body.logprobs
     if logprobs is None and best > n:
         logprobs = 0
@@ -95,21 +96,21 @@ async def specs_of(call: Call, body: CompletionBody, default: int | None = MAX_T
         raise invalid("prompt", f"{len(found)} prompts with {best} answers each, at most {MAX_CHOICES} are computed")
     return [
         GenerationSpec(
-            call.model.checked(ids), limit, keep_ids=call.kept(frozenset()), top_logprobs=logprobs, **fields
+            prompt, limit, keep_ids=call.kept(frozenset()), top_logprobs=logprobs, **fields
         )
-        for ids in found
+        for prompt in found
     ]  # fmt: skip
 
 
-def _prompts(model: ServedModel, body: CompletionBody) -> list[list[int]]:
+def _prompts(model: ServedModel, body: CompletionBody) -> list[Context]:
     found = prompts(body.prompt, "prompt")
     if body.suffix:
         if len(found) != 1 or not isinstance(found[0], str):
             raise invalid("suffix", "it needs a prompt that is one text")
-        return [filled_in(model, found[0], body.suffix)]
+        return [model.checked(filled_in(model, found[0], body.suffix))]
     adds = body.add_special_tokens is not False
     names = ["prompt"] if len(found) == 1 else [f"prompt[{i}]" for i in range(len(found))]
-    return [prompt_ids(model, each, name, adds) for each, name in zip(found, names, strict=True)]
+    return [model.checked(prompt_ids(model, each, name, adds)) for each, name in zip(found, names, strict=True)]
 
 
 async def echoes_of(model: ServedModel, body: CompletionBody, specs: list[GenerationSpec]) -> list[Echo]:

@@ -9,9 +9,10 @@ from pydantic import Field
 
 from rlx.serve.conversation import checked_messages, checked_variables, merged_system
 from rlx.serve.errors import invalid
-from rlx.serve.fields import Body
+from rlx.serve.fields import MAX_MESSAGES, Body
 from rlx.serve.http import new_router
 from rlx.serve.model import in_thread
+from rlx.serve.openai.bodies import Tools
 from rlx.serve.openai.common import json_response
 from rlx.text.chat import chat_text
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 class MessageFields(Body):
     """A conversation, where that may be tokenized or formatted."""
 
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] | None = None
+    tools: Tools | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -55,7 +56,7 @@ class TemplateBody(MessageFields):
     """The body of `/apply-template`."""
 
     model: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 def router(server: Server) -> APIRouter:
@@ -78,11 +79,7 @@ def router(server: Server) -> APIRouter:
     async def detokenize(body: DetokenizeBody) -> Response:
         """The text of token ids, control tokens included."""
         model = server.named(body.model)
-        for i, token in enumerate(body.tokens):
-            if token >= model.tokenizer.vocab_size:
-                what = f"there is no token {token} in a vocabulary of {model.tokenizer.vocab_size}"
-                raise invalid(f"tokens[{i}]", what)
-        text = await in_thread(lambda: model.tokenizer.decode(body.tokens))
+        text = await in_thread(lambda: _decoded(model.tokenizer, body.tokens))
         return json_response({"content": text, "prompt": text})
 
     @found.post("/apply-template")
@@ -92,6 +89,13 @@ def router(server: Server) -> APIRouter:
         return json_response({"prompt": await in_thread(lambda: _formatted(model, body))})
 
     return found
+
+
+def _decoded(tokenizer: Tokenizer, tokens: list[int]) -> str:
+    for i, token in enumerate(tokens):
+        if token >= tokenizer.vocab_size:
+            raise invalid(f"tokens[{i}]", f"there is no token {token} in a vocabulary of {tokenizer.vocab_size}")
+    return tokenizer.decode(tokens)
 
 
 async def _chat_prompt(model: ServedModel, body: MessageFields) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlx.serve.fields import Anyway, Body, Ignored, hint, only
+from rlx.serve.fields import MAX_MESSAGES, MAX_PAIRS, MAX_TOOLS, Anyway, AtMost, Body, Ignored, hint, only
 
 Text = str | None
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -42,9 +42,9 @@ class InputBody(Body):
     """What makes the prompt of a response."""
 
     model: Text = None
-    input: str | list[dict[str, Any]] | None = None
+    input: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] | None = None
     instructions: Text = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
@@ -65,7 +65,7 @@ class ResponsesBody(InputBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stream: bool | None = None
     include: list[Include] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], AtMost(MAX_PAIRS)] | None = None
 
     store: Annotated[Any, hint(False)] = None
     user: Anyway = None

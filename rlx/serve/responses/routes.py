@@ -67,11 +67,11 @@ def _written(each: dict[str, Any]) -> bytes:
 async def _prompt(model: ServedModel, body: InputBody) -> Any:
     """The prompt of a body, and the functions in it."""
     refuse_stored(body)
-    functions = functions_of(body.tools)
+    functions = await in_thread(lambda: functions_of(body.tools))
     choice, functions = choice_of(body.tool_choice, functions)
     effort = body.reasoning.effort if body.reasoning is not None else None
     prompt = await model.chat_prompt(
-        messages_of(body.input, body.instructions),
+        await in_thread(lambda: messages_of(body.input, body.instructions)),
         functions or None,
         choice,
         body.parallel_tool_calls is not False,

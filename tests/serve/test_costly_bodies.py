@@ -1,0 +1,160 @@
+"""Bodies that would cost far more than their length says: they are refused, or read beside the event loop."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlx import demo
+from rlx.serve import http
+from rlx.serve.errors import ApiError
+from rlx.serve.fields import MAX_BIASES, MAX_BREAKERS, MAX_STOP_IDS, MAX_TOOLS, Body, shown, validated
+from rlx.serve.json_body import MAX_VALUES, parsed
+from rlx.serve.messages.bodies import MessagesBody
+from rlx.serve.ollama.bodies import GenerateBody
+from rlx.serve.openai.bodies import ChatBody, CompletionBody
+from rlx.serve.responses.bodies import ResponsesBody
+from rlx.text import load_tokenizer
+
+MANY = 50_000
+MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
+
+
+# ------------------------------------------------------------------------------------------------ before it is parsed
+
+
+@pytest.mark.parametrize("part", ["[]", "{}", "1", '""', '{"a":1}', '"\\\\"', '"\\""', "[[[]]]"])
+def test_the_number_of_values_is_bounded(part: str) -> None:
+    few, many = (f'{{"x":[{",".join([part] * count)}]}}'.encode() for count in (1000, MAX_VALUES + 1))
+    assert len(parsed(few)["x"]) == 1000
+    with pytest.raises(ApiError, match=f"more than {MAX_VALUES} values") as caught:
+        parsed(many)
+    assert caught.value.status == 413
+
+
+def test_texts_do_not_count() -> None:
+    """Code has many braces and commas, quotes and backslashes."""
+    code = 'f({"a": [1, 2], "b": \\"\\\\"}, [[{}]]);\n' * 100_000
+    assert parsed(json.dumps({"messages": [code]}).encode()) == {"messages": [code]}
+    deep = "[" * 10_000 + '"' + "{" * 10_000
+    assert parsed(json.dumps({"x": deep}).encode()) == {"x": deep}
+
+
+@pytest.mark.parametrize("end", ["", '"', "\\", '\\"', ']"'])
+def test_malformed_bodies_hide_nothing(end: str) -> None:
+    """What stands before an error is counted, whatever comes behind it."""
+    values = b'{"x": [' + b"[]," * (MAX_VALUES + 1)
+    for body in (values + end.encode(), b'{"a": "\\\\", "b": "\\"", ' + values[1:] + end.encode() + b"\x00"):
+        with pytest.raises(ApiError, match="more than"):
+            parsed(body)
+
+
+# ------------------------------------------------------------------------------------------------ while it is checked
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionBody, {"prompt": [{}] * MANY}),
+        (CompletionBody, {"prompt": [[{}] * MANY] * 2}),
+        (CompletionBody, {"prompt": "x", "stop_token_ids": ["x"] * MANY}),
+        (CompletionBody, {"prompt": "x", "logit_bias": [["x", []]] * MANY}),
+        (CompletionBody, {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(MANY)), "x")}),
+        (CompletionBody, {"prompt": "x", "stream_options": dict.fromkeys(map(str, range(MANY)))}),
+        (CompletionBody, {"prompt": "x"} | dict.fromkeys(map(str, range(MANY)))),
+        (ChatBody, {"messages": [1] * MANY}),
+        (ChatBody, {"messages": MESSAGES, "tools": ["x"] * MANY}),
+        (MessagesBody, {"max_tokens": 1, "messages": MESSAGES, "stop_sequences": [1] * MANY}),
+        (GenerateBody, {"context": ["x"] * MANY, "images": [1] * MANY}),
+        (ResponsesBody, {"input": [1] * MANY, "include": ["x"] * MANY}),
+        (ResponsesBody, {"metadata": dict.fromkeys(map(str, range(MANY)), 1)}),
+    ],
+)
+def test_a_body_with_many_errors_has_few(kind: type[Body], body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() <= 8
+    with pytest.raises(ApiError) as named:
+        validated(kind, body)
+    assert named.value.status == 400 and len(str(named.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "most"),
+    [
+        ("logit_bias", {str(i): 1 for i in range(MAX_BIASES + 1)}, MAX_BIASES),
+        ("logit_bias", [["a text", 1]] * (MAX_BIASES + 1), MAX_BIASES),
+        ("stop_token_ids", [1] * (MAX_STOP_IDS + 1), MAX_STOP_IDS),
+        ("dry_sequence_breakers", ["x"] * (MAX_BREAKERS + 1), MAX_BREAKERS),
+        ("tools", [{}] * (MAX_TOOLS + 1), MAX_TOOLS),
+    ],
+)
+def test_lists_have_limits(server: Any, field: str, value: Any, most: int) -> None:
+    found = server.post("/v1/chat/completions", messages=MESSAGES, **{field: value})
+    assert found.status_code == 400 and found.json()["error"]["param"] == field
+    assert f"expected at most {most} entries" in found.json()["error"]["message"]
+
+
+def test_the_limits_stand_in_the_document(server: Any) -> None:
+    schemas = server.app.openapi()["components"]["schemas"]
+    fields = next(each for name, each in schemas.items() if name.endswith("openai__bodies__ChatBody"))["properties"]
+    limits = {name: json.dumps(fields[name]) for name in ("stop_token_ids", "dry_sequence_breakers", "tools")}
+    for name, most in (("stop_token_ids", MAX_STOP_IDS), ("dry_sequence_breakers", MAX_BREAKERS), ("tools", MAX_TOOLS)):
+        assert f'"maxItems": {most}' in limits[name]
+    assert f'"maxItems": {MAX_BIASES}' in json.dumps(fields["logit_bias"])
+    assert f'"maxProperties": {MAX_BIASES}' in json.dumps(fields["logit_bias"])
+
+
+def test_a_value_is_shown_without_writing_all_of_it() -> None:
+    seen = []
+
+    class Loud:
+        def __str__(self) -> str:
+            seen.append(self)
+            return "loud"
+
+    assert shown([Loud() for _ in range(1000)]).endswith("...") and len(seen) < 50
+
+
+# ------------------------------------------------------------------------------------------------ where it is read
+
+
+def test_large_bodies_are_read_beside_the_event_loop(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[int, str] = {}
+    read = http._read
+
+    def noted(kind: type[Body], body: bytes) -> Any:
+        threads[len(body) // http.LARGE] = threading.current_thread().name
+        return read(kind, body)
+
+    monkeypatch.setattr(http, "_read", noted)
+    for text in ("x", "x" * http.LARGE):
+        server.post("/v1/completions", prompt=text, max_tokens=1)
+    assert threads[1].startswith("AnyIO") and not threads[0].startswith("AnyIO")
+
+
+def test_sampling_options_are_made_beside_the_event_loop(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of `logit_bias` and of breakers are encoded."""
+    threads = []
+    encode = type(server.model.tokenizer).encode
+
+    def noted(self: Any, *args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return encode(self, *args, **options)
+
+    monkeypatch.setattr(type(server.model.tokenizer), "encode", noted)
+    for path, prompt in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": MESSAGES})):
+        found = server.post(path, **prompt, max_tokens=1, logit_bias=[["a text", 1.0]])
+        assert found.status_code == 200, found.text
+    assert threads and all(name.startswith("AnyIO") for name in threads)
+
+
+def test_a_text_is_searched_in_all_pieces_at_once() -> None:
+    tokenizer = load_tokenizer(demo.path())
+    pieces = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+    for text in ("\n", "a", "th", " t", "e" * 50):
+        assert tokenizer.tokens_with(text) == {i for i, piece in enumerate(pieces) if text.encode() in piece}
