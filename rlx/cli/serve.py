@@ -13,6 +13,7 @@ from rlx.cli.main import debug_option
 from rlx.cli.options import collected, command_line_option, engine_options, model_argument, model_path, open_runner
 from rlx.cli.output import Bars, counted
 from rlx.cli.recording import check_no_trace, recorded, trace_options
+from rlx.cli.sampling import sampling_options
 from rlx.profile.option import options_of
 from rlx.runners.opening.options import RunnerOptions
 from rlx.serve.options import ServerOptions, served
@@ -41,6 +42,7 @@ def loop_options(command: Function) -> Function:
 @model_argument
 @server_options
 @loop_options
+@sampling_options
 @speculative_option
 @click.option("--ray", "on_ray", is_flag=True, help="Serve on the nodes of a Ray cluster; RAY_ADDRESS names it.")
 @click.option("--replicas", metavar="N", help="With --ray: how many processes open MODEL, such as 2, or 1-4 by load.")
@@ -51,6 +53,7 @@ def serve(
     model: str | None,
     server: dict[str, Any],
     loop: dict[str, Any],
+    sample: dict[str, Any],
     speculative: str | None,
     on_ray: bool,
     replicas: str | None,
@@ -74,7 +77,7 @@ def serve(
     from rlx.serve.naming import model_name
 
     check_installed()
-    options = ServerOptions(**_given(server)).resolved()
+    options = ServerOptions(**_given(server), sample=sample).resolved()
     path = model_path(model, engine)
     engine = {**engine, **_given(loop), **_given({"speculative": speculative})}
     if on_ray:
@@ -91,12 +94,12 @@ def serve(
 def _serve_here(path: str, names: list[str], options: ServerOptions, engine: dict[str, Any]) -> None:
     """Serves in this process, until SIGINT or SIGTERM."""
     from rlx.serve import ServedModel, create_app
-    from rlx.serve.lifecycle import address, listening, run
+    from rlx.serve.lifecycle import addresses, listening, run
     from rlx.weights.locate import resolve_model_path
 
     resolve_model_path(path)  # a wrong path is an error before anybody is told that the server listens
     opened: list[CachedRunner] = []
-    with listening(options) as listener, Bars() as bars:
+    with listening(options) as listeners, Bars() as bars:
 
         def opening() -> ServedModel:
             bars.waiting("opening the model")
@@ -105,9 +108,9 @@ def _serve_here(path: str, names: list[str], options: ServerOptions, engine: dic
             return ServedModel(runner, names[0], names[1:])
 
         app = create_app(opening, options)
-        Announcer(app.state.server, names[0], address(options, listener), bars).begin()
+        Announcer(app.state.server, names[0], addresses(options, listeners), bars).begin()
         try:
-            run(app, options, listener)
+            run(app, options, listeners)
         finally:
             bars.close()
             for runner in opened:
@@ -119,6 +122,8 @@ def _serve_on_ray(path: str, options: ServerOptions, engine: dict[str, Any], rep
     from rlx.ray import check_installed
 
     check_installed()
+    if len(options.hosts) > 1:
+        raise click.UsageError("with --ray there is one --host, that of Ray's proxies")
     least, dash, most = (replicas or "1").partition("-")
     if not (least.isdecimal() and (most.isdecimal() or not dash)):
         raise click.UsageError(f"--replicas is {replicas!r}, expected a number such as 2, or a range such as 1-4")
@@ -129,7 +134,7 @@ def _serve_on_ray(path: str, options: ServerOptions, engine: dict[str, Any], rep
     app = deployment(path, num_cpus=cpus, replicas=count, drain=options.drain, server=options, **engine)
     click.echo(f"starting {path} on Ray", err=True)
     ready = f"ready at port {options.port} of Ray's proxies"
-    run(app, options.host, options.port, options.drain, lambda: click.echo(ready, err=True))
+    run(app, options.hosts[0], options.port, options.drain, lambda: click.echo(ready, err=True))
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
@@ -142,12 +147,12 @@ class Announcer:
     Args:
         server: whose state it follows.
         name: of the model.
-        url: where the server is.
+        urls: where the server is.
         bars: are on the terminal until the model is there.
     """
 
-    def __init__(self, server: Server, name: str, url: str, bars: Bars) -> None:
-        self._server, self._name, self._url, self._bars = server, name, url, bars
+    def __init__(self, server: Server, name: str, urls: list[str], bars: Bars) -> None:
+        self._server, self._name, self._urls, self._url, self._bars = server, name, urls, urls[0], bars
         self._start = time.monotonic()
 
     def begin(self) -> None:
@@ -156,7 +161,7 @@ class Announcer:
         self._server.lifecycle.changed = self._changed
         who = "this machine only" if options.is_local else "every machine that reaches this one"
         keys = f" with {counted(len(options.api_key), 'API key')}" if options.api_key else ""
-        click.echo(f"rlx serves {self._name} at {self._url}, for {who}{keys}", err=True)
+        click.echo(f"rlx serves {self._name} at {' and '.join(self._urls)}, for {who}{keys}", err=True)
         if not (options.is_local or options.api_key):
             click.echo(
                 f"Warning: anybody who reaches port {self._url.rpartition(':')[2]} of this machine can use the model. "

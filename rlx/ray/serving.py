@@ -85,7 +85,7 @@ def deployment(
     server = (server or ServerOptions()).resolved()
     names, queue = [*server.alias, model_name(os.fspath(model))], server.queue
     # Ray's proxies listen, not the replicas, and the router bounds the queue.
-    server = replace(server, host="0.0.0.0", queue=AHEAD * slots)
+    server = replace(server, host=("0.0.0.0",), queue=AHEAD * slots)
     own = {
         "name": "Replica",
         "ray_actor_options": {**(ray_actor_options or {}), "num_cpus": cpus},

@@ -64,7 +64,8 @@ class Server:
             self.lifecycle.opened()
 
     def _opened(self, model: ServedModel) -> None:
-        model.media = MediaOptions.of(self.options)
+        model.media, model.sample = MediaOptions.of(self.options), self.options.sample
+        model.max_tokens = self.options.max_tokens
         with suppress(RlxError):  # of a file without one: the requests that need it say so
             model.tokenizer.encode("")  # built now, not in the first request
         self._model, self.gate.slots = model, model.slots

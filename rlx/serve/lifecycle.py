@@ -91,14 +91,27 @@ def _unavailable(what: str, code: str, hint: str | None) -> ApiError:
     return ApiError(503, what, code=code, hint=hint, headers={"Retry-After": "1"})
 
 
-def listening(options: ServerOptions) -> socket.socket:
-    """The socket of a server, so that an address that cannot be used is an error before anything is loaded.
+@contextmanager
+def listening(options: ServerOptions) -> Iterator[list[socket.socket]]:
+    """The sockets of a server, so that an address that cannot be used is an error before anything is loaded.
+
+    All have the same port, the first one's where the system chooses it.
 
     Raises:
         ArgumentError: the port is in use or not allowed, or this machine has no such address.
     """
-    host, port = options.host.strip("[]"), options.port
-    where = f"{options.host}:{port}"
+    found: list[socket.socket] = []
+    try:
+        for host in options.hosts:
+            found.append(_listener(host, found[0].getsockname()[1] if found else options.port))
+        yield found
+    finally:
+        for each in found:
+            each.close()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    where = f"{host}:{port}"
     try:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind, number)
@@ -113,7 +126,7 @@ def listening(options: ServerOptions) -> socket.socket:
             found.close()
             raise
     except socket.gaierror as error:
-        raise ArgumentError(f"there is no such address: {error.strerror}", where=f"host {options.host}") from error
+        raise ArgumentError(f"there is no such address: {error.strerror}", where=f"host {host}") from error
     except PermissionError as error:
         raise ArgumentError("the port is not allowed", where=where, hint="take a `port` above 1023") from error
     except OSError as error:
@@ -124,26 +137,26 @@ def listening(options: ServerOptions) -> socket.socket:
     return found
 
 
-def address(options: ServerOptions, listener: socket.socket) -> str:
-    """What to type into a browser on this machine."""
-    port, host = listener.getsockname()[1], options.host.strip("[]")
-    host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+def addresses(options: ServerOptions, listeners: list[socket.socket]) -> list[str]:
+    """What to type into a browser on this machine, for each host."""
+    hosts = dict.fromkeys({"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host) for host in options.hosts)
+    port = listeners[0].getsockname()[1]
+    return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host in hosts]
 
 
-def run(app: FastAPI, options: ServerOptions, listener: socket.socket) -> None:
+def run(app: FastAPI, options: ServerOptions, listeners: list[socket.socket]) -> None:
     """Serves until a signal ends it. SIGINT and SIGTERM drain; a second one ends at once.
 
     Args:
         app: of `create_app`.
-        listener: of `listening`.
+        listeners: of `listening`.
 
     Raises:
         RlxError: the model cannot be opened.
         KeyboardInterrupt: there was a second signal.
     """
     server = http_server(app, options)
-    asyncio.run(server.serve([listener]))
+    asyncio.run(server.serve(listeners))
     lifecycle: Lifecycle = app.state.server.lifecycle
     if lifecycle.error is not None:
         raise lifecycle.error

@@ -46,7 +46,12 @@ class ServedModel:
     Attributes:
         created: Unix time at which it was opened.
         media: what images of requests may be.
+        sample: sampling options that the server sets, by name; requests override them.
+        max_tokens: as `ServerOptions.max_tokens`.
     """
+
+    sample: Mapping[str, Any] = {}
+    max_tokens: int | None = None
 
     def __init__(self, runner: CachedRunner, name: str, aliases: Sequence[str] = ()) -> None:
         self.runner, self.name, self.aliases = runner, name, tuple(aliases)
@@ -74,8 +79,14 @@ class ServedModel:
 
     @property
     def default_sample(self) -> SampleOpts:
-        """The sampling options of requests that give none: the model's own recommendation, or those of OpenAI's API."""
-        return self.runner.recommended_sample or SampleOpts()
+        """The sampling options of requests that give none: the server's, before the model's own recommendation, before
+        those of OpenAI's API.
+        """
+        return replace(self.runner.recommended_sample or SampleOpts(), **self.sample)
+
+    def limit(self, tokens: int | None) -> int | None:
+        """How many tokens an answer may have, where a request says `tokens`; None for what the context has room for."""
+        return tokens if self.max_tokens is None else min(self.max_tokens, self.max_tokens if tokens is None else tokens)
 
     # ---------------------------------------------------------------------------------------------- prompts
 
@@ -160,7 +171,9 @@ class ServedModel:
         return await in_thread(lambda: self._submitted(specs))
 
     def _submitted(self, specs: Sequence[GenerationSpec]) -> Answering:
-        checked = [replace(spec, prompt=self.checked(spec.prompt)) for spec in specs]
+        checked = [
+            replace(spec, prompt=self.checked(spec.prompt), max_tokens=self.limit(spec.max_tokens)) for spec in specs
+        ]
         together = Together(self.runner, [request for spec in checked for request in self._requests(spec)])
         handles = iter(together.handles)
         choices = [[next(handles) for _ in range(spec.n)] for spec in checked]

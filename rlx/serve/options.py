@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from os import PathLike
 from pathlib import Path
@@ -17,6 +17,7 @@ from rlx import env
 from rlx.errors import ArgumentError
 from rlx.profile.option import option, options_of
 from rlx.runners.opening.options import BATCH
+from rlx.sampling import SampleOpts
 
 HOST, PORT = "127.0.0.1", 8080
 QUEUE = 256
@@ -98,12 +99,14 @@ class ServerOptions:
 
     Raises:
         ArgumentError: a value is out of its range.
+        SamplingError, UnknownArgumentError: `sample` has one, or what is no sampling option.
     """
 
-    host: str = option(
-        HOST,
-        "Address to listen on; 0.0.0.0 or :: for every network of this machine",
+    host: tuple[str, ...] = option(
+        (),
+        "Address to listen on; 0.0.0.0 or :: for every network of this machine. May be given more than once",
         default=f"{HOST}, which only this machine reaches",
+        kind=tuple,
         parse=parse_host_name,
         metavar="ADDRESS",
     )
@@ -143,6 +146,14 @@ class ServerOptions:
         low=0.001,
         high=1_000_000,
         metavar="SECONDS",
+    )
+    max_tokens: int | None = option(
+        None,
+        "Tokens of an answer where the request gives no limit, and the most that one may give",
+        default="what the context has room for",
+        kind=int,
+        low=1,
+        metavar="N",
     )
     max_body_mb: float = option(
         BODY_MB,
@@ -254,11 +265,14 @@ class ServerOptions:
         default="what OTEL_EXPORTER_OTLP_ENDPOINT says, or none",
         metavar="URL",
     )
+    sample: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `SampleOpts`: how tokens are chosen for requests that do not say, before what the model recommends."""
 
     def __post_init__(self) -> None:
         for name, each in options_of(type(self)).items():
             if (value := getattr(self, name)) is not None:
                 each.check(name, value)
+        SampleOpts(**self.sample)
 
     def resolved(self) -> Self:
         """These options with parsed values, and the keys of `api_key_file` and RLX_API_KEY among `api_key`.
@@ -291,10 +305,14 @@ class ServerOptions:
         return keys
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """The addresses to listen on, without brackets."""
+        return tuple(dict.fromkeys(each.strip("[]") for each in self.host)) or (HOST,)
+
+    @property
     def is_local(self) -> bool:
         """Whether only this machine reaches the server."""
-        host = self.host.strip("[]")
-        return host == "localhost" or host == "::1" or host.startswith("127.")
+        return all(host in ("localhost", "::1") or host.startswith("127.") for host in self.hosts)
 
     @property
     def max_body_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 TIMEOUT = 180  # seconds: only against a hang
 SYSTEM = "You are the narrator of a long story about a brave fox, an old owl and a quiet forest. " * 12
@@ -86,3 +88,20 @@ def test_a_signal_lets_running_requests_finish() -> None:
             *_, end = events
         assert end == "data: [DONE]"
         assert server.wait(TIMEOUT) == 0
+
+
+def test_it_listens_on_every_host_and_answers_as_its_options_say() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    body = {"messages": [{"role": "user", "content": "Tell me a story."}]}
+    hosts = ("--host", "127.0.0.1", "--host", "::1")
+    with process(*hosts, "--temp", "0.9", "--seed", "5", "--max-tokens", "12") as (_, client):
+        first = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+        url = f"http://[::1]:{client.base_url.port}/v1/chat/completions"
+        second = httpx.post(url, json={**body, "max_tokens": 99}, timeout=TIMEOUT).raise_for_status().json()
+        assert first["choices"] == second["choices"], "the seed of the server"
+        assert first["usage"]["completion_tokens"] == 12 == second["usage"]["completion_tokens"]
+        params = client.get("/props").json()["default_generation_settings"]["params"]
+        assert (params["temperature"], params["seed"], params["n_predict"]) == (0.9, 5, 12)
+        other = client.post("/v1/chat/completions", json={**body, "seed": 6}).raise_for_status().json()
+        assert other["choices"] != first["choices"]

@@ -25,7 +25,8 @@ KEY, OTHER = "sk-0123456789", "other-key-of-a-file"
         ("queue", -1, "queue is -1"),
         ("timeout", float("nan"), "timeout is nan"),
         ("max_body_mb", 0, "max_body_mb is 0"),
-        ("host", "http://localhost", "no name of a machine"),
+        ("host", ("http://localhost",), "no name of a machine"),
+        ("host", "localhost", "expected a tuple of strings"),
         ("cors_origin", ("example.org",), "https://example.org"),
         ("cors_origin", ("https://a.org/path",), "no origin"),
         ("api_key", ("short",), "at least 8"),
@@ -70,9 +71,12 @@ def test_a_file_without_keys_is_refused(tmp_path: Path, text: str | None) -> Non
 
 @pytest.mark.parametrize(
     ("host", "is_local"),
-    [("127.0.0.1", True), ("127.0.0.2", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False)],
-)
-def test_what_listens_on_this_machine_only(host: str, is_local: bool) -> None:
+    [
+        ((), True), (("127.0.0.1",), True), (("127.0.0.2", "localhost"), True), (("[::1]",), True),
+        (("0.0.0.0",), False), (("127.0.0.1", "::"), False),
+    ],
+)  # fmt: skip
+def test_what_listens_on_this_machine_only(host: tuple[str, ...], is_local: bool) -> None:
     assert ServerOptions(host=host).is_local is is_local
 
 
