@@ -116,7 +116,11 @@ def _sampling(model: ServedModel) -> dict[str, Any]:
     """The sampling options of requests that give none, also under llama-server's names."""
     opts = model.default_sample
     params = {each.name: getattr(opts, each.name) for each in fields(opts) if each.name != "logit_bias"}
-    params |= {"n_predict": model.limit(None) or -1, "repeat_penalty": opts.repetition_penalty, "repeat_last_n": opts.repetition_window}
+    params |= {
+        "n_predict": model.limit(None) or -1,
+        "repeat_penalty": opts.repetition_penalty,
+        "repeat_last_n": opts.repetition_window,
+    }
     source = "server" if model.sample else "default" if model.runner.recommended_sample is None else "model"
     return {**params, "source": source}
 
