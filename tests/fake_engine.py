@@ -138,7 +138,7 @@ class FakeEngine:
         return [*self.remembered, *(each.ids for each in self._open if not each.closed and each.shared)]
 
     def open_sequence(
-        self, prompt: Sequence[int] = (), embeddings: Any = None, *, checkpoints: Any = (), shared: bool = True
+        self, prompt: Sequence[int] = (), embeddings: Any = None, *, shared: bool = True, salt: str = ""
     ) -> Any:
         made = FakeSequence(self, prompt, shared)
         self.prompts.append(list(prompt))

@@ -354,6 +354,7 @@ class LmRunner(ABC):
             embeddings=self._embeddings(request, context),
             images=context.images,
             constraint=constraint,
+            salt=request.cache_salt,
         )
         job.ended = stopping.reason is not None  # nothing is to be computed
         return job, Output(stopping, tokenizer, alternatives is not None, alternatives or 0)

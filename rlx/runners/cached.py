@@ -92,11 +92,15 @@ class CachedRunner(SessionRunner):
             self._images.seconds = stall_ms / 1000
         self._speculated = Counters()
         self._own_loop = EngineLoop(engine, slots=slots, stall_ms=stall_ms, kept=engine.kept)
-        if engine.prefix_writer is not None:
-            engine.prefix_writer.start(self._own_loop)
         own = weakref.ref(self)  # the engine must not keep its runner alive
-        engine.ahead.is_busy = lambda: (runner := own()) is not None and not runner._loop.is_idle
-        engine.ahead.is_over = lambda: (runner := own()) is None or runner._loop.is_closed
+
+        def loop() -> EngineLoop | None:
+            return None if (runner := own()) is None else runner._loop
+
+        if engine.prefix_writer is not None:
+            engine.prefix_writer.start(loop)
+        engine.ahead.is_busy = lambda: (now := loop()) is not None and not now.is_idle
+        engine.ahead.is_over = lambda: (now := loop()) is None or now.is_closed
 
     # ---------------------------------------------------------------------------------------------- the model
 
@@ -116,6 +120,11 @@ class CachedRunner(SessionRunner):
     def config(self) -> ModelConfig:
         """Sizes and switches of the model."""
         return self._engine.config
+
+    @property
+    def slots(self) -> int:
+        """How many requests are computed at once."""
+        return self._loop.slots
 
     @property
     def weights(self) -> ModelWeights:

@@ -113,22 +113,23 @@ class KeptPrefixes:
     # -- reading --------------------------------------------------------------------------------------------------
 
     def reading(
-        self, prompt: Sequence[int], embeddings: PromptEmbeddings | None = None
+        self, prompt: Sequence[int], embeddings: PromptEmbeddings | None = None, salt: str = ""
     ) -> Generator[None, None, None] | None:
         """Work that brings the beginning of a prompt from disk into the prefix index, a piece between two `yield`s.
 
-        None if there is nothing on disk that memory lacks, or if computing it is quicker.
+        None if there is nothing on disk that memory lacks, or if computing it is quicker. `salt` is that of the
+        sequence which will hold the prompt.
         """
         if not self.store.is_ready or (embeddings is not None and embeddings.bias is not None):
             return None
-        keys = keys_of(prompt, embeddings)[: len(prompt) - 1]
+        keys = keys_of(prompt, embeddings, salt)[: len(prompt) - 1]
         if len(keys) < LEAST:
             return None
         known, digests = self._known(keys), Digests(keys)
         found = self.store.find(digests, len(keys))
         if found is None or found.length - known < LEAST or not self._pays(found, known, self.rate):
             return None
-        return self._read(prompt, embeddings, digests, found, known)
+        return self._read(prompt, partial(self.pool.opened, prompt, embeddings, salt), digests, found, known)
 
     def _known(self, keys: Keys) -> int:
         """How many of the first positions a sequence with these keys would take over from memory."""
@@ -145,7 +146,7 @@ class KeptPrefixes:
         return not (self._speed and rate) or nbytes / self._speed <= (found.length - known) / rate
 
     def _read(
-        self, prompt: Sequence[int], embeddings: PromptEmbeddings | None, digests: Digests, found: Found, known: int
+        self, prompt: Sequence[int], opened: Callable[[], PoolSequence], digests: Digests, found: Found, known: int
     ) -> Generator[None, None, None]:
         state = None
         if found.states:
@@ -153,9 +154,9 @@ class KeptPrefixes:
             if state is None:  # damaged: perhaps an earlier one is not
                 again = self.store.find(digests, len(digests.keys))
                 if again is not None and again.length - known >= LEAST and again.names != found.names:
-                    yield from self._read(prompt, embeddings, digests, again, known)
+                    yield from self._read(prompt, opened, digests, again, known)
                 return
-        sequence = self.pool.opened(prompt, embeddings)
+        sequence = opened()
         try:
             start = sequence.done
             if found.length - start < LEAST:
@@ -250,7 +251,7 @@ class KeptPrefixes:
             return
         if self.store.may_write:
             self._write(worth, call, keep_on)
-        if not keep_on():  # perhaps it was not finished
+        if not keep_on() and len(self._waiting) < WAITING:  # perhaps it was not finished; newer ones are worth more
             self._waiting.appendleft(worth)
 
     def write_all(self, call: Call[Any]) -> None:

@@ -12,7 +12,6 @@ used ends of the index go first. If that is not enough, `reserve` raises `PoolFu
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from rlx.env import size
 from rlx.errors import ArgumentError, PoolFullError
 from rlx.ir.graph import Graph
 from rlx.passes.options import MAX_PAST
+from rlx.runtime.live_set import LiveSet
 from rlx.runtime.pages import PageAllocator, page_count
 from rlx.runtime.pool_memory import PoolMemory, Sizes
 from rlx.runtime.pool_size import Reserve
@@ -99,7 +99,7 @@ class CachePool:
         self._reserve = Reserve()
         self._slots = _Slots(list(range(slots - 1, -1, -1)))
         self._warm: set[int] = set()  # free pages that may be resident
-        self._sequences: weakref.WeakSet[Sequence] = weakref.WeakSet()
+        self._sequences = LiveSet[Sequence]()
 
     # -- sequences ------------------------------------------------------------------------------------------------
 
@@ -109,6 +109,7 @@ class CachePool:
         *,
         embeddings: PromptEmbeddings | None = None,
         shared: bool = True,
+        salt: str = "",
     ) -> Sequence:
         """A new sequence, which holds the longest known prefix of the prompt, but at least one token less than it.
 
@@ -116,22 +117,23 @@ class CachePool:
             prompt: the token ids that the caller is going to append. It has to append those after the prefix.
             embeddings: prompt embeddings of the first positions.
             shared: whether it takes part in the prefix index. Otherwise it begins empty, and leaves nothing.
+            salt: only sequences with the same salt share prefixes.
 
         Raises:
             PoolFullError: there is no room for a slot.
         """
         if not (shared and len(prompt)):
-            return self._opened(embeddings, shared)
-        sequence = self.opened(prompt, embeddings)
+            return self._opened(embeddings, shared, salt)
+        sequence = self.opened(prompt, embeddings, salt)
         self.counters.asked += len(prompt)
         self.counters.hit += sequence.done
         if self.kept is not None and sequence.done:
             self.kept.used_again(sequence.keys(sequence.done))
         return sequence
 
-    def opened(self, prompt: Ids[int], embeddings: PromptEmbeddings | None) -> Sequence:
+    def opened(self, prompt: Ids[int], embeddings: PromptEmbeddings | None, salt: str = "") -> Sequence:
         """As `open` of a prompt, but counts nothing."""
-        sequence = self._opened(embeddings, True)
+        sequence = self._opened(embeddings, True, salt)
         self.publish()
         try:
             sequence.begin_with(prompt)
@@ -140,8 +142,8 @@ class CachePool:
             raise
         return sequence
 
-    def _opened(self, embeddings: PromptEmbeddings | None, shared: bool) -> Sequence:
-        sequence = Sequence(self, embeddings=embeddings, shared=shared)
+    def _opened(self, embeddings: PromptEmbeddings | None, shared: bool, salt: str) -> Sequence:
+        sequence = Sequence(self, embeddings=embeddings, shared=shared, salt=salt)
         self._sequences.add(sequence)
         return sequence
 
@@ -152,7 +154,7 @@ class CachePool:
 
     def remember(self) -> None:
         """As `publish`, with the states at their ends: before the pool is closed."""
-        for sequence in list(self._sequences):
+        for sequence in self._sequences:
             sequence.remember()
 
     def forget(self, sequence: Sequence) -> None:
@@ -307,7 +309,7 @@ class CachePool:
             "kv_bytes": self.kv_bytes,
             "kv_used_bytes": self.used_bytes,
             "checkpoint_bytes": self.index.checkpoint_bytes,
-            "paused_bytes": sum(saved.nbytes for each in [*self._sequences] if (saved := each.saved) is not None),
+            "paused_bytes": sum(saved.nbytes for each in self._sequences if (saved := each.saved) is not None),
             "prefix_tokens_asked": self.counters.asked,
             "prefix_tokens_hit": self.counters.hit,
             "prefix_evictions": self.index.evictions,

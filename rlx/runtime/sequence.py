@@ -35,6 +35,7 @@ class Sequence:
     Args:
         embeddings: the embedded spans of the prompt: images, or a caller's own rows.
         shared: whether it takes part in the prefix index.
+        salt: only sequences with the same salt share prefixes.
 
     Attributes:
         ids: the tokens so far; `array("i")`, four bytes each.
@@ -53,12 +54,13 @@ class Sequence:
         *,
         embeddings: PromptEmbeddings | None = None,
         shared: bool = True,
+        salt: str = "",
     ) -> None:
         self.pool, self.ids, self.done, self.closed = pool, array("i"), 0, False
         self.memory = SequenceMemory(pool)
         self.saved: Saved | None = None
         self._rings, self._room = pool.memory.rings, pool.memory.ring_capacity or _EVERYTHING
-        self._shared, self._marks = shared, set[int]()
+        self._shared, self._salt, self._marks = shared, salt, set[int]()
         self.use(embeddings)
         self._published = 0  # how many positions the prefix index knows of this sequence
         self.floor = self._kept = 0  # first position that rings hold: now, and before the current step
@@ -169,7 +171,8 @@ class Sequence:
             PoolFullError: there is no room for a slot.
         """
         pool = self.pool
-        hit = pool.index.find(keys_of(prompt, self.embeddings)[: len(prompt) - 1], self.memory.has_slot)
+        keys = keys_of(prompt, self.embeddings, self._salt)[: len(prompt) - 1]
+        hit = pool.index.find(keys, self.memory.has_slot)
         self.mark(hit.common)  # another prompt parts from this one there; a third one may, too
         length = self.memory.share(hit.pages, hit.length)
         if self.memory.has_slot:
@@ -204,7 +207,7 @@ class Sequence:
 
     def keys(self, length: int) -> Keys:
         """The keys of the first positions in the prefix index, i64 [length]."""
-        return keys_of(self.ids[:length], self.embeddings)
+        return keys_of(self.ids[:length], self.embeddings, self._salt)
 
     # -- rewinding ------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ values, kernels their symbols. The category is the kind of work of `rlx bench`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -143,6 +144,7 @@ _programs: weakref.WeakKeyDictionary[Program, _Known] = weakref.WeakKeyDictionar
 _recorders: weakref.WeakKeyDictionary[Program, Recorder] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakKeyDictionary[Workers, int] = weakref.WeakKeyDictionary()
 _POOL = 10_000  # tracks of one pool of workers
+_numbers = itertools.count()  # not the number of pools: that falls when one ends
 
 
 def register(program: Program, graph: Callable[[], Graph], workers: Workers) -> None:
@@ -151,7 +153,7 @@ def register(program: Program, graph: Callable[[], Graph], workers: Workers) -> 
     Args:
         graph: reads its graph after all passes.
     """
-    pool = _pools.setdefault(workers, 1 + _POOL * len(_pools))
+    pool = _pools.setdefault(workers, 1 + _POOL * next(_numbers))
     _programs[program] = _Known(program.name, program.manifest, graph, pool)
     if (trace := tracing.active()) is not None:
         _record(program, trace)
@@ -163,8 +165,9 @@ def _record(program: Program, trace: Trace) -> None:
 
 
 def _start(trace: Trace) -> None:
-    for program in list(_programs):
-        _record(program, trace)
+    for ref in _programs.keyrefs():  # a list: other threads may make programs meanwhile
+        if (program := ref()) is not None:
+            _record(program, trace)
 
 
 def _stop() -> None:

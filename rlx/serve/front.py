@@ -107,6 +107,7 @@ class Front:
             return
         if (problem := self._keys.problem(scope["path"], headers)) is not None:
             raise problem
+        found.owner = "" if self._options.share_prefixes else self._keys.owner(headers)
         if scope["method"] not in ("POST", "PUT", "PATCH"):
             await self._app(scope, receive, send)
             return

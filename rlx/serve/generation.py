@@ -42,6 +42,7 @@ class GenerationSpec:
         priority: requests with a higher priority are served first.
         timeout: seconds after which it fails with a `DeadlineError`.
         request_id: names it in logs.
+        cache_salt: shares what the cache knows of its prompt only with requests of the same salt and owner.
     """
 
     prompt: list[int] | Prompt | Context
@@ -60,6 +61,7 @@ class GenerationSpec:
     priority: int = 0
     timeout: float | None = None
     request_id: str = ""
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

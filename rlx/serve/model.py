@@ -65,8 +65,7 @@ class ServedModel:
     @property
     def slots(self) -> int:
         """How many choices are computed at once."""
-        found: int = self.runner.stats()["requests"]["slots"]
-        return found
+        return self.runner.slots
 
     def is_named(self, name: str) -> bool:
         """Whether a request for the model `name` means this one."""
@@ -204,6 +203,7 @@ class ServedModel:
             stop_ids=spec.stop_ids,
             keep_ids=spec.keep_ids,
             grammar=spec.grammar,
+            cache_salt=_salt(found.owner if found is not None else "", spec.cache_salt),
         )
         return [replace(request, sample=_own(spec.sample, i)) for i in range(spec.n)]
 
@@ -227,6 +227,11 @@ class ServedModel:
 async def in_thread(work: Callable[[], T]) -> T:
     """The result of `work`, which runs in a worker thread."""
     return await to_thread.run_sync(work)
+
+
+def _salt(owner: str, salt: str) -> str:
+    """The salt of a request for the engine, whose salts are one for each pair of owner and salt."""
+    return f"{owner}:{salt}" if owner or salt else ""
 
 
 def _own(sample: SampleOpts, index: int) -> SampleOpts:

@@ -122,6 +122,13 @@ class ServerOptions:
         secret=True,
     )
     api_key_file: str | PathLike[str] | None = option(None, "A file with keys, one a line", kind=object, metavar="FILE")
+    share_prefixes: bool = option(
+        False,
+        "Let requests with different keys share cached prefixes of their prompts. It saves time where prompts begin "
+        "alike. It also shows the holder of one key how prompts of others begin, by response times and `cached_tokens`",
+        default="off: each key has its own; without keys all share",
+        kind=bool,
+    )
     alias: tuple[str, ...] = option(
         (),
         "A name of the model in the API; may be given more than once, the first is the one in answers",

@@ -57,6 +57,7 @@ class RequestRecord:
         route: the path if the server has it, else `other`: what clients invent must not become labels of metrics.
         arrived: when, by `time.perf_counter`.
         deadline: until when it must be answered; None for no limit.
+        owner: whose key it came with, see `Keys.owner`; empty if all share what the cache knows of prompts.
         status: of the response; 499 if the client went away before one.
         streamed: whether the response came in pieces.
         error: the message of the error that it got.
@@ -75,6 +76,7 @@ class RequestRecord:
     route: str = "other"
     arrived: float = field(default_factory=time.perf_counter)
     deadline: float | None = None
+    owner: str = ""
     status: int = 0
     streamed: bool = False
     error: str | None = None

@@ -285,3 +285,30 @@ def test_options_and_folders(goldens: Path, tmp_path: Path) -> None:
     with warnings.catch_warnings(), opened(path) as runner:
         warnings.simplefilter("error")
         assert "cache_kv_bytes" not in runner.stats()
+
+
+def test_prompts_are_kept_after_the_decode_cache_was_switched_off(goldens: Path, tmp_path: Path) -> None:
+    """`disable_decode_compile_cache` replaces the loop; what writes states then asks the new one."""
+    with opened(model(goldens), cache_kv=tmp_path) as runner:
+        runner.submit(rlx.Request(question(0), 2, stop_at_eog=False)).result()
+        runner.disable_decode_compile_cache()
+        engine = runner._engine
+        engine.kept.used_again(runner._loop.call(engine.pool.index.ends)[0][: len(SYSTEM)])
+        end = time.monotonic() + 60
+        while not files(tmp_path) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert files(tmp_path), "written while the runner is open"
+
+
+def test_prompts_on_disk_are_kept_apart_by_their_salt(goldens: Path, tmp_path: Path) -> None:
+    def ask(runner: Any, salt: str) -> int:
+        before = read(runner)
+        runner.submit(rlx.Request(question(5), 2, stop_at_eog=False, cache_salt=salt)).result()
+        return read(runner) - before
+
+    path = model(goldens)
+    with opened(path, cache_kv=tmp_path) as runner:
+        for number in range(3):
+            runner.submit(rlx.Request(question(number), 2, stop_at_eog=False, cache_salt="one")).result()
+    with opened(path, cache_kv=tmp_path) as again:
+        assert [ask(again, salt) for salt in ("", "two", "one")] == [0, 0, len(SYSTEM)]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlx.models.variants import EmbeddedRows
-from rlx.runtime import kv
+from rlx.runtime import kept_prefixes, kv
 from rlx.runtime.kept_prefixes import KeptPrefixes
 from rlx.runtime.prefix_store import PrefixStore
 from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
@@ -146,3 +146,24 @@ def test_what_the_pool_has_evicted_is_not_written(tmp_path: Path) -> None:
     assert computed(again, TEXT[:130])[0] == 0
     assert computed(again, TEXT[150:260])[0] == 100
     again.close()
+
+
+def test_a_full_queue_keeps_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not finished goes back to the front only where there is room for it."""
+    monkeypatch.setattr(kept_prefixes, "WAITING", 3)
+    engine = opened(("full",), tmp_path)
+    try:
+        keeper = kept(engine)
+        ids = [np.arange(at, at + kept_prefixes.LONG, dtype=np.int64) for at in range(9)]
+        for each in ids[:3]:
+            keeper.ended(each)
+        ended = ids[3:]
+
+        def interrupted() -> bool:
+            keeper.ended(ended.pop(0))  # a sequence ends while another one is written
+            return False
+
+        keeper.write_next(direct, interrupted)
+        assert keeper._waiting[-1].keys[0] == ended[0][0] - 1
+    finally:
+        engine.close()

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from heads import BASE, EPS, HEADS, HIDDEN, KV_HEADS, LAYER, SIZE, TURNED, echo, random_head, with_head
 
+from rlx.backends.base import Program
+from rlx.backends.verify import Verifier
 from rlx.errors import NumericalError, UnsupportedModelError
 from rlx.runners import CachedRunner, auto_runner
 from rlx.runners.engine.engine import Engine
@@ -227,6 +229,29 @@ def many(guessable: Path) -> Iterator[CachedRunner]:
     """A runner whose generations nobody watches, so that rounds of drafts are native."""
     with auto_runner(guessable, precision="exact", max_seq=96, profile=PAIR) as made:
         yield made
+
+
+@pytest.mark.parametrize("way", ["reference", "RLX_JIT", "RLX_VERIFY"])
+def test_where_no_native_loop_runs_steps_are_taken_one_by_one(
+    way: str, guessable: Path, many: CachedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With drafts as without: on the reference device, without machine code, and where each step is verified."""
+    if way != "reference":
+        monkeypatch.setenv(way, "0" if way == "RLX_JIT" else "1")
+    verified, after = list[Any](), Verifier.after
+
+    def count(self: Verifier, program: Program, seconds: float, steps: int) -> None:
+        after(self, program, seconds, steps)
+        verified.append(program.manifest["outputs"])
+
+    monkeypatch.setattr(Verifier, "after", count)
+    options: dict[str, Any] = {"device": "reference"} if way == "reference" else {}
+    with auto_runner(guessable, precision="exact", max_seq=96, profile=PAIR, compile_ahead=False, **options) as slow:
+        tokens, (steps, drafted, accepted) = counted(slow, IDS[:9], 12, stop_at_eog=False)
+    assert tokens == many.generate(IDS[:9], 12, stop_at_eog=False)
+    assert drafted >= accepted > 0 and steps + accepted >= 11
+    of_the_model, of_the_head = (sum(name in outputs for outputs in verified) for name in ("logits", "next_hidden"))
+    assert (of_the_model > steps and of_the_head >= steps) == (way == "RLX_VERIFY")
 
 
 def counted(runner: CachedRunner, *args: Any, **options: Any) -> tuple[list[int], list[int]]:

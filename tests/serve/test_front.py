@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -78,6 +79,27 @@ def test_a_key_comes_as_bearer_or_as_x_api_key(make: Make) -> None:
         assert response.json()["error"]["code"] == "invalid_api_key"
     assert client.get("/metrics").status_code == client.get("/props").status_code == 401
     assert client.get("/health").status_code == client.get("/").status_code == client.get("/ping").status_code == 200
+
+
+def cached(client: httpx.Client, text: str, key: str, **more: Any) -> int:
+    """How many tokens of a prompt the cache knew."""
+    body = {"prompt": text, "max_tokens": 1, **more}
+    response = client.post("/v1/completions", json=body, headers={"X-Api-Key": key})
+    assert response.status_code == 200, response.text
+    return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_no_key_learns_how_the_prompts_of_another_begin(make: Make) -> None:
+    """By `cached_tokens` one finds out a secret piece by piece: the right guess is known to the cache."""
+    text, keys = f"{uuid.uuid4()} The secret number of the brave fox is 4711. " * 4, (KEY, "another-key")
+    client = make(api_key=keys)
+    assert cached(client, text, KEY) < 8 and cached(client, text, "another-key") < 8
+    assert cached(client, text, KEY) > 60, "its own prompts are known"
+    assert cached(client, text, KEY, cache_salt="one") < 8 and cached(client, text, KEY, cache_salt="two") < 8
+    assert cached(client, text, KEY, cache_salt="two") > 60
+    assert cached(client, text, "another-key", cache_salt="two") < 8, "a salt does not lead to another key"
+    shares, other = make(api_key=keys, share_prefixes=True), f"{uuid.uuid4()} Once upon a time there was a fox. " * 4
+    assert cached(shares, other, KEY) < 8 < 60 < cached(shares, other, "another-key")
 
 
 def test_the_official_client_names_a_wrong_key(make: Make) -> None:

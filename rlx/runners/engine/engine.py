@@ -82,6 +82,7 @@ class Engine(SingleSequence):
         ahead: compiles programs in the background.
         device: the name of what it runs on.
         most_rows: maximum number of rows in a call of `verify`.
+        native_loops: whether one native call runs several steps; otherwise each runs alone, where it can be observed.
         pool: the states of all sequences.
         tables: the programs in memory, "prefill", "decode" and "batch".
         vision: the model's vision tower, opened at first use.
@@ -115,7 +116,7 @@ class Engine(SingleSequence):
         bucketing = Bucketing(setup.profile.ranges)
         self.ahead = Ahead(progress)
         self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell)
-        self.device = self._compiler.backend.name
+        self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops
         self.vision = Vision(plan.weights.loader, plan.config, mmproj, self._make_tower)
         places = (lambda: self._workers), (lambda: self._tensors.addresses)
         self._programs = Programs(plan.graph, setup, self._compiler, *places, ahead=self.ahead, paged=True)
@@ -204,6 +205,7 @@ class Engine(SingleSequence):
         embeddings: PromptEmbeddings | None = None,
         *,
         shared: bool = True,
+        salt: str = "",
     ) -> Sequence:
         """A new sequence, which holds the longest known prefix of a prompt; see `CachePool.open`.
 
@@ -213,6 +215,7 @@ class Engine(SingleSequence):
             embeddings: rows in place of the embeddings of some tokens: one span for each image of the prompt. The ids
                 there may be any, such as those of the family's placeholder. Grids and two-way attention have no effect
                 in models that do not have them.
+            salt: only sequences with the same salt share prefixes.
 
         Raises:
             PoolFullError: there is no room for its states.
@@ -224,7 +227,7 @@ class Engine(SingleSequence):
             embeddings.check_width(self.config.hidden)
             embeddings = embeddings.fitting(bool(kind.sections), kind.two_way != "none")
             embeddings.check_calls(self.most_rows)
-        return self.pool.open(prompt, embeddings=embeddings, shared=shared)
+        return self.pool.open(prompt, embeddings=embeddings, shared=shared, salt=salt)
 
     def check_fits(self, positions: int) -> None:
         """`PoolFullError` if the pool can never hold so many positions of one sequence."""
@@ -257,7 +260,7 @@ class Engine(SingleSequence):
         Empty if there is no program for every past, or the backend runs one step a call, or the program is not in
         memory and `loads` is false.
         """
-        can_repeat = self.bucketing.decode == "dynamic" and self._compiler.native_loops
+        can_repeat = self.bucketing.decode == "dynamic" and self.native_loops
         can_repeat = can_repeat and (loads or GREEDY in self.tables["decode"])
         return greedy_run(self.stepper, sequence, token, count, stops) if can_repeat else []
 

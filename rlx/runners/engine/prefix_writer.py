@@ -52,9 +52,13 @@ class PrefixWriter:
         else:
             self._use(digest)
 
-    def start(self, loop: EngineLoop) -> None:
-        """Starts the thread, once a loop computes requests."""
-        self._loop, self._kept.notify = weakref.ref(loop), self._news.set
+    def start(self, loop: Callable[[], EngineLoop | None]) -> None:
+        """Starts the thread, once a loop computes requests.
+
+        Args:
+            loop: the loop that computes requests now; None after it ended. It must not keep its runner alive.
+        """
+        self._loop, self._kept.notify = loop, self._news.set
         closed_at_exit(self)
         weakref.finalize(self, self._news.set).atexit = False  # a writer that nobody refers to ends
         self._thread = threading.Thread(

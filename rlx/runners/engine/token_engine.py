@@ -66,6 +66,7 @@ class TokenEngine(Protocol):
         embeddings: PromptEmbeddings | None = None,
         *,
         shared: bool = True,
+        salt: str = "",
     ) -> Sequence:
         """A new sequence, which holds the longest known prefix of a prompt, at least one token less than it."""
         ...

@@ -39,6 +39,8 @@ class Request:
         grammar: what the text must look like. Stop ids are chosen only where it is complete.
         stop_ids: further token ids that end it, also without `stop_at_eog`.
         keep_ids: control tokens that are not left out of texts.
+        cache_salt: requests share what the cache knows of their prompts only with requests of the same salt. Requests
+            of users who must not learn of each other, not even by the time of an answer, need different ones.
     """
 
     ids: PromptLike
@@ -56,6 +58,7 @@ class Request:
     grammar: Grammar | None = None
     stop_ids: Sequence[int] = ()
     keep_ids: Set[int] = frozenset()
+    cache_salt: str = ""
 
     def seconds(self) -> float | None:
         """The checked `timeout`; `ArgumentError` if it is no number above 0."""

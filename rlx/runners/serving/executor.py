@@ -33,8 +33,8 @@ class StepEngine(Protocol):
 
     most_rows: int
 
-    def open_sequence(self, prompt: Sequence[int] = (), embeddings: Any = None) -> Any:
-        """A sequence that will hold `prompt`. It begins with the longest prefix that the cache knows."""
+    def open_sequence(self, prompt: Sequence[int] = (), embeddings: Any = None, *, salt: str = "") -> Any:
+        """A sequence that will hold `prompt`. It begins with the longest prefix that the cache knows for this salt."""
         ...
 
     def step(self, batch: Batch) -> Sequence[Logits | None]:
@@ -355,7 +355,7 @@ class JobExecutor:
                     job.replaces = None
                 if self._loads.begin(job):
                     continue
-                job.sequence = self._engine.open_sequence(job.prompt, job.embeddings)
+                job.sequence = self._engine.open_sequence(job.prompt, job.embeddings, salt=job.salt)
                 for length in job.ends_of_turns:
                     job.sequence.mark(length)  # states that cannot go back are copied there
                 job.drafts = job.drafts_of(job.sequence) if job.drafts_of else None

@@ -78,6 +78,7 @@ class Job:
         label: names the job in errors; its position by default.
         bell: rings when there is something new for the consumer; several jobs may share one.
         constraint: what the tokens may be; the sampler applies it.
+        salt: only prompts with the same salt share what was computed of them.
 
     Attributes:
         number: the order of arrival.
@@ -123,11 +124,13 @@ class Job:
         label: str | None = None,
         bell: Bell | None = None,
         constraint: Constraint | None = None,
+        salt: str = "",
     ) -> None:
         self.prompt, self.sampler, self.limit = list(prompt), sampler, limit
         self.stop_ids, self.turn_ids, self.min_tokens = frozenset(stop_ids), frozenset(turn_ids), min_tokens
         self.watched, self.with_logits, self.is_greedy = watched, with_logits, is_greedy
         self.drafts_of, self.embeddings, self.images, self.keeps = drafts_of, embeddings, images, keeps
+        self.salt = salt
         self.priority, self.seconds, self.number = priority, seconds, next(_numbers)
         self.deadline: float | None = None
         self.sequence: Any = None
@@ -155,7 +158,7 @@ class Job:
     @cached_property
     def keys(self) -> Keys:
         """What stands at each position of the prompt, for comparison with other prompts."""
-        return keys_of(self.prompt, self.embeddings)
+        return keys_of(self.prompt, self.embeddings, self.salt)
 
     @property
     def ends_of_turns(self) -> list[int]:

@@ -176,6 +176,11 @@ class EngineLoop:
         return self._executor.task_rows(past)
 
     @property
+    def slots(self) -> int:
+        """How many jobs are computed at once."""
+        return self.scheduler.slots
+
+    @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed

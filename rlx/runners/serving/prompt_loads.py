@@ -41,7 +41,7 @@ class PromptLoads:
         if self._kept is None or job.looked_up:
             return False
         job.looked_up, self._kept.rate = True, self._scheduler.prompt_cost.rows_per_second
-        work = self._kept.reading(job.prompt, job.embeddings)
+        work = self._kept.reading(job.prompt, job.embeddings, job.salt)
         if work is None:
             return False
         job.loading = True

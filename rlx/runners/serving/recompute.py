@@ -57,7 +57,9 @@ class RecomputeEngine:
     def __init__(self, logits: Callable[..., Logits]) -> None:
         self._logits = logits
 
-    def open_sequence(self, prompt: Sequence[int] = (), embeddings: Any = None, *, shared: bool = True) -> Context:
+    def open_sequence(
+        self, prompt: Sequence[int] = (), embeddings: Any = None, *, shared: bool = True, salt: str = ""
+    ) -> Context:
         """An empty sequence."""
         return Context(embeddings)
 

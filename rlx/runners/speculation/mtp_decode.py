@@ -111,7 +111,9 @@ class HeadDrafts(Drafts):
             self._head.close()
 
     def run(self, engine: Any, sequence: Any, tokens: Ids[int], left: int, stops: Ids[int]) -> list[int]:
-        """Rounds of drafts and verifying steps in one native call."""
+        """Rounds of drafts and verifying steps in one native call; [] if the engine runs its steps one by one."""
+        if not engine.native_loops:
+            return []
         for token in tokens[self._seen : -1]:
             self._head.observe(token)
         found = drafted_run(self._stepper, self.sequence, self._head, tokens[-1], left, stops, self._counters)

@@ -159,7 +159,7 @@ class CommonFields(SamplingFields, EndingFields, StructureFields):
     prompt_cache_options: Ignored = None
     prediction: Ignored = None
     session_id: Ignored = None
-    cache_salt: Ignored = None
+    cache_salt: Text = None
 
     cache_prompt: Annotated[Any, only(True)] = None
     id_slot: Annotated[Any, only(-1)] = None
