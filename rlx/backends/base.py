@@ -97,8 +97,9 @@ class Built:
     Attributes:
         files: its code by file name, and "kernels/<symbol>.txt", the readable source of each kernel.
         manifest: plain JSON data: `name` and `phase` of the program, `symbols` and their `bounds`; `arena`, the bytes
-            of its values, and `private`, those of each worker; `inputs`, `outputs`, `weights` and `states` by name; and
-            for each region `regions` and `prologues`: [number of the node, symbol of its kernel] in order.
+            of its values, and `private`, those of each worker; `signed_codes`, whether packed weights have them;
+            `inputs`, `outputs`, `weights` and `states` by name; and for each region `regions` and `prologues`: [number
+            of the node, symbol of its kernel] in order.
         kernels: number of different kernels.
         seconds: that each stage took, by name.
     """
@@ -551,11 +552,12 @@ class Program(ABC):
         self.arena.close()
 
 
-def manifest_of(program: Lowered, symbol: Callable[[Node], str]) -> dict[str, Any]:
+def manifest_of(program: Lowered, symbol: Callable[[Node], str], *, signed_codes: bool = False) -> dict[str, Any]:
     """The manifest of a lowered program, see `Built`.
 
     Args:
         symbol: the name of a node's kernel.
+        signed_codes: whether packed weights have signed codes, see `rlx.backends.cpu.layouts`.
     """
     graph = program.graph
     number = {node: i for i, node in enumerate(graph.nodes())}
@@ -571,6 +573,7 @@ def manifest_of(program: Lowered, symbol: Callable[[Node], str]) -> dict[str, An
         "bounds": {s: list(graph.bounds[s]) for s in program.symbols},
         "arena": program.arena,
         "private": program.private,
+        "signed_codes": signed_codes,
         "prologues": prologues,
         "regions": regions,
         "inputs": {n.name: _place(program, n) for n in graph.leaves("input").values()},

@@ -127,7 +127,7 @@ class Verifier(Observer):
     each_step = True
 
     def __init__(self, lowered: Lowered, manifest: Manifest) -> None:
-        self._lowered, self._weights = lowered, Weights()
+        self._lowered, self._weights = lowered, Weights(manifest["signed_codes"])
         nodes = lowered.graph.nodes()
         self._names = lowered.graph.names()
         self._prologues, self._regions = (

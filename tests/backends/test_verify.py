@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ from rlx.backends import verify
 from rlx.backends.base import Program
 from rlx.backends.cpu import select
 from rlx.backends.cpu.kernels.rows.norm import rms_norm
-from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.target import Target, supported_levels
 from rlx.errors import ArgumentError, TargetError, VerificationError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
@@ -73,6 +74,22 @@ def test_sound_kernels_pass_in_every_way(
         assert [len(found) for found in runner.generate_batch([PROMPT, PROMPT[:3]], 3, stop_at_eog=False)] == [3, 3]
     said = capfd.readouterr().err
     assert re.search(r"rlx: verify: \w+/decode, step 1 \(.*SEQ 1.*\): up to %\S+ nothing differs", said)
+
+
+@pytest.mark.parametrize("jit", ["1", "0"])
+@pytest.mark.parametrize("level", supported_levels())
+def test_codes_of_eight_bits(verifies: None, monkeypatch: pytest.MonkeyPatch, level: str, jit: str) -> None:
+    """Each level packs them as its instructions take them; a table that is also multiplied is packed."""
+    monkeypatch.setenv("RLX_JIT", jit)
+    graph = Graph("tied")
+    table = graph.weight("table", [48, 64], "q8_0")
+    graph.output("y", ops.linear(ops.embedding(table, graph.input("ids", [SEQ], "int32")), table))
+    values = np.random.default_rng(0).standard_normal((48, 64)).astype(np.float32)
+    packed = gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    rows = gguf.dequantize(packed, gguf.GGMLQuantizationType.Q8_0)
+    with rlx.compile(graph, bind={"table": packed}, target=level, precision="exact") as exe:
+        found = exe(ids=[3, 47, 0])["y"]
+    np.testing.assert_allclose(found, rows[[3, 47, 0]] @ rows.T, rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize("kv", [dtype.name for dtype in KV_DTYPES])

@@ -10,8 +10,9 @@ import gguf
 import numpy as np
 import pytest
 
+from rlx.backends.cpu import layouts
 from rlx.backends.cpu.launch.threads import WorkerPool
-from rlx.backends.cpu.layouts import pack, packed_bytes, unpack
+from rlx.backends.cpu.layouts import packed_bytes
 from rlx.backends.cpu.steps import worker_loop
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, F16, F32, Q4_0, Q8_0, DType
@@ -48,6 +49,11 @@ def values(raw: np.ndarray, dtype: DType, *shape: int) -> np.ndarray:
     return gguf.dequantize(by_row, gguf.GGMLQuantizationType(dtype.ggml)).reshape(shape)
 
 
+def pack(tensors: Tensors, dtype: DType, raw: np.ndarray) -> np.ndarray:
+    """A matrix [ROWS, WIDTH] as the kernels of the target take it."""
+    return layouts.pack(dtype, raw, ROWS, WIDTH, signed=tensors.compiler.target.isa.signed_codes)
+
+
 def memory(tensors: Tensors, name: str, at: int, nbytes: int) -> np.ndarray:
     return tensors._blocks[name].view(np.uint8, at + nbytes)[at:]
 
@@ -61,8 +67,10 @@ def test_a_stack_is_its_matrices_packed_one_after_the_other(tensors: Tensors, dt
     assert tensors.nbytes == EXPERTS * size and tensors.addresses["exps"] == tensors._blocks["exps"].address
     for expert, matrix in enumerate(raw.reshape(EXPERTS, -1)):
         found = memory(tensors, "exps", expert * size, size)
-        np.testing.assert_array_equal(found, pack(dtype, matrix, ROWS, WIDTH))
-        np.testing.assert_array_equal(unpack(dtype, found, ROWS, WIDTH), expected[expert])
+        np.testing.assert_array_equal(found, pack(tensors, dtype, matrix))
+        signed = tensors.compiler.target.isa.signed_codes
+        unpacked = layouts.unpack(dtype, found, ROWS, WIDTH, signed=signed)
+        np.testing.assert_array_equal(unpacked, expected[expert])
 
 
 def test_a_matrix_is_a_stack_of_one(tensors: Tensors) -> None:
@@ -71,7 +79,7 @@ def test_a_matrix_is_a_stack_of_one(tensors: Tensors) -> None:
     tensors.add_matrix("b", raw, Q8_0, 1, ROWS, WIDTH)
     size = packed_bytes(Q8_0, ROWS, WIDTH)
     for name in "ab":
-        np.testing.assert_array_equal(memory(tensors, name, 0, size), pack(Q8_0, raw, ROWS, WIDTH))
+        np.testing.assert_array_equal(memory(tensors, name, 0, size), pack(tensors, Q8_0, raw))
 
 
 @pytest.mark.parametrize(
@@ -141,10 +149,10 @@ def test_a_model_is_loaded_as_its_manifest_says(tensors: Tensors, tmp_path: Path
         for expert in range(EXPERTS):
             matrix = np.ascontiguousarray(experts[expert, start : start + ROWS])
             found = memory(tensors, f"blk.0.ffn_{name}_exps.weight", expert * size, size)
-            np.testing.assert_array_equal(found, pack(Q8_0, matrix.reshape(-1), ROWS, WIDTH))
+            np.testing.assert_array_equal(found, pack(tensors, Q8_0, matrix.reshape(-1)))
     v = np.ascontiguousarray(file["blk.0.attn_qkv.weight"][2 * ROWS :])
     found = memory(tensors, "blk.0.attn_v.weight", 0, packed_bytes(Q4_0, ROWS, WIDTH))
-    np.testing.assert_array_equal(found, pack(Q4_0, v.reshape(-1), ROWS, WIDTH))
+    np.testing.assert_array_equal(found, pack(tensors, Q4_0, v.reshape(-1)))
     assert [each[0] for each in seen] == ["packing weights"] * len(MANIFEST)
     done, total = [each[1] for each in seen], {each[2] for each in seen}
     read = {n: DTYPES[r["dtype"]].size([int(d) for d in r["shape"]]) for n, r in MANIFEST.items()}

@@ -385,7 +385,7 @@ def _manifest(linker: _Linker, regions: list[_Bound]) -> dict[str, Any]:
         "units": [[[c.units.most(limits), grain(c.units, limits)] for c in region.calls] for region in regions],
     }
     symbols = {call.node: call.kernel.symbol for region in regions for call in region.all_calls}
-    described = manifest_of(linker.program, symbols.__getitem__)
+    described = manifest_of(linker.program, symbols.__getitem__, signed_codes=linker.target.isa.signed_codes)
     return {**described, "arena": _align(linker.scratch), "private": _align(linker.private), "args": args, **shared}
 
 

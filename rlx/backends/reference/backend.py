@@ -72,11 +72,21 @@ class Reference(Backend):
         return Alone()
 
     def packer(self, dtype: DType, workers: Alone, builder: Builder) -> Packer:
-        def pack(raw: NDArray[np.uint8], address: int, n: int, k: int) -> None:
-            packed = layouts.pack(dtype, raw.reshape(-1), n, k)
-            at_address(address, packed.nbytes)[...] = packed
+        return packer(dtype)
 
-        return Packer(partial(layouts.packed_bytes, dtype), pack)
+
+def packer(dtype: DType, *, signed: bool = False) -> Packer:
+    """What packs weights by the definition of their layout, see `rlx.backends.cpu.layouts`.
+
+    Args:
+        signed: codes of 8 bits are signed bytes.
+    """
+
+    def pack(raw: NDArray[np.uint8], address: int, n: int, k: int) -> None:
+        packed = layouts.pack(dtype, raw.reshape(-1), n, k, signed=signed)
+        at_address(address, packed.nbytes)[...] = packed
+
+    return Packer(partial(layouts.packed_bytes, dtype), pack)
 
 
 BACKEND = Reference()

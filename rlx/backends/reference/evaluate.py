@@ -32,9 +32,14 @@ _KEPT_BYTES = 1 << 28  # of decoded weights; larger models decode them again in 
 
 
 class Weights:
-    """Decoded weights, the last ones used: a step reads all of them."""
+    """Decoded weights, the last ones used: a step reads all of them.
 
-    def __init__(self) -> None:
+    Args:
+        signed: whether packed codes are signed.
+    """
+
+    def __init__(self, signed: bool = False) -> None:
+        self.signed = signed
         self._found: OrderedDict[tuple[str, int], Array] = OrderedDict()
         self._bytes = 0
 
@@ -47,7 +52,7 @@ class Weights:
         """The values of the weight `node`, float32 of its shape."""
         key = node.name, raw.ctypes.data
         if key not in self._found:
-            self._found[key] = formats.read_weight(node.dtype, raw, shape, layout)
+            self._found[key] = formats.read_weight(node.dtype, raw, shape, layout, self.signed)
             self._bytes += self._found[key].nbytes
             while self._bytes > _KEPT_BYTES and len(self._found) > 1:
                 self._bytes -= self._found.popitem(last=False)[1].nbytes
@@ -109,7 +114,8 @@ class Evaluation:
         raw = memory(table, formats.weight_bytes(source.dtype, shape, layout))
         if used.size and not 0 <= used[0] <= used[-1] < shape[0]:
             return [np.empty((0, shape[1]), np.float32), ids]  # the meaning says which id is wrong
-        return [formats.read_table(source.dtype, raw, shape, layout, used), numbers.reshape(ids.shape)]
+        table_rows = formats.read_table(source.dtype, raw, shape, layout, used, self._weights.signed)
+        return [table_rows, numbers.reshape(ids.shape)]
 
     def value(self, node: Node, memory: Memory) -> Array:
         """The numbers of a value as they are in memory."""

@@ -151,23 +151,27 @@ def weight_bytes(dtype: DType, shape: Shape, layout: str) -> int:
     return int(np.prod(shape)) * 4 if layout == ROWS_LAYOUT else dtype.size(shape)
 
 
-def read_weight(dtype: DType, raw: Bytes, shape: Shape, layout: str) -> Array:
-    """The values of a weight, float32: "rows" is plain float32, "r16k4" packed, "file" as the file has it."""
+def read_weight(dtype: DType, raw: Bytes, shape: Shape, layout: str, signed: bool = False) -> Array:
+    """The values of a weight, float32: "rows" is plain float32, "r16k4" packed, "file" as the file has it.
+
+    Args:
+        signed: packed codes are signed.
+    """
     if layout == ROWS_LAYOUT:
         return raw.view(np.float32).reshape(shape)
     if layout == MATRIX_LAYOUT:
         pieces = raw.reshape(int(np.prod(shape[:-2])), -1)
-        return np.stack([layouts.unpack(dtype, piece, *shape[-2:]) for piece in pieces]).reshape(shape)
+        return np.stack([layouts.unpack(dtype, piece, *shape[-2:], signed=signed) for piece in pieces]).reshape(shape)
     return values_of_rows(dtype, raw, *_as_matrix(shape)).reshape(shape)
 
 
-def read_table(dtype: DType, raw: Bytes, shape: Shape, layout: str, ids: Array) -> Array:
+def read_table(dtype: DType, raw: Bytes, shape: Shape, layout: str, ids: Array, signed: bool = False) -> Array:
     """Rows `ids` of a table [n, k], float32 [len(ids), k], without reading the others."""
     n, k = shape
     if layout == MATRIX_LAYOUT:
         blocks, where = np.unique(ids // layouts.BLOCK_ROWS, return_inverse=True)
         chosen = raw.reshape(layouts.row_blocks(n), -1)[blocks]
-        values = layouts.unpack(dtype, chosen.reshape(-1), len(blocks) * layouts.BLOCK_ROWS, k)
+        values = layouts.unpack(dtype, chosen.reshape(-1), len(blocks) * layouts.BLOCK_ROWS, k, signed=signed)
         found: Array = values[where * layouts.BLOCK_ROWS + ids % layouts.BLOCK_ROWS]
         return found
     if layout == ROWS_LAYOUT:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlx.backends.base import Builder, Built, Code, Loadable, Lowered, OnKernel, manifest_of
+from rlx.backends.base import Builder, Built, Code, Loadable, Lowered, OnKernel, Packer, manifest_of
 from rlx.backends.cpu.target import Target
-from rlx.backends.reference.backend import Reference
+from rlx.backends.reference.backend import Reference, packer
+from rlx.backends.reference.evaluate import Weights
 from rlx.backends.reference.program import Alone
 from rlx.backends.uncompiled.loop_kernels import LoopKernels
 from rlx.backends.uncompiled.program import UncompiledProgram
 from rlx.errors import ArgumentError
+from rlx.ir.dtypes import DType
 from rlx.ir.node import Node
 from rlx.ir.ops import OPS
 from rlx.passes import pipeline
@@ -39,18 +41,31 @@ class Uncompiled(Reference):
         for done, node in enumerate(nodes):
             on_kernel(done, len(nodes))
             name(node)
-        return Built(sources, manifest_of(program, name), len(sources))
+        lowered_for = {"target": [target.level, target.triple, target.cpu, target.features]}
+        manifest = manifest_of(program, name, signed_codes=target.isa.signed_codes)
+        return Built(sources, manifest | lowered_for, len(sources))
 
     def load(self, stored: Loadable) -> Code:
         lowered = pipeline.place(stored.graph(), stored.options)
-        kernels = LoopKernels(Target.host())
+        kernels = LoopKernels(Target(*stored.manifest["target"]))
         return Code(partial(UncompiledProgram, lowered, stored.manifest, kernels), 0)
+
+    def workers(self, count: int, builder: Builder) -> Alone:
+        return Alone(Weights(_signed_codes(builder)))
+
+    def packer(self, dtype: DType, workers: Alone, builder: Builder) -> Packer:
+        return packer(dtype, signed=_signed_codes(builder))
 
     def bandwidth(self, workers: Alone, nbytes: int) -> float:
         raise _no_speed()
 
     def peaks(self, workers: Alone, builder: Builder) -> dict[str, float]:
         raise _no_speed()
+
+
+def _signed_codes(builder: Builder) -> bool:
+    """Whether weights are packed with signed codes, as the target's machine code reads them."""
+    return bool(builder.target.isa.signed_codes)
 
 
 def _no_speed() -> ArgumentError:
