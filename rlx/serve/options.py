@@ -125,7 +125,7 @@ class ServerOptions:
     share_prefixes: bool = option(
         False,
         "Let requests with different keys share cached prefixes of their prompts. It saves time where prompts begin "
-        "alike. It also shows the holder of one key how prompts of others begin, by response times and `cached_tokens`",
+        "alike. It also shows the holder of one key how prompts of others begin, by response times and cached_tokens",
         default="off: each key has its own; without keys all share",
         kind=bool,
     )
