@@ -37,7 +37,6 @@ Opening = Callable[["Bar"], AbstractContextManager[Work]]
 @click.argument("requests", metavar="IN.jsonl")
 @click.argument("answers", metavar="OUT.jsonl")
 @model_argument
-@click.option("--alias", multiple=True, metavar="NAME", help="A name that requests call MODEL; repeatable.")
 @click.option("--slots", type=click.IntRange(1, 128), metavar="N", help="Requests that are computed at the same time.")
 @click.option("--ray", "on_ray", is_flag=True, help="Let the nodes of a Ray cluster answer; RAY_ADDRESS names it.")
 @click.option("--replicas", type=click.IntRange(1), metavar="N", help="With --ray: how many processes open MODEL.")
@@ -50,7 +49,6 @@ def batch(
     requests: str,
     answers: str,
     model: str | None,
-    alias: tuple[str, ...],
     slots: int | None,
     on_ray: bool,
     replicas: int | None,
@@ -83,13 +81,13 @@ def batch(
     if requests != "-" and os.path.exists(answers) and os.path.samefile(requests, answers):
         raise click.UsageError("IN.jsonl and OUT.jsonl are the same file")
     path = model_path(model, engine)
-    names = [model_name(path), *alias, *([model] if model else [])]
+    name = model_name(path)
     engine |= {} if slots is None else {"slots": slots}
-    with Source.open(requests, names[0]) as source, Results(answers, source) as results:
+    with Source.open(requests, name) as source, Results(answers, source) as results:
         if all(results.done):
             click.echo(f"all {counted(len(source), 'request')} were answered before", err=True)
             return
-        opening = partial(_on_ray, path, names, engine, replicas) if on_ray else partial(_here, path, names, engine)
+        opening = partial(_on_ray, path, name, engine, replicas) if on_ray else partial(_here, path, name, engine)
         with recorded(trace, detail, limit):
             finished = _answered(opening, source, results)
     if not finished:
@@ -99,14 +97,14 @@ def batch(
 
 
 @contextmanager
-def _here(path: str, names: list[str], engine: dict[str, Any], bar: Bar) -> Iterator[Work]:
+def _here(path: str, name: str, engine: dict[str, Any], bar: Bar) -> Iterator[Work]:
     """Answers in this process. The model opens before there is an event loop, which would hold back a Ctrl-C."""
     from rlx.runners.opening.options import SLOTS
     from rlx.serve.batch.app import AHEAD, answering_with
     from rlx.serve.batch.run import answer_all
 
     async def work(source: Source, results: Results, bar: Bar) -> Progress:
-        async with answering_with(runner, names) as answering:
+        async with answering_with(runner, name) as answering:
             return await answer_all(source, results, answering, AHEAD * engine.get("slots", SLOTS), bar)
 
     with open_runner(path, engine, bar.opening) as runner:
@@ -114,7 +112,7 @@ def _here(path: str, names: list[str], engine: dict[str, Any], bar: Bar) -> Iter
 
 
 @contextmanager
-def _on_ray(path: str, names: list[str], engine: dict[str, Any], replicas: int | None, bar: Bar) -> Iterator[Work]:
+def _on_ray(path: str, name: str, engine: dict[str, Any], replicas: int | None, bar: Bar) -> Iterator[Work]:
     """Answers on a cluster."""
 
     async def work(source: Source, results: Results, bar: Bar) -> Progress:
@@ -122,7 +120,7 @@ def _on_ray(path: str, names: list[str], engine: dict[str, Any], replicas: int |
         from rlx.serve.batch.run import answer_all
 
         bar.opening.waiting("opening the model on the cluster")
-        async with answering_on_ray(path, names, engine, replicas) as (answering, at_once):
+        async with answering_on_ray(path, name, engine, replicas) as (answering, at_once):
             return await answer_all(source, results, answering, at_once, bar)
 
     yield work

@@ -74,7 +74,7 @@ def serve(
     rlx serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
     """
     from rlx.serve import check_installed
-    from rlx.serve.naming import model_name
+    from rlx.serve.naming import names_of
 
     check_installed()
     options = ServerOptions(**_given(server), sample=sample).resolved()
@@ -86,7 +86,7 @@ def serve(
         return
     if replicas is not None:
         raise click.UsageError("--replicas needs --ray")
-    names = [*options.alias, model_name(path), *([model] if model else [])]
+    names = names_of(path, model, options.alias)
     with recorded(trace, detail, limit):
         _serve_here(path, names, options, engine)
 

@@ -6,7 +6,7 @@ Ray stage. The files stay with the command; it gives each request to the actor t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -25,10 +25,10 @@ START_SECONDS = 600  # for the first actor to open the model; a cluster that gro
 class Worker:
     """What an actor does: it opens the model, and answers requests as a server would."""
 
-    def __init__(self, model: str, names: Sequence[str], engine: dict[str, Any]) -> None:
+    def __init__(self, model: str, name: str, engine: dict[str, Any]) -> None:
         import rlx
 
-        self._runner, self._names = rlx.auto_runner(model, **engine), names
+        self._runner, self._name = rlx.auto_runner(model, **engine), name
         self._stack, self._opening = AsyncExitStack(), asyncio.Lock()
         self._answering: Answering | None = None
 
@@ -36,7 +36,7 @@ class Worker:
         """The status and the body of an answer."""
         async with self._opening:
             if self._answering is None:
-                self._answering = await self._stack.enter_async_context(answering_with(self._runner, self._names))
+                self._answering = await self._stack.enter_async_context(answering_with(self._runner, self._name))
         return await self._answering(request, request_id)
 
     async def is_open(self) -> None:
@@ -45,14 +45,14 @@ class Worker:
 
 @asynccontextmanager
 async def answering_on_ray(
-    model: str, names: Sequence[str], engine: dict[str, Any], replicas: int | None = None
+    model: str, name: str, engine: dict[str, Any], replicas: int | None = None
 ) -> AsyncIterator[tuple[Answering, int]]:
     """What answers requests on a cluster, and how many it takes at a time.
 
     If an actor is killed, Ray starts another one, which answers what that one had.
 
     Args:
-        names: of the model, in requests; the first one is that in answers.
+        name: of the model, in answers.
         engine: options of `rlx.auto_runner`; `threads` is the number of cores of an actor.
         replicas: number of actors; by default as many as the cores of the cluster are for.
 
@@ -78,7 +78,7 @@ async def answering_on_ray(
     make = ray.remote(Worker).options(
         num_cpus=cpus, max_restarts=-1, max_task_retries=-1, max_concurrency=2 * AHEAD * slots
     )
-    actors = {i: make.remote(path_on_nodes(model), list(names), {**engine, "threads": cpus}) for i in range(count)}
+    actors = {i: make.remote(path_on_nodes(model), name, {**engine, "threads": cpus}) for i in range(count)}
     try:
         await _one_open(list(actors.values()))
         yield _Cluster(actors, slots), AHEAD * slots * count

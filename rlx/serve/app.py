@@ -86,13 +86,13 @@ class Server:
         return None if self._model is None else self._model.runner.stats()
 
     def named(self, name: str | None) -> ServedModel:
-        """The model that a request names; None is any.
+        """The model that a request names: with `strict_model` by one of its names, else by any.
 
         Raises:
             ApiError: there is no such model, or it is loading.
         """
         model = self.model
-        if name is not None and not model.is_named(name):
+        if self.options.strict_model and name is not None and not model.is_named(name):
             what = f"the model {name!r} does not exist here"
             hint = f"there is {', '.join(map(repr, (model.name, *model.aliases)))}"
             raise ApiError(404, what, param="model", code="model_not_found", hint=hint)

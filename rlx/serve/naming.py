@@ -6,9 +6,20 @@ Serve stage, before a model is opened.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+def names_of(path: str | Path, given: str | None, aliases: Sequence[str] = ()) -> list[str]:
+    """What a model is called: by `aliases`, by its file, and as the user wrote it. No name shows a folder.
+
+    Args:
+        given: how the user named the model, or None.
+    """
+    written = [] if given is None else [Path(given).name if Path(given).exists() else given]
+    return list(dict.fromkeys([*aliases, model_name(path), *written]))
 
 
 def model_name(path: str | Path) -> str:

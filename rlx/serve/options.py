@@ -136,6 +136,9 @@ class ServerOptions:
         kind=tuple,
         metavar="NAME",
     )
+    strict_model: bool = option(
+        False, "Answer requests for a model of another name with 404, in place of answering all", kind=bool
+    )
     queue: int = option(
         QUEUE,
         "How many requests may wait beside those that are computed; further ones get 429",

@@ -90,10 +90,10 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_it_answers_as_the_server_does(tmp_path: Path, server: Any) -> None:
     rows = requests(3, model="gpt-4o")
-    rows.append({"custom_id": "unknown", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "other"}})
+    rows.append({"custom_id": "unknown", "method": "POST", "url": "/v1/chat/completions", "body": {"unknown": 1}})
     rows += [{"custom_id": "bad", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": []}}]
     source, out = written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    done = CliRunner().invoke(cli, ["batch", str(source), str(out), "demo", "--alias", "gpt-4o"])
+    done = CliRunner().invoke(cli, ["batch", str(source), str(out), "demo"])
     assert done.exit_code == 0, done.output
     assert "answered 5 of 5 requests" in done.stderr and "2 with an error" in done.stderr
     found = {row["custom_id"]: row["response"] for row in read(out)}
@@ -107,7 +107,7 @@ def test_it_answers_as_the_server_does(tmp_path: Path, server: Any) -> None:
                 part.pop(varies, None)
             part.get("usage", {}).pop("prompt_tokens_details", None)  # what the cache had is another thing
         assert body == expected
-    again = CliRunner().invoke(cli, ["batch", str(source), str(out), "demo", "--alias", "gpt-4o"])
+    again = CliRunner().invoke(cli, ["batch", str(source), str(out), "demo"])
     assert again.exit_code == 0 and "all 5 requests were answered before" in again.stderr
 
 

@@ -171,12 +171,6 @@ def test_what_cannot_be_done_is_refused_by_its_field(
     assert found.status_code == 400 and sentence in found.json()["error"], found.text
 
 
-def test_errors_have_the_class_of_the_client(client: Any) -> None:
-    with pytest.raises(ollama.ResponseError, match="does not exist here") as found:
-        client.chat("other", messages=HI)
-    assert found.value.status_code == 404
-
-
 def test_a_client_that_goes_away_frees_its_sequence(client: Any, server: Any, idle: Any) -> None:
     for _ in range(5):
         with server.http.stream("POST", "/api/chat", json={"model": "demo", "messages": HI}) as stream:

@@ -5,7 +5,7 @@ Serve stage, after the application. So a request in a file gets what it would ge
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +24,14 @@ AHEAD = 2
 
 
 @asynccontextmanager
-async def answering_with(runner: CachedRunner, names: Sequence[str]) -> AsyncIterator[Answering]:
+async def answering_with(runner: CachedRunner, name: str) -> AsyncIterator[Answering]:
     """What answers requests with a runner.
 
     Args:
-        names: of the model, in requests; the first one is that in answers.
+        name: of the model, in answers.
     """
     options = ServerOptions(queue=100_000, max_body_mb=MAX_LINE / 1e6 + 1, log="none")
-    app = create_app(ServedModel(runner, names[0], names[1:]), options)
+    app = create_app(ServedModel(runner, name), options)
 
     async def answer(request: BatchRequest, request_id: str) -> tuple[int, Any]:
         return await call(app, request.url, request.body, [("x-request-id", request_id)])
