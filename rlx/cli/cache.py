@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import click
 
 from rlx.cli.command import Group
 from rlx.cli.main import debug_option
-from rlx.cli.output import counted, printable, size, table, width
+from rlx.cli.output import ago, counted, is_terminal, printable, size, table, width
 from rlx.errors import CacheError
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 _SHOWN, _FEW = 12, 8  # digits of a digest that tell entries apart, and those in a narrow terminal
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _GRAPH = "ir/00-graph.txt"  # a program before the passes, in every entry of one
 
 # The columns of `ls`. Of an entry that is no program "phase" says what it is.
@@ -156,7 +154,7 @@ def stats(as_json: bool) -> None:
         **facts,
         "entries": ", ".join([str(found.entries), *(f"{kind}: {count}" for kind, count in sorted(kinds.items()))]),
         "size": f"{size(found.nbytes)} of {size(found.limit)}",
-        "least recently used": "never" if found.oldest is None else f"{_ago(found.oldest)} ago",
+        "least recently used": "never" if found.oldest is None else f"{ago(found.oldest)} ago",
     }
     for name, value in lines.items():
         click.echo(printable(f"{name + ':':22}{value}"))
@@ -194,15 +192,11 @@ def _confirm(store: Store, yes: bool) -> None:
     if yes or not found.entries:
         return
     what = f"{counted(found.entries, 'entry')} of {size(found.nbytes)} in {found.root}"
-    if not _is_terminal():
+    if not is_terminal(sys.stdin):
         raise click.UsageError(
             f"rm --all would remove {printable(what)}; say --yes, because there is no terminal to ask."
         )
     click.confirm(f"Remove {printable(what)}? They are compiled again when they are needed", abort=True)
-
-
-def _is_terminal() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()
 
 
 @cache.command()
@@ -260,7 +254,7 @@ def _facts(row: Listing) -> dict[str, str]:
             cells |= {name: str(found[name] or "") for name in ("SEQ", "PAST", "batch", "precision")}
             cells["kv"] = found["KV cache type"]
             cells["PAST"] = "" if found["PAST"] == "any" else found["PAST"]
-    return cells | {"digest": row.digest[:_SHOWN], "size": size(row.nbytes), "age": _ago(row.last_used)}
+    return cells | {"digest": row.digest[:_SHOWN], "size": size(row.nbytes), "age": ago(row.last_used)}
 
 
 def _list(rows: list[list[str]], columns: list[str]) -> None:
@@ -285,14 +279,6 @@ def _list(rows: list[list[str]], columns: list[str]) -> None:
 
 def _kind(row: Listing) -> str:
     return row.key.kind if row.key else "?"
-
-
-def _ago(when: float) -> str:
-    seconds = max(0, int(time.time() - when))
-    for unit, name in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
-        if seconds >= unit:
-            return f"{seconds // unit} {name}"
-    return f"{seconds} s"
 
 
 def _apart(a: Any, b: Any) -> tuple[str, str]:

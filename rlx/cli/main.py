@@ -37,6 +37,8 @@ _COMMANDS = {
     "tune": "rlx.cli.tune:tune",
     "doctor": "rlx.cli.doctor.command:doctor",
     "pull": "rlx.cli.pull:pull",
+    "list": "rlx.cli.models:list_",
+    "rm": "rlx.cli.models:rm",
     "convert": "rlx.cli.convert:convert",
     "quantize": "rlx.cli.quantize:quantize",
     "cache": "rlx.cli.cache:cache",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.first_use import download_if_agreed
 from rlx.profile.option import Option, options_of
 from rlx.runners.opening.options import EngineOptions
 
@@ -93,17 +94,22 @@ def collected(command: Command, name: str, options: dict[str, Decorator], make: 
     return wrapped
 
 
-def model_path(model: str | None, engine: dict[str, Any], *, tell_demo: bool = False, images: bool = False) -> str:
+def model_path(
+    model: str | None, engine: dict[str, Any], *, tell_demo: bool = False, images: bool = False, yes: bool = False
+) -> str:
     """The model to open: MODEL, else the model that `--profile` names or that lies beside it, else the demo model.
 
-    Where the profile decides, a line on stderr says what was taken.
+    Where the profile decides, a line on stderr says what was taken. A model that is named as on the hub and is not
+    there is downloaded, if the user agrees.
 
     Args:
         tell_demo: the line is there for the demo model too.
         images: whether it must take images: then the demo model is the one that sees.
+        yes: the user has agreed to a download.
 
     Raises:
         AmbiguousModelError, ProfileError: as `choose_model`.
+        ModelFileError, DownloadError: the model is not there and cannot be downloaded.
     """
     from rlx import demo
     from rlx.runners.opening.model_choice import choose_model
@@ -116,7 +122,14 @@ def model_path(model: str | None, engine: dict[str, Any], *, tell_demo: bool = F
         click.echo(f"model: {name} ({reasons[choice.origin]})", err=True)
     if images and choice.origin == "demo":
         return str(demo.path(demo.VISION))
+    if choice.origin in ("named", "profile"):
+        download_if_agreed(str(choice.path), yes)
     return str(choice.path)
+
+
+yes_option = click.option(
+    "--yes", is_flag=True, help="Download MODEL without a question if it is named as on the hub and is not there."
+)
 
 
 def read_profile(engine: dict[str, Any]) -> CompileProfile | None:

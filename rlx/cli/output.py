@@ -48,6 +48,20 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what if count == 1 else plural}"
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is there and is a terminal."""
+    return stream is not None and stream.isatty()
+
+
+def ago(when: float) -> str:
+    """How long ago a time was, in its largest unit: '3 d', '20 s'."""
+    seconds = max(0, int(time.time() - when))
+    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{seconds // unit} {name}"
+    return f"{seconds} s"
+
+
 def width(file: TextIO | None = None) -> int:
     """Columns of the terminal that `file`, by default stdout, goes to; of a pipe as many as no terminal cuts off."""
     return shutil.get_terminal_size().columns if (file or sys.stdout).isatty() else _PIPE_WIDTH

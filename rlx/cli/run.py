@@ -24,7 +24,7 @@ from rlx.cli.answering import (
 )
 from rlx.cli.command import Command
 from rlx.cli.main import INTERRUPTED, debug_option
-from rlx.cli.options import engine_options, model_path, open_runner
+from rlx.cli.options import engine_options, model_path, open_runner, yes_option
 from rlx.cli.output import Answer, Bars, speeds, stdout
 from rlx.cli.prompt import Words
 from rlx.cli.sampling import described, ending_options, sample_opts, sampling_options
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 @speculative_option
 @image_option
 @click.option("--raw", is_flag=True, help="No chat template; control tokens written in the prompt count as such.")
+@yes_option
 @engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @click.option("--no-stream", is_flag=True, help="Print the text when it is complete.")
@@ -79,6 +80,7 @@ def run(
     speculative: str | None,
     image: tuple[str, ...],
     raw: bool,
+    yes: bool,
     engine: dict[str, Any],
     as_json: bool,
     no_stream: bool,
@@ -105,7 +107,7 @@ def run(
     with span("read the arguments"):
         model, text = Words(words, model, prompt, file, stdin).resolve()
         images = read_images(image)
-        path = model_path(model, engine, images=bool(images))
+        path = model_path(model, engine, images=bool(images), yes=yes)
     with Bars() as bars:
         bars.waiting("opening the model")
         with span("open the model"):

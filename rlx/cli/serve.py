@@ -10,7 +10,15 @@ import click
 from rlx.cli.answering import speculative_option
 from rlx.cli.command import Command
 from rlx.cli.main import debug_option
-from rlx.cli.options import collected, command_line_option, engine_options, model_argument, model_path, open_runner
+from rlx.cli.options import (
+    collected,
+    command_line_option,
+    engine_options,
+    model_argument,
+    model_path,
+    open_runner,
+    yes_option,
+)
 from rlx.cli.output import Bars, counted
 from rlx.cli.recording import check_no_trace, recorded, trace_options
 from rlx.cli.sampling import sampling_options
@@ -47,6 +55,7 @@ def loop_options(command: Function) -> Function:
 @click.option("--ray", "on_ray", is_flag=True, help="Serve on the nodes of a Ray cluster; RAY_ADDRESS names it.")
 @click.option("--replicas", metavar="N", help="With --ray: how many processes open MODEL, such as 2, or 1-4 by load.")
 @trace_options
+@yes_option
 @engine_options
 @debug_option
 def serve(
@@ -60,6 +69,7 @@ def serve(
     trace: str | None,
     detail: Detail,
     limit: int,
+    yes: bool,
     engine: dict[str, Any],
 ) -> None:
     """Serve MODEL over HTTP, by default the demo model.
@@ -78,7 +88,7 @@ def serve(
 
     check_installed()
     options = ServerOptions(**_given(server), sample=sample).resolved()
-    path = model_path(model, engine)
+    path = model_path(model, engine, yes=yes)
     engine = {**engine, **_given(loop), **_given({"speculative": speculative})}
     if on_ray:
         check_no_trace(trace)

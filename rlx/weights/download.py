@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from rlx.env import size
 from rlx.errors import DownloadError
+from rlx.weights import hub
 from rlx.weights.hub_http import asked, named_http_errors
 from rlx.weights.repository import RemoteFile, Repository
 
@@ -34,12 +35,9 @@ class Downloads:
     """Files on their way into the hub's folder: `blobs` by what they hash to, `snapshots/<commit>` with their names."""
 
     def __init__(self, repository: Repository, progress: Progress | None, say: Notice) -> None:
-        from huggingface_hub import constants
-        from huggingface_hub.file_download import repo_folder_name
-
-        cache, folder = Path(constants.HF_HUB_CACHE), repo_folder_name(repo_id=repository.name, repo_type="model")
         self.repository, self.progress, self.say = repository, progress, say
-        self.storage, self.locks = cache / folder, cache / ".locks" / folder
+        self.storage = hub.folder(repository.name)
+        self.locks = self.storage.parent / ".locks" / self.storage.name
         self.snapshot = self.storage / "snapshots" / repository.commit
 
     def fetch(self, files: Iterable[RemoteFile]) -> list[Path]:

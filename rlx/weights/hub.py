@@ -16,17 +16,19 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and "--" not in text and ".." not in text
 
 
-def snapshot(repo: str) -> Path | None:
-    """The folder of what was downloaded of a repository's main branch; None if nothing was.
-
-    It lies where HF_HUB_CACHE or HF_HOME says, as for all tools of the hub.
-    """
+def folder(repo: str | None = None) -> Path:
+    """The folder of all downloads, or that of a repository in it: where HF_HUB_CACHE or HF_HOME says."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
-    reference = folder / "refs" / "main"
+    cache = Path(constants.HF_HUB_CACHE)
+    return cache if repo is None else cache / repo_folder_name(repo_id=repo, repo_type="model")
+
+
+def snapshot(repo: str) -> Path | None:
+    """The folder of what was downloaded of a repository's main branch; None if nothing was."""
+    reference = folder(repo) / "refs" / "main"
     if not reference.is_file():
         return None
-    found = folder / "snapshots" / reference.read_text(encoding="utf-8").strip()
+    found = folder(repo) / "snapshots" / reference.read_text(encoding="utf-8").strip()
     return found if found.is_dir() else None

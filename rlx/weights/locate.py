@@ -44,14 +44,19 @@ class FoundModel:
 
     Attributes:
         path: the file to open: of a split model its first part that is there, of safetensors shards their index.
+        files: with its weights: `path`, all parts, or all shards and their index.
         quantization: what the name says about its type, such as "Q4_K_M"; "safetensors" for a checkpoint; None where
             the name says nothing.
-        nbytes: size of all its files.
     """
 
     path: Path
     quantization: str | None
-    nbytes: int
+    files: tuple[Path, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all its files."""
+        return sum(file.stat().st_size for file in self.files)
 
     def __str__(self) -> str:
         facts = [self.quantization] if self.quantization else []
@@ -95,6 +100,13 @@ def split_quantization(text: str) -> tuple[str, str | None]:
     return (base, quantization) if colon and quantization and not re.search(r"[/\\\s]", quantization) else (text, None)
 
 
+def can_be_downloaded(text: str) -> bool:
+    """Whether a text names a model as on the Hugging Face hub, and neither a file nor a typing error of one."""
+    base, _ = split_quantization(text)
+    path = Path(base).expanduser()
+    return hub.is_name(base) and not base.lower().endswith(SUFFIXES) and not path.exists() and not _close(path)
+
+
 def is_model(text: str) -> bool:
     """Whether a text means a model rather than words: it is called like one, is a directory with one, or was
     downloaded under this name.
@@ -119,12 +131,13 @@ def models_in(directory: Path, deep: bool = False) -> list[FoundModel]:
     """
     files = sorted(entry for entry in (directory.rglob("*") if deep else directory.iterdir()) if entry.is_file())
     parts = _gguf_parts(files)
-    models = [FoundModel(group[0], quantization_of(whole.name), _nbytes(group)) for whole, group in parts.items()]
+    models = [FoundModel(group[0], quantization_of(whole.name), tuple(group)) for whole, group in parts.items()]
     models = [model for model in models if not is_projector(model.path.name)] or models
     for name in (SINGLE_NAME, INDEX_NAME):
         if (directory / name).is_file():
             shards = [file for file in files if file.suffix == ".safetensors" and file.parent == directory]
-            return [*models, FoundModel(directory / name, SAFETENSORS, _nbytes(shards))]
+            path = directory / name
+            return [*models, FoundModel(path, SAFETENSORS, tuple(dict.fromkeys([path, *shards])))]
     return models
 
 
@@ -243,10 +256,6 @@ def _close(path: Path) -> list[Path]:
         return []
     names = [each.name for each in path.parent.iterdir() if each.name.lower().endswith(SUFFIXES) or each.is_dir()]
     return [path.parent / name for name in nearest(path.name, names, 3)]
-
-
-def _nbytes(files: Iterable[Path]) -> int:
-    return sum(file.stat().st_size for file in files)
 
 
 def _listing(directory: Path) -> str:

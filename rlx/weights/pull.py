@@ -7,6 +7,7 @@ a model. Only `rlx pull` downloads, other commands after a question, and Python 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from rlx.env import size
@@ -32,6 +33,30 @@ _BESIDE = frozenset({
 })  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A model that can be downloaded, and from where."""
+
+    repository: Repository
+    model: RemoteModel
+
+    def fetch(self, progress: Progress | None = None, notice: Notice | None = None) -> Path:
+        """Downloads it; arguments, result and errors as of `pull`."""
+        say = notice or (lambda line: None)
+        downloads = Downloads(self.repository, progress, say)
+        path = downloads.fetch(self.model.files)[0]
+        if tower := tower_of(self.repository, path):
+            say(f"with its vision tower, {tower.name} ({size(tower.nbytes)})")
+            downloads.fetch((tower,))
+        return path
+
+
+def plan(name: str, notice: Notice | None = None) -> Plan:
+    """What `pull` would download: asks the hub, and downloads nothing."""
+    repository, quantization = repository_of(name)
+    return Plan(repository, choose(models_of(repository), quantization, repository, notice or (lambda line: None)))
+
+
 def pull(name: str, progress: Progress | None = None, notice: Notice | None = None) -> Path:
     """Downloads a model; what is there already is not fetched again, and a broken download goes on where it ended.
 
@@ -49,15 +74,7 @@ def pull(name: str, progress: Progress | None = None, notice: Notice | None = No
             repository.
         AmbiguousModelError: there are several models, and none of them is the usual one.
     """
-    say = notice or (lambda line: None)
-    repository, quantization = repository_of(name)
-    model = choose(models_of(repository), quantization, repository, say)
-    downloads = Downloads(repository, progress, say)
-    path = downloads.fetch(model.files)[0]
-    if tower := tower_of(repository, path):
-        say(f"with its vision tower, {tower.name} ({size(tower.nbytes)})")
-        downloads.fetch((tower,))
-    return path
+    return plan(name, notice).fetch(progress, notice)
 
 
 def repository_of(name: str) -> tuple[Repository, str | None]:

@@ -18,6 +18,7 @@ from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
 from rlx.cli import cache as cli_cache
 from rlx.cli.main import cli
+from rlx.cli.output import ago
 from rlx.errors import CacheError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
@@ -343,7 +344,7 @@ def test_rm_removes_what_it_is_told(store: Store) -> None:
 
 def test_rm_all_asks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "say --yes" in refused("rm", "--all")  # no terminal: nothing is removed without a word
-    monkeypatch.setattr(cli_cache, "_is_terminal", lambda: True)
+    monkeypatch.setattr(cli_cache, "is_terminal", lambda stream: True)
     for answer, code, left in (("n\n", 1, 3), ("", 1, 3), ("y\n", 0, 0)):
         result = CliRunner().invoke(cli, ["cache", "rm", "--all"], input=answer)
         assert f"Remove 3 entries of {store.stats().nbytes / 1000:.3g} kB in {store.root}" in result.output or not left
@@ -382,4 +383,4 @@ def test_help_names_the_commands() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(-5, "0 s"), (59, "59 s"), (60, "1 min"), (7199, "1 h"), (86400, "1 d")])
 def test_ages(seconds: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1e9)
-    assert cli_cache._ago(1e9 - seconds) == text
+    assert ago(1e9 - seconds) == text

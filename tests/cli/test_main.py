@@ -25,7 +25,7 @@ from rlx.errors import CacheError
 HEAVY = {"numba", "llvmlite", "gguf", "jinja2", "rich", "tokenizers"}
 COMMANDS = [
     "run", "chat", "serve", "compile", "profile", "inspect", "report", "batch", "bench", "ppl", "trace", "tune",
-    "doctor", "pull", "convert", "quantize", "cache",
+    "doctor", "pull", "list", "rm", "convert", "quantize", "cache",
 ]  # fmt: skip
 
 

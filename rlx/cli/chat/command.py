@@ -13,14 +13,14 @@ import click
 from rlx.cli.answering import readable, speculative_option, system_option, thinking_option
 from rlx.cli.chat.commands import Ended, is_command, obey
 from rlx.cli.chat.conversation import Conversation
-from rlx.cli.chat.lines import asked, is_terminal, piped
+from rlx.cli.chat.lines import asked, piped
 from rlx.cli.chat.session import Session
 from rlx.cli.chat.settings import Settings, display_options
 from rlx.cli.command import Command
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.main import INTERRUPTED, debug_option, show_mistake
-from rlx.cli.options import engine_options, model_argument, model_path, open_runner
-from rlx.cli.output import Bars, sampled
+from rlx.cli.options import engine_options, model_argument, model_path, open_runner, yes_option
+from rlx.cli.output import Bars, is_terminal, sampled
 from rlx.cli.sampling import described, ending_options, sampling_options
 from rlx.errors import ChatTemplateError, RlxError
 
@@ -37,9 +37,12 @@ if TYPE_CHECKING:
 @speculative_option
 @display_options
 @click.option("--no-history", is_flag=True, help="Do not keep what is typed for later conversations.")
+@yes_option
 @engine_options
 @debug_option
-def chat(model: str | None, system: str | None, no_history: bool, engine: dict[str, Any], **settings: Any) -> None:
+def chat(
+    model: str | None, system: str | None, no_history: bool, yes: bool, engine: dict[str, Any], **settings: Any
+) -> None:
     """Talk with MODEL, by default the demo model.
 
     In a terminal, /help lists the commands and keys. Ctrl-C clears the line or stops an answer, and what was said of it
@@ -50,7 +53,7 @@ def chat(model: str | None, system: str | None, no_history: bool, engine: dict[s
     rlx chat model.gguf --system "Be brief." --temperature 0.7
     """
     ctx, bars, interrupts = click.get_current_context(), Bars(), Interrupts()
-    with bars, _opened(model, engine, bars, interrupts) as runner, interrupts:
+    with bars, _opened(model, engine, yes, bars, interrupts) as runner, interrupts:
         conversation = Conversation(None if system is None else readable(system))
         session = Session(runner, model, Settings(runner.recommended_sample), interrupts, bars, conversation)
         session.change(lambda settings: settings.take(ctx))
@@ -99,13 +102,13 @@ def _messages(interrupts: Interrupts, keep_history: bool) -> Iterator[Iterator[s
             yield messages
 
 
-def _opened(model: str | None, engine: dict[str, Any], bars: Bars, interrupts: Interrupts) -> CachedRunner:
+def _opened(model: str | None, engine: dict[str, Any], yes: bool, bars: Bars, interrupts: Interrupts) -> CachedRunner:
     """The runner; a model that is not supported or has no chat template is refused before its weights are loaded."""
     from rlx.runners.auto import runner_class
     from rlx.runners.opening.opened import has_chat_template
     from rlx.weights import open_weights
 
-    path = model_path(model, engine)
+    path = model_path(model, engine, yes=yes)
     bars.waiting("opening the model")
     try:
         with open_weights(path) as loader:

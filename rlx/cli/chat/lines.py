@@ -6,7 +6,6 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
 
 import click
 
@@ -97,8 +96,3 @@ def _read_lines(interrupts: Interrupts) -> Iterator[str | None]:
 
 def _text(line: bytes | str) -> str:
     return (line if isinstance(line, str) else line.decode("utf-8", "replace")).rstrip("\r\n")
-
-
-def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream is there and is a terminal."""
-    return stream is not None and stream.isatty()
