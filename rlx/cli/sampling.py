@@ -39,7 +39,7 @@ class _Bias(click.ParamType):  # type: ignore[type-arg]
 _ALL = "all"
 # Parameter name -> type, metavar and help; the defaults are the model's own.
 _VALUES: dict[str, tuple[Any, str, str]] = {
-    "temperature": (float, "T", "Divides the logits; 0 takes the likeliest token."),
+    "temperature": (float, "T", "Randomness; 0 always takes the likeliest token (greedy)."),
     "top_k": (int, "K", "Keep the K likeliest tokens."),
     "top_p": (float, "P", "Keep the likeliest tokens whose probabilities reach P."),
     "min_p": (float, "P", "Keep tokens at least P times as likely as the likeliest."),
@@ -55,7 +55,7 @@ _VALUES: dict[str, tuple[Any, str, str]] = {
     "dry_base": (float, "B", "Growth of DRY with the length of the sequence; 1.75 by default."),
     "dry_allowed_length": (int, "N", "DRY ignores sequences shorter than N tokens; 2 by default."),
     "dry_penalty_last_n": (_Window(), "N", "Tokens that DRY searches, or 'all', the default."),
-    "mirostat": (int, "2", "2: Mirostat 2 replaces the filters."),
+    "mirostat": (int, "2", "2 turns on Mirostat 2, which replaces top-k, top-p and the other filters."),
     "mirostat_tau": (float, "T", "Target surprise of Mirostat in bits; 5 by default."),
     "mirostat_eta": (float, "E", "Learning rate of Mirostat; 0.1 by default."),
     "seed": (int, "N", "Seed of the random numbers; different each time by default."),
