@@ -66,9 +66,14 @@ class MultimodalRunner(TextRunner):
         if size != [None, None]:
             images = [_from_rgb(images, *size)]
         images = list(images) if isinstance(images, list | tuple) else [images]
-        return self.generate(self._with_images(prompt, images), **found)
+        return self.generate(self.with_images(prompt, images), **found)
 
-    def _with_images(self, prompt: Any, images: list[Any]) -> PromptLike:
+    def with_images(self, prompt: Any, images: list[Any]) -> Prompt | list[int]:
+        """The prompt that `generate_multimodal` makes of a prompt and its images.
+
+        Raises:
+            MultimodalError, ImageError, ArgumentError: as there.
+        """
         if isinstance(prompt, Prompt):
             hint = "give the ids, or call generate with the Prompt"
             raise ArgumentError("the prompt has its own images", where="generate_multimodal, prompt", hint=hint)

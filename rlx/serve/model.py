@@ -85,9 +85,7 @@ class ServedModel:
 
     def limit(self, tokens: int | None) -> int | None:
         """How many tokens an answer may have, where a request says `tokens`; None for what the context has room for."""
-        return (
-            tokens if self.max_tokens is None else min(self.max_tokens, self.max_tokens if tokens is None else tokens)
-        )
+        return min((each for each in (tokens, self.max_tokens) if each is not None), default=None)
 
     # ---------------------------------------------------------------------------------------------- prompts
 

@@ -44,7 +44,6 @@ class Keys:
         hint = "send the header Authorization: Bearer KEY, or X-Api-Key: KEY"
         return ApiError(401, what, code="invalid_api_key", hint=hint, headers={"WWW-Authenticate": "Bearer"})
 
-
     def owner(self, headers: Headers) -> str:
         """Tells the holders of different keys apart; empty where no key is needed. It does not tell the key."""
         return _digest(_sent(headers)).hex() if self._digests else ""

@@ -5,7 +5,6 @@ Server stage, beside the APIs. The fields follow llama-server and vLLM, whose cl
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
@@ -16,6 +15,7 @@ from rlx.serve.errors import ApiError
 from rlx.serve.http import new_router
 from rlx.serve.metrics import CONTENT_TYPE
 from rlx.serve.model import ServedModel
+from rlx.serve.settings import sampling_settings
 
 if TYPE_CHECKING:
     from rlx.runners.serving.request_stats import ActiveRequest
@@ -95,7 +95,7 @@ def properties(model: ServedModel) -> dict[str, Any]:
         "total_slots": model.slots,
         "model_alias": model.name,
         "model_aliases": list(model.aliases),
-        "model_path": model.name,  # a path would tell clients about the machine
+        "model_path": model.facts.path.name,  # its folder would tell clients about the machine
         "family": runner.family,
         "n_vocab": runner.vocab_size,
         "chat_template": tokenizer.chat_template or "",
@@ -114,13 +114,7 @@ def properties(model: ServedModel) -> dict[str, Any]:
 
 def _sampling(model: ServedModel) -> dict[str, Any]:
     """The sampling options of requests that give none, also under llama-server's names."""
-    opts = model.default_sample
-    params = {each.name: getattr(opts, each.name) for each in fields(opts) if each.name != "logit_bias"}
-    params |= {
-        "n_predict": model.limit(None) or -1,
-        "repeat_penalty": opts.repetition_penalty,
-        "repeat_last_n": opts.repetition_window,
-    }
+    params = {**sampling_settings(model.default_sample), "n_predict": model.limit(None) or -1}
     source = "server" if model.sample else "default" if model.runner.recommended_sample is None else "model"
     return {**params, "source": source}
 

@@ -113,4 +113,5 @@ def _texts(value: Any) -> list[str]:
 
 def _unused_word(texts: Sequence[str]) -> str:
     """A word that occurs in none of `texts`, the same one every time."""
-    return next(word for i in count() if not any((word := f"qz{i}token") in text for text in texts))
+    words = (f"qz{i}token" for i in count())
+    return next(word for word in words if not any(word in text for text in texts))

@@ -46,14 +46,14 @@ def router(server: Server) -> APIRouter:
     async def tags() -> JsonObject:
         """The model that is served, under each of its names."""
         model = server.model
-        return {"models": [_tag(model, name) for name in (model.name, *model.aliases)]}
+        return {"models": [tag(model, name) for name in (model.name, *model.aliases)]}
 
     @found.get("/api/ps")
     async def running() -> JsonObject:
         """The model that is served: it stays in memory."""
         model = server.model
         more = {"expires_at": _NEVER, "size_vram": 0, "context_length": model.runner.max_seq}
-        return {"models": [{**_tag(model, model.name), **more}]}
+        return {"models": [{**tag(model, model.name), **more}]}
 
     @found.post("/api/show")
     async def show(body: ShowBody) -> JsonObject:
@@ -106,7 +106,8 @@ def details(model: ServedModel) -> JsonObject:
     }
 
 
-def _tag(model: ServedModel, name: str) -> JsonObject:
+def tag(model: ServedModel, name: str) -> JsonObject:
+    """A model in a list, under one of its names."""
     return {
         "name": name,
         "model": name,

@@ -161,8 +161,13 @@ class CommonFields(SamplingFields, EndingFields, StructureFields):
     session_id: Ignored = None
     cache_salt: Text = None
 
-    cache_prompt: Annotated[Any, only(True)] = None
-    id_slot: Annotated[Any, only(-1)] = None
+    cache_prompt: bool | None = None
+    verbose: bool | None = None
+    id_slot: Annotated[int | None, hint(-1)] = None
+    n_keep: Annotated[int | None, hint()] = None  # of a context that is cut: none ever is
+    n_discard: Annotated[int | None, hint(0)] = None
+    n_cache_reuse: Annotated[int | None, hint(0)] = None
+    backend_sampling: Annotated[bool | None, hint(False)] = None
     spaces_between_special_tokens: Annotated[Any, only(True)] = None
     truncate_prompt_tokens: Annotated[Any, only()] = None
     truncation_side: Annotated[Any, only()] = None
@@ -172,7 +177,6 @@ class CommonFields(SamplingFields, EndingFields, StructureFields):
     kv_transfer_params: Annotated[Any, only()] = None
     post_sampling_probs: Annotated[Any, only(False)] = None
     return_tokens: bool | None = None
-    response_fields: Annotated[Any, only([])] = None
 
 
 class ChatBody(CommonFields):
@@ -211,18 +215,27 @@ class ChatBody(CommonFields):
     thinking_forced_open: Annotated[Any, only(False)] = None
     parse_tool_calls: Annotated[Any, only(True)] = None
     n_probs: Annotated[Any, only(0)] = None
+    response_fields: Annotated[Any, only([])] = None
+
+
+class MediaPrompt(Body):
+    """llama-server's prompt with images: `<__media__>` in the text stands for each."""
+
+    prompt_string: str
+    multimodal_data: list[str] | None = None
 
 
 class CompletionBody(CommonFields):
     """The body of `/v1/completions`."""
 
-    prompt: str | list[str | int | list[int | str]]
+    prompt: str | MediaPrompt | list[str | int | list[int | str] | MediaPrompt]
     suffix: Text = None
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     add_special_tokens: bool | None = None
     n_probs: TopLogprobs | None = None
+    response_fields: list[str] | None = None
 
     prompt_embeds: Annotated[Any, only()] = None
 

@@ -13,6 +13,7 @@ from rlx.serve.model import in_thread
 from rlx.serve.openai.bodies import ChatBody
 from rlx.serve.openai.chat_stream import ChatChunks
 from rlx.serve.openai.common import Call, json_response, logprob_dicts, timings_dict, usage_dict
+from rlx.serve.openai.native_output import verbose
 from rlx.serve.openai.sampling import most_tokens
 from rlx.serve.openai.structured import grammar_of, named_grammar
 from rlx.serve.pieces import stream_of
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def router(server: Server) -> APIRouter:
-    """`POST /chat/completions`."""
+    """`POST /chat/completions`, and the number of tokens that it would read."""
     found = new_router(tags=["chat"])
 
     @found.post("/chat/completions")
@@ -39,10 +40,16 @@ def router(server: Server) -> APIRouter:
         if not body.stream:
             with named_grammar(body):
                 answer = await while_connected(request, model.collect(spec))
-            return json_response(complete(call, body, answer, prompt))
+            return json_response(complete(call, body, answer, prompt) | verbose(call, body, [spec], answer))
         chunks = ChatChunks(call, body, spec, prompt.context.ids)
         with named_grammar(body):
             return Stream(stream_of(await model.generate(spec), chunks, call.ping_seconds))
+
+    @found.post("/chat/completions/input_tokens")
+    async def input_tokens(body: ChatBody) -> dict[str, Any]:
+        """The number of tokens of a conversation, in llama-server's form."""
+        prompt = await prompt_of(server.named(body.model), body)
+        return {"object": "response.input_tokens", "input_tokens": len(prompt.context)}
 
     return found
 

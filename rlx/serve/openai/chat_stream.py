@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.serve.generation import Delta, End, Event, Finished, GenerationSpec, Progress, Timings, Usage
 from rlx.serve.openai.common import Call, logprob_dicts, progress_dict, timings_dict, usage_dict
+from rlx.serve.openai.native_output import verbose_end
 from rlx.serve.openai.sse import Chunks
 from rlx.serve.streaming import event, json_bytes
 
@@ -31,7 +32,7 @@ class ChatChunks(Chunks):
 
     def __init__(self, call: Call, body: ChatBody, spec: GenerationSpec, prompt: list[int]) -> None:
         options = body.stream_options
-        self._head, self._body, self._spec = call.head("chat.completion.chunk"), body, spec
+        self._call, self._head, self._body, self._spec = call, call.head("chat.completion.chunk"), body, spec
         self._ids = prompt
         self._with_usage = bool(options and options.include_usage)
         self._counts = bool(options and options.continuous_usage_stats)
@@ -116,8 +117,9 @@ class ChatChunks(Chunks):
     def _finished(self, finished: Finished) -> bytes:
         last, usage, timings = self._last, usage_dict(finished.usage), timings_dict(finished.timings)
         assert last is not None
-        counted: dict[str, Any] = {"usage": usage} if self._counts else {}
-        piece = self._piece(last.index, {}, end=last, timings=timings, **counted)
+        more: dict[str, Any] = {"usage": usage} if self._counts else {}
+        more |= verbose_end(self._call, self._body, [self._spec], last, finished)
+        piece = self._piece(last.index, {}, end=last, timings=timings, **more)
         return piece + self._chunk([], {"usage": usage, "timings": timings}) if self._with_usage else piece
 
     def _progress(self, progress: Progress) -> bytes:

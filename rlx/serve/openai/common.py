@@ -87,7 +87,7 @@ class Call:
             "priority": -(body.priority or 0),  # vLLM's are the other way round
             "timeout": min(limits, default=None),
             "request_id": body.request_id or self.request.headers.get("x-request-id", ""),
-            "cache_salt": body.cache_salt or "",
+            "cache_salt": uuid.uuid4().hex if body.cache_prompt is False else body.cache_salt or "",
             **ending(body, model.runner.vocab_size),
         }
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.serve.generation import Delta, End, Event, Finished, GenerationSpec, Progress, TokenInfo
 from rlx.serve.openai.common import Call, progress_dict, timings_dict, usage_dict
 from rlx.serve.openai.logprobs import Logprobs
+from rlx.serve.openai.native_output import verbose_end
 from rlx.serve.openai.sse import Chunks
 from rlx.serve.streaming import event, json_bytes
 
@@ -31,6 +32,7 @@ class CompletionChunks(Chunks):
         self, call: Call, body: CompletionBody, specs: Sequence[GenerationSpec], echoes: Sequence[Echo]
     ) -> None:
         options = body.stream_options
+        self._call, self._specs = call, specs
         self._head, self._body = call.head("text_completion"), body
         self._echoes = [echo for spec, echo in zip(specs, echoes, strict=True) for _ in range(spec.n)]
         self._with_usage = bool(options and options.include_usage)
@@ -80,7 +82,8 @@ class CompletionChunks(Chunks):
     def _finished(self, finished: Finished) -> bytes:
         assert self._last is not None
         timings = {"timings": timings_dict(finished.timings)}
-        piece = self._ended(self._last, timings)
+        more = verbose_end(self._call, self._body, self._specs, self._last, finished)
+        piece = self._ended(self._last, timings | more)
         usage = {"usage": usage_dict(finished.usage)}
         return piece + self._chunk([], usage | timings) if self._with_usage else piece
 

@@ -13,11 +13,12 @@ from rlx.serve.errors import invalid
 from rlx.serve.generation import Choice, Collected, GenerationSpec, TokenInfo
 from rlx.serve.http import new_router
 from rlx.serve.model import in_thread
-from rlx.serve.openai.bodies import CompletionBody
+from rlx.serve.openai.bodies import CompletionBody, MediaPrompt
 from rlx.serve.openai.common import Call, json_response, timings_dict, usage_dict
 from rlx.serve.openai.completion_stream import CompletionChunks
 from rlx.serve.openai.logprobs import Logprobs
-from rlx.serve.openai.prompts import filled_in, prompt_ids, prompts
+from rlx.serve.openai.native_output import verbose
+from rlx.serve.openai.prompts import filled_in, media_prompt, prompt_ids, prompts
 from rlx.serve.openai.sampling import most_tokens
 from rlx.serve.openai.structured import grammar_of, named_grammar
 from rlx.serve.pieces import stream_of
@@ -52,6 +53,8 @@ def router(server: Server) -> APIRouter:
     @found.post("/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
         """The continuation of texts."""
+        if body.response_fields:
+            raise invalid("response_fields", "this path does not have it", "use /completion")
         model = server.named(body.model)
         call = Call(server, request, body, model, "cmpl", "text_completion")
         specs = await specs_of(call, body)
@@ -59,7 +62,7 @@ def router(server: Server) -> APIRouter:
         if not body.stream:
             with named_grammar(body):
                 answer = await while_connected(request, model.collect(*specs))
-            return json_response(complete(call, body, answer, echoes))
+            return json_response(complete(call, body, answer, echoes) | verbose(call, body, specs, answer))
         chunks = CompletionChunks(call, body, specs, echoes)
         with named_grammar(body):
             return Stream(stream_of(await model.generate(*specs), chunks, call.ping_seconds))
@@ -110,7 +113,14 @@ def _prompts(model: ServedModel, body: CompletionBody) -> list[Context]:
         return [model.checked(filled_in(model, found[0], body.suffix))]
     adds = body.add_special_tokens is not False
     names = ["prompt"] if len(found) == 1 else [f"prompt[{i}]" for i in range(len(found))]
-    return [model.checked(prompt_ids(model, each, name, adds)) for each, name in zip(found, names, strict=True)]
+    return [
+        model.checked(
+            media_prompt(model, each, name, adds)
+            if isinstance(each, MediaPrompt)
+            else prompt_ids(model, each, name, adds)
+        )
+        for each, name in zip(found, names, strict=True)
+    ]
 
 
 async def echoes_of(model: ServedModel, body: CompletionBody, specs: list[GenerationSpec]) -> list[Echo]:

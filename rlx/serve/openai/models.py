@@ -8,6 +8,7 @@ from fastapi import APIRouter
 
 from rlx.serve.http import new_router
 from rlx.serve.model import ServedModel
+from rlx.serve.ollama.describe import capabilities, tag
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -19,8 +20,9 @@ def router(server: Server) -> APIRouter:
 
     @found.get("/models")
     async def models() -> dict[str, Any]:
-        """The model that is served."""
-        return {"object": "list", "data": [described(server.model)]}
+        """The model that is served; `models` has it in the form of Ollama, as llama-server does."""
+        model = server.model
+        return {"object": "list", "data": [described(model)], "models": [listed(model)]}
 
     @found.get("/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -53,3 +55,9 @@ def described(model: ServedModel) -> dict[str, Any]:
             "images": runner.supports_multimodal,
         },
     }
+
+
+def listed(model: ServedModel) -> dict[str, Any]:
+    """A model as Ollama's clients expect it, with what it can do in llama-server's words."""
+    sees = ["multimodal"] if model.runner.supports_multimodal else []
+    return {**tag(model, model.name), "type": "model", "capabilities": [*capabilities(model), *sees]}

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlx.prompt import Prompt
+from rlx.runners.multimodal import MEDIA
 from rlx.serve.errors import invalid
 from rlx.serve.fields import shown
+from rlx.serve.media import base64_source, load_images
+from rlx.serve.openai.bodies import MediaPrompt
 
 if TYPE_CHECKING:
     from rlx.serve.model import ServedModel
@@ -32,7 +36,7 @@ def prompts(found: Any, field: str) -> list[Any]:
     Raises:
         ApiError: there is none, or too many.
     """
-    if isinstance(found, str):
+    if not isinstance(found, list):
         return [found]
     if not found:
         raise invalid(field, "it is empty", "give at least one prompt")
@@ -67,6 +71,25 @@ def prompt_ids(model: ServedModel, prompt: Any, field: str, adds: bool) -> list[
     if not ids:
         raise invalid(field, "the prompt is empty", "give at least one token")
     return ids
+
+
+def media_prompt(model: ServedModel, prompt: MediaPrompt, field: str, adds: bool) -> list[int] | Prompt:
+    """A text with images in it, in base64; `<__media__>` stands for each.
+
+    Raises:
+        ApiError: there is not one image for each place, or the text is far too long.
+        MultimodalError, ImageError: the model takes no images, or one cannot be used.
+    """
+    data, text = prompt.multimodal_data or [], prompt.prompt_string
+    if not data:
+        return prompt_ids(model, text, f"{field}.prompt_string", adds)
+    if (places := text.count(MEDIA)) != len(data):
+        what = f"there are {len(data)}, and {places} places for them in prompt_string"
+        raise invalid(f"{field}.multimodal_data", what, f"write {MEDIA} where an image belongs")
+    model.check_length([text], field)
+    parts = [base64_source(each, f"{field}.multimodal_data[{i}]").part for i, each in enumerate(data)]
+    (read,) = load_images([{"content": parts}], model.media, model.runner.supports_multimodal)
+    return model.runner.with_images(text, [part["image"] for part in read["content"]])
 
 
 def filled_in(model: ServedModel, prompt: str, suffix: str) -> list[int]:
