@@ -1,4 +1,4 @@
-"""The options of a generation under llama-server's names: the defaults for `/props`, those of an answer for `/completion`.
+"""The options of a generation under llama-server's names: defaults for `/props`, those of an answer for `/completion`.
 
 Server stage, below the APIs.
 """
