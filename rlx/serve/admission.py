@@ -1,7 +1,7 @@
 """Who may come in: a bounded number of requests, and a bounded number of bytes of their bodies.
 
 Server stage. The gate stands in front of the application: a request that is refused costs nothing, its body is not
-even read.
+even read. One whose body is not complete has no place in the queue.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rlx.serve.errors import ApiError
 
-SMALL = 1 << 20  # bytes of a body that waits for no room
-ROOM = 256 << 20  # bytes of larger bodies at once, if a body may not be larger
+SMALL = 64 << 10  # bytes of a body that waits for no room
+ROOM = 320 << 20  # bytes that larger bodies take at once, with what their values take
 RECENT = 0.2  # weight of the newest duration in the average
 LONGEST = 120.0  # seconds after which clients try again at the latest
 
@@ -37,8 +37,13 @@ class Gate:
         self.inside = self.rejected = 0
         self._seconds: float | None = None  # a moving average of how long requests take
 
-    def enter(self) -> None:
-        """Counts a request in; `left` has to follow.
+    @property
+    def is_crowded(self) -> bool:
+        """Whether requests wait."""
+        return self.inside > self.slots
+
+    def check(self) -> None:
+        """Refuses a request for which there is no place.
 
         Raises:
             ApiError: 429, the queue is full.
@@ -46,6 +51,14 @@ class Gate:
         if self.inside >= self.slots + self.queue:
             self.rejected += 1
             raise self._full()
+
+    def enter(self) -> None:
+        """Counts a request in; `left` has to follow.
+
+        Raises:
+            ApiError: as `check`.
+        """
+        self.check()
         self.inside += 1
 
     def left(self, seconds: float) -> None:
@@ -71,42 +84,76 @@ class Gate:
 
 
 class Room:
-    """Bytes that the bodies of all requests may take. Small bodies wait for nobody; larger ones go in order.
+    """Bytes that the bodies of all requests may take, as they come in: what was not sent takes none.
+
+    Bodies wait for room in order. So that they do not all wait for one another, there is a reserve for one body of the
+    largest size: the first of those that wait has it until its request is over.
 
     Args:
-        total: bytes; at least as many as one body may have.
+        total: bytes.
+        largest: bytes that one body may need.
     """
 
-    def __init__(self, total: int) -> None:
-        self._free = self._total = total
-        self._waiting: deque[tuple[int, asyncio.Event]] = deque()
+    def __init__(self, total: int, largest: int) -> None:
+        self._free = max(0, total - largest)
+        self._first: Place | None = None
+        self._waiting: deque[tuple[Place, int, asyncio.Event]] = deque()
 
-    @asynccontextmanager
-    async def taken(self, size: int) -> AsyncIterator[None]:
-        """Waits until there is room for a body of so many bytes, and keeps it."""
-        size = 0 if size <= SMALL else min(size, self._total)
-        if size and (self._waiting or size > self._free):
-            turn = asyncio.Event()
-            self._waiting.append((size, turn))
-            try:
-                await turn.wait()
-            except BaseException:
-                if turn.is_set():
-                    self._give(size)
-                else:
-                    self._waiting.remove((size, turn))
-                    self._give(0)
-                raise
-        else:
-            self._free -= size
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """The place of a body, which takes nothing yet; what it takes is given back at the end."""
+        found = Place(self)
         try:
-            yield
+            yield found
         finally:
-            self._give(size)
+            self._free += found.size
+            if self._first is found:
+                self._first = None
+            self._serve()
 
-    def _give(self, size: int) -> None:
-        self._free += size
-        while self._waiting and self._waiting[0][0] <= self._free:
-            size, turn = self._waiting.popleft()
-            self._free -= size
+    async def take(self, place: Place, count: int) -> None:
+        """Waits until there are so many bytes for a place, which then has them."""
+        if self._first is place:
+            return
+        if not self._waiting and count <= self._free:
+            self._give(place, count)
+            return
+        turn = asyncio.Event()
+        self._waiting.append((place, count, turn))
+        self._serve()
+        try:
+            await turn.wait()
+        finally:
+            if not turn.is_set():
+                self._waiting.remove((place, count, turn))
+                self._serve()
+
+    def _serve(self) -> None:
+        """Gives room to those that wait, in order."""
+        while self._waiting and (self._first is None or self._waiting[0][1] <= self._free):
+            place, count, turn = self._waiting.popleft()
+            if count <= self._free:
+                self._give(place, count)
+            else:
+                self._first = place
             turn.set()
+
+    def _give(self, place: Place, count: int) -> None:
+        self._free -= count
+        place.size += count
+
+
+class Place:
+    """What one body takes of a room.
+
+    Attributes:
+        size: bytes, beside those of the reserve.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self._room, self.size = room, 0
+
+    async def grow(self, size: int) -> None:
+        """Waits until there is room for so many bytes in all."""
+        if size > self.size:
+            await self._room.take(self, size - self.size)

@@ -19,9 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rlx.serve import record
+from rlx.serve import incoming, record
 from rlx.serve.admission import ROOM, Gate, Room
 from rlx.serve.errors import ApiError, api_error
+from rlx.serve.json_body import MAX_VALUES, VALUE_BYTES
 from rlx.serve.lifecycle import Lifecycle
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
@@ -60,7 +61,7 @@ class Front:
         self._respond, self._done = respond, done
         self._keys, self._names = Keys(options.api_key), Names(options)
         self._origins = Origins(options.cors_origin)
-        self._room = Room(max(ROOM, options.max_body_bytes))
+        self._room = Room(ROOM, options.max_body_bytes + MAX_VALUES * VALUE_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,7 +71,7 @@ class Front:
         found = _record(scope, headers)
         found.keeps_texts = self._options.log_prompts
         record.begin(found)
-        answer = _Answer(send, found, self._origins.headers(headers))
+        answer = _Answer(send, found, self._origins.headers(headers), is_read=not _has_body(headers))
         try:
             found.deadline = self._deadline(headers, found)
             await self._checked(scope, headers, receive, answer, found)
@@ -97,7 +98,7 @@ class Front:
         await self._respond(Request(scope), error)(scope, receive, send)
 
     async def _checked(
-        self, scope: Scope, headers: Headers, receive: Receive, send: Send, found: RequestRecord
+        self, scope: Scope, headers: Headers, receive: Receive, send: _Answer, found: RequestRecord
     ) -> None:
         for problem in (self._names.problem(headers), self._origins.problem(headers)):
             if problem is not None:
@@ -116,25 +117,32 @@ class Front:
         await self._admitted(scope, headers, receive, send, found)
 
     async def _admitted(
-        self, scope: Scope, headers: Headers, receive: Receive, send: Send, found: RequestRecord
+        self, scope: Scope, headers: Headers, receive: Receive, send: _Answer, found: RequestRecord
     ) -> None:
-        """Reads the body and has the request answered, counted at the gate."""
-        most = self._options.max_body_bytes
-        size = _length(headers)
+        """Reads the body, and has the request answered, counted at the gate from then on."""
+        most, size = self._options.max_body_bytes, _length(headers)
         if size is not None and size > most:
-            raise _too_large(most)
-        self._gate.enter()
+            raise incoming.too_large(most)
+        self._gate.check()
         self._lifecycle.in_flight += 1
         try:
-            async with self._room.taken(most if size is None else size):
-                body = await _read(receive, most)
+            with self._room.place() as place:
+                body = await incoming.read(receive, most, place, found.time_left(None))
+                send.is_read = True
                 if body is None:
                     found.gone = True
                     return
-                await self._app(scope, _Body(body, receive), send)
+                await self._counted(scope, _Body(body, receive), send, found)
         finally:
             self._lifecycle.in_flight -= 1
-            self._gate.left(found.seconds)
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send, found: RequestRecord) -> None:
+        self._gate.enter()
+        start = found.seconds
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._gate.left(found.seconds - start)
 
     def _deadline(self, headers: Headers, found: RequestRecord) -> float | None:
         """When the request is to be answered: by its header X-Request-Timeout, at the latest by the server's limit."""
@@ -147,10 +155,15 @@ class Front:
 
 
 class _Answer:
-    """Sends a response, with the headers that each one has, and notes its status."""
+    """Sends a response, with the headers that each one has, and notes its status.
 
-    def __init__(self, send: Send, found: RequestRecord, headers: dict[str, str]) -> None:
+    Attributes:
+        is_read: whether the body of the request was read; otherwise the connection ends with the response.
+    """
+
+    def __init__(self, send: Send, found: RequestRecord, headers: dict[str, str], is_read: bool) -> None:
         self._send, self._record, self._headers, self.started = send, found, headers, False
+        self.is_read = is_read
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -158,6 +171,8 @@ class _Answer:
             headers = MutableHeaders(raw=message.setdefault("headers", []))
             for name, value in self._headers.items():
                 headers[name] = value
+            if not self.is_read:
+                headers["Connection"] = "close"
             headers["X-Request-Id"] = self._record.id
             headers["Server-Timing"] = server_timing(self._record)
             if self._record.ignored:
@@ -180,27 +195,8 @@ class _Body:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-async def _read(receive: Receive, most: int) -> bytes | None:
-    """The body of a request; None if the client went away.
-
-    Raises:
-        ApiError: 413, it is larger than `most` bytes.
-    """
-    pieces, size, more = list[bytes](), 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        pieces.append(message.get("body", b""))
-        size, more = size + len(pieces[-1]), message.get("more_body", False)
-        if size > most:
-            raise _too_large(most)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def _too_large(most: int) -> ApiError:
-    hint = "send less, or start the server with a larger --max-body-mb"
-    return ApiError(413, f"the body is larger than {most / 1e6:g} MB", code="body_too_large", hint=hint)
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def _length(headers: Headers) -> int | None:

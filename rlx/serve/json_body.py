@@ -39,7 +39,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     return found
 
 
-def count_of(body: bytes) -> int:
+def count_of(body: bytes | bytearray) -> int:
     """How many values and names the JSON of a body has at most: an estimate in which texts may count, too."""
     return sum(map(body.count, _MARKS))
 

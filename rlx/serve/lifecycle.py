@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
+    from rlx.serve.admission import Gate
     from rlx.serve.app import Server
     from rlx.serve.options import ServerOptions
 
@@ -168,11 +169,13 @@ def http_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
     """The HTTP server of an application, with bounds for every connection. While it drains it goes on listening."""
     import uvicorn
 
-    from rlx.serve.protocol import BoundedProtocol, most_connections
+    from rlx.serve.protocol import BoundedProtocol, Turns, most_connections
 
+    gate: Gate = app.state.server.gate
+    own = {"send_seconds": options.send_timeout, "turns": Turns(), "others_wait": staticmethod(lambda: gate.is_crowded)}
     config = uvicorn.Config(
         app,
-        http=type("Connection", (BoundedProtocol,), {"send_seconds": options.send_timeout}),
+        http=type("Connection", (BoundedProtocol,), own),
         loop="asyncio",
         ws="none",
         lifespan="on",
@@ -211,8 +214,14 @@ def _draining(config: uvicorn.Config, shared: Server, seconds: float) -> uvicorn
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
-            own = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-            with platform.current().on_signals(asyncio.get_running_loop(), own, self.end):
+            if threading.current_thread() is not threading.main_thread():
+                yield
+                return
+            loop, hang_up = asyncio.get_running_loop(), [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
+            with (
+                platform.current().on_signals(loop, (signal.SIGINT, signal.SIGTERM), self.end),
+                platform.current().on_signals(loop, hang_up, shared.log.reopen),
+            ):
                 yield
 
         def end(self) -> None:

@@ -11,6 +11,7 @@ import logging
 import queue
 import sys
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
@@ -39,6 +40,7 @@ class Log:
 
     def __init__(self, target: str | PathLike[str]) -> None:
         self.dropped = 0
+        self._target, self._moved = target, False
         self._file: TextIO | None = _opened(target)
         self._lines: queue.Queue[str | None] = queue.Queue(QUEUED)
         self._thread: threading.Thread | None = None
@@ -64,6 +66,10 @@ class Log:
         except queue.Full:
             self.dropped += 1
 
+    def reopen(self) -> None:
+        """The file was moved away, as by logrotate: the next line goes into a new one."""
+        self._moved = True
+
     def close(self) -> None:
         """Writes what is left. May be called again."""
         for name in NAMES:
@@ -80,11 +86,23 @@ class Log:
         while (line := self._lines.get()) is not None:
             try:
                 assert self._file is not None
+                if self._moved:
+                    self._follow()
                 self._file.write(line)
                 if self._lines.empty():
                     self._file.flush()
             except (OSError, ValueError):  # a full disk, a reader that went away
                 self.dropped += 1
+
+    def _follow(self) -> None:
+        """Opens the file again. If that is not possible, the old one stays."""
+        self._moved = False
+        if self._file is None or self._file is sys.stderr:
+            return
+        with suppress(OutputError):
+            new = _opened(self._target)
+            self._file.close()
+            self._file = new
 
 
 def _opened(target: str | PathLike[str]) -> TextIO | None:

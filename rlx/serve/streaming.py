@@ -6,13 +6,13 @@ Server stage, below the APIs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
@@ -32,17 +32,25 @@ class Stream(Response):
         self, pieces: AsyncIterator[bytes], media_type: str = EVENTS, headers: Mapping[str, str] | None = None
     ) -> None:
         self.pieces, self.status_code, self.background = pieces, 200, None
+        self._began = False
         self.media_type = media_type
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await until_gone(self._send(send), receive)
+        async def probe() -> None:
+            if self._began:
+                quiet = b":\n\n" if self.media_type == EVENTS else b" "
+                await send({"type": "http.response.body", "body": quiet, "more_body": True})
+
+        await until_gone(self._send(send), receive, probe)
 
     async def _send(self, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            self._began = True
             async for piece in self.pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+            self._began = False
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             close = getattr(self.pieces, "aclose", None)
@@ -54,10 +62,16 @@ class ClientGone(Exception):
     """The client closed the connection before the answer was complete."""
 
 
-async def until_gone(work: Awaitable[T], receive: Receive) -> T | None:
-    """The result of `work`, which is cancelled when the client closes the connection; then None."""
+async def until_gone(
+    work: Awaitable[T], receive: Receive, probe: Callable[[], Awaitable[None]] | None = None
+) -> T | None:
+    """The result of `work`, which is cancelled when the client closes the connection; then None.
+
+    Args:
+        probe: called when the client sends no more, which it may have closed as well: sends it something.
+    """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
+    gone = asyncio.ensure_future(_disconnect(receive, probe))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
@@ -69,10 +83,10 @@ async def until_gone(work: Awaitable[T], receive: Receive) -> T | None:
                     await each
 
 
-async def _disconnect(receive: Receive) -> None:
-    message: Message = {"type": ""}
-    while message["type"] != "http.disconnect":
-        message = await receive()
+async def _disconnect(receive: Receive, probe: Callable[[], Awaitable[None]] | None) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        if probe is not None:
+            await probe()
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
