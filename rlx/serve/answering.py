@@ -136,6 +136,7 @@ class Answering(AsyncIterator[Event]):
             prompt_tokens=prompt - cached,
             decode_ms=1000 * max(each.decode_s for each in every),
             decode_tokens=tokens,
+            decode_steps=sum(max(0, each.tokens - 1) for each in every),
             cached_tokens=cached,
         )
         return Finished(Usage(prompt, cached, tokens, sum(each.reasoning for each in self._choices)), timings)

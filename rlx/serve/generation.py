@@ -154,7 +154,9 @@ class Timings:
     Attributes:
         queue_ms: before the engine began with it.
         prompt_ms, prompt_tokens: of the prompt, without cached tokens.
-        decode_ms, decode_tokens: after the first token.
+        decode_ms: after the first token.
+        decode_tokens: of all choices.
+        decode_steps: those of them that came after the first of their choice: what `decode_ms` was needed for.
         cached_tokens: of the prompt.
     """
 
@@ -163,6 +165,7 @@ class Timings:
     prompt_tokens: int = 0
     decode_ms: float = 0.0
     decode_tokens: int = 0
+    decode_steps: int = 0
     cached_tokens: int = 0
 
 

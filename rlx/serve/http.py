@@ -12,6 +12,8 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
 
 from rlx.serve import record
 from rlx.serve.errors import ApiError
@@ -53,6 +55,17 @@ class OpenRoute(APIRoute):
 
     def check(self, request: Request) -> None:
         """Refuses a request before its body is read."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return super().matches(self._as_get(scope))
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().handle(self._as_get(scope), receive, send)
+
+    def _as_get(self, scope: Scope) -> Scope:
+        """HEAD is answered as GET; the HTTP server leaves the body out."""
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD" and "GET" in self.methods
+        return {**scope, "method": "GET"} if is_head else scope
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()

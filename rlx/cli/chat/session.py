@@ -76,10 +76,10 @@ class Session:
 
     @property
     def used(self) -> int:
-        """Tokens of the context that the conversation takes, computed or not."""
+        """Tokens of the context that the conversation takes, computed or not. The end of a turn may lie beyond it."""
         if not self.conversation.exchanges:
             return 0
-        return self._count(self.conversation.messages(), add_generation_prompt=False)
+        return min(self._count(self.conversation.messages(), add_generation_prompt=False), self.runner.max_seq)
 
     def change(self, act: Callable[[Settings], None]) -> None:
         """Changes the settings by `act`; those that the model cannot follow are refused, and nothing changes.

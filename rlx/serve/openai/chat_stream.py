@@ -132,7 +132,8 @@ class ChatChunks(Chunks):
         """Times up to now."""
         prompt = self._prompt
         ms = 1000 * (time.perf_counter() - self._began)
-        return Timings(0.0, prompt.ms, prompt.total - prompt.cached, ms, self._tokens, prompt.cached)
+        steps = max(0, self._tokens - (self._body.n or 1))
+        return Timings(0.0, prompt.ms, prompt.total - prompt.cached, ms, self._tokens, steps, prompt.cached)
 
 
 def _call(delta: ToolCallDelta) -> dict[str, Any]:

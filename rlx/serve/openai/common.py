@@ -125,7 +125,7 @@ def timings_dict(timings: Timings) -> dict[str, Any]:
         "prompt_n": timings.prompt_tokens,
         **_rates("prompt", timings.prompt_ms, timings.prompt_tokens),
         "predicted_n": timings.decode_tokens,
-        **_rates("predicted", timings.decode_ms, timings.decode_tokens),
+        **_rates("predicted", timings.decode_ms, timings.decode_steps),
     }
 
 
@@ -140,6 +140,7 @@ def progress_dict(progress: Progress) -> dict[str, Any]:
 
 
 def _rates(name: str, ms: float, tokens: int) -> dict[str, float]:
+    """A time, and how it relates to the tokens that were computed in it."""
     return {
         f"{name}_ms": round(ms, 3),
         f"{name}_per_token_ms": round(ms / tokens, 4) if tokens else 0.0,
