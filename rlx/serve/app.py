@@ -27,7 +27,7 @@ from rlx.serve.admission import Gate
 from rlx.serve.errors import ApiError, api_error, shape_of
 from rlx.serve.fields import body_error
 from rlx.serve.front import Front
-from rlx.serve.lifecycle import Lifecycle, load
+from rlx.serve.lifecycle import Lifecycle, load, unavailable
 from rlx.serve.log import Log
 from rlx.serve.media import MediaOptions
 from rlx.serve.metrics import Metrics
@@ -58,6 +58,7 @@ class Server:
         self.telemetry = Telemetry.of(options.otlp_endpoint)
         self.metrics = Metrics(self._name, self._stats, self.gate, aliases=options.vllm_metrics)
         self._model: ServedModel | None = None
+        self._is_warm = False
         self._load = None if isinstance(model, ServedModel) else model
         if isinstance(model, ServedModel):
             self._opened(model)
@@ -77,6 +78,17 @@ class Server:
         if self._model is None:
             raise self.lifecycle.refusal() or AssertionError("it is ready without a model")
         return self._model
+
+    def unready(self) -> ApiError | None:
+        """Why a request would not be answered now, or would wait for a compile; None if it is answered at once.
+
+        One that comes while the first programs are compiled is answered all the same, when they are there.
+        """
+        problem = self.lifecycle.refusal()
+        if problem is None and self._model is not None and not self._is_warm:
+            self._is_warm = self._model.is_warm
+            return None if self._is_warm else unavailable("the model is compiled for this CPU", "loading", None)
+        return problem
 
     def _name(self) -> str:
         """What the model is called; while it is loading as the options say."""

@@ -64,7 +64,7 @@ class OpenRoute(APIRoute):
 
     def _as_get(self, scope: Scope) -> Scope:
         """HEAD is answered as GET; the HTTP server leaves the body out."""
-        is_head = scope["type"] == "http" and scope["method"] == "HEAD" and "GET" in self.methods
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD" and "GET" in (self.methods or ())
         return {**scope, "method": "GET"} if is_head else scope
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -78,17 +78,18 @@ class Lifecycle:
         if self.state == State.READY:
             return None
         if self.state == State.LOADING:
-            return _unavailable("the model is loading", "loading", "try again in some seconds")
+            return unavailable("the model is loading", "loading", "try again in some seconds")
         if self.state == State.FAILED:
-            return _unavailable(f"the model cannot be opened: {self.error}", "failed", None)
-        return _unavailable("the server is ending", "draining", "send the request to another one, or again later")
+            return unavailable(f"the model cannot be opened: {self.error}", "failed", None)
+        return unavailable("the server is ending", "draining", "send the request to another one, or again later")
 
     def _set(self, state: State) -> None:
         self.state = state
         self.changed()
 
 
-def _unavailable(what: str, code: str, hint: str | None) -> ApiError:
+def unavailable(what: str, code: str, hint: str | None) -> ApiError:
+    """The 503 of a server that does not answer now; `code` is one word for why."""
     return ApiError(503, what, code=code, hint=hint, headers={"Retry-After": "1"})
 
 

@@ -67,6 +67,11 @@ class ServedModel:
         """How many choices are computed at once."""
         return self.runner.slots
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether an answer need not wait for a compile: the first programs are there, or have computed something."""
+        return self.runner.is_warm or bool(self.runner.stats()["requests"]["tokens"])
+
     def is_named(self, name: str) -> bool:
         """Whether a request for the model `name` means this one."""
         return name == self.name or name in self.aliases

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from rlx.serve.errors import ApiError
 from rlx.serve.options import ServerOptions
 
-PUBLIC = frozenset({"/", "/health", "/v1/health", "/ping", "/favicon.ico"})
+PUBLIC = frozenset({"/", "/docs", "/health", "/v1/health", "/ping", "/favicon.ico"})
 """Paths that need no key: they tell nothing about the model or its users."""
 
 _LOCAL_HOST = re.compile(r"(?:[\w-]+\.)*localhost|127(?:\.\d{1,3}){3}|\[?::1\]?")

@@ -11,11 +11,12 @@ from fastapi import APIRouter, Request, Response
 
 import rlx
 from rlx.errors import RlxError
-from rlx.serve.errors import ApiError
+from rlx.serve.errors import ApiError, openai_body
 from rlx.serve.http import new_router
 from rlx.serve.metrics import CONTENT_TYPE
 from rlx.serve.model import ServedModel
 from rlx.serve.settings import sampling_settings
+from rlx.serve.streaming import json_bytes
 
 if TYPE_CHECKING:
     from rlx.runners.serving.request_stats import ActiveRequest
@@ -30,13 +31,20 @@ def router(server: Server) -> APIRouter:
     found = new_router(tags=["status"])
 
     @found.get("/health")
-    async def health() -> dict[str, Any]:
-        """Whether the server takes requests; 503 while the model loads and while the server ends."""
-        if (problem := server.lifecycle.refusal()) is not None:
-            raise problem
-        return {"status": "ok"}
+    async def health() -> Response:
+        """Whether requests are answered at once; 503 while the model loads or compiles, and while the server ends."""
+        return _health(server)
 
     return found
+
+
+def _health(server: Server) -> Response:
+    """The answer to a probe. An error has its word in `status`, too."""
+    problem = server.unready()
+    if problem is None:
+        return Response(json_bytes({"status": "ok"}), media_type="application/json")
+    body = {"status": problem.code, **openai_body(problem)}
+    return Response(json_bytes(body), problem.status, problem.headers, "application/json")
 
 
 def unversioned(server: Server) -> APIRouter:
@@ -44,11 +52,9 @@ def unversioned(server: Server) -> APIRouter:
     found = new_router(tags=["status"])
 
     @found.get("/ping")
-    async def ping() -> dict[str, Any]:
+    async def ping() -> Response:
         """As `/health`."""
-        if (problem := server.lifecycle.refusal()) is not None:
-            raise problem
-        return {"status": "ok"}
+        return _health(server)
 
     @found.get("/version")
     async def version() -> dict[str, str]:

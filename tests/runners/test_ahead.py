@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +278,20 @@ def test_closing_a_runner_ends_the_compile_that_a_call_waits_for(demo_model: Pat
         thread.join(SECONDS)
     assert len(errors) == 1
     assert not [entry for entry in Store(tmp_path / "cache").entries() if entry.key and entry.key.phase == "prefill"]
+
+
+def test_it_is_ready_when_the_first_programs_are_there(runner: Runner) -> None:
+    """Those of prompts and of single tokens: others may follow."""
+    assert runner.ahead.is_ready, "nothing is compiled ahead"
+    begun, go = [threading.Event() for _ in range(3)], [threading.Event() for _ in range(3)]
+
+    def job(number: int) -> None:
+        begun[number].set()
+        assert go[number].wait(SECONDS)
+
+    runner.ahead.start([partial(job, number) for number in range(3)])
+    for number, ready in enumerate((False, False, True)):
+        assert begun[number].wait(SECONDS) and runner.ahead.is_ready is ready
+        go[number].set()
+    runner.ahead.wait()
+    assert runner.ahead.is_ready

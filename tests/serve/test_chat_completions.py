@@ -141,6 +141,8 @@ def test_progress_of_the_prompt_and_timings(server: Any) -> None:
     timings = again["timings"]
     assert timings["prompt_n"] + timings["cache_n"] == again["usage"]["prompt_tokens"]
     assert timings["predicted_n"] == 4 and timings["predicted_ms"] > 0
+    rate = 3000 / timings["predicted_ms"]  # the time of three steps: the prompt's last row gives the first token
+    assert timings["predicted_per_second"] == pytest.approx(rate, rel=0.01)
 
 
 def test_usage_in_every_piece(server: Any) -> None:

@@ -18,7 +18,7 @@ import httpx
 import openai
 import pytest
 
-from rlx.serve import create_app
+from rlx.serve import ServedModel, create_app
 from rlx.serve.admission import Gate
 from rlx.serve.errors import ApiError
 from rlx.serve.json_body import MAX_DEPTH, parsed
@@ -351,6 +351,32 @@ def test_while_the_model_loads(server: Any, serve: Any) -> None:
         go.set()
         assert until(lambda: client.get("/health").status_code == 200)
         assert client.post(CHAT, json=SHORT).status_code == 200
+
+
+def test_while_the_first_programs_are_compiled(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe says so; a request is answered all the same."""
+    warm = False
+    monkeypatch.setattr(ServedModel, "is_warm", property(lambda model: warm))
+    client = make()
+    for path in ("/health", "/v1/health", "/ping"):
+        response = client.get(path)
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"
+        assert response.json()["status"] == "loading" == response.json()["error"]["code"]
+    assert client.post(CHAT, json=SHORT).status_code == 200
+    warm = True
+    assert client.get("/health").json() == {"status": "ok"}
+    warm = False
+    assert client.get("/health").status_code == 200, "once is enough"
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/v1/models", "/v1/models/demo", "/ping", "/props", "/metrics", "/api/tags", "/"]
+)
+def test_head_is_answered_as_get(server: Any, path: str) -> None:
+    head, get = server.http.head(path), server.http.get(path)
+    assert head.status_code == get.status_code == 200 and not head.content
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert server.http.head(CHAT).status_code == 405
 
 
 def test_a_model_that_cannot_be_opened(serve: Any) -> None:

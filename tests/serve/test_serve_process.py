@@ -90,6 +90,20 @@ def test_a_signal_lets_running_requests_finish() -> None:
         assert server.wait(TIMEOUT) == 0
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+def test_sighup_goes_on_with_a_new_log(tmp_path: Path) -> None:
+    log, old = tmp_path / "log", tmp_path / "old"
+    with process("--log", str(log)) as (server, client):
+        client.get("/version")
+        while '"path": "/version"' not in log.read_text():
+            time.sleep(0.01)
+        log.rename(old)
+        server.send_signal(signal.SIGHUP)
+        while not log.exists():
+            client.get("/version").raise_for_status()
+        assert server.poll() is None
+
+
 def test_it_listens_on_every_host_and_answers_as_its_options_say() -> None:
     if not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")

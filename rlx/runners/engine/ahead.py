@@ -29,6 +29,7 @@ from rlx.runtime.compile import Progress
 from rlx.runtime.limits import whole
 
 _LOOK = 0.02  # seconds between two checks whether the runner is idle
+FIRST = 2  # programs that an answer needs: of prompts, and of single tokens; they are the first ones in the background
 
 
 def expected_programs(chosen: Any, setup: Setup) -> list[ProgramSpec]:
@@ -83,6 +84,7 @@ class Ahead:
         self.is_over: Callable[[], bool] = lambda: False
         self._progress = progress
         self._thread: threading.Thread | None = None
+        self._done = 0  # jobs that the thread has behind it
         self._closed = threading.Event()
         self._current: Hashable = None  # the program that the thread compiles
         self._needed: Hashable = None  # the program that a call waits for
@@ -131,8 +133,13 @@ class Ahead:
         if self._thread and not self._is_own():
             self._thread.join()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether an answer need not wait for a compile: the first programs are there, or nothing is compiled ahead."""
+        return self._thread is None or self._done >= FIRST or not self._thread.is_alive()
+
     def _run(self, jobs: list[Callable[[], object]]) -> None:
-        for job in jobs:
+        for self._done, job in enumerate(jobs):
             try:
                 self._wait_until_idle()
                 job()

@@ -7,6 +7,7 @@ The sources lie beside this module: `index.html`, `styles.css` and `scripts/*.js
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 
 from rlx import web_page
+from rlx.serve import docs_page
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -29,9 +31,13 @@ class Document:
 
 
 @cache
-def document() -> Document:
-    """Joins the sources to one document, and computes its headers."""
-    sources = web_page.join(resources.files(__name__))
+def document(package: str = __name__) -> Document:
+    """Joins the sources of a page to one document, and computes its headers.
+
+    Args:
+        package: where the sources lie.
+    """
+    sources = web_page.join(resources.files(package))
     body = sources.html.encode()
     headers = {
         "Content-Security-Policy": _policy(sources),
@@ -67,16 +73,20 @@ def _policy(sources: web_page.Sources) -> str:
 
 
 def router(server: Server) -> APIRouter:
-    """`GET /` and `HEAD /`, unless the option `page` is off. They need no API key: the page asks for it."""
-    found = APIRouter()
-    if not server.options.page:
-        return found
-    page = document()
+    """`GET` and `HEAD` of `/` and `/docs`, unless the option `page` is off.
 
-    @found.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    They need no API key: the pages ask for it.
+    """
+    found = APIRouter()
+    for path, package in (("/", __name__), ("/docs", docs_page.__name__)) if server.options.page else ():
+        found.add_api_route(path, _showing(document(package)), methods=["GET", "HEAD"], include_in_schema=False)
+    return found
+
+
+def _showing(page: Document) -> Callable[[Request], Awaitable[Response]]:
     async def show_page(request: Request) -> Response:
         if page.headers["ETag"] in request.headers.get("If-None-Match", ""):
             return Response(status_code=304, headers=page.headers)
         return Response(page.body, media_type="text/html", headers=page.headers)
 
-    return found
+    return show_page
