@@ -15,22 +15,15 @@ from rlx.errors import GrammarError
 from rlx.grammar.constraint import Constraint
 from rlx.grammar.free_text import Marker
 from rlx.grammar.grammar import Grammar
-from rlx.grammar.package import grammar_error, limits, llguidance
+from rlx.grammar.messages import grammar_error
+from rlx.grammar.package import SLICES, limits, llguidance
 from rlx.grammar.vocabulary import GrammarTokenizer, bits
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
 
 KEPT = 64  # compiled grammars
-
-
-def _slices() -> list[str]:
-    """Kinds of tokens whose masks llguidance keeps, so that it need not walk through them: blanks, and what may stand
-    in a string of JSON, by length, because a `maxLength` leaves room for a number of characters.
-    """
-    character = r'[^"\\\x00-\x1F\x7F]'
-    lengths = [f"{{1,{most}}}" for most in (2, 4, 6, 8, 10, 12, 15, 20, 30)]
-    return [r"[\x20\x0A\x0D\x09]+", *(character + length for length in [*lengths, "+"])]
+KEPT_SECONDS = 3.0  # CPU time of the trials of all that are kept: what takes a second keeps about 150 MB
 
 
 class VocabularyMasks:
@@ -47,7 +40,7 @@ class VocabularyMasks:
     def __init__(self, tokenizer: Tokenizer, width: int) -> None:
         package, own = llguidance(), GrammarTokenizer(tokenizer, width)
         self.width, self.pieces = width, own.tokens[:width]
-        self.tokenizer = package.LLTokenizer(package.TokenizerWrapper(own), slices=_slices())
+        self.tokenizer = package.LLTokenizer(package.TokenizerWrapper(own), slices=SLICES)
         self.blank = bits((i for i, piece in enumerate(self.pieces) if piece and not piece.strip(b" \t\r\n")), width)
         self.everything = bits((i for i, piece in enumerate(self.pieces) if piece), width)
 
@@ -129,15 +122,18 @@ class GrammarCompiler:
         found = self._compiled(grammar)
         with self._lock:
             self._known[grammar] = found
-            while len(self._known) > KEPT:
+            while len(self._known) > KEPT or (len(self._known) > 1 and self._seconds() > KEPT_SECONDS):
                 self._known.popitem(last=False)
         return found
+
+    def _seconds(self) -> float:
+        return sum(each.seconds for each in self._known)
 
     def _compiled(self, grammar: Grammar) -> CompiledGrammar:
         vocabulary = self.vocabulary
         matcher = llguidance().LLMatcher(vocabulary.tokenizer, grammar.source, log_level=0, limits=limits())
         if matcher.is_error():
-            raise grammar_error(matcher.get_error(), grammar.name, grammar.kind == "json_schema")
+            raise grammar_error(matcher.get_error(), grammar.name, grammar.kind, grammar.written)
         found = CompiledGrammar(grammar, vocabulary, matcher)
         first = found.constraint()  # this also finds the texts before it in the vocabulary
         if first.is_over:

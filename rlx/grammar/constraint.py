@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import GrammarError
-from rlx.grammar.package import grammar_error
+from rlx.grammar.messages import grammar_error
 from rlx.grammar.vocabulary import Words, bits
 
 if TYPE_CHECKING:
@@ -243,5 +243,5 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            name = self._compiled.grammar.name
-            raise grammar_error(self._matcher.get_error(), name, self._compiled.grammar.kind == "json_schema")
+            grammar = self._compiled.grammar
+            raise grammar_error(self._matcher.get_error(), grammar.name, grammar.kind, grammar.written)

@@ -13,14 +13,17 @@ from functools import cached_property
 from typing import Any, Literal
 
 from rlx.errors import GrammarError
-from rlx.grammar.package import grammar_error, limits, llguidance
+from rlx.grammar.messages import grammar_error
+from rlx.grammar.package import llguidance
+from rlx.grammar.trial import Trial, tried
 from rlx.text.json_space import JSON_SPACE
+from rlx.text.tool_calls.lark import escaped
 
 Kind = Literal["json_schema", "regex", "lark"]
 
 MOST_CHARACTERS = 1 << 18  # of a grammar: the time to compile a schema grows with the square of its properties
 MOST_RULES = 1_000  # of a GBNF grammar: the time to translate it grows with their square
-_NO_TOKENIZER = "no tokenizer"
+MOST_CHOICES = 10_000
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Grammar:
         thinking_begin: text that begins such thinking; None if the answer begins inside it.
         trigger: text after which it begins, in free text; None for an answer that follows it from the beginning.
         repeats: with `trigger`: whether free text may follow it, and the trigger again.
+        translated: `text` was made from another form, so that places in it say nothing to a user.
     """
 
     kind: Kind
@@ -51,6 +55,7 @@ class Grammar:
     thinking_begin: str | None = None
     trigger: str | None = None
     repeats: bool = True
+    translated: bool = False
 
     # ---------------------------------------------------------------------------------------------- kinds
 
@@ -101,14 +106,19 @@ class Grammar:
         """One of several texts, which are in a list or tuple.
 
         Raises:
-            GrammarError: there is none, or one is empty or no string.
+            GrammarError: there is none, there are too many, or one is empty or no string.
         """
         if not isinstance(texts, list | tuple) or not texts:
-            raise GrammarError(f"expected a list of texts, found {texts!r}", where="choice", hint='give ["yes", "no"]')
+            found = repr(texts) if len(repr(texts)) < 80 else f"a {type(texts).__name__}"
+            raise GrammarError(f"expected a list of texts, found {found}", where="choice", hint='give ["yes", "no"]')
+        if len(texts) > MOST_CHOICES:
+            what = f"there are {len(texts)} texts, and {MOST_CHOICES} are allowed"
+            raise GrammarError(what, where="choice", hint="give fewer, or a regular expression")
         for i, text in enumerate(texts):
             if not isinstance(text, str) or not text:
                 raise GrammarError(f"expected a text that is not empty, found {text!r}", where=f"choice[{i}]")
-        return cls("lark", "start: " + " | ".join(map(json.dumps, texts)), "choice")._checked()
+        expression = _checked_text("|".join(map(escaped, texts)), "choice")
+        return cls("regex", expression, "choice", translated=True)._checked()
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
@@ -132,15 +142,11 @@ class Grammar:
         if text.count("::=") > MOST_RULES:
             hint = "use fewer, longer rules, or Lark's syntax"
             raise GrammarError(f"it has more than {MOST_RULES} rules", where="grammar", hint=hint)
-        llguidance()
-        from llguidance.gbnf_to_lark import gbnf_to_lark
-
-        try:
-            translated = gbnf_to_lark(text)
-        except Exception as error:  # the package raises `Exception` itself
-            hint = "the syntax is that of llama.cpp's grammars; Grammar.lark takes Lark's"
-            raise GrammarError(f"it is no GBNF grammar: {error}", where="grammar", hint=hint) from None
-        return cls("lark", translated)._checked()
+        found = tried("gbnf", text)
+        if found.error:
+            hint = found.hint or "the syntax is that of llama.cpp's grammars; Grammar.lark takes Lark's"
+            raise GrammarError(f"it is no GBNF grammar: {found.error}", where="grammar", hint=hint)
+        return cls("lark", found.text, translated=True)._checked()
 
     # ---------------------------------------------------------------------------------------------- where it begins
 
@@ -190,30 +196,31 @@ class Grammar:
             return "%json " + json.dumps({**schema, "x-guidance": {**own, **dict(self.options)}})
         if self.kind == "regex":
             return f"/{llguidance().regex_to_lark(self.text, '')}/"
-        if self.name == "choice":
-            return self.text.removeprefix("start: ")
         raise GrammarError("a grammar cannot be a part of another one", where=self.name, hint="use a JSON schema")
 
-    @cached_property
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What is not enforced: ignored keywords of a JSON schema."""
-        return self._validated[1]
+        return self._trial.warnings
+
+    @property
+    def seconds(self) -> float:
+        """CPU time that it takes to compile."""
+        return self._trial.seconds
+
+    @property
+    def written(self) -> str:
+        """The text as the user gave it; "" if it was translated."""
+        return "" if self.translated else self.text
 
     @cached_property
-    def _validated(self) -> tuple[str, tuple[str, ...]]:
-        """An error, or "", and warnings."""
-        is_error, texts = llguidance().LLMatcher.validate_grammar_with_warnings(self.source, None, limits=limits())
-        if is_error:
-            return texts[0], ()
-        return "", tuple(text for text in texts if not text.startswith(_NO_TOKENIZER))
+    def _trial(self) -> Trial:
+        return tried(self.kind, self.text, self.options)
 
     def _checked(self) -> Grammar:
-        try:
-            text = self._validated[0]
-        except ValueError as error:
-            text = str(error)
-        if text:
-            raise grammar_error(text, self.name, self.kind == "json_schema")
+        found = self._trial
+        if found.error:
+            raise grammar_error(found.error, self.name, self.kind, self.written, found.hint)
         return self
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlx.errors import GrammarError
 
-_LIMITS = {
+LIMITS = {
     "max_items_in_row": 2_000,  # ambiguity: alternatives that are followed at one place of the text
     "initial_lexer_fuel": 1_000_000,  # about 20 ms of regular expressions at the start
     "step_lexer_fuel": 100_000,  # about 10 ms for one mask
@@ -20,7 +20,14 @@ _LIMITS = {
     "verbose_errors": False,  # no states of the parser in messages
 }
 
-_NOT_ENFORCED = ("Unimplemented keys", "Unknown format")  # beginnings of messages
+_CHARACTER = r'[^"\\\x00-\x1F\x7F]'
+#: Kinds of tokens whose masks llguidance keeps, so that it need not walk through them: blanks, and what may stand in a
+#: string of JSON, by length, because a `maxLength` leaves room for a number of characters.
+SLICES = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(_CHARACTER + f"{{1,{most}}}" for most in (2, 4, 6, 8, 10, 12, 15, 20, 30)),
+    _CHARACTER + "+",
+]
 
 
 def llguidance() -> Any:
@@ -36,23 +43,4 @@ def llguidance() -> Any:
 @cache
 def limits() -> Any:
     """Bounds on what a grammar may cost, in time and memory. Beyond them is an error of the package."""
-    return llguidance().LLParserLimits(**_LIMITS)
-
-
-def grammar_error(text: str, where: str, is_schema: bool = False) -> GrammarError:
-    """The error for a message of the package.
-
-    Args:
-        where: what the grammar is called, such as `json_schema`.
-    """
-    hint, text = None, text.replace("<non-verbose/>", "").strip()
-    if text.startswith("NoExtension"):
-        text = "no token of the model continues the answer as the grammar asks"
-    if "too big" in text or "too large" in text or "limit" in text:
-        hint = "make it smaller: fewer alternatives, shorter lists and less nesting"
-    elif is_schema and text.startswith(_NOT_ENFORCED):
-        hint = "leave it out, or have it ignored: lenient=True in Python, strict: false in a request"
-    elif is_schema and text.startswith("oneOf"):
-        text = "oneOf is not supported where more than one of its schemas may match"
-        hint = "use anyOf, or have oneOf taken as anyOf: lenient=True in Python, strict: false in a request"
-    return GrammarError(" ".join(text.split()), where=where, hint=hint)
+    return llguidance().LLParserLimits(**LIMITS)

@@ -58,20 +58,31 @@ class Confined:
     does, and Ctrl-C in the terminal does not reach it.
 
     Args:
-        program: a module beside this one, with `prepare()` and `handle(request) -> result`.
+        program: the path of a module, or the name of one beside this one, with `prepare()` and
+            `handle(request) -> result`.
         memory: most bytes of address space.
+        stack: most bytes of its stack, where a process can limit it; None for the system's limit.
         setup: a request that comes first whenever the process is started, such as the one that loads a file.
         cpu_seconds: most CPU time of one request, and as much again for each MiB of it.
+        wall_seconds: most time of one request; None for `WALL_SECONDS`.
     """
 
     def __init__(
-        self, program: str, *, memory: int, setup: object | None = None, cpu_seconds: float = CPU_SECONDS
+        self,
+        program: str,
+        *,
+        memory: int,
+        stack: int | None = None,
+        setup: object | None = None,
+        cpu_seconds: float = CPU_SECONDS,
+        wall_seconds: float | None = None,
     ) -> None:
         path = [entry for entry in sys.path if os.path.isabs(entry)]
-        hello = {"path": path, "program": str(_HERE / program), "memory": memory, "cpu_seconds": cpu_seconds}
+        hello = {"path": path, "program": str(_HERE / program), "memory": memory, "stack": stack}
+        hello["cpu_seconds"] = cpu_seconds
         system = platform.current()
         hello |= {"limits": system.limits_children, "limits_memory": system.limits_memory}
-        self._hello, self._setup = hello, setup
+        self._hello, self._setup, self._wall_seconds = hello, setup, wall_seconds
         self._forget()
         _ALL.add(self)
 
@@ -111,15 +122,16 @@ class Confined:
 
     def _running(self) -> _Process:
         if self._process is None or self._process.has_ended():
-            self._process = _Process(self._hello)
+            self._process = _Process(self._hello, self._wall_seconds)
         return self._process
 
 
 class _Process:
     """A running child and its pipes."""
 
-    def __init__(self, hello: dict[str, Any]) -> None:
+    def __init__(self, hello: dict[str, Any], wall_seconds: float | None) -> None:
         self._hello, self._is_ready, self.is_set_up = hello, False, False
+        self._wall_seconds = wall_seconds
         command = [sys.executable, "-I", "-S", "-B", str(_HERE / "confined_main.py")]
         environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ} | _QUIET
         try:
@@ -143,7 +155,7 @@ class _Process:
             self._deadline = time.monotonic() + START_SECONDS
             self._read(8)  # an empty message: the program is loaded and confined
             self._is_ready = True
-        self._deadline = time.monotonic() + WALL_SECONDS
+        self._deadline = time.monotonic() + self._most_seconds
         self._bound = self._usage_bound(len(message))
         self._write(message)
         length = int.from_bytes(self._read(8), "little")
@@ -188,7 +200,11 @@ class _Process:
     def _late(self) -> ConfinedError:
         if not self._is_ready:
             return ConfinedError(f"its process was not ready after {START_SECONDS:g} s", NOT_STARTED)
-        return ConfinedError(f"it took longer than {WALL_SECONDS:g} s", "TimeoutError")
+        return ConfinedError(f"it took longer than {self._most_seconds:g} s", "TimeoutError")
+
+    @property
+    def _most_seconds(self) -> float:
+        return WALL_SECONDS if self._wall_seconds is None else self._wall_seconds
 
     def _usage_bound(self, nbytes: int) -> Usage | None:
         """What a child may have used at the end of a request of so many bytes; None if it limits itself."""

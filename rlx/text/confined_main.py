@@ -29,7 +29,7 @@ def main() -> NoReturn:
     sys.path[:] = hello["path"]
     handle = _load(hello["program"])
     if hello["limits"]:
-        _give_up(hello["memory"] if hello["limits_memory"] else None)
+        _give_up(hello["memory"] if hello["limits_memory"] else None, hello["stack"])
     _send(b"")  # ready
     while True:
         request, size = _receive()
@@ -65,13 +65,16 @@ def _load(program: str) -> Callable[[Any], Any]:
     return handle
 
 
-def _give_up(memory: int | None) -> None:
+def _give_up(memory: int | None, stack: int | None) -> None:
     if sys.platform != "win32":  # there the parent asks for no limits
         import resource
 
         time.localtime()  # reads the time zone from a file
         for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
             resource.setrlimit(kind, (0, 0))
+        if stack is not None:
+            _, most = resource.getrlimit(resource.RLIMIT_STACK)
+            resource.setrlimit(resource.RLIMIT_STACK, (stack, most))
         if memory is not None:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 

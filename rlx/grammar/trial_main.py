@@ -1,0 +1,121 @@
+"""The program of the process that tries grammars: compiles one, and takes its first steps.
+
+Grammar stage, started by `trial.py` through `rlx.text.confined`. It imports nothing of rlx. llguidance ends its process
+where rules or references are nested deeper than its stack, and its own limits do not hold everywhere: an intersection
+of expressions may take any time and memory. Here that ends this process, and one request gets an error.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+_WALKS, _STEPS, _SECONDS = 3, 24, 0.05  # of the trial, after the first mask
+_NO_TOKENIZER = "no tokenizer"
+_LONGEST = 40  # bytes of a token
+_CONTROL = 256 + _LONGEST  # the id that stands for every control token
+#: Control tokens in Lark's syntax, by name or id. Nothing that costs time can stand between these brackets.
+_NAMED = re.compile(r"<[\w|/:.\-\uff5c\u2581]{1,64}>|<\[[0-9,^\-]{1,200}\]>")
+_GRAMMARS = {"json_schema": "grammar_from_json_schema", "regex": "grammar_from_regex", "lark": "grammar_from_lark"}
+
+
+class _Tokens:
+    """A small vocabulary: all bytes, a longer token of each length, a control token, and the end."""
+
+    bos_token_id = None
+
+    def __init__(self) -> None:
+        longer = [b"a" * size for size in range(2, _LONGEST + 2)]
+        self.tokens = [*(bytes([i]) for i in range(256)), *longer, b"<control>", b"<end>"]
+        self.eos_token_id = len(self.tokens) - 1
+        self.special_token_ids = [_CONTROL, self.eos_token_id]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@cache
+def _tokenizer(slices: tuple[str, ...]) -> Any:
+    import llguidance
+
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens()), slices=list(slices))
+
+
+def prepare() -> None:
+    """Loads the package: afterwards the process can open no file."""
+    import llguidance
+    import llguidance.gbnf_to_lark  # noqa: F401
+
+    _tokenizer(())
+
+
+def handle(request: dict[str, Any]) -> dict[str, Any]:
+    """Tries a grammar.
+
+    Args:
+        request: `kind` and `text`, `options` of a JSON schema, `limits` and `slices` as in the main process. The kind
+            `gbnf` is only translated to Lark.
+
+    Returns:
+        `error`, "" if there is none; `warnings`; `seconds` of CPU time; for GBNF `text`.
+    """
+    start = time.process_time()
+    if request["kind"] == "gbnf":
+        return _translated(request["text"])
+    import llguidance
+
+    make: Callable[..., str] = getattr(llguidance.LLMatcher, _GRAMMARS[request["kind"]])
+    options = {"overrides": request["options"]} if request["kind"] == "json_schema" else {}
+    try:
+        source = make(request["text"], **options)
+    except ValueError as refused:
+        return {"error": str(refused), "warnings": [], "seconds": 0.0}
+    limits = llguidance.LLParserLimits(**request["limits"])
+    is_error, texts = llguidance.LLMatcher.validate_grammar_with_warnings(source, None, limits=limits)
+    error = texts[0] if is_error else _first_mask(make, request, options, limits)
+    warnings = [] if is_error else [text for text in texts if not text.startswith(_NO_TOKENIZER)]
+    return {"error": error, "warnings": warnings, "seconds": time.process_time() - start}
+
+
+def _translated(text: str) -> dict[str, Any]:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return {"error": "", "text": gbnf_to_lark(text)}
+    except RecursionError:
+        return {"error": "its brackets are too deep"}
+    except Exception as error:  # the package raises `Exception` itself
+        return {"error": str(error)}
+
+
+def _first_mask(make: Callable[..., str], request: dict[str, Any], options: dict[str, Any], limits: Any) -> str:
+    """Compiles for the small vocabulary and computes masks; returns the error of the first one."""
+    import llguidance
+
+    text = request["text"]
+    source = make(_NAMED.sub(f"<[{_CONTROL}]>", text) if request["kind"] == "lark" else text, **options)
+    matcher = llguidance.LLMatcher(_tokenizer(tuple(request["slices"])), source, log_level=0, limits=limits)
+    first = matcher.deep_copy()
+    first.compute_ff_tokens()
+    first.compute_bitmask()
+    if matcher.is_error() or first.is_error():
+        return str(matcher.get_error() or first.get_error())
+    chooser, end = random.Random(1), time.process_time() + _SECONDS
+    for _ in range(_WALKS):
+        _walk(matcher.deep_copy(), chooser, end)
+    return ""
+
+
+def _walk(matcher: Any, chooser: random.Random, end: float) -> None:
+    """Some tokens that the grammar allows. An error here is one of a text that may never come."""
+    for _ in range(_STEPS):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [i for i in range(_CONTROL + 1) if mask >> i & 1]
+        if matcher.is_error() or not allowed or time.process_time() > end:
+            return
+        matcher.consume_token(chooser.choice(allowed))
+        matcher.compute_ff_tokens()
