@@ -33,6 +33,10 @@ TYPES = {
 }  # fmt: skip
 
 
+OVERFLOW = "context_length_exceeded"
+"""The code of the error of a prompt that the context has no room for."""
+
+
 class ApiError(RlxError):
     """An error of a request, with its HTTP status.
 
@@ -75,7 +79,7 @@ def context_overflow(tokens: int, context: int, param: str = "messages", *, esti
     return ApiError(
         400,
         f"the prompt has {'about ' if estimated else ''}{tokens} tokens, and the context holds {context}",
-        param=param, kind=CONTEXT, code="context_length_exceeded",
+        param=param, kind=CONTEXT, code=OVERFLOW,
         hint="send less, or start the server with a larger --max-seq",
         details={"n_prompt_tokens": tokens, "n_ctx": context},
     )  # fmt: skip

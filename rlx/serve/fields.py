@@ -109,7 +109,7 @@ def only(*values: Any) -> AfterValidator:
     """A field of other servers that rlx has no use for: these values, and null, change nothing; others are refused."""
 
     def check(found: Any) -> Any:
-        if found is None or _is_one_of(found, values):
+        if found is None or is_one_of(found, values):
             return found
         raise PydanticCustomError("unsupported", "is not supported")
 
@@ -146,14 +146,14 @@ def ignored_fields(kind: type[Body], body: Mapping[str, Any]) -> list[str]:
     for name, field in kind.model_fields.items():
         value, marks = body.get(field.alias or name), [each for each in field.metadata if isinstance(each, Hint)]
         inner = next((each for each in (field.annotation, *get_args(field.annotation)) if _is_body(each)), None)
-        if value is not None and marks and not _is_one_of(value, marks[0].same):
+        if value is not None and marks and not is_one_of(value, marks[0].same):
             found.append(name)
         elif inner is not None and isinstance(value, Mapping):
             found += [f"{name}.{each}" for each in ignored_fields(inner, value)]
     return found
 
 
-def _is_one_of(value: Any, values: Sequence[Any]) -> bool:
+def is_one_of(value: Any, values: Sequence[Any]) -> bool:
     """Whether a value is one of several, of the same type: 0 is not false."""
     return any(type(value) is type(each) and value == each for each in values)
 

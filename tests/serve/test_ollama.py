@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import ollama
@@ -13,9 +15,11 @@ from rlx.sampling import SampleOpts
 from rlx.serve.errors import ApiError
 from rlx.serve.generation import Delta, End, Finished, Timings, Usage
 from rlx.serve.media import ImageSource
+from rlx.serve.ollama.bodies import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody, ShowBody
 from rlx.serve.ollama.messages import messages_of
 from rlx.serve.ollama.options import options_of
 from rlx.serve.ollama.output import AnswerBuilder, joined
+from rlx.serve.openai.prompts import fill_in_ids, filled_in
 from rlx.text.tool_calls import ToolCallDelta
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -152,7 +156,6 @@ CHAT = {"model": "demo", "messages": HI, "stream": False}
         ("chat", CHAT | {"format": {"type": "strange"}}, "format"),
         ("chat", CHAT | {"think": "huge"}, "think: "),
         ("chat", CHAT | {"top_logprobs": 3}, "top_logprobs: it needs logprobs"),
-        ("chat", CHAT | {"truncate": True}, "truncate: true is not supported"),
         ("chat", CHAT | {"messages": [{"role": "user", "content": "Hi " * 3000}]}, "the context holds 1024"),
         ("generate", {"model": "demo", "prompt": "a", "template": "{{ .Prompt }}"}, "template: "),
         ("generate", {"model": "demo", "prompt": "a", "suffix": "b"}, "suffix: "),
@@ -205,9 +208,6 @@ def test_options_become_sampling_options() -> None:
     "options, sentence",
     [
         ({"num_treads": 3}, "options.num_treads: there is no such field. Did you mean options.num_thread"),
-        ({"num_thread": 4}, "options.num_thread: 4 is not what the server does"),
-        ({"num_gpu": 99}, "options.num_gpu"),
-        ({"num_ctx": 1000}, "options.num_ctx: the context holds 128 tokens"),
         ({"num_ctx": "all"}, "options.num_ctx: expected an integer"),
         ({"num_predict": -3}, "options.num_predict"),
         ({"stop": [""]}, "options.stop"),
@@ -224,6 +224,106 @@ def test_an_option_that_cannot_be_honoured_is_refused(options: dict[str, Any], s
     with pytest.raises(ApiError) as found:
         options_of(options, SampleOpts(), 128)
     assert found.value.status == 400 and str(found.value).startswith(sentence)
+
+
+def test_hints_are_accepted_and_named(server: Any) -> None:
+    """What Open WebUI and editors send with every request."""
+    loading = {"num_ctx": 131072, "num_thread": 8, "num_gpu": 99, "num_batch": 512, "num_keep": 24, "use_mlock": True}
+    for path, body in (("chat", CHAT), ("generate", {"model": "demo", "prompt": "Hi"})):
+        options = {**loading, "num_predict": 1}
+        found = server.post(f"/api/{path}", **body, options=options, shift=True, truncate=True)
+        assert found.status_code == 200, found.text
+        assert set(found.headers["x-rlx-ignored"].split(", ")) == {f"options.{name}" for name in loading} | {"shift"}
+    found = server.post("/api/embed", model="demo", input="Hi", options=loading)
+    assert "options.num_ctx" in found.headers["x-rlx-ignored"]
+    same = {"num_ctx": 512, "num_thread": 0, "num_gpu": 0, "use_mmap": True, "num_predict": 1}
+    assert "x-rlx-ignored" not in server.post("/api/chat", **CHAT, options=same).headers
+
+
+def long_talk(turns: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [{"role": "system", "content": "Answer briefly."}]
+    for i in range(turns):
+        found += [{"role": "user", "content": f"This is number {i}. " * 8}, {"role": "assistant", "content": "Yes."}]
+    return [*found, {"role": "user", "content": "What is 27 + 45?"}]
+
+
+def test_the_oldest_turns_of_a_conversation_that_is_too_long_go(client: Any, server: Any) -> None:
+    talk, options = long_talk(40), {"num_predict": 8, "temperature": 0}
+    found = server.post("/api/chat", model="demo", messages=talk, stream=False, options=options)
+    assert found.status_code == 200, found.text
+    named = re.fullmatch(r"messages\[1\.\.(\d+)\]", found.headers["x-rlx-ignored"])
+    assert named is not None
+    kept = [talk[0], *talk[int(named[1]) + 1 :]]
+    assert kept[1]["role"] == "user"
+    same = server.post("/api/chat", model="demo", messages=kept, stream=False, options=options)
+    assert same.json()["message"] == found.json()["message"] and "x-rlx-ignored" not in same.headers
+    count, most = found.json()["prompt_eval_count"], server.model.runner.max_seq
+    assert count <= most - 8, "room for the answer is left"
+    more = server.post("/api/chat", model="demo", messages=[talk[0], *talk[int(named[1]) - 1 :]], options=options)
+    assert json.loads(more.text.split("\n")[-2])["prompt_eval_count"] > most - 8, "no more went than had to"
+    streamed = "".join(
+        each.message.content for each in client.chat("demo", messages=talk, options=options, stream=True)
+    )
+    assert streamed == found.json()["message"]["content"]
+
+
+def test_turns_stay_where_the_request_says_so_or_nothing_else_would_help(server: Any) -> None:
+    found = server.post("/api/chat", model="demo", messages=long_talk(40), truncate=False)
+    assert found.status_code == 400 and "the context holds" in found.json()["error"]
+    talk = [*long_talk(3)[:-1], {"role": "user", "content": "Hi " * 3000}]
+    assert server.post("/api/chat", model="demo", messages=talk).status_code == 400
+
+
+class Filler:
+    """A tokenizer with tokens for filling in."""
+
+    prefix = (1,)
+    names: ClassVar[dict[str, int]] = {"<|fim_prefix|>": 5, "<|fim_suffix|>": 6, "<|fim_middle|>": 7}
+
+    def token_to_id(self, name: str) -> int | None:
+        return self.names.get(name)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [*text.encode()]
+
+
+def test_a_suffix_asks_for_what_stands_between(server: Any) -> None:
+    model: Any = SimpleNamespace(tokenizer=Filler(), check_length=lambda texts, field: None)
+    assert filled_in(model, "a", "b") == [1, 5, 97, 6, 98, 7]
+    assert fill_in_ids(server.model.tokenizer) is None
+    assert "insert" not in server.post("/api/show", model="demo").json()["capabilities"]
+    for more in ({"raw": True}, {"system": "x"}):
+        found = server.post("/api/generate", model="demo", prompt="a", suffix="b", **more)
+        assert found.status_code == 400 and "cannot be together with suffix" in found.json()["error"]
+
+
+def test_the_models_own_template_may_be_sent_back(client: Any, server: Any) -> None:
+    options = {"num_predict": 3, "temperature": 0}
+    plain = client.generate("demo", "Hi", options=options).response
+    assert client.generate("demo", "Hi", template=client.show("demo").template, options=options).response == plain
+    found = server.post("/api/generate", model="demo", prompt="Hi", template="{{ .Prompt }}")
+    assert found.status_code == 400 and "--chat-template" in found.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "request_type, body",
+    [
+        ("ChatRequest", ChatBody), ("GenerateRequest", GenerateBody), ("EmbedRequest", EmbedBody),
+        ("EmbeddingsRequest", EmbeddingsBody), ("ShowRequest", ShowBody),
+    ],
+)  # fmt: skip
+def test_every_field_of_the_client_is_known(request_type: str, body: Any) -> None:
+    """A new version of the client may have new ones: decide about each."""
+    fields = set(getattr(ollama._types, request_type).model_fields)
+    assert not fields - set(body.model_fields)
+
+
+def test_every_option_of_the_client_is_known() -> None:
+    for name in ollama.Options.model_fields:
+        try:
+            options_of({name: "wrong"}, SampleOpts(), 128)
+        except ApiError as error:
+            assert "there is no such field" not in str(error), name
 
 
 def test_messages_become_those_of_chat() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlx.serve.fields import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS, Body, Ignored, only
+from rlx.serve.fields import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS, Body, Ignored, hint, only
 
 Text = str | None
 Think = bool | Literal["low", "medium", "high", "max"] | None
@@ -34,8 +34,8 @@ class AnswerBody(ModelBody):
     think: Think = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    truncate: Annotated[Any, only(False)] = None
-    shift: Annotated[Any, only(False)] = None
+    truncate: bool | None = None
+    shift: Annotated[bool | None, hint(False)] = None  # an answer ends where the context does
 
 
 class ChatBody(AnswerBody):
@@ -54,8 +54,8 @@ class GenerateBody(AnswerBody):
     images: list[str] | None = None
     context: list[Annotated[int, Field(ge=0)]] | None = None
 
-    suffix: Annotated[Any, only("")] = None
-    template: Annotated[Any, only("")] = None
+    suffix: Text = None
+    template: Text = None
     width: Annotated[Any, only(0)] = None
     height: Annotated[Any, only(0)] = None
     steps: Annotated[Any, only(0)] = None

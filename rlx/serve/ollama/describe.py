@@ -16,6 +16,7 @@ from rlx.serve.http import OpenRoute
 from rlx.serve.model import ServedModel
 from rlx.serve.ollama.bodies import ShowBody
 from rlx.serve.ollama.routes import named
+from rlx.serve.openai.prompts import fill_in_ids
 from rlx.serve.reasoning import can_think
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def capabilities(model: ServedModel) -> list[str]:
         found.append("tools")
     if model.runner.supports_multimodal:
         found.append("vision")
+    if fill_in_ids(model.tokenizer) is not None:
+        found.append("insert")
     if can_think(model.tokenizer):
         found.append("thinking")
     return found

@@ -1,19 +1,19 @@
 """Ollama's `options` as sampling options and as what ends an answer.
 
-Server stage. Options that say how a model is loaded are decided when the server starts: they are refused, unless they
-ask for what is the case anyway.
+Server stage. Options that say how a model is loaded are decided when the server starts: they are hints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from rlx.sampling import SampleOpts
+from rlx.serve import record
 from rlx.serve.builders import changed_sample
 from rlx.serve.errors import invalid
-from rlx.serve.fields import MAX_BREAKERS, MAX_STOPS, shown, unknown_field
+from rlx.serve.fields import MAX_BREAKERS, MAX_STOPS, is_one_of, shown, unknown_field
 
 _RENAMED = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_window"}
 _NAMES = {field.name: f"options.{field.name}" for field in fields(SampleOpts)}
@@ -21,23 +21,26 @@ _NAMES |= {own: f"options.{name}" for name, own in _RENAMED.items()}
 _OWN = {field.name for field in fields(SampleOpts)} - {"logit_bias"}
 _COUNTS = {"top_k", "seed", "repetition_window", "mirostat", "dry_allowed_length", "dry_penalty_last_n"}
 
-#: Options of loading -> whether a value asks for what is the case anyway, and what decides it.
-_LOADING: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "num_gpu": (lambda value: value in (0, -1), "the model is computed on the CPU"),
-    "main_gpu": (lambda value: value == 0, "the model is computed on the CPU"),
-    "low_vram": (lambda value: True, ""),
-    "use_mmap": (lambda value: value is not False, "files of weights are always mapped"),
-    "use_mlock": (lambda value: value is False, "weights are not locked in memory"),
-    "numa": (lambda value: value is False, "start a server on each node: `numactl -N 0 rlx serve`"),
-    "num_batch": (lambda value: False, "the server chooses it, see `--stall-ms`"),
-    "num_thread": (lambda value: value == 0, "start the server with `--threads`"),
-    "f16_kv": (lambda value: True, ""),
-    "logits_all": (lambda value: value is False, "give `logprobs`"),
-    "vocab_only": (lambda value: value is False, "the model is loaded"),
-    "embedding_only": (lambda value: value is False, "the model is loaded"),
-    "num_keep": (lambda value: True, ""),  # of a context that is cut: none ever is
-    "penalize_newline": (lambda value: value is True, "line breaks are penalized like other tokens"),
-    "tfs_z": (lambda value: value == 1, "give `min_p` or `top_n_sigma` instead"),
+#: Options of how a model is loaded and computed, which change no answer -> values that ask for what is so anyway.
+_HINTS: dict[str, tuple[Any, ...]] = {
+    "num_gpu": (0, -1),
+    "main_gpu": (0,),
+    "low_vram": (True, False),
+    "use_mmap": (True,),
+    "use_mlock": (False,),
+    "numa": (False,),
+    "num_batch": (),
+    "num_thread": (0,),
+    "num_keep": (0,),  # of a prompt that is cut: messages go as a whole
+    "f16_kv": (True,),
+    "logits_all": (False,),
+}
+#: Options that would change answers -> the value that changes nothing, and the way out for others.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "vocab_only": (False, "the model is loaded"),
+    "embedding_only": (False, "the model is loaded"),
+    "penalize_newline": (True, "line breaks are penalized like other tokens"),
+    "tfs_z": (1, "give `min_p` or `top_n_sigma` instead"),
 }
 
 
@@ -79,14 +82,16 @@ def options_of(options: Mapping[str, Any] | None, default: SampleOpts, context: 
             stop = _stops(value, field)
         elif name == "num_ctx":
             _check_context(value, context, field)
-        elif name in _LOADING:
-            _check_loading(name, value, field)
+        elif name in _HINTS:
+            if not is_one_of(value, _HINTS[name]):
+                record.ignore(field)
+        elif name in _FIXED:
+            _check_fixed(name, value, field)
         elif (own := _RENAMED.get(name, name)) in _OWN:
             changes[own] = _converted(own, value, field)
         else:
-            raise unknown_field(
-                field, [f"options.{each}" for each in (*_OWN, *_RENAMED, *_LOADING, "num_predict", "num_ctx", "stop")]
-            )
+            known = (*_OWN, *_RENAMED, *_HINTS, *_FIXED, "num_predict", "num_ctx", "stop")
+            raise unknown_field(field, [f"options.{each}" for each in known])
     return Options(changed_sample(default, changes, _NAMES), most, stop)
 
 
@@ -122,15 +127,14 @@ def _stops(value: Any, field: str) -> tuple[str, ...]:
 
 
 def _check_context(value: Any, context: int, field: str) -> None:
-    """A context may be larger than what is asked for, but not smaller: nothing is ever cut off."""
+    """A larger context than there is, which many clients always ask for, is a hint: what fits is answered."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise invalid(field, f"expected an integer, found {shown(value)}")
     if value > context:
-        hint = "leave it out, or start the server with a larger --max-seq"
-        raise invalid(field, f"the context holds {context} tokens, and {value} are asked for", hint)
+        record.ignore(field)
 
 
-def _check_loading(name: str, value: Any, field: str) -> None:
-    is_so, decides = _LOADING[name]
-    if not is_so(value):
-        raise invalid(field, f"{shown(value)} is not what the server does, and a request cannot change it", decides)
+def _check_fixed(name: str, value: Any, field: str) -> None:
+    same, way_out = _FIXED[name]
+    if value != same:
+        raise invalid(field, f"{shown(value)} is not what the server does, and a request cannot change it", way_out)

@@ -6,6 +6,7 @@ Server stage. What a model is, `/api/tags` and the like, is in `describe.py`; ve
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,11 @@ from rlx.serve.generation import GenerationSpec
 from rlx.serve.http import OpenRoute
 from rlx.serve.model import ServedModel, in_thread
 from rlx.serve.ollama.bodies import AnswerBody, ChatBody, GenerateBody, ModelBody
+from rlx.serve.ollama.fitting import fitting_prompt
 from rlx.serve.ollama.messages import messages_of, user_content
-from rlx.serve.ollama.options import options_of
+from rlx.serve.ollama.options import Options, options_of
 from rlx.serve.ollama.output import AnswerBuilder, Kind, error_json, joined
+from rlx.serve.openai.prompts import filled_in
 from rlx.serve.pieces import stream_of
 from rlx.serve.reasoning import effort_variables, switch_variables
 from rlx.serve.streaming import LINES, Stream, json_bytes, while_connected
@@ -51,7 +54,7 @@ def router(server: Server) -> APIRouter:
     async def generate(body: GenerateBody, request: Request) -> Response:
         """The model's answer to a prompt."""
         answer = _Answer(server, "generate", body, request)
-        if not body.prompt and not body.images:
+        if not body.prompt and not body.images and not body.suffix:
             return answer.loaded()
         return await answer.response(await answer.generate_spec(body))
 
@@ -79,11 +82,11 @@ def named(server: Server, body: ModelBody) -> ServedModel:
     return server.named(bare if server.model.is_named(bare) else name)
 
 
-def _refuse_with_raw(body: GenerateBody) -> None:
-    """Refuses what only a chat template has a place for."""
-    for name in ("system", "images", "context", "think"):
+def _refuse_beside(body: GenerateBody, field: str, others: Sequence[str]) -> None:
+    """Refuses what only a chat template has a place for, beside a field that leaves it out."""
+    for name in others:
         if getattr(body, name):
-            raise invalid(name, "it cannot be together with raw", "leave one of them out")
+            raise invalid(name, f"it cannot be together with {field}", "leave one of them out")
 
 
 def _grammar(wanted: Any) -> Grammar | None:
@@ -117,18 +120,33 @@ class _Answer:
         messages = await in_thread(lambda: messages_of(body.messages or ()))
         if continues := messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
             check_continued(messages)
-        prompt = await self._model.chat_prompt(messages, body.tools or None, None, True, self._variables(), continues)
-        return await self._spec(prompt)
+        options, variables = self._options(), self._variables()
+
+        async def make(kept: list[dict[str, Any]]) -> ChatPrompt:
+            return await self._model.chat_prompt(kept, body.tools or None, None, True, variables, continues)
+
+        context, cuts = self._model.runner.max_seq, body.truncate is not False
+        return await self._spec(await fitting_prompt(messages, make, context, options.max_tokens, cuts=cuts))
 
     def _raw(self, prompt: str) -> ChatPrompt:
         """A prompt without a template."""
         self._model.check_length([prompt], "prompt")
         return ChatPrompt(self._model.checked(self._model.tokenizer.encode(prompt, parse_special=True)))
 
+    def _filled_in(self, prompt: str, suffix: str) -> ChatPrompt:
+        """A prompt for what stands between two texts."""
+        return ChatPrompt(self._model.checked(filled_in(self._model, prompt, suffix)))
+
     async def generate_spec(self, body: GenerateBody) -> GenerationSpec:
         """What is to be generated after a prompt."""
+        if body.template and body.template != self._model.tokenizer.chat_template:
+            hint = "send the formatted text with raw, or start the server with --chat-template"
+            raise invalid("template", "a request cannot change the chat template", hint, code="unsupported_parameter")
+        if body.suffix:
+            _refuse_beside(body, "suffix", ("raw", "system", "images", "context", "think"))
+            return await self._spec(await in_thread(lambda: self._filled_in(body.prompt or "", body.suffix or "")))
         if body.raw:
-            _refuse_with_raw(body)
+            _refuse_beside(body, "raw", ("system", "images", "context", "think"))
             return await self._spec(await in_thread(lambda: self._raw(body.prompt or "")))
         content = user_content(body.prompt, body.images, field="prompt")
         system = [{"role": "system", "content": body.system}] if body.system else []
@@ -148,6 +166,9 @@ class _Answer:
         more = ids[1:] if bos is not None and ids[:1] == [bos] else ids
         return replace(prompt, context=self._model.checked([*context, *more], "context"))
 
+    def _options(self) -> Options:
+        return options_of(self._body.options, self._model.default_sample, self._model.runner.max_seq)
+
     def _variables(self) -> dict[str, Any]:
         think = self._body.think
         if isinstance(think, str):
@@ -156,7 +177,7 @@ class _Answer:
 
     async def _spec(self, prompt: ChatPrompt) -> GenerationSpec:
         model, body = self._model, self._body
-        options = options_of(body.options, model.default_sample, model.runner.max_seq)
+        options = self._options()
         if body.top_logprobs is not None and not body.logprobs:
             raise invalid("top_logprobs", "it needs logprobs", "set logprobs to true")
         return GenerationSpec(

@@ -16,6 +16,7 @@ from rlx.serve.openai.bodies import MediaPrompt
 
 if TYPE_CHECKING:
     from rlx.serve.model import ServedModel
+    from rlx.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 2048
 #: The control tokens of models that fill in the middle: before the text, before what follows it, before the answer.
@@ -101,12 +102,18 @@ def filled_in(model: ServedModel, prompt: str, suffix: str) -> list[int]:
     tokenizer = model.tokenizer
     model.check_length([prompt], "prompt")
     model.check_length([suffix], "suffix")
+    if (tokens := fill_in_ids(tokenizer)) is None:
+        what = "the model has no tokens for filling in"
+        raise invalid("suffix", what, "leave it out, or serve a model for code", code="unsupported_parameter")
+    before, after, middle = tokens
+    parts = [tokenizer.encode(text, add_special_tokens=False) for text in (prompt, suffix)]
+    return [*tokenizer.prefix, before, *parts[0], after, *parts[1], middle]
+
+
+def fill_in_ids(tokenizer: Tokenizer) -> list[int] | None:
+    """The ids of the first row of `FILL_IN` that a vocabulary has; None if it has none."""
     for names in FILL_IN:
-        tokens = [tokenizer.token_to_id(name) for name in names]
-        if None not in tokens:
-            before, after, middle = tokens
-            parts = [tokenizer.encode(text, add_special_tokens=False) for text in (prompt, suffix)]
-            found = [*tokenizer.prefix, before, *parts[0], after, *parts[1], middle]
-            return [token for token in found if token is not None]
-    what = "the model has no tokens for filling in"
-    raise invalid("suffix", what, "leave it out, or serve a model for code", code="unsupported_parameter")
+        tokens = [token for name in names if (token := tokenizer.token_to_id(name)) is not None]
+        if len(tokens) == len(names):
+            return tokens
+    return None
