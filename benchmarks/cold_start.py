@@ -99,12 +99,13 @@ def child(model: str | None, prompt: str) -> None:
 
         import rlx
         from rlx import demo
-        from rlx.backends.cpu import link, llvm, loops
+        from rlx.backends.cpu import link, llvm, templates
+        from rlx.backends.cpu.launch import code, native
         from rlx.passes import pipeline
         from rlx.runners.engine import engine
         from rlx.runners.opening import setup
         from rlx.runtime import compile as compiling
-        from rlx.runtime import native, tensors
+        from rlx.runtime import tensors
         from rlx.text import chat
 
     for owner, name, phase in (
@@ -117,13 +118,14 @@ def child(model: str | None, prompt: str) -> None:
         (pipeline, "lower", "passes"),
         (link, "link_program", "regions and step"),
         (link, "select", "write tile kernels"),
-        (loops, "_lower", "Numba: types and lowering"),
+        (templates.Template, "lower", "Numba: types and lowering"),
         (llvm.Module, "__init__", "LLVM: parse"),
         (llvm.Module, "result", "LLVM: print"),
         (llvm, "optimize", "LLVM: optimize"),
         (llvm, "_emit", "LLVM: emit"),
-        (native.NativeCode, "__init__", "link into the process"),
-        (native.NativeProgram, "run", "run the program"),
+        (code.NativeCode, "__init__", "link into the process"),
+        (native.NativeProgram, "launch", "run the program"),
+        (native.NativeProgram, "repeat", "run the program"),
     ):
         spans.wrap(owner, name, phase)
     first: list[float] = []

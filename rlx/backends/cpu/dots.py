@@ -20,7 +20,7 @@ from llvmlite import ir
 
 from rlx.backends.cpu.isa.base import Vectors
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import BF16X32, I8X64, LANES, Emitter, Index
+from rlx.backends.cpu.tiles import BF16X32, I8X64, LANES, Emitter, Index, constant
 from rlx.ir.dtypes import BF16, DType
 
 
@@ -36,7 +36,7 @@ def magnitudes(e: Emitter, codes: Sequence[ir.Value]) -> tuple[list[ir.Value], l
     negative code, which depends on the codes only, so sums start with it. One instruction for a row moves the signs,
     and of a kind that all vector units have. Two products are at least -2 * 128 * 128, which i16 just holds.
     """
-    none = ir.Constant(I8X64, None)
+    none = constant(I8X64)
     signs = [e.b.sext(e.b.icmp_signed("<", code, none), I8X64) for code in codes]
     sizes = [e.b.sub(e.b.xor(code, sign), sign) for code, sign in zip(codes, signs, strict=True)]
     start = dot_tile(e, [e.i32(0)], range(len(codes)), 1, lambda i, _: sizes[i], lambda i, _: signs[i])[0]

@@ -27,7 +27,7 @@ from rlx.backends.base import manifest_of
 from rlx.backends.cpu.calls import Call
 from rlx.backends.cpu.context import CONTEXT, MARK, mark_number
 from rlx.backends.cpu.kernel import Kernel, symbol
-from rlx.backends.cpu.llvm_text import Text
+from rlx.backends.cpu.llvm_text import WRITTEN, Text
 from rlx.backends.cpu.select import select
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.work_stealing import SHARES, TAKE, WorkStealing, grain, stride
@@ -160,7 +160,7 @@ def _functions(linker: _Linker, number: int, first: tuple[Call, ...], calls: tup
         linker.regions.add(name)
         kernels = {c.kernel.symbol: c.kernel for c in (*first, *calls)}
         declared = [_declaration(k) for k in kernels.values()]
-        linker.emit(f"regions/{name}", "\n\n".join([*_DECLARED, *declared, *functions]) + "\n")
+        linker.emit(f"regions/{name}", "\n\n".join([*_DECLARED, *declared, *functions, WRITTEN]) + "\n")
     return name
 
 
@@ -287,7 +287,7 @@ def _step(linker: _Linker, regions: list[_Bound]) -> str:
     declared += [f"declare i1 @{name}({_types(_REGION)})" for name in sorted(linker.regions)]
     body = "\n".join(_emit_step(linker, len(regions), sum(len(region.calls) for region in regions)))
     step = f"define void @step(ptr %ctx, i64 %worker, i64 %workers) {{\n{body}\n}}"
-    return "\n\n".join([*declared, TAKE, _MARK, _table(regions), step]) + "\n"
+    return "\n\n".join([*declared, TAKE, _MARK, _table(regions), step, WRITTEN]) + "\n"
 
 
 def _types(parameters: str) -> str:

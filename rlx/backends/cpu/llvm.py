@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from rlx.backends.cpu.llvm_text import WRITTEN
 from rlx.backends.cpu.target import Target, cpu_count
 from rlx.errors import CompileError
 from rlx.tracing import span
@@ -48,7 +49,7 @@ class Module:
         import llvmlite.binding as llvm
 
         self._machine, self._module, self._code = target.machine(), None, b""  # the first initializes LLVM
-        self._text = ""
+        self._given, self._text = text, ""
         # Each module has its own context: only one thread at a time may work on modules that share one.
         self._context = _contexts[id(self)] = llvm.create_context()
         try:
@@ -70,7 +71,7 @@ class Module:
         """
         import llvmlite.binding as llvm
 
-        optimize(self._module, self._machine)
+        optimize(self._module, self._machine, few=WRITTEN in self._given)
         self._text = str(self._module)
         with llvm.parse_assembly(self._text, self._context) as module:
             self._code = _emit(module, self._machine)
@@ -100,14 +101,26 @@ class Module:
         self.close()
 
 
-def optimize(module: Any, machine: Any) -> None:
-    """Runs the optimization pipeline on the module in place."""
+#: For modules that are `WRITTEN`. Loops are rotated, so that code generation moves what does not change out of them.
+_FEW_PASSES = ("sroa", "simplify_cfg", "loop_rotate", "instruction_combine", "new_gvn", "simplify_cfg")
+
+
+def optimize(module: Any, machine: Any, *, few: bool = False) -> None:
+    """Optimizes the module in place.
+
+    Args:
+        few: runs a sixth of the pipeline, in time, which leaves code that is vector code already as fast. No pass of
+            either changes a result: what rounds is decided by the text (flags, `llvm.fmuladd`).
+    """
     import llvmlite.binding as llvm
 
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.slp_vectorization = False  # tile kernels are vector code already; loop kernels use the loop vectorizer
     builder = llvm.create_pass_builder(machine, options)
-    passes = builder.getModulePassManager()  # held: an interrupt during the call would be lost in its `__del__`
+    passes = llvm.create_new_module_pass_manager() if few else builder.getModulePassManager()
+    for name in _FEW_PASSES if few else ():
+        getattr(passes, f"add_{name}_pass")()
+    # `passes` is held: an interrupt during the call would be lost in its `__del__`.
     _unlocked("LLVMPY_RunNewModulePassManager")(passes, module, builder)
 
 

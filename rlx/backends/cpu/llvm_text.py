@@ -13,6 +13,9 @@ from string import Template
 from rlx.backends.cpu.calls import Units
 from rlx.ir.dims import DimLike
 
+#: A line of modules whose code is as it should be, down to the vector instructions: LLVM runs few passes on them.
+WRITTEN = "!rlx.written = !{}"
+
 
 def fill(text: str, **values: object) -> str:
     """A template with its places `$name` filled; `KeyError` if one has no value. `$` has no meaning in our assembly."""

@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.llvm import Compiled
+from rlx.backends.cpu.llvm import Compiled, optimize
+from rlx.backends.cpu.llvm_text import WRITTEN
 from rlx.backends.cpu.target import Target
 
 Array = NDArray[Any]
@@ -58,11 +59,7 @@ def optimized(kernel: Kernel, target: Target) -> Any:
     module = llvm.parse_assembly(kernel.llvm)
     module.triple, module.data_layout = target.triple, str(machine.target_data)
     module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.slp_vectorization = False
-    llvm.create_pass_builder(target.machine(), options).getModulePassManager().run(
-        module, llvm.create_pass_builder(target.machine(), options)
-    )
+    optimize(module, machine, few=WRITTEN in kernel.llvm)
     return module
 
 

@@ -52,9 +52,9 @@ def test_modules_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatch) 
 
     usual, both = llvm.optimize, threading.Barrier(2)
 
-    def optimize(module: Any, machine: Any) -> None:
+    def optimize(module: Any, machine: Any, **few: bool) -> None:
         both.wait(timeout=60)
-        usual(module, machine)
+        usual(module, machine, **few)
 
     monkeypatch.setattr(llvm, "optimize", optimize)
     monkeypatch.setattr(llvm, "cpu_count", lambda: 2)
@@ -75,9 +75,9 @@ def test_equal_modules_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> Non
     """Under any names, in one program or in several."""
     usual, count = llvm.optimize, []
 
-    def optimize(module: Any, machine: Any) -> None:
+    def optimize(module: Any, machine: Any, **few: bool) -> None:
         count.append(str(module))
-        usual(module, machine)
+        usual(module, machine, **few)
 
     monkeypatch.setattr(llvm, "optimize", optimize)
     known: dict[str, Compiled] = {}
@@ -121,7 +121,7 @@ def test_what_fails_in_a_thread_comes_through(monkeypatch: pytest.MonkeyPatch) -
     """What has not begun by then never does."""
     begun: list[str] = []
 
-    def optimize(module: Any, machine: Any) -> None:
+    def optimize(module: Any, machine: Any, **few: bool) -> None:
         begun.append(str(module))
         raise CompileError("no")
 

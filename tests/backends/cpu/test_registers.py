@@ -65,10 +65,11 @@ def test_tiles_of_int8(gated: str | None) -> None:
 def test_tiles_of_magnitudes_and_signs(target: Target) -> None:
     """A product takes four instructions, with one more for each row and two to four for the codes of each block."""
     text, sums = assembly(linear(Q8_0, 32, 512, "q8a", target), target), 8 if target.level == "avx2" else 12
-    (step,) = (m[2] for m in _LOOP.finditer(text) if m[2].count("vpmaddwd") == 2 * sums and "vfm" not in m[2])
+    steps = [m[2] for m in _LOOP.finditer(text) if m[2].count("vpmaddwd") == 2 * sums and "vfm" not in m[2]]
+    (step,) = (step for step in steps if "vpsignb" not in step)  # which streamed codes take
     assert step.count("vpmaddubsw") == len(re.findall(r"\tvpxor", step)) == step.count("vpaddd") == 2 * sums
     assert step.count("\n") < 5.5 * 2 * sums
-    assert not spilled(step)
+    assert not [line for step in steps for line in spilled(step)]
 
 
 @pytest.mark.parametrize("gated", [None, "silu"])

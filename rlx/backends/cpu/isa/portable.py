@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llvmlite import ir
 
 from rlx.backends.cpu.isa.base import Isa, Tiles
-from rlx.backends.cpu.tiles import F32X16, I8X64, I16, I32, I32X16, vector
+from rlx.backends.cpu.tiles import F32X16, I8X64, I16, I32, I32X16, constant, vector
 from rlx.errors import CompileError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Portable(Isa):
     def dot_step(self, e: Emitter, acc: ir.Value, code: ir.Value, x: ir.Value) -> ir.Value:
         """Multiplies even and odd bytes separately, as i16 lanes. LLVM turns the sums of pairs into multiply-adds."""
         i16, i32 = vector(I16, 32), vector(I32, 32)
-        eight, low = ir.Constant(i16, [8] * 32), ir.Constant(i16, [255] * 32)
+        eight, low = constant(i16, 8), constant(i16, 255)
         u, s = e.b.bitcast(code, i16), e.b.bitcast(x, i16)
         even = e.b.and_(u, low), e.b.ashr(e.b.shl(s, eight), eight)
         odd = e.b.lshr(u, eight), e.b.ashr(s, eight)
@@ -53,9 +53,9 @@ class Portable(Isa):
 
     def look_up_bytes(self, e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
         """By selects: each bit of the code halves the candidates."""
-        values = [ir.Constant(I8X64, [level] * 64) for level in levels]
+        values = [constant(I8X64, level) for level in levels]
         for bit in [1 << i for i in range(len(levels).bit_length() - 1)]:
-            is_set = e.b.icmp_unsigned("!=", e.b.and_(codes, ir.Constant(I8X64, [bit] * 64)), ir.Constant(I8X64, None))
+            is_set = e.b.icmp_unsigned("!=", e.b.and_(codes, constant(I8X64, bit)), constant(I8X64))
             pairs = zip(values[::2], values[1::2], strict=True)
             values = [e.b.select(is_set, odd, even) for even, odd in pairs]
         return values[0]

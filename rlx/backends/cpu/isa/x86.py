@@ -13,7 +13,7 @@ from llvmlite import ir
 from rlx.backends.cpu.isa.amx import AmxTiles
 from rlx.backends.cpu.isa.base import Tiles
 from rlx.backends.cpu.isa.portable import Portable
-from rlx.backends.cpu.tiles import BF16X32, F32X16, I1, I16, I32, LANES, mangle, vector
+from rlx.backends.cpu.tiles import BF16X32, F32X16, I1, I16, I32, LANES, constant, mangle, vector
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.target import Target
@@ -59,7 +59,7 @@ class X86(Portable):
 
     def widened(self, e: Emitter, pairs: ir.Value) -> ir.Value:
         wide = pairs.type.count == 2 * LANES
-        ones = ir.Constant(pairs.type, [1] * pairs.type.count)
+        ones = constant(pairs.type, 1)
         name = "llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd"
         return e.call(name, vector(I32, pairs.type.count // 2), [pairs, ones])
 
@@ -115,5 +115,5 @@ def _move_sign(e: Emitter, code: ir.Value, x: ir.Value, wide: bool) -> list[ir.V
     size = e.call(f"llvm.abs.{mangle(code.type)}", code.type, [code, ir.Constant(I1, 0)])
     if not wide:
         return [size, e.call("llvm.x86.avx2.psign.b", x.type, [x, code])]
-    negative = e.b.icmp_signed("<", code, ir.Constant(code.type, None))
+    negative = e.b.icmp_signed("<", code, constant(code.type))
     return [size, e.b.select(negative, e.b.neg(x), x)]

@@ -35,6 +35,7 @@ from rlx.backends.cpu.tiles.types import (
     LANES,
     POINTER,
     Index,
+    constant,
     mangle,
     vector,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "Emitter",
     "Index",
     "Loop",
+    "constant",
     "mangle",
     "vector",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from functools import cache
 from llvmlite import ir
 
 from rlx.backends.cpu.kernel import Kernel, symbol
+from rlx.backends.cpu.llvm_text import WRITTEN
 from rlx.backends.cpu.loops import NoPythonForm, is_python_only
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles.types import F32X16, FLOAT, I1, I32X16, I64, POINTER, Index
@@ -48,7 +49,7 @@ class Builder:
         """Ends the function and names it by `template` and a digest of its text."""
         self.b.ret_void()
         ir.IRBuilder(self._entry).branch(self.function.blocks[1])
-        text = _as_written(str(self.module), self._loops)
+        text = f"{_as_written(str(self.module), self._loops)}\n{WRITTEN}\n"
         name = symbol(template, text)
         return Kernel(name, self.buffers, self.extents, text.replace(_PLACEHOLDER, name), source)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TypeAlias
 
 from llvmlite import ir
@@ -32,6 +33,13 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
 
 BFLOAT = _BFloat()
 F32X16, I32X16, I8X64, BF16X32 = vector(FLOAT), vector(I32), vector(I8, 64), vector(BFLOAT, 32)
+
+
+@cache
+def constant(type_: ir.VectorType, numbers: tuple[int, ...] | int = 0) -> ir.Value:
+    """A vector of integers, which may all be equal. Equal constants are one object, whose text llvmlite writes once."""
+    return ir.Constant(type_, [numbers] * type_.count if isinstance(numbers, int) else list(numbers))
+
 
 #: A run-time value, or a number known at compile time.
 Index: TypeAlias = ir.Value | int

@@ -8,9 +8,9 @@ from typing import Any
 from llvmlite import ir
 
 from rlx.backends.cpu.tiles.builder import Builder
-from rlx.backends.cpu.tiles.types import F32X16, I32, I32X16, LANES, mangle, vector
+from rlx.backends.cpu.tiles.types import F32X16, I32, I32X16, LANES, constant, mangle, vector
 
-_LANE_ZERO = ir.Constant(I32X16, [0] * LANES)  # a shuffle that repeats the first lane
+_LANE_ZERO = constant(I32X16)  # a shuffle that repeats the first lane
 
 # The rounds of a 16 x 16 transpose, as (bit, lanes, shift). A round replaces each pair of vectors whose indices differ
 # only in `bit`: the first result takes `lanes` of the concatenated pair, the second the lanes plus `shift`. Groups of
@@ -64,7 +64,7 @@ class Vectors(Builder):
 
     def pick(self, x: ir.Value, lanes: Sequence[int]) -> ir.Value:
         """The given lanes of x, as a vector."""
-        order = ir.Constant(vector(I32, len(lanes)), list(lanes))
+        order = constant(vector(I32, len(lanes)), tuple(lanes))
         return self.b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), order)
 
     def pieces(self, x: ir.Value, lanes: int) -> list[ir.Value]:
@@ -77,14 +77,14 @@ class Vectors(Builder):
         if len(parts) == 1:
             return parts[0]
         low, high = self.concat(*parts[: len(parts) // 2]), self.concat(*parts[len(parts) // 2 :])
-        order = ir.Constant(vector(I32, 2 * low.type.count), list(range(2 * low.type.count)))
+        order = constant(vector(I32, 2 * low.type.count), tuple(range(2 * low.type.count)))
         return self.b.shuffle_vector(low, high, order)
 
     def transpose(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
         """Transposes 16 vectors of 16 lanes: result i holds lane i of each vector."""
         done = list(rows)
         for bit, lanes, shift in _ROUNDS:
-            orders = [ir.Constant(I32X16, [lane + more for lane in lanes]) for more in (0, shift)]
+            orders = [constant(I32X16, tuple(lane + more for lane in lanes)) for more in (0, shift)]
             for i in (i for i in range(LANES) if not i & bit):
                 pair = done[i], done[i | bit]
                 done[i], done[i | bit] = (self.b.shuffle_vector(*pair, order) for order in orders)

@@ -336,7 +336,7 @@ class Multiplier:
         groups = range(half * count, (half + 1) * count)
         sums = self._start(subs, rows, sub, half)
         span = min(dots.span(self.target, format_.row.bits), count)
-        in_loop = self.target.vectors not in ("avx2", "neon") or subs[0].sign
+        in_loop = self.target.vectors not in ("avx2", "neon") or format_.row.signed
         if not (in_loop and all(s.in_memory for s in subs)):
             order = groups if self.holds_codes else format_.order(groups)
             for first in range(0, count, span):

@@ -25,7 +25,7 @@ from rlx.backends.cpu import dots
 from rlx.backends.cpu.kernels.linear import unpack
 from rlx.backends.cpu.kernels.linear.multiply import Multiplier, Rows, Shape, Sub, Sums
 from rlx.backends.cpu.kernels.linear.results import ResultWriter
-from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB
+from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB, Format
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import I64, Emitter, Index
@@ -170,6 +170,10 @@ class StreamWriter(ResultWriter):
         self._prefetch(e.at(place, stream.ahead), format_.row.stride)
         if format_.row.stride <= _FAR_BYTES * rows:
             e.prefetch(e.at(place, stream.ahead, (_FAR - 1) * self.distance), format_.row.stride, level=2)
+        scales = partial(format_.scales, e, stream.header, place)
+        if self._loops(format_):
+            early = scales()
+            return Sub(partial(format_.plain_code, e, place), lambda: early, in_memory=True)
         known = None
         if self.multiply.holds_codes or (rows == 1 and e.target.vectors != "neon"):
             known = format_.codes(e, place)  # read early, which waits less for memory
@@ -178,11 +182,14 @@ class StreamWriter(ResultWriter):
             assert isinstance(group, int)
             return known[group] if known else format_.codes(e, place, [group])[0]
 
-        scales = partial(format_.scales, e, stream.header, place)
         if e.target.vectors == "neon":  # whose registers do not hold them beside the codes
             return Sub(code, scales, in_memory=False)
         early = scales()
         return Sub(code, lambda: early, in_memory=False)
+
+    def _loops(self, format_: Format) -> bool:
+        """Whether the codes of a sub-block are read in a loop: unrolled they would be most of the kernel's code."""
+        return format_.plain and not self.shape.single and self.e.target.vectors in ("generic", "avx2")
 
     def _packed_floats(self, stream: _Stream, s: ir.Value, step: int) -> Callable[[int], ir.Value]:
         """The weights of each step. They are read early where registers hold them, which waits less for memory."""

@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from rlx.backends.cpu.blocks import Blocks
 from rlx.backends.cpu.layouts import PACKINGS
-from rlx.backends.cpu.tiles import F32X16, I8, I8X64, I32X16, Emitter, vector
+from rlx.backends.cpu.tiles import F32X16, I8, I8X64, I32X16, Emitter, Index, constant, vector
 from rlx.ir.dtypes import F16, F32, DType
 
 #: k of a chunk: a chunk is summed in registers, and the sums of chunks are added in f32.
@@ -67,6 +67,15 @@ class Format:
         codes = [e.b.bitcast(w, I8X64) for w in words]
         return [e.isa.look_up_bytes(e, c, self.row.levels) for c in codes] if self.row.levels else codes
 
+    @property
+    def plain(self) -> bool:
+        """Whether codes lie in memory as `codes` returns them."""
+        return self.row.planes == (8,) and not self.row.levels
+
+    def plain_code(self, e: Emitter, sub: ir.Value, group: Index) -> ir.Value:
+        """The codes of a group of a `plain` type, which may be a run-time value."""
+        return e.load(I8X64, e.at(sub, (group, 64), self.row.codes_at))
+
     def order(self, groups: Sequence[int]) -> list[int]:
         """Groups in the order in which as few words of planes as possible are needed at the same time."""
         widths = sorted(self.row.planes)
@@ -109,7 +118,7 @@ def weights_f32(e: Emitter, format_: Format, codes: list[ir.Value], scales: list
 
 
 def _without_zero(e: Emitter, row: Blocks, codes: ir.Value) -> ir.Value:
-    return e.b.sub(codes, ir.Constant(I8X64, [row.zero - 256 * (row.zero > 127)] * 64))
+    return e.b.sub(codes, constant(I8X64, row.zero - 256 * (row.zero > 127)))
 
 
 def _signed_byte(e: Emitter, word: ir.Value, byte: int) -> ir.Value:
@@ -214,7 +223,7 @@ def _bits(e: Emitter, word: ir.Value, first: int, width: int, group: int) -> ir.
         return word
     place = group // width * width
     if e.isa.shifts_bytes and first == 0 and place + width == 8:  # nothing is left to mask
-        shifted = e.b.lshr(e.b.bitcast(word, I8X64), ir.Constant(I8X64, [place] * 64))
+        shifted = e.b.lshr(e.b.bitcast(word, I8X64), constant(I8X64, place))
         return e.b.bitcast(shifted, I32X16)
     return _mask(e, _move(e, word, first - place), ((1 << width) - 1) << first)
 
