@@ -217,7 +217,8 @@ class FakeEngine:
             Compilation(f"program qwen3 {i}", 0.25, "0" * 64, "no entry has model 'qwen3'")
             for i in range(self.compiles)
         ]
-        return {"threads": 1, "weights_bytes": 10, "profile": None, "cache": cache, "compiled": compiled}
+        own = {"threads": 1, "weights_bytes": 10, "profile": None}
+        return {**own, "programs": {}, "cache": cache, "compiled": compiled}
 
     def close(self) -> None:
         assert not self.closed, "closed twice"

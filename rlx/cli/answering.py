@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,11 @@ def template_variables(runner: CachedRunner, thinking: bool | None) -> dict[str,
     return thinking_variables(runner.tokenizer, thinking, "--thinking")
 
 
+def _program_seconds(runner: CachedRunner) -> float:
+    """The seconds so far in which calls waited for programs that were compiled, or read from the compile cache."""
+    return float(sum(row.seconds for row in runner.stats()["programs"].values()))
+
+
 @dataclass(frozen=True)
 class Answerer:
     """Generates the answers of one command.
@@ -111,7 +117,8 @@ class Answerer:
             with Interrupts() as own:
                 return self(prompt, out, before, own, keep)
         stop, least, most = (self.ending[name] for name in ("stop", "min_tokens", "max_tokens"))
-        answer = Answer(self.runner.tokenizer, out, before, stop, least, keep)
+        waited = partial(_program_seconds, self.runner)
+        answer = Answer(self.runner.tokenizer, out, before, stop, least, keep, waited)
         options: dict[str, Any] = {"stop": stop, "min_tokens": least, "speculative": self.speculative}
         options["grammar"] = self.grammar
         end: list[str] = []

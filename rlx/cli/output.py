@@ -126,6 +126,7 @@ class Answer:
         stop: the text ends before the first of these.
         min_tokens: but not before there are as many tokens.
         keep: control tokens that have a text nevertheless.
+        waited: the seconds so far in which steps waited for their programs, most of them compiled.
 
     Attributes:
         ids: the tokens so far.
@@ -139,12 +140,15 @@ class Answer:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         keep: Set[int] = frozenset(),
+        waited: Callable[[], float] = lambda: 0.0,
     ) -> None:
         from rlx.runners.generation.stopping import AnswerText
 
         self.ids: list[int] = []
         self._answer, self._min_tokens = AnswerText(tokenizer, stop, keep), min_tokens
         self._out, self._before = out, before
+        self._waited = waited
+        self._waits = [waited()] * 3  # at the start, at the first token and at the end
         self._start = self._first = self._last = time.perf_counter()
 
     def push(self, token: int) -> None:
@@ -152,12 +156,14 @@ class Answer:
         self._last = time.perf_counter()
         if not self.ids:
             self._first = self._last
+            self._waits[1:] = [self._waited()] * 2
             self._before()
         self.ids.append(token)
         self._show(self._answer.push(token, may_stop=len(self.ids) >= self._min_tokens))
 
     def finish(self) -> None:
         """Ends the answer: shows the text that was held back, and ends the line."""
+        self._waits[2] = self._waited()
         self._before()
         self._show(self._answer.finish())
         if self._out is not None and self.ids:
@@ -179,14 +185,23 @@ class Answer:
         return self._first - self._start if self.ids else None
 
     @property
+    def first_wait(self) -> float:
+        """Seconds of those in which the prompt waited for programs."""
+        return self._waits[1] - self._waits[0]
+
+    @property
     def rate(self) -> float | None:
-        """Tokens per second, from the first to the last token; None with fewer than two tokens."""
-        seconds = self._last - self._first
+        """Tokens per second, from the first to the last token; None with fewer than two tokens.
+
+        As in `prompt_rate`, the time in which steps waited for programs does not count.
+        """
+        seconds = self._last - self._first - (self._waits[2] - self._waits[1])
         return (len(self.ids) - 1) / seconds if len(self.ids) > 1 and seconds > 0 else None
 
     def prompt_rate(self, tokens: int) -> float | None:
         """Prompt tokens per second, until the first token of the answer."""
-        return tokens / self.first_seconds if self.first_seconds else None
+        seconds = self._first - self._start - self.first_wait
+        return tokens / seconds if self.ids and seconds > 0 else None
 
 
 ENDS = {
@@ -205,14 +220,12 @@ def speeds(report: Mapping[str, Any]) -> str:
     parts = [
         f"loaded in {report['load_seconds']:.2f} s",
         f"prompt: {counted(report['prompt_tokens'], 'token')}{_rate(report['prompt_tokens_per_second'])}",
-        first is not None and f"first token after {first:.3f} s",
+        first is not None and f"first token after {first:.3f} s{_of_it_compiling(report)}",
         f"answer: {counted(report['tokens'], 'token')}{_rate(report['tokens_per_second'])}",
         ENDS[report["end"]],
         sampled(report["sampling"]),
         report["profile"] and f"by {report['profile']}",
-        compiles
-        and f"compiled {counted(compiles, 'piece')} of code in {report['compile_seconds']:.2f} s, some while loading"
-        f"{_compile_reason(report['compiled'])}",
+        compiles and f"compiled {counted(compiles, 'piece')} of code in {report['compile_seconds']:.2f} s",
     ]
     return "; ".join(part for part in parts if part)
 
@@ -226,10 +239,9 @@ def sampled(sampling: Mapping[str, Any]) -> str | None:
     return f"sampled with {', '.join(options) or 'temperature 1'}{source}"
 
 
-def _compile_reason(compiled: Sequence[Mapping[str, Any]]) -> str:
-    """Why the first program, or the worker loop that all need, was not in the cache; --json has the others."""
-    found = [row for row in compiled if row["title"].startswith(("program ", "runtime "))] or compiled
-    return f": {found[0]['reason']}" if found else ""
+def _of_it_compiling(report: Mapping[str, Any]) -> str:
+    wait = report["first_token_compile_seconds"]
+    return f", {wait:.2f} s of it compiling" if report["compiles"] and wait >= 0.01 else ""
 
 
 def _rate(rate: float | None) -> str:

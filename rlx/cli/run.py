@@ -177,6 +177,7 @@ def _report(answer: Answer, prompt: int, end: str) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "tokens": len(answer.ids),
         "first_token_seconds": answer.first_seconds,
+        "first_token_compile_seconds": answer.first_wait,
         "prompt_tokens_per_second": answer.prompt_rate(prompt),
         "tokens_per_second": answer.rate,
     }
