@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 
 #: Hints that several readers of files give.
@@ -22,12 +23,14 @@ class RlxError(Exception):
 
     Args:
         what: the mistake, with the value that was found and the one that was expected.
-        where: the file, tensor, key, node or option it was found in.
+        where: the file, tensor, key, node or option it was found in; a file as a path, which is never taken for the
+            name of an option.
         hint: what the user can do about it.
     """
 
     def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
         self.what, self.where, self.hint = what, None if where is None else str(where), hint
+        self.is_file = isinstance(where, PathLike)
         message = f"{self.where}: {what}" if self.where else what
         super().__init__(_printable(f"{message}. {_sentence(hint)}" if hint else message))
 
@@ -282,7 +285,11 @@ def file_error(kind: type[RlxError], what: str, error: Exception, where: object,
     """
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     what = f"{what}: {reason}" if what else reason
-    return kind(what, where=where, hint=hint or _FILE_HINTS.get(getattr(error, "errno", None) or 0))
+    return kind(
+        what,
+        where=Path(where) if isinstance(where, str) else where,
+        hint=hint or _FILE_HINTS.get(getattr(error, "errno", None) or 0),
+    )
 
 
 @contextmanager

@@ -29,6 +29,9 @@ _GRAPH = "ir/00-graph.txt"  # a program before the passes, in every entry of one
 _HEADS = ("digest", "phase", "SEQ", "PAST", "batch", "precision", "kv", "model", "level", "size", "age")
 _RIGHT = ("size", "age")
 _NAMED = ("SEQ", "PAST", "batch", "kv")  # numbers and words that say nothing without the head
+_IN_EFFECT = """\
+"profile" is what is in effect for this program: without tiles of bf16 every program is deterministic, asked for or not.
+"""
 _SAID = ("phase", "SEQ", "precision", "model", "level")  # of a removed entry
 
 
@@ -80,6 +83,8 @@ def show(digest: str, name: str | None, out: str | None) -> None:
         _show_file(entry, name, out)
         return
     click.echo(printable(f"{entry.key}\n"))
+    if entry.key.kind == "program":
+        click.echo(_IN_EFFECT)
     table(("file", "size"), ((name, size(len(entry.read(name)))) for name in entry.names), right=("size",))
     click.echo(printable(f"in {entry.folder}"))
 

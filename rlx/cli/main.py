@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, TextIO, cast
+from typing import IO, Any, TextIO, cast
 
 import click
 
@@ -49,12 +49,17 @@ _DEBUG = "rlx.debug"
 
 
 class Mistake(click.ClickException):
-    """An error that the user can fix: one message on stderr."""
+    """An error that the user can fix: one message on stderr, broken at words."""
 
     exit_code = 2
 
+    def show(self, file: IO[Any] | None = None) -> None:
+        from rlx.cli.output import wrapped
 
-class Bug(click.ClickException):
+        click.echo(wrapped(f"Error: {self.format_message()}", sys.stderr), err=True)
+
+
+class Bug(Mistake):
     """An error in rlx."""
 
     exit_code = 1
@@ -138,11 +143,12 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Prints a warning without its place in the code."""
+    from rlx.cli.output import wrapped
     from rlx.cli.wording import in_options, option_names
 
     ctx = click.get_current_context(silent=True)
     options = option_names(ctx.meta.get(COMMAND) if ctx else None)
-    click.echo(f"Warning: {in_options(str(message), options)}", err=True)
+    click.echo(wrapped(f"Warning: {in_options(str(message), options)}", sys.stderr), err=True)
 
 
 def _show_traceback(ctx: click.Context, error: Exception) -> None:

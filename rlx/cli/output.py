@@ -67,6 +67,15 @@ def width(file: TextIO | None = None) -> int:
     return shutil.get_terminal_size().columns if (file or sys.stdout).isatty() else _PIPE_WIDTH
 
 
+def wrapped(text: str, file: TextIO | None) -> str:
+    """A message in lines that a terminal breaks at no word; unchanged where `file` is no terminal."""
+    if not is_terminal(file):
+        return text
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": False}
+    lines = (textwrap.wrap(line, max(width(file), 20), **options) or [""] for line in text.split("\n"))
+    return "\n".join(part.rstrip() for parts in lines for part in parts)
+
+
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), *, file: TextIO | None = None
 ) -> None:

@@ -107,11 +107,13 @@ def read_text(name: str) -> str:
     except OSError as error:
         raise file_error(PromptError, "the file cannot be read", error, name) from error
     if len(found) > MAX_BYTES:
-        raise PromptError(f"there are more than {MAX_BYTES >> 20} MiB", where=name, hint="cut the text")
+        raise PromptError(f"there are more than {MAX_BYTES >> 20} MiB", where=Path(name), hint="cut the text")
     try:
         return bytes(found).decode()
     except UnicodeDecodeError as error:
-        raise PromptError(f"it is no UTF-8 text (byte {error.start})", where=name, hint="give a text file") from error
+        raise PromptError(
+            f"it is no UTF-8 text (byte {error.start})", where=Path(name), hint="give a text file"
+        ) from error
 
 
 def cut(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from rlx.cli.answering import (
 from rlx.cli.command import Command
 from rlx.cli.main import INTERRUPTED, debug_option
 from rlx.cli.options import engine_options, model_path, open_runner, yes_option
-from rlx.cli.output import Answer, Bars, speeds, stdout
+from rlx.cli.output import Answer, Bars, speeds, stdout, wrapped
 from rlx.cli.prompt import Words
 from rlx.cli.sampling import described, ending_options, sample_opts, sampling_options
 from rlx.cli.structured import answer_grammar, structured_options
@@ -132,7 +133,7 @@ def run(
     else:
         if no_stream:
             stdout().write(answer.text + "\n")
-        click.echo(speeds(report), err=True)
+        click.echo(wrapped(speeds(report), sys.stderr), err=True)
     if end == INTERRUPTED_ANSWER:
         ctx.exit(INTERRUPTED)
 

@@ -59,7 +59,8 @@ def _grammar(**values: Any) -> Grammar | None:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"{names[0]}: {value} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise click.UsageError(f"{names[0]}: {value} cannot be read: {reason}") from error
     if name == "json_schema":
         return Grammar.json_schema(text)
     kinds = {".gbnf": Grammar.gbnf, ".lark": Grammar.lark}

@@ -34,6 +34,7 @@ def message(error: Exception, command: click.Command | None, name: str) -> str:
         return str(error)
     options = option_names(command)
     where = None if error.where in _PYTHON else options.get(error.where or "", error.where)
+    where = error.where if error.is_file else where
     what, hint = (in_options(text, options) if text else text for text in (error.what, error.hint))
     if hint and _CALL.search(hint):
         hint = None  # the way out in Python

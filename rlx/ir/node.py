@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from rlx.errors import GraphError
 from rlx.ir.dims import Shape
 from rlx.ir.dtypes import DType
 
@@ -37,9 +38,6 @@ class Node:
     attrs: Attrs
     shape: Shape
     dtype: DType
-
-    #: NumPy's operators return NotImplemented for a node, so that the node's own operators are used.
-    __array_ufunc__ = None
 
     def __getitem__(self, key: Any) -> Any:
         """An attribute by its name; with another key part of the value, see `rlx.ops.index`."""
@@ -90,6 +88,22 @@ class Node:
     def __rmatmul__(self, other: Any) -> Node:
         return _build("matmul", other, self)
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Node:
+        """NumPy's operators with a number or an array on the left are the node's own; its functions are refused."""
+        operator = _OPERATORS.get(ufunc.__name__)
+        if operator is None or method != "__call__" or options or len(inputs) != 2:
+            raise not_computed(f"np.{ufunc.__name__}", ufunc.__name__)
+        left, right = inputs
+        found: Node = (
+            getattr(left, f"__{operator}__")(right) if left is self else getattr(right, f"__r{operator}__")(left)
+        )
+        return found
+
+    def __lt__(self, other: object) -> bool:
+        raise not_computed("a comparison", "maximum")
+
+    __le__ = __gt__ = __ge__ = __lt__
+
     def __pow__(self, exponent: float) -> Node:
         return _build("power", self, exponent)
 
@@ -119,6 +133,22 @@ class Node:
 
 
 LEAVES = ("input", "weight", "state")
+# Functions of NumPy -> the operator of a node.
+_OPERATORS = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "matmul": "matmul"}
+
+
+def not_computed(what: str, op: str) -> GraphError:
+    """The error of something that needs the values of a node, which has none before its program runs.
+
+    Args:
+        what: what was tried.
+        op: the op that may be meant.
+    """
+    from rlx.ir import ops
+
+    choice = f"rlx.ops.{op}" if callable(getattr(ops, op, None)) and not op.startswith("_") else "a function of rlx.ops"
+    hint = f"use {choice}, or define a custom op (rlx.custom_op): its meaning is a formula of NumPy"
+    return GraphError(f"{what} needs numbers, and a node is a symbol that has none yet", where="node", hint=hint)
 
 
 def _build(name: str, *operands: Any) -> Node:

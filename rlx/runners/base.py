@@ -7,7 +7,7 @@ recomputes the whole context for every token: slow, and the reference for the ca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, partial
 from types import TracebackType
@@ -238,7 +238,7 @@ class LmRunner(ABC):
     @known_arguments
     def generate_batch(
         self,
-        prompts: Sequence[PromptLike],
+        prompts: Sequence[PromptLike | str | Sequence[Mapping[str, Any]]],
         n_new: int,
         on_token: OnBatchToken | None = None,
         sample: Sample = None,
@@ -255,7 +255,7 @@ class LmRunner(ABC):
         Prompts may differ in length. Each generation ends independently. The session, if there is one, is unchanged.
 
         Args:
-            prompts: at least one, each as for `generate`.
+            prompts: at least one, each as for `generate`, or a text as for `complete`, or messages as for `chat`.
             n_new: maximum number of tokens for each prompt.
             on_token: called with the prompt's number and the token; False ends that generation only. Tokens of one
                 generation come in order; tokens of different generations may interleave.
@@ -473,13 +473,23 @@ def checked_ids(runner: LmRunner, ids: Sequence[Any]) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _contexts(runner: LmRunner, prompts: Sequence[PromptLike]) -> list[Context]:
+def _contexts(runner: LmRunner, prompts: Any) -> list[Context]:
     """Several checked prompts."""
-    if not isinstance(prompts, Sequence | np.ndarray):
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray):
         raise PromptError(f"expected several prompts, found a {type(prompts).__name__}", where="generate_batch")
     if not len(prompts):
         raise PromptError("there are no prompts", where="generate_batch", hint="give at least one")
-    return [runner.checked_prompt(ids, f"prompt {i}") for i, ids in enumerate(prompts)]
+    return [runner.checked_prompt(_in_ids(runner, each), f"prompt {i}") for i, each in enumerate(prompts)]
+
+
+def _in_ids(runner: LmRunner, prompt: Any) -> PromptLike:
+    """A text or the messages of a conversation as ids; what is neither stays."""
+    if isinstance(prompt, str):
+        return runner.tokenizer.encode(prompt)
+    chat_ids = getattr(runner, "chat_ids", None)  # of runners with a chat template
+    is_chat = isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(each, Mapping) for each in prompt)
+    found: PromptLike = chat_ids(prompt) if chat_ids and is_chat else prompt
+    return found
 
 
 def _turn_ids(runner: LmRunner, stop_ids: Set[int]) -> Set[int]:

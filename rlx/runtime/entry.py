@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from rlx.env import size
 from rlx.errors import ArgumentError, CacheError
-from rlx.runtime.folder import Damage, Folder, UntrustedFolder
+from rlx.runtime.folder import Damage, Folder, UntrustedFolder, reason
 from rlx.runtime.key import CompileKey, flatten
 
 KEY, CHECKSUMS, LAST_USED, LARGE = "key.json", "checksums.json", "last_used", "large.json"
@@ -95,7 +95,7 @@ class Entry:
             with self.open_file(name) as file:
                 data = file.read()
         except (OSError, Damage) as error:
-            raise CacheError(f"{name} is gone: {error}", where=where, hint="Compile again") from error
+            raise CacheError(f"{name} is gone: {reason(error)}", where=where, hint="Compile again") from error
         if sha256(data) != self._sums[name]:
             raise CacheError(f"{name} changed since it was checked", where=where, hint="Run `rlx cache verify`")
         return data

@@ -20,6 +20,7 @@ from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import ArgumentError, CacheError, file_error
 from rlx.runtime.cache import CompileCache
+from rlx.runtime.folder import reason
 from rlx.runtime.key import digest_text, versions
 from rlx.runtime.store import CacheWarning, Store
 
@@ -60,7 +61,7 @@ def find(store: Store, target: Target) -> Measured | None:
         return _measured(entry) if entry is not None else None
     except (OSError, ValueError, RecursionError, ArgumentError) as error:
         advice = "the default tuning is used; `rlx tune` measures again, `rlx tune --reset` removes the file"
-        warnings.warn(f"{path} is not used: {error}; {advice}", CacheWarning, stacklevel=2)
+        warnings.warn(f"{path} is not used: {reason(error)}; {advice}", CacheWarning, stacklevel=2)
         return None
 
 

@@ -5,11 +5,13 @@ Text stage, used by the runners. Where the template comes from is `tokenizer.py`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 from rlx.errors import ChatTemplateError, MultimodalError
+from rlx.suggest import nearest
 from rlx.text.confined import NOT_STARTED, Confined, ConfinedError
 from rlx.text.fence import Fence
 from rlx.text.image_parts import ImageTokens
@@ -18,6 +20,8 @@ from rlx.text.tool_calls.messages import has_calls, prompted, with_calls
 
 Message = Mapping[str, Any]
 T = TypeVar("T")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_MEANT = {"bot": ["assistant"], "ai": ["assistant"], "model": ["assistant"], "human": ["user"]}
 _MAX_DEPTH = 64
 _WHERE = "chat template"
 _PROBE = "qzcontent"  # stands for a text, to see what a template does with it
@@ -71,12 +75,22 @@ class ChatTemplate:
                 2 s of CPU time or 512 MB.
         """
         values = {
-            "messages": _checked_messages(messages),
+            "messages": self._with_known_roles(_checked_messages(messages)),
             "tools": None if tools is None else _checked_tools(tools),
             "documents": None,
             **{name: _plain(value, name) for name, value in kwargs.items()},
         }
         return self._render({**values, "add_generation_prompt": add_generation_prompt})
+
+    def _with_known_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Checked messages; a role that templates pass over in silence, and this one does not name, is an error."""
+        for i, message in enumerate(messages):
+            role = message["role"]
+            if role not in ROLES and not re.search(rf"""(['"]){re.escape(role)}\1""", self._template):
+                close = _MEANT.get(role.lower()) or nearest(role, ROLES, cutoff=0.5)
+                hint = f"did you mean {close[0]!r}?" if close else f"the roles are {', '.join(ROLES)}"
+                raise ChatTemplateError(f"the model knows no role {role!r:.80}", where=f"messages[{i}].role", hint=hint)
+        return messages
 
     def fitted(self, messages: Sequence[Message], takes_images: bool = False) -> list[dict[str, Any]]:
         """Messages whose contents have the form that the template takes.

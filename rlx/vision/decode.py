@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -76,15 +77,15 @@ def from_path(path: str | PathLike[str]) -> Pixels:
             found = os.stat(name)
             if not stat.S_ISREG(found.st_mode):  # a pipe or a device may never end
                 kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no regular file"
-                raise ImageError(f"this is {kind}", where=name, hint="give the path of an image file")
+                raise ImageError(f"this is {kind}", where=Path(name), hint="give the path of an image file")
             _check_bytes(found.st_size, name)
             with open(name, "rb") as file:
                 data = file.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
-        raise ImageError("there is no such file", where=name, hint="check the path") from error
+        raise ImageError("there is no such file", where=Path(name), hint="check the path") from error
     except (OSError, ValueError) as error:  # no permission, a name that is too long or has a zero byte
         raise file_error(ImageError, "the file cannot be read", error, _short(name), "check the path") from error
-    return from_bytes(data, where=name)
+    return from_bytes(data, where=Path(name))
 
 
 def is_uri(text: str) -> bool:
@@ -114,7 +115,7 @@ def from_uri(text: str) -> Pixels:
     return from_bytes(data, where=where)
 
 
-def from_bytes(data: bytes, *, where: str | None = None, max_pixels: int = MAX_PIXELS) -> Pixels:
+def from_bytes(data: bytes, *, where: str | Path | None = None, max_pixels: int = MAX_PIXELS) -> Pixels:
     """The pixels of a PNG, JPEG, WebP, GIF or BMP file.
 
     Args:
@@ -157,7 +158,7 @@ def _short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:60]}..."
 
 
-def _check_bytes(count: int, where: str | None) -> None:
+def _check_bytes(count: int, where: str | Path | None) -> None:
     if count > MAX_BYTES:
         what = f"the image file has {count / (1 << 20):.1f} MiB, at most {MAX_BYTES >> 20} are read"
         raise ImageError(what, where=where, hint="make the image smaller")
@@ -168,13 +169,13 @@ def _smaller(max_pixels: int) -> str:
     return f"at most {megapixels} are read, and {MAX_SIDE} pixels of a side; make the image smaller"
 
 
-def _check_size(width: int, height: int, where: str | None, max_pixels: int = MAX_PIXELS) -> None:
+def _check_size(width: int, height: int, where: str | Path | None, max_pixels: int = MAX_PIXELS) -> None:
     if width * height > max_pixels or max(width, height) > MAX_SIDE:
         what = f"the image has {width} x {height} pixels"
         raise ImageError(what, where=where, hint=_smaller(max_pixels))
 
 
-def _format(data: bytes, where: str | None) -> str:
+def _format(data: bytes, where: str | Path | None) -> str:
     """The format by the first bytes; the name of a file says nothing."""
     for name, start in _STARTS.items():
         if re.match(start, data, re.DOTALL):
@@ -188,7 +189,7 @@ def _format(data: bytes, where: str | None) -> str:
     raise ImageError(f"the image file is {found}", where=where, hint=f"{known}; {_CONVERT}")
 
 
-def _pillow(where: str | None) -> Any:
+def _pillow(where: str | Path | None) -> Any:
     """Pillow's module `Image`."""
     install = 'install it with pip install "rlx[images]", or give an array of uint8 [height, width, 3]'
     try:
@@ -206,7 +207,7 @@ def _pillow(where: str | None) -> Any:
 
 
 @contextmanager
-def _named_errors(kind: str, where: str | None) -> Iterator[None]:
+def _named_errors(kind: str, where: str | Path | None) -> Iterator[None]:
     """What Pillow raises, as `ImageError`: its decoders raise anything for a damaged file."""
     try:
         with named_refusals(where):
@@ -221,7 +222,7 @@ def _named_errors(kind: str, where: str | None) -> Iterator[None]:
         raise ImageError(f"the {kind} image cannot be read: {why}", where=where, hint=_DAMAGED) from error
 
 
-def _check_webp(data: bytes, where: str | None, max_pixels: int) -> None:
+def _check_webp(data: bytes, where: str | Path | None, max_pixels: int) -> None:
     """Checks the size in a WebP's header. Source: RFC 9649."""
     kind, number = data[12:16], int.from_bytes(data[21:25], "little")
     width, height = {
@@ -243,12 +244,12 @@ def _scans(data: bytes) -> Iterator[bool]:
         at += 1 if data[at] == 0xD8 else 1 + int.from_bytes(data[at + 1 : at + 3], "big")
 
 
-def _refuse_animation(where: str | None) -> None:
+def _refuse_animation(where: str | Path | None) -> None:
     hint = "choose a frame: in Pillow, image.seek(0) and then image.copy()"
     raise ImageError("the image is an animation", where=where, hint=hint)
 
 
-def _decoded(image: PillowImage, where: str | None, max_pixels: int = MAX_PIXELS) -> Pixels:
+def _decoded(image: PillowImage, where: str | Path | None, max_pixels: int = MAX_PIXELS) -> Pixels:
     _check_size(*image.size, where, max_pixels)
     if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo with further ones for depth or light
         _refuse_animation(where)
@@ -263,7 +264,7 @@ def _decoded(image: PillowImage, where: str | None, max_pixels: int = MAX_PIXELS
     return pixels
 
 
-def _rgb(image: PillowImage, where: str | None) -> Pixels:
+def _rgb(image: PillowImage, where: str | Path | None) -> Pixels:
     """Red, green and blue. A strip at a time: a second copy of a large photo would take as much memory as the first."""
     if image.mode in ("I", "F"):
         what = f"the Pillow image has the mode '{image.mode}', whose values have no fixed range"

@@ -65,10 +65,12 @@ def find(name: str) -> list[DownloadedModel]:
     if found:
         return found
     if Path(name).expanduser().exists():
-        raise ModelFileError("this is no name of a downloaded model, but a path", where=name, hint="remove it yourself")
+        raise ModelFileError(
+            "this is no name of a downloaded model, but a path", where=Path(name), hint="remove it yourself"
+        )
     close = nearest(name, [*(each.name for each in there), *(each.repo for each in there)])
     hint = f"did you mean {close[0]}?" if close else "`rlx list` shows what there is"
-    raise ModelFileError("no model of this name was downloaded", where=name, hint=hint)
+    raise ModelFileError(f"no model named {name!r} was downloaded", hint=hint)
 
 
 def remove(models: Iterable[DownloadedModel]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlx import demo
 from rlx.env import size
-from rlx.errors import AmbiguousModelError, ModelFileError, file_error
+from rlx.errors import AmbiguousModelError, ArgumentError, ModelFileError, file_error
 from rlx.suggest import nearest
 from rlx.weights import hub
 from rlx.weights.gguf_split import part_number
@@ -73,8 +73,13 @@ def resolve_model_path(path: str | os.PathLike[str]) -> Path:
 
     Raises:
         AmbiguousModelError: there are several models, and nothing chooses.
+        ArgumentError: `path` is no path.
         ModelFileError: nothing there, or no weights in the directory.
     """
+    given: object = path
+    if not isinstance(given, str | os.PathLike):
+        hint = f'{GIVE}, such as "model.gguf"'
+        raise ArgumentError(f"expected a path or a name, found {path!r:.80}", where="model", hint=hint)
     text = os.fspath(path)
     if not text:
         raise ModelFileError("the path is empty", hint=GIVE)
@@ -91,7 +96,7 @@ def resolve_model_path(path: str | os.PathLike[str]) -> Path:
             return _downloaded(base, quantization)
         raise _missing(found)
     except (OSError, RuntimeError, ValueError) as error:
-        raise file_error(ModelFileError, "the path cannot be read", error, text) from error
+        raise file_error(ModelFileError, "the path cannot be read", error, Path(text)) from error
 
 
 def split_quantization(text: str) -> tuple[str, str | None]:
@@ -183,7 +188,7 @@ def is_projector(name: str) -> bool:
     return "mmproj" in name.lower()
 
 
-def choose(models: list[FoundModel], quantization: str | None, where: str) -> FoundModel:
+def choose(models: list[FoundModel], quantization: str | None, where: str | Path) -> FoundModel:
     """The one model, or the one of that quantization.
 
     Args:
@@ -215,7 +220,7 @@ def _is_called(model: FoundModel, quantization: str | None) -> bool:
 def _in_directory(directory: Path, quantization: str | None) -> Path:
     models = models_in(directory)
     if models:
-        return choose(models, quantization, str(directory)).path
+        return choose(models, quantization, directory).path
     what = f"the directory holds no {SINGLE_NAME}, no {INDEX_NAME} and no .gguf file; it holds {_listing(directory)}"
     if any(entry.name.lower().endswith(PICKLES) for entry in directory.iterdir()):
         raise ModelFileError(what, where=directory, hint=NO_PICKLES)

@@ -181,6 +181,7 @@ def test_an_answer_of_nothing_is_an_empty_line(scripted: Scripted, tokenizer: To
 
 def test_text_is_streamed_whole_characters_at_a_time(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
     """Each piece as it is written; the fox has four bytes and may be several tokens."""
+
     class Terminal:
         def __init__(self) -> None:
             self.written: list[str] = []

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlx
-from rlx.errors import ChatTemplateError, MultimodalError, SamplingError, UnknownArgumentError
+from rlx.errors import ChatTemplateError, MultimodalError, PromptError, SamplingError, UnknownArgumentError
 from rlx.runners.base import LmRunner
 from rlx.runners.cached import CachedRunner
 from rlx.text import ChatTemplate, Tokenizer, chat_ids, load_tokenizer
@@ -140,6 +140,18 @@ def test_completions(tokenizer: Tokenizer) -> None:
     assert runner.complete("Once upon", stop=" there").text == " a time"
     steps = list(runner.complete_stream("Once upon", stop=[" there"]))
     assert ("".join(step.text for step in steps), steps[-1].finish_reason) == (" a time", "stop_string")
+
+
+def test_a_batch_takes_texts_and_conversations(tokenizer: Tokenizer) -> None:
+    chat = [{"role": "user", "content": "Hi"}]
+    with talking(tokenizer, "Hello") as runner:
+        found = runner.generate_batch(["Once upon", chat, [1, 2]], 20)
+        alone = [runner.complete("Once upon", 20).ids, runner.chat(chat, 20).ids, list(runner.generate([1, 2], 20))]
+        assert [list(each) for each in found] == alone and alone[0] != []
+        with pytest.raises(PromptError, match="expected several prompts, found a str"):
+            runner.generate_batch("Once upon", 5)  # type: ignore[arg-type]
+        with pytest.raises(ChatTemplateError, match="knows no role 'bot'"):
+            runner.generate_batch([[{"role": "bot", "content": "x"}]], 5)
 
 
 def test_an_answer_may_fill_the_context(tokenizer: Tokenizer) -> None:

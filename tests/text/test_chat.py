@@ -125,6 +125,8 @@ WRONG: list[tuple[Any, str, str]] = [
     ([{"content": "x"}], "messages[0].role", "expected a role such as 'user', found None"),
     ([{"role": "", "content": "x"}], "messages[0].role", "found ''"),
     ([{"role": 3, "content": "x"}], "messages[0].role", "found 3"),
+    ([*USER, {"role": "bot", "content": "x"}], "messages[1].role", "the model knows no role 'bot'"),
+    ([{"role": "User", "content": "x"}], "messages[0].role", "the model knows no role 'User'"),
     ([*USER, {"role": "user"}], "messages[1].content", "neither content nor a tool call"),
     ([{"role": "user", "content": None}], "messages[0].content", "neither content nor a tool call"),
     ([{"role": "user", "content": 5}], "messages[0].content", "a list of parts, found a int"),
@@ -134,6 +136,13 @@ WRONG: list[tuple[Any, str, str]] = [
     ([{"role": "user", "content": "x", "extra": {1: 2}}], "messages[0].extra", "key 1 is no text"),
     ([{"role": "user", "content": "x", "extra": object()}], "messages[0].extra", "a object is no JSON value"),
 ]
+
+
+def test_a_role_that_the_template_names_is_one() -> None:
+    template = "{% for m in messages %}{% if m.role == 'bot' %}B{% else %}{{ m.role }}{% endif %}{% endfor %}"
+    assert ChatTemplate(template).render([*USER, {"role": "bot", "content": "x"}]).endswith("B")
+    with pytest.raises(ChatTemplateError, match="Did you mean 'assistant'"):
+        ChatTemplate("{{ messages }}").render([{"role": "bot", "content": "x"}])
 
 
 @pytest.mark.parametrize(("messages", "where", "what"), WRONG)

@@ -17,7 +17,7 @@ from rlx.cli.chat.question import AttachedImage, Question
 from rlx.cli.chat.settings import Settings
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.output import ENDS, Answer, Bars, counted, stdout
-from rlx.errors import PromptError
+from rlx.errors import MultimodalError, PromptError
 from rlx.text.thinking import ThinkingSplitter, ThinkingTags
 
 if TYPE_CHECKING:
@@ -106,6 +106,11 @@ class Session:
             MultimodalError: the model takes text only.
         """
         found = AttachedImage.of(name)
+        if not self.runner.supports_multimodal:
+            hint = (
+                "`rlx chat demo-vision` opens the embedded model that sees; other models need `--mmproj`"
+            )
+            raise MultimodalError("the model takes text only", where="/image", hint=hint)
         self.runner.preprocess_image(found.image)
         self.attached.append(found)
         return found

@@ -80,7 +80,7 @@ def _chosen(path: str | os.PathLike[str] | None, profile: ProfileLike) -> ModelC
         return ModelChoice(_named_in(folder, loaded.model), "profile")
     models = [] if file is None else models_in(folder)
     if models:
-        return ModelChoice(choose(models, None, str(folder)).path, "beside")
+        return ModelChoice(choose(models, None, folder).path, "beside")
     return loaded.family if loaded.family not in (None, demo.FAMILY) else ModelChoice(demo.path(), "demo")
 
 
