@@ -24,6 +24,7 @@ from rlx.errors import RlxError
 from rlx.runners.opening.options import SLOTS
 from rlx.serve import messages, ollama, page, record, responses, status
 from rlx.serve.admission import Gate
+from rlx.serve.document import completed
 from rlx.serve.errors import ApiError, api_error, shape_of
 from rlx.serve.fields import body_error
 from rlx.serve.front import Front
@@ -175,7 +176,7 @@ def create_app(model: ServedModel | Loader, options: ServerOptions | None = None
             await in_thread(server.telemetry.close)
         server.log.close()
 
-    app = FastAPI(title="rlx", version=rlx.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="rlx", version=rlx.__version__, lifespan=lifespan, openapi_url=None)
     app.state.server = server
     for make in VERSIONED:
         router = make(server)
@@ -187,6 +188,13 @@ def create_app(model: ServedModel | Loader, options: ServerOptions | None = None
     for kind in (RlxError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(ClientGone, _answer_nobody)
+    made = app.openapi
+    app.openapi = lambda: app.openapi_schema or completed(made())  # type: ignore[method-assign]
+
+    @app.get("/openapi.json", include_in_schema=False)
+    def document() -> Response:  # in a worker thread: it takes a second, the first time
+        return Response(json_bytes(app.openapi()), media_type="application/json")
+
     app.add_middleware(
         Front,
         options=server.options,

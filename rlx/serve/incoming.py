@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from starlette.types import Receive
 
+from rlx.errors import DeadlineError
 from rlx.serve.admission import SMALL, Place
-from rlx.serve.errors import ApiError
+from rlx.serve.errors import ApiError, api_error
 from rlx.serve.json_body import MAX_VALUES, VALUE_BYTES, count_of
 from rlx.serve.model import in_thread
 
@@ -38,7 +39,8 @@ async def read(receive: Receive, most: int, place: Place, seconds: float | None)
     end = None if seconds is None else begun + seconds
     while more:
         allowed = begun + min(LONGEST, GRACE + len(body) / LEAST_RATE)
-        message = await _until(allowed if end is None else min(allowed, end), receive())
+        is_first = end is None or allowed < end
+        message = await _until(allowed if is_first else end, receive(), _too_slow() if is_first else _too_late())
         if message["type"] == "http.disconnect":
             return None
         body += message.get("body", b"")
@@ -47,10 +49,11 @@ async def read(receive: Receive, most: int, place: Place, seconds: float | None)
             raise too_large(most)
         if len(body) > SMALL:
             before = loop.time()
-            await _until(end, place.grow(len(body)))
+            await _until(end, place.grow(len(body)), _too_late())
             begun += loop.time() - before  # it was the server that waited
     if len(body) > SMALL:
-        await _until(end, place.grow(len(body) + VALUE_BYTES * min(MAX_VALUES, await _values(body))))
+        values = min(MAX_VALUES, await _values(body))
+        await _until(end, place.grow(len(body) + VALUE_BYTES * values), _too_late())
     return bytes(body)
 
 
@@ -59,14 +62,22 @@ async def _values(body: bytearray) -> int:
     return count_of(body) if len(body) < 1 << 20 else await in_thread(lambda: count_of(body))
 
 
-async def _until(end: float | None, step: Awaitable[T]) -> T:
-    """The result of a step of reading, which ends in time; the loop's clock counts."""
+async def _until(end: float | None, step: Awaitable[T], error: ApiError) -> T:
+    """The result of a step of reading, which ends in time, by the loop's clock; otherwise it raises the error."""
     try:
         async with asyncio.timeout_at(end):
             return await step
     except TimeoutError:
-        what, hint = "the body came too slowly", f"send at least {LEAST_RATE // 1000} kB a second"
-        raise ApiError(408, what, code="body_too_slow", hint=hint) from None
+        raise error from None
+
+
+def _too_slow() -> ApiError:
+    hint = f"send at least {LEAST_RATE // 1000} kB a second"
+    return ApiError(408, "the body came too slowly", code="body_too_slow", hint=hint)
+
+
+def _too_late() -> ApiError:
+    return api_error(DeadlineError("the body of the request was not complete in time", where="timeout"))
 
 
 def too_large(most: int) -> ApiError:

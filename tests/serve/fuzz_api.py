@@ -1,4 +1,5 @@
-"""Sends what the OpenAPI document allows, and what it forbids, to a server with the demo model: nothing may be a 5xx.
+"""Sends what the OpenAPI document allows, and what it forbids, to a server with the demo model: nothing may be a 5xx,
+and every answer must be as the document says. `test_generated_requests.py` does so with a few.
 
     pip install schemathesis
     python tests/serve/fuzz_api.py [EXAMPLES]
@@ -24,7 +25,10 @@ from rlx import demo
 from rlx.serve import ServedModel, ServerOptions, create_app
 
 EXAMPLES = 100
-CHECKS = "not_a_server_error,response_headers_conformance"
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
+    "response_schema_conformance"
+)
 FEW = {"type": "integer", "maximum": 6, "minimum": 1}
 NARROWED: dict[str, dict[str, Any]] = {
     "model": {"enum": ["demo", "gpt-4o"]},
@@ -68,17 +72,24 @@ def narrowed(document: Any) -> Any:
     return found
 
 
+def sent(url: str, folder: Path, examples: int, *options: str) -> subprocess.CompletedProcess[str]:
+    """Sends generated requests to a server; the report, and a status that is not 0 if an answer was wrong."""
+    document = folder / "openapi.json"
+    document.write_text(json.dumps(narrowed(httpx.get(f"{url}/openapi.json", timeout=120).json())))
+    command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
+    command += ["run", str(document), "--url", url, "--checks", CHECKS, "--request-timeout", "120", "--no-color"]
+    command += ["--max-examples", str(examples), *options]
+    return subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
 def main(examples: int = EXAMPLES) -> int:
     with rlx.auto_runner(demo.path(), compile_ahead=False) as runner:
         app = create_app(ServedModel(runner, "demo", ("gpt-4o",)), ServerOptions(log="none"))
         with serving(app) as url, tempfile.TemporaryDirectory() as folder:
-            document = Path(folder) / "openapi.json"
-            document.write_text(json.dumps(narrowed(httpx.get(f"{url}/openapi.json").json())))
-            command = ["schemathesis", "run", str(document), "--url", url, "--checks", CHECKS]
-            command += ["--max-examples", str(examples), "--request-timeout", "120", "--no-color"]
-            status = subprocess.run(command, cwd=folder).returncode
+            found = sent(url, Path(folder), examples)
+            print(found.stdout)
             assert httpx.get(f"{url}/health").status_code == 200, "the server still answers"
-    return status
+    return found.returncode
 
 
 if __name__ == "__main__":
