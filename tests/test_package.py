@@ -28,6 +28,7 @@ IMPORTED_AS = {
     "markdown-it-py": "markdown_it",
     "pillow": "PIL",
     "prometheus-client": "prometheus_client",
+    "python-multipart": "python_multipart",
 }  # where a package has another name than what it is imported as
 EXTRAS = ("images", "structured", "serve", "ray", "otel")
 COMES_WITH = dict.fromkeys(("starlette", "pydantic", "pydantic_core", "anyio"), "fastapi")  # what another brings along
@@ -35,6 +36,7 @@ COMES_WITH |= {"pyarrow": "ray", "opentelemetry": "opentelemetry-sdk", "packagin
 NOT_IMPORTED = {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"}  # parts of a package of another name
 HEAVY = {"numba", "llvmlite", "gguf", "safetensors", "jinja2", "rich", "tokenizers", "prompt_toolkit", "markdown_it"}
 HEAVY |= {"PIL", "fastapi", "starlette", "pydantic", "anyio", "uvicorn", "prometheus_client", "llguidance", "ray"}
+HEAVY |= {"python_multipart"}
 
 
 def python(*args: str) -> str:

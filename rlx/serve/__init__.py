@@ -28,7 +28,7 @@ _HOMES = {
     "ServedModel": "rlx.serve.model",
     "ServerOptions": "rlx.serve.options",
 }
-_NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "llguidance")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -24,6 +25,9 @@ from rlx.errors import RlxError
 from rlx.runners.opening.options import SLOTS
 from rlx.serve import messages, ollama, page, record, responses, status
 from rlx.serve.admission import Gate
+from rlx.serve.asgi import call
+from rlx.serve.batch.jobs import BatchJobs
+from rlx.serve.batch.store import FileStore
 from rlx.serve.document import completed
 from rlx.serve.errors import ApiError, api_error, shape_of
 from rlx.serve.fields import body_error
@@ -33,7 +37,7 @@ from rlx.serve.log import Log
 from rlx.serve.media import MediaOptions
 from rlx.serve.metrics import Metrics
 from rlx.serve.model import ServedModel, in_thread
-from rlx.serve.openai import chat, completions, embeddings, models, native, tokens
+from rlx.serve.openai import batches, chat, completions, embeddings, files, models, native, tokens
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
 from rlx.serve.streaming import ClientGone, json_bytes
@@ -58,6 +62,8 @@ class Server:
         self.log = Log(options.log)
         self.telemetry = Telemetry.of(options.otlp_endpoint)
         self.metrics = Metrics(self._name, self._stats, self.gate, aliases=options.vllm_metrics)
+        self.files = FileStore(int(options.files_mb * 1_000_000))
+        self.batches: BatchJobs  # which call the application
         self._model: ServedModel | None = None
         self._is_warm = False
         self._load = None if isinstance(model, ServedModel) else model
@@ -111,6 +117,10 @@ class Server:
             raise ApiError(404, what, param="model", code="model_not_found", hint=hint)
         return model
 
+    def places_for_batches(self) -> int:
+        """How many requests of batches are computed at once: half of the slots stay free for others."""
+        return max(1, self.gate.slots // 2)
+
     def load(self) -> None:
         """Opens the model, if that was left to the server."""
         if self._load is not None:
@@ -146,6 +156,8 @@ VERSIONED: tuple[Router, ...] = (
     chat.router,
     completions.router,
     embeddings.router,
+    files.router,
+    batches.router,
     tokens.router,
     native.router,
     responses.router,
@@ -172,12 +184,15 @@ def create_app(model: ServedModel | Loader, options: ServerOptions | None = None
         opening = asyncio.create_task(load(server.lifecycle, server.load))
         yield
         opening.cancel()
+        await server.batches.close()
+        await in_thread(server.files.close)
         if server.telemetry is not None:
             await in_thread(server.telemetry.close)
         server.log.close()
 
     app = FastAPI(title="rlx", version=rlx.__version__, lifespan=lifespan, openapi_url=None)
     app.state.server = server
+    server.batches = BatchJobs(server.files, partial(call, app, background=True), server.places_for_batches)
     for make in VERSIONED:
         router = make(server)
         app.include_router(router, prefix="/v1")

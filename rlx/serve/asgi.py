@@ -88,12 +88,24 @@ async def messages(app: App, scope: Message, body: bytes) -> AsyncGenerator[Mess
 
 
 async def call(
-    app: App, path: str, body: Any = None, headers: Iterable[tuple[str, str]] = (), method: str = "POST"
+    app: App,
+    path: str,
+    body: Any = None,
+    headers: Iterable[tuple[str, str]] = (),
+    method: str = "POST",
+    *,
+    background: bool = False,
 ) -> tuple[int, Any]:
-    """Sends a JSON body, or none; returns the status and the parsed body of the answer."""
+    """Sends a JSON body, or none; returns the status and the parsed body of the answer.
+
+    Args:
+        background: what is computed has a lower priority than requests from elsewhere.
+    """
     status, parts = 0, []
     raw = b"" if body is None else json.dumps(body).encode()
-    async with aclosing(messages(app, scope_of(path, headers, method), raw)) as found:
+    scope = scope_of(path, headers, method)
+    scope["state"]["background"] = background
+    async with aclosing(messages(app, scope, raw)) as found:
         async for message in found:
             if message["type"] == "http.response.start":
                 status = message["status"]

@@ -19,6 +19,7 @@ from rlx.text.thinking import ThinkingTags
 from rlx.text.tool_calls import Tool, ToolChoice, ToolFormat, checked_choice, checked_tools
 
 if TYPE_CHECKING:
+    from rlx.serve.generation import Parser
     from rlx.serve.model import ServedModel
 
 NO_CALLS = ToolChoice("none")
@@ -39,7 +40,7 @@ class ChatPrompt:
     """
 
     context: Context
-    parser: Callable[[], AnswerParser] | None = None
+    parser: Callable[[], Parser] | None = None
     keep_ids: frozenset[int] = frozenset()
     tags: ThinkingTags | None = None
     thinks: bool = False

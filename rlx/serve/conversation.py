@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlx.serve.custom_tools import call_of
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.fields import shown
 
@@ -40,6 +41,7 @@ def merged_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    message = _modern(message)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise invalid(f"{where}.role", f"expected {', '.join(ROLES)}, found {shown(role)}")
@@ -63,6 +65,16 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise invalid(f"{where}.content", "there is neither content nor a tool call")
         found["content"] = ""
     return found
+
+
+def _modern(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message in today's form: calls and results once had the name of the function in place of an id."""
+    if message.get("role") == "function":
+        return {**message, "role": "tool", "tool_call_id": f"call_{message.get('name')}"}
+    call = message.get("function_call")
+    if isinstance(call, Mapping) and not message.get("tool_calls"):
+        return {**message, "tool_calls": [{"id": f"call_{call.get('name')}", "type": "function", "function": call}]}
+    return message
 
 
 def _content(content: Any, where: str) -> Any:
@@ -103,6 +115,8 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
+    if isinstance(call, dict) and isinstance(custom := call.get("custom"), dict):
+        call = {**call, "function": call_of(custom.get("name"), _text(custom.get("input"), f"{where}.custom.input"))}
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise invalid(f"{where}.function", "it is required")

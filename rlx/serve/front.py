@@ -212,6 +212,7 @@ def _record(scope: Scope, headers: Headers) -> RequestRecord:
         id=sent if _ID.fullmatch(sent) else f"req-{uuid.uuid4().hex}",
         method=scope["method"],
         path=scope["path"],
+        background=bool(scope.get("state", {}).get("background")),
         client=client[0] if client else "",
         arrived=time.perf_counter(),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rlx.prompt import Prompt
 from rlx.runners import TokenLogprob
@@ -15,10 +15,27 @@ from rlx.sampling import SampleOpts
 
 if TYPE_CHECKING:
     from rlx.runners.generation.context import Context
-    from rlx.text.answer import AnswerParser
+    from rlx.text.answer import AnswerPart
     from rlx.text.tool_calls import ToolCallDelta
 
 Reason = Literal["stop", "length", "tool_calls"]
+
+
+class Parser(Protocol):
+    """Splits an answer into reasoning, text and tool calls, as an `rlx.text.answer.AnswerParser` does."""
+
+    @property
+    def called(self) -> bool:
+        """Whether a call has begun."""
+        ...
+
+    def push(self, text: str, /) -> list[AnswerPart]:
+        """More text: what is now certain."""
+        ...
+
+    def finish(self) -> list[AnswerPart]:
+        """No more text: the rest."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +55,7 @@ class GenerationSpec:
         keep_ids: control tokens that are not left out of the text.
         top_logprobs: report log-probabilities: of each token, and of this many of the likeliest ones. None for none.
         grammar: an `rlx.grammar.Grammar` that the text must follow.
-        parser: makes the `rlx.text.answer.AnswerParser` of a choice; None where all text is the answer.
+        parser: makes what splits a choice, such as an `AnswerParser`; None where all text is the answer.
         priority: requests with a higher priority are served first.
         timeout: seconds after which it fails with a `DeadlineError`.
         request_id: names it in logs.
@@ -57,7 +74,7 @@ class GenerationSpec:
     keep_ids: frozenset[int] = frozenset()
     top_logprobs: int | None = None
     grammar: Any = None
-    parser: Callable[[], AnswerParser] | None = None
+    parser: Callable[[], Parser] | None = None
     priority: int = 0
     timeout: float | None = None
     request_id: str = ""

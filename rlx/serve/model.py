@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+BACKGROUND = 1 << 40
+"""How much lower the priority of batches is than any that a request may have."""
 
 
 class ServedModel:
@@ -201,7 +203,7 @@ class ServedModel:
             stop=spec.stop,
             min_tokens=spec.min_tokens,
             top_logprobs=spec.top_logprobs,
-            priority=spec.priority,
+            priority=spec.priority - (BACKGROUND if found is not None and found.background else 0),
             timeout=spec.timeout if found is None else found.time_left(spec.timeout),
             stop_ids=spec.stop_ids,
             keep_ids=spec.keep_ids,

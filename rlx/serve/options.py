@@ -22,6 +22,7 @@ from rlx.sampling import SampleOpts
 HOST, PORT = "127.0.0.1", 8080
 QUEUE = 256
 BODY_MB = 64.0
+FILES_MB = 512.0
 LEAST_KEY = 8  # characters of a key: shorter ones are guessed
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^/\s*@]+|\*)|\*")
 _DOMAIN = re.compile(r"(\*?\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")
@@ -255,6 +256,16 @@ class ServerOptions:
         low=0.001,
         high=10_000,
         metavar="N",
+    )
+    files_mb: float = option(
+        FILES_MB,
+        "Megabytes of files, those of batches, that clients may upload and batches write together; they are gone when "
+        "the server ends. 0 for none",
+        default=f"{FILES_MB:g}",
+        kind=float,
+        low=0,
+        high=1_000_000,
+        metavar="MB",
     )
     log: str | PathLike[str] = option(
         "-",

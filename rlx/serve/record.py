@@ -66,6 +66,7 @@ class RequestRecord:
         keeps_texts: whether the log has prompts and answers.
         prompts, answers: these texts.
         gone: whether the client went away before the end.
+        background: whether what it computes has a lower priority than requests of clients.
         ignored: names of fields that change nothing, for the header of the response.
     """
 
@@ -86,6 +87,7 @@ class RequestRecord:
     prompts: list[str] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     gone: bool = False
+    background: bool = False
     ignored: dict[str, None] = field(default_factory=dict)
 
     @property

@@ -169,7 +169,6 @@ def test_an_agents_request_is_answered(server: Any) -> None:
         ),
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"unknown": 1}, "unknown: there is no such field"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),

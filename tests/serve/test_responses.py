@@ -194,7 +194,10 @@ def test_an_agents_request_is_answered(server: Any) -> None:
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
         ],
         "tools": [
-            {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
+            {
+                "type": "custom", "name": "apply_patch",
+                "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin" /(.+)/ "\\n"+'},
+            },
             {"type": "namespace", "name": "mcp", "tools": []},
             {"type": "web_search", "external_web_access": False},
             {"type": "image_generation", "output_format": "png"},
@@ -206,7 +209,8 @@ def test_an_agents_request_is_answered(server: Any) -> None:
     found = server.post("/v1/responses", **body)
     assert found.status_code == 200 and "response.output_text.delta" in found.text
     last = json.loads(found.text.strip().rpartition("data: ")[2])
-    assert last["response"]["tools"] == []
+    assert [tool["name"] for tool in last["response"]["tools"]] == ["apply_patch"]
+    assert found.headers["x-rlx-ignored"] == "client_metadata, tools[1], tools[2], tools[3]"
 
 
 # ---------------------------------------------------------------------------------------------- without a server

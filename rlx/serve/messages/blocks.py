@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlx.serve import record
 from rlx.serve.builders import check_tool
 from rlx.serve.errors import invalid
 from rlx.serve.fields import shown
@@ -187,15 +188,18 @@ def _string(block: Mapping[str, Any], name: str, where: str) -> str:
 def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> list[JsonObject]:
     """The tools in the form of chat.
 
+    Those of other types run at Anthropic, or are known to its models only: they are left out, which the header for
+    ignored fields says.
+
     Raises:
-        ApiError: a tool is one that runs at Anthropic, or is malformed.
+        ApiError: a tool is malformed.
     """
     found = []
     for i, tool in enumerate(tools or ()):
         where = f"tools[{i}]"
         if tool.get("type", "custom") not in ("custom", None):
-            hint = "leave it out; tools with an input_schema are supported"
-            raise invalid(f"{where}.type", f"the tool {tool['type']!r} is not supported", hint)
+            record.ignore(where)
+            continue
         schema = tool.get("input_schema")
         if not isinstance(schema, Mapping):
             raise invalid(f"{where}.input_schema", f"expected a JSON schema, found {shown(schema)}")

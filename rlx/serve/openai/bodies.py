@@ -139,7 +139,7 @@ class CommonFields(SamplingFields, EndingFields, StructureFields):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
     request_id: Text = None
     return_token_ids: bool | None = None
@@ -188,6 +188,8 @@ class ChatBody(CommonFields):
     top_logprobs: TopLogprobs | None = None
     tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
+    functions: Tools | None = None
+    function_call: Literal["none", "auto"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     enable_thinking: bool | None = None
@@ -204,8 +206,6 @@ class ChatBody(CommonFields):
     verbosity: Annotated[Any, hint("medium")] = None
     web_search_options: Ignored = None
     moderation: Annotated[Any, only()] = None
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none", "auto")] = None
     echo: Annotated[Any, only(False)] = None
     add_special_tokens: Annotated[Any, only(False)] = None
     chat_template: Annotated[Any, only()] = None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
+from rlx.serve.custom_tools import reading_inputs
 from rlx.serve.errors import invalid
 from rlx.serve.generation import Choice, Collected, GenerationSpec
 from rlx.serve.http import new_router
@@ -16,6 +17,7 @@ from rlx.serve.openai.common import Call, json_response, logprob_dicts, timings_
 from rlx.serve.openai.native_output import verbose
 from rlx.serve.openai.sampling import most_tokens
 from rlx.serve.openai.structured import grammar_of, named_grammar
+from rlx.serve.openai.tools import Offered, offered
 from rlx.serve.pieces import stream_of
 from rlx.serve.reasoning import effort_variables, switch_variables
 from rlx.serve.streaming import Stream, while_connected
@@ -35,13 +37,15 @@ def router(server: Server) -> APIRouter:
         """The model's answer to a conversation."""
         model = server.named(body.model)
         call = Call(server, request, body, model, "chatcmpl", "chat.completion")
-        prompt = await prompt_of(model, body)
+        tools = await in_thread(lambda: offered(body))
+        prompt = await prompt_of(model, body, tools)
         spec = await spec_of(call, body, prompt)
         if not body.stream:
             with named_grammar(body):
                 answer = await while_connected(request, model.collect(spec))
-            return json_response(complete(call, body, answer, prompt) | verbose(call, body, [spec], answer))
-        chunks = ChatChunks(call, body, spec, prompt.context.ids)
+            whole = complete(call, body, answer, prompt, tools)
+            return json_response(whole | verbose(call, body, [spec], answer))
+        chunks = ChatChunks(call, body, spec, prompt.context.ids, tools)
         with named_grammar(body):
             return Stream(stream_of(await model.generate(spec), chunks, call.ping_seconds))
 
@@ -54,8 +58,11 @@ def router(server: Server) -> APIRouter:
     return found
 
 
-async def prompt_of(model: ServedModel, body: ChatBody) -> ChatPrompt:
+async def prompt_of(model: ServedModel, body: ChatBody, tools: Offered) -> ChatPrompt:
     """The prompt of a body.
+
+    Args:
+        tools: those of the body.
 
     Raises:
         ApiError, RlxError: as `ServedModel.chat_prompt`; or fields contradict each other.
@@ -73,15 +80,16 @@ async def prompt_of(model: ServedModel, body: ChatBody) -> ChatPrompt:
         variables["documents"] = body.documents
     if body.add_generation_prompt is not None and not continues:
         variables["add_generation_prompt"] = body.add_generation_prompt
-    return await model.chat_prompt(
+    found = await model.chat_prompt(
         body.messages,
-        body.tools,
-        body.tool_choice,
-        body.parallel_tool_calls is not False,
+        tools.tools,
+        tools.choice,
+        body.parallel_tool_calls is not False and not tools.legacy,
         variables,
         continues,
         splits=body.reasoning_format != "none" and body.separate_reasoning is not False,
     )
+    return reading_inputs(found, tools.custom)
 
 
 async def spec_of(call: Call, body: ChatBody, prompt: ChatPrompt) -> GenerationSpec:
@@ -104,24 +112,24 @@ async def spec_of(call: Call, body: ChatBody, prompt: ChatPrompt) -> GenerationS
     )
 
 
-def complete(call: Call, body: ChatBody, answer: Collected, prompt: ChatPrompt) -> dict[str, Any]:
+def complete(call: Call, body: ChatBody, answer: Collected, prompt: ChatPrompt, tools: Offered) -> dict[str, Any]:
     """The answer in one piece."""
     ids = {"prompt_token_ids": prompt.context.ids} if body.return_token_ids else {}
     return {
         **call.head("chat.completion"),
-        "choices": [_choice(choice, body) for choice in answer.choices],
+        "choices": [_choice(choice, body, tools) for choice in answer.choices],
         "usage": usage_dict(answer.usage),
         **ids,
         "timings": timings_dict(answer.timings),
     }
 
 
-def _choice(choice: Choice, body: ChatBody) -> dict[str, Any]:
+def _choice(choice: Choice, body: ChatBody, tools: Offered) -> dict[str, Any]:
     found = {
         "index": choice.index,
-        "message": message(choice, body.include_reasoning is not False),
+        "message": message(choice, tools, body.include_reasoning is not False),
         "logprobs": None,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": tools.reason if choice.finish_reason == "tool_calls" else choice.finish_reason,
         "stop_reason": choice.stop,
     }
     if body.logprobs:
@@ -132,15 +140,13 @@ def _choice(choice: Choice, body: ChatBody) -> dict[str, Any]:
     return found
 
 
-def message(choice: Choice, with_reasoning: bool = True) -> dict[str, Any]:
+def message(choice: Choice, tools: Offered, with_reasoning: bool = True) -> dict[str, Any]:
     """The assistant's message."""
     found: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.thinking and with_reasoning:
         found["reasoning_content"] = choice.thinking
     if choice.tool_calls:
         found["content"] = choice.text or None
-        found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in choice.tool_calls
-        ]
+        calls = [tools.call_json(call) for call in choice.tool_calls]
+        found |= {"function_call": calls[0]["function"]} if tools.legacy else {"tool_calls": calls}
     return found

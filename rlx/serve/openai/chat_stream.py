@@ -17,6 +17,7 @@ from rlx.serve.streaming import event, json_bytes
 
 if TYPE_CHECKING:
     from rlx.serve.openai.bodies import ChatBody
+    from rlx.serve.openai.tools import Offered
     from rlx.text.tool_calls import ToolCallDelta
 
 
@@ -28,12 +29,14 @@ class ChatChunks(Chunks):
         body: what it asks for.
         spec: what is generated.
         prompt: its token ids.
+        tools: what the model may call.
     """
 
-    def __init__(self, call: Call, body: ChatBody, spec: GenerationSpec, prompt: list[int]) -> None:
+    def __init__(self, call: Call, body: ChatBody, spec: GenerationSpec, prompt: list[int], tools: Offered) -> None:
         options = body.stream_options
         self._call, self._head, self._body, self._spec = call, call.head("chat.completion.chunk"), body, spec
-        self._ids = prompt
+        self._ids, self._tools = prompt, tools
+        self._custom = set[tuple[int, int]]()  # the calls of custom tools, by choice and number
         self._with_usage = bool(options and options.include_usage)
         self._counts = bool(options and options.continuous_usage_stats)
         self._reasons = body.include_reasoning is not False
@@ -71,11 +74,22 @@ class ChatChunks(Chunks):
             pieces.append({"reasoning_content": delta.thinking})
         if delta.text:
             pieces.append({"content": delta.text})
-        pieces += [{"tool_calls": [_call(each)]} for each in delta.tool_calls]
+        pieces += [self._calling(delta.index, each) for each in delta.tool_calls]
         if not pieces and (self._is_plain or not delta.tokens):
             return b""
         pieces = pieces or [{"content": ""}]
         return b"".join(self._piece(delta.index, each, delta if i == 0 else None) for i, each in enumerate(pieces))
+
+    def _calling(self, index: int, call: ToolCallDelta) -> dict[str, Any]:
+        """What a piece of a tool call adds to a choice: id and name come first."""
+        if call.name in self._tools.custom:
+            self._custom.add((index, call.index))
+        kind, text = ("custom", "input") if (index, call.index) in self._custom else ("function", "arguments")
+        inner = {"name": call.name, text: call.arguments} if call.id else {text: call.arguments}
+        if self._tools.legacy:
+            return {"function_call": inner}
+        head = {"id": call.id, "type": kind} if call.id else {}
+        return {"tool_calls": [{"index": call.index, **head, kind: inner}]}
 
     def _piece(
         self, index: int, delta: dict[str, Any], of: Delta | None = None, end: End | None = None, **more: Any
@@ -87,7 +101,8 @@ class ChatChunks(Chunks):
             end: of the choice.
             more: further fields of the piece.
         """
-        reason = None if end is None else end.finish_reason
+        reason: str | None = None if end is None else end.finish_reason
+        reason = self._tools.reason if reason == "tool_calls" else reason
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
         if of is not None and self._logs:
             choice["logprobs"] = {"content": logprob_dicts(of.logprobs, self._as_id), "refusal": None}
@@ -134,11 +149,3 @@ class ChatChunks(Chunks):
         ms = 1000 * (time.perf_counter() - self._began)
         steps = max(0, self._tokens - (self._body.n or 1))
         return Timings(0.0, prompt.ms, prompt.total - prompt.cached, ms, self._tokens, steps, prompt.cached)
-
-
-def _call(delta: ToolCallDelta) -> dict[str, Any]:
-    """A piece of a tool call: id and name come first."""
-    if delta.id:
-        function = {"name": delta.name, "arguments": delta.arguments}
-        return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
-    return {"index": delta.index, "function": {"arguments": delta.arguments}}

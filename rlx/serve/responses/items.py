@@ -10,7 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlx.serve import record
 from rlx.serve.builders import check_tool
+from rlx.serve.custom_tools import as_function, call_of
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.fields import shown
 from rlx.serve.media import ImageSource
@@ -67,7 +69,11 @@ def _add(item: Mapping[str, Any], where: str, system: list[str], found: list[Jso
         call = {"name": _text(item, "name", where), "arguments": _arguments(item, where)}
         calls = _assistant(found).setdefault("tool_calls", [])
         calls.append({"id": _text(item, "call_id", where), "type": "function", "function": call})
-    elif kind == "function_call_output":
+    elif kind == "custom_tool_call":
+        call = call_of(_text(item, "name", where), _text(item, "input", where))
+        calls = _assistant(found).setdefault("tool_calls", [])
+        calls.append({"id": _text(item, "call_id", where), "type": "function", "function": call})
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         content, images = _content(item.get("output"), f"{where}.output")
         found.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": content})
         if images:  # a template has them in messages of users only
@@ -75,7 +81,7 @@ def _add(item: Mapping[str, Any], where: str, system: list[str], found: list[Jso
     elif kind == "item_reference":
         raise invalid(where, _NO_STORE, "send the item itself")
     else:
-        hint = "there are message, reasoning, function_call and function_call_output"
+        hint = "there are message, reasoning, function_call, custom_tool_call and their outputs"
         raise invalid(f"{where}.type", f"items of type {kind!r} are not supported", hint)
 
 
@@ -170,28 +176,41 @@ def _text(item: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]] | None) -> list[JsonObject]:
-    """The tools that are functions, in the form of chat.
+    """The functions and custom tools, these as functions, in the form of chat. Compiles grammars.
 
-    Those of other types run at a provider, or are a client's own: agents list them whatever server they talk to, so
-    they are left out. The field `tools` of the response shows what remains.
+    Tools of other types run at a provider, or are a client's own: agents list them whatever server they talk to, so
+    they are left out, which the header for ignored fields says. `tools` of the response shows what remains.
 
     Raises:
-        ApiError: a function is malformed.
+        ApiError: a tool is malformed.
     """
     found = []
     for i, tool in enumerate(tools or ()):
         if tool.get("type") == "function":
             names = ("name", "description", "parameters", "strict")
             function = {name: tool[name] for name in names if tool.get(name) is not None}
-            found.append({"type": "function", "function": function})
-            check_tool(found[-1], f"tools[{i}]", "parameters")
+        elif tool.get("type") == "custom":
+            function = as_function(tool, f"tools[{i}]")
+        else:
+            record.ignore(f"tools[{i}]")
+            continue
+        found.append({"type": "function", "function": function})
+        check_tool(found[-1], f"tools[{i}]", "parameters")
     return found
 
 
-def tools_json(functions: Sequence[JsonObject]) -> list[JsonObject]:
-    """Functions as the response shows them."""
+def custom_of(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
+    """The custom tools by name."""
+    return {str(tool.get("name")): tool for tool in tools or () if tool.get("type") == "custom"}
+
+
+def tools_json(functions: Sequence[JsonObject], custom: Mapping[str, Mapping[str, Any]]) -> list[JsonObject]:
+    """Functions as the response shows them, custom tools as they were sent."""
     empty = {"description": None, "parameters": None, "strict": None}
-    return [{"type": "function", **empty, **each["function"]} for each in functions]
+    return [
+        {**custom[name]} if (name := each["function"].get("name")) in custom else
+        {"type": "function", **empty, **each["function"]} for each in functions
+    ]  # fmt: skip
 
 
 def choice_of(choice: Any, functions: list[JsonObject]) -> tuple[Any, list[JsonObject]]:
@@ -201,11 +220,11 @@ def choice_of(choice: Any, functions: list[JsonObject]) -> tuple[Any, list[JsonO
         ApiError: it has a form that rlx has nothing for.
     """
     if not isinstance(choice, Mapping):
-        if not functions and choice == "auto":
+        if not functions and choice in ("auto", "none"):
             return None, functions
         return choice, functions
     kind = choice.get("type")
-    if kind == "function":
+    if kind in ("function", "custom"):
         return {"type": "function", "function": {"name": choice.get("name")}}, functions
     if kind == "allowed_tools" and choice.get("mode") in ("auto", "required") and isinstance(choice.get("tools"), list):
         names = [each.get("name") for each in choice["tools"] if isinstance(each, Mapping)]
@@ -215,5 +234,5 @@ def choice_of(choice: Any, functions: list[JsonObject]) -> tuple[Any, list[JsonO
 
 
 def _unknown_choice(kind: Any) -> ApiError:
-    hint = "give auto, none, required, a function or allowed_tools"
+    hint = "give auto, none, required, a function, a custom tool or allowed_tools"
     return invalid("tool_choice", f"the type {kind!r} is not supported", hint)

@@ -7,7 +7,7 @@ made by the same `ResponseBuilder`, so that they agree.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -17,6 +17,7 @@ from rlx.serve.generation import Delta, End, Event, Finished, TokenInfo, Usage
 
 JsonObject = dict[str, Any]
 
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # kind of a call -> the field with its text
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # status -> code of a failed response; else server_error
 
 
@@ -30,9 +31,9 @@ class _Item:
     """An output item that is being written.
 
     Attributes:
-        kind: reasoning, message or function_call.
+        kind: reasoning, message, function_call or custom_tool_call.
         index: its place in `output`.
-        text: its reasoning, text or arguments so far.
+        text: its reasoning, text, arguments or input so far.
     """
 
     kind: str
@@ -45,8 +46,8 @@ class _Item:
 
     def as_json(self, status: str) -> JsonObject:
         """The item, as it is in `output`."""
-        if self.kind == "function_call":
-            call = {"arguments": self.text, "call_id": self.call_id, "name": self.name}
+        if self.kind in _CALLS:
+            call = {_CALLS[self.kind]: self.text, "call_id": self.call_id, "name": self.name}
             return {"id": self.id, "type": self.kind, "status": status, **call}
         if self.kind == "reasoning":
             content = [self.part()] if self.text else []
@@ -66,12 +67,14 @@ class ResponseBuilder:
 
     Args:
         fields: those of the response object that repeat the request, `model` and `tools` among them.
+        custom: names of the custom tools.
 
     Attributes:
         response: the response object as it is now.
     """
 
-    def __init__(self, fields: JsonObject) -> None:
+    def __init__(self, fields: JsonObject, custom: Container[str] = ()) -> None:
+        self._custom = custom
         self.response: JsonObject = {
             "id": new_id("resp"), "object": "response", "created_at": int(time.time()), "status": "in_progress",
             "error": None, "incomplete_details": None, "output": [], "usage": None, **fields,
@@ -127,20 +130,21 @@ class ResponseBuilder:
     def _call(self, call: Any) -> Iterator[JsonObject]:
         """More of a tool call: its first piece has the name."""
         if call.name:
-            yield from self._open("function_call", "fc", name=call.name, call_id=call.id)
+            kind, prefix = ("custom_tool_call", "ctc") if call.name in self._custom else ("function_call", "fc")
+            yield from self._open(kind, prefix, name=call.name, call_id=call.id)
         item = self._item
         assert item is not None
         if call.arguments:
             item.text += call.arguments
             place = {"item_id": item.id, "output_index": item.index}
-            yield self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
+            yield self._event(f"response.{item.kind}_{_CALLS[item.kind]}.delta", **place, delta=call.arguments)
 
     def _open(self, kind: str, prefix: str, name: str = "", call_id: str = "") -> Iterator[JsonObject]:
         yield from self._close("completed")
         item = self._item = _Item(kind, len(self.response["output"]), new_id(prefix), name=name, call_id=call_id)
         self.response["output"].append(item.as_json("in_progress"))
         yield self._event("response.output_item.added", output_index=item.index, item=item.as_json("in_progress"))
-        if kind != "function_call":
+        if kind not in _CALLS:
             yield self._event("response.content_part.added", **_place(item), part=item.part())
 
     def _close(self, status: str) -> Iterator[JsonObject]:
@@ -148,9 +152,10 @@ class ResponseBuilder:
         item, self._item = self._item, None
         if item is None:
             return
-        if item.kind == "function_call":
+        if item.kind in _CALLS:
             place = {"item_id": item.id, "output_index": item.index, "name": item.name}
-            yield self._event("response.function_call_arguments.done", **place, arguments=item.text)
+            name = _CALLS[item.kind]
+            yield self._event(f"response.{item.kind}_{name}.done", **place, **{name: item.text})
         else:
             done = {"text": item.text} if item.kind == "reasoning" else {"text": item.text, "logprobs": item.logprobs}
             name = "reasoning_text" if item.kind == "reasoning" else "output_text"

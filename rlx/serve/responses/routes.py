@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from rlx.grammar import Grammar
 from rlx.sampling import SampleOpts
 from rlx.serve.builders import Built, changed_sample, completed, given, request_fields, schema_grammar
+from rlx.serve.custom_tools import reading_inputs
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.fields import shown
 from rlx.serve.generation import GenerationSpec
@@ -17,7 +18,14 @@ from rlx.serve.model import ServedModel, in_thread
 from rlx.serve.pieces import stream_of
 from rlx.serve.reasoning import effort_variables
 from rlx.serve.responses.bodies import InputBody, ResponsesBody
-from rlx.serve.responses.items import choice_of, functions_of, messages_of, refuse_stored, tools_json
+from rlx.serve.responses.items import (
+    choice_of,
+    custom_of,
+    functions_of,
+    messages_of,
+    refuse_stored,
+    tools_json,
+)
 from rlx.serve.responses.output import ResponseBuilder
 from rlx.serve.streaming import Stream, comment, event, json_bytes, while_connected
 from rlx.serve.tool_grammar import with_tools
@@ -36,7 +44,7 @@ def router(server: Server) -> APIRouter:
         model = server.named(body.model)
         spec, fields = await _spec(model, body, request_fields(server, request))
         answering = await model.generate(spec)
-        builder = ResponseBuilder(fields)
+        builder = ResponseBuilder(fields, custom_of(body.tools))
         if body.stream:
             pieces = Built(builder, _written, comment("the prompt is computed"))
             return Stream(stream_of(answering, pieces, server.options.ping))
@@ -77,7 +85,7 @@ async def _prompt(model: ServedModel, body: InputBody) -> Any:
         body.parallel_tool_calls is not False,
         effort_variables(model.tokenizer, effort, "reasoning.effort"),
     )
-    return prompt, functions
+    return reading_inputs(prompt, frozenset(custom_of(body.tools))), functions
 
 
 async def _spec(
@@ -136,7 +144,7 @@ def _echo(model: ServedModel, body: ResponsesBody, sample: SampleOpts, functions
         "temperature": sample.temperature,
         "text": {"format": text_format or {"type": "text"}, "verbosity": "medium"},
         "tool_choice": body.tool_choice or "auto",
-        "tools": tools_json(functions),
+        "tools": tools_json(functions, custom_of(body.tools)),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sample.top_p,
         "truncation": "disabled",

@@ -145,11 +145,19 @@ def text_terminals(schema: Mapping[str, Any], where: str) -> list[str]:
     return [ANY_TEXT, *found]
 
 
+def _outside_brackets(pattern: str) -> str:
+    """A pattern without what stands in brackets."""
+    left, last = re.sub(r"\\.|\[[^\]]*\]", "", pattern), ""
+    while left != last:
+        left, last = re.sub(r"\([^()]*\)", "", left), left
+    return left
+
+
 def _searched(pattern: str, where: str) -> str:
     """A pattern that matches anywhere in a text, as one that matches the whole text."""
     begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
     body = pattern[begins : len(pattern) - ends]
-    if (begins or ends) and "|" in re.sub(r"\\.|\[[^\]]*\]|\([^()]*\)", "", body):
+    if (begins or ends) and "|" in _outside_brackets(body):
         what = f"the pattern {pattern!r} has alternatives beside ^ or $"
         raise ToolError(what, where=where, hint="put the alternatives into brackets")
     body = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", body).replace("\n", "\\n")

@@ -1,0 +1,235 @@
+"""Batches over HTTP: files of requests, answered one batch after the other while there is nothing better to do.
+
+Serve stage, under `/v1/batches`. The requests of a batch go through the application like all others, with the key of
+the client and a priority below every interactive request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlx.errors import RlxError
+from rlx.serve.batch.results import Results
+from rlx.serve.batch.run import Progress, answer_all
+from rlx.serve.batch.source import BatchRequest, Source
+from rlx.serve.batch.store import FileStore, StoredFile
+from rlx.serve.errors import ApiError
+
+MOST_BATCHES = 1000
+DAY = 24 * 3600
+AGAIN_SECONDS = 1.0  # until a request is sent again for which the queue had no place
+ENDED = ("completed", "failed", "cancelled")
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class Caller(Protocol):
+    """Sends a request to the application, and returns the status and the body of the answer."""
+
+    def __call__(self, path: str, body: Any, headers: Iterable[tuple[str, str]], /) -> Awaitable[tuple[int, Any]]:
+        """The answer."""
+        ...
+
+
+@dataclass
+class Batch:
+    """One batch.
+
+    Attributes:
+        owner: whose it is.
+        endpoint: the path of all its requests.
+        input: the file with them.
+        headers: the key that the client sent.
+        metadata: that the client gave.
+        times: Unix times of what has happened to it, by the names that OpenAI gives them.
+        errors: why it failed.
+        progress: how far it is.
+        outputs: ids of the files with answers and with errors.
+    """
+
+    owner: str
+    endpoint: str
+    input: StoredFile
+    headers: Headers = ()
+    metadata: dict[str, str] | None = None
+    id: str = field(default_factory=lambda: f"batch_{uuid.uuid4().hex}")
+    status: str = "validating"
+    times: dict[str, int] = field(default_factory=lambda: {"created_at": int(time.time())})
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    progress: Progress = field(default_factory=lambda: Progress(0))
+    outputs: dict[str, str] = field(default_factory=dict)
+
+    def become(self, status: str) -> None:
+        """Notes a new status and its time."""
+        self.status = status
+        self.times[f"{status}_at"] = int(time.time())
+
+    def as_json(self) -> dict[str, Any]:
+        """The batch as OpenAI's clients read it."""
+        done = self.progress
+        counts = {"total": done.total, "completed": done.done - done.failed, "failed": done.failed}
+        names = ("in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled", "expired")
+        return {
+            "id": self.id, "object": "batch", "endpoint": self.endpoint, "input_file_id": self.input.id,
+            "completion_window": "24h", "status": self.status, "metadata": self.metadata,
+            "errors": {"object": "list", "data": self.errors} if self.errors else None,
+            **{f"{each}_file_id": self.outputs.get(each) for each in ("output", "error")},
+            **{f"{each}_at": self.times.get(f"{each}_at") for each in names},
+            "created_at": self.times["created_at"], "expires_at": self.times["created_at"] + DAY,
+            "request_counts": counts,
+        }  # fmt: skip
+
+
+class BatchJobs:
+    """All batches of a server.
+
+    Args:
+        store: has their files.
+        call: sends requests to the application.
+        at_once: how many requests of a batch are with the engine at a time.
+    """
+
+    def __init__(self, store: FileStore, call: Caller, at_once: Callable[[], int]) -> None:
+        self._store, self._call, self._at_once = store, call, at_once
+        self._batches: dict[str, Batch] = {}
+        self._waiting: deque[Batch] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        self._running: tuple[Batch, asyncio.Task[None]] | None = None
+
+    def start(self, batch: Batch) -> Batch:
+        """Adds a batch, whose turn comes after those before it.
+
+        Raises:
+            ApiError: there are too many that have not ended.
+        """
+        for old in [each for each in self._batches.values() if each.status in ENDED][: len(self) + 1 - MOST_BATCHES]:
+            del self._batches[old.id]
+        if len(self) >= MOST_BATCHES:
+            raise ApiError(429, f"{MOST_BATCHES} batches have not ended", code="too_many_batches", hint="wait for them")
+        self._batches[batch.id] = batch
+        self._waiting.append(batch)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def find(self, owner: str, batch_id: str) -> Batch:
+        """A batch of a client.
+
+        Raises:
+            ApiError: 404, the client has no such batch.
+        """
+        found = self._batches.get(batch_id)
+        if found is None or found.owner != owner:
+            raise ApiError(404, f"there is no batch {batch_id[:80]!r}", param="id", code="batch_not_found")
+        return found
+
+    def of(self, owner: str) -> list[Batch]:
+        """The batches of a client, the newest first."""
+        return [each for each in reversed(self._batches.values()) if each.owner == owner]
+
+    def cancel(self, batch: Batch) -> None:
+        """Ends a batch; what was answered is kept.
+
+        Raises:
+            ApiError: it has ended.
+        """
+        if batch.status in ENDED:
+            raise ApiError(409, f"the batch is {batch.status}", code="batch_ended")
+        if batch in self._waiting:
+            self._waiting.remove(batch)
+            batch.become("cancelled")
+        elif self._running is not None and self._running[0] is batch:
+            batch.become("cancelling")
+            self._running[1].cancel()
+
+    async def close(self) -> None:
+        """Ends all batches."""
+        self._waiting.clear()
+        for task in (self._running and self._running[1], self._worker):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _work(self) -> None:
+        """Answers one batch after the other, until there are no more."""
+        while self._waiting:
+            batch = self._waiting.popleft()
+            task = asyncio.create_task(self._answer(batch))
+            self._running = (batch, task)
+            await asyncio.wait([task])
+            self._running = None
+
+    async def _answer(self, batch: Batch) -> None:
+        path = self._store.new_path()
+        try:
+            source = await asyncio.to_thread(Source.open, str(batch.input.path), batch.id)
+            batch.become("in_progress")
+            with source, Results(str(path), source) as results:
+                await answer_all(source, results, self._answering(batch), self._at_once(), self._report(batch, path))
+            batch.become("finalizing")
+            status = "completed"
+        except asyncio.CancelledError:
+            status = "cancelled"
+        except (RlxError, OSError) as error:
+            code = "storage_full" if isinstance(error, ApiError) else "invalid_file"
+            message = str(error).replace(str(batch.input.path), batch.input.name)
+            batch.errors.append({"code": code, "message": message, "param": None, "line": None})
+            status = "failed"
+        await asyncio.shield(asyncio.to_thread(self._keep, batch, path))
+        batch.become(status)
+
+    def _answering(self, batch: Batch) -> Callable[[BatchRequest, str], Awaitable[tuple[int, Any]]]:
+        async def answer(request: BatchRequest, request_id: str) -> tuple[int, Any]:
+            if request.url != batch.endpoint:
+                what = f"url: the batch is for {batch.endpoint}, found {request.url}"
+                return 400, {"error": {"message": what, "type": "invalid_request_error", "param": "url", "code": None}}
+            while True:
+                headers = [("x-request-id", request_id), *batch.headers]
+                status, body = await self._call(request.url, request.body, headers)
+                if status not in (429, 503):
+                    return status, body
+                await asyncio.sleep(AGAIN_SECONDS)  # others are served first
+
+        return answer
+
+    def _report(self, batch: Batch, path: Path) -> Callable[[Progress], None]:
+        def report(progress: Progress) -> None:
+            batch.progress = progress
+            with suppress(FileNotFoundError):
+                self._store.check_room(path.stat().st_size)
+
+        return report
+
+    def _keep(self, batch: Batch, path: Path) -> None:
+        """Makes files of the answers, and of those that are errors."""
+        if not path.exists():
+            return
+        parts = {"output": self._store.new_path(), "error": self._store.new_path()}
+        with parts["output"].open("wb") as good, parts["error"].open("wb") as bad, path.open("rb") as lines:
+            for line in lines:
+                (good if _is_good(line) else bad).write(line)
+        path.unlink()
+        for name, part in parts.items():
+            if part.stat().st_size:
+                kept = self._store.adopt(batch.owner, f"{batch.id}_{name}.jsonl", "batch_output", part)
+                batch.outputs[name] = kept.id
+            else:
+                part.unlink()
+
+
+def _is_good(line: bytes) -> bool:
+    """Whether a line of the output has an answer."""
+    response = json.loads(line)["response"]
+    return response is not None and response["status_code"] < 400

@@ -1,0 +1,104 @@
+"""/v1/files: files that batches read and write. Server stage, one of OpenAI's paths."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, Response
+
+from rlx.serve import record
+from rlx.serve.errors import ApiError, invalid
+from rlx.serve.http import new_router
+from rlx.serve.model import in_thread
+from rlx.serve.security import Keys
+
+if TYPE_CHECKING:
+    from starlette.types import Message
+
+    from rlx.serve.app import Server
+
+FORM_FIELDS = 16
+Limit = Annotated[int, Query(ge=1, le=10_000)]
+
+
+def router(server: Server) -> APIRouter:
+    """The paths of `/files`."""
+    found, store, keys = new_router(tags=["files"]), server.files, Keys(server.options.api_key)
+
+    @found.post("/files")
+    async def upload(request: Request) -> dict[str, Any]:
+        """Keeps a file, which comes as a form (`multipart/form-data`) with `file` and `purpose`."""
+        body, owner = await request.body(), keys.owner(request.headers)
+        name, purpose, data = await in_thread(lambda: asyncio.run(_form(request, body)))
+        return (await in_thread(lambda: store.add(owner, name, purpose, data))).as_json()
+
+    @found.get("/files")
+    async def files(
+        request: Request, limit: Limit = 10_000, after: str | None = None, purpose: str | None = None
+    ) -> dict[str, Any]:
+        """The files of the client, the newest first."""
+        every = store.of(keys.owner(request.headers))
+        return page([each for each in every if purpose in (None, each.purpose)], limit, after)
+
+    @found.get("/files/{file_id}")
+    async def file(file_id: str, request: Request) -> dict[str, Any]:
+        """One file."""
+        return store.find(keys.owner(request.headers), file_id).as_json()
+
+    @found.get("/files/{file_id}/content", response_class=Response)
+    async def content(file_id: str, request: Request) -> Response:
+        """What is in a file."""
+        path = store.find(keys.owner(request.headers), file_id).path
+        return FileResponse(path, media_type="application/octet-stream")
+
+    @found.delete("/files/{file_id}")
+    async def delete(file_id: str, request: Request) -> dict[str, Any]:
+        """Removes a file."""
+        store.delete(keys.owner(request.headers), file_id)
+        return {"id": file_id, "object": "file", "deleted": True}
+
+    return found
+
+
+def page(entries: Sequence[Any], limit: int, after: str | None) -> dict[str, Any]:
+    """A part of a list as OpenAI's clients read it.
+
+    Args:
+        entries: with `id` and `as_json`.
+        after: the id of the entry before the part.
+    """
+    start = next((i + 1 for i, each in enumerate(entries) if each.id == after), 0)
+    data = [each.as_json() for each in entries[start : start + limit]]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {
+        "object": "list", "data": data, "first_id": first, "last_id": last, "has_more": start + limit < len(entries),
+    }  # fmt: skip
+
+
+async def _form(request: Request, body: bytes) -> tuple[str, str, bytes]:
+    """Name, purpose and content of the file in a form. Runs in an event loop of its own: a large form takes long."""
+    parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        return parts.pop()
+
+    kind = request.headers.get("content-type", "").partition(";")[0]
+    if kind != "multipart/form-data":
+        hint = "send the header Content-Type: multipart/form-data, with a boundary"
+        raise ApiError(415, f"the content type is {kind!r}", hint=hint)
+    try:
+        form = await Request(request.scope, receive).form(max_files=1, max_fields=FORM_FIELDS)
+    except HTTPException as error:
+        raise invalid(None, f"the form is malformed: {error.detail}") from None
+    file, purpose = form.get("file"), form.get("purpose")
+    if not isinstance(file, UploadFile):
+        raise invalid("file", "it is required")
+    if not isinstance(purpose, str):
+        raise invalid("purpose", "it is required", "give batch")
+    record.ignore(*(name for name in form if name not in ("file", "purpose")))
+    return file.filename or "file", purpose, await file.read()
