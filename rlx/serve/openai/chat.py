@@ -52,7 +52,7 @@ def router(server: Server) -> APIRouter:
     @found.post("/chat/completions/input_tokens")
     async def input_tokens(body: ChatBody) -> dict[str, Any]:
         """The number of tokens of a conversation, in llama-server's form."""
-        prompt = await prompt_of(server.named(body.model), body)
+        prompt = await prompt_of(server.named(body.model), body, await in_thread(lambda: offered(body)))
         return {"object": "response.input_tokens", "input_tokens": len(prompt.context)}
 
     return found
