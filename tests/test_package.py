@@ -34,6 +34,7 @@ EXTRAS = ("images", "structured", "serve", "ray", "otel")
 COMES_WITH = dict.fromkeys(("starlette", "pydantic", "pydantic_core", "anyio"), "fastapi")  # what another brings along
 COMES_WITH |= {"pyarrow": "ray", "opentelemetry": "opentelemetry-sdk", "packaging": "huggingface_hub"}
 NOT_IMPORTED = {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"}  # parts of a package of another name
+NOT_IMPORTED |= {"python_multipart"}  # Starlette imports it
 HEAVY = {"numba", "llvmlite", "gguf", "safetensors", "jinja2", "rich", "tokenizers", "prompt_toolkit", "markdown_it"}
 HEAVY |= {"PIL", "fastapi", "starlette", "pydantic", "anyio", "uvicorn", "prometheus_client", "llguidance", "ray"}
 HEAVY |= {"python_multipart"}
