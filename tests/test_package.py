@@ -32,6 +32,7 @@ IMPORTED_AS = {
 }  # where a package has another name than what it is imported as
 EXTRAS = ("images", "structured", "serve", "ray", "otel")
 COMES_WITH = dict.fromkeys(("starlette", "pydantic", "pydantic_core", "anyio"), "fastapi")  # what another brings along
+COMES_WITH["h11"] = "uvicorn"
 COMES_WITH |= {"pyarrow": "ray", "opentelemetry": "opentelemetry-sdk", "packaging": "huggingface_hub"}
 NOT_IMPORTED = {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"}  # parts of a package of another name
 NOT_IMPORTED |= {"python_multipart"}  # Starlette imports it
