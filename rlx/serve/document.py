@@ -43,10 +43,12 @@ def word(*values: str) -> Schema:
 
 USAGE = thing(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT)
 TIMINGS = thing(prompt_n=COUNT, prompt_ms=NUMBER, predicted_n=COUNT, predicted_ms=NUMBER, predicted_per_second=NUMBER)
-REASON = word("stop", "length", "tool_calls")
+REASON = word("stop", "length", "tool_calls", "function_call")
 _MESSAGE = thing(role=word("assistant"), content=maybe(TEXT))
-_CALL = thing(id=TEXT, type=word("function"), function=thing(name=TEXT, arguments=TEXT))
-_MESSAGE["properties"] |= {"reasoning_content": TEXT, "tool_calls": many(_CALL)}
+_FUNCTION = thing(name=TEXT, arguments=TEXT)
+_CALL = thing(id=TEXT, type=word("function", "custom"))
+_CALL["properties"] |= {"function": _FUNCTION, "custom": thing(name=TEXT, input=TEXT)}
+_MESSAGE["properties"] |= {"reasoning_content": TEXT, "tool_calls": many(_CALL), "function_call": _FUNCTION}
 
 
 def _answer(noun: str, **choice: Schema) -> Schema:
@@ -64,6 +66,9 @@ _OLLAMA_MODELS = thing(models=many(thing(name=TEXT, model=TEXT)))
 _TOKENS = thing(tokens={"type": "array"})
 _TOKENS["properties"] |= {"count": COUNT, "max_model_len": COUNT}
 
+_FILE = thing(id=TEXT, object=word("file"), bytes=COUNT, created_at=COUNT, filename=TEXT, purpose=TEXT)
+_BATCH = thing(id=TEXT, object=word("batch"), endpoint=TEXT, input_file_id=TEXT, status=TEXT, created_at=COUNT)
+
 #: Path -> the answer, in one piece. Fields that it may have besides are not forbidden.
 ANSWERS: dict[str, Schema] = {
     "/v1/models": thing(object=word("list"), data=many(_MODEL)),
@@ -77,6 +82,11 @@ ANSWERS: dict[str, Schema] = {
         model=TEXT,
         usage=thing(prompt_tokens=COUNT, total_tokens=COUNT),
     ),
+    "/v1/files": _FILE,
+    "/v1/files/{file_id}": _FILE,
+    "/v1/batches": _BATCH,
+    "/v1/batches/{batch_id}": _BATCH,
+    "/v1/batches/{batch_id}/cancel": _BATCH,
     "/v1/tokenize": _TOKENS,
     "/v1/detokenize": thing(content=TEXT, prompt=TEXT),
     "/v1/apply-template": thing(prompt=TEXT),
@@ -118,7 +128,22 @@ ANSWERS: dict[str, Schema] = {
 
 _OF_ALL = (401, 403, 500, 503)
 _OF_BODIES = (400, 408, 413, 429)
-_MORE = {"/v1/models/{name}": (404,), "/v1/responses/{response_id}": (404,), "/slots": (501,), "/metrics": (501,)}
+#: Where the answer is another one for some methods.
+_BY_METHOD: dict[tuple[str, str], Schema] = {
+    ("/v1/files", "get"): thing(object=word("list"), data=many(_FILE), has_more=TRUTH),
+    ("/v1/files/{file_id}", "delete"): thing(id=TEXT, object=word("file"), deleted=TRUTH),
+    ("/v1/batches", "get"): thing(object=word("list"), data=many(_BATCH), has_more=TRUTH),
+}
+_MORE: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("/v1/files/{file_id}", "/v1/files/{file_id}/content", "/v1/batches/{batch_id}"), (404,)),
+    "/v1/files": (400,),
+    "/v1/batches": (400,),
+    "/v1/batches/{batch_id}/cancel": (409,),
+    "/v1/models/{name}": (404,),
+    "/v1/responses/{response_id}": (404,),
+    "/slots": (501,),
+    "/metrics": (501,),
+}
 
 
 def completed(document: dict[str, Any]) -> dict[str, Any]:
@@ -140,8 +165,8 @@ def _responses(path: str, method: str, operation: Schema, schemas: Schema, error
         statuses += [] if path.startswith("/api/") else [415]
     found = dict(operation["responses"])
     found.pop("422", None)
-    if path in ANSWERS:
-        found["200"] = {"description": "The answer", "content": {"application/json": {"schema": ANSWERS[path]}}}
+    if answer := _BY_METHOD.get((path, method), ANSWERS.get(path)):
+        found["200"] = {"description": "The answer", "content": {"application/json": {"schema": answer}}}
         if _streams(operation, schemas):
             kind = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
             found["200"]["content"][kind] = {"schema": TEXT}

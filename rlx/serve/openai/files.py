@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from rlx.serve.app import Server
 
 FORM_FIELDS = 16
+_PARTS = {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}}
+_SCHEMA = {"type": "object", "required": list(_PARTS), "properties": _PARTS}
+_UPLOAD = {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
@@ -30,7 +33,7 @@ def router(server: Server) -> APIRouter:
     """The paths of `/files`."""
     found, store, keys = new_router(tags=["files"]), server.files, Keys(server.options.api_key)
 
-    @found.post("/files")
+    @found.post("/files", openapi_extra={"requestBody": _UPLOAD})
     async def upload(request: Request) -> dict[str, Any]:
         """Keeps a file, which comes as a form (`multipart/form-data`) with `file` and `purpose`."""
         body, owner = await request.body(), keys.owner(request.headers)
