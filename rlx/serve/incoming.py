@@ -6,7 +6,7 @@ Server stage, under `front.py`. What was not sent takes no room, and who sends t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from starlette.types import Receive
@@ -40,7 +40,7 @@ async def read(receive: Receive, most: int, place: Place, seconds: float | None)
     while more:
         allowed = begun + min(LONGEST, GRACE + len(body) / LEAST_RATE)
         is_first = end is None or allowed < end
-        message = await _until(allowed if is_first else end, receive(), _too_slow() if is_first else _too_late())
+        message = await _until(allowed if is_first else end, receive(), _too_slow if is_first else _too_late)
         if message["type"] == "http.disconnect":
             return None
         body += message.get("body", b"")
@@ -49,11 +49,11 @@ async def read(receive: Receive, most: int, place: Place, seconds: float | None)
             raise too_large(most)
         if len(body) > SMALL:
             before = loop.time()
-            await _until(end, place.grow(len(body)), _too_late())
+            await _until(end, place.grow(len(body)), _too_late)
             begun += loop.time() - before  # it was the server that waited
     if len(body) > SMALL:
         values = min(MAX_VALUES, await _values(body))
-        await _until(end, place.grow(len(body) + VALUE_BYTES * values), _too_late())
+        await _until(end, place.grow(len(body) + VALUE_BYTES * values), _too_late)
     return bytes(body)
 
 
@@ -62,13 +62,13 @@ async def _values(body: bytearray) -> int:
     return count_of(body) if len(body) < 1 << 20 else await in_thread(lambda: count_of(body))
 
 
-async def _until(end: float | None, step: Awaitable[T], error: ApiError) -> T:
-    """The result of a step of reading, which ends in time, by the loop's clock; otherwise it raises the error."""
+async def _until(end: float | None, step: Awaitable[T], error: Callable[[], ApiError]) -> T:
+    """The result of a step of reading, which ends in time, by the loop's clock; otherwise it raises that error."""
     try:
         async with asyncio.timeout_at(end):
             return await step
     except TimeoutError:
-        raise error from None
+        raise error() from None
 
 
 def _too_slow() -> ApiError:

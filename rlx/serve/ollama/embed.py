@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from rlx.runners.generation.context import Context
 from rlx.serve.errors import invalid
@@ -14,10 +14,11 @@ from rlx.serve.model import ServedModel, in_thread
 from rlx.serve.ollama.bodies import EmbedBody, EmbeddingsBody
 from rlx.serve.ollama.options import options_of
 from rlx.serve.ollama.routes import named
-from rlx.serve.streaming import while_connected
+from rlx.serve.streaming import json_rows, while_connected
 from rlx.serve.vectors import vectors_of
 
 if TYPE_CHECKING:
+    from rlx.runners.generation.output import Logits
     from rlx.serve.app import Server
 
 
@@ -26,20 +27,22 @@ def router(server: Server) -> APIRouter:
     found = APIRouter(route_class=OpenRoute, tags=["ollama"])
 
     @found.post("/api/embed")
-    async def embed(body: EmbedBody, request: Request) -> dict[str, Any]:
+    async def embed(body: EmbedBody, request: Request) -> Response:
         """A vector of length 1 for each text."""
         started, model = time.perf_counter(), named(server, body)
         options_of(body.options, model.default_sample, model.runner.max_seq)
         texts = [body.input] if isinstance(body.input, str) else body.input
         size = _size(model, body.dimensions)
         vectors, tokens = await while_connected(request, _answered(model, texts, body.truncate is True, size))
-        return {
+        fields = {
             "model": body.model or body.name,
-            "embeddings": vectors,
             "total_duration": int((time.perf_counter() - started) * 1e9),
             "load_duration": 0,
             "prompt_eval_count": tokens,
         }
+        rows = (vector.tolist() for vector in vectors)
+        written = await in_thread(lambda: json_rows(fields, "embeddings", rows))
+        return Response(written, media_type="application/json")
 
     @found.post("/api/embeddings")
     async def embeddings(body: EmbeddingsBody, request: Request) -> dict[str, list[float]]:
@@ -49,7 +52,7 @@ def router(server: Server) -> APIRouter:
         if not body.prompt:
             return {"embedding": []}
         vectors, _ = await while_connected(request, _answered(model, [body.prompt], False, None, "prompt"))
-        return {"embedding": vectors[0]}
+        return {"embedding": vectors[0].tolist()}
 
     return found
 
@@ -64,7 +67,7 @@ def _size(model: ServedModel, dimensions: int | None) -> int | None:
 
 async def _answered(
     model: ServedModel, texts: list[str], cut: bool, size: int | None, field: str = "input"
-) -> tuple[list[list[float]], int]:
+) -> tuple[list[Logits], int]:
     """The vectors of texts, and how many tokens these have.
 
     Args:
@@ -72,7 +75,7 @@ async def _answered(
     """
     contexts = await in_thread(lambda: [_context(model, text, cut, field, i) for i, text in enumerate(texts)])
     vectors = await vectors_of(model, contexts, size)
-    return [vector.tolist() for vector in vectors], sum(len(each) for each in contexts)
+    return vectors, sum(len(each) for each in contexts)
 
 
 def _context(model: ServedModel, text: str, cut: bool, field: str, number: int) -> Context:

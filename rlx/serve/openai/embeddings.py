@@ -11,9 +11,8 @@ from rlx.serve.errors import invalid
 from rlx.serve.http import new_router
 from rlx.serve.model import in_thread
 from rlx.serve.openai.bodies import EmbeddingBody
-from rlx.serve.openai.common import json_response
 from rlx.serve.openai.prompts import prompt_ids, prompts
-from rlx.serve.streaming import while_connected
+from rlx.serve.streaming import json_rows, while_connected
 from rlx.serve.vectors import vectors_of
 
 if TYPE_CHECKING:
@@ -38,13 +37,12 @@ def router(server: Server) -> APIRouter:
         vectors = await while_connected(
             request, vectors_of(model, contexts, body.dimensions, body.pooling or "mean", body.normalize is not False)
         )
-        count = sum(map(len, contexts))
-        return json_response({
-            "object": "list",
-            "data": [_entry(i, vector, body.encoding_format == "base64") for i, vector in enumerate(vectors)],
-            "model": model.name,
-            "usage": {"prompt_tokens": count, "total_tokens": count},
-        })  # fmt: skip
+        count, as_base64 = sum(map(len, contexts)), body.encoding_format == "base64"
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        fields = {"object": "list", "model": model.name, "usage": usage}
+        entries = (_entry(i, vector, as_base64) for i, vector in enumerate(vectors))
+        written = await in_thread(lambda: json_rows(fields, "data", entries))
+        return Response(written, media_type="application/json")
 
     return found
 
