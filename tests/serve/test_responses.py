@@ -141,7 +141,7 @@ def test_tokens_are_counted(server: Any) -> None:
         ({"input": "Hi", "conversation": "conv_1"}, "conversation: the server stores no responses"),
         ({"input": "Hi", "unknown": 1}, "unknown: there is no such field"),
         ({"input": "Hi", "background": True}, "background: true is not supported"),
-        ({"input": "Hi", "truncation": "auto"}, "truncation: "),
+        ({"input": "Hi", "truncation": "some"}, "truncation: expected"),
         ({"input": "Hi", "max_output_tokens": 0}, "max_output_tokens: expected at least 1"),
         ({"input": "Hi", "temperature": -1}, "temperature"),
         ({"input": "Hi", "reasoning": {"effort": "huge"}}, "reasoning.effort: expected"),
@@ -211,6 +211,19 @@ def test_an_agents_request_is_answered(server: Any) -> None:
     last = json.loads(found.text.strip().rpartition("data: ")[2])
     assert [tool["name"] for tool in last["response"]["tools"]] == ["apply_patch"]
     assert found.headers["x-rlx-ignored"] == "client_metadata, tools[1], tools[2], tools[3]"
+
+
+def test_truncation_leaves_out_the_oldest_turns(server: Any) -> None:
+    said = [{"role": role, "content": f"{i} " * 60} for i in range(20) for role in ("user", "assistant")]
+    body = {"instructions": "Be brief.", "input": [*said, {"role": "user", "content": "Hi"}], "max_output_tokens": 8}
+    with pytest.raises(openai.BadRequestError, match="the context holds"):
+        server.openai.responses.create(**body, **GREEDY)
+    raw = server.openai.responses.with_raw_response.create(**body, truncation="auto", **GREEDY)
+    found, context = raw.parse(), server.model.runner.max_seq
+    assert found.truncation == "auto" and context // 2 < found.usage.input_tokens <= context - 8
+    assert raw.headers["x-rlx-ignored"].startswith("messages[1..")
+    with pytest.raises(openai.BadRequestError, match="the context holds"):
+        server.openai.responses.create(input="Hi " * 3000, truncation="auto", **GREEDY)
 
 
 # ---------------------------------------------------------------------------------------------- without a server

@@ -16,11 +16,11 @@ from rlx.grammar import Grammar
 from rlx.serve.builders import Built, check_continued, completed, request_fields, schema_grammar
 from rlx.serve.chat_prompt import ChatPrompt
 from rlx.serve.errors import SHAPES, ApiError, invalid
+from rlx.serve.fitting import fitting_prompt
 from rlx.serve.generation import GenerationSpec
 from rlx.serve.http import OpenRoute
 from rlx.serve.model import ServedModel, in_thread
 from rlx.serve.ollama.bodies import AnswerBody, ChatBody, GenerateBody, ModelBody
-from rlx.serve.ollama.fitting import fitting_prompt
 from rlx.serve.ollama.messages import messages_of, user_content
 from rlx.serve.ollama.options import Options, options_of
 from rlx.serve.ollama.output import AnswerBuilder, Kind, error_json, joined

@@ -49,7 +49,7 @@ class InputBody(Body):
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextFields | None = None
-    truncation: Annotated[Any, only("disabled")] = None
+    truncation: Literal["auto", "disabled"] | None = None
 
     previous_response_id: Any = None
     conversation: Any = None

@@ -12,6 +12,7 @@ from rlx.serve.builders import Built, changed_sample, completed, given, request_
 from rlx.serve.custom_tools import reading_inputs
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.fields import shown
+from rlx.serve.fitting import fitting_prompt
 from rlx.serve.generation import GenerationSpec
 from rlx.serve.http import new_router
 from rlx.serve.model import ServedModel, in_thread
@@ -32,6 +33,7 @@ from rlx.serve.tool_grammar import with_tools
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
+    from rlx.serve.chat_prompt import ChatPrompt
 
 
 def router(server: Server) -> APIRouter:
@@ -72,19 +74,24 @@ def _written(each: dict[str, Any]) -> bytes:
     return event(json_bytes(each), each["type"])
 
 
-async def _prompt(model: ServedModel, body: InputBody) -> Any:
-    """The prompt of a body, and the functions in it."""
+async def _prompt(model: ServedModel, body: InputBody, most: int | None = None) -> tuple[ChatPrompt, list[Any]]:
+    """The prompt of a body, and the functions in it.
+
+    Args:
+        most: tokens of the answer.
+    """
     refuse_stored(body)
     functions = await in_thread(lambda: functions_of(body.tools))
     choice, functions = choice_of(body.tool_choice, functions)
     effort = body.reasoning.effort if body.reasoning is not None else None
-    prompt = await model.chat_prompt(
-        await in_thread(lambda: messages_of(body.input, body.instructions)),
-        functions or None,
-        choice,
-        body.parallel_tool_calls is not False,
-        effort_variables(model.tokenizer, effort, "reasoning.effort"),
-    )
+    variables = effort_variables(model.tokenizer, effort, "reasoning.effort")
+    parallel, cuts = body.parallel_tool_calls is not False, body.truncation == "auto"
+
+    async def make(messages: list[dict[str, Any]]) -> ChatPrompt:
+        return await model.chat_prompt(messages, functions or None, choice, parallel, variables)
+
+    messages = await in_thread(lambda: messages_of(body.input, body.instructions))
+    prompt = await fitting_prompt(messages, make, model.runner.max_seq, most, cuts=cuts)
     return reading_inputs(prompt, frozenset(custom_of(body.tools))), functions
 
 
@@ -92,7 +99,7 @@ async def _spec(
     model: ServedModel, body: ResponsesBody, fields: dict[str, Any]
 ) -> tuple[GenerationSpec, dict[str, Any]]:
     """What is to be generated, and the fields of the response that repeat the request."""
-    prompt, functions = await _prompt(model, body)
+    prompt, functions = await _prompt(model, body, body.max_output_tokens)
     sample = changed_sample(model.default_sample, given(temperature=body.temperature, top_p=body.top_p))
     wants_logprobs = body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ())
     spec = GenerationSpec(
@@ -147,6 +154,6 @@ def _echo(model: ServedModel, body: ResponsesBody, sample: SampleOpts, functions
         "tools": tools_json(functions, custom_of(body.tools)),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sample.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "user": body.user,
     }

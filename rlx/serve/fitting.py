@@ -1,7 +1,7 @@
-"""Conversations that are too long: the oldest turns go, as in Ollama.
+"""Conversations that are too long: the oldest turns go, as in Ollama and with `truncation` of OpenAI's Responses.
 
-Server stage. What is kept begins with a message of the user, so that every chat template takes it. Messages of the
-system stay, and so does the last message of the user with what follows it.
+Server stage, below the APIs. What is kept begins with a message of the user, so that every chat template takes it.
+Messages of the system stay, and so does the last message of the user with what follows it.
 """
 
 from __future__ import annotations
