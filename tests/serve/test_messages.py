@@ -190,6 +190,36 @@ def test_what_cannot_be_done_is_refused_by_its_field(server: Any, change: dict[s
     assert sentence in body["error"]["message"]
 
 
+def test_the_tool_runner_of_the_client(client: Any) -> None:
+    """It asks the server to keep the conversation, and is told to send all of it."""
+
+    @anthropic.beta_tool
+    def switch_light(on: bool) -> str:
+        """Switches the light.
+
+        Args:
+            on: whether it is on.
+        """
+        return f"The light is {'on' if on else 'off'}."
+
+    runner = client.beta.messages.tool_runner(
+        max_tokens=100, tools=[switch_light], messages=HI, max_iterations=2, tool_choice={"type": "any"}, **GREEDY
+    )
+    first, second = runner
+    assert first.stop_reason == "tool_use" and first.content[-1].name == "switch_light" and second.content
+    with pytest.raises(anthropic.BadRequestError, match="keeps no conversations"):
+        client.beta.messages.create(max_tokens=1, messages=HI, thread={"type": "create"}, **GREEDY)
+
+
+def test_tools_of_the_provider_are_left_out(server: Any) -> None:
+    tools = [{"type": "web_search_20250305", "name": "web_search"}, {"name": "f", "input_schema": {"type": "object"}}]
+    body = {"model": "demo", "max_tokens": 1, "messages": HI, "tools": tools}
+    found = server.post("/v1/messages", **body)
+    assert (found.status_code, found.headers["x-rlx-ignored"]) == (200, "tools[0]")
+    found = server.post("/v1/messages", **body, tool_choice={"type": "tool", "name": "web_search"})
+    assert found.status_code == 400 and "there is no tool 'web_search'" in found.text
+
+
 def test_errors_have_the_classes_of_the_client(client: Any, server: Any) -> None:
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         client.messages.create(
