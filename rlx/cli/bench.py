@@ -89,6 +89,8 @@ def bench(
             result |= bench_compare.about(opened, prompt, generate, repeat)
         finally:
             opened.close()
+    if reasons := disturbances(result):
+        click.echo(f"Warning: the machine is busy: {', '.join(reasons)}. Measure again when it is idle.", err=True)
     if as_json:
         click.echo(json.dumps(result | ({} if old is None else {"compared": bench_compare.compared(old, result)})))
     else:
@@ -227,8 +229,6 @@ def _show(result: dict[str, Any]) -> None:
         found, runs = result[phase], result[phase]["runs"]
         spread = f"{min(runs):.1f} to {max(runs):.1f}"
         click.echo(f"{phase:8}{found['tokens']:5d}  {found['tokens_per_s']:9.1f} tokens/s ({spread})  {limit}")
-    if reasons := disturbances(result):
-        click.echo(f"Warning: the machine is busy: {', '.join(reasons)}. Measure again when it is idle.", err=True)
     if (seen := result.get("image")) is not None:
         pixels, what = f"{seen['width']} x {seen['height']}", f"{seen['patches']} patches, {seen['tokens']} tokens"
         times = f"prepared in {seen['preprocess_ms']:.1f} ms, encoded in {seen['encode_ms']:.1f} ms"

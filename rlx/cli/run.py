@@ -31,6 +31,7 @@ from rlx.cli.prompt import Words
 from rlx.cli.sampling import described, ending_options, sample_opts, sampling_options
 from rlx.cli.structured import answer_grammar, structured_options
 from rlx.errors import ChatTemplateError
+from rlx.profile.keys import BUCKETS
 from rlx.tracing import span
 
 if TYPE_CHECKING:
@@ -139,10 +140,13 @@ def run(
 
 
 def _calls(prompt: str, tokens: int) -> list[int] | bool:
-    """About how many tokens the calls will have: what is compiled while the model loads."""
-    bytes_a_token, template = 4, 16
-    expected = [len(prompt) // bytes_a_token + template, 1]
-    return expected[:tokens] if env.compile_ahead() else False
+    """About how many tokens the calls will have: what is compiled while the model loads.
+
+    Where the program for the prompt cannot be guessed, it is compiled once the prompt's tokens are counted.
+    """
+    low, high = len(prompt) // 6 + 4, len(prompt) // 3 + 28  # a template has at least 4 tokens, and hardly ever over 28
+    guessed = [] if any(low <= rows < high for rows in BUCKETS) else [low]
+    return [*guessed, *[1] * (tokens > 1)] if env.compile_ahead() else False
 
 
 def prompt_of(

@@ -54,7 +54,7 @@ class OpTime:
         least, name = max((self.bytes / bandwidth, "memory"), (computing, "arithmetic"))
         share = least / 1e9 / max(self.seconds, 1e-12)
         if self.seconds < self.regions * BARRIER_SECONDS or share < BARRIER_SHARE:
-            name = "barrier"
+            name, share = "barrier", min(share, 1.0)  # the clock does not resolve so short a time
         return Limit("cache" if name == "memory" and share > 1 else name, share)
 
 

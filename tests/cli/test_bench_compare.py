@@ -60,11 +60,13 @@ def test_only_tasks_beyond_noise_are_too_slow(old: Any, new: Any, least: float, 
     assert [each.name for each in bench_compare.too_slow(old, new, least)] == slow
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measurement beside itself; then beside one that claims to have been far faster."""
     before = tmp_path / "before.json"
+    monkeypatch.setattr("rlx.cli.bench.disturbances", lambda result: ["another program computes"])
     first = CliRunner().invoke(cli, [*QUICK, "--json"])
     assert first.exit_code == 0, first.output
+    assert first.stderr.count("Warning: the machine is busy: another program computes") == 1
     before.write_text(first.stdout)
     faster = json.loads(first.stdout)
     for phase in ("prefill", "decode"):

@@ -283,12 +283,14 @@ def test_engine_options_reach_the_engine(opened: Opened, demo_model: Path) -> No
 
 
 def test_what_the_prompt_needs_is_compiled_ahead(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prompt has about a token for four letters, and a chat template; each further token is a call of its own."""
+    """As far as its length says which program it needs; each further token is a call of its own."""
     monkeypatch.delenv("RLX_COMPILE_AHEAD")
     rlx("x" * 400)
-    assert opened.options["compile_ahead"] == [116, 1]
+    assert opened.options["compile_ahead"] == [70, 1]
     rlx("x" * 400, "--max-tokens", "1")
-    assert opened.options["compile_ahead"] == [116]
+    assert opened.options["compile_ahead"] == [70]
+    rlx("Tell me a story.")  # the programs for 2 to 16 and for 17 to 512 tokens are both possible
+    assert opened.options["compile_ahead"] == [1]
 
 
 @pytest.mark.parametrize("policy", ["on", "off", "redo", "readonly"])

@@ -47,6 +47,7 @@ def test_what_does_little_waits() -> None:
     assert work(10 * BARRIER_SECONDS * 0.9, nbytes=10**6, regions=10).limit(25.0, PEAKS).name == "barrier"
     assert work(1e-3, nbytes=1000).limit(25.0, PEAKS).name == "barrier"
     assert work(0.0).limit(25.0, PEAKS).name == "barrier"
+    assert work(0.0, nbytes=10**6).limit(25.0, PEAKS).share == 1, "more than all of a limit would need a reason"
 
 
 def test_operations_are_those_of_the_activations_type(demo_model: Path) -> None:
@@ -65,7 +66,7 @@ def test_bench_names_the_limit_of_every_kernel(demo_model: Path) -> None:
     command = ["bench", str(demo_model), "--prompt", "8", "--generate", "2", "--repeat", "1"]
     result = CliRunner().invoke(cli, [*command, "--json"])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
+    found = json.loads(result.stdout)
     assert 4e6 < found["read_bytes"] < 8e6, "the bandwidth is that of what a step of this model reads"
     assert {"int8", "f32"} <= found["peak_gop_per_s"].keys() and found["read_gb_per_s"] > 0
     for row in found["decode_kernels"] + found["prefill_kernels"]:
