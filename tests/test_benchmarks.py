@@ -403,3 +403,15 @@ def test_the_tables_of_what_is_left_to_the_read_limit(monkeypatch: pytest.Monkey
     text = limit.show([limit.Kernel(2, "q8_0", 30.0, 27.0, 0.9)], [step])
     assert text.splitlines()[1].split() == ["2", "q8_0", "30.0", "27.0", "90%"]
     assert text.splitlines()[-1].split()[-1] == step.model
+
+
+# -- cold_start.py --------------------------------------------------------------------------------------------------
+
+
+def test_where_the_time_of_a_cold_start_goes() -> None:
+    """The functions that it times are there, and each is called."""
+    command = [sys.executable, FOLDER / "cold_start.py", "--runs", "1", "--json"]
+    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout)
+    assert 0 < found["loaded"] < found["first_token"]
+    unused = {"Numba: types and lowering", "import Numba's front end"}  # with another Numba, templates are lowered
+    assert found["phases"].keys() - unused >= {"passes", "write tile kernels", "LLVM: emit", "run the program"}
