@@ -5,12 +5,16 @@ Only the standard library. All text is escaped. Colours are those of the page; b
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from html import escape
+from importlib import import_module
 from typing import Any
 
 MOST_LINES = 400  # of a text in a fold
+REDRAW_SECONDS = 0.1  # between two states of a text that grows
 
 _CARD = "border-left:3px solid #8888;padding:0 0 0 10px;margin:4px 0"
 _CELL = "text-align:left;padding:1px 14px 1px 0;vertical-align:top"
@@ -69,6 +73,46 @@ def _fold(summary: str, text: str) -> str:
         lines = [*lines[:MOST_LINES], f"... and {len(lines) - MOST_LINES} more lines: print() shows all"]
     shown = escape("\n".join(lines))
     return f'<details><summary>{escape(summary)}</summary><pre style="{_TEXT}">{shown}</pre></details>'
+
+
+class GrowingText:
+    """Text that is shown as it comes: printed, or in a notebook one output of the cell that is replaced.
+
+    A notebook would keep an output for each piece that is printed, and its exports show each on a line of its own.
+    """
+
+    def __init__(self) -> None:
+        self._text, self._drawn = "", time.monotonic()
+        self._output = _notebook_output()
+
+    def add(self, piece: str) -> None:
+        """Shows one more piece."""
+        self._text += piece
+        if self._output is None:
+            print(piece, end="", flush=True)
+        elif time.monotonic() - self._drawn >= REDRAW_SECONDS:
+            self._draw()
+
+    def finish(self) -> str:
+        """Shows what is left; all of the text."""
+        if self._output is None:
+            print()
+        else:
+            self._draw()
+        return self._text
+
+    def _draw(self) -> None:
+        self._output.update({"text/plain": self._text}, raw=True)
+        self._drawn = time.monotonic()
+
+
+def _notebook_output() -> Any:
+    """A new output of the cell that runs; None outside of a notebook."""
+    python = sys.modules.get("IPython")
+    shell = python.get_ipython() if python else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    return import_module("IPython.display").display({"text/plain": ""}, raw=True, display_id=True)
 
 
 class Stats(dict[str, Any]):

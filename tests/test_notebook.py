@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import rlx
-from rlx.notebook import MOST_LINES, Stats, card, table
+from rlx.notebook import MOST_LINES, GrowingText, Stats, card, table
 from rlx.runtime.cache import CacheStats, CompileCache
 from rlx.runtime.entry import Entry
 from rlx.runtime.key import CompileKey
@@ -57,6 +59,30 @@ def run(source: str, names: dict[str, Any]) -> Any:
     if hasattr(value, "_ipython_display_"):
         value._ipython_display_()
     return value
+
+
+def test_a_text_that_grows_is_one_output_of_a_notebook(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    outputs: list[list[str]] = []
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Any:
+        states = [data["text/plain"]]
+        outputs.append(states)
+        return SimpleNamespace(update=lambda data, raw: states.append(data["text/plain"]))
+
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    text = GrowingText()
+    for piece in ("Once", " upon", " a time"):
+        text.add(piece)
+    assert text.finish() == "Once upon a time"
+    assert len(outputs) == 1 and outputs[0][0] == "" and outputs[0][-1] == "Once upon a time"
+    assert capsys.readouterr().out == ""
+    del shell.kernel  # IPython in a terminal
+    text = GrowingText()
+    text.add("Hi")
+    text.finish()
+    assert capsys.readouterr().out == "Hi\n" and len(outputs) == 1
 
 
 def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:

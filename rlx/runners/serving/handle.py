@@ -305,12 +305,12 @@ class Stream(Iterator[Step], AsyncIterator[Step]):
 
     def show(self) -> str:
         """Prints the text as it comes, in a terminal or in the cell of a notebook, and returns all of it."""
-        pieces = []
+        from rlx.notebook import GrowingText
+
+        shown = GrowingText()
         for step in self:
-            print(step.text, end="", flush=True)
-            pieces.append(step.text)
-        print()
-        return "".join(pieces)
+            shown.add(step.text)
+        return shown.finish()
 
     def _ipython_display_(self) -> None:
         """Shows the answer as it comes where the stream is the last value of a cell."""

@@ -1,11 +1,12 @@
-// The box where a message is written: text, images, send and stop.
+// The box where a message is written: text, images, text files, send and stop.
 
-import { $, icon, toast } from "./dom.js";
+import { $, h, icon, iconButton, toast } from "./dom.js";
 import { imageItem } from "./message_view.js";
 import { remember, remembered } from "./store.js";
 
 const MAX_IMAGES = 16;
 const MAX_SIDE = 2048; // pixels; vision towers take less, and requests and the browser's storage stay small
+const MAX_TEXT = 1 << 18; // bytes of a text file; a context holds less
 const AS_THEY_ARE = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 
 export class Composer {
@@ -13,6 +14,7 @@ export class Composer {
   constructor(hooks) {
     this.hooks = hooks;
     this.images = [];
+    this.files = []; // texts: name, text
     this.area = $("#message");
     this.button = $("#send");
     this.area.value = remembered("draft", "");
@@ -20,7 +22,7 @@ export class Composer {
     this.area.addEventListener("keydown", (event) => this.#key(event));
     this.area.addEventListener("paste", (event) => this.#take(event, event.clipboardData));
     $("#composer").addEventListener("submit", (event) => (event.preventDefault(), this.#submit()));
-    $("#attach").append(icon("image"));
+    $("#attach").append(icon("attach"));
     $("#attach").addEventListener("click", () => $("#attach-file").click());
     $("#attach-file").addEventListener("change", (event) => {
       this.addFiles([...event.target.files]);
@@ -38,7 +40,8 @@ export class Composer {
   setText(text, images = []) {
     this.area.value = text;
     this.images = images;
-    this.#drawImages();
+    this.files = [];
+    this.#drawAttached();
     this.#changed();
   }
 
@@ -54,9 +57,9 @@ export class Composer {
   }
 
   setSees(sees) {
-    const label = "Add an image";
-    $("#attach").hidden = !sees;
-    $("#attach").title = "Add an image (or paste, or drop one)";
+    const label = sees ? "Add an image or a text file" : "Add a text file";
+    $("#attach").hidden = false;
+    $("#attach").title = `${label} (or paste, or drop one)`;
     $("#attach").setAttribute("aria-label", label);
   }
 
@@ -65,8 +68,8 @@ export class Composer {
       this.hooks.stop();
       return;
     }
-    const text = this.area.value;
-    if (!text.trim() && !this.images.length) return;
+    const text = [...this.files.map(fenced), this.area.value].filter((part) => part.trim()).join("\n\n");
+    if (!text && !this.images.length) return;
     if (this.hooks.send(text, this.images)) this.setText("");
   }
 
@@ -82,7 +85,7 @@ export class Composer {
   #changed() {
     this.area.style.height = "auto";
     this.area.style.height = `${Math.min(this.area.scrollHeight, innerHeight * 0.4)}px`;
-    this.button.disabled = !this.writing && !this.area.value.trim() && !this.images.length;
+    this.button.disabled = !this.writing && !this.area.value.trim() && !this.images.length && !this.files.length;
     remember("draft", this.area.value);
   }
 
@@ -93,7 +96,7 @@ export class Composer {
     document.addEventListener("dragover", (event) => {
       if (!hasFiles(event)) return;
       event.preventDefault();
-      document.body.classList.toggle("dropping", this.hooks.sees());
+      document.body.classList.add("dropping");
     });
     document.addEventListener("dragleave", (event) => {
       if (!event.relatedTarget) document.body.classList.remove("dropping");
@@ -111,30 +114,63 @@ export class Composer {
   }
 
   async addFiles(files) {
-    const images = files.filter((file) => file.type.startsWith("image/"));
-    if (!images.length) return toast("Only images can be added.");
-    if (!this.hooks.sees()) return toast("This model takes no images.");
-    for (const file of images) {
-      if (this.images.length >= MAX_IMAGES) return toast(`A message takes at most ${MAX_IMAGES} images.`);
-      try {
-        this.images.push(await imageAddress(file));
-      } catch {
-        toast(`${file.name} cannot be read as an image.`);
-      }
+    for (const file of files) {
+      const isImage = file.type.startsWith("image/") && file.type !== "image/svg+xml";
+      const problem = isImage ? await this.#addImage(file) : await this.#addText(file);
+      if (problem) toast(problem);
     }
-    this.#drawImages();
+    this.#attachedChanged();
+  }
+
+  async #addImage(file) {
+    if (!this.hooks.sees()) return "This model takes no images.";
+    if (this.images.length >= MAX_IMAGES) return `A message takes at most ${MAX_IMAGES} images.`;
+    try {
+      this.images.push(await imageAddress(file));
+    } catch {
+      return `${file.name} cannot be read as an image.`;
+    }
+  }
+
+  async #addText(file) {
+    if (file.size > MAX_TEXT) return `${file.name} is too large: a text file has at most ${MAX_TEXT >> 10} KiB.`;
+    try {
+      const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+      if (text.includes("\0")) throw new Error("a zero byte");
+      this.files.push({ name: file.name, text });
+    } catch {
+      return `${file.name} is no text file.`;
+    }
+  }
+
+  #attachedChanged() {
+    this.#drawAttached();
     this.#changed();
     this.focus();
   }
 
-  #drawImages() {
-    $("#attachments").replaceChildren(...this.images.map((url, index) => imageItem(url, index, () => {
-      this.images = this.images.filter((_, other) => other !== index);
-      this.#drawImages();
-      this.#changed();
-      this.focus();
-    })));
+  #drawAttached() {
+    const images = this.images.map((url, index) => imageItem(url, index, () => this.#remove("images", index)));
+    const files = this.files.map((file, index) => this.#fileItem(file, index));
+    $("#attachments").replaceChildren(...images, ...files);
   }
+
+  #fileItem(file, index) {
+    const remove = iconButton("close", `Remove ${file.name}`, () => this.#remove("files", index));
+    return h("li", { class: "file" }, file.name, remove);
+  }
+
+  #remove(kind, index) {
+    this[kind] = this[kind].filter((_, other) => other !== index);
+    this.#attachedChanged();
+  }
+}
+
+/** A text file in a message: its name, and its text in a fence that does not stand in it. */
+function fenced({ name, text }) {
+  const ticks = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length)) + 1;
+  const language = /\.(\w{1,12})$/.exec(name)?.[1] ?? "";
+  return `${name}:\n${"`".repeat(ticks)}${language}\n${text.replace(/\n$/, "")}\n${"`".repeat(ticks)}`;
 }
 
 /** A file as a data address: unchanged, unless it is large or of a type that servers do not read. */

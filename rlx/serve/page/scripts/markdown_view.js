@@ -2,6 +2,7 @@
 
 import { copyFrom, h, icon } from "./dom.js";
 import { highlight } from "./highlight.js";
+import { parseMath } from "./math.js";
 import { parseMarkdown, plainText, safeAddress } from "./markdown.js";
 
 /** Shows a text that grows: blocks that are unchanged keep their elements, so that a selection in them survives. */
@@ -49,7 +50,7 @@ function blockElement(block) {
     case "rule":
       return h("hr");
     case "math":
-      return h("pre", { class: "math" }, block.text);
+      return mathElement(block.text) ?? h("pre", { class: "math" }, block.text);
     case "list":
       return listElement(block);
     case "table":
@@ -102,10 +103,27 @@ function spanNodes(spans) {
     if (span.type === "text") return span.text;
     if (span.type === "break") return h("br");
     if (span.type === "code") return h("code", {}, span.text);
-    if (span.type === "math") return h("span", { class: "math" }, span.text);
+    if (span.type === "math") return mathElement(span.text) ?? h("span", { class: "math" }, span.text);
     if (span.type === "link") return linkElement(span);
     return h(SPAN_TAGS[span.type], {}, spanNodes(span.children));
   });
+}
+
+/** A formula as the browser draws it; null if it is not understood. */
+function mathElement(source) {
+  const tree = parseMath(source);
+  if (!tree) return null;
+  const element = mathNode(tree);
+  element.setAttribute("title", source);
+  return element;
+}
+
+function mathNode(tree) {
+  if (typeof tree === "string") return document.createTextNode(tree);
+  const element = document.createElementNS("http://www.w3.org/1998/Math/MathML", tree.tag);
+  for (const [name, value] of Object.entries(tree.attributes)) element.setAttribute(name, value);
+  element.append(...tree.children.map(mathNode));
+  return element;
 }
 
 function linkElement(span) {
