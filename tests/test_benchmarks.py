@@ -394,6 +394,11 @@ def test_the_machine_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.splitlines()[-1].split() == ["1", "12.5", "1000", "200", "0.25", "us"]
 
 
+def test_a_barrier_is_timed_on_programs_of_several_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = module("machine", monkeypatch)
+    assert [machine._step_seconds(1, count, 1)[1] for count in (1, 4)] == [1, 4]
+
+
 def test_the_tables_of_what_is_left_to_the_read_limit(monkeypatch: pytest.MonkeyPatch, demo_model: Path) -> None:
     limit = module("decode_limit", monkeypatch)
     monkeypatch.setattr(limit, "TOKENS", 4)
