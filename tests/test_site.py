@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -114,6 +116,24 @@ def test_the_site_has_what_the_pages_have(site: Path) -> None:
         for tag in ("<h1", "<h2", "<h3", "<li>", "<table>", "<pre>", "<img"):
             found = article.count(tag) - (article.count("<table class") if tag == "<table>" else 0)
             assert found == expected.count(tag), f"{page.name}: {tag}"
+
+
+SOUGHT = ("tool calling", "gpu", "docker", "temperature")  # what newcomers ask the search for
+
+
+def test_pages_use_the_words_that_people_search_for() -> None:
+    """The search knows what pages say, so a guide must use the common name of a thing."""
+    guides = "".join(text(page) for page in DOCS.glob("*.md")).lower()
+    assert all(word in guides for word in SOUGHT)
+    titled = {word for word in SOUGHT if re.search(rf"^#.*{word}", guides, re.MULTILINE)}
+    assert titled >= {"tool calling", "docker", "temperature"}, "the word of a topic stands in a heading"
+
+
+@pytest.mark.slow
+def test_the_search_has_them(site: Path) -> None:
+    index = json.loads((site / "search.json").read_text(encoding="utf-8"))
+    found = [f"{item['title']} {item['text']}".lower() for item in index["items"]]
+    assert all(any(word in item for item in found) for word in SOUGHT)
 
 
 @pytest.mark.slow

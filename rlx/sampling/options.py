@@ -30,7 +30,7 @@ class SampleOpts:
     Example: `SampleOpts(temperature=0.7, top_p=0.9, seed=1)`.
 
     Attributes:
-        temperature: divides the logits before the draw; 0 takes the likeliest token, without a random number.
+        temperature: randomness of the draw: the logits are divided by it. 0 is greedy: the likeliest token.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the likeliest tokens until their probabilities sum to top_p, including the token that reaches it;
             1 keeps all (Holtzman et al. 2020).
