@@ -61,7 +61,9 @@ class Server:
         self.gate = Gate(SLOTS, options.queue)
         self.log = Log(options.log)
         self.telemetry = Telemetry.of(options.otlp_endpoint)
-        self.metrics = Metrics(self._name, self._stats, self.gate, aliases=options.vllm_metrics)
+        self.metrics = Metrics(
+            self._name, self._stats, self.gate, aliases=options.vllm_metrics, llama=options.llama_metrics
+        )
         self.files = FileStore(int(options.files_mb * 1_000_000))
         self.batches: BatchJobs  # which call the application
         self._model: ServedModel | None = None

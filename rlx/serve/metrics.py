@@ -19,6 +19,7 @@ import rlx
 from rlx.errors import BusyError
 from rlx.runners.serving.executor import GAP_BOUNDS
 from rlx.serve.admission import Gate
+from rlx.serve.llama_metrics import llama_metrics
 from rlx.serve.record import Answered, RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -53,10 +54,13 @@ class Metrics:
         stats: those of the runner, or None while it is loading.
         gate: counts requests inside, and those that were refused.
         aliases: whether the metrics are also there under vLLM's names.
+        llama: whether they are there under llama-server's names.
     """
 
-    def __init__(self, model: Callable[[], str], stats: Stats, gate: Gate, *, aliases: bool = False) -> None:
-        self._model, self._aliases = model, aliases
+    def __init__(
+        self, model: Callable[[], str], stats: Stats, gate: Gate, *, aliases: bool = False, llama: bool = False
+    ) -> None:
+        self._model, self._aliases, self._llama = model, aliases, llama
         self._registry = CollectorRegistry()
         self._registry.register(_Engine(model, stats, gate))
         ProcessCollector(registry=self._registry)  # memory, descriptors and CPU time, as every exporter has them
@@ -115,7 +119,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        registry: Any = _WithAliases(self._registry) if self._aliases else self._registry
+        registry: Any = _WithAliases(self._registry, vllm=self._aliases, llama=self._llama)
         return generate_latest(registry)
 
 
@@ -220,16 +224,19 @@ def _gaps(requests: Mapping[str, Any], label: list[str]) -> Metric:
 
 
 class _WithAliases:
-    """A registry whose metrics are also there under vLLM's names."""
+    """A registry whose metrics are also there under the names of other servers."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    def __init__(self, registry: CollectorRegistry, *, vllm: bool, llama: bool) -> None:
+        self._registry, self._vllm, self._llama = registry, vllm, llama
 
     def collect(self) -> Iterable[Metric]:
-        for metric in self._registry.collect():
+        own = list(self._registry.collect())
+        for metric in own:
             yield metric
-            if metric.name.removeprefix(PREFIX) in SHARED:
+            if self._vllm and metric.name.removeprefix(PREFIX) in SHARED:
                 yield _renamed(metric)
+        if self._llama:
+            yield from llama_metrics(own, PREFIX)
 
 
 def _renamed(metric: Metric) -> Metric:

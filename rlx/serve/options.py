@@ -278,6 +278,7 @@ class ServerOptions:
     slots_endpoint: bool = option(True, "Whether /slots shows what is computed, without texts", default="on", kind=bool)
     metrics: bool = option(True, "Whether /metrics has the counters for Prometheus", default="on", kind=bool)
     vllm_metrics: bool = option(False, "Have /metrics repeat the counters under the names of vLLM", kind=bool)
+    llama_metrics: bool = option(False, "Have /metrics repeat the counters under the names of llama-server", kind=bool)
     page: bool = option(True, "Whether / has a page to chat on", default="on", kind=bool)
     otlp_endpoint: str | None = option(
         None,

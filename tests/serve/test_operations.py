@@ -30,7 +30,7 @@ DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 @pytest.fixture
 def logged(server: Any, serve: Any, tmp_path: Path) -> Iterator[tuple[httpx.Client, Path]]:
     log = tmp_path / "log.jsonl"
-    options = ServerOptions(log=log, log_prompts=True, vllm_metrics=True, slots_endpoint=False)
+    options = ServerOptions(log=log, log_prompts=True, vllm_metrics=True, llama_metrics=True, slots_endpoint=False)
     with serve(create_app(server.model, options)) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client, log
 
@@ -69,6 +69,13 @@ def test_metrics_count_what_was_asked(logged: tuple[httpx.Client, Path]) -> None
         ours = {key.removeprefix("rlx:") for key in found if re.match(rf"rlx:{name}(_|,|$)", key)}
         theirs = {key.removeprefix("vllm:") for key in found if re.match(rf"vllm:{name}(_|,|$)", key)}
         assert ours == theirs, name
+    assert found["llamacpp:prompt_tokens_total"] == found["rlx:prompt_tokens_total"] - cached
+    assert found["llamacpp:prompt_tokens_cached_total"] == cached
+    assert found["llamacpp:tokens_predicted_total"] == 21 and found["llamacpp:requests_processing"] == 0
+    assert found["llamacpp:predicted_tokens_seconds"] == pytest.approx(
+        21 / found["llamacpp:tokens_predicted_seconds_total"]
+    )
+    assert found["llamacpp:n_decode_total"] > 0 and found["llamacpp:n_busy_slots_per_decode"] > 0
 
 
 def test_the_log_has_a_line_a_request(logged: tuple[httpx.Client, Path]) -> None:
