@@ -7,10 +7,11 @@ of expressions may take any time and memory. Here that ends this process, and on
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,8 @@ _LONGEST = 40  # bytes of a token
 _CONTROL = 256 + _LONGEST  # the id that stands for every control token
 #: Control tokens in Lark's syntax, by name or id. Nothing that costs time can stand between these brackets.
 _NAMED = re.compile(r"<[\w|/:.\-\uff5c\u2581]{1,64}>|<\[[0-9,^\-]{1,200}\]>")
+_PATTERN = re.compile(r'"pattern"\s*:\s*("(?:[^"\\]|\\.)*")')
+_LITERAL = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
 _GRAMMARS = {"json_schema": "grammar_from_json_schema", "regex": "grammar_from_regex", "lark": "grammar_from_lark"}
 
 
@@ -93,29 +96,61 @@ def _translated(text: str) -> dict[str, Any]:
 
 
 def _first_mask(make: Callable[..., str], request: dict[str, Any], options: dict[str, Any], limits: Any) -> str:
-    """Compiles for the small vocabulary and computes masks; returns the error of the first one."""
+    """Compiles for the small vocabulary and computes masks; returns the error of the first ones.
+
+    Each regular expression is tried by itself, too, because answers may come to it late.
+    """
     import llguidance
 
-    text = request["text"]
+    text, tokenizer = request["text"], _tokenizer(tuple(request["slices"]))
     source = make(_NAMED.sub(f"<[{_CONTROL}]>", text) if request["kind"] == "lark" else text, **options)
-    matcher = llguidance.LLMatcher(_tokenizer(tuple(request["slices"])), source, log_level=0, limits=limits)
-    first = matcher.deep_copy()
-    first.compute_ff_tokens()
-    first.compute_bitmask()
-    if matcher.is_error() or first.is_error():
-        return str(matcher.get_error() or first.get_error())
-    chooser, end = random.Random(1), time.process_time() + _SECONDS
-    for _ in range(_WALKS):
-        _walk(matcher.deep_copy(), chooser, end)
+    alone = map(llguidance.LLMatcher.grammar_from_regex, _expressions(request["kind"], text))
+    for i, each in enumerate((source, *alone)):
+        matcher = llguidance.LLMatcher(tokenizer, each, log_level=0, limits=limits)
+        first = matcher.deep_copy()
+        first.compute_ff_tokens()
+        first.compute_bitmask()
+        error = str(matcher.get_error() or first.get_error())
+        if error and (i == 0 or "too many" in error or "fuel" in error):
+            return error
+        _walks(matcher)
     return ""
 
 
+def _expressions(kind: str, text: str) -> set[str]:
+    """The regular expressions inside of a grammar."""
+    if kind == "regex":
+        return set()
+    found = {json.loads(each) for each in _PATTERN.findall(text)}
+    if kind == "json_schema":
+        return found | set(_names(json.loads(text)))
+    return found | set(_LITERAL.findall(text))
+
+
+def _names(schema: Any) -> Iterator[str]:
+    """The regular expressions that stand for names of properties."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _names(each)
+    elif isinstance(schema, dict):
+        if isinstance(schema.get("patternProperties"), dict):
+            yield from schema["patternProperties"]
+        for each in schema.values():
+            yield from _names(each)
+
+
+def _walks(matcher: Any) -> None:
+    """Some texts that the grammar allows. An error here is one of a text that may never come."""
+    chooser, end = random.Random(1), time.process_time() + _SECONDS
+    for _ in range(_WALKS):
+        _walk(matcher.deep_copy(), chooser, end)
+
+
 def _walk(matcher: Any, chooser: random.Random, end: float) -> None:
-    """Some tokens that the grammar allows. An error here is one of a text that may never come."""
     for _ in range(_STEPS):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         allowed = [i for i in range(_CONTROL + 1) if mask >> i & 1]
         if matcher.is_error() or not allowed or time.process_time() > end:
             return
         matcher.consume_token(chooser.choice(allowed))
-        matcher.compute_ff_tokens()
+        matcher.consume_tokens(matcher.compute_ff_tokens())

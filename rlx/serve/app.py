@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 import rlx
 from rlx.errors import RlxError
+from rlx.grammar import trial
 from rlx.runners.opening.options import SLOTS
 from rlx.serve import messages, ollama, page, record, responses, status
 from rlx.serve.admission import Gate
@@ -145,8 +146,12 @@ class Server:
 
 
 def _prepare_grammars(model: ServedModel) -> None:
-    """Reads the vocabulary for grammars, which takes a second for a large one, before the first request needs it."""
+    """Starts the process that tries grammars and reads the vocabulary for them, before the first request needs both.
+
+    A large vocabulary takes a second.
+    """
     with suppress(RlxError):  # without the package, or a tokenizer: the requests that need it say so
+        trial.start()
         model.runner.grammars.vocabulary  # noqa: B018
 
 

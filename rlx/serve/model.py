@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 
 from rlx.errors import PromptError
 from rlx.prompt import Prompt
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+GRAMMARS_AT_ONCE = 2  # the process that tries them takes one at a time; meanwhile another is compiled
 BACKGROUND = 1 << 40
 """How much lower the priority of batches is than any that a request may have."""
 
@@ -48,6 +49,7 @@ class ServedModel:
     Attributes:
         created: Unix time at which it was opened.
         media: what images of requests may be.
+        grammar_turns: how many grammars are made at once. Costly ones leave the threads to other requests.
         sample: sampling options that the server sets, by name; requests override them.
         max_tokens: as `ServerOptions.max_tokens`.
     """
@@ -58,7 +60,7 @@ class ServedModel:
     def __init__(self, runner: CachedRunner, name: str, aliases: Sequence[str] = ()) -> None:
         self.runner, self.name, self.aliases = runner, name, tuple(aliases)
         self.created = int(time.time())
-        self.media = MediaOptions()
+        self.media, self.grammar_turns = MediaOptions(), CapacityLimiter(GRAMMARS_AT_ONCE)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -50,6 +50,16 @@ HOSTILE: dict[str, tuple[Callable[[], Grammar], str]] = {
         lambda: Grammar.lark("start: T\nT: " + " & ".join(f"/{each}/" for each in PATTERNS)), BUDGET,
     ),
     "repetitions of repetitions": (lambda: Grammar.regex("((a{1000}){1000}){1000}"), BUDGET),
+    "a costly expression that comes late": (
+        lambda: Grammar.json_schema({"properties": {"a": {"type": "string"}, "b": {
+            "patternProperties": {"((z{1000}){1000}){1000}": {"type": "string"}}}}}), BUDGET,
+    ),
+    "a costly expression in a grammar": (
+        lambda: Grammar.lark('start: /[^x]*/ "x" b\nb: /((y{1000}){1000}){1000}/'), BUDGET,
+    ),
+    "a costly expression of a tool": (
+        lambda: Grammar.lark('start: /[^x]*/ %json {"type": "string", "pattern": "((w{1000}){1000}){1000}"}'), BUDGET,
+    ),
     "many choices": (lambda: Grammar.choice([f"text {i}" for i in range(1_000_000)]), "10000 are allowed"),
     "long choices": (lambda: Grammar.choice(["x" * 1000] * 1_000), "262144 are allowed"),
     "brackets": (lambda: Grammar.gbnf("root ::= " + "(" * 20_000), "no GBNF grammar"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
@@ -19,7 +21,7 @@ from rlx.serve.model import ServedModel, in_thread
 from rlx.serve.pieces import stream_of
 from rlx.serve.reasoning import effort_variables, switch_variables
 from rlx.serve.streaming import Stream, event, json_bytes, while_connected
-from rlx.serve.tool_grammar import with_tools
+from rlx.serve.tool_grammar import answer_grammar
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -106,7 +108,7 @@ async def _spec(model: ServedModel, body: MessagesBody, prompt: ChatPrompt, fiel
         stop=_stops(body),
         parser=prompt.parser,
         keep_ids=prompt.keep_ids,
-        grammar=await in_thread(lambda: with_tools(model.tokenizer, _text_grammar(body), prompt)),
+        grammar=await answer_grammar(model, _text_grammar(body), prompt),
         **fields,
     )
 
@@ -118,8 +120,8 @@ def _stops(body: MessagesBody) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _text_grammar(body: CountBody) -> Grammar | None:
-    """The grammar of `output_config.format`, or of its older name."""
+def _text_grammar(body: CountBody) -> Callable[[], Grammar] | None:
+    """What makes the grammar of `output_config.format`, or of its older name."""
     config = body.output_config
     field, wanted = "output_config.format", config.format if config is not None else None
     if wanted is None:
@@ -130,4 +132,4 @@ def _text_grammar(body: CountBody) -> Grammar | None:
         raise invalid(f"{field}.type", f"expected json_schema, found {shown(wanted.get('type'))}")
     if "schema" not in wanted:
         raise invalid(f"{field}.schema", "it is required")
-    return schema_grammar(wanted["schema"], f"{field}.schema")
+    return partial(schema_grammar, wanted["schema"], f"{field}.schema")

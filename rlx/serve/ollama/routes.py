@@ -6,8 +6,9 @@ Server stage. What a model is, `/api/tags` and the like, is in `describe.py`; ve
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
@@ -28,7 +29,7 @@ from rlx.serve.openai.prompts import filled_in
 from rlx.serve.pieces import stream_of
 from rlx.serve.reasoning import effort_variables, switch_variables
 from rlx.serve.streaming import LINES, Stream, json_bytes, while_connected
-from rlx.serve.tool_grammar import with_tools
+from rlx.serve.tool_grammar import answer_grammar
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -89,11 +90,11 @@ def _refuse_beside(body: GenerateBody, field: str, others: Sequence[str]) -> Non
             raise invalid(name, f"it cannot be together with {field}", "leave one of them out")
 
 
-def _grammar(wanted: Any) -> Grammar | None:
-    """The grammar of the field `format`."""
+def _grammar(wanted: Any) -> Callable[[], Grammar] | None:
+    """What makes the grammar of the field `format`."""
     if not wanted:
         return None
-    return Grammar.json_object() if wanted == "json" else schema_grammar(wanted, "format")
+    return Grammar.json_object if wanted == "json" else partial(schema_grammar, wanted, "format")
 
 
 def _written(each: dict[str, Any]) -> bytes:
@@ -188,7 +189,7 @@ class _Answer:
             parser=prompt.parser,
             keep_ids=prompt.keep_ids,
             top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            grammar=await in_thread(lambda: with_tools(model.tokenizer, _grammar(body.format), prompt)),
+            grammar=await answer_grammar(model, _grammar(body.format), prompt),
             **self._fields,
         )
 

@@ -13,19 +13,18 @@ from rlx.errors import GrammarError
 from rlx.grammar import Grammar
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.fields import shown
-from rlx.serve.model import in_thread
-from rlx.serve.tool_grammar import with_tools
+from rlx.serve.tool_grammar import answer_grammar
 
 if TYPE_CHECKING:
     from rlx.serve.chat_prompt import ChatPrompt
     from rlx.serve.model import ServedModel
-    from rlx.serve.openai.bodies import StructuredOutputs, StructureFields
+    from rlx.serve.openai.bodies import CommonFields, StructuredOutputs, StructureFields
 
 Found = tuple[str, Callable[[], Grammar]]
 """The field that asks for a grammar, and what makes it."""
 
 
-async def grammar_of(model: ServedModel, body: StructureFields, prompt: ChatPrompt | None = None) -> Grammar | None:
+async def grammar_of(model: ServedModel, body: CommonFields, prompt: ChatPrompt | None = None) -> Grammar | None:
     """The grammar of a body, and of the tools that a chat offers; None if the answer is free.
 
     Raises:
@@ -36,14 +35,8 @@ async def grammar_of(model: ServedModel, body: StructureFields, prompt: ChatProm
     if len(asked) > 1:
         what = f"it cannot be together with {asked[1][0]}"
         raise invalid(asked[0][0], what, "an answer follows one grammar")
-    if not asked and (prompt is None or not prompt.tools):
-        return None
-
-    def made() -> Grammar | None:
-        grammar = _made(*asked[0]) if asked else None
-        return grammar if prompt is None else with_tools(model.tokenizer, grammar, prompt)
-
-    return await in_thread(made)
+    with named_grammar(body):
+        return await answer_grammar(model, asked[0][1] if asked else None, prompt, body.timeout)
 
 
 @contextmanager
@@ -53,13 +46,6 @@ def named_grammar(body: StructureFields) -> Iterator[None]:
         yield
     except GrammarError as error:
         field = next((field for field, _ in _asked(body)), "tools")
-        raise invalid(field, error.what, error.hint, code="invalid_grammar") from error
-
-
-def _made(field: str, make: Callable[[], Grammar]) -> Grammar:
-    try:
-        return make()
-    except GrammarError as error:
         raise invalid(field, error.what, error.hint, code="invalid_grammar") from error
 
 

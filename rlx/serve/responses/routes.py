@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
@@ -29,7 +31,7 @@ from rlx.serve.responses.items import (
 )
 from rlx.serve.responses.output import ResponseBuilder
 from rlx.serve.streaming import Stream, comment, event, json_bytes, while_connected
-from rlx.serve.tool_grammar import with_tools
+from rlx.serve.tool_grammar import answer_grammar
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -109,25 +111,25 @@ async def _spec(
         parser=prompt.parser,
         keep_ids=prompt.keep_ids,
         top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        grammar=await in_thread(lambda: with_tools(model.tokenizer, _text_grammar(body), prompt)),
+        grammar=await answer_grammar(model, _text_grammar(body), prompt),
         **fields,
     )
     return spec, _echo(model, body, sample, functions)
 
 
-def _text_grammar(body: InputBody) -> Grammar | None:
-    """The grammar of `text.format`."""
+def _text_grammar(body: InputBody) -> Callable[[], Grammar] | None:
+    """What makes the grammar of `text.format`."""
     wanted = body.text.format if body.text is not None else None
     kind = wanted.get("type") if wanted is not None else "text"
     if wanted is None or kind == "text":
         return None
     if kind == "json_object":
-        return Grammar.json_object()
+        return Grammar.json_object
     if kind != "json_schema":
         raise invalid("text.format.type", f"expected text, json_object or json_schema, found {shown(kind)}")
     if "schema" not in wanted:
         raise invalid("text.format.schema", "it is required")
-    return schema_grammar(wanted["schema"], "text.format.schema", lenient=wanted.get("strict") is False)
+    return partial(schema_grammar, wanted["schema"], "text.format.schema", lenient=wanted.get("strict") is False)
 
 
 def _echo(model: ServedModel, body: ResponsesBody, sample: SampleOpts, functions: list[Any]) -> dict[str, Any]:
