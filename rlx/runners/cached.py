@@ -135,11 +135,6 @@ class CachedRunner(SessionRunner):
     def device(self) -> str:
         return self._engine.device
 
-    @property
-    def is_warm(self) -> bool:
-        """Whether the programs that an answer needs are compiled, as far as they are compiled ahead."""
-        return self._engine.ahead.is_ready
-
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, built at first use.

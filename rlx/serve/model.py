@@ -74,7 +74,7 @@ class ServedModel:
     @property
     def is_warm(self) -> bool:
         """Whether an answer need not wait for a compile: the first programs are there, or have computed something."""
-        return self.runner.is_warm or bool(self.runner.stats()["requests"]["tokens"])
+        return self.runner._engine.ahead.is_ready or bool(self.runner.stats()["requests"]["tokens"])
 
     def is_named(self, name: str) -> bool:
         """Whether a request for the model `name` means this one."""

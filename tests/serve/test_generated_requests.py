@@ -23,4 +23,6 @@ def test_no_route_documents_what_nobody_sends(server: Any) -> None:
     assert not any("422" in each["responses"] for each in operations)
     for each in operations:
         answer = each["responses"].get("200", {}).get("content", {}).get("application/json", {})
-        assert answer.get("schema") or each["operationId"].startswith(("metrics", "stored")), each["operationId"]
+        assert answer.get("schema") or each["operationId"].startswith(("metrics", "stored", "content")), each[
+            "operationId"
+        ]
