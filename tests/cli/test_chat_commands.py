@@ -207,6 +207,13 @@ def test_save_and_load_in_a_chat(desk: Desk, tmp_path: Path) -> None:
     assert desk.prompts[-1] == first.removesuffix(turns("Hi")) + turns("Hi", "You said: Hi", "Bye")
 
 
+def test_a_picture_for_a_model_of_text_names_the_one_that_sees(desk: Desk, tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    pillow.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    said = " ".join(desk.chat(f"/image {tmp_path / 'a.png'}\r").stderr.split())
+    assert "the model takes text only" in said and "`rlx chat demo-vision`" in said
+
+
 @pytest.mark.parametrize("there", [b"my notes", b'{"format": "other"}', b"[1]", b""])
 def test_what_is_no_saved_conversation_is_not_overwritten(there: bytes, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
