@@ -1,6 +1,6 @@
 # A fresh machine needs Python 3.11 or newer (with its venv module) and make; everything else goes into $(VENV).
 #   make demo     install, then let the embedded demo model tell a story
-#   make test     install with the test tools, then lint, type-check and test
+#   make test     install with the test tools, then lint, type-check and test, what depends on kernels at lower levels, too
 #   make test-all   every test, also the slow ones that repeat others for more models; make test leaves these out
 #   make test-plain the tests with RLX_PLATFORM=plain: without what only some operating systems have
 #   make types-all  type-check as on Linux, macOS and Windows: finds calls that a system lacks
@@ -18,7 +18,7 @@ INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
 LINTED := rlx tests benchmarks examples tools/site tools/release.py
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types types-all pytest test-all test-plain test-page test-ray docs bench clean
+.PHONY: help demo test lint types types-all pytest pytest-lower test-all test-plain test-page test-ray docs bench clean
 help:
 	@echo "make demo | test | lint | types | types-all | pytest | test-all | test-plain | test-page | test-ray | docs | bench | clean   (see the Makefile's first lines)"
 
@@ -37,8 +37,14 @@ types-all: $(VENV)/.rlx-test-installed
 	@for system in linux darwin win32; do \
 	  $(PY) -m mypy --platform $$system --cache-dir .mypy_cache/$$system || exit 1; done
 
-pytest: $(VENV)/.rlx-test-installed
+pytest: pytest-lower $(VENV)/.rlx-test-installed
 	@$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+# Exit status 5: PYTEST_ARGS select none of these.
+pytest-lower: $(VENV)/.rlx-test-installed
+	@for target in $$($(PY) tests/targets.py); do \
+	  RLX_TARGET=$$target $(PY) -m pytest -n $(JOBS) --dist worksteal -m 'machine and not slow' --representative \
+	    $(PYTEST_ARGS) || test $$? = 5 || exit 1; done
 
 test-all: $(VENV)/.rlx-test-installed
 	@$(PY) -m pytest -m '' -n $(JOBS) --dist worksteal $(PYTEST_ARGS)

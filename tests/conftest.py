@@ -15,6 +15,7 @@ from typing import Any
 import golden_folder
 import pytest
 import systems
+import targets
 from browser import chromium, lend_thread
 from hypothesis import HealthCheck, settings
 
@@ -31,7 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--representative", action="store_true", help="of each test, each value of each parameter once")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    targets.mark(items)  # before pytest selects by marks
     if config.getoption("--representative"):
         import representative
 
@@ -81,6 +84,13 @@ def pretend_to_be(name: str) -> None:
     target = targets.Target.host(name)
     had = frozenset(f for f in features if target.has(f))
     targets._host = wraps(targets._host)(lambda: (triple, had))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says for which target the tests ran, and which they were."""
+    done = [report.nodeid for report in terminalreporter.getreports("passed") if report.when == "call"]
+    if done:
+        terminalreporter.write_line(targets.summary(done))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -94,6 +94,7 @@ def told_so(line: str) -> str:
     return re.escape(line.removesuffix(" ...")) + (".*" if line.endswith(" ...") else "")
 
 
+@pytest.mark.machine
 @by_page("python")
 def test_python_runs(page: Path, folder: Path, served: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     """Block after block, as one program; a block of text that follows one is its output.

@@ -18,6 +18,8 @@ from rlx.runtime.cache import CacheStats, CompileCache
 from rlx.runtime.entry import Entry
 from rlx.runtime.key import CompileKey
 
+pytestmark = pytest.mark.machine
+
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "first_meeting.ipynb"
 VOID = {"br"}
 

@@ -41,6 +41,8 @@ from rlx.passes.capabilities import Capabilities
 from rlx.runners.opening.options import EngineOptions
 from rlx.runtime.cache import CompileCache
 
+pytestmark = pytest.mark.machine
+
 ROOT = Path(__file__).parent.parent
 X = np.arange(8, dtype=np.float32).reshape(2, 4) - 3
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.machine
+
 PAGE = (Path(__file__).parent.parent / "docs" / "tools.md").read_text(encoding="utf-8")
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from as_machine import passes
+
+from rlx.backends.cpu.target import Target
+
+MASKED = "native-vnni-bf16"
 
 CHOSEN = [
     "tests/backends/cpu/test_expert_tiles.py::test_experts_in_a_program",
@@ -11,5 +16,6 @@ CHOSEN = [
 ]
 
 
+@pytest.mark.skipif(Target.host(MASKED) == Target.host("native"), reason="this machine has no dot products")
 def test_a_machine_without_dot_products() -> None:
-    passes(CHOSEN, RLX_TARGET="native-vnni-bf16")
+    passes(CHOSEN, RLX_TARGET=MASKED)

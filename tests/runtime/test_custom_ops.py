@@ -78,7 +78,10 @@ def test_the_example_fuses_its_formula(tmp_path: Path) -> None:
     example = load(ROOT / "examples" / "custom_op.py")
     kept = CompileCache(store=Store(tmp_path))
     weight = np.abs(array(70))
-    with rlx.compile(example.graph(70), bind={"weight": weight}, cache=kept) as exe:
+    graph = Graph("gated norm")
+    x, gate = graph.input("x", [SEQ, 70]), graph.input("gate", [SEQ, 70])
+    graph.output("y", example.formula(x, graph.weight("weight", [70]), gate, eps=1e-6))
+    with rlx.compile(graph, bind={"weight": weight}, cache=kept) as exe:
         assert [n.op for n in exe.graph.nodes() if n.op not in ("input", "weight")] == ["gated_norm"]
         for rows in (1, 5, 33):
             x, gate = array(rows, 70), array(rows, 70)
@@ -230,7 +233,7 @@ def test_other_graphs_keep_their_keys(cache: CompileCache) -> None:
     example = load(ROOT / "examples" / "custom_op.py")
     assert compiler.program_key(plain, Options()) == before
     touched = compiler.program_key(example.graph(8), Options())
-    assert touched.options["custom_ops"] == {"gated_norm": example.gated_norm.digest}
+    assert touched.options["custom_ops"] == {"cosine": example.cosine.digest}
 
 
 def test_text_needs_the_op() -> None:

@@ -1,0 +1,55 @@
+"""The targets that the tests run for: this machine's best level, then those that other machines have.
+
+A test that depends on kernels, packing or printed text is marked `machine`: by its folder, or by itself. `make test`
+runs those as a machine of each lower level, of every test each value of each parameter, and then all tests at the best level.
+What names its target itself is not repeated. `python tests/targets.py` prints the lower levels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from rlx.backends.cpu.target import Target, supported_levels
+
+TESTS = Path(__file__).parent
+FOLDERS = ("audio", "backends", "cli", "e2e", "export", "models", "passes", "report", "runners", "runtime", "vision")
+OTHERS = ("avx2", "generic")
+_NAMES_ITS_TARGET = {"level", "target"}
+
+
+def lower_levels() -> list[str]:
+    """The levels that tests are repeated for: those below the one that they run at anyway."""
+    levels = supported_levels()
+    return [level for level in OTHERS if level in levels[: levels.index(Target.host().level)]]
+
+
+def mark(items: Iterable[pytest.Item]) -> None:
+    """Marks the tests that are repeated at lower levels."""
+    for item in items:
+        if folder_of(item) in FOLDERS and not _names_its_target(item):
+            item.add_marker("machine")
+
+
+def folder_of(item: pytest.Item) -> str:
+    """The folder of a test below `tests`, or its file."""
+    return item.path.relative_to(TESTS).parts[0]
+
+
+def _names_its_target(item: pytest.Item) -> bool:
+    values = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return bool(_NAMES_ITS_TARGET & values.keys()) or any(isinstance(value, Target) for value in values.values())
+
+
+def summary(nodeids: Iterable[str]) -> str:
+    """Which cases ran: their number by folder or file."""
+    counts = Counter(nodeid.removeprefix("tests/").split("::")[0].split("/")[0] for nodeid in nodeids)
+    parts = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    return f"target {Target.host().level}: {counts.total()} cases ran ({parts})"
+
+
+if __name__ == "__main__":
+    print(*lower_levels())
