@@ -106,34 +106,25 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def speed_table(measurements: Sequence[Measurement]) -> str:
-    """Tokens a second, ratios, and how near each side is to the machine's limit where there is one; a dash where a side
-    took no part.
+    """Tokens a second, ratios, and how near rlx is to the machine's limit where there is one; a dash where a side took no
+    part. `Measurement.as_json` has more.
     """
     peers = list(dict.fromkeys(name for m in measurements for name in m.sides if name != "rlx"))
     limited = any(m.limit[0] for m in measurements)
-    head = ["tokens/s", "rlx"]
+    head = ["tokens/s", "rlx", *(["of the limit"] if limited else [])]
     for peer in peers:
-        head += [peer, "ratio", "of pairs"]
-    if limited:
-        head += ["limit", *(f"{side} of it" for side in ("rlx", *peers))]
+        head += [peer, "ratio"]
     return markdown(head, (_speed_row(m, peers, limited) for m in measurements))
 
 
 def _speed_row(m: Measurement, peers: Sequence[str], limited: bool) -> list[str]:
     ours, row = m.sides["rlx"], [m.name, _rate(m.sides["rlx"])]
+    if limited:
+        row.append(f"{m.share('rlx'):.0%} of {number(m.limit[0])} {m.limit[1]}")
     for peer in peers:
         series = m.sides.get(peer)
-        row += _beside(ours, series) if series else ["-"] * 3
-    if not limited:
-        return row
-    shares = [
-        f"{number(m.achieved(side))} ({m.share(side):.0%})" if side in m.sides else "-" for side in ("rlx", *peers)
-    ]
-    return [*row, f"{number(m.limit[0])} {m.limit[1]}", *shares]
-
-
-def _beside(ours: Series, theirs: Series) -> list[str]:
-    return [_rate(theirs), f"**{ratio(ours, theirs):.2f}**", f"{paired_ratio(ours, theirs):.2f}"]
+        row += [_rate(series), f"**{ratio(ours, series):.2f}**"] if series else ["-"] * 2
+    return row
 
 
 def _rate(series: Series) -> str:

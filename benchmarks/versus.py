@@ -167,7 +167,7 @@ def loaded(args: argparse.Namespace, model: Path, machine: Machine, result: dict
         print(result["greedy"], flush=True)
         rows = speeds(args, sides, machine, result)
         result["measurements"] = [row.as_json() for row in rows]
-        text.append(heading(args, model, result, rows))
+        text.append(heading(args, model, result))
         if rows:
             text.append(speed_table(rows))
         if "busy" in args.only and not args.patience.over:
@@ -310,25 +310,17 @@ def measure(args: argparse.Namespace, model: Path, machine: Machine) -> tuple[di
     return result, "\n".join(text)
 
 
-def heading(args: argparse.Namespace, model: Path, result: dict[str, Any], rows: list[Measurement]) -> str:
+def heading(args: argparse.Namespace, model: Path, result: dict[str, Any]) -> str:
     """Where, when and how it was measured."""
     m, sides = result["machine"], result["sides"]
     peaks = ", ".join(f"{kind} {number(rate)}" for kind, rate in result["peaks"].items())
     reads = sorted(result["read_gb_per_s"])
-    best = {name: [(row.name, row.sides[name].settings) for row in rows if name in row.sides] for name in sides}
-    lines = [
-        f"## {model.name}, {args.threads} threads, {sides['rlx']['target']}\n",
-        f"{m['cpu']}, {m['cpus']} CPUs ({', '.join(m['features'])}), {m['memory_gb']} GB, {m['system']}; {m['date']}, "
-        f"load at the start {m['load']}. Peaks in 10^9 operations a second: {peaks}."
-        + (f" Reads {number(reads[len(reads) // 2])} GB/s." if reads else ""),
-        f"rlx {sides['rlx']['version']} ({sides['rlx']['target']}, {sides['rlx']['precision']}, "
-        f"{sides['rlx']['kv_dtype']} cache).",
-    ]
-    lines += [f"{name} {about['version']}." for name, about in sides.items() if name != "rlx"]
-    for name, chosen in best.items():
-        if told := [f"{task} {text}" for task, text in chosen if text]:
-            lines.append(f"{name}'s best: {'; '.join(told)}.")
-    return "\n".join([*lines, f"Medians of {args.repeat} at most (slowest-fastest). {result['greedy']}.", ""])
+    read = f"; reads {number(reads[len(reads) // 2])} GB/s" if reads else ""
+    versions = ", ".join(f"{name} {about['version']}" for name, about in sides.items())
+    return (
+        f"## {model.name}, {args.threads} threads, {sides['rlx']['target']}\n\n"
+        f"{m['cpu']}, {m['cpus']} CPUs; {m['date']}, load {m['load']}. Peaks, 10^9/s: {peaks}{read}. {versions}.\n"
+    )
 
 
 def sizes(text: str) -> list[int]:

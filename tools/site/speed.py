@@ -41,7 +41,7 @@ class Section:
         if found is None or (date := _DATE.search(found[1])) is None:
             raise SpeedError(f"{MEASUREMENTS} lacks the section {name!r} with a date: run benchmarks/versus.py")
         head, _, *lines = list(_cells(found[1]))
-        sides = {side: head.index(side) for side in head if side == "rlx" or f"{side} of it" in head}
+        sides = {side: at for at, side in enumerate(head) if side == "rlx" or head[at + 1 : at + 2] == ["ratio"]}
         return Section(date[1], {line[0]: {side: _rate(line[at]) for side, at in sides.items()} for line in lines})
 
 
