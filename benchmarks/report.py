@@ -106,8 +106,9 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def speed_table(measurements: Sequence[Measurement]) -> str:
-    """Tokens a second, ratios, and how near rlx is to the machine's limit where there is one; a dash where a side took no
-    part. `Measurement.as_json` has more.
+    """Tokens a second, ratios, and how near rlx is to the machine's limit where there is one.
+
+    A dash stands where a side took no part. `Measurement.as_json` has more.
     """
     peers = list(dict.fromkeys(name for m in measurements for name in m.sides if name != "rlx"))
     limited = any(m.limit[0] for m in measurements)

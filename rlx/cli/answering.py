@@ -33,7 +33,7 @@ thinking_option = click.option(
 speculative_option = click.option(
     "--speculative",
     type=click.Choice(["prompt-lookup", "mtp"]),
-    help="Guess tokens and check several at once; the answer is the same. mtp: guess by the model's own head.",
+    help="Guess tokens and check several at once; mtp: by the model's own head. Same answer.",
 )
 
 

@@ -128,7 +128,7 @@ def model_path(
 
 
 yes_option = click.option(
-    "--yes", is_flag=True, help="Download MODEL without a question if it is named as on the hub and is not there."
+    "--yes", is_flag=True, help="Download a missing MODEL of the hub without asking."
 )
 
 

@@ -23,13 +23,13 @@ _DETAIL = click.Choice(("steps", "kernels"))
 
 def detail_option(name: str, default: str) -> Callable[[Function], Function]:
     """How much is recorded."""
-    text = "What is recorded of a step of a program: its time, or its regions and kernels on each worker, too."
+    text = "Record the time of each step, or also its regions and kernels on each worker."
     return click.option(name, "detail", type=_DETAIL, default=default, show_default=True, help=text)
 
 
 def limit_option(name: str) -> Callable[[Function], Function]:
     """Where the recording ends."""
-    text = "Most events of the file; 1000 are about 200 kB. At the limit the recording ends."
+    text = "Maximum number of events; 1000 are about 200 kB."
     return click.option(
         name, "limit", type=click.IntRange(1), default=tracing.EVENTS, show_default=True, metavar="N", help=text
     )
@@ -39,7 +39,7 @@ def trace_options(command: Function) -> Function:
     """Adds --trace, --trace-detail and --trace-limit: the arguments `trace`, `detail` and `limit`."""
     command = limit_option("--trace-limit")(command)
     command = detail_option("--trace-detail", "steps")(command)
-    help_text = "Record what is done, and when, in FILE, for https://ui.perfetto.dev."
+    help_text = "Record a trace in FILE for https://ui.perfetto.dev."
     return click.option("--trace", metavar="FILE", help=help_text)(command)
 
 

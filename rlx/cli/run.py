@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @click.option(
     "--stdin/--no-stdin",
     default=None,
-    help="Wait for stdin to its end, or do not read it. By default it is read if it is a file or a pipe that sends.",
+    help="Wait for the end of stdin, or do not read it.",
 )
 @ending_options
 @sampling_options

@@ -40,13 +40,12 @@ _OPTIONS: dict[str, Decorator] = {
         "--bucket", "rows", metavar="ROWS", callback=_rows, help="Only the programs for so many rows, such as 17-512."
     ),
     "explain": click.option(
-        "--explain", is_flag=True, help="Print what each pass rewrote and where, and what its rules missed and why."
+        "--explain", is_flag=True, help="Print what each pass rewrote, and what its rules missed and why."
     ),
     "emit": click.option(
         "--emit",
         type=click.Choice([*_STAGES, *_CODE]),
-        help="Print the decode program, or that of --phase and --bucket, in this form: the graph, the graph after "
-        "fusion, the scheduled program, sources of kernels, LLVM modules, assembly.",
+        help="Print the decode program, or that of --phase and --bucket, in this form.",
     ),
     "kernel": click.option(
         "--kernel", metavar="NAME", help="With --emit python, llvm or asm: only the kernels with NAME in their names."

@@ -67,7 +67,7 @@ class ProfileOptions:
     threads: int | None = option(
         None,
         "Worker threads",
-        default="the physical cores that the process may use",
+        default="the physical cores",
         key="backend.cpu.threads",
         kind=int,
         low=1,
@@ -77,16 +77,16 @@ class ProfileOptions:
     kv_dtype: str | None = option(
         None,
         "Type of the KV cache",
-        default="f16, or f32 if a phase is exact and for models that magnify rounding",
+        default="f16; f32 in exact precision and for some models",
         key="precision.kv_dtype",
         choices=tuple(dtype.name for dtype in KV_DTYPES),
     )
 
     kv_bytes: int | str | None = option(
         None,
-        "Memory for the states of all sequences (KV caches, recurrent states, prefixes that are kept), such as 2GiB",
-        python="a number of bytes, or such a text",
-        default="half of the memory that the weights leave, for 1 to 64 whole contexts",
+        "Memory for the KV caches and recurrent states of all sequences, such as 2GiB",
+        python="or a number of bytes",
+        default="half of the free memory, at most 64 whole contexts",
         key="engine.kv_bytes",
         kind=object,
         parse=parse_bytes,
@@ -94,9 +94,8 @@ class ProfileOptions:
     )
     cache_kv: str | PathLike[str] | None = option(
         None,
-        "A folder that keeps states of prompts (KV caches, recurrent states), so that a process that starts anew has "
-        "the system prompt and other long beginnings; processes may share it",
-        default="none: nothing is kept",
+        "Folder of the prompt cache on disk; processes may share it",
+        default="none",
         key="engine.cache_kv",
         kind=object,
         parse=parse_folder,
@@ -104,9 +103,9 @@ class ProfileOptions:
     )
     cache_kv_bytes: int | str | None = option(
         None,
-        "Most bytes of the files in the folder `cache_kv`, such as 20GiB; the least recently used go first",
-        python="a number of bytes, or such a text",
-        default="a tenth of the disk that is free, at most 64GiB",
+        "Size limit of the folder `cache_kv`, such as 20GiB",
+        python="or a number of bytes",
+        default="a tenth of the free disk, at most 64GiB",
         key="engine.cache_kv_bytes",
         kind=object,
         parse=parse_cache_kv_bytes,
@@ -114,8 +113,7 @@ class ProfileOptions:
     )
     deterministic: bool | None = option(
         None,
-        "Same bits for a request alone, in a batch, in chunks and with drafts on CPUs with AMX, too, where prompts "
-        "then take longer",
+        "Same bits in every batch on CPUs with AMX, too; prompts take longer there",
         default="false",
         key="precision.deterministic",
         kind=bool,

@@ -105,8 +105,8 @@ class ServerOptions:
 
     host: tuple[str, ...] = option(
         (),
-        "Address to listen on; 0.0.0.0 or :: for every network of this machine. May be given more than once",
-        default=f"{HOST}, which only this machine reaches",
+        "Address to listen on; 0.0.0.0 or :: for all interfaces; repeatable",
+        default=HOST,
         kind=tuple,
         parse=parse_host_name,
         metavar="ADDRESS",
@@ -116,33 +116,33 @@ class ServerOptions:
     )
     api_key: tuple[str, ...] = option(
         (),
-        "A key that clients must send; may be given more than once. RLX_API_KEY has one, too",
+        "Key that clients must send, beside RLX_API_KEY; repeatable",
         kind=tuple,
         parse=parse_key,
         metavar="KEY",
         secret=True,
     )
-    api_key_file: str | PathLike[str] | None = option(None, "A file with keys, one a line", kind=object, metavar="FILE")
+    api_key_file: str | PathLike[str] | None = option(None, "File with keys, one per line", kind=object, metavar="FILE")
     share_prefixes: bool = option(
         False,
-        "Let requests with different keys share cached prefixes of their prompts. It saves time where prompts begin "
-        "alike. It also shows the holder of one key how prompts of others begin, by response times and cached_tokens",
-        default="off: each key has its own; without keys all share",
+        "Share cached prefixes between keys; response times and cached_tokens then tell one key how prompts of others "
+        "begin",
+        default="off",
         kind=bool,
     )
     alias: tuple[str, ...] = option(
         (),
-        "A name of the model in the API; may be given more than once, the first is the one in answers",
+        "Name of the model in the API; repeatable; answers have the first",
         default="the name of its file",
         kind=tuple,
         metavar="NAME",
     )
     strict_model: bool = option(
-        False, "Answer requests for a model of another name with 404, in place of answering all", kind=bool
+        False, "Answer 404 to requests for a model of another name", kind=bool
     )
     queue: int = option(
         QUEUE,
-        "How many requests may wait beside those that are computed; further ones get 429",
+        "Requests that may wait; further ones get 429",
         default=str(QUEUE),
         kind=int,
         low=0,
@@ -151,7 +151,7 @@ class ServerOptions:
     )
     timeout: float | None = option(
         None,
-        "Seconds after which a request fails that gives no `timeout` of its own, and the most that one may give",
+        "Default and maximum of a request's `timeout`, in seconds",
         default="no limit",
         kind=float,
         low=0.001,
@@ -160,15 +160,15 @@ class ServerOptions:
     )
     max_tokens: int | None = option(
         None,
-        "Tokens of an answer where the request gives no limit, and the most that one may give",
-        default="what the context has room for",
+        "Default and maximum of tokens of an answer",
+        default="the rest of the context",
         kind=int,
         low=1,
         metavar="N",
     )
     max_body_mb: float = option(
         BODY_MB,
-        "Largest body of a request, in megabytes; larger ones get 413",
+        "Maximum size of a request body in megabytes; larger ones get 413",
         default=f"{BODY_MB:g}",
         kind=float,
         low=0.001,
@@ -177,7 +177,7 @@ class ServerOptions:
     )
     send_timeout: float = option(
         60.0,
-        "Seconds after which a client is cut off that takes nothing of its answer",
+        "Seconds after which a client that does not read its answer is cut off",
         default="60",
         kind=float,
         low=0.1,
@@ -186,7 +186,7 @@ class ServerOptions:
     )
     ping: float = option(
         15.0,
-        "Seconds between the comments that keep a stream open while its prompt is computed",
+        "Seconds between comments in a stream while its prompt is computed",
         default="15",
         kind=float,
         low=0.01,
@@ -195,7 +195,7 @@ class ServerOptions:
     )
     drain: float = option(
         30.0,
-        "Seconds that running requests get to finish when the server is told to end",
+        "Seconds that running requests get to finish at shutdown",
         default="30",
         kind=float,
         low=0,
@@ -204,8 +204,7 @@ class ServerOptions:
     )
     cors_origin: tuple[str, ...] = option(
         (),
-        "An origin whose pages may use the server from a browser, as https://example.org; * for all. May be given more "
-        "than once",
+        "Origin whose pages may use the server, such as https://example.org; * for all; repeatable",
         default="pages of this machine",
         kind=tuple,
         parse=parse_origin,
@@ -213,35 +212,33 @@ class ServerOptions:
     )
     allowed_host: tuple[str, ...] = option(
         (),
-        "A further name under which clients reach the server, where it listens on this machine only, behind a proxy. "
-        "May be given more than once",
+        "Further host name that requests may have, such as that of a proxy; repeatable",
         kind=tuple,
         parse=parse_host_name,
         metavar="NAME",
     )
     media_domains: tuple[str, ...] = option(
         (),
-        "A host from which images of requests may be downloaded, or .example.org for it and its subdomains. May be "
-        "given more than once",
-        default="none: images come inside of requests",
+        "Host from which images may be downloaded; .example.org includes subdomains; repeatable",
+        default="none",
         kind=tuple,
         parse=parse_domain,
         metavar="HOST",
     )
     media_path: str | PathLike[str] | None = option(
         None,
-        "A folder of images that requests may name as file:NAME",
+        "Folder of images that requests may name as file:NAME",
         default="none",
         kind=object,
         parse=parse_folder,
         metavar="FOLDER",
     )
     max_images: int = option(
-        64, "How many images a request may have", default="64", kind=int, low=1, high=10_000, metavar="N"
+        64, "Maximum number of images of a request", default="64", kind=int, low=1, high=10_000, metavar="N"
     )
     max_image_mb: float = option(
         20.0,
-        "Largest file of an image, in megabytes",
+        "Maximum size of an image file in megabytes",
         default="20",
         kind=float,
         low=0.001,
@@ -250,7 +247,7 @@ class ServerOptions:
     )
     max_image_megapixels: float = option(
         128.0,
-        "How many megapixels the images of a request may have together",
+        "Maximum megapixels of all images of a request",
         default="128",
         kind=float,
         low=0.001,
@@ -259,8 +256,7 @@ class ServerOptions:
     )
     files_mb: float = option(
         FILES_MB,
-        "Megabytes of files, those of batches, that clients may upload and batches write together; they are gone when "
-        "the server ends. 0 for none",
+        "Maximum megabytes of all uploaded files and batch results, which are temporary; 0 for none",
         default=f"{FILES_MB:g}",
         kind=float,
         low=0,
@@ -269,22 +265,21 @@ class ServerOptions:
     )
     log: str | PathLike[str] = option(
         "-",
-        "File to which one line of JSON a request is appended; - is stderr, none writes nothing",
+        "Log file, one line of JSON per request; - is stderr, none turns it off",
         default="-",
         kind=object,
         metavar="FILE",
     )
-    log_prompts: bool = option(False, "Write prompts and answers into the log, too", kind=bool)
-    slots_endpoint: bool = option(True, "Whether /slots shows what is computed, without texts", default="on", kind=bool)
-    metrics: bool = option(True, "Whether /metrics has the counters for Prometheus", default="on", kind=bool)
-    vllm_metrics: bool = option(False, "Have /metrics repeat the counters under the names of vLLM", kind=bool)
-    llama_metrics: bool = option(False, "Have /metrics repeat the counters under the names of llama-server", kind=bool)
-    page: bool = option(True, "Whether / has a page to chat on", default="on", kind=bool)
+    log_prompts: bool = option(False, "Also log prompts and answers", kind=bool)
+    slots_endpoint: bool = option(True, "Serve /slots: what is computed, without texts", default="on", kind=bool)
+    metrics: bool = option(True, "Serve /metrics for Prometheus", default="on", kind=bool)
+    vllm_metrics: bool = option(False, "Repeat the metrics under vLLM's names", kind=bool)
+    llama_metrics: bool = option(False, "Repeat the metrics under llama-server's names", kind=bool)
+    page: bool = option(True, "Serve a chat page at /", default="on", kind=bool)
     otlp_endpoint: str | None = option(
         None,
-        "Address of an OpenTelemetry collector to which a span a request is sent, as http://localhost:4318; needs the "
-        "extra `otel`",
-        default="what OTEL_EXPORTER_OTLP_ENDPOINT says, or none",
+        "OpenTelemetry collector for a span per request, such as http://localhost:4318; needs the extra `otel`",
+        default="OTEL_EXPORTER_OTLP_ENDPOINT",
         metavar="URL",
     )
     sample: Mapping[str, Any] = field(default_factory=dict)

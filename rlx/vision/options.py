@@ -19,8 +19,8 @@ class ImageOptions:
 
     max_pixels: int | None = option(
         None,
-        "Pixels that a Qwen model sees of an image: larger images are scaled down; 1024 pixels are one token",
-        default="the model's own limit, at most 1048576",
+        "Maximum pixels of an image (Qwen); larger images are scaled down; 1024 pixels are one token",
+        default="the model's, at most 1048576",
         kind=int,
         low=1024,
         high=MAX_PIXELS,
@@ -28,8 +28,8 @@ class ImageOptions:
     )
     min_pixels: int | None = option(
         None,
-        "Pixels that a Qwen model sees of an image at least: smaller images are scaled up",
-        default="the model's own limit",
+        "Minimum pixels of an image (Qwen); smaller images are scaled up",
+        default="the model's",
         kind=int,
         low=1,
         high=MAX_PIXELS,
@@ -37,8 +37,8 @@ class ImageOptions:
     )
     image_tokens: int | None = option(
         None,
-        "Tokens that an image becomes at most in Gemma 4, such as 70, 280 or 1120: more show finer details",
-        default="the model's own number, mostly 280",
+        "Maximum tokens of an image (Gemma 4), such as 70, 280 or 1120",
+        default="the model's, mostly 280",
         kind=int,
         low=1,
         high=4096,
@@ -46,7 +46,7 @@ class ImageOptions:
     )
     pan_and_scan: bool | None = option(
         None,
-        "Whether Gemma 3 sees a long or a wide image as a whole and in up to 4 crops",
+        "Also show Gemma 3 up to 4 crops of a long or wide image",
         default="no",
         kind=bool,
     )

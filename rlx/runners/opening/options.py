@@ -65,8 +65,8 @@ class EngineOptions(ImageOptions, ProfileOptions):
 
     max_seq: int | None = option(
         None,
-        "Tokens that the context holds, prompt and answer together",
-        default="the model's own length, at most 4096",
+        "Context length in tokens, prompt and answer together",
+        default="the model's, at most 4096",
         kind=int,
         low=1,
         high=MAX_PAST,
@@ -74,72 +74,71 @@ class EngineOptions(ImageOptions, ProfileOptions):
     )
     precision: str | None = option(
         None,
-        "Arithmetic: `exact` is float32 throughout, `auto` uses int8 or bf16 activations where that is close",
-        default="what the profile says, or `auto`",
+        "`exact` computes in float32, `auto` may use int8 or bf16 activations",
+        default="the profile's, or `auto`",
         choices=PRECISIONS,
     )
     mmproj: str | PathLike[str] | None = option(
         None,
-        "The GGUF file (mmproj) with the vision tower of a model in GGUF",
-        default="the only one beside the model; safetensors checkpoints hold their own tower",
+        "GGUF file (mmproj) with the vision tower",
+        default="the only one beside the model",
         kind=object,
         metavar="FILE",
     )
     chat_template: str | PathLike[str] | None = option(
         None,
-        "A Jinja chat template in place of the model's own: a file, the name `chatml`, `llama3` or `gemma`, or the "
-        "text of a template",
+        "Chat template in Jinja: a file, its text, or the name `chatml`, `llama3` or `gemma`",
+        default="the model's",
         kind=object,
         parse=template_text,
         metavar="FILE",
     )
     profile: ProfileLike = option(
         None,
-        "A compile profile (TOML), which other options override",
-        python="a path, a table or a `CompileProfile`",
+        "Compile profile (TOML); other options override it",
+        python="a path, a dict or a `CompileProfile`",
         default="`<family>.rlx.toml` beside the weights, if it exists",
         kind=object,
         metavar="FILE",
     )
     cache: CompileCache | str | None = option(
         None,
-        "How to use the compile cache",
-        python="one of the policies `on`, `off`, `redo` and `readonly`, or a `CompileCache`",
-        default="what the profile or RLX_CACHE says",
+        "Use of the compile cache",
+        python="`on`, `off`, `redo`, `readonly`, or a `CompileCache`",
+        default="the profile's, or RLX_CACHE",
         kind=object,
         choices=env.CACHE_POLICIES,
     )
     progress: Progress | None = option(
         None,
-        "Called with (what is done, how much of it, of how much) while weights load and programs compile",
+        "Callback for progress of loading and compiling: (what, done, total)",
         kind=object,
     )
     dump_ir: str | PathLike[str] | None = option(
-        None, "A folder for the IR of every program after every pass", kind=object, metavar="DIR"
+        None, "Folder for the IR of every program after every pass", kind=object, metavar="DIR"
     )
     image_cache_bytes: int | str | None = option(
         None,
-        "Memory for encoded images, which are kept for later prompts with them, such as 256MiB",
-        python="a number of bytes, or such a text",
+        "Memory for encoded images of earlier prompts, such as 256MiB",
+        python="or a number of bytes",
         default="256MiB",
         kind=object,
         parse=parse_image_bytes,
         metavar="SIZE",
     )
-    load: bool = option(True, "False leaves the weights in the file until they are needed", kind=bool, flag=False)
+    load: bool = option(True, "Load the weights now; False loads them when they are needed", kind=bool, flag=False)
     keep_packed: bool = option(
-        False, "Keep the packed weights in the cache's folder, so that later starts load faster", kind=bool
+        False, "Store the packed weights in the cache folder, so that later starts load faster", kind=bool
     )
     compile_ahead: bool | str | Sequence[int] | None = option(
         None,
-        'Whether an idle runner compiles in the background what later calls need: True, False, `"batch"` for what '
-        "several requests at once need, too, or the numbers of tokens of the calls to come, such as [30, 1]; needs "
-        "`load`",
-        default="what RLX_COMPILE_AHEAD says, or True; an engine without a runner never does",
+        'Compile in the background what later calls need: True, False, `"batch"` (also for several requests at '
+        "once), or the lengths of the calls to come, such as [30, 1]",
+        default="RLX_COMPILE_AHEAD, or True",
         kind=object,
     )
     device: str | None = option(
-        None, "What to run on, one of `devices()`", default="the CPU", kind=object, metavar="DEVICE"
+        None, "Device, one of `devices()`", default="the CPU", kind=object, metavar="DEVICE"
     )
 
     def __post_init__(self) -> None:
@@ -164,31 +163,28 @@ class RunnerOptions(EngineOptions):
 
     config: Config | None = option(
         None,
-        "A `config.json` (path or contents) for safetensors weights without one; where the file has its own, both must "
-        "describe the same model",
+        "`config.json` (path or contents) for safetensors weights without one",
         kind=object,
     )
     sample: Sample = option(
         None,
-        'How tokens are chosen by calls that do not say: a `SampleOpts`, or `"recommended"` for the options in the '
-        "model's files",
+        'Default sampling: a `SampleOpts`, or `"recommended"` for the options in the model\'s files',
         default="greedy",
         kind=object,
     )
-    on_token: OnToken | None = option(None, "Callback for the tokens of calls that give none", kind=object)
+    on_token: OnToken | None = option(None, "Default callback for tokens", kind=object)
     streams: bool = option(
         True,
-        "Whether `generate` calls the callback for each token as it comes; False calls it after the last token, and it "
-        "cannot stop the generation",
+        "Call the callback for each token as it comes; False calls it after the last token",
         kind=bool,
         flag=False,
     )
     speculative: str | None = option(
-        None, "Speculative decoding of calls that do not say: `prompt-lookup` or `mtp`", kind=object
+        None, "Default speculative decoding: `prompt-lookup` or `mtp`", kind=object
     )
     slots: int = option(
         SLOTS,
-        "How many requests are computed at the same time; further ones wait",
+        "Requests computed at the same time; further ones wait",
         default=str(SLOTS),
         kind=int,
         low=1,
@@ -197,7 +193,7 @@ class RunnerOptions(EngineOptions):
     )
     stall_ms: float = option(
         STALL_MS,
-        "How long a step of prompt tokens may keep requests waiting whose answers are being generated, in milliseconds",
+        "Longest pause that prompts may cause in other answers, in milliseconds",
         default=f"{STALL_MS:g}",
         kind=float,
         low=1,
