@@ -6,7 +6,7 @@ are converted to text, and to the model's reasoning if it writes any.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -172,6 +172,8 @@ class TextRunner(LmRunner):
         self,
         messages: Messages,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        check: Callable[[str], None] | None = None,
         **variables: Any,
     ) -> list[int] | Prompt:
         """The token ids of a conversation, formatted with the model's chat template, up to the start of the answer.
@@ -181,6 +183,8 @@ class TextRunner(LmRunner):
         Args:
             messages: as for `chat`; control tokens in a content are ordinary text.
             tools: JSON schemas of functions that the model may call.
+            check: gets the formatted text before it is encoded, and may raise an error of its own, such as for a text
+                that is far too long.
             variables: further variables of the template, such as `enable_thinking=False`.
 
         Raises:
@@ -198,10 +202,10 @@ class TextRunner(LmRunner):
         if values and images is None:
             raise no_tower(f"{self.family} model", "messages", len(values))
         if images is None:
-            return chat_ids(self.tokenizer, plain, tools, **variables)
+            return chat_ids(self.tokenizer, plain, tools, check=check, **variables)
         parts = [images.encoder.processor.parts(image) for image in read_images(values)]
         tokens = images.tokens and images.tokens.laid_out(parts)
-        ids = chat_ids(self.tokenizer, plain, tools, images=tokens, **variables)
+        ids = chat_ids(self.tokenizer, plain, tools, images=tokens, check=check, **variables)
         shown = [part for each in parts for part in each if not isinstance(part, str)]
         return Prompt(ids, shown) if shown else ids
 

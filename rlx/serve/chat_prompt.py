@@ -71,7 +71,11 @@ def chat_prompt(
     last = last_answer(checked) if continues else None
     model.check_length(_texts(checked), "messages")
     checked = merged_system(load_images(checked, model.media, model.runner.supports_multimodal))
-    prompt = model.runner.chat_ids(checked[:-1] if last else checked, offered, **variables)
+
+    def check(text: str) -> None:
+        model.check_length([text], "messages")
+
+    prompt = model.runner.chat_ids(checked[:-1] if last else checked, offered, check=check, **variables)
     tags = ThinkingTags.of(tokenizer)
     ids = list(prompt.ids if isinstance(prompt, Prompt) else prompt)
     thinks = tags is not None and tags.is_open(tokenizer, ids)
@@ -116,6 +120,7 @@ def _continued(
     """
     thinking = last.get("reasoning_content", "")
     text = last["content"] if tags is None else f"{thinking}\n{tags.end}\n\n{last['content']}"
+    model.check_length([text], "messages")
     more = model.tokenizer.encode(text, add_special_tokens=False, parse_special=True)
     if isinstance(prompt, Prompt):
         return Prompt([*prompt.ids, *more], prompt.images, prompt.audio)

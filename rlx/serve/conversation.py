@@ -143,7 +143,7 @@ def _arguments(value: Any, where: str) -> dict[str, Any]:
 #: What a chat template gets from elsewhere, and arguments of the functions that render it.
 RESERVED = frozenset({
     "tokenizer", "model", "messages", "tools", "trust_content", "images", "takes_images", "bos_token", "eos_token",
-    "continue_final_message",
+    "continue_final_message", "check",
 })  # fmt: skip
 
 

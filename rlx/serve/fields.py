@@ -27,10 +27,12 @@ MAX_STOPS = 64
 MAX_STOP_IDS = 4096
 MAX_BREAKERS = 64  # each is searched in the last tokens, at each token
 MAX_BIASES = 16_384
+MAX_BIAS_TEXT = 1 << 18  # characters of the texts in it
 MAX_TOOLS = 1024
 MAX_PAIRS = 64  # of metadata
 MAX_TEXTS = 2048  # of one request for vectors
 MAX_MESSAGES = 65_536
+MAX_TEXT = 1 << 20  # characters of a text whose tokens are asked for
 MAX_SHOWN = 80
 MAX_ERRORS = 1000  # of pydantic that are looked at
 

@@ -25,10 +25,12 @@ def parsed(body: bytes) -> dict[str, Any]:
     """The JSON object of a body.
 
     Raises:
-        ApiError: it is something else, nested too deeply, or has too many values.
+        ApiError: it is something else, not in UTF-8, nested too deeply, or has too many values.
     """
     if not body.strip():
         raise invalid(None, "the body is empty", "send a JSON object")
+    if not (encoding := json.detect_encoding(body)).startswith("utf-8"):  # `check_size` reads bytes of UTF-8
+        raise invalid(None, f"the body is in {encoding}", "send JSON in UTF-8")
     check_size(body)
     try:
         found = json.loads(body, parse_constant=_refuse_constant)

@@ -290,6 +290,7 @@ def chat_ids(
     add_generation_prompt: bool = True,
     trust_content: bool = False,
     images: ImageTokens | None = None,
+    check: Callable[[str], None] | None = None,
     **kwargs: Any,
 ) -> list[int]:
     """The prompt ids of a conversation. BOS is there if the template puts it there.
@@ -302,6 +303,7 @@ def chat_ids(
 
     Args:
         images: the tokens of images; None if the model takes none.
+        check: gets the text before it is encoded, and may raise.
 
     Raises:
         ChatTemplateError: there is no template, or it cannot be rendered.
@@ -310,7 +312,10 @@ def chat_ids(
     """
     template, fitted, tools = _fitted(tokenizer, messages, tools, images is not None)
     fence = Fence(tokenizer, fitted, images, tools=tools, trusted=trust_content)
-    ids = fence.encode(template.render(fence.messages, fence.tools, add_generation_prompt, **kwargs))
+    text = template.render(fence.messages, fence.tools, add_generation_prompt, **kwargs)
+    if check is not None:
+        check(text)
+    ids = fence.encode(text)
     if images is None:
         return ids
     written = images.count(ids)

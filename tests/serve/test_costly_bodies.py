@@ -158,3 +158,63 @@ def test_a_text_is_searched_in_all_pieces_at_once() -> None:
     pieces = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
     for text in ("\n", "a", "th", " t", "e" * 50):
         assert tokenizer.tokens_with(text) == {i for i, piece in enumerate(pieces) if text.encode() in piece}
+
+
+# ------------------------------------------------------------------------------------------------ before it is encoded
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_bodies_are_in_utf_8(encoding: str) -> None:
+    """In other encodings a letter may have the byte of a quote, which would hide values from the count."""
+    hidden = '{"x":"\u0122","messages":[' + "[]," * 1000 + "[]]}"
+    with pytest.raises(ApiError, match="the body is in utf-"):
+        parsed(hidden.encode(encoding))
+    assert parsed(hidden.encode("utf-8-sig"))["x"] == "\u0122"
+
+
+LONG = "word " * 600_000
+CALL = {"type": "function", "function": {"name": "f", "arguments": json.dumps({"x": LONG})}}
+TOOL = {"type": "function", "function": {"name": "f", "description": LONG, "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "tools": [TOOL]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG[:8000]}] * 400}),
+        ("/v1/chat/completions", {"messages": [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [CALL]}]}),
+        ("/v1/completions", {"prompt": [LONG[:8000]] * 400 + [1]}),
+        ("/tokenize", {"content": LONG}),
+        ("/tokenize", {"content": [LONG[:8000], 1] * 400}),
+        ("/tokenize", {"prompt": LONG}),
+    ],
+)
+def test_long_texts_are_refused_before_they_are_encoded(
+    server: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    encoded = _counting(server, monkeypatch)
+    assert server.post(path, **body).status_code == 400
+    assert sum(encoded) <= 1 << 18
+
+
+def _counting(server: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the texts that the tokenizer encodes from now on."""
+    encoded, encode = list[int](), server.model.tokenizer.encode_parts
+
+    def counted(text: str, parses: bool) -> list[int]:
+        encoded.append(len(text))
+        return list(encode(text, parses))
+
+    monkeypatch.setitem(server.model.tokenizer.__dict__, "encode_parts", counted)
+    return encoded
+
+
+def test_texts_of_biases_have_a_limit(server: Any) -> None:
+    found = server.post("/v1/chat/completions", messages=MESSAGES, logit_bias=[["x" * 100_000, 1]] * 3)
+    assert found.status_code == 400 and found.json()["error"]["param"] == "logit_bias"
+
+
+def test_a_text_that_is_cut_is_not_encoded_as_a_whole(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = _counting(server, monkeypatch)
+    assert server.post("/api/embed", model="demo", input=LONG, truncate=True).status_code == 200
+    assert sum(encoded) <= 1 << 18

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rlx.runners.generation.output import Logits
     from rlx.serve.app import Server
 
+LONGEST = 16  # characters of a token at most, where a text is cut to what the context holds
+
 
 def router(server: Server) -> APIRouter:
     """`POST /api/embed` and `POST /api/embeddings`."""
@@ -81,7 +83,7 @@ async def _answered(
 def _context(model: ServedModel, text: str, cut: bool, field: str, number: int) -> Context:
     if not cut:
         model.check_length([text], field)
-    ids = model.tokenizer.encode(text)
+    ids = model.tokenizer.encode(text[: LONGEST * model.runner.max_seq] if cut else text)
     if not ids:
         raise invalid(f"{field}[{number}]" if field == "input" else field, "the text has no tokens")
     return model.checked(ids[: model.runner.max_seq] if cut else ids, field)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.prompt import Prompt
 from rlx.runners.multimodal import MEDIA
-from rlx.serve.errors import invalid
+from rlx.serve.errors import context_overflow, invalid
 from rlx.serve.fields import shown
 from rlx.serve.media import base64_source, load_images
 from rlx.serve.openai.bodies import MediaPrompt
@@ -60,11 +60,13 @@ def prompt_ids(model: ServedModel, prompt: Any, field: str, adds: bool) -> list[
         ApiError: it is empty or far too long, or an id is outside the vocabulary.
         TokenizerError: a text cannot be encoded.
     """
-    ids, vocab_size = list[int](), model.runner.vocab_size
+    ids, vocab_size, most = list[int](), model.runner.vocab_size, model.runner.max_seq
     for i, part in enumerate([prompt] if isinstance(prompt, str) else prompt):
         if isinstance(part, str):
             model.check_length([part], field)
             ids += model.tokenizer.encode(part, add_special_tokens=adds and not i, parse_special=True)
+            if len(ids) > 2 * most:
+                raise context_overflow(len(ids), most, field)
         elif 0 <= part < vocab_size:
             ids.append(part)
         else:

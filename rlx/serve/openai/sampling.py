@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.errors import SamplingError
 from rlx.sampling import SampleOpts
 from rlx.serve.errors import invalid
-from rlx.serve.fields import shown
+from rlx.serve.fields import MAX_BIAS_TEXT, shown
 
 if TYPE_CHECKING:
     from rlx.serve.openai.bodies import EndingFields, SamplingFields
@@ -74,9 +74,13 @@ def biases(found: Any, tokenizer: Tokenizer, vocab_size: int) -> Iterator[tuple[
     mean each of their tokens. A text of digits as the key of an object is an id.
 
     Raises:
-        ApiError: an id is outside the vocabulary, or a bias is no number.
+        ApiError: an id is outside the vocabulary, a bias is no number, or the texts are too long.
     """
     pairs = found.items() if isinstance(found, Mapping) else found
+    if sum(len(key) for key, _ in pairs if isinstance(key, str)) > MAX_BIAS_TEXT:
+        raise invalid(
+            "logit_bias", f"its texts have more than {MAX_BIAS_TEXT} characters", "give ids, or shorter texts"
+        )
     for i, (key, bias) in enumerate(pairs):
         where = f"logit_bias[{i}]" if isinstance(found, list) else f"logit_bias.{key}"
         if bias is False:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rlx.serve.conversation import checked_messages, checked_variables, merged_system
 from rlx.serve.errors import invalid
-from rlx.serve.fields import MAX_MESSAGES, Body
+from rlx.serve.fields import MAX_MESSAGES, MAX_TEXT, Body
 from rlx.serve.http import new_router
 from rlx.serve.model import in_thread
 from rlx.serve.openai.bodies import Tools
@@ -109,6 +109,7 @@ async def _chat_prompt(model: ServedModel, body: MessageFields) -> list[int]:
 
 def _tokenized(model: ServedModel, body: TokenizeBody) -> dict[str, Any]:
     tokenizer = model.tokenizer
+    _check_length(body)
     if body.prompt is not None:
         adds = body.add_special_tokens is not False
         return _vllm(model, tokenizer.encode(body.prompt, adds, parse_special=True), body)
@@ -120,6 +121,15 @@ def _tokenized(model: ServedModel, body: TokenizeBody) -> dict[str, Any]:
     if not body.with_pieces:
         return {"tokens": ids}
     return {"tokens": [{"id": token, "piece": _piece(tokenizer, token)} for token in ids]}
+
+
+def _check_length(body: TokenizeBody) -> None:
+    """Refuses texts whose tokens would take too much memory, which is many times theirs."""
+    field, given = ("content", body.content) if body.prompt is None else ("prompt", body.prompt)
+    parts = [given] if isinstance(given, str) else given or []
+    if (count := sum(len(part) for part in parts if isinstance(part, str))) > MAX_TEXT:
+        what = f"the text has {count} characters, and {MAX_TEXT} are allowed"
+        raise invalid(field, what, "send it in several requests")
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
