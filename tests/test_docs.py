@@ -278,7 +278,8 @@ def check_script(line: str) -> None:
 
 
 @by_page
-def test_commands_exist(page: Path) -> None:
+def test_commands_exist(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # for files that a command writes
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in commands(page):
         if line.startswith("rlx "):

@@ -57,15 +57,15 @@ def options_of(command: click.Command) -> Options:
 
 
 def row(name: str, option: click.Option) -> str:
-    """An option as a row: its name with its value, the names that it has in other tools, and what it does."""
+    """An option as a row: its name with its value, its other names, and what it does."""
     context = click.Context(click.Command("rlx"))
     names, text = option.get_help_record(context) or ("", "")
     value = names.split(", ")[-1].removeprefix(name)
     short = [each for each in (*option.opts, *ALIASES.get(name, ())) if each != name]
     text = re.sub(r"\s*\[(?:default: (.+?))(?:; .*)?\]$", r" Default: \1.", text)
     text = re.sub(r"  \[.*\]$", "", text)
-    also = ", ".join(f"`{each}`" for each in dict.fromkeys(short))
-    return f"| `{name}{value}` | {also} | {text} |".replace("|", "\\|").replace("\\| ", "| ").replace(" \\|", " |")
+    shown = ", ".join(f"`{each}`" for each in (name + value, *dict.fromkeys(short)))
+    return f"| {shown} | {text} |".replace("|", "\\|").replace("\\| ", "| ").replace(" \\|", " |")
 
 
 def table(name: str, without: tuple[str, ...]) -> str:
@@ -74,7 +74,7 @@ def table(name: str, without: tuple[str, ...]) -> str:
     own = (shared | known)[name]
     elsewhere = [(each, (shared | known)[each]) for each in without]
     rows = [row(each, option) for each, option in own.items() if not any(each in some for _, some in elsewhere)]
-    lines = ["| option | also | what it does |", "|---|---|---|", *rows] if rows else []
+    lines = ["| option | what it does |", "|---|---|", *rows] if rows else []
     also = [_reference(each, some, own) for each, some in elsewhere if not own.keys().isdisjoint(some)]
     return "\n".join(["", *lines, *([""] if rows and also else []), *also, "", ""])
 
