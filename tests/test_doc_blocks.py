@@ -42,7 +42,7 @@ tokenizer, texts, ids = runner.tokenizer, ["Once upon a", "The fox"], runner.tok
 """
 PREPARED = {"batch.md": OPENED, "speculative.md": OPENED}  # what the text before an example has opened
 SEES = ("images.md",)
-MARKED, LISTED = 12, 48  # blocks that are marked as not run, and commands of `documented.NOT_RUN`, at most
+MARKED, LISTED = 12, 49  # blocks that are marked as not run, and commands of `documented.NOT_RUN`, at most
 
 
 def runs(language: str) -> list[Block]:

@@ -130,7 +130,7 @@ def _explained(error: click.NoSuchOption, words: list[str], ctx: click.Context) 
     name = word.partition("=")[0]
     if name in ELSEWHERE:
         return click.UsageError(f"No such option: {name}. {ELSEWHERE[name][0].upper()}{ELSEWHERE[name][1:]}.", ctx)
-    takes_text = any(isinstance(param, click.Argument) and param.nargs == -1 for param in ctx.command.params)
+    takes_text = any("PROMPT" in (param.metavar or "") for param in ctx.command.params)
     close = _close(name, ctx)
     said = f"No such option: {name if ' ' not in name else word}."
     if close and " " not in name:

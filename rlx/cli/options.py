@@ -80,6 +80,18 @@ def model_argument(command: Command) -> Command:
     return wrapped
 
 
+def models_argument(command: Command) -> Command:
+    """Adds any number of MODEL, also as `--model`; the command receives them as the list `models`."""
+
+    @wraps(command)
+    def joined(*args: Any, models: tuple[str, ...], named_models: tuple[str, ...], **values: Any) -> Any:
+        return command(*args, models=[*models, *named_models], **values)
+
+    option = click.option("--model", "named_models", metavar="MODEL", multiple=True, help="Another way to name MODEL.")
+    wrapped: Command = click.argument("models", nargs=-1, metavar="[[NAME=]MODEL]...")(option(joined))
+    return wrapped
+
+
 def collected(command: Command, name: str, options: dict[str, Decorator], make: Callable[..., Any]) -> Command:
     """`command` with more options, whose values it receives as one argument."""
 

@@ -53,10 +53,12 @@ def init(model: str, output: str | None, force: bool) -> None:
     The values are the defaults of MODEL, so the file as written changes nothing. Those that depend on the machine, the
     environment or other keys begin with a #: remove it to fix them.
     """
+    from rlx.runners.opening.pools import pools_of
+
     with open_plan(model, {"profile": {}}) as plan:
         weights = plan.weights.loader.path
         path = Path(output) if output not in (None, "-") else _folder(weights) / f"{plan.config.family}.rlx.toml"
-        full = replace(effective(plan), model=_from(path, weights), kv_bytes=_pool_bytes(plan))
+        full = replace(effective(plan), model=_from(path, weights), kv_bytes=pools_of([plan])[0])
         full = replace(full, cache_kv=_FOLDER, cache_kv_bytes=_MOST)
         text = full.to_toml(comments=True, commented_out=_DEPENDENT)
     if output == "-":
@@ -98,17 +100,6 @@ def _from(profile: Path, weights: Path) -> str:
     """The model's name in a profile: its file name if it lies beside the profile, else its full path."""
     weights = weights.absolute()
     return weights.name if weights.parent == profile.absolute().parent else str(weights)
-
-
-def _pool_bytes(plan: Plan) -> int:
-    """The size of the pool of caches on this machine, as an engine would choose it now."""
-    from rlx.passes.layout import weight_bytes, weight_table
-    from rlx.runtime.pool_memory import Sizes
-    from rlx.runtime.pool_size import pool_bytes
-
-    setup, rows = plan.setup, weight_table(plan.graph).values()
-    sizes = Sizes.of(plan.graph, setup.max_seq, setup.profile.buckets[-1])
-    return pool_bytes(setup.kv_bytes, sizes, setup.max_seq, weight_bytes(rows))
 
 
 def effective(plan: Plan) -> CompileProfile:

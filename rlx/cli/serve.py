@@ -1,9 +1,12 @@
-"""`rlx serve`: a model behind HTTP."""
+"""`rlx serve`: models behind HTTP."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -14,8 +17,9 @@ from rlx.cli.options import (
     collected,
     command_line_option,
     engine_options,
-    model_argument,
     model_path,
+    models_argument,
+    open_plan,
     open_runner,
     yes_option,
 )
@@ -28,10 +32,12 @@ from rlx.serve.options import ServerOptions, served
 
 if TYPE_CHECKING:
     from rlx.cli.options import Command as Function
-    from rlx.runners import CachedRunner
     from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
     from rlx.tracing import Detail
+
+
+Named: TypeAlias = tuple[str, list[str]]  # where a model is, and its names
 
 
 def server_options(command: Function) -> Function:
@@ -47,7 +53,7 @@ def loop_options(command: Function) -> Function:
 
 
 @click.command(cls=Command)
-@model_argument
+@models_argument
 @server_options
 @loop_options
 @sampling_options
@@ -59,7 +65,7 @@ def loop_options(command: Function) -> Function:
 @engine_options
 @debug_option
 def serve(
-    model: str | None,
+    models: list[str],
     server: dict[str, Any],
     loop: dict[str, Any],
     sample: dict[str, Any],
@@ -72,7 +78,7 @@ def serve(
     yes: bool,
     engine: dict[str, Any],
 ) -> None:
-    """Serve MODEL over HTTP, by default the demo model.
+    """Serve MODEL over HTTP, by default the demo model. Of several, requests choose one by its name.
 
     Clients of OpenAI's, Anthropic's and Ollama's APIs can use it, and / has a page to chat on. Only this machine
     reaches the server, unless --host says otherwise. Ctrl-C or SIGTERM ends it when the requests that it answers
@@ -81,53 +87,80 @@ def serve(
     \b
     rlx serve
     rlx serve model.gguf --port 8000 --alias gpt-4o
+    rlx serve small=model.gguf demo-vision
     rlx serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
     """
     from rlx.serve import check_installed
-    from rlx.serve.naming import names_of
 
     check_installed()
     options = ServerOptions(**_given(server), sample=sample).resolved()
-    path = model_path(model, engine, yes=yes)
-    engine = {**engine, **_given(loop), **_given({"speculative": speculative})}
+    found = _named(models, options, engine, yes=yes)
+    loop = {**_given(loop), **_given({"speculative": speculative})}
     if on_ray:
         check_no_trace(trace)
-        _serve_on_ray(path, options, engine, replicas)
+        if len(found) > 1:
+            raise click.UsageError(f"--ray serves one model a deployment: name one MODEL, not {len(found)}")
+        _serve_on_ray(*found[0], options, {**engine, **loop}, replicas)
         return
     if replicas is not None:
         raise click.UsageError("--replicas needs --ray")
-    names = names_of(path, model, options.alias)
     with recorded(trace, detail, limit):
-        _serve_here(path, names, options, engine)
+        _serve_here(found, options, engine, loop)
 
 
-def _serve_here(path: str, names: list[str], options: ServerOptions, engine: dict[str, Any]) -> None:
+def _named(models: list[str], options: ServerOptions, engine: dict[str, Any], *, yes: bool) -> list[Named]:
+    """The models to serve: the path and the names of each."""
+    from rlx.serve.naming import check_names, names_of, split_name
+
+    found: list[Named] = []
+    for own, model in map(split_name, models) if models else [(None, None)]:
+        path, aliases = model_path(model, engine, yes=yes), [] if found else list(options.alias)
+        found.append((path, names_of(path, model, aliases) if own is None else list(dict.fromkeys([*aliases, own]))))
+    check_names([names for _, names in found])
+    return found
+
+
+def _serve_here(models: list[Named], options: ServerOptions, engine: dict[str, Any], loop: dict[str, Any]) -> None:
     """Serves in this process, until SIGINT or SIGTERM."""
     from rlx.serve import ServedModel, create_app
     from rlx.serve.lifecycle import addresses, listening, run
     from rlx.weights.locate import resolve_model_path
 
-    resolve_model_path(path)  # a wrong path is an error before anybody is told that the server listens
-    opened: list[CachedRunner] = []
-    with listening(options) as listeners, Bars() as bars:
+    paths, names = [path for path, _ in models], [names for _, names in models]
+    for path in paths:
+        resolve_model_path(path)  # a wrong path is an error before anybody is told that the server listens
+    with ExitStack() as opened, listening(options) as listeners, Bars() as bars:
+        pools = cache(lambda: _pools(paths, engine))  # asked for before the first model is opened
 
-        def opening() -> ServedModel:
-            bars.waiting("opening the model")
-            runner = open_runner(path, served(engine), bars)
-            opened.append(runner)
-            return ServedModel(runner, names[0], names[1:])
+        def opening(at: int) -> ServedModel:
+            bars.waiting("opening the model" if len(paths) == 1 else f"opening {names[at][0]}")
+            runner = open_runner(paths[at], served({**engine, **loop, **pools()[at]}), bars)
+            opened.callback(runner.close)
+            return ServedModel(runner, names[at][0], names[at][1:])
 
-        app = create_app(opening, options)
-        Announcer(app.state.server, names[0], addresses(options, listeners), bars).begin()
+        app = create_app([partial(opening, at) for at in range(len(paths))], options)
+        said = ", ".join(each[0] for each in names)
+        Announcer(app.state.server, said, addresses(options, listeners), bars).begin()
         try:
             run(app, options, listeners)
         finally:
             bars.close()
-            for runner in opened:
-                runner.close()
 
 
-def _serve_on_ray(path: str, options: ServerOptions, engine: dict[str, Any], replicas: str | None) -> None:
+def _pools(paths: list[str], engine: dict[str, Any]) -> list[dict[str, Any]]:
+    """For each of several models the option that says how large its pool of caches is: their shares of the memory."""
+    from rlx.runners.opening.pools import pools_of
+
+    if len(paths) == 1:
+        return [{}]
+    with ExitStack() as stack:
+        plans = [stack.enter_context(open_plan(path, engine)) for path in paths]
+        return [{"kv_bytes": nbytes} for nbytes in pools_of(plans)]
+
+
+def _serve_on_ray(
+    path: str, names: list[str], options: ServerOptions, engine: dict[str, Any], replicas: str | None
+) -> None:
     """Serves on a cluster, until SIGINT or SIGTERM."""
     from rlx.ray import check_installed
 
@@ -141,6 +174,7 @@ def _serve_on_ray(path: str, options: ServerOptions, engine: dict[str, Any], rep
 
     cpus = engine.pop("threads")
     count = (int(least), int(most)) if dash else int(least)
+    options = replace(options, alias=tuple(names))
     app = deployment(path, num_cpus=cpus, replicas=count, drain=options.drain, server=options, **engine)
     click.echo(f"starting {path} on Ray", err=True)
     ready = f"ready at port {options.port} of Ray's proxies"
@@ -156,7 +190,7 @@ class Announcer:
 
     Args:
         server: whose state it follows.
-        name: of the model.
+        name: of the model; of several all names.
         urls: where the server is.
         bars: are on the terminal until the model is there.
     """

@@ -26,7 +26,7 @@ from rlx.ray.relay import Relay
 from rlx.ray.replica import Replica
 from rlx.ray.router import PrefixRouter
 from rlx.runners.opening.options import RunnerOptions
-from rlx.serve.naming import model_name
+from rlx.serve.naming import names_of
 from rlx.serve.options import ServerOptions, served
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def deployment(
     slots = RunnerOptions(**options).slots
     shared = {"graceful_shutdown_timeout_s": drain, "health_check_timeout_s": 30.0}
     server = (server or ServerOptions()).resolved()
-    names, queue = [*server.alias, model_name(os.fspath(model))], server.queue
+    names, queue = names_of(os.fspath(model), None, server.alias), server.queue
     # Ray's proxies listen, not the replicas, and the router bounds the queue.
     server = replace(server, host=("0.0.0.0",), queue=AHEAD * slots)
     own = {

@@ -1,9 +1,9 @@
 """How large the cache pool is: what the user says, or a share of the memory that is there.
 
 Runtime, under `pool.py`. The default is half of the memory that this process may still use once the weights are
-loaded, at least what one sequence of the whole context needs, and at most what 64 of them need. Memory that is there is
-the least of: what the system calls available, what the cgroup (v1 or v2, each of its levels) leaves, and what the limit
-of the address space leaves.
+loaded, divided among the models of a server, at least what one sequence of the whole context needs, and at most what 64
+of them need. Memory that is there is the least of: what the system calls available, what the cgroup (v1 or v2, each of
+its levels) leaves, and what the limit of the address space leaves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOK = 1.0  # seconds between two looks at how much memory there is
 _UNKNOWN = 8 << 30  # of systems that do not say how much memory there is
 
 
-def pool_bytes(chosen: int | None, sizes: Sizes, max_seq: int, weight_bytes: int) -> int:
+def pool_bytes(chosen: int | None, sizes: Sizes, max_seq: int, weight_bytes: int, pools: int = 1) -> int:
     """The size of the pool in bytes.
 
     Args:
@@ -29,11 +29,12 @@ def pool_bytes(chosen: int | None, sizes: Sizes, max_seq: int, weight_bytes: int
         sizes: of the model's states.
         max_seq: maximum number of positions of a sequence.
         weight_bytes: memory that the weights take, which are not loaded yet.
+        pools: how many share the memory that the weights leave.
     """
     if chosen is not None:
         return chosen
     one = sizes.sequence_bytes(max_seq)
-    left = max(0, available_memory() - weight_bytes) // SHARE
+    left = max(0, available_memory() - weight_bytes) // (SHARE * pools)
     return max(one, min(left, MOST_SEQUENCES * one))
 
 

@@ -1,12 +1,12 @@
-"""The server: HTTP in front of the engine loop of one model.
+"""The server: HTTP in front of the engine loops of its models.
 
 After the public API and before the command line. A request of any API becomes a `GenerationSpec`, the engine loop
 computes it, and its events become the answers of that API:
 
     HTTP body -> GenerationSpec -> runner.submit(Request) -> events -> JSON or server-sent events
 
-`generation.py` has the neutral form, `model.py` the model, `app.py` the application; each folder is one API. The
-packages of the extra `serve` are imported by the modules here, and by nothing outside.
+`generation.py` has the neutral form, `model.py` a model, `registry.py` all of them, `app.py` the application; each
+folder is one API. The packages of the extra `serve` are imported by the modules here, and by nothing outside.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The application: all routers over one model.
+"""The application: all routers over the models.
 
 Server stage. `create_app` puts the parts together; what they are is in the modules beside it.
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -22,7 +20,6 @@ from starlette.responses import Response
 
 import rlx
 from rlx.errors import RlxError
-from rlx.grammar import trial
 from rlx.runners.opening.options import SLOTS
 from rlx.serve import messages, ollama, page, record, responses, status
 from rlx.serve.admission import Gate
@@ -35,59 +32,57 @@ from rlx.serve.fields import body_error
 from rlx.serve.front import Front
 from rlx.serve.lifecycle import Lifecycle, load, unavailable
 from rlx.serve.log import Log
-from rlx.serve.media import MediaOptions
 from rlx.serve.metrics import Metrics
 from rlx.serve.model import ServedModel, in_thread
 from rlx.serve.openai import batches, chat, completions, embeddings, files, models, native, tokens
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
+from rlx.serve.registry import Loader, Registry
 from rlx.serve.streaming import ClientGone, json_bytes
 from rlx.serve.telemetry import Telemetry
 
 log = logging.getLogger("rlx.serve")
-
-Loader = Callable[[], ServedModel]
 
 
 class Server:
     """What all routers share.
 
     Args:
-        model: the model, or what opens it; it then answers 503 until the model is there.
-        options: how it is served.
+        sources: the models, or what opens them; it then answers 503 until all are there.
+        options: how they are served.
     """
 
-    def __init__(self, model: ServedModel | Loader, options: ServerOptions) -> None:
+    def __init__(self, sources: Sequence[ServedModel | Loader], options: ServerOptions) -> None:
         self.options, self.lifecycle = options, Lifecycle()
         self.gate = Gate(SLOTS, options.queue)
         self.log = Log(options.log)
         self.telemetry = Telemetry.of(options.otlp_endpoint)
-        self.metrics = Metrics(
-            self._name, self._stats, self.gate, aliases=options.vllm_metrics, llama=options.llama_metrics
-        )
+        self.registry = Registry(sources, options)
+        self.metrics = Metrics(self.registry, self.gate, aliases=options.vllm_metrics, llama=options.llama_metrics)
         self.files = FileStore(int(options.files_mb * 1_000_000))
         self.batches: BatchJobs  # which call the application
-        self._model: ServedModel | None = None
-        self._is_warm = False
-        self._load = None if isinstance(model, ServedModel) else model
-        if isinstance(model, ServedModel):
-            self._opened(model)
+        if all(isinstance(each, ServedModel) for each in sources):
+            self.load()
             self.lifecycle.opened()
 
-    def _opened(self, model: ServedModel) -> None:
-        model.media, model.sample = MediaOptions.of(self.options), self.options.sample
-        model.max_tokens = self.options.max_tokens
-        with suppress(RlxError):  # of a file without one: the requests that need it say so
-            model.tokenizer.encode("")  # built now, not in the first request
-        self._model, self.gate.slots = model, model.slots
-        threading.Thread(target=_prepare_grammars, args=[model], name="rlx-grammars", daemon=True).start()
-
     @property
-    def model(self) -> ServedModel:
-        """The model; `ApiError` 503 while it is loading, or if it cannot be opened."""
-        if self._model is None:
+    def models(self) -> tuple[ServedModel, ...]:
+        """The models, the default first; `ApiError` 503 while they are loading, or if one cannot be opened."""
+        if not self.registry.models:
             raise self.lifecycle.refusal() or AssertionError("it is ready without a model")
-        return self._model
+        return self.registry.models
+
+    def named(self, name: str | None) -> ServedModel:
+        """The model that a request means; the record of the request says which.
+
+        Raises:
+            ApiError: there is no such model, or it is loading.
+        """
+        assert self.models
+        model = self.registry.named(name)
+        if (found := record.current()) is not None:
+            found.model = model.name
+        return model
 
     def unready(self) -> ApiError | None:
         """Why a request would not be answered now, or would wait for a compile; None if it is answered at once.
@@ -95,46 +90,19 @@ class Server:
         One that comes while the first programs are compiled is answered all the same, when they are there.
         """
         problem = self.lifecycle.refusal()
-        if problem is None and self._model is not None and not self._is_warm:
-            self._is_warm = self._model.is_warm
-            return None if self._is_warm else unavailable("the model is compiled for this CPU", "loading", None)
+        if problem is None and not self.registry.is_warm:
+            return unavailable("the model is compiled for this CPU", "loading", None)
         return problem
-
-    def _name(self) -> str:
-        """What the model is called; while it is loading as the options say."""
-        return next(iter(self.options.alias), "") if self._model is None else self._model.name
-
-    def _stats(self) -> Mapping[str, Any] | None:
-        return None if self._model is None else self._model.runner.stats()
-
-    def named(self, name: str | None) -> ServedModel:
-        """The model that a request names: with `strict_model` by one of its names, else by any.
-
-        Raises:
-            ApiError: there is no such model, or it is loading.
-        """
-        model = self.model
-        if self.options.strict_model and name is not None and not model.is_named(name):
-            what = f"the model {name!r} does not exist here"
-            hint = f"there is {', '.join(map(repr, (model.name, *model.aliases)))}"
-            raise ApiError(404, what, param="model", code="model_not_found", hint=hint)
-        return model
 
     def places_for_batches(self) -> int:
         """How many requests of batches are computed at once: half of the slots stay free for others."""
         return max(1, self.gate.slots // 2)
 
     def load(self) -> None:
-        """Opens the model, if that was left to the server."""
-        if self._load is not None:
-            opening, self._load = self._load, None
-            self._opened(opening())
-
-    def cut(self) -> None:
-        """Ends what is still computed; its clients get an error that says so."""
-        model, self._model = self._model, None
-        if model is not None:
-            threading.Thread(target=model.runner.close, name="rlx-closing", daemon=True).start()
+        """Opens the models that are not open yet."""
+        if not self.registry.models:
+            self.registry.open()
+            self.gate.slots = sum(each.slots for each in self.registry.models)
 
     def done(self, found: RequestRecord, headers: Headers) -> None:
         """Notes a request that has ended."""
@@ -143,16 +111,6 @@ class Server:
         if self.telemetry is not None:
             self.telemetry.span(found, headers)
         self.metrics.count(found)
-
-
-def _prepare_grammars(model: ServedModel) -> None:
-    """Starts the process that tries grammars and reads the vocabulary for them, before the first request needs both.
-
-    A large vocabulary takes a second.
-    """
-    with suppress(RlxError):  # without the package, or a tokenizer: the requests that need it say so
-        trial.start()
-        model.runner.grammars.vocabulary  # noqa: B018
 
 
 Router = Callable[[Server], APIRouter]
@@ -175,16 +133,23 @@ VERSIONED: tuple[Router, ...] = (
 UNVERSIONED: tuple[Router, ...] = (page.router, status.unversioned, *ollama.ROUTERS)
 
 
-def create_app(model: ServedModel | Loader, options: ServerOptions | None = None) -> FastAPI:
-    """The ASGI application that serves a model.
+def create_app(
+    model: ServedModel | Loader | Sequence[ServedModel | Loader], options: ServerOptions | None = None
+) -> FastAPI:
+    """The ASGI application that serves a model, or several.
 
         uvicorn.run(create_app(ServedModel(rlx.auto_runner("model.gguf"), "model")))
 
     Args:
-        model: the model, or a function that opens it while the server already answers 503.
-        options: how it is served.
+        model: the model, or a function that opens it while the server already answers 503. Of a list of these, requests
+            choose one by its name, and the first is the default.
+        options: how they are served.
+
+    Raises:
+        ArgumentError: two models have the same name, or the list is empty.
     """
-    server = Server(model, options or ServerOptions())
+    sources = model if isinstance(model, Sequence) else [model]
+    server = Server(sources, options or ServerOptions())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""The life of a server: it loads its model, serves, drains, ends.
+"""The life of a server: it loads its models, serves, drains, ends.
 
 Server stage, above the application. `run` is what `rlx serve` calls: an HTTP server that is told to end finishes what
 it computes first.
@@ -48,7 +48,7 @@ class Lifecycle:
 
     Attributes:
         state: what it can do now.
-        error: why the model could not be opened.
+        error: why a model could not be opened.
         in_flight: number of requests that are being answered and want something computed.
         changed: called after every change of the state.
     """
@@ -60,12 +60,12 @@ class Lifecycle:
         self.changed: Callable[[], object] = lambda: None
 
     def opened(self) -> None:
-        """The model is there."""
+        """The models are there."""
         if self.state == State.LOADING:
             self._set(State.READY)
 
     def failed(self, error: BaseException) -> None:
-        """The model cannot be opened."""
+        """A model cannot be opened."""
         self.error = error
         self._set(State.FAILED)
 
@@ -154,7 +154,7 @@ def run(app: FastAPI, options: ServerOptions, listeners: list[socket.socket]) ->
         listeners: of `listening`.
 
     Raises:
-        RlxError: the model cannot be opened.
+        RlxError: a model cannot be opened.
         KeyboardInterrupt: there was a second signal.
     """
     server = http_server(app, options)
@@ -210,7 +210,7 @@ def _draining(config: uvicorn.Config, shared: Server, seconds: float) -> uvicorn
                 return True
             if time.monotonic() < self.deadline:
                 return False
-            shared.cut()
+            shared.registry.close()
             return time.monotonic() >= self.deadline + CUT_SECONDS
 
         @contextmanager
@@ -238,9 +238,9 @@ def _draining(config: uvicorn.Config, shared: Server, seconds: float) -> uvicorn
 
 
 async def load(lifecycle: Lifecycle, opening: Callable[[], None]) -> None:
-    """Calls `opening`, which opens the model, in a thread of its own, and notes how it went.
+    """Calls `opening`, which opens the models, in a thread of its own, and notes how it went.
 
-    Nobody waits for the thread where the process ends before the model is there.
+    Nobody waits for the thread where the process ends before they are there.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     errors: list[BaseException] = []

@@ -6,7 +6,8 @@ a token costs nothing here. Names and labels follow vLLM's, with the prefix `rlx
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -21,6 +22,7 @@ from rlx.runners.serving.executor import GAP_BOUNDS
 from rlx.serve.admission import Gate
 from rlx.serve.llama_metrics import llama_metrics
 from rlx.serve.record import Answered, RequestRecord
+from rlx.serve.registry import Registry
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -43,26 +45,21 @@ SHARED = frozenset(
     "request_params_max_tokens".split()
 )
 
-Stats = Callable[[], Mapping[str, Any] | None]
-
 
 class Metrics:
     """The metrics of a server, in a registry of its own.
 
     Args:
-        model: the name of the model, a label of each metric.
-        stats: those of the runner, or None while it is loading.
+        models: of the server; the name of one is a label of each metric.
         gate: counts requests inside, and those that were refused.
         aliases: whether the metrics are also there under vLLM's names.
         llama: whether they are there under llama-server's names.
     """
 
-    def __init__(
-        self, model: Callable[[], str], stats: Stats, gate: Gate, *, aliases: bool = False, llama: bool = False
-    ) -> None:
-        self._model, self._aliases, self._llama = model, aliases, llama
+    def __init__(self, models: Registry, gate: Gate, *, aliases: bool = False, llama: bool = False) -> None:
+        self._models, self._aliases, self._llama = models, aliases, llama
         self._registry = CollectorRegistry()
-        self._registry.register(_Engine(model, stats, gate))
+        self._registry.register(_Engines(models, gate))
         ProcessCollector(registry=self._registry)  # memory, descriptors and CPU time, as every exporter has them
         self._histograms = {name: self._histogram(name, text, of) for name, (text, of) in _HISTOGRAMS.items()}
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts, those that the cache knew included")
@@ -80,7 +77,7 @@ class Metrics:
 
     def count(self, found: RequestRecord) -> None:
         """Counts a request that has ended."""
-        model = found.model or self._model()
+        model = found.model or self._models.default_name
         self._requests.labels(model, found.method, found.route, str(found.status)).inc()
         if found.gone:
             self._gone.labels(model).inc()
@@ -139,31 +136,36 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 
 
-class _Engine(Collector):
-    """What the engine knows when it is asked."""
+class _Engines(Collector):
+    """What the engines of all models know when they are asked."""
 
-    def __init__(self, model: Callable[[], str], stats: Stats, gate: Gate) -> None:
-        self._model, self._stats, self._gate = model, stats, gate
+    def __init__(self, models: Registry, gate: Gate) -> None:
+        self._models, self._gate = models, gate
 
     def collect(self) -> Iterator[Metric]:
-        label = [self._model()]
+        """The metrics, each with a sample for every model. Those of the whole server have the default model's name."""
+        found = dict[str, Metric]()
+        for metric in self._of_each():
+            if (known := found.setdefault(metric.name, metric)) is not metric:
+                known.samples += metric.samples
+        yield from found.values()
+
+    def _of_each(self) -> Iterator[Metric]:
+        label = [self._models.default_name]
         yield self._gauge("num_requests_inside", "Requests that came in and are not answered", self._gate.inside, label)
-        yield self._gauge("slots", "How many choices the engine computes at once", self._gate.slots, label)
         yield self._gauge("queue_limit", "How many requests may wait beside them", self._gate.queue, label)
         yield self._count("request_rejections", "Requests that got 429", self._gate.rejected, label)
         info = GaugeMetricFamily(f"{PREFIX}build_info", "Versions", labels=["model_name", "version"])
         info.add_metric([*label, rlx.__version__], 1)
         yield info
-        try:
-            stats = self._stats()
-        except BusyError:  # closed meanwhile
-            stats = None
-        if stats is not None:
-            yield from self._of_runner(stats, label)
+        for model in self._models.models:
+            with suppress(BusyError):  # closed meanwhile
+                yield from self._of_runner(model.runner.stats(), [model.name])
 
     def _of_runner(self, stats: Mapping[str, Any], label: list[str]) -> Iterator[Metric]:
         requests, drafts = stats["requests"], stats["speculation"]
         used, total = stats["kv_used_bytes"], stats["kv_bytes"]
+        yield self._gauge("slots", "How many choices the engine computes at once", requests["slots"], label)
         yield self._gauge("num_requests_running", "Choices that are computed", requests["running"], label)
         yield self._gauge("num_requests_waiting", "Choices that wait for a slot", requests["queue"], label)
         yield self._gauge("kv_cache_usage_perc", "Used part of the cache, 0 to 1", used / total if total else 0, label)

@@ -76,9 +76,10 @@ class ServedModel:
         """Whether an answer need not wait for a compile: the first programs are there, or have computed something."""
         return self.runner._engine.ahead.is_ready or bool(self.runner.stats()["requests"]["tokens"])
 
-    def is_named(self, name: str) -> bool:
-        """Whether a request for the model `name` means this one."""
-        return name == self.name or name in self.aliases
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name in answers, and the others."""
+        return (self.name, *self.aliases)
 
     @cached_property
     def facts(self) -> ModelFacts:
@@ -186,7 +187,7 @@ class ServedModel:
         handles = iter(together.handles)
         choices = [[next(handles) for _ in range(spec.n)] for spec in checked]
         limits = [spec.max_tokens for spec in checked]
-        note = record.observer(self.name, choices, limits, lambda: [self._decoded(spec) for spec in checked])
+        note = record.observer(choices, limits, lambda: [self._decoded(spec) for spec in checked])
         return Answering(self.tokenizer, checked, together, note)
 
     def _decoded(self, spec: GenerationSpec) -> str:

@@ -6,10 +6,41 @@ Serve stage, before a model is opened.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlx.errors import ArgumentError
+
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+def split_name(text: str) -> tuple[str | None, str]:
+    """The name and the rest of `NAME=PATH`; without a name None, and the text. The path of a file that exists has none.
+
+    >>> split_name("small=models/qwen3:Q8_0")
+    ('small', 'models/qwen3:Q8_0')
+    """
+    name, equals, path = text.partition("=")
+    is_name = equals and name and path and "/" not in name and not Path(text).expanduser().exists()
+    return (name, path) if is_name else (None, text)
+
+
+def check_names(models: Sequence[Sequence[str]]) -> None:
+    """Refuses models that requests cannot tell apart.
+
+    Args:
+        models: the names of each.
+
+    Raises:
+        ArgumentError: there is no model, or two have the same name.
+    """
+    if not models:
+        raise ArgumentError("there is no model", where="model")
+    uses = Counter(name for names in models for name in set(names))
+    if double := next((name for name in uses if uses[name] > 1), None):
+        hint = "give one of them another name, as in other=model.gguf"
+        raise ArgumentError(f"two models are called {double!r}", where="model", hint=hint)
 
 
 def names_of(path: str | Path, given: str | None, aliases: Sequence[str] = ()) -> list[str]:

@@ -132,7 +132,7 @@ class ServerOptions:
     )
     alias: tuple[str, ...] = option(
         (),
-        "Name of the model in the API; repeatable; answers have the first",
+        "Name of the (first) model in the API; repeatable; answers have the first",
         default="the name of its file",
         kind=tuple,
         metavar="NAME",

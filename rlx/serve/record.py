@@ -61,7 +61,7 @@ class RequestRecord:
         status: of the response; 499 if the client went away before one.
         streamed: whether the response came in pieces.
         error: the message of the error that it got.
-        model: the model that answered.
+        model: the name of the model that it means; None if it means none, or was refused before.
         answered: its generations.
         keeps_texts: whether the log has prompts and answers.
         prompts, answers: these texts.
@@ -110,12 +110,11 @@ Note = Callable[[BaseException | None], None]
 
 
 def observer(
-    model: str, choices: Sequence[Sequence[Handle]], limits: Sequence[int | None], prompts: Callable[[], list[str]]
+    choices: Sequence[Sequence[Handle]], limits: Sequence[int | None], prompts: Callable[[], list[str]]
 ) -> Note:
     """What adds generations to the current record; called once when they are over, with the error if there is one.
 
     Args:
-        model: its name.
         choices: those of each generation, just handed over.
         limits: the limit of tokens that each gave.
         prompts: decodes their prompts, for the log.
@@ -126,7 +125,6 @@ def observer(
     prepared = found.seconds
 
     def note(error: BaseException | None) -> None:
-        found.model = model
         for handles, limit in zip(choices, limits, strict=True):
             reasons = [_reason(each, error) for each in handles]
             found.answered.append(Answered([each.stats for each in handles], reasons, prepared, limit))

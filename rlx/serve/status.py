@@ -5,6 +5,7 @@ Server stage, beside the APIs. The fields follow llama-server and vLLM, whose cl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
@@ -62,16 +63,16 @@ def unversioned(server: Server) -> APIRouter:
         return {"version": rlx.__version__}
 
     @found.get("/props")
-    async def props() -> dict[str, Any]:
-        """What is served, and how requests are answered that give no options."""
-        return properties(server.model)
+    async def props(model: str | None = None) -> dict[str, Any]:
+        """The default model, or that of `?model=`, and how its requests are answered that give no options."""
+        return properties(server.named(model))
 
     @found.get("/slots")
     async def slots(request: Request) -> list[dict[str, Any]]:
-        """What is computed in each slot, without texts. With `?fail_on_no_slot=1` 503 if none is free."""
+        """What is computed in each slot of each model, without texts. With `?fail_on_no_slot=1` 503 if none is free."""
         if not server.options.slots_endpoint:
             raise _off("/slots", "--no-slots-endpoint")
-        every = slots_of(server.model)
+        every = slots_of(server.models)
         if request.query_params.get("fail_on_no_slot") not in (None, "", "0") and all(
             each["is_processing"] for each in every
         ):
@@ -129,15 +130,20 @@ def _token(model: ServedModel, token: int | None) -> str:
     return "" if token is None else model.tokenizer.vocabulary.tokens[token]
 
 
-def slots_of(model: ServedModel) -> list[dict[str, Any]]:
-    """The body of `/slots`: the active requests in order of their arrival, then the free slots."""
+def slots_of(models: Sequence[ServedModel]) -> list[dict[str, Any]]:
+    """The body of `/slots`: of each model the active requests in order of their arrival, then the free slots."""
     try:
-        requests = model.runner.stats()["requests"]
+        every = [slot for model in models for slot in _slots(model)]
     except RlxError as error:
         raise ApiError(503, str(error), code="unavailable") from error
+    return [{"id": number, **slot} for number, slot in enumerate(every)]
+
+
+def _slots(model: ServedModel) -> list[dict[str, Any]]:
+    """The slots of a model."""
+    requests, own = model.runner.stats()["requests"], {"model": model.name, "n_ctx": model.runner.max_seq}
     free = [{"is_processing": False}] * (requests["slots"] - len(requests["active"]))
-    every = [*map(_busy, requests["active"]), *free]
-    return [{"id": number, "n_ctx": model.runner.max_seq, **slot} for number, slot in enumerate(every)]
+    return [{**own, **slot} for slot in (*map(_busy, requests["active"]), *free)]
 
 
 def _busy(each: ActiveRequest) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the model is, in Ollama's words: `/api/tags`, `/api/show`, `/api/ps` and `/api/version`.
+"""What the models are, in Ollama's words: `/api/tags`, `/api/show`, `/api/ps` and `/api/version`.
 
 Server stage. Clients choose by what is listed here: a model that is said to call tools is given some.
 """
@@ -30,7 +30,7 @@ _NEVER = "9999-12-31T23:59:59Z"
 
 
 def router(server: Server) -> APIRouter:
-    """The paths that describe the server and its model."""
+    """The paths that describe the server and its models."""
     found = APIRouter(route_class=OpenRoute, tags=["ollama"])
 
     @found.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
@@ -45,16 +45,13 @@ def router(server: Server) -> APIRouter:
 
     @found.get("/api/tags")
     async def tags() -> JsonObject:
-        """The model that is served, under each of its names."""
-        model = server.model
-        return {"models": [tag(model, name) for name in (model.name, *model.aliases)]}
+        """The models that are served, each under all of its names."""
+        return {"models": [tag(model, name) for model in server.models for name in model.names]}
 
     @found.get("/api/ps")
     async def running() -> JsonObject:
-        """The model that is served: it stays in memory."""
-        model = server.model
-        more = {"expires_at": _NEVER, "size_vram": 0, "context_length": model.runner.max_seq}
-        return {"models": [{**tag(model, model.name), **more}]}
+        """The models that are served: they stay in memory."""
+        return {"models": [_running(model) for model in server.models]}
 
     @found.post("/api/show")
     async def show(body: ShowBody) -> JsonObject:
@@ -119,6 +116,12 @@ def tag(model: ServedModel, name: str) -> JsonObject:
         "digest": hashlib.sha256(f"{model.facts.path}:{model.facts.nbytes}".encode()).hexdigest(),
         "details": details(model),
     }
+
+
+def _running(model: ServedModel) -> JsonObject:
+    """A model in memory."""
+    more = {"expires_at": _NEVER, "size_vram": 0, "context_length": model.runner.max_seq}
+    return {**tag(model, model.name), **more}
 
 
 def _info(model: ServedModel) -> JsonObject:

@@ -66,8 +66,8 @@ def router(server: Server) -> APIRouter:
 
 async def _registry() -> Response:
     """Models come and go with the server."""
-    hint = "stop it, and start `rlx serve MODEL` with another one; `rlx pull` downloads models"
-    raise ApiError(501, "the server has one model, which was chosen when it started", hint=hint)
+    hint = "stop it, and start `rlx serve MODEL` with others; `rlx pull` downloads models"
+    raise ApiError(501, "the server has the models that were chosen when it started", hint=hint)
 
 
 def named(server: Server, body: ModelBody) -> ServedModel:
@@ -80,7 +80,7 @@ def named(server: Server, body: ModelBody) -> ServedModel:
     if not name:
         raise invalid("model", "it is required")
     bare = name.removesuffix(":latest")
-    return server.named(bare if server.model.is_named(bare) else name)
+    return server.named(bare if server.registry.find(bare) else name)
 
 
 def _refuse_beside(body: GenerateBody, field: str, others: Sequence[str]) -> None:

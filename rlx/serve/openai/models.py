@@ -1,4 +1,4 @@
-"""/v1/models: the model that is served. Server stage, one of OpenAI's paths."""
+"""/v1/models: the models that are served. Server stage, one of OpenAI's paths."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def router(server: Server) -> APIRouter:
 
     @found.get("/models")
     async def models() -> dict[str, Any]:
-        """The model that is served; `models` has it in the form of Ollama, as llama-server does."""
-        model = server.model
-        return {"object": "list", "data": [described(model)], "models": [listed(model)]}
+        """The models that are served; `models` has them in the form of Ollama, as llama-server does."""
+        data = [described(model) for model in server.models]
+        return {"object": "list", "data": data, "models": [listed(model) for model in server.models]}
 
     @found.get("/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
