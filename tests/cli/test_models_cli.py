@@ -100,7 +100,7 @@ def test_rm_asks(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [("org/rep", "Did you mean org/repo"), ("org/repo:Q9", "no model named 'org/repo:Q9' was downloaded"),
-     ("../../etc", "no model named '../../etc'"), (".", "this is no name of a downloaded model, but a path")],
+     ("../../nowhere", "no model named '../../nowhere'"), (".", "this is no name of a downloaded model, but a path")],
 )  # fmt: skip
 def test_what_is_not_there_removes_nothing(hub: FakeHub, name: str, said: str) -> None:
     hub.files = {"m-Q8_0.gguf": BIG}

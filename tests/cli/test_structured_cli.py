@@ -44,8 +44,8 @@ def test_answers_have_the_form_that_was_asked_for(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--regex", "[0-9"], "--regex: at 1(8): invalid regex"),
-        (["--grammar", "bad.lark"], '--grammar: at 1(8): unknown name: "nothing"'),
+        (["--regex", "[0-9"], "--regex: character 0: unclosed character class"),
+        (["--grammar", "bad.lark"], '--grammar: line 1, column 8: unknown name: "nothing"'),
         (["--grammar", "none.gbnf"], "none.gbnf cannot be read"),
         (["--grammar", "who.json"], "who.json is called neither .gbnf nor .lark"),
         (["--json-schema", "yes.gbnf"], "--json-schema: it is no JSON"),

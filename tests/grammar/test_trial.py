@@ -57,8 +57,10 @@ HOSTILE: dict[str, tuple[Callable[[], Grammar], str]] = {
     "a costly expression in a grammar": (
         lambda: Grammar.lark('start: /[^x]*/ "x" b\nb: /((y{1000}){1000}){1000}/'), BUDGET,
     ),
-    "a costly expression of a tool": (
-        lambda: Grammar.lark('start: /[^x]*/ %json {"type": "string", "pattern": "((w{1000}){1000}){1000}"}'), BUDGET,
+    "a costly expression of a tool": (  # deeper than the others: a quick processor has these in a second
+        lambda: Grammar.lark(
+            'start: /[^x]*/ %json {"type": "string", "pattern": "(((w{1000}){1000}){1000}){1000}"}'
+        ), BUDGET,
     ),
     "many choices": (lambda: Grammar.choice([f"text {i}" for i in range(1_000_000)]), "10000 are allowed"),
     "long choices": (lambda: Grammar.choice(["x" * 1000] * 1_000), "262144 are allowed"),

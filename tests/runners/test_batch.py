@@ -114,7 +114,7 @@ def test_bad_prompts_and_options() -> None:
         ([], "there are no prompts"),
         (7, "expected several prompts, found a int"),
         ([1, 2], "prompt 0: expected a sequence"),
-        ("text", "prompt 0: expected token ids, found a str"),
+        ("text", "expected several prompts, found a str"),
         ([[1], []], "prompt 1: it is empty"),
         ([[1], [99]], "prompt 1: id 99"),
         ([[1], [2], [1] * 25], "prompt 2: it has 25 tokens, and the context holds 24"),

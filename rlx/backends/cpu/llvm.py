@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from rlx.backends.cpu.levels import AARCH64, architecture
 from rlx.backends.cpu.llvm_text import WRITTEN
 from rlx.backends.cpu.target import Target, cpu_count
 from rlx.errors import CompileError
@@ -49,7 +50,7 @@ class Module:
         import llvmlite.binding as llvm
 
         self._machine, self._module, self._code = target.machine(), None, b""  # the first initializes LLVM
-        self._given, self._text = text, ""
+        self._few, self._text = needs_few_passes(text, target), ""
         # Each module has its own context: only one thread at a time may work on modules that share one.
         self._context = _contexts[id(self)] = llvm.create_context()
         try:
@@ -71,7 +72,7 @@ class Module:
         """
         import llvmlite.binding as llvm
 
-        optimize(self._module, self._machine, few=WRITTEN in self._given)
+        optimize(self._module, self._machine, few=self._few)
         self._text = str(self._module)
         with llvm.parse_assembly(self._text, self._context) as module:
             self._code = _emit(module, self._machine)
@@ -103,6 +104,14 @@ class Module:
 
 #: For modules that are `WRITTEN`. Loops are rotated, so that code generation moves what does not change out of them.
 _FEW_PASSES = ("sroa", "simplify_cfg", "loop_rotate", "instruction_combine", "new_gvn", "simplify_cfg")
+
+
+def needs_few_passes(text: str, target: Target) -> bool:
+    """Whether LLVM may run few passes on a module: it is written as its code should be.
+
+    Not on Arm, where registers are short in some tiles: after all passes less is spilled.
+    """
+    return WRITTEN in text and architecture(target.triple) is not AARCH64
 
 
 def optimize(module: Any, machine: Any, *, few: bool = False) -> None:

@@ -14,8 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.llvm import Compiled, optimize
-from rlx.backends.cpu.llvm_text import WRITTEN
+from rlx.backends.cpu.llvm import Compiled, needs_few_passes, optimize
 from rlx.backends.cpu.target import Target
 
 Array = NDArray[Any]
@@ -59,7 +58,7 @@ def optimized(kernel: Kernel, target: Target) -> Any:
     module = llvm.parse_assembly(kernel.llvm)
     module.triple, module.data_layout = target.triple, str(machine.target_data)
     module.verify()
-    optimize(module, machine, few=WRITTEN in kernel.llvm)
+    optimize(module, machine, few=needs_few_passes(kernel.llvm, target))
     return module
 
 
