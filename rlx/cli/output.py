@@ -43,8 +43,8 @@ def stdout() -> TextIO:
 
 
 def counted(count: int, what: str) -> str:
-    """'1 token', '2 tokens', '2 entries'."""
-    plural = what[:-1] + "ies" if what.endswith("y") else what + "s"
+    """'1 token', '2 tokens', '2 entries', '2 keys'."""
+    plural = what[:-1] + "ies" if what.endswith("y") and what[-2] not in "aeiou" else what + "s"
     return f"{count} {what if count == 1 else plural}"
 
 

@@ -49,13 +49,18 @@ class Turns:
             connection.loop.call_soon(self._next)
 
     def _next(self) -> None:
-        connection = self._waiting[0]
-        more = connection.read_piece()
-        self._waiting.popleft()
-        if more:
-            self._waiting.append(connection)
-        if self._waiting:
-            connection.loop.call_soon(self._next)
+        connection, more = self._waiting[0], False
+        try:
+            more = connection.read_piece()
+        except Exception:
+            connection.transport.abort()  # as the event loop does where reading fails
+            raise
+        finally:
+            self._waiting.popleft()
+            if more:
+                self._waiting.append(connection)
+            if self._waiting:
+                connection.loop.call_soon(self._next)
 
 
 class Transport:
@@ -152,6 +157,8 @@ class BoundedProtocol(H11Protocol):
 
     def read_piece(self) -> bool:
         """Reads a part of what was received; returns whether there is more."""
+        if not self._received:  # the connection has ended since
+            return False
         piece, start = self._received[: self._piece], time.perf_counter()
         self._received = self._received[len(piece) :]
         self._read(piece)

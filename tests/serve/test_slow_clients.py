@@ -193,6 +193,47 @@ def test_chunks_of_one_byte_are_read_in_turns(server: Any, monkeypatch: pytest.M
     assert max(pieces) <= MOST_PIECE
 
 
+def test_a_connection_that_ends_in_its_turn_keeps_nobody_waiting(server: Any, serve: Any) -> None:
+    """A refused body is dropped while its connection waits for its next turn."""
+    with serve(app_of(server, api_key=("sk-0123456789",))) as url:
+        with connected(url, CHUNKED + b"ffff\r\n" + b" " * 0xFFFF + b"\r\n") as connection:
+            assert received(connection).startswith(b"HTTP/1.1 401")
+        key, large = "Authorization: Bearer sk-0123456789\r\n", {**SHORT, "user": "x" * 100_000}
+        with connected(url, whole(large, key, "Connection: close\r\n")) as connection:
+            connection.settimeout(10)
+            assert received(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_that_fails_in_its_turn_ends_alone() -> None:
+    calls, ended, read = list[Callable[[], None]](), [], []
+
+    class Connection:
+        def __init__(self, fails: bool) -> None:
+            self.fails, self.loop, self.transport = fails, self, self
+
+        def read_piece(self) -> bool:
+            if self.fails:
+                raise ValueError("broken")
+            read.append(self)
+            return False
+
+        def call_soon(self, call: Callable[[], None]) -> None:
+            calls.append(call)
+
+        def abort(self) -> None:
+            ended.append(self)
+
+    turns, connections = protocol.Turns(), [Connection(True), Connection(False)]
+    for each in connections:
+        turns.add(each)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="broken"):
+        calls.pop(0)()
+    calls.pop(0)()
+    turns.add(connections[1])  # type: ignore[arg-type]
+    calls.pop(0)()
+    assert ended == connections[:1] and read == connections[1:] * 2 and not calls
+
+
 def test_a_large_body_with_a_length_is_read_at_once(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[int] = []
     read = BoundedProtocol._read
