@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 DATA = "docs/data/speed.toml"
 MEASUREMENTS = "docs/measurements.md"
-PAGES = ("README.md", "docs/performance.md", "docs/comparison.md")
+PAGES = ("README.md", "docs/performance.md")
 _TABLE = re.compile(r"(?<=<!-- begin speed: )([\w.]+)( -->\n).*?(?=<!-- end speed -->)", re.DOTALL)
 _DATE = re.compile(r"; (\d{4}-\d\d-\d\d),")
 
