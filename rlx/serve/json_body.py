@@ -46,11 +46,14 @@ def count_of(body: bytes | bytearray) -> int:
     return sum(map(body.count, _MARKS))
 
 
-def check_size(body: bytes) -> None:
+def check_size(body: bytes, what: str = "the body") -> None:
     """Refuses a body that would take far more memory, or deeper calls, than its length says.
 
     Texts do not count: code has many braces. A body is cut at its quotes only if it may be too large with them. Up to
     the first error of a malformed one everything is counted as the parser would read it, and there the parser stops.
+
+    Args:
+        what: what the message calls it.
 
     Raises:
         ApiError: it has too many values or levels.
@@ -60,18 +63,18 @@ def check_size(body: bytes) -> None:
         return
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
     if bare.count(b'"') > 2 * MAX_VALUES:
-        raise _too_many()
+        raise _too_many(what)
     outside = b"".join(bare.split(b'"')[::2])
     if many and count_of(outside) > MAX_VALUES:
-        raise _too_many()
+        raise _too_many(what)
     steps = _STEPS[np.frombuffer(outside.translate(None, _NOT_BRACKETS), np.uint8)]
     if len(steps) and np.cumsum(steps, dtype=np.int64).max() > MAX_DEPTH:
-        raise invalid(None, f"the body is nested more than {MAX_DEPTH} levels deep")
+        raise invalid(None, f"{what} is nested more than {MAX_DEPTH} levels deep")
 
 
-def _too_many() -> ApiError:
+def _too_many(what: str) -> ApiError:
     hint = "send it in several requests"
-    return ApiError(413, f"the body has more than {MAX_VALUES} values", code="body_too_large", hint=hint)
+    return ApiError(413, f"{what} has more than {MAX_VALUES} values", code="body_too_large", hint=hint)
 
 
 _NAMES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}

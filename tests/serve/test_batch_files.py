@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rlx.errors import BatchError
 from rlx.serve.batch.results import Results
 from rlx.serve.batch.run import Progress, answer_all
-from rlx.serve.batch.source import BatchRequest, Source
+from rlx.serve.batch.source import BatchRequest, LineProblem, Source
+from rlx.serve.json_body import MAX_VALUES
 from rlx.serve.prompt_prefix import PIECE, prefix_keys, prompt_text
 
 CHAT = "/v1/chat/completions"
@@ -174,6 +175,22 @@ def test_an_input_without_requests_is_refused(content: bytes) -> None:
 def test_a_line_may_end_the_file_without_a_newline() -> None:
     source = Source(io.BytesIO(f"{a_line('a')}\n{a_line('b')}".encode()), "demo")
     assert [source.request(i).custom_id for i in range(len(source))] == ["a", "b"]
+
+
+@pytest.mark.parametrize("part", [b"[],", b"{},", "\u0122,[],".encode("utf-16-le")])
+def test_the_values_of_a_line_are_bounded(part: bytes) -> None:
+    """As those of a body: what a line becomes in memory is known before it is parsed."""
+    source = Source(io.BytesIO(b'{"body": [' + part * (MAX_VALUES + 1)), "demo")
+    with pytest.raises(LineProblem, match=r"more than|no JSON"):
+        source.request(0)
+
+
+def test_an_input_has_a_limit_of_lines() -> None:
+    line = a_line("a").encode() + b"\n"
+    assert len(Source(io.BytesIO(line * 3), "demo", most=3)) == 3
+    for content in (line * 4, b"\n" * 10_000, b"{}\n" * 10_000):
+        with pytest.raises(BatchError, match="more than 3 lines"):
+            Source(io.BytesIO(content), "demo", most=3)
 
 
 def test_a_line_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

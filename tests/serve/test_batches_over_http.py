@@ -115,6 +115,12 @@ def test_a_file_without_requests_fails(server: Any) -> None:
     assert "there are no requests" in batch.errors.data[0].message and "in.jsonl" in batch.errors.data[0].message
 
 
+def test_a_file_with_too_many_lines_fails(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlx.serve.batch.jobs.MOST_LINES", 3)
+    batch = ended(server.openai, asked(server.openai, lines(*[{"messages": QUESTION}] * 4)))
+    assert batch.status == "failed" and "more than 3 lines" in batch.errors.data[0].message
+
+
 def test_mistakes(server: Any) -> None:
     client = server.openai
     with pytest.raises(openai.NotFoundError, match="there is no file"):

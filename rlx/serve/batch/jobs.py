@@ -25,6 +25,7 @@ from rlx.serve.batch.store import FileStore, StoredFile
 from rlx.serve.errors import ApiError
 
 MOST_BATCHES = 1000
+MOST_LINES = 50_000  # of a batch, as at OpenAI
 DAY = 24 * 3600
 AGAIN_SECONDS = 1.0  # until a request is sent again for which the queue had no place
 ENDED = ("completed", "failed", "cancelled")
@@ -174,7 +175,7 @@ class BatchJobs:
     async def _answer(self, batch: Batch) -> None:
         path = self._store.new_path()
         try:
-            source = await asyncio.to_thread(Source.open, str(batch.input.path), batch.id)
+            source = await asyncio.to_thread(Source.open, str(batch.input.path), batch.id, MOST_LINES)
             batch.become("in_progress")
             with source, Results(str(path), source) as results:
                 await answer_all(source, results, self._answering(batch), self._at_once(), self._report(batch, path))

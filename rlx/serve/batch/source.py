@@ -23,6 +23,8 @@ import numpy.typing as npt
 
 from rlx.errors import BatchError
 from rlx.json_file import open_regular
+from rlx.serve.errors import ApiError
+from rlx.serve.json_body import check_size
 from rlx.serve.prompt_prefix import prefix_keys, prompt_text
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -72,7 +74,10 @@ class BatchRequest:
         if len(line) > MAX_LINE:
             raise LineProblem("line_too_long", f"the line has more than {MAX_LINE >> 20} MB")
         try:
-            found = json.loads(line)
+            check_size(line, "the line")
+            found = json.loads(line.decode("utf-8-sig"))
+        except ApiError as error:
+            raise LineProblem("invalid_json_line", error.what) from None
         except (ValueError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise LineProblem("invalid_json_line", f"the line is no JSON: {reason}") from None
@@ -109,13 +114,14 @@ class Source:
         file: can be read and sought.
         salt: what else decides an answer, such as the name of the model: part of the digests.
         name: for messages.
+        most: lines that it may have; None for no limit.
 
     Raises:
-        BatchError: there is no request.
+        BatchError: there is no request, or there are too many lines.
     """
 
-    def __init__(self, file: BinaryIO, salt: str, name: str = "the input") -> None:
-        self.name = name
+    def __init__(self, file: BinaryIO, salt: str, name: str = "the input", most: int | None = None) -> None:
+        self.name, self._most = name, most
         self._file, self._salt = file, blake2b(salt.encode("utf-8", "surrogatepass")).digest()
         self._starts, self._digests, self._groups = array("Q"), array("Q"), array("Q")
         self._again: set[int] = set()
@@ -125,20 +131,20 @@ class Source:
             raise BatchError("there are no requests", where=name, hint=hint)
 
     @classmethod
-    def open(cls, path: str, salt: str) -> Source:
+    def open(cls, path: str, salt: str, most: int | None = None) -> Source:
         """The source in a file, or for `-` what stdin brings, which is kept in a temporary file.
 
         Raises:
-            BatchError: it cannot be read, or has no requests.
+            BatchError: it cannot be read, has no requests, or more than `most` lines.
         """
         if path == "-":
             kept = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  `close` closes it
             shutil.copyfileobj(sys.stdin.buffer, kept)
             kept.seek(0)
-            return cls(kept, salt, "stdin")
+            return cls(kept, salt, "stdin", most)
         with open_regular(Path(path), BatchError) as (_, _):
             pass
-        return cls(Path(path).open("rb"), salt, path)
+        return cls(Path(path).open("rb"), salt, path, most)
 
     def _index(self) -> None:
         """Reads the file once."""
@@ -154,8 +160,12 @@ class Source:
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """Where each line starts, and the line; of one that is too long, its begin."""
         self._file.seek(0)
-        start = 0
+        start = count = 0
         while line := self._file.readline(MAX_LINE + 1):
+            count += 1
+            if self._most is not None and count > self._most:
+                hint = "make several batches"
+                raise BatchError(f"there are more than {self._most} lines", where=self.name, hint=hint)
             if line.strip():
                 yield start, line
             while not line.endswith(b"\n") and (rest := self._file.readline(MAX_LINE + 1)):
