@@ -101,8 +101,8 @@ def number(value: float) -> str:
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table; the first column is text, the others numbers."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    first, *lines = ("| " + " | ".join(line) + " |" for line in (head, *rows))
+    return "\n".join([first, "|---" + "|---:" * (len(head) - 1) + "|", *lines]) + "\n"
 
 
 def speed_table(measurements: Sequence[Measurement]) -> str:
