@@ -202,10 +202,12 @@ class Answer:
     def rate(self) -> float | None:
         """Tokens per second, from the first to the last token; None with fewer than two tokens.
 
-        As in `prompt_rate`, the time in which steps waited for programs does not count.
+        As in `prompt_rate`, the time in which steps waited for programs does not count. Where it is most of the time,
+        there is no rate: a wait may have begun before the first token was seen.
         """
-        seconds = self._last - self._first - (self._waits[2] - self._waits[1])
-        return (len(self.ids) - 1) / seconds if len(self.ids) > 1 and seconds > 0 else None
+        waited = self._waits[2] - self._waits[1]
+        seconds = self._last - self._first - waited
+        return (len(self.ids) - 1) / seconds if len(self.ids) > 1 and seconds > waited else None
 
     def prompt_rate(self, tokens: int) -> float | None:
         """Prompt tokens per second, until the first token of the answer."""
