@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 GRAMMARS_AT_ONCE = 2  # the process that tries them takes one at a time; meanwhile another is compiled
+TEXTS_AT_ONCE = 2  # whose tokens are the answer: they may be long
 BACKGROUND = 1 << 40
 """How much lower the priority of batches is than any that a request may have."""
 
@@ -61,6 +62,7 @@ class ServedModel:
         self.runner, self.name, self.aliases = runner, name, tuple(aliases)
         self.created = int(time.time())
         self.media, self.grammar_turns = MediaOptions(), CapacityLimiter(GRAMMARS_AT_ONCE)
+        self.text_turns = CapacityLimiter(TEXTS_AT_ONCE)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -232,9 +234,9 @@ class ServedModel:
         raise AssertionError("the last event is Finished")
 
 
-async def in_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, which runs in a worker thread."""
-    return await to_thread.run_sync(work)
+async def in_thread(work: Callable[[], T], turns: CapacityLimiter | None = None) -> T:
+    """The result of `work`, which runs in a worker thread; with `turns`, when one of them is free."""
+    return await to_thread.run_sync(work, limiter=turns)
 
 
 def _salt(owner: str, salt: str) -> str:

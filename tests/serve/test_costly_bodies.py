@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from rlx.serve.errors import ApiError
 from rlx.serve.fields import MAX_BIASES, MAX_BREAKERS, MAX_STOP_IDS, MAX_TOOLS, Body, shown, validated
 from rlx.serve.json_body import MAX_VALUES, parsed
 from rlx.serve.messages.bodies import MessagesBody
+from rlx.serve.model import TEXTS_AT_ONCE
 from rlx.serve.ollama.bodies import GenerateBody
 from rlx.serve.openai.bodies import ChatBody, CompletionBody
 from rlx.serve.responses.bodies import ResponsesBody
@@ -210,8 +213,30 @@ def _counting(server: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_texts_of_biases_have_a_limit(server: Any) -> None:
-    found = server.post("/v1/chat/completions", messages=MESSAGES, logit_bias=[["x" * 100_000, 1]] * 3)
-    assert found.status_code == 400 and found.json()["error"]["param"] == "logit_bias"
+    for biases in ([["x" * 100_000, 1]], [["x", 1]] * 1025):
+        found = server.post("/v1/chat/completions", messages=MESSAGES, logit_bias=biases)
+        assert found.status_code == 400 and found.json()["error"]["param"] == "logit_bias"
+    many = {str(i): 1 for i in range(1500)}
+    assert server.post("/v1/chat/completions", messages=MESSAGES, logit_bias=many, max_tokens=1).status_code == 200
+
+
+def test_texts_whose_tokens_are_asked_for_have_turns_of_their_own(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so many are encoded and written at once, however many clients ask: others keep their threads and memory."""
+    now, most, lock, encode = [0], [0], threading.Lock(), server.model.tokenizer.encode_parts
+
+    def counted(text: str, parses: bool) -> list[int]:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.02)
+        with lock:
+            now[0] -= 1
+        return list(encode(text, parses))
+
+    monkeypatch.setitem(server.model.tokenizer.__dict__, "encode_parts", counted)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: server.post("/tokenize", content="a text").status_code, range(16)))
+    assert answers == [200] * 16 and most[0] <= TEXTS_AT_ONCE
 
 
 def test_a_text_that_is_cut_is_not_encoded_as_a_whole(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

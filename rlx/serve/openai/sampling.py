@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.errors import SamplingError
 from rlx.sampling import SampleOpts
 from rlx.serve.errors import invalid
-from rlx.serve.fields import MAX_BIAS_TEXT, shown
+from rlx.serve.fields import MAX_BIAS_TEXT, MAX_BIAS_TEXTS, shown
 
 if TYPE_CHECKING:
     from rlx.serve.openai.bodies import EndingFields, SamplingFields
@@ -77,10 +77,10 @@ def biases(found: Any, tokenizer: Tokenizer, vocab_size: int) -> Iterator[tuple[
         ApiError: an id is outside the vocabulary, a bias is no number, or the texts are too long.
     """
     pairs = found.items() if isinstance(found, Mapping) else found
-    if sum(len(key) for key, _ in pairs if isinstance(key, str)) > MAX_BIAS_TEXT:
-        raise invalid(
-            "logit_bias", f"its texts have more than {MAX_BIAS_TEXT} characters", "give ids, or shorter texts"
-        )
+    texts = [key for key, _ in found if isinstance(key, str)] if isinstance(found, list) else []
+    if len(texts) > MAX_BIAS_TEXTS or sum(map(len, texts)) > MAX_BIAS_TEXT:
+        what = f"it has more than {MAX_BIAS_TEXTS} texts, or more than {MAX_BIAS_TEXT} characters in them"
+        raise invalid("logit_bias", what, "give ids")
     for i, (key, bias) in enumerate(pairs):
         where = f"logit_bias[{i}]" if isinstance(found, list) else f"logit_bias.{key}"
         if bias is False:

@@ -73,20 +73,24 @@ def router(server: Server) -> APIRouter:
         if body.messages is not None:
             prompt = await _chat_prompt(model, body)
             return json_response(_vllm(model, prompt, body))
-        return json_response(await in_thread(lambda: _tokenized(model, body)))
+        return await in_thread(lambda: json_response(_tokenized(model, body)), model.text_turns)
 
     @found.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Response:
         """The text of token ids, control tokens included."""
         model = server.named(body.model)
-        text = await in_thread(lambda: _decoded(model.tokenizer, body.tokens))
-        return json_response({"content": text, "prompt": text})
+
+        def answer() -> Response:
+            text = _decoded(model.tokenizer, body.tokens)
+            return json_response({"content": text, "prompt": text})
+
+        return await in_thread(answer, model.text_turns)
 
     @found.post("/apply-template")
     async def apply_template(body: TemplateBody) -> Response:
         """The text that the chat template makes of a conversation."""
         model = server.named(body.model)
-        return json_response({"prompt": await in_thread(lambda: _formatted(model, body))})
+        return await in_thread(lambda: json_response({"prompt": _formatted(model, body)}), model.text_turns)
 
     return found
 
