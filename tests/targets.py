@@ -1,8 +1,9 @@
 """The targets that the tests run for: this machine's best level, then those that other machines have.
 
-A test that depends on kernels, packing or printed text is marked `machine`: by its folder, or by itself. `make test`
-runs those as a machine of each lower level, of every test each value of each parameter, and then all tests at the
-best level. What names its target itself is not repeated. `python tests/targets.py` prints the lower levels.
+A test that depends on kernels, packing or printed text is marked `machine`: by its folder, or by itself. A file of such
+a folder that depends on nothing of this is marked `any_machine`. `make test` runs the tests marked `machine` as a machine
+of each lower level, of every test each value of each parameter, and then all tests at the best level. What names its
+target itself is not repeated. `python tests/targets.py` prints the lower levels.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 from rlx.backends.cpu.target import Target, supported_levels
 
 TESTS = Path(__file__).parent
-FOLDERS = ("audio", "backends", "cli", "e2e", "export", "models", "passes", "report", "runners", "runtime", "vision")
+FOLDERS = ("audio", "backends", "e2e", "passes", "runners", "runtime", "vision")
 OTHERS = ("avx2", "generic")
 _NAMES_ITS_TARGET = {"level", "target"}
 
@@ -30,7 +31,8 @@ def lower_levels() -> list[str]:
 def mark(items: Iterable[pytest.Item]) -> None:
     """Marks the tests that are repeated at lower levels."""
     for item in items:
-        if folder_of(item) in FOLDERS and not _names_its_target(item):
+        depends = folder_of(item) in FOLDERS and item.get_closest_marker("any_machine") is None
+        if depends and not _names_its_target(item):
             item.add_marker("machine")
 
 

@@ -56,6 +56,8 @@ def in_options(text: str, options: dict[str, str]) -> str:
     as a name, in backticks, before = or as the subject at the beginning.
     """
     for name, option in options.items():
+        if name not in text:
+            continue
         text = re.sub(rf"`{name}`", option, text)
         text = re.sub(rf"(?<![\w.])`?{name}=(\"[^\"]*\"|'[^']*'|[\w+-]+(?:\.\w+)*)`?", partial(_given, option), text)
         text = re.sub(rf"^{name} (?=is |must )", f"{option} ", text)

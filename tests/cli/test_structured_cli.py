@@ -12,6 +12,8 @@ from rlx.cli.main import cli
 from rlx.cli.output import ENDS
 from rlx.runners import FinishReason
 
+pytestmark = pytest.mark.machine
+
 WHO = {"who": {"enum": ["fox", "dog"]}}
 SCHEMA = {"type": "object", "properties": WHO, "required": ["who"], "additionalProperties": False}
 

@@ -38,6 +38,8 @@ from rlx.errors import (
 )
 from rlx.runtime.store import CacheWarning
 
+pytestmark = pytest.mark.any_machine
+
 
 class Result(NamedTuple):
     code: int

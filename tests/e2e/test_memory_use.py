@@ -18,6 +18,8 @@ from rlx.backends.memory import AlignedBuffer
 from rlx.runners.engine.engine import Engine
 from rlx.runtime.cache import CompileCache
 
+pytestmark = pytest.mark.any_machine
+
 STEPS = 200
 PAIR = {"buckets": {"seq": [1, 16]}}
 MB = 1 << 20

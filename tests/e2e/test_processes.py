@@ -25,6 +25,8 @@ from rlx.runners.engine.costs import profile_step, step_bytes
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.store import CacheWarning, Store, default_root
 
+pytestmark = pytest.mark.any_machine
+
 PROMPT = [5]  # a single token needs one program, that of decode
 LONG = [(37 * i + 11) % 500 for i in range(32)]
 HANGS = 300  # seconds after which a process is taken to hang; it may compile on a busy machine

@@ -18,6 +18,8 @@ from rlx.runners.engine.ahead import Ahead, CompileAheadWarning
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.store import Store
 
+pytestmark = pytest.mark.any_machine
+
 Events = list[tuple[str, int, int]]
 PROFILE = {"buckets": {"seq": [1, 32]}}
 SECONDS = 3  # after which a wait has failed

@@ -25,6 +25,8 @@ from rlx.runners.serving.handle import Handle, Stream, read_together
 from rlx.runners.serving.job import AHEAD, Job
 from rlx.runners.serving.loop import EngineLoop
 
+pytestmark = pytest.mark.any_machine
+
 PROMPT = [3, 1, 4, 1, 5]
 HANGS = 30  # seconds after which a wait has failed
 

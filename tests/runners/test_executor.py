@@ -14,6 +14,8 @@ from rlx.runners.serving.job import AHEAD, Job, Task
 from rlx.runners.serving.scheduler import LEAST, PATIENCE, USUAL_SHARE, StepCost
 from rlx.runners.speculation.drafts import Counters, Drafts
 
+pytestmark = pytest.mark.any_machine
+
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     return [(seed * 7 + i * i) % 41 for i in range(1, length + 1)]

@@ -22,6 +22,8 @@ from fake_engine import FakeEngine
 import rlx
 from rlx.runners.cached import CachedRunner
 
+pytestmark = pytest.mark.any_machine
+
 PROMPT = [3, 1, 4, 1, 5]
 PLACES = ("/rlx/runners/", "/rlx/sampling/")
 

@@ -20,6 +20,8 @@ from rlx.profile.option import option, options_of
 from rlx.runners.builder import setter
 from rlx.runners.opening.options import EngineOptions, takes_options
 
+pytestmark = pytest.mark.any_machine
+
 
 def _size(value: Any) -> int:
     return env.parse_size(str(value), "room")

@@ -18,6 +18,8 @@ from rlx.runners.opening.options import RunnerOptions
 from rlx.runtime.limits import ContextWarning
 from rlx.sampling import SampleOpts
 
+pytestmark = pytest.mark.any_machine
+
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:

@@ -16,6 +16,8 @@ from rlx.runners.generation.stopping import AnswerText, FinishReason, Stopping, 
 from rlx.sampling import SampleOpts, Sampler
 from rlx.text import Tokenizer, load_tokenizer
 
+pytestmark = pytest.mark.any_machine
+
 END = frozenset({9})
 
 

@@ -21,6 +21,8 @@ from rlx.runtime.cache import CacheStats, CompileCache, Files
 from rlx.runtime.key import CompileKey
 from rlx.runtime.store import CacheWarning, Store
 
+pytestmark = pytest.mark.any_machine
+
 
 def key(number: int = 0) -> CompileKey:
     return CompileKey("program", "tiny", phase="decode", options={"number": number})

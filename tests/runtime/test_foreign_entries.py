@@ -25,7 +25,10 @@ HEADERS = {
     "ELF machine 8": b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x01\x00" + (8).to_bytes(2, "little") + bytes(44),
     "Mach-O CPU 0x7": b"\xcf\xfa\xed\xfe" + (7).to_bytes(4, "little") + bytes(24),
 }
-pytestmark = pytest.mark.skipif(Target.host().triple.split("-")[0] != "x86_64", reason="plants code for others")
+pytestmark = [
+    pytest.mark.skipif(Target.host().triple.split("-")[0] != "x86_64", reason="plants code for others"),
+    pytest.mark.any_machine,
+]
 
 
 def graph() -> rlx.Graph:

@@ -19,6 +19,8 @@ from rlx.runtime import cache as caches
 from rlx.runtime import key as keys
 from rlx.runtime.key import ABSENT, CompileKey, diff, digest_text, flatten, source_digest, versions
 
+pytestmark = pytest.mark.any_machine
+
 leaf = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8)
 )

@@ -6,7 +6,11 @@ import gc
 import sys
 import threading
 
+import pytest
+
 from rlx.runtime.live_set import LiveSet
+
+pytestmark = pytest.mark.any_machine
 
 
 class Thing:

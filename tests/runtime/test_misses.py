@@ -15,6 +15,8 @@ from rlx.runtime.key import CompileKey
 from rlx.runtime.misses import explain_miss, fields, why
 from rlx.runtime.store import Store
 
+pytestmark = pytest.mark.any_machine
+
 FEATURES = "+avx,+avx2,+f16c,+fma,+movbe"
 BASE = CompileKey(
     "program",

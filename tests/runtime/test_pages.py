@@ -6,11 +6,14 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlx.runtime.pages import PageAllocator, page_count
 from rlx.runtime.prefix import Checkpoint, PrefixIndex
+
+pytestmark = pytest.mark.any_machine
 
 PAGE = 4
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=22)

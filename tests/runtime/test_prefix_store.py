@@ -23,6 +23,8 @@ from rlx.runtime.prefix_file import MAGIC
 from rlx.runtime.prefix_names import BLOCK, Digests
 from rlx.runtime.prefix_store import PrefixStore, PrefixStoreWarning
 
+pytestmark = pytest.mark.any_machine
+
 PAGE, PAGE_BYTES, MODEL = 64, 96, bytes(range(32))
 KEYS = np.random.default_rng(3).integers(-(2**60), 2**60, 3000)
 

@@ -18,6 +18,8 @@ from rlx.errors import SnapshotError
 from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.runtime.snapshot import Snapshot
 
+pytestmark = pytest.mark.any_machine
+
 
 def snapshot() -> Snapshot:
     random = np.random.default_rng(0)

@@ -36,6 +36,8 @@ from rlx.runtime.key import CompileKey
 from rlx.runtime.store import CacheWarning, Store, default_root
 from rlx.runtime.temporary import temporary
 
+pytestmark = pytest.mark.any_machine
+
 FILES: dict[str, bytes | str] = {
     "program.o": bytes(range(256)),
     "program.ll": "define void @step()\n",
