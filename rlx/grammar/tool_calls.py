@@ -6,7 +6,6 @@ server.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -81,11 +80,8 @@ def _error_of(text: str) -> str:
 
 def _rule(text: Grammar) -> str:
     """A grammar as the rule `answer` of a larger one."""
-    if text.kind == "json_schema":
-        schema = {**json.loads(text.text), "x-guidance": dict(text.options)}
-        return f"{_ANSWER}: %json {json.dumps(schema)}\n"
-    if text.kind == "regex":
-        return f"{_ANSWER}: /{text.text.replace('/', chr(92) + '/')}/\n"
+    if text.kind != "lark":
+        return f"{_ANSWER}: {text.rule}\n"
     if len(_START.findall(text.text)) != 1:
         raise ToolError("the grammar refers to its rule start, which it may not beside tools", where="grammar")
     return _START.sub(_ANSWER, text.text) + "\n"

@@ -5,23 +5,19 @@ Server stage, used by all APIs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from anyio import move_on_after, to_thread
 
-from rlx.errors import DeadlineError, GrammarError, ToolError
+from rlx.errors import DeadlineError
 from rlx.grammar import Grammar, after_thinking
+from rlx.grammar.tool_calls import calls_grammar
 from rlx.serve import record
-from rlx.serve.errors import invalid
-from rlx.text.tool_calls import ToolChoice
 
 if TYPE_CHECKING:
     from rlx.serve.chat_prompt import ChatPrompt
     from rlx.serve.model import ServedModel
-
-_START = re.compile(r"^start\b", re.MULTILINE)
 
 
 async def answer_grammar(
@@ -70,25 +66,4 @@ def _joined(grammar: Grammar | None, prompt: ChatPrompt) -> Grammar | None:
     form, tools, choice = prompt.tool_format, prompt.tools, prompt.choice
     if form is None or not tools:
         return grammar
-    if choice.forced:
-        return _lark(form.grammar(tools, choice, prompt.parallel))
-    if grammar is not None:
-        forced = form.grammar(tools, ToolChoice("required"), prompt.parallel)
-        return _lark(f"start: said | calls\nsaid: {_rule(grammar)}\n{_START.sub('calls', forced)}")
-    return _lark(form.grammar(tools, choice, prompt.parallel)).lazy(form.trigger, repeats=prompt.parallel)
-
-
-def _lark(text: str) -> Grammar:
-    try:
-        return Grammar.lark(text)
-    except GrammarError as error:
-        raise ToolError(f"the schema of a tool cannot be enforced: {error.what}", where="tools") from error
-
-
-def _rule(grammar: Grammar) -> str:
-    """A grammar as the right side of a rule in Lark's syntax."""
-    try:
-        return grammar.rule
-    except GrammarError:
-        hint = "use a JSON schema, or tool_choice none"
-        raise invalid("tools", "they cannot be together with a grammar", hint) from None
+    return calls_grammar(form, tools, choice, prompt.parallel, None if choice.forced else grammar)
