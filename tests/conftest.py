@@ -152,3 +152,20 @@ def browser() -> Iterator[Any]:
     """Chromium; a test that needs it is skipped where it or Playwright is missing."""
     with chromium() as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def small_budget() -> Iterator[None]:
+    """Grammars have a fifth of a second: what is hostile in a test is so on a quick processor, too."""
+    from rlx.grammar import trial
+    from rlx.text.confined import Confined
+
+    program = str(Path(trial.__file__).with_name("trial_main.py"))
+    child = Confined(
+        program, memory=trial._MEMORY, stack=trial._STACK, cpu_seconds=0.2, wall_seconds=trial.WALL_SECONDS
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "_CHILD", child)
+        trial._tried.cache_clear()
+        yield
+    trial._tried.cache_clear()

@@ -100,12 +100,12 @@ class Downloads:
         try:
             if not self._is_there(file):
                 self._download(file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                path.unlink(missing_ok=True)  # a link to nothing
+                _link(self._blob(file), path)
         finally:
             lock.release()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.unlink(missing_ok=True)  # a link to nothing
-            _link(self._blob(file), path)
         return path
 
     def _download(self, file: RemoteFile) -> None:

@@ -16,6 +16,8 @@ from rlx.grammar import Grammar, GrammarCompiler, trial
 from rlx.text import load_tokenizer
 from rlx.text.confined import NOT_STARTED, ConfinedError
 
+pytestmark = pytest.mark.usefixtures("small_budget")
+
 TOKENIZER = load_tokenizer(demo.path())
 COMPILER = GrammarCompiler(lambda: TOKENIZER, TOKENIZER.vocab_size)
 BUDGET = "CPU time|memory|nested too deep|too large|Unable to determine"

@@ -13,6 +13,8 @@ from exchanges import PATH, error_of
 
 from rlx.grammar import trial
 
+pytestmark = pytest.mark.usefixtures("small_budget")
+
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 8, "temperature": 0}
 WAITING = 45  # more than the worker threads of the event loop
 
