@@ -37,8 +37,8 @@ async def answer_grammar(
         timeout: seconds after which the request fails, beside the limits of the server.
 
     Raises:
-        ToolError: tools are forced, or strict, and the schema of one cannot be expressed.
-        ApiError: the grammar of the text and tools cannot be together.
+        ToolError: tools are forced, or strict, and the schema of one cannot be enforced; or the grammar of the text
+            cannot stand beside tools.
         GrammarError: the grammar cannot be compiled.
         DeadlineError: the time of the request ended while it waited.
     """

@@ -51,6 +51,7 @@ def test_answers_follow_their_schemas(runner: Any, name: str) -> None:
     form, prompts = Grammar.json_schema(SCHEMAS[name]), [runner.chat_ids(text) for text in PROMPTS[:3]]
     for found in runner.generate_batch(prompts, 150, sample=DRAWN, grammar=form):
         if name == "anything" and len(found) == 150:  # it may go on for ever, and on some processor it does
+            assert found.finish_reason in (*ENDED, "length")
             continue
         assert found.finish_reason in ENDED and holds(found.text, SCHEMAS[name])
 
