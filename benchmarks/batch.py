@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx.runners.engine import costs
-from rlx.runners.engine.engine import Engine
-from rlx.runtime.batch import Batch, Segment
+from rlx.engine.batch import Batch, Segment
+from rlx.engine.engine import Engine
+from rlx.engine.programs import costs
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}  # of worker 0: all there is with one thread
 

@@ -101,11 +101,11 @@ def child(model: str | None, prompt: str) -> None:
         from rlx import demo
         from rlx.backends.cpu import link, llvm, templates
         from rlx.backends.cpu.launch import code, native
+        from rlx.compiler import compile as compiling
+        from rlx.compiler import tensors
+        from rlx.engine import engine
+        from rlx.engine.opening import setup
         from rlx.passes import pipeline
-        from rlx.runners.engine import engine
-        from rlx.runners.opening import setup
-        from rlx.runtime import compile as compiling
-        from rlx.runtime import tensors
         from rlx.text import chat
 
     for owner, name, phase in (

@@ -29,13 +29,13 @@ from rlx.backends.cpu import machine
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
+from rlx.compiler.autotune import Bench, Case
+from rlx.compiler.compile import Compiler
+from rlx.compiler.limits import worker_count
+from rlx.compiler.profiling import OpTime, op_times, region_seconds
+from rlx.engine.engine import Engine
+from rlx.engine.programs import costs
 from rlx.ir.dtypes import BF16, F16, Q4_K, Q6_K, Q8_0, DType
-from rlx.runners.engine import costs
-from rlx.runners.engine.engine import Engine
-from rlx.runtime.autotune import Bench, Case
-from rlx.runtime.compile import Compiler
-from rlx.runtime.limits import worker_count
-from rlx.runtime.profiling import OpTime, op_times, region_seconds
 
 FORMATS = (Q8_0, Q4_K, Q6_K, BF16, F16)
 K, N = 2048, 32768

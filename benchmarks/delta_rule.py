@@ -32,7 +32,7 @@ from rlx.backends.cpu.ranges import range_step
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target, cpu_count
 from rlx.backends.memory import AlignedBuffer
-from rlx.runtime.compile import Compiler
+from rlx.compiler.compile import Compiler
 
 DIM = 128
 SHAPES = ((16, 16), (32, 16))  # (value heads, key heads); the first is Qwen3.5-0.8B's

@@ -9,8 +9,8 @@ import numpy as np
 from sides import Ids, main
 
 from rlx import SampleOpts, __version__, auto_runner
-from rlx.runners.engine import costs
-from rlx.runners.engine.engine import Engine
+from rlx.engine.engine import Engine
+from rlx.engine.programs import costs
 
 
 class RlxSide:

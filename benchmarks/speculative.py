@@ -25,8 +25,8 @@ from typing import Any
 
 import rlx
 from rlx import demo
+from rlx.engine.speculation.drafts import Counters
 from rlx.errors import UnsupportedModelError
-from rlx.runners.speculation.drafts import Counters
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 OPENING, QUESTION = "Once upon a time", "Write a poem about the sea."

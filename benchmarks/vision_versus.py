@@ -42,9 +42,9 @@ from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.machine import arithmetic_peaks
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target, cpu_count
+from rlx.compiler.compile import Compiler
+from rlx.engine.engine import Engine
 from rlx.models.shapes import SHAPES
-from rlx.runners.engine.engine import Engine
-from rlx.runtime.compile import Compiler
 from rlx.vision.image import Image
 from rlx.vision.options import ImageOptions
 from rlx.vision.processors import ImageProcessor

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rlx import scalars
     from rlx.backends import Device, devices
     from rlx.backends.cpu.target import Target
+    from rlx.compiler.executable import Executable, compile
+    from rlx.engine.kv.snapshot import Snapshot
     from rlx.errors import (
         AmbiguousModelError,
         ArgumentError,
@@ -81,10 +83,8 @@ if TYPE_CHECKING:
         auto_runner,
     )
     from rlx.runners.generator.token_generator import GemmaGenerator, TokenGenerator
-    from rlx.runtime.cache import CompileCache
-    from rlx.runtime.executable import Executable, compile
-    from rlx.runtime.snapshot import Snapshot
     from rlx.sampling import SampleOpts
+    from rlx.store.cache import CompileCache
     from rlx.text import StreamDetokenizer, Tokenizer, load_tokenizer
     from rlx.text.tool_calls import ToolCall, ToolCallDelta
     from rlx.tracing import trace
@@ -94,7 +94,7 @@ __version__ = "0.2.0"
 _HOME = {
     **dict.fromkeys(("Answer", "FinishReason", "Generation", "Handle", "Request"), "rlx.runners"),
     **dict.fromkeys(("Step", "Stream", "TokenLogprob"), "rlx.runners"),
-    "Snapshot": "rlx.runtime.snapshot",
+    "Snapshot": "rlx.engine.kv.snapshot",
     "devices": "rlx.backends",
     "Device": "rlx.backends",
     "Target": "rlx.backends.cpu.target",
@@ -116,9 +116,9 @@ _HOME = {
     "Qwen35Runner": "rlx.runners",
     "SampleOpts": "rlx.sampling",
     "auto_runner": "rlx.runners",
-    "CompileCache": "rlx.runtime.cache",
-    "Executable": "rlx.runtime.executable",
-    "compile": "rlx.runtime.executable",
+    "CompileCache": "rlx.store.cache",
+    "Executable": "rlx.compiler.executable",
+    "compile": "rlx.compiler.executable",
     "StreamDetokenizer": "rlx.text",
     "TokenGenerator": "rlx.runners.generator.token_generator",
     "Tokenizer": "rlx.text",

@@ -1,4 +1,4 @@
-"""Unknown keyword arguments: an error that names ours, also for the names that other libraries use.
+"""Checks of arguments: unknown keywords, with names that other libraries use, and whole numbers.
 
 Every part may ask this module. Public functions are wrapped in `known_arguments`; functions that hand options on use
 `check_arguments`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
+from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
 from rlx.errors import ArgumentError, UnknownArgumentError
@@ -146,3 +147,15 @@ def bound(where: str, arguments: Sequence[Any], options: Mapping[str, Any], *ord
     if orders[0][0] not in found:
         raise ArgumentError(f"{orders[0][0]} is missing", where=where, hint=f"give {ways}")
     return found
+
+
+def whole(name: str, value: Any, least: int, most: int) -> int:
+    """`value` as an int.
+
+    Raises:
+        ArgumentError: it is not a whole number from `least` to `most`.
+    """
+    number = int(value) if not isinstance(value, bool) and isinstance(value, Integral) else None
+    if number is None or not least <= number <= most:
+        raise ArgumentError(f"{name} is {value!r}, expected a whole number from {least} to {most}")
+    return number

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx.compiler.compile import Compilation
+from rlx.engine.opening.options import EngineOptions
+from rlx.engine.programs.ahead import Ahead
+from rlx.engine.programs.ready import ProgramRecord, ReadyPrograms
 from rlx.errors import NumericalError
-from rlx.runners.engine.ahead import Ahead
-from rlx.runners.engine.ready import ProgramRecord, ReadyPrograms
-from rlx.runners.opening.options import EngineOptions
-from rlx.runtime.compile import Compilation
 
 
 def tokens_as_numbers(eog_ids: Collection[int] = ()) -> Any:
@@ -238,7 +238,7 @@ class Opened:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], FakeEngine]) -> Opened:
-    """Puts a module in the place of `rlx.runners.engine.engine` whose `Engine.open` calls `make`."""
+    """Puts a module in the place of `rlx.engine.engine` whose `Engine.open` calls `make`."""
     opened = Opened()
 
     def open_(source: Any, **options: Any) -> FakeEngine:
@@ -252,9 +252,9 @@ def install(monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], FakeEngine])
         opened.engines.append(make(path))
         return opened.engines[-1]
 
-    module = ModuleType("rlx.runners.engine.engine")
+    module = ModuleType("rlx.engine.engine")
     module.Engine = SimpleNamespace(open=open_)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "rlx.runners.engine.engine", module)
+    monkeypatch.setitem(sys.modules, "rlx.engine.engine", module)
     return opened
 
 

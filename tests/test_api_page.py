@@ -9,9 +9,9 @@ import pytest
 from test_seed_api import GENERATOR, RUNNER
 
 import rlx
+from rlx.engine.opening.options import RunnerOptions
 from rlx.profile.option import options_of
 from rlx.runners.builder import RunnerBuilder
-from rlx.runners.opening.options import RunnerOptions
 
 PAGE = (Path(__file__).parent.parent / "docs" / "api.md").read_text(encoding="utf-8")
 SECTION = re.compile(r"^## (?P<owner>\w+).*?$(?P<body>.*?)(?=^## |\Z)", re.M | re.S)

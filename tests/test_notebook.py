@@ -14,9 +14,9 @@ import pytest
 
 import rlx
 from rlx.notebook import MOST_LINES, GrowingText, Stats, card, table
-from rlx.runtime.cache import CacheStats, CompileCache
-from rlx.runtime.entry import Entry
-from rlx.runtime.key import CompileKey
+from rlx.store.cache import CacheStats, CompileCache
+from rlx.store.entry import Entry
+from rlx.store.key import CompileKey
 
 pytestmark = pytest.mark.machine
 

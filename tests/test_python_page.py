@@ -12,8 +12,8 @@ import pytest
 import rlx
 from rlx import demo
 from rlx.arguments import SAMPLING
+from rlx.engine.opening.options import RunnerOptions, meanings
 from rlx.runners.families import FamilyRunner
-from rlx.runners.opening.options import RunnerOptions, meanings
 from rlx.runners.text_runner import _CHAT, _OPTIONS
 from rlx.sampling import SampleOpts
 

@@ -28,6 +28,7 @@ from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.loops import HOLE, Ptr, loop_kernel
 from rlx.backends.cpu.target import Target as CpuTarget
 from rlx.backends.reference.program import Alone, ReferenceProgram
+from rlx.engine.opening.options import EngineOptions
 from rlx.errors import CompileError
 from rlx.ir import flops, infer, interp, ops, text
 from rlx.ir.dims import SEQ
@@ -38,8 +39,7 @@ from rlx.ir.node import Node
 from rlx.ir.op_table import OPS, REQUIRED, Op
 from rlx.passes import pipeline
 from rlx.passes.capabilities import Capabilities
-from rlx.runners.opening.options import EngineOptions
-from rlx.runtime.cache import CompileCache
+from rlx.store.cache import CompileCache
 
 pytestmark = pytest.mark.machine
 

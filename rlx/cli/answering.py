@@ -14,9 +14,9 @@ from rlx.cli.interrupts import Interrupts
 from rlx.cli.output import Answer, Out
 
 if TYPE_CHECKING:
+    from rlx.engine.request.context import PromptLike
     from rlx.grammar import Grammar
     from rlx.runners import CachedRunner
-    from rlx.runners.generation.context import PromptLike
     from rlx.sampling import SampleOpts
     from rlx.vision.image import Image
 
@@ -76,7 +76,7 @@ def template_variables(runner: CachedRunner, thinking: bool | None) -> dict[str,
 
 def _program_seconds(runner: CachedRunner) -> float:
     """The seconds so far in which calls waited for programs that were compiled, or read from the compile cache."""
-    from rlx.runners.engine.tower_programs import TOWER
+    from rlx.engine.programs.tower_programs import TOWER
 
     towers = (each.record.seconds for each in runner.programs if each.record.phase == TOWER)
     return float(sum(row.seconds for row in runner.stats()["programs"].values()) + sum(towers))

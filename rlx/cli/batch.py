@@ -99,7 +99,7 @@ def batch(
 @contextmanager
 def _here(path: str, name: str, engine: dict[str, Any], bar: Bar) -> Iterator[Work]:
     """Answers in this process. The model opens before there is an event loop, which would hold back a Ctrl-C."""
-    from rlx.runners.opening.options import SLOTS
+    from rlx.engine.opening.options import SLOTS
     from rlx.serve.batch.app import AHEAD, answering_with
     from rlx.serve.batch.run import answer_all
 

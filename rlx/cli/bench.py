@@ -18,8 +18,8 @@ from rlx.cli.output import Bars, counted, size, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from rlx.runners.engine.engine import Engine
-    from rlx.runtime.profiling import OpTime
+    from rlx.compiler.profiling import OpTime
+    from rlx.engine.engine import Engine
     from rlx.vision.image import Image
 
 _COUNT = click.IntRange(1)
@@ -67,8 +67,8 @@ def bench(
     """
     from rlx import demo
     from rlx.cli import bench_compare
+    from rlx.engine.engine import Engine
     from rlx.runners.auto import runner_class
-    from rlx.runners.engine.engine import Engine
     from rlx.weights import open_weights
 
     if at_least is not None and compare is None:
@@ -111,7 +111,7 @@ def measure(
     Args:
         warm: called when the programs are compiled, before the first run.
     """
-    from rlx.runners.engine import costs
+    from rlx.engine.programs import costs
 
     ids = [(7919 * i) % engine.config.vocab_size for i in range(prompt)]
     engine.forward(ids)  # compiles, and touches every page

@@ -20,7 +20,7 @@ from rlx.cli.output import table
 from rlx.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from rlx.runners.engine.engine import Engine
+    from rlx.engine.engine import Engine
 
 SLOWER = 3
 """Exit code where `--at-least` is not reached."""
@@ -64,8 +64,8 @@ class Figure:
 
 def about(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str, Any]:
     """Model, conditions, machine and versions of a measurement."""
-    from rlx.runtime.key import versions
-    from rlx.runtime.tuned import machine
+    from rlx.store.key import versions
+    from rlx.store.tuned import machine
 
     stats, path = engine.stats(), engine.weights.loader.path
     described = engine._compiler.target.describe()

@@ -17,9 +17,9 @@ from rlx.cli.output import ago, counted, is_terminal, printable, size, table, wi
 from rlx.errors import CacheError
 
 if TYPE_CHECKING:
-    from rlx.runtime.entry import Entry, Listing
-    from rlx.runtime.key import CompileKey
-    from rlx.runtime.store import Store
+    from rlx.store.entry import Entry, Listing
+    from rlx.store.key import CompileKey
+    from rlx.store.store import Store
 
 _SHOWN, _FEW = 12, 8  # digits of a digest that tell entries apart, and those in a narrow terminal
 _NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -110,9 +110,9 @@ def diff(a: str, b: str) -> None:
 
 def _key_rows(a: CompileKey, b: CompileKey) -> list[tuple[str, str, str]]:
     """The fields of the keys that differ, in the user's words; then those that only follow from others."""
-    from rlx.runtime.key import ABSENT
-    from rlx.runtime.key import diff as differences
-    from rlx.runtime.misses import differing, fields
+    from rlx.store.key import ABSENT
+    from rlx.store.key import diff as differences
+    from rlx.store.misses import differing, fields
 
     left, right = fields(a), fields(b)
     names = [name for name in differing(left, right) if name not in ("graph", "states")]
@@ -226,7 +226,7 @@ def verify(ctx: click.Context, keep: bool) -> None:
 
 def _store() -> Store:
     """The store in its usual place. Naming the folder makes a bad one an error: here somebody asks for it."""
-    from rlx.runtime.store import Store, default_root
+    from rlx.store.store import Store, default_root
 
     return Store(default_root())
 
@@ -244,7 +244,7 @@ def _as_dict(row: Listing) -> dict[str, Any]:
 
 def _facts(row: Listing) -> dict[str, str]:
     """The cells of an entry by column; "" where it has no such thing."""
-    from rlx.runtime.misses import fields
+    from rlx.store.misses import fields
 
     cells = dict.fromkeys(_HEADS, "")
     if row.key is None:
@@ -297,7 +297,7 @@ def _apart(a: Any, b: Any) -> tuple[str, str]:
 
 
 def _text(value: Any) -> str:
-    from rlx.runtime.key import ABSENT
+    from rlx.store.key import ABSENT
 
     if value is ABSENT or isinstance(value, str):
         return str(value)
@@ -313,7 +313,7 @@ def _show_file(entry: Entry, name: str, out: str | None) -> None:
         sys.stdout.buffer.write(data)
         return
     if name.endswith(".o") and f"{name.removesuffix('.o')}.ll" in entry.names:
-        from rlx.runtime.inspection import disassembly
+        from rlx.compiler.inspection import disassembly
 
         data = disassembly(entry, name).encode()
     try:

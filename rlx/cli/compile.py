@@ -17,7 +17,7 @@ from rlx.cli.output import Bars, counted, size
 from rlx.cli.stages import Shown, shown_options
 
 if TYPE_CHECKING:
-    from rlx.runners.engine.ready import ProgramRecord
+    from rlx.engine.programs.ready import ProgramRecord
     from rlx.weights import WeightLoader
 
 CONFIG = "config.json"
@@ -100,8 +100,8 @@ def model_source(
 
 def _usual_shape(engine: dict[str, Any]) -> str | None:
     """The shape to compile for a profile of a family of which there is no model; None where there is one."""
+    from rlx.engine.opening.model_choice import family_without_model
     from rlx.models.shapes import USUAL
-    from rlx.runners.opening.model_choice import family_without_model
 
     profile = read_profile(engine)
     family = family_without_model(None, profile)
@@ -162,8 +162,8 @@ def _line(record: ProgramRecord) -> str:
 
 def _check(model: str | WeightLoader, engine: dict[str, Any], programs: dict[str, Any], as_json: bool) -> None:
     """Raises an error for what does not fit; otherwise prints a line per program that would be compiled."""
-    from rlx.runners.engine.batch import programs_of
-    from rlx.runtime.key import range_text
+    from rlx.engine.programs.batch import programs_of
+    from rlx.store.key import range_text
 
     with open_plan(model, engine) as plan:
         setup = plan.setup

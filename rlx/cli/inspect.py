@@ -104,11 +104,11 @@ def _plain(value: Any) -> Any:
 def _runnable(loader: WeightLoader) -> dict[str, Any]:
     """Whether rlx can run the model; if so its sizes and needs, otherwise the reason."""
     from rlx import models
+    from rlx.engine.opening.opened import open_model
+    from rlx.engine.opening.options import EngineOptions
+    from rlx.engine.opening.setup import Setup
     from rlx.ir.dtypes import DTYPES
     from rlx.runners.auto import runner_class
-    from rlx.runners.opening.opened import open_model
-    from rlx.runners.opening.options import EngineOptions
-    from rlx.runners.opening.setup import Setup
 
     try:
         runner = runner_class(loader)
@@ -146,9 +146,9 @@ def _memory(graphs: Mapping[str, Graph], config: ModelConfig) -> dict[str, Any]:
     """Bytes of the packed weights, of the caches and recurrent states of a session of the default length, and what a
     token adds to them beyond it; `UnsupportedModelError` for a type without kernels.
     """
+    from rlx.compiler.kv import state_bytes
     from rlx.passes.layout import weight_table
     from rlx.profile import CompileProfile
-    from rlx.runtime.kv import state_bytes
 
     tokens, rows = min(config.context, _TOKENS), CompileProfile().buckets[-1]
     states = {name: state_bytes(graph, tokens, rows) for name, graph in graphs.items()}

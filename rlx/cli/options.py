@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.first_use import download_if_agreed
+from rlx.engine.opening.options import EngineOptions
 from rlx.profile.option import Option, options_of
-from rlx.runners.opening.options import EngineOptions
 
 if TYPE_CHECKING:
+    from rlx.engine.opening.setup import Plan
     from rlx.profile import CompileProfile
     from rlx.runners import CachedRunner
     from rlx.runners.auto import Progress
-    from rlx.runners.opening.setup import Plan
     from rlx.weights import WeightLoader
 
 Command = Callable[..., Any]
@@ -124,7 +124,7 @@ def model_path(
         ModelFileError, DownloadError: the model is not there and cannot be downloaded.
     """
     from rlx import demo
-    from rlx.runners.opening.model_choice import choose_model
+    from rlx.engine.opening.model_choice import choose_model
 
     loaded = read_profile(engine) if model is None else None
     choice, profile = choose_model(model, loaded), loaded and loaded.source
@@ -169,8 +169,8 @@ def open_plan(model: str | WeightLoader, engine: dict[str, Any]) -> Iterator[Pla
     Raises:
         ModelFileError, ProfileError, ArgumentError, TargetError: as `auto_runner`.
     """
+    from rlx.engine.opening.setup import Plan
     from rlx.runners.auto import runner_class
-    from rlx.runners.opening.setup import Plan
     from rlx.weights import open_weights
 
     with open_weights(model) if isinstance(model, str) else model as loader:

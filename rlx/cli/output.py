@@ -151,7 +151,7 @@ class Answer:
         keep: Set[int] = frozenset(),
         waited: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        from rlx.runners.generation.stopping import AnswerText
+        from rlx.engine.request.stopping import AnswerText
 
         self.ids: list[int] = []
         self._answer, self._min_tokens = AnswerText(tokenizer, stop, keep), min_tokens

@@ -18,7 +18,7 @@ from rlx.cli.prompt import STDIN
 from rlx.errors import ArgumentError, PromptError, file_error
 
 if TYPE_CHECKING:
-    from rlx.runners.engine.engine import Engine
+    from rlx.engine.engine import Engine
     from rlx.runners.perplexity import Window
 
 MAX_BYTES = 16 << 20  # of a text; a token takes some 100 bytes of memory
@@ -133,8 +133,8 @@ def cut(
 def _opened(path: str, window: int, bars: Bars, **options: Any) -> Any:
     from contextlib import closing
 
+    from rlx.engine.engine import Engine
     from rlx.runners.auto import runner_class
-    from rlx.runners.engine.engine import Engine
     from rlx.weights import open_weights
 
     loader = open_weights(path)

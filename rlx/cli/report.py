@@ -125,12 +125,12 @@ def _make(source: str | WeightLoader, wanted: _Wanted, bars: Bars) -> tuple[Repo
 
 def _programs(loader: WeightLoader, subject: Subject, wanted: _Wanted, bars: Bars) -> tuple[Subject, list[Source]]:
     """Opens the model; the subject with the machine's limits, if they are measured, and the sources of its programs."""
+    from rlx.engine.engine import Engine
+    from rlx.engine.programs.batch import programs_of
+    from rlx.engine.programs.reporting import measure_programs, program_sources
+    from rlx.engine.programs.tower_programs import TOWER
     from rlx.report.source import Problem
     from rlx.runners.auto import runner_class
-    from rlx.runners.engine.batch import programs_of
-    from rlx.runners.engine.engine import Engine
-    from rlx.runners.engine.reporting import measure_programs, program_sources
-    from rlx.runners.engine.tower_programs import TOWER
 
     runner_class(loader)  # names what an unknown architecture lacks
     engine = Engine.open(loader, progress=bars, load=False, **wanted.engine)

@@ -135,7 +135,7 @@ def _given(**values: Any) -> dict[str, Any]:
 
 def _ending(**values: Any) -> dict[str, Any]:
     """The values, checked before a model is opened."""
-    from rlx.runners.generation.stopping import stop_strings
+    from rlx.engine.request.stopping import stop_strings
 
     if values["min_tokens"] > values["max_tokens"]:
         raise click.UsageError(f"--min-tokens {values['min_tokens']} is more than --max-tokens {values['max_tokens']}")

@@ -26,8 +26,8 @@ from rlx.cli.options import (
 from rlx.cli.output import Bars, counted
 from rlx.cli.recording import check_no_trace, recorded, trace_options
 from rlx.cli.sampling import sampling_options
+from rlx.engine.opening.options import RunnerOptions
 from rlx.profile.option import options_of
-from rlx.runners.opening.options import RunnerOptions
 from rlx.serve.options import ServerOptions, served
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _serve_here(models: list[Named], options: ServerOptions, engine: dict[str, A
 
 def _pools(paths: list[str], engine: dict[str, Any]) -> list[dict[str, Any]]:
     """For each of several models the option that says how large its pool of caches is: their shares of the memory."""
-    from rlx.runners.opening.pools import pools_of
+    from rlx.engine.opening.pools import pools_of
 
     if len(paths) == 1:
         return [{}]

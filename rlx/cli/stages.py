@@ -97,9 +97,9 @@ class Shown:
 
     def _print_stage(self, model: str | WeightLoader, engine: dict[str, Any], batch: int, stage: str) -> None:
         """Runs the passes up to a stage, and prints what they made. No code is made, and nothing is stored."""
+        from rlx.engine.programs.batch import programs_of
         from rlx.passes import pipeline
         from rlx.passes.effective import effective
-        from rlx.runners.engine.batch import programs_of
 
         with open_plan(model, engine) as plan:
             profile, target = plan.setup.profile, plan.setup.target
@@ -140,8 +140,8 @@ def chosen_programs(command: Command) -> Command:
 
 def _check_stage(stage: str, phase: str) -> None:
     """Raises `ArgumentError` unless the programs of a phase have the pass."""
+    from rlx.compiler.inspection import unknown
     from rlx.passes import pipeline
-    from rlx.runtime.inspection import unknown
 
     known = {name: ["graph", *pipeline.names(name)] for name in ("prefill", "decode", "batch")}
     others = [name for name, passes in known.items() if stage in passes]

@@ -18,8 +18,8 @@ from rlx.errors import CacheError
 if TYPE_CHECKING:
     from rlx.backends.cpu.target import Target
     from rlx.backends.cpu.tuning import Tuning
-    from rlx.runtime.autotune import Outcome, Row
-    from rlx.runtime.store import Store
+    from rlx.compiler.autotune import Outcome, Row
+    from rlx.store.store import Store
 
 
 @click.command(cls=Command)
@@ -52,8 +52,8 @@ def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: f
 
 def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
     from rlx.backends.cpu.target import Target
-    from rlx.runtime.limits import worker_count
-    from rlx.runtime.tuned import Measured, keep
+    from rlx.compiler.limits import worker_count
+    from rlx.store.tuned import Measured, keep
 
     store = None if dry_run else _writable()
     target, workers = Target.host(), worker_count(threads)
@@ -74,8 +74,8 @@ def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
 def _measure(target: Target, workers: int, seconds: float) -> Outcome:
     from rlx.backends.cpu.launch.threads import WorkerPool
     from rlx.backends.cpu.steps import worker_loop
-    from rlx.runtime import autotune
-    from rlx.runtime.compile import Compiler
+    from rlx.compiler import autotune
+    from rlx.compiler.compile import Compiler
 
     nbytes = autotune.weight_bytes()
     plan = autotune.stages(target, nbytes)
@@ -94,8 +94,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _show() -> None:
     from rlx.backends.cpu.target import Target
-    from rlx.runtime.cache import CompileCache
-    from rlx.runtime.tuned import FILE, find
+    from rlx.store.cache import CompileCache
+    from rlx.store.tuned import FILE, find
 
     target, store = Target.host(), CompileCache.default().store
     found = find(store, target) if store is not None else None
@@ -113,7 +113,7 @@ def _show() -> None:
 
 
 def _reset() -> None:
-    from rlx.runtime.tuned import remove
+    from rlx.store.tuned import remove
 
     click.echo("removed what was measured" if remove(_writable()) else "nothing was measured")
 
@@ -125,7 +125,7 @@ def _writable() -> Store:
         CacheError: it does not.
     """
     from rlx import env
-    from rlx.runtime.store import Store, default_root
+    from rlx.store.store import Store, default_root
 
     policy = env.cache_policy()
     if policy in ("off", "readonly"):

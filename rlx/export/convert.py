@@ -23,7 +23,7 @@ from rlx.export.quantizers import Quantizer
 from rlx.export.tower import tower_config, tower_from_hf
 from rlx.export.writer import Progress, check_output, write_gguf
 from rlx.ir.dtypes import BF16, F16, F32, DType
-from rlx.runtime.cache import CompileCache
+from rlx.store.cache import CompileCache
 from rlx.weights import WeightLoader, open_weights
 from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME
 

@@ -20,7 +20,7 @@ from rlx.export.opened import open_model
 from rlx.export.quantizers import Quantizer
 from rlx.export.writer import Progress, check_output, write_gguf
 from rlx.ir.dtypes import DType
-from rlx.runtime.cache import CompileCache
+from rlx.store.cache import CompileCache
 
 
 @dataclass(frozen=True)

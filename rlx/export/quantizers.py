@@ -22,14 +22,14 @@ from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.steps import step_of, worker_loop
 from rlx.backends.cpu.target import Target
+from rlx.compiler.compile import Compiler
+from rlx.compiler.limits import worker_count
 from rlx.errors import ArgumentError, WeightError
 from rlx.export.model import ExportTensor
 from rlx.export.writer import Planned
 from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, U8, DType
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.compile import Compiler
-from rlx.runtime.key import digest_text
-from rlx.runtime.limits import worker_count
+from rlx.store.cache import CompileCache
+from rlx.store.key import digest_text
 from rlx.weights.closing import Closing
 
 Bytes = npt.NDArray[np.uint8]

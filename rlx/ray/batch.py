@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ResourceError
 from rlx.ray.places import at_least_one, cpus_of, path_on_nodes
-from rlx.runners.opening.options import RunnerOptions
 from rlx.serve.batch.app import AHEAD, answering_with
 from rlx.serve.batch.run import Answering
 from rlx.serve.batch.source import BatchRequest

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from rlx.arguments import SAMPLING, check_arguments
+from rlx.engine.opening.options import SLOTS, RunnerOptions
 from rlx.errors import ArgumentError, RlxError
-from rlx.runners.opening.options import SLOTS, RunnerOptions
 from rlx.serve.prompt_prefix import prompt_text
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError
 from rlx.ray.places import at_least_one, cpus_of, path_on_nodes, range_of
 from rlx.ray.relay import Relay
 from rlx.ray.replica import Replica
 from rlx.ray.router import PrefixRouter
-from rlx.runners.opening.options import RunnerOptions
 from rlx.serve.naming import names_of
 from rlx.serve.options import ServerOptions, served
 

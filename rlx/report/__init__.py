@@ -1,5 +1,5 @@
 """Reports: a page of one HTML file that shows a program from its graph to its assembly, and where its time goes.
 
 Stage between the backends and the runtime. `Source` is what is known of a program, `data` makes plain data of it, and
-`page` puts the data into the page. Who has a program (`rlx.runtime.inspection`, `rlx.cli.report`) makes the source.
+`page` puts the data into the page. Who has a program (`rlx.compiler.inspection`, `rlx.cli.report`) makes the source.
 """

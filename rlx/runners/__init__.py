@@ -1,22 +1,22 @@
 """Runners: a model as something that answers. Between the native programs and the command line.
 
-`base.py` says what every runner offers, `engine/` holds a model's programs, weights and caches, `serving/` drives it
-for any number of callers, `families.py` names the runners, `auto.py` picks one for a path. Names are imported when they
-are first used, so that the command line can read `opening/options.py` quickly.
+`base.py` says what every runner offers, `families.py` names the runners, `auto.py` picks one for a path. The engine
+below holds a model's programs, weights and caches. Names are imported when they are first used, so that the command
+line can read the options quickly.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlx.engine.loop.handle import Handle, Stream
+    from rlx.engine.loop.request_stats import RequestStats
+    from rlx.engine.request.output import Generation, Step, TokenLogprob
+    from rlx.engine.request.request import Request
+    from rlx.engine.request.stopping import FinishReason, Stopping
     from rlx.runners.auto import auto_runner
     from rlx.runners.base import LmRunner
     from rlx.runners.cached import CachedRunner
     from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
-    from rlx.runners.generation.output import Generation, Step, TokenLogprob
-    from rlx.runners.generation.request import Request
-    from rlx.runners.generation.stopping import FinishReason, Stopping
-    from rlx.runners.serving.handle import Handle, Stream
-    from rlx.runners.serving.request_stats import RequestStats
     from rlx.runners.text_runner import Answer, TextRunner
 
 #: Module -> its public names.
@@ -25,11 +25,11 @@ _HOMES = {
     "rlx.runners.base": ("LmRunner",),
     "rlx.runners.cached": ("CachedRunner",),
     "rlx.runners.families": ("GemmaRunner", "Llama32Runner", "Qwen3Runner", "Qwen35Runner"),
-    "rlx.runners.generation.output": ("Generation", "Step", "TokenLogprob"),
-    "rlx.runners.generation.request": ("Request",),
-    "rlx.runners.generation.stopping": ("FinishReason", "Stopping"),
-    "rlx.runners.serving.handle": ("Handle", "Stream"),
-    "rlx.runners.serving.request_stats": ("RequestStats",),
+    "rlx.engine.request.output": ("Generation", "Step", "TokenLogprob"),
+    "rlx.engine.request.request": ("Request",),
+    "rlx.engine.request.stopping": ("FinishReason", "Stopping"),
+    "rlx.engine.loop.handle": ("Handle", "Stream"),
+    "rlx.engine.loop.request_stats": ("RequestStats",),
     "rlx.runners.text_runner": ("Answer", "TextRunner"),
 }
 

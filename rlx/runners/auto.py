@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from rlx.engine.opening.options import RunnerOptions, takes_options
 from rlx.errors import ConfigError, UnsupportedModelError, named_refusals
 from rlx.models import FAMILIES, SUPPORTED
 from rlx.models.architectures import MODEL_TYPES
 from rlx.models.gguf_config import check_language_model
 from rlx.runners.families import RUNNERS, FamilyRunner
-from rlx.runners.opening.options import RunnerOptions, takes_options
 from rlx.tracing import span
 
 if TYPE_CHECKING:
-    from rlx.runners.opening.options import ModelSource
+    from rlx.engine.opening.options import ModelSource
 from rlx.weights.loader import WeightLoader
 
 Progress = Callable[[str, int, int], None]
@@ -120,8 +120,8 @@ def auto_runner(path: ModelSource | None = None, *, options: RunnerOptions) -> F
         ArgumentError, ProfileError, TargetError: an option is out of its range.
         ResourceError: the system refuses memory, threads or file descriptors.
     """
-    from rlx.runners.opening.configured import open_with
-    from rlx.runners.opening.model_choice import choose_model
+    from rlx.engine.opening.configured import open_with
+    from rlx.engine.opening.model_choice import choose_model
 
     if isinstance(path, str | PathLike) or path is None:
         path = choose_model(path, options.profile).path

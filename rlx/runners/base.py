@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from rlx.backends import Device
+from rlx.engine.images import ImageInput, placed
+from rlx.engine.loop.bell import Bell
+from rlx.engine.loop.handle import Handle, Stream, read_together
+from rlx.engine.loop.job import DraftsOf, Job
+from rlx.engine.loop.loop import EngineLoop
+from rlx.engine.loop.recompute import RecomputeEngine
+from rlx.engine.opening.options import known_arguments
+from rlx.engine.request.context import Context, PromptLike
+from rlx.engine.request.output import Generation, Logits, Output, log_probs
+from rlx.engine.request.request import Request
+from rlx.engine.request.stopping import OnToken, Stopping, checked_count
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
 from rlx.grammar.compiler import GrammarCompiler
 from rlx.grammar.grammar import Grammar, chosen_grammar
-from rlx.runners.generation.context import Context, PromptLike
-from rlx.runners.generation.output import Generation, Logits, Output, log_probs
-from rlx.runners.generation.request import Request
-from rlx.runners.generation.stopping import OnToken, Stopping, checked_count
-from rlx.runners.images import ImageInput, placed
-from rlx.runners.opening.options import known_arguments
-from rlx.runners.serving.bell import Bell
-from rlx.runners.serving.handle import Handle, Stream, read_together
-from rlx.runners.serving.job import DraftsOf, Job
-from rlx.runners.serving.loop import EngineLoop
-from rlx.runners.serving.recompute import RecomputeEngine
 from rlx.sampling import SampleOpts, Sampler
 from rlx.sampling.options import Sample, resolved
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from rlx.engine.opening.options import EngineOptions, RunnerOptions
 from rlx.errors import ArgumentError
 from rlx.profile.option import options_of
-from rlx.runners.opening.options import EngineOptions, RunnerOptions
 
 if TYPE_CHECKING:
-    from rlx.runners.generation.stopping import OnToken
-    from rlx.runners.opening.options import ModelSource
+    from rlx.engine.opening.options import ModelSource
+    from rlx.engine.request.stopping import OnToken
 
 R = TypeVar("R")
 

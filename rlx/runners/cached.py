@@ -11,30 +11,30 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from rlx.engine.batch import Batch, Segment
+from rlx.engine.loop.handle import Handle
+from rlx.engine.loop.job import DraftsOf
+from rlx.engine.loop.loop import EngineLoop
+from rlx.engine.loop.recompute import RecomputeEngine
+from rlx.engine.opening.options import SLOTS, STALL_MS
+from rlx.engine.programs.ready import ReadyPrograms
+from rlx.engine.request.context import Context, PromptLike
+from rlx.engine.request.output import Generation, Logits
+from rlx.engine.request.request import Request
+from rlx.engine.request.stopping import OnToken
+from rlx.engine.speculation.drafts import Counters, Drafts
+from rlx.engine.speculation.prompt_lookup import PromptLookup
+from rlx.engine.token_engine import TokenEngine
 from rlx.errors import ArgumentError, TokenizerError, UnsupportedModelError
 from rlx.notebook import Stats, card
 from rlx.runners.base import GREEDY, Plan, checked_speculation
-from rlx.runners.engine.ready import ReadyPrograms
-from rlx.runners.engine.token_engine import TokenEngine
-from rlx.runners.generation.context import Context, PromptLike
-from rlx.runners.generation.output import Generation, Logits
-from rlx.runners.generation.request import Request
-from rlx.runners.generation.stopping import OnToken
-from rlx.runners.opening.options import SLOTS, STALL_MS
-from rlx.runners.serving.handle import Handle
-from rlx.runners.serving.job import DraftsOf
-from rlx.runners.serving.loop import EngineLoop
-from rlx.runners.serving.recompute import RecomputeEngine
 from rlx.runners.session import SessionRunner
-from rlx.runners.speculation.drafts import Counters, Drafts
-from rlx.runners.speculation.prompt_lookup import PromptLookup
-from rlx.runtime.batch import Batch, Segment
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
 
 if TYPE_CHECKING:
+    from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
     from rlx.models.config import ModelConfig
-    from rlx.runtime.prompt_embeddings import PromptEmbeddings
     from rlx.text.tokenizer import Tokenizer
     from rlx.weights import ModelWeights
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from rlx import env
+from rlx.engine.opening.options import RunnerOptions, method_takes_options
 from rlx.errors import named_refusals
 from rlx.runners.builder import RunnerBuilder
 from rlx.runners.cached import CachedRunner
-from rlx.runners.opening.options import RunnerOptions, method_takes_options
 
 if TYPE_CHECKING:
-    from rlx.runners.engine.token_engine import TokenEngine
-    from rlx.runners.opening.options import ModelSource
+    from rlx.engine.opening.options import ModelSource
+    from rlx.engine.token_engine import TokenEngine
 
 
 class FamilyRunner(CachedRunner):
@@ -43,7 +43,7 @@ class FamilyRunner(CachedRunner):
             ModelFileError: the file cannot be used.
             ArgumentError, ProfileError, TargetError: an option is out of its range.
         """
-        from rlx.runners.opening.configured import open_with
+        from rlx.engine.opening.configured import open_with
 
         engine = open_engine(path if options.config is None else open_with(path, options.config), options)
         try:
@@ -85,7 +85,7 @@ RUNNERS: dict[str, type[FamilyRunner]] = {
 @named_refusals()
 def open_engine(path: ModelSource, options: RunnerOptions) -> TokenEngine:
     """`Engine.open`; imported here because the engine imports the compiler."""
-    from rlx.runners.engine.engine import Engine
+    from rlx.engine.engine import Engine
 
     if options.compile_ahead is None:
         options = replace(options, compile_ahead=env.compile_ahead())

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.arguments import bound
+from rlx.arguments import bound, whole
 from rlx.audio.audio import Audio
+from rlx.engine.images import ImageInput, PlacedImages, placed
+from rlx.engine.request.context import PromptLike, no_tower
+from rlx.engine.request.output import Generation, Logits
 from rlx.errors import ArgumentError, MultimodalError
 from rlx.prompt import Prompt, read_audio, read_images
-from rlx.runners.generation.context import PromptLike, no_tower
-from rlx.runners.generation.output import Generation, Logits
-from rlx.runners.images import ImageInput, PlacedImages, placed
 from rlx.runners.text_runner import TextRunner
-from rlx.runtime.limits import whole
 from rlx.text.fence import Fence
 from rlx.text.image_parts import ImageTokens
 from rlx.vision.image import Image

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlx.engine.engine import Engine
+from rlx.engine.request.checks import check_finite
+from rlx.engine.request.output import Logits
+from rlx.engine.stepper import ALL_ROWS_VALUES
 from rlx.errors import ArgumentError, PromptError
-from rlx.runners.engine.engine import Engine
-from rlx.runners.engine.stepper import ALL_ROWS_VALUES
-from rlx.runners.generation.checks import check_finite
-from rlx.runners.generation.output import Logits
 
 Floats = npt.NDArray[np.float64]
 

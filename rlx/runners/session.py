@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from rlx.engine.batch import Batch, Segment
+from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
+from rlx.engine.kv.sequence import Sequence
+from rlx.engine.loop.job import Job
+from rlx.engine.loop.loop import EngineLoop
+from rlx.engine.request.checks import check_finite, check_ids
+from rlx.engine.request.context import Context, PromptLike
+from rlx.engine.request.output import Logits, Step, candidate, likeliest, log_probs
+from rlx.engine.token_engine import TokenEngine
 from rlx.errors import ArgumentError, BusyError, PromptError
-from rlx.runners.engine.token_engine import TokenEngine
-from rlx.runners.generation.checks import check_finite, check_ids
-from rlx.runners.generation.context import Context, PromptLike
-from rlx.runners.generation.output import Logits, Step, candidate, likeliest, log_probs
 from rlx.runners.multimodal import MultimodalRunner
-from rlx.runners.serving.job import Job
-from rlx.runners.serving.loop import EngineLoop
-from rlx.runtime.batch import Batch, Segment
-from rlx.runtime.prompt_embeddings import PromptEmbeddings
-from rlx.runtime.sequence import Sequence
 
 if TYPE_CHECKING:
-    from rlx.runtime.snapshot import Snapshot
+    from rlx.engine.kv.snapshot import Snapshot
 
 T = TypeVar("T")
 Floats = npt.NDArray[np.float64]

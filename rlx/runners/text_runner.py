@@ -12,6 +12,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx.arguments import SAMPLING, check_arguments
+from rlx.engine.loop.handle import Stream
+from rlx.engine.opening.options import OPENING
+from rlx.engine.request.context import Context, no_tower
+from rlx.engine.request.output import Generation, Step
+from rlx.engine.request.stopping import AnswerText, FinishReason, checked_count, stop_strings
 from rlx.errors import ArgumentError
 from rlx.grammar.grammar import chosen_grammar
 from rlx.grammar.parsed import parsed
@@ -19,11 +24,6 @@ from rlx.grammar.thinking import after_thinking
 from rlx.grammar.tool_calls import calls_grammar
 from rlx.prompt import Prompt, read_images
 from rlx.runners.base import LmRunner
-from rlx.runners.generation.context import Context, no_tower
-from rlx.runners.generation.output import Generation, Step
-from rlx.runners.generation.stopping import AnswerText, FinishReason, checked_count, stop_strings
-from rlx.runners.opening.options import OPENING
-from rlx.runners.serving.handle import Stream
 from rlx.sampling.options import combined
 from rlx.text.tool_calls.call import ToolCall, whole_calls
 from rlx.tracing import span

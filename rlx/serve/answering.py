@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
+from rlx.engine.request.output import candidate
 from rlx.runners import FinishReason, Step
-from rlx.runners.generation.output import candidate
-from rlx.runners.serving.together import Together
+from rlx.runners.together import Together
 from rlx.serve.generation import (
     Delta,
     End,

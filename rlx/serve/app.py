@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import rlx
+from rlx.engine.opening.options import SLOTS
 from rlx.errors import RlxError
-from rlx.runners.opening.options import SLOTS
 from rlx.serve import messages, ollama, page, record, responses, status
 from rlx.serve.admission import Gate
 from rlx.serve.asgi import call

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rlx.engine.request.context import Context
 from rlx.prompt import Prompt
-from rlx.runners.generation.context import Context
 from rlx.serve.conversation import checked_messages, checked_variables, last_answer, merged_system
 from rlx.serve.media import load_images
 from rlx.text.answer import AnswerParser, kept_ids

@@ -14,7 +14,7 @@ from rlx.runners import TokenLogprob
 from rlx.sampling import SampleOpts
 
 if TYPE_CHECKING:
-    from rlx.runners.generation.context import Context
+    from rlx.engine.request.context import Context
     from rlx.text.answer import AnswerPart
     from rlx.text.tool_calls import ToolCallDelta
 

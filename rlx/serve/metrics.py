@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 import rlx
+from rlx.engine.loop.executor import GAP_BOUNDS
 from rlx.errors import BusyError
-from rlx.runners.serving.executor import GAP_BOUNDS
 from rlx.serve.admission import Gate
 from rlx.serve.llama_metrics import llama_metrics
 from rlx.serve.record import Answered, RequestRecord

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
+from rlx.engine.request.context import Context
 from rlx.errors import PromptError
 from rlx.prompt import Prompt
 from rlx.runners import Request
-from rlx.runners.generation.context import Context
-from rlx.runners.serving.together import Together
+from rlx.runners.together import Together
 from rlx.sampling import SampleOpts
 from rlx.serve import record
 from rlx.serve.answering import Answering

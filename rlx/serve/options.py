@@ -1,6 +1,6 @@
 """The options of the server: one field each, from which `rlx serve` and the tables of the documentation are made.
 
-Server stage. How a model is opened and computed is said by `rlx.runners.opening.options`; here is what HTTP adds to it.
+Server stage. How a model is opened and computed is said by `rlx.engine.opening.options`; here is what HTTP adds to it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlx import env
+from rlx.engine.opening.options import BATCH
 from rlx.errors import ArgumentError
 from rlx.profile.option import option, options_of
-from rlx.runners.opening.options import BATCH
 from rlx.sampling import SampleOpts
 
 HOST, PORT = "127.0.0.1", 8080

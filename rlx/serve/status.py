@@ -20,7 +20,7 @@ from rlx.serve.settings import sampling_settings
 from rlx.serve.streaming import json_bytes
 
 if TYPE_CHECKING:
-    from rlx.runners.serving.request_stats import ActiveRequest
+    from rlx.engine.loop.request_stats import ActiveRequest
     from rlx.serve.app import Server
 
 PROBES = frozenset({"/health", "/v1/health", "/ping", "/metrics", "/slots", "/favicon.ico"})

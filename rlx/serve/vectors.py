@@ -11,8 +11,8 @@ import numpy as np
 from rlx.serve.model import in_thread
 
 if TYPE_CHECKING:
-    from rlx.runners.generation.context import Context
-    from rlx.runners.generation.output import Logits
+    from rlx.engine.request.context import Context
+    from rlx.engine.request.output import Logits
     from rlx.serve.model import ServedModel
 
 

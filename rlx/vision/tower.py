@@ -16,6 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.base import Program, Workers
+from rlx.compiler.compile import CompiledProgram, Compiler, Progress
+from rlx.compiler.kv import States
+from rlx.compiler.profiling import step_flops
+from rlx.compiler.tensors import Tensors
 from rlx.errors import ModelFileError, named_refusals
 from rlx.ir.dtypes import BF16, F32, DType
 from rlx.ir.graph import Graph
@@ -25,10 +29,6 @@ from rlx.models.vision_towers import TOWERS, Build
 from rlx.passes.layout import weight_table
 from rlx.passes.quantize import multiplies_bf16
 from rlx.profile import CompileProfile
-from rlx.runtime.compile import CompiledProgram, Compiler, Progress
-from rlx.runtime.kv import States
-from rlx.runtime.profiling import step_flops
-from rlx.runtime.tensors import Tensors
 from rlx.vision.places import place_inputs
 from rlx.vision.processors import Patches
 from rlx.vision.weights import TowerWeights

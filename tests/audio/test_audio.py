@@ -15,10 +15,10 @@ from gguf import GGUFReader
 
 import rlx
 from rlx.audio.audio import RATE, Audio
+from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.errors import AudioError, MultimodalError, PromptError
 from rlx.export.convert import convert
 from rlx.runners import LmRunner
-from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 
 TOKEN = 13  # of a row of audio in the golden model
 IDS = [2, 5, 60, 61, 11, TOKEN, 12, 62, 63, 6]

@@ -23,7 +23,7 @@ from rlx.ir.dtypes import KV_DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.runners import CachedRunner
-from rlx.runtime.cache import CompileCache
+from rlx.store.cache import CompileCache
 
 PROMPT = [5, 9, 2, 7, 5, 9, 2, 7, 5, 9]
 SMALL: dict[str, Any] = {"max_seq": 64, "profile": {"buckets": {"seq": [1, 32]}}, "compile_ahead": False, "threads": 2}

@@ -23,8 +23,8 @@ from rlx.errors import CacheError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph
-from rlx.runtime.key import CompileKey, digest_text
-from rlx.runtime.store import Store
+from rlx.store.key import CompileKey, digest_text
+from rlx.store.store import Store
 
 FEATURES = "+avx,+avx2,+f16c,+fma,+movbe"
 DECODE = CompileKey(

@@ -205,15 +205,15 @@ def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch
     def refuse(self: object, name: str, data: bytes) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("rlx.runtime.store.Store.write_file", refuse)
+    monkeypatch.setattr("rlx.store.store.Store.write_file", refuse)
     found = Findings()
     assert installation.cache(found)["writable"] is False
     assert "cannot be written: Permission denied" in whats(found)[0]
 
 
 def test_damaged_entries_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlx.runtime.key import CompileKey
-    from rlx.runtime.store import Store
+    from rlx.store.key import CompileKey
+    from rlx.store.store import Store
 
     monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
     entry = Store(tmp_path / "cache").put(CompileKey("pack", "x"), {"a.txt": b"right"})

@@ -15,12 +15,12 @@ import rlx
 from rlx import demo
 from rlx.backends.cpu.target import Target
 from rlx.cli.main import cli
+from rlx.compiler.compile import Compiler
+from rlx.engine.opening.options import EngineOptions
+from rlx.engine.opening.setup import Plan
 from rlx.models.shapes import SHAPES, USUAL
 from rlx.profile import compile_profile
 from rlx.profile.keys import FAMILIES, KEYS
-from rlx.runners.opening.options import EngineOptions
-from rlx.runners.opening.setup import Plan
-from rlx.runtime.compile import Compiler
 from rlx.weights import open_weights
 
 

@@ -15,11 +15,12 @@ from click.testing import CliRunner, Result
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.cli.main import cli
-from rlx.runtime import autotune, tuned
-from rlx.runtime.autotune import Case
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.compile import Compiler
-from rlx.runtime.store import CacheWarning, Store
+from rlx.compiler import autotune
+from rlx.compiler.autotune import Case
+from rlx.compiler.compile import Compiler
+from rlx.store import tuned
+from rlx.store.cache import CompileCache
+from rlx.store.store import CacheWarning, Store
 
 DEFAULT = Target.host().default_tuning
 

@@ -36,7 +36,7 @@ from rlx.errors import (
     UnsupportedModelError,
     WeightError,
 )
-from rlx.runtime.store import CacheWarning
+from rlx.store.store import CacheWarning
 
 pytestmark = pytest.mark.any_machine
 

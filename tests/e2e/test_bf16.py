@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 import rlx
 from rlx import CTX, SEQ, dtypes, ops
 from rlx.backends.cpu.target import Target, supported_levels
+from rlx.compiler.compile import Compiler
 from rlx.ir.meaning import round_to
 from rlx.passes.options import Options
-from rlx.runtime.compile import Compiler
 
 Array = NDArray[Any]
 

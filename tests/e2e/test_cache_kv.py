@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.engine.kv import kept_prefixes
+from rlx.engine.kv.prefix_store import PrefixStoreWarning
 from rlx.errors import ArgumentError
-from rlx.runtime import kept_prefixes
-from rlx.runtime.prefix_store import PrefixStoreWarning
 
 PROFILE: dict[str, Any] = {"buckets": {"seq": [1, 32]}}
 FAMILIES = ("llama", "gemma3", "gemma3n", "gemma4-e2b", "qwen35")
 IDS = np.random.default_rng(7).integers(3, 400, 2000).tolist()
 SYSTEM = IDS[:300]
 
-pytestmark = pytest.mark.filterwarnings("ignore::rlx.runtime.limits.ContextWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rlx.compiler.limits.ContextWarning")
 
 
 @pytest.fixture

@@ -16,16 +16,16 @@ import toy
 
 import rlx
 from rlx.backends.cpu.target import Target, supported_levels
+from rlx.engine import engine as engine_module
+from rlx.engine.engine import Engine
+from rlx.engine.stepper import Stepper
 from rlx.errors import ArgumentError, BusyError, PromptError, TargetError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.passes import pipeline
 from rlx.passes.options import FUSIONS, Options
-from rlx.runners.engine import engine as engine_module
-from rlx.runners.engine.engine import Engine
-from rlx.runners.engine.stepper import Stepper
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.store import Store, default_root
+from rlx.store.cache import CompileCache
+from rlx.store.store import Store, default_root
 
 Array = np.ndarray[Any, Any]
 

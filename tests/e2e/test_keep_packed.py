@@ -15,12 +15,12 @@ from click.testing import CliRunner
 import rlx
 from rlx import ArgumentError, ResourceError, platform
 from rlx.cli.main import cli
+from rlx.compiler.packed_cache import ALIGNMENT, DATA, PackedWeightCache
 from rlx.env import Policy
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.entry import Listing
-from rlx.runtime.key import CompileKey
-from rlx.runtime.packed_cache import ALIGNMENT, DATA, PackedWeightCache
-from rlx.runtime.store import CacheWarning, Store
+from rlx.store.cache import CompileCache
+from rlx.store.entry import Listing
+from rlx.store.key import CompileKey
+from rlx.store.store import CacheWarning, Store
 from rlx.weights import open_weights
 from rlx.weights.gguf import GgufFile
 

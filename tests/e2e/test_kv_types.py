@@ -9,8 +9,8 @@ import pytest
 
 import rlx
 from rlx import demo
+from rlx.engine.engine import Engine
 from rlx.errors import ArgumentError
-from rlx.runners.engine.engine import Engine
 
 types = pytest.mark.parametrize("dtype", ["q8_0", "q4_0"])
 PROMPT = "Once upon a time there was"

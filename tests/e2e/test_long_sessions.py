@@ -14,13 +14,13 @@ import pytest
 
 import rlx
 from rlx import models
+from rlx.engine.engine import Engine
+from rlx.engine.programs import costs
+from rlx.engine.programs.program_spec import DECODE
 from rlx.errors import ArgumentError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
 from rlx.runners.cached import CachedRunner
-from rlx.runners.engine import costs
-from rlx.runners.engine.engine import Engine
-from rlx.runners.engine.program_spec import DECODE
 from rlx.weights import ModelWeights, open_weights
 
 Array = np.ndarray[Any, Any]

@@ -15,8 +15,8 @@ from resident import rss_bytes
 import rlx
 from rlx.backends.cpu.launch.native import NativeProgram
 from rlx.backends.memory import AlignedBuffer
-from rlx.runners.engine.engine import Engine
-from rlx.runtime.cache import CompileCache
+from rlx.engine.engine import Engine
+from rlx.store.cache import CompileCache
 
 pytestmark = pytest.mark.any_machine
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx.engine.batch import Batch, Segment
+from rlx.engine.engine import Engine
+from rlx.engine.kv import pool_memory, pool_size
+from rlx.engine.kv.pool_size import pool_bytes
+from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.errors import ArgumentError, BusyError, PoolFullError, PromptError, ResourceError
 from rlx.platform import Platform
 from rlx.platform.linux import Linux
-from rlx.runners.engine.engine import Engine
-from rlx.runtime import pool_memory, pool_size
-from rlx.runtime.batch import Batch, Segment
-from rlx.runtime.pool_size import pool_bytes
-from rlx.runtime.sequence import Sequence as PoolSequence
 
 Array = np.ndarray[Any, Any]
 
@@ -29,7 +29,7 @@ FAMILIES = {"llama": "full", "gemma3": "windows", "qwen35": "recurrent"}
 CLOSE = 2e-5  # of the largest logit
 IDS = np.random.default_rng(0).integers(3, 400, 2000).tolist()
 
-pytestmark = pytest.mark.filterwarnings("ignore::rlx.runtime.limits.ContextWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rlx.compiler.limits.ContextWarning")
 
 
 def opened(goldens: Path, family: str, **options: Any) -> Engine:

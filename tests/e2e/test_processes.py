@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.engine.programs.costs import profile_step, step_bytes
 from rlx.errors import CacheError
-from rlx.runners.engine.costs import profile_step, step_bytes
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.store import CacheWarning, Store, default_root
+from rlx.store.cache import CompileCache
+from rlx.store.store import CacheWarning, Store, default_root
 
 pytestmark = pytest.mark.any_machine
 
@@ -137,8 +137,8 @@ AT_ONCE = """
     import json, os, time
     from pathlib import Path
     import rlx
-    from rlx.runtime.cache import CompileCache
-    from rlx.runtime.compile import Compiler
+    from rlx.store.cache import CompileCache
+    from rlx.compiler.compile import Compiler
 
     meeting, build = Path({meeting!r}), Compiler._build_program
 
@@ -342,7 +342,7 @@ PLACES = {
     "in the passes": ("rlx.passes.pipeline", "lower"),
     "in the kernels": ("rlx.backends.cpu.link", "link_program"),
     "in LLVM": ("rlx.backends.cpu.llvm", "optimize"),
-    "in the store": ("rlx.runtime.entry", "fill"),
+    "in the store": ("rlx.store.entry", "fill"),
 }
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from models.golden_files import FILES, QUANTIZED
 
+from rlx.engine.batch import Batch, Segment
+from rlx.engine.engine import Engine
+from rlx.engine.kv.sequence import Sequence as TokenSequence
 from rlx.profile import CompileProfile
-from rlx.runners.engine.engine import Engine
-from rlx.runtime.batch import Batch, Segment
-from rlx.runtime.sequence import Sequence as TokenSequence
 
 Array = np.ndarray[Any, Any]
 Rows = dict[int, Array]  # position -> the logits after it

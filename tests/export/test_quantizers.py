@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from rlx.backends.cpu.loops import python_form
 from rlx.backends.cpu.target import Target
+from rlx.compiler.compile import Compiler
 from rlx.errors import ArgumentError, WeightError
 from rlx.export import quantizers
 from rlx.export.quantizers import ENCODERS, Quantizer, kernel
 from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
-from rlx.runtime.compile import Compiler
 
 Floats = NDArray[np.float32]
 SIMPLE = [F16, BF16, Q8_0, Q4_0, Q5_0, Q5_1]

@@ -12,13 +12,13 @@ from types import ModuleType
 import pytest
 
 import rlx
+from rlx.compiler.compile import Compiler
+from rlx.engine.opening.options import EngineOptions
+from rlx.engine.opening.setup import Plan
 from rlx.errors import ArgumentError, ConfigError, UnsupportedModelError, WeightError
 from rlx.export.unwritten import header_of_config, header_of_shape
 from rlx.models.shapes import SHAPES
-from rlx.runners.opening.options import EngineOptions
-from rlx.runners.opening.setup import Plan
-from rlx.runtime.compile import Compiler
-from rlx.runtime.store import Store
+from rlx.store.store import Store
 from rlx.weights import WeightLoader, open_weights
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -26,10 +26,10 @@ from pathlib import Path
 
 from rlx.errors import RlxError
 from rlx.export.convert import convert
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.entry import LargeFile
-from rlx.runtime.key import CompileKey
-from rlx.runtime.store import Store
+from rlx.store.cache import CompileCache
+from rlx.store.entry import LargeFile
+from rlx.store.key import CompileKey
+from rlx.store.store import Store
 
 GOLDEN = Path(__file__).parent.parent / "data" / "goldens" / "qwen3" / "hf"
 KEYS = 6  # entries that are stored and replaced

@@ -92,8 +92,8 @@ def prepare(kind: str) -> None:
 def use_model(path: Path) -> None:
     """Opens a model and does everything that comes before compiling, then reads the tokenizer."""
     from rlx import models
+    from rlx.engine.opening.opened import check_types, open_model, tokenizer_of
     from rlx.ir.dtypes import F16
-    from rlx.runners.opening.opened import check_types, open_model, tokenizer_of
     from rlx.weights.loader import open_weights
 
     with open_weights(path) as loader:
@@ -140,7 +140,7 @@ def use_template(folder: Path) -> None:
 
 
 def use_snapshot(folder: Path) -> None:
-    from rlx.runtime.snapshot import Snapshot
+    from rlx.engine.kv.snapshot import Snapshot
 
     found = Snapshot.load(folder / "s")
     assert found.nbytes >= 0 and all(array.nbytes >= 0 for array in found.arrays.values())
@@ -239,7 +239,7 @@ def make_template(rng: random.Random, folder: Path) -> None:
 
 
 def make_snapshot(rng: random.Random, folder: Path) -> None:
-    from rlx.runtime.snapshot import Snapshot
+    from rlx.engine.kv.snapshot import Snapshot
 
     arrays = {"k.0": np.zeros((2, 3, 8), np.float16), "net.1": np.ones((4, 4), np.float32)}
     Snapshot((5, 0, 7), arrays, {"k.0": "full f16", "net.1": "recurrent"}, "a model").save(folder / "s")

@@ -12,9 +12,9 @@ from faults import inject, injected
 import rlx
 from rlx.export.convert import convert
 from rlx.export.quantize import quantize
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.key import CompileKey
-from rlx.runtime.store import Store
+from rlx.store.cache import CompileCache
+from rlx.store.key import CompileKey
+from rlx.store.store import Store
 
 FILES: dict[str, bytes | str] = {"program.o": b"x" * 5000, "ir/00-graph.txt": "x", "manifest.json": "{}"}
 MOST = 400  # faults of a kind in one action

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from rlx.engine.opening.opened import open_model
 from rlx.errors import ModelFileError, RlxError
-from rlx.runners.opening.opened import open_model
 from rlx.weights import open_weights
 from rlx.weights.safetensors import parse_header
 

@@ -13,9 +13,9 @@ from schemas import NUMBER, PROMPTS, SCHEMAS, TEXT, closed, several
 
 import rlx
 from rlx import demo
+from rlx.engine.loop import executor
 from rlx.errors import GrammarError, RlxError, SamplingError
 from rlx.grammar import Grammar, GrammarCompiler
-from rlx.runners.serving import executor
 from rlx.text import load_tokenizer
 
 SCHEMA = closed({"name": TEXT, "kind": {"enum": ["fox", "dog"]}, "friends": several(closed({"age": NUMBER}), 2, 1)})

@@ -11,6 +11,8 @@ from hypothesis import given
 
 from ir.random_graphs import graphs
 from rlx import demo
+from rlx.engine.opening.options import EngineOptions
+from rlx.engine.opening.setup import Plan
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph
@@ -19,8 +21,6 @@ from rlx.ir.text import dumps, loads
 from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.passes.program import Program
-from rlx.runners.opening.options import EngineOptions
-from rlx.runners.opening.setup import Plan
 from rlx.weights import open_weights
 
 

@@ -11,11 +11,11 @@ import pytest
 from golden_files import logits_of
 from random_checkpoints import FULL, LINEAR, MODEL_TYPES, Config, checkpoint
 
+from rlx.engine.engine import Engine
+from rlx.engine.opening.opened import open_model
 from rlx.ir.dtypes import F32
 from rlx.models import build
-from rlx.runners.engine.engine import Engine
-from rlx.runners.opening.opened import open_model
-from rlx.runtime.cache import CompileCache
+from rlx.store.cache import CompileCache
 from rlx.weights import open_weights
 
 CHUNKS = (7, 1, 9, 8, 1, 1)  # tokens at a time; the largest window is 20

@@ -20,6 +20,11 @@ from profile_strategies import phases
 import rlx
 from rlx import CompileProfile
 from rlx.backends.cpu.target import Target, cpu_count, supported_levels
+from rlx.compiler.compile import Compiler
+from rlx.engine.opening.model_choice import choose_model
+from rlx.engine.opening.options import EngineOptions
+from rlx.engine.opening.setup import Plan
+from rlx.engine.programs.program_spec import ProgramSpec
 from rlx.errors import ProfileError
 from rlx.ir import custom, ops
 from rlx.ir.custom import custom_op
@@ -31,13 +36,8 @@ from rlx.passes.effective import effective
 from rlx.passes.options import PASSES, Options
 from rlx.profile import PhaseProfile
 from rlx.profile.keys import KEYS
-from rlx.runners.engine.program_spec import ProgramSpec
-from rlx.runners.opening.model_choice import choose_model
-from rlx.runners.opening.options import EngineOptions
-from rlx.runners.opening.setup import Plan
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.compile import Compiler
-from rlx.runtime.key import CompileKey
+from rlx.store.cache import CompileCache
+from rlx.store.key import CompileKey
 from rlx.weights import open_weights
 
 PASTS = ((0, 1), (3, 4), (33, 64), (7, 7))
@@ -186,7 +186,7 @@ class Case:
 
     @property
     def keys(self) -> CompileKey:
-        with mock.patch("rlx.runtime.compile.versions", lambda: {"generator": self.versions}):
+        with mock.patch("rlx.compiler.compile.versions", lambda: {"generator": self.versions}):
             return keys(self.options, self.target, self.kv)
 
     @property

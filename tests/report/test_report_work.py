@@ -11,6 +11,7 @@ import pytest
 import toy
 
 from rlx.backends.base import manifest_of
+from rlx.compiler.profiling import step_bytes
 from rlx.ir import ops
 from rlx.ir.graph import Graph
 from rlx.passes import pipeline
@@ -20,7 +21,6 @@ from rlx.report import findings
 from rlx.report.budget import budget, mean_wait
 from rlx.report.source import Machine, StepTimes
 from rlx.report.work import RegionWork, kernel_rows, memory_rows, region_rows, region_work, step_extents
-from rlx.runtime.profiling import step_bytes
 
 DECODE = Options(seq=(1, 1))
 

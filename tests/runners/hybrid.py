@@ -9,6 +9,13 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import TokenRun
+from rlx.engine.greedy import greedy_run
+from rlx.engine.kv.pool import CachePool
+from rlx.engine.kv.pool_memory import PoolMemory, Sizes
+from rlx.engine.programs.bucketing import Bucketing
+from rlx.engine.programs.program_spec import ProgramSpec
+from rlx.engine.single_sequence import SingleSequence
+from rlx.engine.stepper import Limits, Stepper
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, value
 from rlx.ir.dtypes import I32
@@ -16,13 +23,6 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.variants import EmbeddedRows
 from rlx.profile import CompileProfile
-from rlx.runners.engine.bucketing import Bucketing
-from rlx.runners.engine.greedy import greedy_run
-from rlx.runners.engine.program_spec import ProgramSpec
-from rlx.runners.engine.single_sequence import SingleSequence
-from rlx.runners.engine.stepper import Limits, Stepper
-from rlx.runtime.pool import CachePool
-from rlx.runtime.pool_memory import PoolMemory, Sizes
 
 Array = np.ndarray[Any, Any]
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import rlx
+from rlx.engine.programs.ahead import Ahead, CompileAheadWarning
 from rlx.errors import ArgumentError, BusyError
-from rlx.runners.engine.ahead import Ahead, CompileAheadWarning
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.store import Store
+from rlx.store.cache import CompileCache
+from rlx.store.store import Store
 
 pytestmark = pytest.mark.any_machine
 
@@ -208,7 +208,7 @@ def test_other_values_are_refused(demo_model: Path, wrong: Any) -> None:
 def end_of_process(code: str, tmp_path: Path, demo_model: Path) -> subprocess.CompletedProcess[str]:
     head = (
         "import sys, rlx\n"
-        "from rlx.runtime.cache import CompileCache\nfrom rlx.runtime.store import Store\n"
+        "from rlx.store.cache import CompileCache\nfrom rlx.store.store import Store\n"
         f"runner = rlx.auto_runner({str(demo_model)!r}, threads=1, max_seq=48, compile_ahead=True,"
         f" cache=CompileCache(store=Store({str(tmp_path / 'cache')!r})))\n"
     )

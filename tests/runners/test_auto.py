@@ -16,6 +16,8 @@ from golden_folder import PACKED
 from safetensors.numpy import save_file
 
 from rlx import models
+from rlx.engine.engine import Engine
+from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError, ConfigError, ModelFileError, UnknownArgumentError, UnsupportedModelError
 from rlx.runners import (
     CachedRunner,
@@ -27,9 +29,7 @@ from rlx.runners import (
     auto_runner,
 )
 from rlx.runners.auto import KNOWN_UNIMPLEMENTED
-from rlx.runners.engine.engine import Engine
 from rlx.runners.families import RUNNERS
-from rlx.runners.opening.options import RunnerOptions
 from rlx.sampling import SampleOpts
 
 FAMILIES = {

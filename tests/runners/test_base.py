@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx.engine.request.checks import check_finite
+from rlx.engine.request.output import Logits
+from rlx.engine.request.request import Request
 from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
 from rlx.prompt import Prompt, TokenIds
 from rlx.runners.base import LmRunner
-from rlx.runners.generation.checks import check_finite
-from rlx.runners.generation.output import Logits
-from rlx.runners.generation.request import Request
 from rlx.sampling import SampleOpts
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 
+from rlx.engine.request.stopping import FinishReason
 from rlx.errors import ArgumentError, NumericalError, PromptError, SamplingError
 from rlx.runners.auto import auto_runner
 from rlx.runners.cached import CachedRunner
-from rlx.runners.generation.stopping import FinishReason
 from rlx.sampling import SampleOpts
 
 PROMPTS = [[3, 1, 4, 1, 5], [2], [7, 1, 8], [2, 8], [1, 8, 2, 8, 1, 8]]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 
+from rlx.engine.request.request import Request
 from rlx.errors import (
     ArgumentError,
     BusyError,
@@ -26,7 +27,6 @@ from rlx.errors import (
 from rlx.runners.base import LmRunner
 from rlx.runners.cached import CachedRunner
 from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
-from rlx.runners.generation.request import Request
 from rlx.sampling import SampleOpts
 
 PROMPT = [3, 1, 4, 1, 5]

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from toy_engine import Greedy, ToyEngine, answer
 
+from rlx.engine.loop.bell import Bell
+from rlx.engine.loop.handle import Handle, Stream, read_together
+from rlx.engine.loop.job import AHEAD, Job
+from rlx.engine.loop.loop import EngineLoop
+from rlx.engine.request.output import Output
+from rlx.engine.request.stopping import FinishReason, Stopping
 from rlx.errors import BusyError, DeadlineError, NumericalError
-from rlx.runners.generation.output import Output
-from rlx.runners.generation.stopping import FinishReason, Stopping
-from rlx.runners.serving.bell import Bell
-from rlx.runners.serving.handle import Handle, Stream, read_together
-from rlx.runners.serving.job import AHEAD, Job
-from rlx.runners.serving.loop import EngineLoop
 
 pytestmark = pytest.mark.any_machine
 

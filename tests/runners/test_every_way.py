@@ -11,8 +11,8 @@ import pytest
 from heads import random_head, with_head
 
 import rlx
+from rlx.engine.kv.snapshot import Snapshot
 from rlx.runners import CachedRunner, auto_runner
-from rlx.runtime.snapshot import Snapshot
 
 FAMILIES = (
     "llama", "qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gemma", "gemma2", "gemma3", "gemma3n",

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from toy_engine import Greedy, ToyEngine, answer, executor
 
+from rlx.engine.loop.executor import JobExecutor
+from rlx.engine.loop.job import AHEAD, Job, Task
+from rlx.engine.loop.scheduler import LEAST, PATIENCE, USUAL_SHARE, StepCost
+from rlx.engine.speculation.drafts import Counters, Drafts
 from rlx.errors import DeadlineError, NumericalError, PoolFullError
-from rlx.runners.serving.executor import JobExecutor
-from rlx.runners.serving.job import AHEAD, Job, Task
-from rlx.runners.serving.scheduler import LEAST, PATIENCE, USUAL_SHARE, StepCost
-from rlx.runners.speculation.drafts import Counters, Drafts
 
 pytestmark = pytest.mark.any_machine
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from rlx.engine.opening.identity import SAMPLES, identity
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph
-from rlx.runners.opening.identity import SAMPLES, identity
 
 
 class Loader:

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from rlx import models
+from rlx.engine.batch import Batch, Segment
+from rlx.engine.engine import Engine
+from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
+from rlx.engine.opening.opened import open_model
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
 from rlx.models import variants
 from rlx.models.variants import EmbeddedRows
-from rlx.runners.engine.engine import Engine
-from rlx.runners.opening.opened import open_model
-from rlx.runtime.batch import Batch, Segment
-from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.weights import open_weights
 
 Array = np.ndarray[Any, Any]

@@ -12,14 +12,14 @@ import hybrid
 import numpy as np
 import pytest
 
+from rlx.compiler import kv
+from rlx.engine.kv import sequence as sequence_module
+from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings, keys_of
+from rlx.engine.kv.sequence import Sequence as PoolSequence
+from rlx.engine.kv.snapshot import Snapshot
 from rlx.errors import PromptError
 from rlx.models import variants
 from rlx.models.variants import EmbeddedRows
-from rlx.runtime import kv
-from rlx.runtime import sequence as sequence_module
-from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings, keys_of
-from rlx.runtime.sequence import Sequence as PoolSequence
-from rlx.runtime.snapshot import Snapshot
 
 Array = np.ndarray[Any, Any]
 

@@ -12,12 +12,12 @@ from fake_tower import BEGIN, END, HIDDEN, PIECES, PLACEHOLDER, FakeTower, confi
 from toy_engine import Greedy, ToyEngine, answer, executor
 
 import rlx
+from rlx.engine.images import ImageInput, placed
+from rlx.engine.loop.executor import JobExecutor
+from rlx.engine.loop.job import Job
 from rlx.errors import ArgumentError, BusyError, ConfigError, ImageError, MultimodalError, PromptError
 from rlx.prompt import Prompt
 from rlx.runners.cached import CachedRunner
-from rlx.runners.images import ImageInput, placed
-from rlx.runners.serving.executor import JobExecutor
-from rlx.runners.serving.job import Job
 
 IDS = [1, 2, BEGIN, PLACEHOLDER, END, 3]
 ROWS = 6  # of `image`

@@ -25,7 +25,7 @@ from rlx.runners.cached import CachedRunner
 pytestmark = pytest.mark.any_machine
 
 PROMPT = [3, 1, 4, 1, 5]
-PLACES = ("/rlx/runners/", "/rlx/sampling/")
+PLACES = ("/rlx/runners/", "/rlx/engine/", "/rlx/sampling/")
 
 
 class Interrupt:

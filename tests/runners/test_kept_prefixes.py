@@ -12,11 +12,12 @@ import hybrid
 import numpy as np
 import pytest
 
+from rlx.compiler import kv
+from rlx.engine.kv import kept_prefixes
+from rlx.engine.kv.kept_prefixes import KeptPrefixes
+from rlx.engine.kv.prefix_store import PrefixStore
+from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.models.variants import EmbeddedRows
-from rlx.runtime import kept_prefixes, kv
-from rlx.runtime.kept_prefixes import KeptPrefixes
-from rlx.runtime.prefix_store import PrefixStore
-from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 
 Array = np.ndarray[Any, Any]
 
@@ -117,7 +118,7 @@ def test_states_of_another_model_are_not_found(tmp_path: Path) -> None:
 
 
 def test_a_reading_that_is_closed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlx.runtime.kept_prefixes.PIECE_BYTES", 1)
+    monkeypatch.setattr("rlx.engine.kv.kept_prefixes.PIECE_BYTES", 1)
     engine = opened(KINDS["everything"], tmp_path)
     computed(engine, TEXT[:120])
     kept(engine).write_all(direct)

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import rlx
+from rlx.engine.opening.options import EngineOptions
+from rlx.engine.opening.setup import Plan
+from rlx.engine.programs.program_spec import DECODE, GREEDY, ProgramSpec
 from rlx.models.variants import EmbeddedRows
 from rlx.passes import pipeline
 from rlx.passes.layout import MATRIX_LAYOUT, weight_table
 from rlx.profile import CompileProfile, PhaseProfile
-from rlx.runners.engine.program_spec import DECODE, GREEDY, ProgramSpec
-from rlx.runners.opening.options import EngineOptions
-from rlx.runners.opening.setup import Plan
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.store import Store
+from rlx.store.cache import CompileCache
+from rlx.store.store import Store
 from rlx.weights import open_weights
 
 WANTED = (

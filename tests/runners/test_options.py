@@ -14,11 +14,11 @@ from click.testing import CliRunner
 
 from rlx import env
 from rlx.cli.options import command_line_option
+from rlx.engine.opening.options import EngineOptions, takes_options
 from rlx.errors import ArgumentError, UnknownArgumentError
 from rlx.profile.keys import Key
 from rlx.profile.option import option, options_of
 from rlx.runners.builder import setter
-from rlx.runners.opening.options import EngineOptions, takes_options
 
 pytestmark = pytest.mark.any_machine
 

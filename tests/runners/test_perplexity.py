@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlx.engine.engine import Engine
 from rlx.errors import ArgumentError, PromptError
-from rlx.runners.engine.engine import Engine
 from rlx.runners.perplexity import Scores, Window, compare, halved_windows, score, sliding_windows
 
 PAIR = {"buckets": {"seq": [1, 32]}}

@@ -15,18 +15,18 @@ from heads import BASE, EPS, HEADS, HIDDEN, KV_HEADS, LAYER, SIZE, TURNED, echo,
 
 from rlx.backends.base import Program
 from rlx.backends.verify import Verifier
+from rlx.engine.batch import Batch, Segment
+from rlx.engine.engine import Engine
+from rlx.engine.kv.pages import PageAllocator
+from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
+from rlx.engine.request.request import Request
+from rlx.engine.request.stopping import FinishReason
+from rlx.engine.speculation import mtp as prediction
+from rlx.engine.speculation import mtp_decode as drafted_runs
+from rlx.engine.speculation.drafts import Counters
+from rlx.engine.speculation.mtp import HeadDrafter, Predictor
 from rlx.errors import NumericalError, UnsupportedModelError
 from rlx.runners import CachedRunner, auto_runner
-from rlx.runners.engine.engine import Engine
-from rlx.runners.generation.request import Request
-from rlx.runners.generation.stopping import FinishReason
-from rlx.runners.speculation import mtp as prediction
-from rlx.runners.speculation import mtp_decode as drafted_runs
-from rlx.runners.speculation.drafts import Counters
-from rlx.runners.speculation.mtp import HeadDrafter, Predictor
-from rlx.runtime.batch import Batch, Segment
-from rlx.runtime.pages import PageAllocator
-from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.sampling import SampleOpts
 
 Array = np.ndarray[Any, Any]

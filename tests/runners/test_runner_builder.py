@@ -11,11 +11,11 @@ import pytest
 from fake_engine import FakeEngine, Opened, install
 
 import rlx
+from rlx.compiler.limits import ContextWarning
+from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError, ConfigError, TargetError
 from rlx.runners.builder import RunnerBuilder
 from rlx.runners.families import RUNNERS
-from rlx.runners.opening.options import RunnerOptions
-from rlx.runtime.limits import ContextWarning
 from rlx.sampling import SampleOpts
 
 pytestmark = pytest.mark.any_machine

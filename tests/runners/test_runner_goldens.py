@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlx.runners import CachedRunner, LmRunner, auto_runner
-from rlx.runtime.cache import CompileCache
+from rlx.store.cache import CompileCache
 
 FAMILIES = {  # and the file of each; both files of a family are compared where its graph is tested
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4-moe", "llama", "qwen2", "qwen3"), "hf"),

@@ -12,13 +12,13 @@ import hybrid
 import numpy as np
 import pytest
 
+from rlx.compiler import kv
+from rlx.engine.kv import pool as pool_module
+from rlx.engine.kv.pool_memory import PoolMemory
+from rlx.engine.kv.sequence import Sequence as PoolSequence
+from rlx.engine.kv.snapshot import Snapshot
 from rlx.errors import ArgumentError, NumericalError, PromptError, SnapshotError
 from rlx.ir.graph import Graph
-from rlx.runtime import kv
-from rlx.runtime import pool as pool_module
-from rlx.runtime.pool_memory import PoolMemory
-from rlx.runtime.sequence import Sequence as PoolSequence
-from rlx.runtime.snapshot import Snapshot
 
 Array = np.ndarray[Any, Any]
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 
+from rlx.compiler import kv
+from rlx.engine.kv.sequence import Sequence as PoolSequence
+from rlx.engine.loop.executor import JobExecutor
+from rlx.engine.loop.job import Job
+from rlx.engine.loop.scheduler import Scheduler
+from rlx.engine.speculation.drafts import MOST, Counters, Drafts, Hits
+from rlx.engine.speculation.prompt_lookup import PromptLookup
 from rlx.errors import NumericalError
 from rlx.runners import auto_runner
-from rlx.runners.serving.executor import JobExecutor
-from rlx.runners.serving.job import Job
-from rlx.runners.serving.scheduler import Scheduler
-from rlx.runners.speculation.drafts import MOST, Counters, Drafts, Hits
-from rlx.runners.speculation.prompt_lookup import PromptLookup
-from rlx.runtime import kv
-from rlx.runtime.sequence import Sequence as PoolSequence
 from rlx.sampling import SampleOpts, Sampler
 
 Array = np.ndarray[Any, Any]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx import demo
+from rlx.engine.request.stopping import AnswerText, FinishReason, Stopping, says_stop
 from rlx.errors import ArgumentError
-from rlx.runners.generation.stopping import AnswerText, FinishReason, Stopping, says_stop
 from rlx.sampling import SampleOpts, Sampler
 from rlx.text import Tokenizer, load_tokenizer
 

@@ -15,17 +15,17 @@ import pytest
 
 import rlx
 from rlx import models
+from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
+from rlx.engine.opening.opened import open_model
+from rlx.engine.opening.weights_cache import WeightsCache
+from rlx.engine.programs.bucketing import past_bucket, past_buckets
+from rlx.engine.programs.program_table import Made, ProgramTable
 from rlx.errors import ArgumentError, BusyError, ProfileError, PromptError, SnapshotError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
 from rlx.models import variants
-from rlx.runners.engine.bucketing import past_bucket, past_buckets
-from rlx.runners.engine.program_table import Made, ProgramTable
 from rlx.runners.generator.token_generator import GemmaGenerator, TokenGenerator
-from rlx.runners.opening.opened import open_model
-from rlx.runners.opening.weights_cache import WeightsCache
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
+from rlx.store.cache import CompileCache
 from rlx.weights import open_weights
 
 Array = np.ndarray[Any, Any]

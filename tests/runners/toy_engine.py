@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from rlx.engine.loop.executor import JobExecutor
+from rlx.engine.loop.recompute import Context
+from rlx.engine.loop.scheduler import Scheduler
 from rlx.errors import PoolFullError
-from rlx.runners.serving.executor import JobExecutor
-from rlx.runners.serving.recompute import Context
-from rlx.runners.serving.scheduler import Scheduler
 
 VOCAB = 50
 

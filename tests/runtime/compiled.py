@@ -11,11 +11,11 @@ from backends.cpu.weight_formats import reference, tame_file_bytes
 
 from rlx.backends.cpu.layouts import PACKED_DTYPES
 from rlx.backends.cpu.target import supported_levels
+from rlx.compiler.executable import compile
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32, DType
 from rlx.ir.graph import Graph
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.executable import compile
+from rlx.store.cache import CompileCache
 
 # Largest error against float64, as a share of the largest magnitude of the result.
 EXACT_CEILING = 2e-6

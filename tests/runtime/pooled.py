@@ -10,6 +10,8 @@ from rlx.backends import backend
 from rlx.backends.base import Program
 from rlx.backends.cpu.target import Target
 from rlx.backends.memory import AlignedBuffer
+from rlx.compiler.compile import Compiler
+from rlx.compiler.tensors import Source, Tensors
 from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
@@ -18,9 +20,7 @@ from rlx.ir.rounding import to_bf16
 from rlx.passes.layout import weight_table
 from rlx.passes.options import Options
 from rlx.passes.pages import full_caches
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.compile import Compiler
-from rlx.runtime.tensors import Source, Tensors
+from rlx.store.cache import CompileCache
 
 Array = np.ndarray[Any, Any]
 

@@ -14,12 +14,12 @@ from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
+from rlx.compiler import autotune
+from rlx.compiler.autotune import Bench, Case, Stage, judge, stages, tune, weight_bytes
+from rlx.compiler.compile import Compiler
 from rlx.errors import RlxError
 from rlx.ir.dtypes import BF16, Q4_K, Q8_0
 from rlx.platform.linux import Linux
-from rlx.runtime import autotune
-from rlx.runtime.autotune import Bench, Case, Stage, judge, stages, tune, weight_bytes
-from rlx.runtime.compile import Compiler
 
 CASES = (Case(Q8_0, "q8a", 1, 16), Case(Q4_K, "q8a", 1, 16))
 PLAN = (Stage("prefetch", (1024, 4096, 8192), CASES), Stage("macro_rows_int8", (24, 48), CASES[:1]))

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rlx import env
 from rlx.env import Policy
 from rlx.errors import ArgumentError, CacheError, CompileError
-from rlx.runtime.cache import CacheStats, CompileCache, Files
-from rlx.runtime.key import CompileKey
-from rlx.runtime.store import CacheWarning, Store
+from rlx.store.cache import CacheStats, CompileCache, Files
+from rlx.store.key import CompileKey
+from rlx.store.store import CacheWarning, Store
 
 pytestmark = pytest.mark.any_machine
 

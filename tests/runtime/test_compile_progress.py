@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
+from rlx.compiler.compile import Compiler
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph
 from rlx.passes.options import Options
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.compile import Compiler
+from rlx.store.cache import CompileCache
 
 Events = list[tuple[str, int, int]]
 
@@ -73,8 +73,8 @@ def test_a_failure_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_script_prints_nothing_unasked() -> None:
-    code = "from rlx.backends.cpu.steps import worker_loop; from rlx.runtime.compile import Compiler\n"
-    code += "from rlx.runtime.cache import CompileCache\n"
+    code = "from rlx.backends.cpu.steps import worker_loop; from rlx.compiler.compile import Compiler\n"
+    code += "from rlx.store.cache import CompileCache\n"
     quiet = code + "worker_loop(Compiler(cache=CompileCache(policy='off')))"
     asked = "import logging; logging.basicConfig(level='INFO', format='%(name)s: %(message)s')\n" + quiet
     for text, said in ((quiet, ""), (asked, "rlx: compiled runtime workers")):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from compiled import EXACT_CEILING, INT8_CEILING, check, levels, quantized
 
+from rlx.compiler.executable import compile
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ
 from rlx.ir.dtypes import DTYPES, F32
 from rlx.ir.graph import Graph
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.executable import compile
+from rlx.store.cache import CompileCache
 
 LENGTH, CHUNKS = 37, (7, 1, 20, 1, 8)
 FOUND = levels()

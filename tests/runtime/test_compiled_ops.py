@@ -10,13 +10,13 @@ from compiled import EXACT_CEILING, INT8_CEILING, check, levels, quantized, weig
 
 from rlx.backends.cpu.select import KERNELS
 from rlx.backends.cpu.target import Target
+from rlx.compiler.executable import compile
 from rlx.errors import ArgumentError, GraphError, ProfileError
 from rlx.ir import interp, meaning, ops
 from rlx.ir.dims import CTX, PAST_SEQ, SEQ, Dim
 from rlx.ir.dtypes import DTYPES, F32, I32, DType
 from rlx.ir.graph import Graph
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.executable import compile
+from rlx.store.cache import CompileCache
 
 
 @pytest.fixture(scope="module")

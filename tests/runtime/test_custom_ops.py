@@ -19,8 +19,8 @@ import rlx
 from rlx import SEQ, CustomOpError, Graph, IrSyntaxError, ShapeError, ops
 from rlx.errors import VerificationError
 from rlx.ir import custom, op_table, text
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.store import Store
+from rlx.store.cache import CompileCache
+from rlx.store.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RULE = "x[..., n] -> [..., n]"
@@ -224,8 +224,8 @@ def test_the_reason_of_a_compile_names_the_op(tmp_path: Path) -> None:
 
 
 def test_other_graphs_keep_their_keys(cache: CompileCache) -> None:
+    from rlx.compiler.compile import Compiler
     from rlx.passes.options import Options
-    from rlx.runtime.compile import Compiler
 
     compiler = Compiler(cache=cache)
     plain = graph_of(ops.tanh)

@@ -13,8 +13,8 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.errors import ArgumentError
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.store import Store
+from rlx.store.cache import CompileCache
+from rlx.store.store import Store
 
 X = np.ones((2, 32), np.float32)
 

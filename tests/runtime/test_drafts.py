@@ -11,16 +11,16 @@ import pytest
 
 from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
 from rlx.backends.cpu.target import Target
+from rlx.compiler.compile import Compiler
+from rlx.compiler.executable import Executable, compile
+from rlx.engine.speculation.drafts import Hits
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.models.variants import advancing, verifying
 from rlx.passes.options import Options
-from rlx.runners.speculation.drafts import Hits
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.compile import Compiler
-from rlx.runtime.executable import Executable, compile
+from rlx.store.cache import CompileCache
 
 Array = np.ndarray[Any, Any]
 

@@ -14,8 +14,8 @@ import rlx
 from rlx.backends.cpu.launch.code import machine_of
 from rlx.backends.cpu.target import Target
 from rlx.errors import ForeignCodeError
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.store import CacheWarning, Store
+from rlx.store.cache import CompileCache
+from rlx.store.store import CacheWarning, Store
 
 #: Headers of object files: 64 bytes are enough for a look at the machine.
 HEADERS = {

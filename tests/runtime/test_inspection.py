@@ -11,12 +11,12 @@ import rlx
 from rlx import ops
 from rlx.backends.cpu.llvm import Module, compile_module
 from rlx.backends.cpu.target import Target
+from rlx.compiler.executable import Executable
 from rlx.errors import ArgumentError
 from rlx.ir.text import loads
 from rlx.passes.report import Report
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.executable import Executable
-from rlx.runtime.store import Store
+from rlx.store.cache import CompileCache
+from rlx.store.store import Store
 
 
 def build() -> rlx.Graph:

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.errors import ArgumentError, CacheError
-from rlx.runtime import cache as caches
-from rlx.runtime import key as keys
-from rlx.runtime.key import ABSENT, CompileKey, diff, digest_text, flatten, source_digest, versions
+from rlx.store import cache as caches
+from rlx.store import key as keys
+from rlx.store.key import ABSENT, CompileKey, diff, digest_text, flatten, source_digest, versions
 
 pytestmark = pytest.mark.any_machine
 
@@ -201,7 +201,7 @@ def test_settings_of_numba_that_change_code_are_in_the_versions(monkeypatch: pyt
 
 def test_a_key_needs_no_compiler() -> None:
     script = (
-        "import sys; from rlx.runtime.key import CompileKey, versions; CompileKey('x', versions=versions()).digest;"
+        "import sys; from rlx.store.key import CompileKey, versions; CompileKey('x', versions=versions()).digest;"
     )
     script += "print([m for m in ('numba', 'llvmlite', 'numpy') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", script], text=True, timeout=60) == "[]\n"

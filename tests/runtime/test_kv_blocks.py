@@ -10,13 +10,13 @@ import pytest
 from compiled import at_once, levels, through
 
 from rlx.backends.cpu.kv_tiles import rows_of, tiles_of
+from rlx.compiler.executable import compile
+from rlx.compiler.kv import States, state_bytes
 from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX
 from rlx.ir.dtypes import I32, Q4_0, Q8_0, DType
 from rlx.ir.graph import Graph
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.executable import compile
-from rlx.runtime.kv import States, state_bytes
+from rlx.store.cache import CompileCache
 
 Array = np.ndarray[Any, Any]
 types = pytest.mark.parametrize("dtype", [Q8_0, Q4_0], ids=str)

@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 
+from rlx.compiler import limits
+from rlx.compiler.limits import MAX_PER_CPU, ThreadsWarning, worker_count
 from rlx.errors import ArgumentError, ResourceError, named_refusals
-from rlx.runtime import limits
-from rlx.runtime.limits import MAX_PER_CPU, ThreadsWarning, worker_count
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from rlx.runtime.live_set import LiveSet
+from rlx.engine.kv.live_set import LiveSet
 
 pytestmark = pytest.mark.any_machine
 

@@ -9,9 +9,9 @@ import pytest
 
 import rlx
 from rlx.backends.base import Observer, StepClocks, StepLog
+from rlx.compiler import measuring
+from rlx.compiler.measuring import measure_step
 from rlx.errors import ArgumentError
-from rlx.runtime import measuring
-from rlx.runtime.measuring import measure_step
 
 
 class Logged:

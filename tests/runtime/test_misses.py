@@ -10,10 +10,10 @@ import pytest
 
 import rlx
 from rlx.errors import CacheError
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.key import CompileKey
-from rlx.runtime.misses import explain_miss, fields, why
-from rlx.runtime.store import Store
+from rlx.store.cache import CompileCache
+from rlx.store.key import CompileKey
+from rlx.store.misses import explain_miss, fields, why
+from rlx.store.store import Store
 
 pytestmark = pytest.mark.any_machine
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.runtime import prefix_folder, prefix_store
-from rlx.runtime.prefix_file import MAGIC
-from rlx.runtime.prefix_names import BLOCK, Digests
-from rlx.runtime.prefix_store import PrefixStore, PrefixStoreWarning
+from rlx.engine.kv import prefix_folder, prefix_store
+from rlx.engine.kv.prefix_file import MAGIC
+from rlx.engine.kv.prefix_names import BLOCK, Digests
+from rlx.engine.kv.prefix_store import PrefixStore, PrefixStoreWarning
 
 pytestmark = pytest.mark.any_machine
 

@@ -9,14 +9,14 @@ import pytest
 from compiled import at_once, levels, through
 
 from rlx.backends.cpu.kernels.attention.shape import CHUNK
+from rlx.compiler.executable import compile
+from rlx.compiler.kv import RING, States, capacities, largest_window, state_bytes
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, DimLike
 from rlx.ir.dtypes import BF16, F16, F32, I32, DType
 from rlx.ir.graph import Graph
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.executable import compile
-from rlx.runtime.kv import RING, States, capacities, largest_window, state_bytes
+from rlx.store.cache import CompileCache
 
 Array = np.ndarray[Any, Any]
 

@@ -13,6 +13,10 @@ from pooled import Pool
 from runners import hybrid
 
 from rlx.backends.base import TokenRun
+from rlx.compiler.executable import compile
+from rlx.engine.opening.opened import Source
+from rlx.engine.opening.options import EngineOptions
+from rlx.engine.opening.setup import Plan
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, value
@@ -22,11 +26,7 @@ from rlx.ir.pages import PAGE
 from rlx.models import variants
 from rlx.passes import pipeline
 from rlx.passes.options import Options
-from rlx.runners.opening.opened import Source
-from rlx.runners.opening.options import EngineOptions
-from rlx.runners.opening.setup import Plan
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.executable import compile
+from rlx.store.cache import CompileCache
 from rlx.weights import open_weights
 
 Array = np.ndarray[Any, Any]

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
+from rlx.engine.kv.snapshot import Snapshot
 from rlx.errors import SnapshotError
-from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
-from rlx.runtime.snapshot import Snapshot
 
 pytestmark = pytest.mark.any_machine
 

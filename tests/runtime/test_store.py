@@ -29,12 +29,12 @@ from rlx.platform import Platform
 from rlx.platform.linux import Linux
 from rlx.platform.macos import Macos
 from rlx.platform.windows import Windows
-from rlx.runtime import eviction
-from rlx.runtime.entry import Entry
-from rlx.runtime.folder import Folder
-from rlx.runtime.key import CompileKey
-from rlx.runtime.store import CacheWarning, Store, default_root
-from rlx.runtime.temporary import temporary
+from rlx.store import eviction
+from rlx.store.entry import Entry
+from rlx.store.folder import Folder
+from rlx.store.key import CompileKey
+from rlx.store.store import CacheWarning, Store, default_root
+from rlx.store.temporary import temporary
 
 pytestmark = pytest.mark.any_machine
 

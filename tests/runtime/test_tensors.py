@@ -14,10 +14,10 @@ from rlx.backends.cpu import layouts
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import packed_bytes
 from rlx.backends.cpu.steps import worker_loop
+from rlx.compiler.compile import Compiler
+from rlx.compiler.tensors import Tensors
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, F16, F32, Q4_0, Q8_0, DType
-from rlx.runtime.compile import Compiler
-from rlx.runtime.tensors import Tensors
 from rlx.weights import ModelWeights, open_weights
 
 EXPERTS, ROWS, WIDTH = 3, 21, 64  # rows: no multiple of 16

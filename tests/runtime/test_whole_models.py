@@ -14,13 +14,13 @@ import toy
 
 from rlx import models
 from rlx.backends.cpu.target import Target, supported_levels
+from rlx.compiler.executable import compile
 from rlx.errors import WeightError
 from rlx.ir import interp
 from rlx.ir.dims import value
 from rlx.ir.dtypes import F32
 from rlx.ir.graph import Graph
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.executable import compile
+from rlx.store.cache import CompileCache
 
 LEVELS = supported_levels()
 # Largest error of a logit as a share of the largest: float32 through two layers.

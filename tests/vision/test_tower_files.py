@@ -11,9 +11,9 @@ import pytest
 from tower_files import Values, as_checkpoint, mmproj_keys, mmproj_values, write_mmproj
 
 from rlx import models
+from rlx.engine.engine import Engine
 from rlx.errors import ConfigError, MultimodalError, RlxError, UnsupportedModelError, WeightError
 from rlx.models import ModelConfig
-from rlx.runners.engine.engine import Engine
 from rlx.vision.opening import open_tower
 from rlx.vision.stored import Stored
 from rlx.weights import WeightLoader, open_weights

@@ -10,9 +10,9 @@ import pytest
 from tower_files import as_checkpoint, gemma4_as_mmproj, golden
 
 from rlx import backends, models
+from rlx.compiler.compile import Compiler
 from rlx.errors import MultimodalError
 from rlx.profile import CompileProfile
-from rlx.runtime.compile import Compiler
 from rlx.vision.image import Image
 from rlx.vision.opening import open_tower
 from rlx.vision.options import ImageOptions

@@ -1,6 +1,6 @@
 """Conversion of key caches between tiles of 16 positions and rows.
 
-CPU backend, under `rlx.runtime.kv`. A tile of f32, f16 or bf16 is [head_dim][16 positions]. A tile of a block type has,
+CPU backend, for `rlx.compiler.kv`. A tile of f32, f16 or bf16 is [head_dim][16 positions]. A tile of a block type has,
 for each block of 32 elements, 16 scales of two bytes and then the codes as pieces [n][16 positions]; see
 `rlx.backends.cpu.kernels.attention.cache`. A row holds the blocks of one position, as bytes that are moved unchanged.
 """

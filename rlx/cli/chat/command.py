@@ -104,8 +104,8 @@ def _messages(interrupts: Interrupts, keep_history: bool) -> Iterator[Iterator[s
 
 def _opened(model: str | None, engine: dict[str, Any], yes: bool, bars: Bars, interrupts: Interrupts) -> CachedRunner:
     """The runner; a model that is not supported or has no chat template is refused before its weights are loaded."""
+    from rlx.engine.opening.opened import has_chat_template
     from rlx.runners.auto import runner_class
-    from rlx.runners.opening.opened import has_chat_template
     from rlx.weights import open_weights
 
     path = model_path(model, engine, yes=yes)

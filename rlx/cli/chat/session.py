@@ -22,9 +22,9 @@ from rlx.text.thinking import ThinkingSplitter, ThinkingTags
 
 if TYPE_CHECKING:
     from rlx.cli.chat.display import Display
+    from rlx.engine.request.context import Context
     from rlx.prompt import Prompt
     from rlx.runners import CachedRunner
-    from rlx.runners.generation.context import Context
 
 _COMPLETE = ("stop", "stop_string")  # ends of which there is nothing to say
 _ROOM = (

@@ -129,7 +129,7 @@ def _shown_value(name: str) -> str:
 def cache(findings: Findings) -> Facts:
     """The compile cache: where it is, how large, whether it is sound and can be written."""
     from rlx.errors import CacheError
-    from rlx.runtime.store import Store, default_root
+    from rlx.store.store import Store, default_root
 
     policy = env.cache_policy()
     if policy == "off":
@@ -176,7 +176,7 @@ def _damaged(store: Any, nbytes: int, findings: Findings) -> int | None:
 def _tuning(store: Any, findings: Findings) -> str:
     """Where the machine-dependent numbers in kernels come from."""
     from rlx.backends.cpu.target import Target
-    from rlx.runtime.tuned import find
+    from rlx.store.tuned import find
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -19,7 +19,7 @@ def cpu(findings: Findings) -> Facts:
     from rlx.backends.cpu.feature_use import feature_use
     from rlx.backends.cpu.levels import architecture
     from rlx.backends.cpu.target import Target, processor_features
-    from rlx.runtime.tuned import machine
+    from rlx.store.tuned import machine
 
     host = processor_features()
     levels = [level.name for level in architecture(get_process_triple()).supported(host)]
@@ -51,7 +51,7 @@ def threads(findings: Findings) -> Facts:
     import warnings
 
     from rlx.backends.cpu.target import cpu_count, usable_cpus
-    from rlx.runtime.limits import worker_count
+    from rlx.compiler.limits import worker_count
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -90,7 +90,7 @@ def _reason(facts: Facts) -> str:
 
 def memory(findings: Findings) -> Facts:
     """Memory of the machine and of this process, and huge pages."""
-    from rlx.runtime.pool_size import available_memory
+    from rlx.engine.kv.pool_size import available_memory
 
     huge = platform.current().huge_pages()
     if huge == "never":

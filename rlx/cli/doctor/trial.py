@@ -103,9 +103,9 @@ def _run() -> Facts:
 
 def _measured() -> Facts:
     """The read bandwidth and the arithmetic peaks of all workers."""
-    from rlx.runtime.compile import Compiler
-    from rlx.runtime.limits import worker_count
-    from rlx.runtime.pool_size import available_memory
+    from rlx.compiler.compile import Compiler
+    from rlx.compiler.limits import worker_count
+    from rlx.engine.kv.pool_size import available_memory
 
     compiler = Compiler()
     workers = compiler.workers(worker_count())

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+from rlx.engine.loop.loop import EngineLoop
+from rlx.engine.request.checks import check_finite, fit_context
+from rlx.engine.request.output import Logits
 from rlx.errors import PromptError
-from rlx.runners.generation.checks import check_finite, fit_context
-from rlx.runners.generation.output import Logits
-from rlx.runners.serving.loop import EngineLoop
 from rlx.runners.session import last_logits
 from rlx.sampling import SampleOpts, Sampler
 
 if TYPE_CHECKING:
-    from rlx.runners.engine.engine import Engine
-    from rlx.runtime.prompt_embeddings import PromptEmbeddings
+    from rlx.engine.engine import Engine
+    from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 
 
 class CachedHistory:

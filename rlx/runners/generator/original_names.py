@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.runners.generation.context import PromptLike
-from rlx.runners.generation.stopping import OnToken
+from rlx.engine.request.context import PromptLike
+from rlx.engine.request.stopping import OnToken
 from rlx.runners.generator.token_history import TokenHistory
 from rlx.sampling import SampleOpts
 

@@ -13,7 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import env
-from rlx.arguments import bound, check_arguments
+from rlx.arguments import bound, check_arguments, whole
+from rlx.engine.opening.configured import open_with
+from rlx.engine.opening.options import EngineOptions
+from rlx.engine.opening.setup import profile_beside
+from rlx.engine.programs.bucketing import past_buckets
+from rlx.engine.request.checks import check_ids
 from rlx.errors import ArgumentError
 from rlx.models import FAMILIES
 from rlx.passes.options import MAX_PAST
@@ -22,17 +27,11 @@ from rlx.profile.keys import MAX_PROGRAMS
 from rlx.profile.option import options_of
 from rlx.prompt import TokenIds
 from rlx.runners.auto import sniff
-from rlx.runners.engine.bucketing import past_buckets
-from rlx.runners.generation.checks import check_ids
 from rlx.runners.generator.original_names import OriginalNames
-from rlx.runners.opening.configured import open_with
-from rlx.runners.opening.options import EngineOptions
-from rlx.runners.opening.setup import profile_beside
-from rlx.runtime.limits import whole
 
 if TYPE_CHECKING:
-    from rlx.runners.engine.engine import Engine
-    from rlx.runners.opening.weights_cache import WeightsCache
+    from rlx.engine.engine import Engine
+    from rlx.engine.opening.weights_cache import WeightsCache
     from rlx.weights.loader import WeightLoader
 
 _INPUTS = 3  # kinds of prompt input: tokens, embeddings, embeddings with a bias
@@ -235,7 +234,7 @@ class TokenGenerator(OriginalNames):
     @property
     def weights_cache(self) -> WeightsCache:
         """The model's tensors as float32 arrays, read from the file at each access."""
-        from rlx.runners.opening.weights_cache import WeightsCache
+        from rlx.engine.opening.weights_cache import WeightsCache
 
         return WeightsCache(self._engine.weights, self.config, mtp=self._mtp)
 
@@ -254,6 +253,6 @@ GemmaGenerator = TokenGenerator
 
 def _engine(loader: WeightLoader, options: EngineOptions) -> Engine:
     """An engine over an open file; the file stays open if this fails."""
-    from rlx.runners.engine.engine import Engine
+    from rlx.engine.engine import Engine
 
     return Engine.of(loader, options)

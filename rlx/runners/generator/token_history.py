@@ -9,21 +9,21 @@ from collections.abc import Callable, Generator, Set
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from rlx.engine.images import placed
+from rlx.engine.loop.loop import EngineLoop
+from rlx.engine.request.checks import check_ids
+from rlx.engine.request.context import Context, PromptLike
+from rlx.engine.request.output import Logits
+from rlx.engine.request.stopping import NOTHING, OnToken, Stopping, checked_count
 from rlx.errors import ArgumentError, BusyError
 from rlx.runners.base import GREEDY
-from rlx.runners.generation.checks import check_ids
-from rlx.runners.generation.context import Context, PromptLike
-from rlx.runners.generation.output import Logits
-from rlx.runners.generation.stopping import NOTHING, OnToken, Stopping, checked_count
 from rlx.runners.generator.cached_history import CachedHistory
-from rlx.runners.images import placed
-from rlx.runners.serving.loop import EngineLoop
 from rlx.runners.session import embedded
 from rlx.sampling import SampleOpts
 
 if TYPE_CHECKING:
+    from rlx.engine.engine import Engine
     from rlx.models.config import ModelConfig
-    from rlx.runners.engine.engine import Engine
 
 
 class TokenHistory:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
-from rlx.runners.generation.context import Context
+from rlx.engine.request.context import Context
 from rlx.serve.errors import invalid
 from rlx.serve.http import OpenRoute
 from rlx.serve.model import ServedModel, in_thread
@@ -18,7 +18,7 @@ from rlx.serve.streaming import json_rows, while_connected
 from rlx.serve.vectors import vectors_of
 
 if TYPE_CHECKING:
-    from rlx.runners.generation.output import Logits
+    from rlx.engine.request.output import Logits
     from rlx.serve.app import Server
 
 LONGEST = 16  # characters of a token at most, where a text is cut to what the context holds

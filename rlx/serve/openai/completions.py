@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
+from rlx.engine.request.output import candidate
 from rlx.runners import TokenLogprob
-from rlx.runners.generation.output import candidate
 from rlx.serve.errors import invalid
 from rlx.serve.generation import Choice, Collected, GenerationSpec, TokenInfo
 from rlx.serve.http import new_router
@@ -25,7 +25,7 @@ from rlx.serve.pieces import stream_of
 from rlx.serve.streaming import Stream, while_connected
 
 if TYPE_CHECKING:
-    from rlx.runners.generation.context import Context
+    from rlx.engine.request.context import Context
     from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
 

@@ -16,8 +16,8 @@ from rlx.serve.streaming import json_rows, while_connected
 from rlx.serve.vectors import vectors_of
 
 if TYPE_CHECKING:
-    from rlx.runners.generation.context import Context
-    from rlx.runners.generation.output import Logits
+    from rlx.engine.request.context import Context
+    from rlx.engine.request.output import Logits
     from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
 

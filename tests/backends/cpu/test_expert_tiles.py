@@ -29,7 +29,7 @@ from rlx.ir import meaning
 from rlx.ir.dtypes import BF16, F16, F32, Q4_K, Q6_K, Q8_0, DType
 from rlx.ir.interp import run as run_graph
 from rlx.ir.meaning import round_to
-from rlx.runtime.cache import CompileCache
+from rlx.store.cache import CompileCache
 
 expert_linear = partial(experts.expert_linear, tiles=True)
 

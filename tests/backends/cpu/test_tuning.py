@@ -18,12 +18,12 @@ from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
+from rlx.compiler.autotune import Bench, Case
+from rlx.compiler.compile import Compiler
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import BF16, IQ4_NL, Q4_K, Q8_0, DType
 from rlx.passes.options import Options
-from rlx.runtime.autotune import Bench, Case
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.compile import Compiler
+from rlx.store.cache import CompileCache
 
 #: Far from the defaults on either side, so that the same rows fall into other tiles and other halves of the kernel.
 TUNINGS = (

@@ -26,11 +26,11 @@ from rlx.backends.cpu.work_stealing import (
     grain,
     stride,
 )
+from rlx.compiler.executable import compile
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph
-from rlx.runtime.cache import CompileCache
-from rlx.runtime.executable import compile
+from rlx.store.cache import CompileCache
 
 # Two calls, so that the counters of one are not those of the other; each notes the ranges it gets behind `%log`.
 MODULE = """

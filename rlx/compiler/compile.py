@@ -1,0 +1,347 @@
+"""The compiler: turns a graph into a loaded program, through the compile cache.
+
+Runtime stage, over the passes and a backend. A cache hit computes the key from the text of the symbolic graph and loads
+the code; no pass runs, and neither Numba nor LLVM's passes are imported. A miss runs the pipeline and the backend, and
+stores the code together with readable forms: IR after every pass, kernels, report. Each compile is reported to the
+progress callback and to the logger "rlx".
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlx import backends, debug_output, env
+from rlx.backends.base import Code, Loadable, OnKernel, Packer, Program, Stored, Target, Workers, uses
+from rlx.backends.base import Files as BuiltFiles
+from rlx.compiler import step_trace
+from rlx.compiler.inspection import REPORT
+from rlx.errors import ArgumentError, named_refusals
+from rlx.ir import text as ir_text
+from rlx.ir.custom import CustomOp, used_by
+from rlx.ir.custom_trials import check_meanings
+from rlx.ir.dtypes import DType
+from rlx.ir.graph import Graph
+from rlx.ir.op_table import traits
+from rlx.passes import pipeline
+from rlx.passes.effective import effective
+from rlx.passes.options import Options
+from rlx.passes.report import Event, PassReport, Report, fold
+from rlx.store.cache import CompileCache, Files, checked_cache
+from rlx.store.key import CompileKey, digest_text, versions
+from rlx.store.tuned import tuned
+from rlx.tracing import span
+
+T = TypeVar("T")
+
+#: Makes files, and says how far it is.
+Build = Callable[[OnKernel], BuiltFiles]
+
+#: Called with what is done, how much of it is done, and how much there is.
+Progress = Callable[[str, int, int], None]
+
+_LOG = logging.getLogger("rlx")
+_LOG.addHandler(logging.NullHandler())
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A loaded program: code, manifest and the stored files. All runners that need the same program share it.
+
+    Attributes:
+        files: the cache entry: `read(name) -> bytes` and `names`. It may be evicted at any time, so what a run needs is
+            held here.
+        final: text of the graph after all passes, whose node numbers the manifest uses.
+        stats: of the compile: `seconds` by phase, and the number of `kernels`.
+        options: it was compiled with.
+        key: its compile key.
+        cached: False if this process compiled it.
+        seconds: time to compile or load.
+    """
+
+    code: Code
+    manifest: Mapping[str, Any]
+    files: Files
+    final: str
+    stats: Mapping[str, Any]
+    options: Options
+    key: CompileKey
+    cached: bool
+    seconds: float
+
+    @property
+    def object_bytes(self) -> int:
+        """Size of the machine code."""
+        return self.code.nbytes
+
+    def instance(self, workers: Workers) -> Program:
+        """A runnable instance of the program, with memory of its own."""
+        program = self.code.instance(workers)
+        if debug_output.shows(debug_output.KERNELS):
+            from rlx.compiler.debug import watch
+
+            watch(program, self)
+        if env.verify():
+            from rlx.backends.verify import Verifier
+
+            graph = ir_text.loads(self.final)
+            program.observe(Verifier(pipeline.place(graph, self.options), self.manifest))
+        step_trace.register(program, lambda: ir_text.loads(self.final), workers)
+        return program
+
+    @property
+    def kernels(self) -> list[str]:
+        """Symbols of the kernels, each once."""
+        calls = itertools.chain(*self.manifest["prologues"], *self.manifest["regions"])
+        return sorted({symbol for _, symbol in calls})
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A record of one compile in this process.
+
+    Attributes:
+        title: such as "program qwen3 prefill 17-512 avx512 (key 9f6ed498d007)".
+        seconds: duration.
+        digest: of the key, as `rlx cache` shows it.
+        reason: why the cache did not have it, such as "no entry for this program has precision 'exact' (nearest: ...)".
+    """
+
+    title: str
+    seconds: float
+    digest: str
+    reason: str
+
+
+class Compiler:
+    """Compiles graphs for one target through one cache.
+
+    Args:
+        target: the machine to compile for, of any backend; by default this machine's CPU at its best level. Numbers
+            that `rlx tune` measured for it are read from the cache's folder, unless the target has its own.
+        cache: the compile cache; by default a new one in memory over the default store.
+        progress: called before each kernel with (what, kernels done, kernels in all), such as ("compiling the prefill
+            program", 11, 31), and again with the last numbers while LLVM finishes. The total is 1 until the kernels are
+            counted. It is called in the compiling thread, and not on cache hits.
+
+    Attributes:
+        backend: the target's backend.
+        compiled: records of its compiles, in order.
+
+    Raises:
+        ArgumentError: `cache` is no `CompileCache`.
+    """
+
+    def __init__(
+        self, target: Target | None = None, cache: CompileCache | None = None, progress: Progress | None = None
+    ) -> None:
+        self.cache = CompileCache.default() if cache is None else checked_cache(cache)
+        self.target = tuned(target or backends.backend().target(), self.cache)
+        self.backend = self.target.backend
+        self.compiled: list[Compilation] = []
+        self._progress = progress or (lambda what, done, total: None)
+
+    @property
+    def native_loops(self) -> bool:
+        """Whether programs generate many tokens in one call; not where every step is verified."""
+        return self.backend.native_loops and not env.verify()
+
+    def program(
+        self, graph: Graph, options: Options, *, dump: Path | None = None, key: CompileKey | None = None
+    ) -> CompiledProgram:
+        """The program of a graph under these options, from the cache or compiled.
+
+        Args:
+            dump: a folder for the text after every pass.
+            key: its `program_key`, for a caller who has it.
+        """
+        options = self._effective(graph, options)
+        key = key or self.program_key(graph, options)
+        start, built, what = time.perf_counter(), False, f"the {options.phase} program"
+
+        def build(on_kernel: OnKernel) -> BuiltFiles:
+            nonlocal built
+            built = True
+            return self._build_program(graph, options, on_kernel)
+
+        def load(files: Files) -> CompiledProgram:
+            final = [name for name in files.names if name.startswith("ir/")][-1 - len(pipeline.BACKEND)]
+            manifest, stats = (json.loads(files.read(name)) for name in ("manifest.json", "stats.json"))
+            text = files.read(final).decode()
+            code = self.backend.load(Loadable(manifest, files, lambda: ir_text.loads(text), options))
+            seconds = time.perf_counter() - start
+            program = CompiledProgram(code, manifest, files, text, stats, options, key, not built, seconds)
+            if debug_output.shows(debug_output.PASSES):
+                from rlx.compiler.debug import show_program
+
+                show_program(program, self.target)
+            return program
+
+        program = self._get(key, what, build, load)
+        if dump:
+            write_ir(program.files, dump)
+        return program
+
+    def program_key(self, graph: Graph, options: Options, name: str | None = None) -> CompileKey:
+        """The compile key of `program`. Keys are equal if graph, target, versions and effective options are."""
+        options = self._effective(graph, options)
+        return self.key(
+            kind="program",
+            graph=digest_text(graph.canonical()),
+            name=name or program_name(graph),
+            phase=_role(graph, options),
+            bucket=list(options.seq),
+            states={n.name: n.dtype.name for n in graph.leaves("state").values()},
+            profile={
+                "precision": options.precision,
+                "bf16_dots": options.bf16_dots,
+                "bf16_tiles": options.bf16_tiles,
+                "deterministic": options.deterministic,
+                "fusions": list(options.fusions),
+                "passes": list(options.passes),
+            },
+            options={
+                "all_rows": options.all_rows,
+                "symbols": [[s, list(b)] for s, b in options.symbols],
+                "segments": options.segments,
+                "paged": options.paged,
+                "whole": list(options.whole),
+                "packed": list(options.packed),
+                "tuning": self.target.numbers,
+                **self._custom(graph, options),
+            },
+        )
+
+    def _custom(self, graph: Graph, options: Options) -> dict[str, dict[str, str]]:
+        """For a graph that uses custom ops: the digests of their sources."""
+        used = _custom_ops(graph, options)
+        return {"custom_ops": {name: op.digest for name, op in used.items()}} if used else {}
+
+    def _get(self, key: CompileKey, what: str, build: Build, load: Callable[[Files], T]) -> T:
+        """Loads the entry of a key, and builds it first if the cache lacks it.
+
+        Args:
+            what: its name for progress messages.
+            build: makes the files of the entry; it gets a callback for (kernels done, kernels in all).
+            load: turns the files into the result.
+        """
+        total = 1
+
+        def tell(done: int, count: int) -> None:
+            nonlocal total
+            total = count
+            self._progress(f"compiling {what}", done, total)
+
+        def telling() -> BuiltFiles:
+            reason, start = self.cache.why(key), time.perf_counter()
+            debug_output.show(debug_output.CACHE, f"cache: {key.title} is compiled: {reason}")
+            tell(0, total)
+            with named_refusals(), span(f"compile {what}", "compile", key=key.title, reason=reason):
+                files = build(tell)
+            tell(total, total)
+            self.compiled.append(Compilation(key.title, time.perf_counter() - start, key.digest, reason))
+            debug_output.show(
+                debug_output.CACHE, f"cache: {key.title} was compiled in {self.compiled[-1].seconds:.2f} s"
+            )
+            _LOG.info("compiled %s in %.2f s: %s", key.title, self.compiled[-1].seconds, reason)
+            return files
+
+        def loading(files: Files) -> T:
+            with span(f"load {what}", "compile", key=key.title):
+                return load(files)
+
+        return self.cache.get_or_compile(key, telling, loading)
+
+    def _effective(self, graph: Graph, options: Options) -> Options:
+        if env.verify():  # all values must still be there after the step
+            options = replace(options, passes=tuple(name for name in options.passes if name != "reuse_memory"))
+        return effective(options, graph, self.target.capabilities)
+
+    def _build_program(self, graph: Graph, options: Options, on_kernel: OnKernel) -> dict[str, bytes | str]:
+        files: dict[str, bytes | str] = {}
+        start = time.perf_counter()
+        reports: list[PassReport] = []
+        dump: pipeline.Hook = lambda stage, result: files.update({f"ir/{stage}.txt": str(result)})  # noqa: E731
+        check_meanings(graph.nodes(), graph.bounds)
+        with span("passes", "compile"):
+            program = pipeline.lower(graph, options, dump, reports)
+        check_meanings(program.graph.nodes(), program.graph.bounds)  # those that `fuse` put in
+        files |= {f"ops/{name}.txt": op.source for name, op in _custom_ops(graph, options).items()}
+        seconds = {"passes": time.perf_counter() - start}
+        built = self.backend.build(program, self.target, on_kernel)
+        files |= built.files
+        files["manifest.json"] = json.dumps(built.manifest)
+        kernels = fold(Event(symbol, name) for symbol, name in uses(program, built.manifest))
+        report = Report(graph.name, options.phase, options.seq, options.precision, tuple(reports), kernels)
+        files[REPORT] = report.to_json()
+        rounded = {name: round(spent, 4) for name, spent in (seconds | {**built.seconds}).items()}
+        files["stats.json"] = json.dumps({"seconds": rounded, "kernels": built.kernels}, indent=1)
+        return files
+
+    def workers(self, count: int) -> Workers:
+        """Workers of the backend, for programs of this compiler."""
+        return self.backend.workers(count, self)
+
+    def packer(self, dtype: DType, workers: Workers) -> Packer:
+        """The code that packs matrices of this type."""
+        return self.backend.packer(dtype, workers, self)
+
+    def once(self, what: str, build: Callable[[], BuiltFiles], load: Callable[[Stored], T], **fields: Any) -> T:
+        """As `rlx.backends.base.Builder.once`: `fields` are those of the key."""
+        return self._get(self.key(**fields), what, lambda on_kernel: build(), load)
+
+    def key(self, **fields: Any) -> CompileKey:
+        """A key for this target and these versions of everything."""
+        return CompileKey(target=self.target.describe(), versions=versions(), **fields)
+
+
+def _custom_ops(graph: Graph, options: Options) -> dict[str, CustomOp]:
+    """The custom ops that the program of a graph may use."""
+    return used_by(graph.nodes(), fused="custom" in options.fusions)
+
+
+def program_name(graph: Graph) -> str:
+    """The name of a program's model in keys: that of the graph and the number of weights, such as "qwen3 5.2M"."""
+    weights = [node for name, node in graph.leaves("weight").items() if name not in graph.constants]
+    count = sum(prod(dim for dim in node.shape if isinstance(dim, int)) for node in weights)
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= 0.9995 * unit:  # what three digits round up to the unit
+            return f"{graph.name} {count / unit:.3g}{letter}"
+    return f"{graph.name} {count}" if count else graph.name
+
+
+def _role(graph: Graph, options: Options) -> str:
+    """The phase of a program for people: that of its options, or a kind of it that differs in its outputs.
+
+    "greedy" picks the likeliest token in place of logits, "verify" does so for several rows, which hold guesses, and
+    "advance" moves recurrent states by the guesses that were right.
+    """
+    outputs = graph.outputs.values()
+    if all(traits(node).effect and node["aside"] for node in outputs):
+        return "advance"
+    if not options.segments and any(node.op == "pick" for node in outputs):
+        return "greedy" if options.phase == "decode" else "verify"
+    return options.phase
+
+
+def write_ir(files: Files, folder: Path) -> None:
+    """Writes the IR after every pass, as stored with the program, into a folder: one file a pass.
+
+    Raises:
+        ArgumentError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in files.names:
+            if name.startswith("ir/"):
+                (folder / name.removeprefix("ir/")).write_bytes(files.read(name))
+    except OSError as error:
+        what = f"the text after the passes cannot be written: {error.strerror}"
+        raise ArgumentError(what, where=folder, hint="Give dump_ir another folder.") from error

@@ -1,0 +1,97 @@
+"""RLX_DEBUG from level 2 on: the time of steps by kind of work, and the compiler's output for each program.
+
+Runtime stage, beside `compile.py`. None of this runs while RLX_DEBUG is off, so imports are inside the functions.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlx import debug_output
+from rlx.backends.base import Observer, Program, Target
+from rlx.compiler.inspection import Inspectable
+from rlx.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from rlx.compiler.compile import CompiledProgram
+    from rlx.compiler.profiling import OpTime
+
+
+class _View(Inspectable):
+    def __init__(self, compiled: CompiledProgram, target: Target) -> None:
+        self._compiled, self._target = compiled, target
+
+
+def show_program(compiled: CompiledProgram, target: Target) -> None:
+    """Writes the output of levels 3 to 7 for a program that was compiled or loaded."""
+    view, title = _View(compiled, target), compiled.key.title
+    debug_output.show_whole(debug_output.PASSES, f"passes of {title}", str(view.explain()))
+    if debug_output.shows(debug_output.SOURCE):
+        debug_output.show_whole(debug_output.SOURCE, f"kernels of {title}", view.source())
+    for stage in view.stages if debug_output.shows(debug_output.IR) else ():
+        debug_output.show_whole(debug_output.IR, f"IR after {stage} of {title}", view.ir(stage))
+    if debug_output.shows(debug_output.LLVM):
+        debug_output.show_whole(debug_output.LLVM, f"LLVM modules of {title}", view.llvm())
+    if debug_output.shows(debug_output.ASM):
+        debug_output.show_whole(debug_output.ASM, f"assembly of {title}", view.asm())
+
+
+def watch(program: Program, compiled: CompiledProgram) -> None:
+    """Adds up the times of the program's steps, and writes them when it is closed: level 2."""
+    from rlx.ir import text
+
+    times = StepTimes(program.name, text.loads(compiled.final))
+    program.observe(times)
+    program.finish = weakref.finalize(program, times.show)  # at the end of the process at the latest
+
+
+@dataclass
+class StepTimes(Observer):
+    """Totals over the steps of a program.
+
+    Attributes:
+        graph: its final graph.
+        kinds: totals of each kind of work.
+    """
+
+    name: str
+    graph: Graph
+    steps: int = 0
+    seconds: float = 0.0
+    kinds: dict[str, OpTime] = field(default_factory=dict)
+
+    def after(self, program: Program, seconds: float, steps: int) -> None:
+        """Adds steps that took `seconds` together, in equal parts; the last one gives the division by kind."""
+        from rlx.compiler.profiling import OpTime, op_times, region_seconds
+
+        self.steps, self.seconds = self.steps + steps, self.seconds + seconds
+        extents = program.extents
+        env = {**extents, "PAST_SEQ": extents.get("PAST_SEQ", 0) + steps // 2}  # the middle step
+        for kind in op_times(program, self.graph, env, region_seconds(program, seconds)):
+            total = self.kinds.setdefault(kind.label, OpTime(kind.label))
+            total.seconds += kind.seconds
+            total.bytes += kind.bytes * steps
+            total.regions += kind.regions * steps
+            for name, count in kind.operations.items():
+                total.operations[name] += count * steps
+
+    def show(self) -> None:
+        """Writes the table, the longest first; writes nothing if there was no step."""
+        if self.steps:
+            debug_output.show(debug_output.KERNELS, str(self))
+
+    def __str__(self) -> str:
+        each = self.seconds / self.steps
+        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+        head = f"kernels of {self.name}: {steps}, {self.seconds * 1e3:.2f} ms, {each * 1e3:.3f} ms a step"
+        kinds = sorted(self.kinds.values(), key=lambda kind: -kind.seconds)
+        width = max(len(kind.label) for kind in kinds)
+        return "\n".join([head, *(self._row(kind, width) for kind in kinds)])
+
+    def _row(self, kind: OpTime, width: int) -> str:
+        seconds = max(kind.seconds, 1e-12)
+        rates = f"{kind.bytes / seconds / 1e9:8.2f} GB/s {kind.flops / seconds / 1e9:9.2f} GFLOP/s"
+        share = kind.seconds / max(self.seconds, 1e-12)
+        return f"  {kind.label:{width}} {kind.seconds * 1e3:9.3f} ms {share:4.0%} {rates} {kind.regions:7} regions"

@@ -1,0 +1,246 @@
+"""Weights in memory: matrices packed once for their kernels, small tensors as float32, one copy for every program.
+
+Runtime, between an open file and the programs. The "layout" in a weight's row of a program's manifest: "rows" is plain
+float32. "r16k4" is packed (`rlx.backends.cpu.layouts`); a stack [E, n, k] is packed matrix by matrix, the rows of each
+padded to a multiple of 16. "file" is the mapped file itself: a table of which few rows are read needs no further
+memory. Packed matrices may also be mapped from a file, which this or an earlier process has written
+(`packed_cache.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlx import platform
+from rlx.backends.base import Workers
+from rlx.backends.memory import Block, Slabs
+from rlx.compiler.compile import Compiler, Progress
+from rlx.compiler.packed_cache import MappedWeights, PackedWeightCache, packed_rows
+from rlx.errors import ResourceError, ShapeError
+from rlx.ir.dtypes import DTYPES, DType
+from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
+from rlx.tracing import span
+
+GIB = 1 << 30
+
+
+class Source(Protocol):
+    """Where weights come from: an open model file."""
+
+    def raw(self, name: str) -> np.ndarray:
+        """The tensor's bytes, uint8 [nbytes]: read-only if they are the mapped file, else a copy."""
+        ...
+
+    def pieces(self, name: str) -> Iterable[np.ndarray]:
+        """The bytes of a stack [E, n, k], uint8, matrix by matrix."""
+        ...
+
+    def array(self, name: str) -> np.ndarray:
+        """A small tensor as float32."""
+        ...
+
+    def release(self, name: str) -> None:
+        """Releases the tensor's file pages."""
+        ...
+
+
+class Tensors:
+    """Name -> address of every weight, packed on arrival.
+
+    Args:
+        compiler: makes the packing kernels.
+        workers: those that pack.
+    """
+
+    def __init__(self, compiler: Compiler, workers: Workers) -> None:
+        self.compiler, self.workers = compiler, workers
+        self.addresses: dict[str, int] = {}
+        self._slabs, self._blocks = Slabs(compiler.backend.allocate), dict[str, Block]()
+        self._tables: dict[str, np.ndarray] = {}  # keeps the mappings alive
+        self._kept: MappedWeights | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, without mapped files."""
+        return sum(block.nbytes for block in self._blocks.values())
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of packed weights that are mapped from the packed-weight cache."""
+        return self._kept.nbytes if self._kept else 0
+
+    def add_array(self, name: str, value: np.ndarray) -> None:
+        """Adds a small float32 tensor unchanged."""
+        block = self._slabs.take(value.size * 4)
+        block.view(np.float32, value.shape)[...] = value
+        self._keep(name, block)
+
+    def add_table(self, name: str, raw: np.ndarray) -> None:
+        """Adds a tensor as its bytes in the file; uses a read-only `raw` in place, otherwise copies it."""
+        if not raw.flags.writeable:
+            self._tables[name] = raw
+            self.addresses[name] = raw.ctypes.data
+            return
+        block = self._slabs.take(raw.nbytes)
+        block.view(np.uint8, raw.nbytes)[...] = raw
+        self._keep(name, block)
+
+    def add_matrix(self, name: str, raw: np.ndarray, dtype: DType, *shape: int) -> None:
+        """Packs a matrix [n, k] or a stack [E, n, k], given as its bytes in the file.
+
+        Raises:
+            ShapeError: the number of bytes is wrong, or the type cannot be packed.
+        """
+        size = dtype.size(shape)
+        if raw.nbytes != size:
+            raise ShapeError(f"expected {size} bytes of {dtype}{list(shape)}, found {raw.nbytes}", where=name)
+        self.add_pieces(name, raw.reshape(prod(shape[:-2]), -1), dtype, *shape)
+
+    def add_pieces(self, name: str, pieces: Iterable[np.ndarray], dtype: DType, *shape: int) -> None:
+        """Packs a stack [E, n, k] (or a matrix: a stack of one), given matrix by matrix, with all workers.
+
+        Raises:
+            ShapeError: a piece is not a matrix of this type and shape, or there are more or fewer than E.
+        """
+        block = self._slabs.take(self._packed_bytes(dtype, shape))
+        self._pack(name, pieces, dtype, shape, block.address)
+        self._keep(name, block)
+
+    def _packed_bytes(self, dtype: DType, shape: tuple[int, ...]) -> int:
+        """Size of a packed matrix or stack."""
+        return prod(shape[:-2]) * self.compiler.packer(dtype, self.workers).nbytes(*shape[-2:])
+
+    def _pack(
+        self, name: str, pieces: Iterable[np.ndarray], dtype: DType, shape: tuple[int, ...], address: int
+    ) -> None:
+        """Packs a stack to an address."""
+        count, (n, k) = prod(shape[:-2]), shape[-2:]
+        packer, size, done = self.compiler.packer(dtype, self.workers), dtype.size((n, k)), 0
+        packed = packer.nbytes(n, k)
+        for piece in pieces:
+            if piece.nbytes != size or done == count:
+                what = f"expected {count} times {size} bytes of {dtype}[{n}, {k}], found {piece.nbytes}"
+                raise ShapeError(f"{what} as number {done}", where=name)
+            packer.pack(piece, address + done * packed, n, k)
+            done += 1
+        if done != count:
+            raise ShapeError(f"expected {count} matrices of {dtype}[{n}, {k}], found {done}", where=name)
+
+    def load(
+        self,
+        weights: Mapping[str, Any],
+        source: Source,
+        progress: Progress | None = None,
+        kept: PackedWeightCache | None = None,
+    ) -> None:
+        """Loads every weight of a manifest's table that is not loaded yet, reporting the bytes done.
+
+        Args:
+            kept: the packed-weight cache: packed matrices are mapped from it. It is written first if it does not exist.
+
+        Raises:
+            ResourceError: the packed weights do not fit into memory; none was packed.
+        """
+        mapped = kept.find() if kept else None
+        known = self.addresses.keys() | (mapped.addresses.keys() if mapped else set())
+        missing = {name: row for name, row in weights.items() if name not in known}
+        report = _Report(progress, sum(map(_nbytes, missing.values())))
+        if kept and not mapped:
+            mapped = self._write(kept, packed_rows(weights), source, report)
+        if mapped:
+            self._kept = mapped
+            self.addresses |= mapped.addresses
+        rest = {name: row for name, row in missing.items() if name not in self.addresses}
+        self._check_memory(rest, kept is not None)
+        for name, row in rest.items():
+            with span(name, "weight", dtype=row["dtype"], layout=row["layout"]):
+                self._load_one(name, row, source)
+            report.done(row)
+
+    def _write(
+        self, kept: PackedWeightCache, rows: Mapping[str, Any], source: Source, report: _Report
+    ) -> MappedWeights | None:
+        """Writes the packed-weight cache, one matrix after the other through memory for the largest one."""
+        sizes = {name: self._packed_bytes(*_type(row)) for name, row in rows.items()}
+        with self.compiler.backend.allocate(max(sizes.values(), default=0), True) as buffer:
+
+            def pack(name: str) -> memoryview:
+                dtype, shape = _type(rows[name])
+                with span(name, "weight", dtype=dtype.name, layout=rows[name]["layout"]):
+                    self._pack(name, _pieces(source, name, shape), dtype, shape, buffer.address)
+                source.release(name)
+                report.done(rows[name])
+                return buffer.view(np.uint8, sizes[name]).data
+
+            return kept.make(sizes, pack)
+
+    def _check_memory(self, rows: Mapping[str, Any], was_kept: bool) -> None:
+        """Checks that packed weights fit into memory, before any is packed: else the system ends the process later."""
+        needed = sum(self._packed_bytes(*_type(row)) for row in packed_rows(rows).values())
+        available = platform.current().available_memory()
+        if needed <= available:
+            return
+        limit = f"RLX_CACHE_LIMIT above {math.ceil(needed / GIB)}G"
+        hint = f"Set {limit}, so that the file is stored" if was_kept else f"Give keep_packed=True, with {limit}"
+        raise ResourceError(
+            f"the packed weights need {needed / GIB:.1f} GiB of memory, {available / GIB:.1f} GiB are available",
+            hint=f"{hint}: the weights are then mapped from the disk. Or use a smaller file (rlx quantize).",
+        )
+
+    def _load_one(self, name: str, row: Mapping[str, Any], source: Source) -> None:
+        dtype, shape = _type(row)
+        if row["layout"] == FILE_LAYOUT:
+            self.add_table(name, source.raw(name))
+            return
+        if row["layout"] == ROWS_LAYOUT:
+            self.add_array(name, source.array(name))
+        else:
+            self.add_pieces(name, _pieces(source, name, shape), dtype, *shape)
+        source.release(name)
+
+    def _keep(self, name: str, block: Block) -> None:
+        self._blocks[name] = block
+        self.addresses[name] = block.address
+
+    def close(self) -> None:
+        self._slabs.close()
+        if self._kept:
+            self._kept.close()
+            self._kept = None
+        self._blocks.clear()
+        self._tables.clear()
+        self.addresses.clear()
+
+
+class _Report:
+    """Reports the bytes of a model's file that are packed."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._done, self._total = progress, 0, total
+
+    def done(self, row: Mapping[str, Any]) -> None:
+        """A weight is loaded."""
+        self._done = min(self._total, self._done + _nbytes(row))
+        if self._progress:
+            self._progress("packing weights", self._done, self._total)
+
+
+def _type(row: Mapping[str, Any]) -> tuple[DType, tuple[int, ...]]:
+    """Dtype and shape of a weight in a manifest's table."""
+    return DTYPES[row["dtype"]], tuple(map(int, row["shape"]))
+
+
+def _pieces(source: Source, name: str, shape: tuple[int, ...]) -> Iterable[np.ndarray]:
+    """The bytes of a matrix or a stack in the file, matrix by matrix."""
+    return source.pieces(name) if len(shape) > 2 else [source.raw(name)]
+
+
+def _nbytes(row: Mapping[str, Any]) -> int:
+    """Bytes of the file that are read now; 0 for a table that is used in place."""
+    dtype, shape = _type(row)
+    return 0 if row["layout"] == FILE_LAYOUT else dtype.size(shape)

@@ -1,0 +1,424 @@
+"""The engine under every runner: a model's programs, weights and states, with one main method, `step`.
+
+It does not sample and does not process text. `step` appends token ids to sequences and returns logits. `stepper.py`
+runs the programs, `single_sequence.py` has calls on a sequence of its own, and `rlx.engine.kv.pool` holds the states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
+from dataclasses import replace
+from functools import cached_property, partial
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx import text
+from rlx.backends.base import Workers
+from rlx.compiler.compile import Compiler, Progress
+from rlx.compiler.guards import row_numbers
+from rlx.compiler.packed_cache import PackedWeightCache, weights_key
+from rlx.compiler.tensors import Tensors
+from rlx.engine.batch import Batch
+from rlx.engine.greedy import greedy_run
+from rlx.engine.images import ImageInput
+from rlx.engine.keeping import keeping
+from rlx.engine.kv.pool import CachePool
+from rlx.engine.kv.pool_memory import Sizes
+from rlx.engine.kv.pool_size import pool_bytes
+from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
+from rlx.engine.kv.sequence import Sequence
+from rlx.engine.kv.sequence_snapshot import restore, take_snapshot
+from rlx.engine.kv.snapshot import Snapshot
+from rlx.engine.opening.identity import identity
+from rlx.engine.opening.opened import Source, tokenizer_of
+from rlx.engine.opening.options import (
+    IMAGE_CACHE_BYTES,
+    STALL_MS,
+    EngineOptions,
+    method_takes_options,
+    parse_image_bytes,
+)
+from rlx.engine.opening.setup import Plan
+from rlx.engine.programs.ahead import Ahead, expected_programs
+from rlx.engine.programs.batch import programs_of
+from rlx.engine.programs.bucketing import Bucketing
+from rlx.engine.programs.program_spec import GREEDY, HIDDEN, ProgramSpec
+from rlx.engine.programs.programs import Programs
+from rlx.engine.programs.ready import ProgramRecord, ReadyPrograms
+from rlx.engine.programs.tower_programs import TOWER, compile_tower, ready_programs
+from rlx.engine.request.output import Logits
+from rlx.engine.single_sequence import SingleSequence
+from rlx.engine.speculation.drafts import Counters
+from rlx.engine.speculation.mtp import HeadDrafter, Predictor
+from rlx.engine.speculation.mtp_decode import HeadDrafts
+from rlx.engine.stepper import ALL_ROWS_VALUES, Limits, Stepper
+from rlx.ir import dims
+from rlx.models.variants import EmbeddedRows
+from rlx.models.vision_config import VisionConfig
+from rlx.passes.layout import weight_bytes
+from rlx.sampling import SampleOpts
+from rlx.sampling.recommended import recommended
+from rlx.text.named_templates import template_text
+from rlx.tracing import span
+from rlx.vision.opening import MmprojPath, Vision
+from rlx.vision.tower import Tower
+from rlx.vision.weights import TowerWeights
+from rlx.weights import WeightLoader, open_weights
+
+if TYPE_CHECKING:
+    from rlx.engine.opening.options import ModelSource
+
+
+class Engine(SingleSequence):
+    """A loaded model. Make one with `Engine.open`.
+
+    `step` computes a batch of several sequences, which `open_sequence` opens. The inherited calls (`forward`, `trim`
+    and so on) work on one more sequence, the current one.
+
+    Attributes:
+        ahead: compiles programs in the background.
+        device: the name of what it runs on.
+        most_rows: maximum number of rows in a call of `verify`.
+        native_loops: whether one native call runs several steps; otherwise each runs alone, where it can be observed.
+        pool: the states of all sequences.
+        tables: the programs in memory, "prefill", "decode" and "batch".
+        vision: the model's vision tower, opened at first use.
+        images: how images come into prompts.
+        kept: states of prompts on disk; None without the option `cache_kv`.
+        profile: the compile profile of the programs.
+        weights: the open file.
+    """
+
+    images: ImageInput | None = None
+    _workers: Workers
+    _tensors: Tensors
+    _predictor: Predictor | None = None  # created at first use
+
+    def __init__(
+        self,
+        plan: Plan,
+        progress: Progress | None = None,
+        keep_packed: bool = False,
+        ahead: Ids[ProgramSpec] = (),
+        mmproj: MmprojPath | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        setup = plan.setup
+        self.config, self.max_seq, self.most_rows = plan.config, setup.max_seq, setup.profile.buckets[-1]
+        self.graph = plan.graph.replace(outputs={"logits": plan.graph.outputs["logits"]})
+        self._weights, self._setup, self._progress, self._loaded = plan.weights, setup, progress, False
+        self._keep_packed, self._path = keep_packed, plan.weights.loader.path
+        self._chat_template = chat_template
+        self.profile, self.weights = setup.profile, plan.weights
+        bucketing = Bucketing(setup.profile.ranges)
+        self.ahead = Ahead(progress)
+        self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell)
+        self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops
+        self.vision = Vision(plan.weights.loader, plan.config, mmproj, self._make_tower)
+        places = (lambda: self._workers), (lambda: self._tensors.addresses)
+        self._programs = Programs(plan.graph, setup, self._compiler, *places, ahead=self.ahead, paged=True)
+        self.tables = self._programs.tables
+        self.ahead.start(partial(self._programs.compile_missing, spec) for spec in ahead)
+        try:
+            self._workers = self._compiler.workers(setup.threads)
+            self._tensors = Tensors(self._compiler, self._workers)
+            sizes = Sizes.of(self.graph, self.max_seq, self.most_rows)
+            nbytes = pool_bytes(setup.kv_bytes, sizes, self.max_seq, weight_bytes(self._programs.weights.values()))
+            self.pool = CachePool(self.graph, max_seq=self.max_seq, rows=self.most_rows, kv_bytes=nbytes)
+            self.kept, self.prefix_writer = keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
+            self._programs.bind(self.pool.memory.addresses, self.pool.memory.strides)
+            self.stepper = Stepper(self._programs, self.pool, bucketing, self._limits(), self.load)
+            self._sequence = self.pool.open()
+        except BaseException:
+            self.ahead.close()
+            raise
+
+    @classmethod
+    @method_takes_options(EngineOptions)
+    def open(cls, path: ModelSource, options: EngineOptions) -> Engine:
+        """Opens a model file or directory, checks it, and loads its weights.
+
+        Args:
+            path: a file or directory, or an open `WeightLoader`, which the engine then owns.
+            options: the fields of `EngineOptions`.
+
+        Raises:
+            ArgumentError: `keep_packed` with a cache that has no folder, or an option is out of its range.
+            ModelFileError and its subclasses: the file cannot be used.
+        """
+        loader = path if isinstance(path, WeightLoader) else open_weights(path)
+        try:
+            return cls.of(loader, options)
+        except BaseException:
+            loader.close()
+            raise
+
+    @classmethod
+    def of(cls, loader: WeightLoader, options: EngineOptions) -> Engine:
+        """As `open`, for an open file; the file stays open if this fails."""
+        with span("read the configuration", "open"):
+            plan = Plan.of(loader, options)
+        ahead = expected_programs(options.compile_ahead, plan.setup) if options.load else ()
+        with span("make the engine", "open"):
+            template = None if options.chat_template is None else template_text(options.chat_template)
+            engine = cls(plan, options.progress, options.keep_packed, ahead, options.mmproj, template)
+        given = options.image_cache_bytes
+        kept = IMAGE_CACHE_BYTES if given is None else parse_image_bytes(given)
+        try:
+            engine.images = ImageInput(engine.vision, options.image_options(), kept, STALL_MS / 1000)
+            if options.load:
+                engine.load()
+        except BaseException:
+            engine.close(keep_file=True)
+            raise
+        return engine
+
+    def _limits(self) -> Limits:
+        fitting = [b for b in self.profile.buckets if b * self.config.vocab_size <= ALL_ROWS_VALUES]
+        # A layer's own embedding table may be smaller than the vocabulary.
+        ids = min(dims.value(each.rows, {}) for each in row_numbers(self.graph))
+        rows, embeds = max(fitting, default=1), EmbeddedRows.of(self.config)
+        return Limits(self.max_seq, self.most_rows, rows, ids, embeds, self.config.hidden)
+
+    def load(self) -> None:
+        """Packs all weights, once."""
+        if self._loaded:
+            return
+        for name, value in self.graph.constants.items():
+            self._tensors.add_array(name, value)
+        rows, loader, kept = self._programs.weights, self._weights.loader, None
+        if self._keep_packed:
+            key = weights_key(self._compiler, loader.path.name, loader.stamps(), rows)
+            kept = PackedWeightCache(self._compiler.cache, key)
+        with span("load the weights", "open"):
+            self._tensors.load(rows, Source(self._weights, self.config), self._progress, kept)
+        self._loaded = True
+
+    # -- sequences ------------------------------------------------------------------------------------------------
+
+    def open_sequence(
+        self,
+        prompt: Ids[int] = (),
+        embeddings: PromptEmbeddings | None = None,
+        *,
+        shared: bool = True,
+        salt: str = "",
+    ) -> Sequence:
+        """A new sequence, which holds the longest known prefix of a prompt; see `CachePool.open`.
+
+        The caller appends the rest with `step`, in chunks that end where `Sequence.call_end` says.
+
+        Args:
+            embeddings: rows in place of the embeddings of some tokens: one span for each image of the prompt. The ids
+                there may be any, such as those of the family's placeholder. Grids and two-way attention have no effect
+                in models that do not have them.
+            salt: only sequences with the same salt share prefixes.
+
+        Raises:
+            PoolFullError: there is no room for its states.
+            PromptError: a span does not fit the model, or an image whose rows see each other needs more rows than a
+                call holds.
+        """
+        if embeddings is not None:
+            kind = self.stepper.limits.embeds
+            embeddings.check_width(self.config.hidden)
+            embeddings = embeddings.fitting(bool(kind.sections), kind.two_way != "none")
+            embeddings.check_calls(self.most_rows)
+        return self.pool.open(prompt, embeddings=embeddings, shared=shared, salt=salt)
+
+    def check_fits(self, positions: int) -> None:
+        """`PoolFullError` if the pool can never hold so many positions of one sequence."""
+        self.pool.check_fits(positions)
+
+    def step(self, batch: Batch) -> list[Logits | None]:
+        """Appends the tokens of every segment to its sequence.
+
+        Segments that are longer than the largest bucket run in chunks. After an error or an interrupt each sequence
+        holds the tokens of the calls that were finished.
+
+            prompt = engine.open_sequence(ids)
+            (logits,) = engine.step(Batch([Segment(prompt, ids[len(prompt) :])]))
+
+        Returns:
+            For each segment float32 [vocab], the logits after its last row; or [rows, vocab] if it asks for all rows;
+            or None. Copies, unless the batch needs none.
+
+        Raises:
+            PromptError: a segment has no tokens, an invalid one, or more than its context has room for.
+            ArgumentError: two segments are of one sequence.
+            BusyError: a sequence was closed, or is paused.
+            PoolFullError: the pool has no room for all of it; nothing was computed.
+        """
+        return self.stepper.step(batch)
+
+    def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = (), loads: bool = True) -> list[int]:
+        """Appends `token` and the likeliest tokens after it to a sequence, in one native call: `greedy_run`.
+
+        Empty if there is no program for every past, or the backend runs one step a call, or the program is not in
+        memory and `loads` is false.
+        """
+        can_repeat = self.bucketing.decode == "dynamic" and self.native_loops
+        can_repeat = can_repeat and (loads or GREEDY in self.tables["decode"])
+        return greedy_run(self.stepper, sequence, token, count, stops) if can_repeat else []
+
+    def hidden(self, sequence: Sequence, ids: Ids[int]) -> Logits:
+        """Appends ids to a sequence: the hidden states before the head, float32 [len(ids), hidden].
+
+        Raises:
+            PromptError, BusyError, PoolFullError: as `step`.
+        """
+        self.stepper.reserve(sequence, ids)
+        return np.concatenate(list(self.stepper.pieces(sequence, ids, False, HIDDEN)))
+
+    def snapshot_of(self, sequence: Sequence) -> Snapshot:
+        """A copy of a sequence: its ids, the used part of every cache, and the recurrent states."""
+        if len(sequence):
+            self.stepper.refresh(sequence)
+        return take_snapshot(sequence, self._identity)
+
+    def restored(self, snapshot: Snapshot) -> Sequence:
+        """A new sequence that goes on from a snapshot, also from one of another engine of the same model.
+
+        The context length may differ; the cache types must be the same.
+
+        Raises:
+            SnapshotError: it is of another model or other state formats.
+            PromptError: it holds more tokens than the context.
+            PoolFullError: the pool has no room for it.
+        """
+        self.check_snapshot(snapshot)
+        sequence = self.pool.open()
+        try:
+            restore(sequence, snapshot)
+        except BaseException:
+            sequence.discard()
+            raise
+        return sequence
+
+    def prompt_embeddings(self, count: int, embeds: Any, bias: Any = None) -> PromptEmbeddings:
+        """The prompt embeddings for `count` positions, optionally with a bias; see `PromptEmbeddings.checked`.
+
+        Raises:
+            PromptError: wrong shapes, or the bias opens later keys in a prompt that is longer than one chunk.
+        """
+        embeddings = PromptEmbeddings.checked(embeds, bias, count, self.config.hidden, self.config.heads)
+        embeddings.check_calls(self.most_rows)
+        return embeddings
+
+    @property
+    def bucketing(self) -> Bucketing:
+        """Chooses the program of a call of one sequence."""
+        return self.stepper.bucketing
+
+    @bucketing.setter
+    def bucketing(self, value: Bucketing) -> None:
+        self.stepper.bucketing = value
+
+    @cached_property
+    def _identity(self) -> str:  # type: ignore[override]
+        return identity(self.graph, self._weights.loader)
+
+    # -- the MTP head ---------------------------------------------------------------------------------------------
+
+    def head_drafts(self, sequence: Sequence, counters: Counters) -> HeadDrafts | None:
+        """Drafts of the MTP head for a sequence that begins; None while the head follows another one.
+
+        The head's weights are loaded at first use.
+
+        Raises:
+            UnsupportedModelError: the model has no MTP head.
+            WeightError: a tensor is missing or has the wrong shape.
+        """
+        if self._predictor is None:
+            self.load()
+            where = (self._compiler, self._workers, self._tensors)
+            self._predictor = Predictor.of(self.config, self._weights, self._setup, *where, self._progress)
+        if self.stepper.listener is not None:
+            return None
+        self._predictor.follow(sequence)
+        return HeadDrafts(self.stepper, sequence, HeadDrafter(self._predictor, lambda: len(sequence)), counters)
+
+    # -- images -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tower(self) -> Tower | None:
+        """The vision tower; None if the model takes text only, and `vision.required` says why."""
+        return self.vision.tower
+
+    def _make_tower(self, config: VisionConfig, weights: TowerWeights) -> Tower:
+        return Tower(config, weights, self.profile, self._compiler, lambda: self._workers, self._progress)
+
+    # -- programs -------------------------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        on_program: Callable[[ProgramRecord], None] | None = None,
+        batch: int = 1,
+        phase: str | None = None,
+        rows: int | None = None,
+    ) -> list[ProgramRecord]:
+        """Compiles (or finds in the cache) the programs of buckets, batches and the tower, and the weight packers."""
+        records = []
+        if phase != TOWER:
+            records += self._programs.prepare(programs_of(self._setup.profile, batch, phase, rows), on_program)
+        if phase in (None, TOWER) and (tower := self.vision.required() if phase else self.tower):
+            records += compile_tower(tower, rows, on_program)
+        return records
+
+    @property
+    def ready(self) -> ReadyPrograms:
+        """The programs that were compiled or loaded so far, for inspection."""
+        tower = self.vision.opened
+        more = ready_programs(tower, self._compiler.target) if tower else []
+        return ReadyPrograms([*self._programs.ready(), *more])
+
+    @cached_property
+    def tokenizer(self) -> text.Tokenizer:
+        """The model's own tokenizer, with the chat template that was given in place of its own."""
+        with span("load the tokenizer", "open"):
+            return tokenizer_of(self._weights.loader, self._chat_template)
+
+    @cached_property
+    def recommended(self) -> SampleOpts | None:
+        """The sampling options in the model's files; None if there are none."""
+        return recommended(self._weights.loader)
+
+    def stats(self) -> dict[str, Any]:
+        """Memory in bytes by use, threads, counters of the caches, and the programs that were compiled."""
+        return {
+            "parameters": sum(prod(info.shape) for info in self._weights.loader.tensors.values()),
+            "weights_bytes": self._tensors.nbytes,
+            "kept_bytes": self._tensors.kept_bytes,
+            **self.pool.stats(),
+            "arena_bytes": self._programs.arena_bytes,
+            "threads": self._workers.n,
+            "target": self._compiler.target.level,
+            "precision": self._setup.profile.precision,
+            "deterministic": self._setup.is_deterministic,
+            "profile": str(self._setup.source) if self._setup.source else None,
+            "kv_dtype": self._setup.kv_type.name,
+            "cache": self._compiler.cache.stats,
+            "compiled": [*self._compiler.compiled],
+            "programs": {phase: replace(table.stats) for phase, table in self._programs.tables.items()},
+        }
+
+    def close(self, *, keep_file: bool = False) -> None:
+        """Stops the workers, releases memory and, unless `keep_file` is set, closes the model file."""
+        with span("close the model", "open"):
+            self.ahead.close()
+            try:
+                if self.prefix_writer is not None:
+                    self.prefix_writer.close()
+            finally:
+                self._workers.close()
+                if self._predictor:
+                    self._predictor.close()
+                self.vision.close()
+                self._programs.close()
+                self._tensors.close()
+                self.pool.close()
+                if not keep_file:
+                    self._weights.close()

@@ -1,0 +1,241 @@
+"""Images and audio in prompts: from placeholders to rows that stand in a sequence.
+
+Runners stage, between `rlx.vision`, which encodes them, and the engine loop. A placeholder is found by its id, never
+by its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import groupby
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from rlx.audio.audio import Audio
+from rlx.engine.kv.prompt_embeddings import PAD, EmbeddedSpan, PromptEmbeddings
+from rlx.engine.request.checks import check_ids, fit_context
+from rlx.engine.request.context import Context, PromptLike, text_context
+from rlx.errors import ImageError, MultimodalError, PromptError
+from rlx.models.vision_config import VISION_FAMILIES
+from rlx.prompt import Prompt
+from rlx.text.image_parts import ImageTokens
+from rlx.vision.encoder import Encoder, Encoding
+from rlx.vision.feature_cache import FeatureCache
+from rlx.vision.image import Image
+from rlx.vision.options import ImageOptions
+from rlx.vision.processors import ImageProcessor
+
+if TYPE_CHECKING:
+    from rlx.vision.opening import Vision
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedImages:
+    """The images and clips of audio of one prompt, each at the position of its first row.
+
+    Attributes:
+        encoder: encodes them.
+        places: (position, image or clip) in order.
+    """
+
+    encoder: Encoder
+    places: tuple[tuple[int, Encoding], ...]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the rows of all images are computed."""
+        return all(each.is_ready for _, each in self.places)
+
+    @property
+    def rows(self) -> int:
+        """The number of positions of all images."""
+        return sum(each.tokens for _, each in self.places)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The first position of each image, and the one after its last."""
+        return [(start, start + each.tokens) for start, each in self.places]
+
+    def without_rows(self, ids: list[int]) -> list[int]:
+        """The ids that stand for no row of an image."""
+        found: list[int] = []
+        end = 0
+        for start, each in self.places:
+            found += ids[end:start]
+            end = start + each.tokens
+        return found + ids[end:]
+
+    def encoded(self) -> Generator[None, None, PromptEmbeddings]:
+        """For the engine loop: encodes what is lacking, a piece between two `yield`s; the rows at their positions.
+
+        Raises:
+            RlxError: an image cannot be encoded.
+        """
+        for _, each in self.places:
+            self.encoder.take(each)
+        try:
+            for _, each in self.places:
+                while not each.is_ready:
+                    self.encoder.advance(each)
+                    yield
+            return self.embeddings()
+        finally:
+            for _, each in self.places:
+                self.encoder.drop(each)
+
+    def embeddings(self) -> PromptEmbeddings:
+        """The rows of encoded images, at their positions."""
+        return PromptEmbeddings(tuple(self._spans()))
+
+    def _spans(self) -> Iterator[EmbeddedSpan]:
+        for start, each in self.places:
+            assert each.features is not None
+            sees_all = isinstance(each.source, Image)  # where the model is so; audio is causal in every model
+            yield EmbeddedSpan(start, each.features.rows, each.key, each.grid, sees_all)
+
+
+def placed(
+    prompt: PromptLike, images: ImageInput | None, vocab_size: int, max_seq: int | None, what: str, model: str
+) -> Context:
+    """The checked context of a prompt: each image takes as many positions as it has rows.
+
+    Args:
+        images: how images come into prompts; None if the runner takes none.
+        max_seq: how many positions there may be; None for any number.
+        what: the argument, for messages.
+        model: what the model is called in messages.
+
+    Raises:
+        PromptError: there is no id, an invalid one, or too many.
+        MultimodalError: the model takes no images, or placeholders and images do not match.
+        ImageError: the model takes no image of such a size.
+    """
+    if images is None or not isinstance(prompt, Prompt) or not (prompt.images or prompt.audio or images.is_supported):
+        context = text_context(prompt, vocab_size, what, model)
+    else:
+        context = _with_images(prompt, images.encoder, vocab_size, what)
+    _check_length(context, max_seq, what)
+    return context
+
+
+def _check_length(context: Context, max_seq: int | None, what: str) -> None:
+    if context.images is None:
+        fit_context(context.ids, max_seq, what)
+    elif max_seq is not None and len(context) > max_seq:
+        rows = context.images.rows
+        hint = f"give fewer or smaller images, or open the model with a max_seq of at least {len(context)}"
+        found = f"it has {len(context)} tokens, {rows} of them of images, and the context holds {max_seq}"
+        raise PromptError(found, where=what, hint=hint)
+
+
+def _with_images(prompt: Prompt, encoder: Encoder, vocab_size: int, what: str) -> Context:
+    sources: dict[int, tuple[str, Sequence[Image | Audio]]] = {}  # placeholder -> what it stands for
+    sources[encoder.config.image_token] = "image", prompt.images
+    if prompt.audio or encoder.audio is not None:
+        sources[encoder.required_audio().token] = "clip of audio", prompt.audio
+    given = check_ids(prompt.ids, max(vocab_size, *(token + 1 for token in sources)), what)
+    check_ids([PAD if each in sources else each for each in given], vocab_size, what)
+    runs = [(each if each in sources else None, len(list(group))) for each, group in groupby(given)]
+    for token, (kind, values) in sources.items():
+        if (count := sum(each == token for each, _ in runs)) != len(values):
+            raise _mismatch(kind, count, len(values), token, what)
+    left = {token: iter(enumerate(values)) for token, (_, values) in sources.items()}
+    ids: list[int] = []
+    places: list[tuple[int, Encoding]] = []
+    at = 0
+    for placeholder, length in runs:
+        if placeholder is None:
+            ids += given[at : at + length]
+        else:
+            number, source = next(left[placeholder])
+            kind = sources[placeholder][0]
+            encoding = _encoding(encoder, source, kind, f"{what}, {kind} {number}", length)
+            places.append((len(ids), encoding))
+            ids += [PAD] * encoding.tokens
+        at += length
+    return Context(ids, PlacedImages(encoder, tuple(places)) if places else None)
+
+
+def _mismatch(kind: str, placeholders: int, count: int, token: int, what: str) -> MultimodalError:
+    kinds = "images" if kind == "image" else "clips of audio"
+    found = f"the number of {kinds} is {count}, and that of placeholders is {placeholders}"
+    hint = f"a run of the id {token} stands for one {kind}; between those of two {kinds} there must be another id"
+    return MultimodalError(found, where=what, hint=hint)
+
+
+def _encoding(encoder: Encoder, source: Image | Audio, kind: str, where: str, length: int) -> Encoding:
+    try:
+        encoding = encoder.encoding(source)
+    except ImageError as error:
+        raise ImageError(error.what, where=where, hint=error.hint) from error
+    if length not in (1, encoding.tokens):
+        what = f"the {kind} has {encoding.tokens} rows, and its placeholder stands there {length} times"
+        raise MultimodalError(what, where=where, hint=f"write it once; its rows then follow from the {kind}")
+    return encoding
+
+
+class ImageInput:
+    """How images come into the prompts of one model. Its vision tower is opened with the first image.
+
+    Args:
+        vision: finds and opens the tower.
+        options: how many pixels or tokens the model sees.
+        capacity: bytes of the cache of encoded images.
+        seconds: how long a piece of encoding should take at most, while others wait.
+
+    Raises:
+        MultimodalError, ModelFileError: an option of images is given, and the model has no tower that can be used.
+        ArgumentError: an option of images does not apply to this model.
+    """
+
+    def __init__(self, vision: Vision, options: ImageOptions, capacity: int, seconds: float) -> None:
+        self._vision, self._options, self.seconds = vision, options, seconds
+        self._cache = FeatureCache(capacity)
+        self._encoder: Encoder | None = None
+        self._lock = Lock()
+        if options.chosen:  # whoever sets one has images: what is wrong is said now, not with the first of them
+            _ = self.encoder
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the model has a tower."""
+        return self._vision.tower is not None
+
+    @property
+    def encoder(self) -> Encoder:
+        """Encodes images.
+
+        Raises:
+            MultimodalError, ModelFileError: the model has no tower that can be used.
+            ArgumentError: an option of images does not apply to this model.
+        """
+        with self._lock:
+            if self._encoder is None:
+                tower = self._vision.required()
+                processor = ImageProcessor.of(tower.config, self._options)
+                model = repr((tower.config, self._options, tower.weights.loader.stamps()))
+                key = blake2b(model.encode(), digest_size=32).digest()
+                self._encoder = Encoder(tower, processor, key, self._cache, self.seconds, self._vision.audio())
+            return self._encoder
+
+    @property
+    def tokens(self) -> ImageTokens | None:
+        """The tokens of images; None if no model of the architecture takes images. Does not open the tower."""
+        if self._encoder is not None:
+            config = self._encoder.config
+            return _tokens(config.family, (config.image_token, config.begin_token, config.end_token))
+        family = next((name for name, row in VISION_FAMILIES.items() if self._vision.arch in row.archs), None)
+        return None if family is None else _tokens(family, (VISION_FAMILIES[family].image_token, None, None))
+
+    def stats(self) -> dict[str, Any]:
+        """The counters of the encoder; empty before the first image."""
+        return {} if self._encoder is None else {"images": self._encoder.stats()}
+
+
+def _tokens(family: str, ids: tuple[int, int | None, int | None]) -> ImageTokens:
+    texts = VISION_FAMILIES[family].tokens
+    if family == "gemma3":  # whose processor writes blank lines around each image
+        return ImageTokens(*ids, texts, texts[1], margin="\n\n")
+    return ImageTokens(*ids, texts, texts[0])

@@ -1,0 +1,321 @@
+"""The cache pool: the memory of all states of an engine, shared by its sequences and bounded in bytes.
+
+Runtime, between an engine and `pool_memory.py`. Full caches are pages with counted references (`pages.py`). Rings and
+recurrent states are slots; checkpoints are copies of slots in ordinary memory. The prefix index (`prefix.py`) remembers
+what sequences have computed, of those that still run and those that ended. A new sequence takes over the longest prefix
+that is known: it shares whole pages, and copies the one that it will write to.
+
+Pages in use, slots in use and checkpoints together take at most `kv_bytes`; what only the index holds takes less while
+the system is short of memory. If a step needs more, the least recently
+used ends of the index go first. If that is not enough, `reserve` raises `PoolFullError` before anything is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlx.engine.kv.live_set import LiveSet
+from rlx.engine.kv.pages import PageAllocator, page_count
+from rlx.engine.kv.pool_memory import PoolMemory, Sizes
+from rlx.engine.kv.pool_size import Reserve
+from rlx.engine.kv.prefix import Checkpoint, PrefixIndex
+from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
+from rlx.engine.kv.sequence import Sequence
+from rlx.env import size
+from rlx.errors import ArgumentError, PoolFullError
+from rlx.ir.graph import Graph
+from rlx.passes.options import MAX_PAST
+
+if TYPE_CHECKING:
+    from rlx.engine.kv.kept_prefixes import KeptPrefixes
+
+SLOTS = 128  # maximum number of slots; a slot that is not used takes no memory
+CHECKPOINT_SHARE = 4  # checkpoints may take this part of the pool, one in so many
+WARM_BYTES = 64 << 20  # free pages that stay resident, so that they can be reused without page faults
+
+
+@dataclass
+class PrefixCounters:
+    """Counters of the prefix index.
+
+    Attributes:
+        asked: tokens of prompts that sequences were opened with.
+        hit: how many of them were known, and are not computed again.
+    """
+
+    asked: int = 0
+    hit: int = 0
+
+
+@dataclass
+class _Slots:
+    """Free slots, and those in use."""
+
+    free: list[int]
+    used: set[int] = field(default_factory=set)
+
+
+class CachePool:
+    """The states of an engine's sequences.
+
+    Args:
+        graph: the model.
+        max_seq: maximum number of positions of a sequence.
+        rows: maximum number of rows in a call.
+        kv_bytes: bound of the memory in bytes.
+
+    Attributes:
+        memory: pages and slots.
+        pages: counts the owners of pages.
+        index: the prefix index.
+        kv_bytes: the bound.
+        counters: of the prefix index.
+        kept: what is kept on disk; None for nothing.
+
+    Raises:
+        ArgumentError: `kv_bytes` is not enough for a single page and slot.
+        ResourceError: the system refuses the memory.
+    """
+
+    def __init__(self, graph: Graph, *, max_seq: int, rows: int, kv_bytes: int) -> None:
+        self.sizes = sizes = Sizes.of(graph, max_seq, rows)
+        self.kv_bytes, self.max_seq, self.rows = kv_bytes, max_seq, rows
+        smallest = sizes.page_bytes + sizes.slot_bytes
+        if kv_bytes < smallest:
+            what = f"kv_bytes is {size(kv_bytes)}, and one page of {sizes.page} positions takes {size(smallest)}"
+            raise ArgumentError(what, where="kv_bytes", hint="Give more, or leave it out.")
+        count = min(kv_bytes // sizes.page_bytes if sizes.page_bytes else MAX_PAST, MAX_PAST // sizes.page)
+        slots = min(kv_bytes // sizes.slot_bytes, SLOTS) if sizes.slot_bytes else 0
+        self.memory = PoolMemory(graph, sizes, count, slots)
+        self.pages = PageAllocator(count, page_count(max_seq, sizes.page))
+        self.index = PrefixIndex(self.pages, sizes.page, self._freed)
+        self.counters = PrefixCounters()
+        self.kept: KeptPrefixes | None = None
+        self._reserve = Reserve()
+        self._slots = _Slots(list(range(slots - 1, -1, -1)))
+        self._warm: set[int] = set()  # free pages that may be resident
+        self._sequences = LiveSet[Sequence]()
+
+    # -- sequences ------------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        prompt: Ids[int] = (),
+        *,
+        embeddings: PromptEmbeddings | None = None,
+        shared: bool = True,
+        salt: str = "",
+    ) -> Sequence:
+        """A new sequence, which holds the longest known prefix of the prompt, but at least one token less than it.
+
+        Args:
+            prompt: the token ids that the caller is going to append. It has to append those after the prefix.
+            embeddings: prompt embeddings of the first positions.
+            shared: whether it takes part in the prefix index. Otherwise it begins empty, and leaves nothing.
+            salt: only sequences with the same salt share prefixes.
+
+        Raises:
+            PoolFullError: there is no room for a slot.
+        """
+        if not (shared and len(prompt)):
+            return self._opened(embeddings, shared, salt)
+        sequence = self.opened(prompt, embeddings, salt)
+        self.counters.asked += len(prompt)
+        self.counters.hit += sequence.done
+        if self.kept is not None and sequence.done:
+            self.kept.used_again(sequence.keys(sequence.done))
+        return sequence
+
+    def opened(self, prompt: Ids[int], embeddings: PromptEmbeddings | None, salt: str = "") -> Sequence:
+        """As `open` of a prompt, but counts nothing."""
+        sequence = self._opened(embeddings, True, salt)
+        self.publish()
+        try:
+            sequence.begin_with(prompt)
+        except BaseException:
+            sequence.discard()
+            raise
+        return sequence
+
+    def _opened(self, embeddings: PromptEmbeddings | None, shared: bool, salt: str) -> Sequence:
+        sequence = Sequence(self, embeddings=embeddings, shared=shared, salt=salt)
+        self._sequences.add(sequence)
+        return sequence
+
+    def publish(self) -> None:
+        """Adds what the open sequences have computed so far to the prefix index."""
+        for sequence in self._sequences:
+            sequence.publish()
+
+    def remember(self) -> None:
+        """As `publish`, with the states at their ends: before the pool is closed."""
+        for sequence in self._sequences:
+            sequence.remember()
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drops a sequence that was closed."""
+        self._sequences.discard(sequence)
+
+    def recover(self) -> None:
+        """Restores all counters from their owners: after an interrupt, and for sequences that were dropped unclosed."""
+        owners, before = [sequence.pages.tolist() for sequence in self._sequences], self.pages.owners > 0
+        self.index.recount()
+        self.pages.recount(owners, [node.pages for node in self.index.nodes()])
+        self._warm |= set(np.flatnonzero(before & (self.pages.owners == 0)).tolist())
+        self._warm -= set(np.flatnonzero(self.pages.owners).tolist())
+        used = {slot for sequence in self._sequences for slot in sequence.memory.slots}
+        dropped = self._slots.used - used
+        self._slots.used = used
+        self._slots.free = [slot for slot in range(self.memory.extents["SLOTS"] - 1, -1, -1) if slot not in used]
+        for slot in dropped:
+            self.memory.release_slot(slot)
+
+    # -- room -----------------------------------------------------------------------------------------------------
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of pages and slots in use, and of checkpoints."""
+        slots = len(self._slots.used) * self.sizes.slot_bytes
+        return self.pages.used * self.sizes.page_bytes + slots + self.index.checkpoint_bytes
+
+    def reserve(self, needs: Iterable[tuple[Sequence, int, bool]]) -> None:
+        """Gives every sequence the pages and slots for its next rows: all of them, or none.
+
+        Args:
+            needs: (sequence, number of rows, whether rows may be rejected).
+
+        Raises:
+            PoolFullError: there is no room.
+        """
+        needs = list(needs)
+        missing = [sequence.memory.missing(sequence.done, rows, drafts) for sequence, rows, drafts in needs]
+        pages, slots = (sum(each) for each in zip(*missing, strict=True)) if missing else (0, 0)
+        if pages or slots:
+            self.make_room(pages, slots)
+        for sequence, rows, drafts in needs:
+            sequence.memory.grow(sequence.done, rows, drafts)
+
+    def make_room(self, pages: int, slots: int = 0) -> None:
+        """Makes sure that so many pages and slots can be taken; drops ends of the index if necessary.
+
+        Raises:
+            PoolFullError: there is no room.
+        """
+        if not self.has_room(pages, slots):
+            raise self._full(pages, slots)
+
+    def has_room(self, pages: int, slots: int = 0) -> bool:
+        """As `make_room`: returns whether there is room."""
+        if short := self._reserve.short(pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes):
+            goal = self.used_bytes - short
+            self.index.evict(lambda: self.used_bytes <= goal)  # others need it more
+            self._cool(0)
+        if not (self._fits(pages, slots) or self.index.evict(lambda: self._fits(pages, slots))):
+            self.recover()  # sequences that nobody closed
+        if not self._fits(pages, slots):
+            return False
+        needed = pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes
+        self._cool(self.kv_bytes - self.used_bytes - needed)
+        return True
+
+    def _fits(self, pages: int, slots: int) -> bool:
+        if pages > self.pages.free or slots > len(self._slots.free):
+            return False
+        return self.used_bytes + pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes <= self.kv_bytes
+
+    def check_fits(self, positions: int) -> None:
+        """`PoolFullError` if so many positions of one sequence do not fit, even if there were no others."""
+        needed = page_count(positions, self.sizes.page) * self.sizes.page_bytes + self.sizes.slot_bytes
+        if needed > self.kv_bytes:
+            what = f"{positions} tokens take {size(needed)}, and the pool holds {size(self.kv_bytes)}"
+            hint = "Shorten the prompt, or open the model with a larger kv_bytes."
+            raise PoolFullError(
+                what, where="kv_bytes", hint=hint, needed=needed, available=self.kv_bytes, total=self.kv_bytes
+            )
+
+    def _full(self, pages: int, slots: int) -> PoolFullError:
+        needed = pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes
+        available = max(0, self.kv_bytes - self.used_bytes)
+        what = f"the pool of {size(self.kv_bytes)} has no room for {size(needed)} more ({size(available)} are free)"
+        hint = "Wait for other requests to end, shorten the prompt, or open the model with a larger kv_bytes."
+        return PoolFullError(what, where="kv_bytes", hint=hint, needed=needed, available=available, total=self.kv_bytes)
+
+    # -- pages and slots, for sequences ---------------------------------------------------------------------------
+
+    def take_page(self, after: int | None) -> int:
+        """A page; `make_room` must have been called."""
+        page = self.pages.take(after)
+        self._warm.discard(page)
+        return page
+
+    def drop_pages(self, pages: Iterable[int]) -> None:
+        """Drops a sequence's hold on pages."""
+        self._freed(self.pages.drop(pages))
+
+    def _freed(self, pages: list[int]) -> None:
+        """Keeps some free pages resident, and gives the others back to the system."""
+        self._warm.update(pages)
+        self._cool(self.kv_bytes - self.used_bytes)
+
+    def _cool(self, room: int) -> None:
+        """Gives free pages back to the system if those that are resident take more than `room`, or are many."""
+        if len(self._warm) * self.sizes.page_bytes > min(WARM_BYTES, room):
+            self.memory.release_pages(list(self._warm))
+            self._warm.clear()
+
+    def take_slot(self) -> int:
+        """A slot, whose states are zeros; `make_room` must have been called."""
+        slot = self._slots.free.pop()
+        self._slots.used.add(slot)
+        return slot
+
+    def drop_slot(self, slot: int) -> None:
+        """Gives a slot back."""
+        self.memory.release_slot(slot)
+        self._slots.used.discard(slot)
+        self._slots.free.append(slot)
+
+    def wipe(self, sequence: Sequence) -> None:
+        """Sets the pages that only this sequence and its entries in the index hold to zeros, and drops the entries."""
+        self.index.forget(sequence.keys(sequence.done), set(sequence.pages.tolist()))
+        own = [page for page in sequence.pages.tolist() if self.pages.owners[page] == 1]
+        self.memory.release_pages(own)
+
+    def add_checkpoint(self, sequence: Sequence) -> None:
+        """Copies a sequence's slot into the index, at its present length; not if there is no room for it."""
+        keys = sequence.keys(sequence.done)
+        newest = self.index.checkpoint(keys)
+        if newest is not None and newest.length == sequence.done:
+            return
+        saved = self.memory.save_slot(sequence.memory.slot, sequence.done)
+        limit = self.kv_bytes // CHECKPOINT_SHARE
+        if saved.nbytes > limit:
+            return
+        self.index.drop_checkpoints(limit - saved.nbytes)
+        self.index.evict(lambda: self.used_bytes + saved.nbytes <= self.kv_bytes)
+        if self.used_bytes + saved.nbytes <= self.kv_bytes:
+            self.index.add(keys, Checkpoint(sequence.done, saved, saved.nbytes))
+
+    # -- the whole ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, int]:
+        """Bytes and counters."""
+        return {
+            "kv_bytes": self.kv_bytes,
+            "kv_used_bytes": self.used_bytes,
+            "checkpoint_bytes": self.index.checkpoint_bytes,
+            "paused_bytes": sum(saved.nbytes for each in self._sequences if (saved := each.saved) is not None),
+            "prefix_tokens_asked": self.counters.asked,
+            "prefix_tokens_hit": self.counters.hit,
+            "prefix_evictions": self.index.evictions,
+            **(self.kept.stats() if self.kept is not None else {}),
+        }
+
+    def close(self) -> None:
+        """Releases the memory."""
+        self.memory.close()

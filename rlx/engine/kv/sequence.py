@@ -1,0 +1,297 @@
+"""A sequence: token ids, and where the states that result from them lie in the pool.
+
+Runtime, over `pool.py`. Full caches rewind for free, because positions after the end are never read. Rings can rewind
+until needed positions are overwritten. Recurrent states cannot rewind: they are restored from a checkpoint, and the ids
+after it are computed again. A step that verifies drafts leaves recurrent states unchanged and writes new ones into a
+second slot; taking them over swaps the two.
+
+A step is `begin`, the program, `end`. Its ids count only after `end`. If an interrupt prevents `end`, the next `settle`
+restores states that agree with the ids. Ids and states are therefore always consistent.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Ids
+from typing import TYPE_CHECKING
+
+from rlx.engine.kv.pages import Pages
+from rlx.engine.kv.pool_memory import SlotCopy
+from rlx.engine.kv.prefix import Keys
+from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, keys_of
+from rlx.engine.kv.sequence_memory import NO_SLOT, Saved, SequenceMemory
+from rlx.errors import BusyError
+
+if TYPE_CHECKING:
+    from rlx.engine.kv.pool import CachePool
+
+SPACING = 512  # positions at multiples of it are checkpoints, too
+_EVERYTHING = 1 << 62  # larger than every position
+
+
+class Sequence:
+    """A sequence of a pool; `CachePool.open` makes one.
+
+    Args:
+        embeddings: the embedded spans of the prompt: images, or a caller's own rows.
+        shared: whether it takes part in the prefix index.
+        salt: only sequences with the same salt share prefixes.
+
+    Attributes:
+        ids: the tokens so far; `array("i")`, four bytes each.
+        done: how many ids the states contain. After a rewind it may be less than `len(ids)`: the rest must be
+            recomputed.
+        memory: its pages and slots.
+        floor: first position that its rings hold.
+        embeddings: its embedded spans, or None. They may lie behind the ids so far.
+        saved: the copies while it is paused, or None.
+        closed: whether it has ended.
+    """
+
+    def __init__(
+        self,
+        pool: CachePool,
+        *,
+        embeddings: PromptEmbeddings | None = None,
+        shared: bool = True,
+        salt: str = "",
+    ) -> None:
+        self.pool, self.ids, self.done, self.closed = pool, array("i"), 0, False
+        self.memory = SequenceMemory(pool)
+        self.saved: Saved | None = None
+        self._rings, self._room = pool.memory.rings, pool.memory.ring_capacity or _EVERYTHING
+        self._shared, self._salt, self._marks = shared, salt, set[int]()
+        self.use(embeddings)
+        self._published = 0  # how many positions the prefix index knows of this sequence
+        self.floor = self._kept = 0  # first position that rings hold: now, and before the current step
+        self._torn = False  # whether recurrent states may be inconsistent with every length
+        self._ahead = 0  # caches hold the ids up to there, and recurrent states can be advanced by them
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def use(self, embeddings: PromptEmbeddings | None) -> None:
+        """Sets the embedded spans, before anything of them is computed; ends of images become checkpoints."""
+        self.embeddings = embeddings
+        self._marks.update(embeddings.image_ends if embeddings else ())
+
+    @property
+    def pages(self) -> Pages:
+        """Its page table, i32 [pages]: page p / 64 holds position p."""
+        return self.memory.pages
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the model has recurrent states."""
+        return self.memory.recurrent
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def begin(self, rows: int, *, aside: bool = False, alternating: bool = False) -> None:
+        """Call before programs write `rows` positions after `done`.
+
+        Args:
+            aside: recurrent states are unchanged; new ones are written to the spare slot.
+            alternating: several programs run, which alternate between slot and spare slot. If their number is odd,
+                `memory.take_spare` follows.
+
+        Raises:
+            PoolFullError: there is no room; nothing has changed. Not after `CachePool.reserve`.
+            BusyError: it was closed, or is paused.
+        """
+        self.check_open()
+        if not self.memory.is_ready(self.done, rows, aside or alternating):
+            self.pool.reserve([(self, rows, aside or alternating)])
+        if self.memory.has_slot and not self._torn and (self.done in self._marks or self.done % SPACING == 0):
+            self.remember()
+        lost = max(self.floor, self.done + rows - self._room)
+        self._kept, self.floor, self._torn, self._ahead = self.floor, lost, not aside, 0
+
+    def end(self, ids: Ids[int], *, aside: bool = False, floor: int = 0) -> None:
+        """Call after the programs have run on `ids`, possibly fewer than announced.
+
+        Args:
+            aside: as in `begin`.
+            floor: first position that rings hold, if not all positions before were written to them.
+        """
+        end = self.done + len(ids)
+        self.ids[self.done : end] = array("i", ids)
+        if aside:
+            self._ahead = end
+        else:
+            self.done = end
+        self.floor, self._torn = max(self._kept, end - self._room, floor), False
+
+    @property
+    def ahead(self) -> tuple[int, bool]:
+        """How many of the next ids a step has verified, and whether the spare slot contains exactly these."""
+        right = max(0, min(self._ahead, len(self.ids)) - self.done)
+        return right, self.done + right == self._ahead
+
+    def take(self, count: int) -> None:
+        """Takes over the states in the spare slot, which contain the next `count` ids."""
+        self._torn = True  # an interrupt between the assignments must be detected
+        self.memory.take_spare()
+        self.done += count
+        self._ahead, self._torn = 0, False
+
+    def leave(self) -> None:
+        """Discards what the last step computed in the spare slot."""
+        self._ahead = 0
+
+    def settle(self) -> None:
+        """Makes the states consistent after a step that was interrupted."""
+        if self._torn:
+            self.rewind(len(self.ids))
+
+    def mark(self, length: int | None = None) -> None:
+        """Has the states copied into the prefix index when they are at `length`, by default the present one.
+
+        They are copied before the next step changes them. Without effect if the model has only full caches.
+        """
+        if self._shared and self.memory.has_slot:
+            self._marks.add(self.done if length is None else length)
+
+    def call_end(self, start: int, most: int) -> int:
+        """End of a call of at most `most` rows from `start`; more only for an image whose rows see each other.
+
+        It ends where a checkpoint is due, and never inside such an image.
+        """
+        end, embeddings = start + most, self.embeddings
+        if self.memory.has_slot and self._shared and not (embeddings is not None and embeddings.is_biased(start)):
+            end = min([end, (start // SPACING + 1) * SPACING, *(mark for mark in self._marks if mark > start)])
+        return end if embeddings is None else embeddings.call_end(start, end)
+
+    # -- the prefix index -----------------------------------------------------------------------------------------
+
+    def begin_with(self, prompt: Ids[int]) -> None:
+        """Takes over the longest known prefix of a prompt, but at least one token less than it.
+
+        Raises:
+            PoolFullError: there is no room for a slot.
+        """
+        pool = self.pool
+        keys = keys_of(prompt, self.embeddings, self._salt)[: len(prompt) - 1]
+        hit = pool.index.find(keys, self.memory.has_slot)
+        self.mark(hit.common)  # another prompt parts from this one there; a third one may, too
+        length = self.memory.share(hit.pages, hit.length)
+        if self.memory.has_slot:
+            length = hit.length if length == hit.length else 0  # states exist at the checkpoint only
+            pool.make_room(0, 1)
+            self.memory.grow(0, 0, False)
+            if hit.checkpoint is not None and length:
+                self.memory.put(hit.checkpoint.state)
+                self.floor = hit.checkpoint.state.first
+        self.memory.cut(length)
+        self.ids.extend(prompt[:length])
+        self.done = self._published = length
+
+    def publish(self) -> None:
+        """Adds what is computed to the prefix index."""
+        if not self._shared or self._torn or self.saved or self.done <= self._published:
+            return
+        if self.embeddings is not None and self.embeddings.bias is not None:
+            return  # rows see later ones, so a prefix of it is no prefix
+        self.memory.protect(self.done)
+        self.pool.index.insert(self.keys(self.done), self.pages)
+        self._published = self.done
+
+    def remember(self) -> None:
+        """As `publish`, with a checkpoint of the present states if they could not go back."""
+        if self.saved is not None or self._torn:
+            return
+        self._marks.discard(self.done)
+        self.publish()
+        if self._shared and self.memory.slot != NO_SLOT and 0 < self.done <= self._published:
+            self.pool.add_checkpoint(self)
+
+    def keys(self, length: int) -> Keys:
+        """The keys of the first positions in the prefix index, i64 [length]."""
+        return keys_of(self.ids[:length], self.embeddings, self._salt)
+
+    # -- rewinding ------------------------------------------------------------------------------------------------
+
+    def rewind(self, length: int) -> None:
+        """Drops the ids after the first `length`, and the embedded spans there. Ids that the states then lack must be
+        recomputed.
+
+        Free if the states allow it; otherwise restores the newest checkpoint at or before `length`. Without one,
+        everything must be recomputed.
+        """
+        self.check_open()
+        at = min(self.done, length)
+        if self.embeddings is not None and length < len(self.ids):
+            if (independent := self.embeddings.independent(length)) < at:
+                at, self._ahead = independent, 0
+            self.embeddings = self.embeddings.cut(length)
+        del self.ids[length:]
+        self._marks = {mark for mark in self._marks if mark <= length}
+        self._published = min(self._published, at)
+        if self._can_stand_at(at):
+            self.done, self._torn = at, False
+            self.memory.cut(max(at, min(length, self._ahead)))  # those after `done` hold rows that a step has verified
+        else:
+            checkpoint = self.pool.index.checkpoint(self.keys(length)) if self._shared else None
+            self._return_to(checkpoint.state if checkpoint else None)
+            self.memory.cut(self.done)
+
+    def _can_stand_at(self, length: int) -> bool:
+        """Whether the states can continue from there without a checkpoint."""
+        if self.recurrent and (self._torn or length != self.done):
+            return False
+        return not self._rings or self.pool.memory.first_read(length) >= self.floor
+
+    def _return_to(self, saved: SlotCopy | None) -> None:
+        """Restores a checkpoint, or empty states."""
+        self._torn, self._ahead, self.floor = True, 0, _EVERYTHING  # an interrupt while copying must be detected
+        self.memory.put(saved)
+        length, self.floor = (saved.length, saved.first) if saved else (0, 0)
+        self.done, self._torn = length, False
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Moves its states to ordinary memory, and gives its pages and slots back; `resume` undoes it."""
+        if self.saved is not None or self.closed:
+            return
+        self.settle()
+        self.leave()
+        self.saved = self.memory.save(self.done)
+        self.memory.free()
+
+    def resume(self) -> None:
+        """Moves the states of a paused sequence back.
+
+        Raises:
+            PoolFullError: there is no room; it stays paused.
+        """
+        if (saved := self.saved) is not None:
+            self.memory.load(saved, self.done)
+            self.floor = max(self.floor, saved.slot.first if saved.slot else 0)
+            self.saved = None
+
+    def close(self) -> None:
+        """Ends it and gives its memory back. What it has computed stays in the prefix index. May be called again."""
+        if self.closed:
+            return
+        self.remember()
+        if self._shared and self.pool.kept is not None and self._published:
+            self.pool.kept.ended(self.keys(self._published))
+        self.closed, self.saved = True, None
+        self.memory.free()
+        self.pool.forget(self)
+
+    def discard(self) -> None:
+        """As `close`, but leaves nothing: after logits that are NaN, for example."""
+        if not self.closed:
+            self.closed, self.saved = True, None
+            self.pool.wipe(self)
+            self.memory.free()
+            self.pool.forget(self)
+
+    def check_open(self) -> None:
+        """`BusyError` if it was closed, or is paused."""
+        if self.closed or self.saved is not None:
+            what = "the sequence was closed" if self.closed else "the sequence is paused"
+            hint = "Open a new one." if self.closed else "Call resume() first."
+            raise BusyError(what, where="sequence", hint=hint)

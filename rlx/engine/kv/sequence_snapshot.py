@@ -1,0 +1,103 @@
+"""Snapshots of sequences: taken, checked and restored.
+
+Runtime, over `sequence.py`; `snapshot.py` describes the copies and their file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx.engine.kv.pages import page_count
+from rlx.engine.kv.pool_memory import PoolMemory
+from rlx.engine.kv.sequence import Sequence
+from rlx.engine.kv.sequence_memory import NO_SLOT
+from rlx.engine.kv.snapshot import Snapshot
+from rlx.errors import SnapshotError
+
+Array = np.ndarray[Any, Any]
+
+
+def take_snapshot(sequence: Sequence, model: str) -> Snapshot:
+    """A copy of a sequence; all ids must be in the states.
+
+    Args:
+        model: identity of the model.
+    """
+    memory, length, slot = sequence.pool.memory, sequence.done, max(0, sequence.memory.slot)
+    pages, floor = sequence.pages[: page_count(length, memory.page)], sequence.floor
+    rings = memory.ring_pages(floor // memory.page * memory.page, length)
+    arrays = {name: memory.read(name, pages, 0, 0, length) for name in memory.full}
+    arrays |= {name: memory.read(name, rings, slot, floor, length) for name in memory.rings}
+    if sequence.memory.slot == NO_SLOT:  # nothing was computed yet
+        arrays |= {name: np.zeros_like(memory.copy_state(name, 0)) for name in memory.recurrent}
+    else:
+        arrays |= {name: memory.copy_state(name, slot) for name in memory.recurrent}
+    spans = sequence.embeddings and sequence.embeddings.cut(len(sequence))
+    return Snapshot(tuple(sequence.ids), arrays, formats(memory), model, spans)
+
+
+def restore(sequence: Sequence, snapshot: Snapshot) -> None:
+    """Replaces a sequence by a snapshot that has passed `check_snapshot`; an interrupt leaves an empty sequence.
+
+    Raises:
+        PoolFullError: there is no room; the sequence is empty then.
+    """
+    memory, length, floor = sequence.pool.memory, snapshot.position, 0
+    sequence.publish()
+    sequence.rewind(0)
+    sequence.use(snapshot.embeddings)
+    if not length:
+        return
+    sequence.begin(length)
+    for name in memory.full:
+        memory.write(name, sequence.pages, 0, 0, snapshot.arrays[name])
+    slot = sequence.memory.slot
+    for name in memory.rings:
+        newest = snapshot.arrays[name][:, -(memory.ring_capacity or 0) :]
+        start = length - newest.shape[1]
+        floor = max(floor, start)
+        memory.write(name, memory.ring_pages(start // memory.page * memory.page, length), slot, start, newest)
+    for name in memory.recurrent:
+        memory.put_state(name, slot, snapshot.arrays[name])
+    sequence.end(snapshot.ids, floor=floor)
+    sequence.mark()
+
+
+def check_snapshot(memory: PoolMemory, snapshot: Snapshot) -> None:
+    """Checks that a snapshot can be restored.
+
+    Raises:
+        SnapshotError: it is not a snapshot, the states have other formats, or the arrays do not match the formats.
+    """
+    if not isinstance(snapshot, Snapshot):
+        raise SnapshotError(f"expected a Snapshot, found a {type(snapshot).__name__}", where="restore")
+    own = formats(memory)
+    for name in sorted(own.keys() | snapshot.formats.keys()):
+        found, expected = snapshot.formats.get(name, "nothing"), own.get(name, "nothing")
+        if found != expected:
+            hint = "Open the model with the cache type of the snapshot (kv_dtype)."
+            what = f"the snapshot has {found}, the session {expected}"
+            raise SnapshotError(what, where=f"state {name!r}", hint=hint)
+        _check_array(memory, name, snapshot.arrays.get(name), snapshot.position)
+
+
+def _check_array(memory: PoolMemory, name: str, value: Array | None, length: int) -> None:
+    state = memory.table[name]
+    shape = [*state.shape[:-1], state.width]
+    if state.kind == "full":
+        shape[1] = length
+    if state.kind == "ring":
+        held = value.shape[1] if value is not None and value.ndim == 3 else 0
+        shape[1] = min(max(held, length - memory.first_read(length)), length)
+    fits = value is not None and list(value.shape) == shape and value.dtype == state.element
+    if state.kind != "fixed" and not fits:
+        found = f"{value.dtype}{list(value.shape)}" if value is not None else "nothing"
+        what = f"the snapshot's array is {found}, expected {state.element}{shape}"
+        raise SnapshotError(what, where=f"state {name!r}", hint="The snapshot is damaged: take the snapshot again.")
+
+
+def formats(memory: PoolMemory) -> dict[str, str]:
+    """Kind, type and shape of every state."""
+    return {name: state.format for name, state in memory.table.items()}

@@ -1,0 +1,146 @@
+"""Settings of an engine: merges arguments, profile and defaults, and builds and checks the model's graph.
+
+Runners stage, under the engine. This happens before a compiler or a thread is started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlx import models
+from rlx.backends import backend
+from rlx.backends.base import Target
+from rlx.compiler.kv import kv_dtype as cache_type
+from rlx.compiler.limits import context_length, warn_beyond, worker_count
+from rlx.engine.opening.opened import check_types, open_model
+from rlx.engine.opening.options import EngineOptions
+from rlx.errors import ProfileError
+from rlx.ir.dtypes import DType
+from rlx.ir.graph import Graph
+from rlx.profile import CompileProfile
+from rlx.profile.profile_options import parse_bytes, parse_cache_kv_bytes, parse_folder
+from rlx.store.cache import CompileCache, checked_cache
+from rlx.weights import ModelWeights, WeightLoader
+
+DEFAULT_CONTEXT = 4096  # positions, if the model allows more and the user gave no max_seq
+
+
+def profile_beside(weights: Path, family: str) -> Path | None:
+    """`<family>.rlx.toml` in the folder of a model file; None if it does not exist."""
+    path = weights.parent / f"{family}.rlx.toml"
+    return path if path.exists() else None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The complete settings of one engine.
+
+    Attributes:
+        profile: with the caller's options merged in: the precision of both phases is set.
+        source: the profile's file; None if it has none.
+        kv_type: type of the KV cache.
+    """
+
+    profile: CompileProfile
+    source: Path | None
+    target: Target
+    kv_type: DType
+    threads: int
+    max_seq: int
+    cache: CompileCache
+    dump_ir: Path | None
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """Size of the pool of caches in bytes; None for the default."""
+        return None if self.profile.kv_bytes is None else parse_bytes(self.profile.kv_bytes)
+
+    @property
+    def cache_kv(self) -> Path | None:
+        """The folder for states of prompts; None for none."""
+        return None if self.profile.cache_kv is None else Path(parse_folder(self.profile.cache_kv))
+
+    @property
+    def cache_kv_bytes(self) -> int | None:
+        """The limit of that folder in bytes; None for the default."""
+        chosen = self.profile.cache_kv_bytes
+        return None if chosen is None else parse_cache_kv_bytes(chosen)
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether a token has the same bits in every program, whatever the number of rows."""
+        if self.profile.arithmetic_differs:
+            return False
+        options = self.profile.options((1, 1))
+        return options.effective(self.target.capabilities).deterministic
+
+    @staticmethod
+    def of(config: models.ModelConfig, weights: ModelWeights, chosen: EngineOptions) -> Setup:
+        """Merges a caller's options with the profile; options win.
+
+        Raises:
+            ArgumentError: an option is out of its range.
+            ProfileError: the profile cannot be read, has an unknown key or value, or is for another family.
+            TargetError: there is no such device, or it does not support the level.
+        """
+        given = chosen.profile
+        if given is None:
+            given = profile_beside(weights.loader.path, config.family)
+        loaded = CompileProfile.load(given)
+        _check_family(loaded, config.family)
+        profile = replace(loaded.with_precision(chosen.precision, "auto"), **{**loaded.given(), **chosen.given()})
+        if profile.deterministic and (name := profile.arithmetic_differs):
+            hint = "Choose the same for both phases, or leave `deterministic` out."
+            what = f"`deterministic` needs the same arithmetic in prefill and decode, and {name} differs"
+            raise ProfileError(what, where="profile", hint=hint)
+        length = chosen.max_seq
+        return Setup(
+            profile,
+            profile.source,
+            backend(chosen.device).target(profile.level),
+            cache_type(profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
+            worker_count(profile.threads),
+            min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),
+            _cache(chosen.cache, profile),
+            Path(chosen.dump_ir) if chosen.dump_ir else None,
+        )
+
+
+def _cache(chosen: CompileCache | str | None, profile: CompileProfile) -> CompileCache:
+    """The compile cache: the caller's, or one in the usual place with the policy of the caller or the profile."""
+    if chosen is None or isinstance(chosen, str):
+        return CompileCache.default(chosen or profile.cache, profile.capacity)
+    return checked_cache(chosen)
+
+
+def _check_family(profile: CompileProfile, family: str) -> None:
+    if profile.family not in (None, family):
+        what = f"the profile is for the family '{profile.family}', this model is of '{family}'"
+        hint = "`rlx profile init MODEL` writes one for a model."
+        raise ProfileError(what, where=profile.source or "profile", hint=hint)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model that can be run, and its settings."""
+
+    config: models.ModelConfig
+    weights: ModelWeights
+    graph: Graph
+    setup: Setup
+
+    @staticmethod
+    def of(loader: WeightLoader, options: EngineOptions) -> Plan:
+        """Reads the file's header and builds the graph; reads no weights.
+
+        Raises:
+            ConfigError, UnsupportedModelError, WeightError: the file cannot be used.
+            ArgumentError, ProfileError, TargetError: see `Setup.of`.
+        """
+        config, weights = open_model(loader)
+        setup = Setup.of(config, weights, options)
+        warn_beyond(config.context, setup.max_seq)
+        graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
+        check_types(graph, weights)
+        return Plan(config, weights, graph, setup)

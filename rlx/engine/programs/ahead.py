@@ -1,0 +1,165 @@
+"""Ahead-of-time compile in the background: programs that later calls need are compiled while the runner is idle.
+
+Runners stage, under the engine. A cold start compiles while weights are packed; a chat compiles while its user types.
+Before each kernel the background thread waits until the runner is idle, or until a call waits for the program that is
+being compiled. A call is therefore delayed by at most about one kernel. A call that needs the program waits only for
+the rest of its compile.
+
+The thread has normal priority, because a call may wait for it. When the runner is closed or the process exits, the
+thread stops at the next kernel.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rlx.arguments import whole
+from rlx.compiler.compile import Progress
+from rlx.engine.loop.at_exit import closed_at_exit
+from rlx.engine.opening.options import BATCH
+from rlx.engine.opening.setup import Setup
+from rlx.engine.programs.batch import batch_programs
+from rlx.engine.programs.bucketing import Bucketing
+from rlx.engine.programs.program_spec import GREEDY, ProgramSpec
+from rlx.errors import ArgumentError, BusyError
+from rlx.passes.options import MAX_PAST
+
+_LOOK = 0.02  # seconds between two checks whether the runner is idle
+FIRST = 2  # programs that an answer needs: of prompts, and of single tokens; they are the first ones in the background
+
+
+def expected_programs(chosen: Any, setup: Setup) -> list[ProgramSpec]:
+    """The programs that are compiled ahead, in order.
+
+    Args:
+        chosen: `compile_ahead` of `Engine.open`. True means: long prompts, single tokens, then the other buckets.
+            "batch": those of steps of several requests, too. None means none.
+
+    Raises:
+        ArgumentError: `chosen` has another type, or a count is not a whole number above 0.
+    """
+    if setup.cache.policy == "readonly":  # nothing may be compiled
+        return []
+    bucketing, most = Bucketing(setup.profile.ranges), setup.cache.capacity  # more programs would evict each other
+    if chosen is None or chosen is False:
+        return []
+    if chosen is True or chosen == BATCH:
+        one, *more = setup.profile.buckets
+        batch = batch_programs(2, bucketing) if chosen == BATCH else []
+        alone = [ProgramSpec(bucketing.bucket(rows)) for rows in [*more[-1:], one, *reversed(more[:-1])]]
+        return [*alone[:2], *batch, *alone[2:], GREEDY][:most]
+    if not isinstance(chosen, list | tuple):
+        hint = f"give True, False, {BATCH!r}, or the row counts of the calls, such as [30, 1]"
+        raise ArgumentError(f"compile_ahead is {chosen!r}", hint=hint)
+    rows = [whole("compile_ahead", rows, 1, MAX_PAST) for rows in chosen][:most]
+    return [*dict.fromkeys(ProgramSpec(bucketing.bucket(min(n, setup.profile.buckets[-1]))) for n in rows)]
+
+
+class CompileAheadWarning(UserWarning):
+    """A background compile failed; the call that needs the program compiles it again."""
+
+
+class _StoppedError(Exception):
+    """Tells the background thread to end."""
+
+
+class Ahead:
+    """Compiles programs in a background thread.
+
+    Args:
+        progress: called for programs that a call waits for; not for programs that the background compiles for later.
+
+    Attributes:
+        is_busy: whether the runner is in use now; the owner of the engine sets it.
+        is_over: whether the runner is being closed: no compile then goes on beyond its current kernel, neither in the
+            background nor for a call. The owner of the engine sets it.
+    """
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.is_busy: Callable[[], bool] = lambda: False
+        self.is_over: Callable[[], bool] = lambda: False
+        self._progress = progress
+        self._thread: threading.Thread | None = None
+        self._done = 0  # jobs that the thread has behind it
+        self._closed = threading.Event()
+        self._current: Hashable = None  # the program that the thread compiles
+        self._needed: Hashable = None  # the program that a call waits for
+
+    def start(self, jobs: Iterable[Callable[[], object]]) -> None:
+        """Starts the thread, once. It runs the jobs in order; each job compiles one program."""
+        if self._thread is None and not self._closed.is_set():
+            # No daemon thread: one that is inside LLVM at process exit would crash the process.
+            closed_at_exit(self)
+            self._thread = threading.Thread(target=self._run, args=(list(jobs),), name="rlx-ahead")
+            self._thread.start()
+
+    @contextmanager
+    def compiling(self, what: Hashable) -> Iterator[None]:
+        """Wraps the compile of a program. The background thread continues while a call waits for its program."""
+        slot = "_current" if self._is_own() else "_needed"
+        setattr(self, slot, what)
+        try:
+            yield
+        finally:
+            setattr(self, slot, None)
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Called by the compiler before each kernel: reports progress, and pauses the background thread if need be.
+
+        Raises:
+            BusyError: the runner is being closed.
+        """
+        if self._is_own():
+            self._wait_until_idle()
+            if not self._is_needed():
+                return
+        elif self.is_over():
+            raise BusyError("the runner was closed", where=what, hint="open the model again")
+        if self._progress:
+            self._progress(what, done, total)
+
+    def close(self) -> None:
+        """Ends the thread after its current kernel. Can be called more than once."""
+        self._closed.set()
+        if self._thread and not self._is_own():
+            self._thread.join()
+
+    def wait(self) -> None:
+        """Waits until everything is compiled."""
+        if self._thread and not self._is_own():
+            self._thread.join()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether an answer need not wait for a compile: the first programs are there, or nothing is compiled ahead."""
+        return self._thread is None or self._done >= FIRST or not self._thread.is_alive()
+
+    def _run(self, jobs: list[Callable[[], object]]) -> None:
+        for self._done, job in enumerate(jobs):
+            try:
+                self._wait_until_idle()
+                job()
+            except _StoppedError:
+                return
+            except Exception as error:
+                what = f"background compile failed; it is repeated when the program is needed: {error}"
+                warnings.warn(what, CompileAheadWarning, stacklevel=1)
+
+    def _wait_until_idle(self) -> None:
+        while not self._is_closing() and self.is_busy() and not self._is_needed():
+            self._closed.wait(_LOOK)
+        if self._is_closing():
+            raise _StoppedError
+
+    def _is_closing(self) -> bool:
+        return self._closed.is_set() or self.is_over()
+
+    def _is_needed(self) -> bool:
+        return self._needed is not None and self._needed == self._current
+
+    def _is_own(self) -> bool:
+        return threading.current_thread() is self._thread

@@ -1,0 +1,173 @@
+"""The programs of one model: compiled on first use, and bound to its weights and to the session's states.
+
+Runners stage, under the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+
+from rlx.backends.base import Program, Workers
+from rlx.compiler.compile import CompiledProgram, Compiler, program_name
+from rlx.engine.opening.setup import Setup
+from rlx.engine.programs.ahead import Ahead
+from rlx.engine.programs.program_spec import ProgramSpec
+from rlx.engine.programs.program_table import Made, ProgramTable
+from rlx.engine.programs.ready import ProgramRecord, ReadyProgram, ReadyPrograms
+from rlx.errors import named_refusals
+from rlx.ir import text as ir_text
+from rlx.ir.dtypes import DTYPES
+from rlx.ir.graph import Graph
+from rlx.passes.effective import effective
+from rlx.passes.layout import MATRIX_LAYOUT, lookup_tables, weight_table
+from rlx.passes.options import Options
+from rlx.store.key import CompileKey
+
+
+class Programs:
+    """The native programs of a model, in one table per phase.
+
+    Args:
+        graph: the model, with symbolic sizes; its output "hidden" is dropped from programs that do not return it.
+        setup: the compile profile and the folder of dumps.
+        pool: returns the workers; called when a program is bound, so that they can be started late.
+        addresses: returns the addresses of the weights by name; called when a program is bound, so that they can be
+            loaded late.
+        packed: names of tables that another graph of the model uses as matrices.
+        ahead: the background compile, if there is one.
+        paged: whether full caches are pages of a pool.
+
+    Attributes:
+        tables: "prefill", "decode" and "batch"; without a capacity at first.
+        weights: memory layout of every weight, as in the manifest of each program that reads it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        setup: Setup,
+        compiler: Compiler,
+        pool: Callable[[], Workers],
+        addresses: Callable[[], Mapping[str, int]],
+        packed: tuple[str, ...] = (),
+        ahead: Ahead | None = None,
+        paged: bool = False,
+    ) -> None:
+        self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
+        self._addresses = addresses
+        self._states: Mapping[str, int] = {}
+        self._strides: Mapping[str, int] = {}
+        self._paged = paged
+        self._records: dict[ProgramSpec, ProgramRecord] = {}
+        self.weights = weight_table(graph, packed)
+        # A program that only looks up a table finds it as the others of the model need it.
+        tables = (name for name in lookup_tables(graph) if self.weights[name]["layout"] == MATRIX_LAYOUT)
+        self._packed = tuple(sorted(tables))
+        self._name, self._ahead = program_name(graph), ahead or Ahead(None)
+        self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
+
+    def __getitem__(self, spec: ProgramSpec) -> Program:
+        """The program, bound and ready to run."""
+        return self.tables[spec.phase].get(spec, lambda: self._make(spec))
+
+    @named_refusals()
+    def _make(self, spec: ProgramSpec) -> Made:
+        start, compiles = time.perf_counter(), len(self._compiler.compiled)
+        program, code_bytes = self._instance(spec)
+        if spec.verifies:
+            then, more = self._instance(spec.advancing)
+            program.lead(then)
+            code_bytes += more
+        fresh = len(self._compiler.compiled) != compiles
+        return Made(program, fresh, time.perf_counter() - start, code_bytes)
+
+    def _instance(self, spec: ProgramSpec) -> tuple[Program, int]:
+        """A new instance of a program, and the bytes of its code."""
+        compiled = self.compile(spec)
+        program = compiled.instance(self._pool())
+        program.bind(self._addresses())
+        program.bind(self._states)
+        program.bind_slots({name: (self._states[name], stride) for name, stride in self._strides.items()})
+        return program, compiled.object_bytes
+
+    def _all(self) -> Iterator[Program]:
+        return chain.from_iterable(self.tables.values())
+
+    def bind(self, states: Mapping[str, int], strides: Mapping[str, int] | None = None) -> None:
+        """Sets the addresses of states, before the first program is made.
+
+        Args:
+            strides: bytes from a slot to the next, of states that have one for each sequence.
+        """
+        self._states, self._strides = states, strides or {}
+
+    def compile(self, spec: ProgramSpec) -> CompiledProgram:
+        """The program's code, from the compile cache if possible."""
+        start, compiles = time.perf_counter(), len(self._compiler.compiled)
+        dump = self._setup.dump_ir / spec.name if self._setup.dump_ir else None
+        graph, options, key = self._asked(spec)
+        with self._ahead.compiling(key):
+            compiled = self._compiler.program(graph, options, dump=dump, key=key)
+        fresh = (each.reason for each in self._compiler.compiled[compiles:] if each.digest == key.digest)
+        record = _record(spec, compiled, time.perf_counter() - start, next(fresh, None))
+        self._records.setdefault(spec, record)
+        return compiled
+
+    def compile_missing(self, spec: ProgramSpec) -> None:
+        """Compiles a program unless the compile cache has it; loads nothing."""
+        if not self._compiler.cache.has(self._asked(spec)[-1]):
+            self.compile(spec)
+
+    def lowering(self, spec: ProgramSpec) -> tuple[Graph, Options]:
+        """The graph and the options that a program is made of, as far as the target permits them."""
+        graph, options, _ = self._asked(spec)
+        return graph, effective(options, graph, self._compiler.target.capabilities)
+
+    def _asked(self, spec: ProgramSpec) -> tuple[Graph, Options, CompileKey]:
+        """The compiler's arguments for a spec: graph, options and compile key."""
+        graph, options = spec.variant(self._graph), spec.options(self._setup.profile, self._packed, self._paged)
+        return graph, options, self._compiler.program_key(graph, options, self._name)
+
+    def ready(self) -> ReadyPrograms:
+        """The programs that were compiled or loaded so far, for inspection."""
+        target, rows = self._compiler.target, list(self._records.items())
+        return ReadyPrograms([ReadyProgram(w.name, row, partial(self.compile, w), target) for w, row in rows])
+
+    def prepare(
+        self, table: Iterable[ProgramSpec], on_program: Callable[[ProgramRecord], None] | None = None
+    ) -> list[ProgramRecord]:
+        """Compiles the programs or finds them in the cache, and the packers of their weights; loads none of them."""
+        records = []
+        for spec in table:
+            start, compiles = time.perf_counter(), len(self._compiler.compiled)
+            compiled = self.compile(spec)
+            fresh = self._compiler.compiled[compiles:]
+            reason = fresh[-1].reason if fresh else None
+            records.append(_record(spec, compiled, time.perf_counter() - start, reason))
+            if on_program:
+                on_program(records[-1])
+        packed = {DTYPES[row["dtype"]] for row in self.weights.values() if row["layout"] == MATRIX_LAYOUT}
+        self._compiler.backend.prepare_packing(packed, self._compiler)
+        return records
+
+    def final_graph(self, spec: ProgramSpec) -> Graph:
+        """The graph after all passes, with the node numbers that the manifest uses."""
+        return ir_text.loads(self.compile(spec).final)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Total arena size of the programs in bytes."""
+        return sum(p.arena_bytes + (p.then.arena_bytes if p.then else 0) for p in self._all())
+
+    def close(self) -> None:
+        for table in self.tables.values():
+            table.clear()
+
+
+def _record(spec: ProgramSpec, compiled: CompiledProgram, seconds: float, reason: str | None) -> ProgramRecord:
+    key, kernels = compiled.key, len(compiled.kernels)
+    facts = (kernels, compiled.object_bytes, seconds, reason is None, key.digest, reason or "")
+    return ProgramRecord(key.phase, spec.seq, *facts)

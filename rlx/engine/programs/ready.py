@@ -1,0 +1,117 @@
+"""The compiled or loaded programs of a model, for inspection: `runner.programs`.
+
+Runners stage, beside `programs.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import overload
+
+from rlx.backends.base import Target
+from rlx.compiler.compile import CompiledProgram
+from rlx.compiler.inspection import Inspectable
+from rlx.env import size
+from rlx.errors import ArgumentError
+from rlx.store.key import range_text
+
+
+@dataclass(frozen=True)
+class ProgramRecord:
+    """Facts about a program that is ready to run.
+
+    Attributes:
+        phase: "prefill", "decode" or "batch"; "greedy" is a decode step that returns the likeliest token and no logits;
+            "verify" checks several drafts; "tower" is a program of the vision tower.
+        bucket: smallest and largest number of rows in a call.
+        kernels: number of kernels.
+        object_bytes: size of its code.
+        seconds: time to compile or load it.
+        cached: whether it was found in the compile cache.
+        digest: of its compile key, as `rlx cache` shows it.
+        reason: why it was compiled; "" if it was in the cache.
+    """
+
+    phase: str
+    bucket: tuple[int, int]
+    kernels: int
+    object_bytes: int
+    seconds: float
+    cached: bool
+    digest: str
+    reason: str = ""
+
+    @property
+    def rows(self) -> str:
+        """The bucket as "1" or "17-512"."""
+        return range_text(self.bucket)
+
+
+class ReadyProgram(Inspectable):
+    """A program of a runner, with `ir`, `source`, `llvm`, `asm` and `explain`: see `Inspectable`.
+
+    Attributes:
+        name: such as "prefill-17-512": phase, rows, and variants of inputs or outputs.
+        record: its phase, bucket, sizes and digest.
+    """
+
+    def __init__(self, name: str, record: ProgramRecord, load: Callable[[], CompiledProgram], target: Target) -> None:
+        self.name, self.record = name, record
+        self._load, self._target = load, target
+
+    @cached_property
+    def _compiled(self) -> CompiledProgram:  # type: ignore[override]
+        return self._load()
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name}: {self.record.kernels} kernels, {self.record.digest[:12]}>"
+
+
+class ReadyPrograms(Sequence[ReadyProgram]):
+    """The programs of a model, in the order in which they were compiled or loaded.
+
+    Example: `print(runner.programs["decode"].explain())`.
+    """
+
+    def __init__(self, programs: Sequence[ReadyProgram]) -> None:
+        self._programs = tuple(programs)
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    @overload
+    def __getitem__(self, which: int | str) -> ReadyProgram: ...
+    @overload
+    def __getitem__(self, which: slice) -> ReadyPrograms: ...
+    def __getitem__(self, which: int | str | slice) -> ReadyProgram | ReadyPrograms:
+        """By position, by name ("prefill-17-512"), or the first of a phase ("decode").
+
+        Raises:
+            ArgumentError: no program has this name or phase.
+            IndexError: the position is out of range.
+        """
+        if isinstance(which, slice):
+            return ReadyPrograms(self._programs[which])
+        if isinstance(which, int):
+            return self._programs[which]
+        found = [p for p in self._programs if which in (p.name, p.record.phase)]
+        if not found:
+            has = ", ".join(p.name for p in self._programs) or "none"
+            hint = f"The programs are: {has}. runner.compile() makes the missing ones."
+            raise ArgumentError(f"no program is named {which!r}", hint=hint)
+        return found[0]
+
+    def _repr_html_(self) -> str:
+        from rlx.notebook import table
+
+        heads = ("name", "phase", "rows", "kernels", "code", "seconds", "from")
+        rows = []
+        for name, r in ((p.name, p.record) for p in self._programs):
+            source = "cache" if r.cached else "compiled"
+            rows.append((name, r.phase, r.rows, r.kernels, size(r.object_bytes), f"{r.seconds:.3f}", source))
+        return table("programs", heads, rows)
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(repr, self._programs))}]"

@@ -1,0 +1,159 @@
+"""The output of a generation: steps as they come, and the whole as a list.
+
+Runners stage. The engine loop chooses tokens. `Output` makes steps of them in the consumer's thread: texts, stop
+strings, callbacks and log-probabilities.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.engine.request.stopping import FinishReason, Stopping, answer_text
+
+if TYPE_CHECKING:
+    from rlx.text.tokenizer import Tokenizer
+    from rlx.text.tool_calls import ToolCallDelta
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A candidate for the next token.
+
+    Attributes:
+        token: its id.
+        text: its text, with its leading space; an incomplete character is U+FFFD.
+        logprob: natural logarithm of its probability under the model.
+        bytes: its bytes, which may be a part of a character.
+    """
+
+    token: int
+    text: str
+    logprob: float
+    bytes: builtins.bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One token of a stream.
+
+    Attributes:
+        token: its id.
+        logprob: natural logarithm of its probability under the model, before penalties, filters and temperature; None
+            if the request asked for none.
+        finish_reason: why the stream ends with it; None if it continues.
+        text: the text that this token completes, possibly empty. An incomplete character is held back, and so is a
+            possible beginning of a stop string. The texts of all steps together are `Generation.text`.
+        top_logprobs: the likeliest tokens of this step, the likeliest first; as many as `top_logprobs` requested.
+        thinking: in a stream of `chat`, text of the model's reasoning; it is not part of `text`.
+        tool_calls: in a stream of `chat`, pieces of tool calls; their texts are not part of `text`.
+    """
+
+    token: int
+    logprob: float | None
+    finish_reason: FinishReason | None
+    text: str = ""
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+    thinking: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+class Generation(list[int]):
+    """The result of a generation: a list of token ids, with its text and the reason why it ended.
+
+    Attributes:
+        steps: log-probabilities of each token if `top_logprobs` requested them; else None.
+    """
+
+    def __init__(self, tokens: Iterable[int], output: Output, steps: list[Step] | None = None) -> None:
+        super().__init__(tokens)
+        self._output, self.steps = output, steps
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended."""
+        return self._output.stopping.reason
+
+    @property
+    def text(self) -> str:
+        """The text of the tokens without control tokens, up to a stop string.
+
+        Raises:
+            TokenizerError: the model has no tokenizer that can be built.
+        """
+        stopping = self._output.stopping
+        if stopping.text is not None:
+            return stopping.text
+        return answer_text(self._output.tokenizer(), self[:-1] if stopping.reason == FinishReason.STOP else self)
+
+
+@dataclass
+class Output:
+    """Makes steps of the tokens of one generation.
+
+    Attributes:
+        stopping: decides which token is the last one, and calls the callback.
+        tokenizer: returns the tokenizer; `TokenizerError` if there is none.
+        logprobs: whether steps have log-probabilities.
+        alternatives: how many of the likeliest tokens each step reports.
+    """
+
+    stopping: Stopping
+    tokenizer: Callable[[], Tokenizer]
+    logprobs: bool = False
+    alternatives: int = 0
+
+    def step(self, token: int, logits: Logits | None, is_complete: bool = False) -> Step:
+        """The step of the next token.
+
+        Args:
+            logits: those that it was chosen from, float32[vocab]; None without logprobs.
+            is_complete: whether a grammar lets nothing follow.
+        """
+        stopping = self.stopping
+        stopping.push(token, is_complete)
+        if logits is None:
+            return Step(token, None, stopping.reason, stopping.piece)
+        logprob = float(log_probs(logits[None], [token])[0])
+        top = likeliest(self.tokenizer(), token, logprob, logits, self.alternatives) if self.alternatives else ()
+        return Step(token, logprob, stopping.reason, stopping.piece, top)
+
+
+def likeliest(tokenizer: Tokenizer, token: int, logprob: float, logits: Logits, count: int) -> tuple[TokenLogprob, ...]:
+    """The likeliest tokens at a position; ties go to the lower id.
+
+    Args:
+        token, logprob: any token, and its log-probability there.
+        logits: at the position, float32[vocab].
+        count: how many.
+    """
+    count = min(count, len(logits))
+    if not count:
+        return ()
+    bound = np.partition(logits, len(logits) - count)[len(logits) - count]
+    among = np.flatnonzero(logits >= bound)
+    ids = among[np.argsort(-logits[among], kind="stable")][:count].tolist()
+    shift = logprob - float(logits[token])  # log softmax is logit + shift
+    return tuple(candidate(tokenizer, i, float(logits[i]) + shift) for i in ids)
+
+
+def candidate(tokenizer: Tokenizer, token: int, logprob: float) -> TokenLogprob:
+    """A token with its text and bytes; control tokens have theirs, too. What the tokenizer lacks has none."""
+    piece = tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""
+    return TokenLogprob(token, piece.decode("utf-8", "replace"), logprob, piece)
+
+
+def log_probs(logits: Logits, ids: Iterable[int]) -> npt.NDArray[np.float32]:
+    """log softmax(logits)[i, ids[i]]: float32[n] from float32[n, vocab]; sums of exponentials in float64."""
+    found = np.empty(len(logits), np.float32)
+    for i, (row, token) in enumerate(zip(logits, ids, strict=True)):  # row by row: avoids a second [n, vocab] array
+        top: Any = row.max()
+        found[i] = row[token] - top - np.log(np.exp(row - top).sum(dtype=np.float64))
+    return found

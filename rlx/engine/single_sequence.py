@@ -1,0 +1,177 @@
+"""Calls of an engine that work on one sequence of its own: for benchmarks, measurements and tests of programs.
+
+Runners stage, under `engine.py`. These are thin: the sequence holds ids and states, and `stepper.py` computes. Runners
+open a sequence for each request and each session instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Ids
+
+import numpy as np
+
+from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
+from rlx.engine.kv.sequence import Sequence
+from rlx.engine.kv.sequence_snapshot import check_snapshot, restore, take_snapshot
+from rlx.engine.kv.snapshot import Snapshot
+from rlx.engine.programs.program_spec import HIDDEN, LOGITS
+from rlx.engine.request.output import Logits
+from rlx.engine.stepper import Stepper
+from rlx.errors import ArgumentError, PromptError, SnapshotError
+
+FEW = 16  # dropping fewer tokens than this is a rejected draft, not another prompt
+
+
+_OTHER_MODEL = (
+    "Open the file that it was taken from. If it is this one, another version of rlx computes it in another way: take "
+    "the snapshot again."
+)
+
+
+class SingleSequence:
+    """Calls on one sequence, the current one.
+
+    Attributes:
+        stepper: computes.
+        max_seq: how many tokens the sequence may hold.
+    """
+
+    stepper: Stepper
+    max_seq: int
+    _sequence: Sequence
+    _identity: str  # of the model
+    _path: object  # of the model's file, for messages
+
+    @property
+    def current(self) -> Sequence:
+        """The sequence that the calls work on."""
+        return self._sequence
+
+    @property
+    def past(self) -> int:
+        """Number of tokens in the sequence."""
+        return len(self._sequence)
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids of the sequence; a copy."""
+        return self._sequence.ids.tolist()
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def forward(self, ids: Ids[int], all_rows: bool = False) -> Logits:
+        """Appends ids to the sequence.
+
+        After an error or an interrupt the sequence holds the ids of the chunks that were finished.
+
+        Returns:
+            float32 [vocab], the logits after the last id, or with `all_rows` [len(ids), vocab].
+
+        Raises:
+            PromptError: no ids, or more than the cache has room for.
+            PoolFullError: the pool has no room for them.
+        """
+        rows = list(self._pieces(ids, all_rows))
+        return np.concatenate(rows) if all_rows else rows[-1][0]
+
+    def forward_rows(self, ids: Ids[int]) -> Iterator[Logits]:
+        """As `forward` with `all_rows`, in pieces float32 [some rows, vocab], each computed on demand."""
+        return self._pieces(ids, True)
+
+    def hidden_rows(self, ids: Ids[int]) -> Iterator[Logits]:
+        """As `forward_rows`, but returns the hidden states before the head: float32 [some rows, hidden]."""
+        return self._pieces(ids, False, HIDDEN)
+
+    def _pieces(self, ids: Ids[int], all_rows: bool, output: str = LOGITS) -> Iterator[Logits]:
+        self.stepper.reserve(self._sequence, ids)
+        yield from self.stepper.pieces(self._sequence, ids, all_rows, output)
+        if len(ids) > 1:
+            self._sequence.mark()
+
+    def verify(self, ids: Ids[int]) -> Logits:
+        """As `forward` with `all_rows`, for drafts: all ids but the first may be rejected.
+
+        Recurrent states are unchanged until the next call. `trim` is free before it. The next call then updates the
+        states by the ids that remain.
+
+        Raises:
+            PromptError, PoolFullError: as `forward`.
+        """
+        self.stepper.reserve(self._sequence, ids)
+        return self.stepper.run(self._sequence, ids, True, aside=len(ids) > 1 and self._sequence.recurrent)
+
+    def forward_embeddings(self, ids: Ids[int], embeddings: PromptEmbeddings) -> Logits:
+        """Starts anew with `ids`, computed from prompt embeddings; otherwise as `forward`.
+
+        Layers with their own embedding tables look `ids` up there. After an error the sequence is empty.
+        """
+        self.reset()
+        self._sequence.use(embeddings)
+        try:
+            return self.forward(ids)
+        except BaseException:
+            self.reset()
+            raise
+
+    # -- going back -----------------------------------------------------------------------------------------------
+
+    def trim(self, length: int) -> None:
+        """Drops everything after the first `length` tokens; exact up to rounding for every kind of state.
+
+        This is free for full caches, and for rings up to the number of tokens that they hold beyond the window.
+        Otherwise, and with recurrent states, it restores the newest checkpoint at or before `length`, and the next
+        `forward` recomputes the ids after it, or all ids if there is no checkpoint. What is dropped stays in the prefix
+        index, unless it is only a few tokens.
+
+        Raises:
+            ArgumentError: the sequence holds fewer tokens, or `length` is negative.
+        """
+        if not 0 <= length <= self.past:
+            raise ArgumentError(f"cannot trim to {length}: the cache holds {self.past} tokens")
+        if self.past - length > FEW:
+            self._sequence.publish()
+        self._sequence.rewind(length)
+
+    def reset(self) -> None:
+        """Empties the sequence."""
+        self.trim(0)
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the sequence: its ids, the used part of every cache, and the recurrent states."""
+        if self.past:
+            self.stepper.refresh(self._sequence)
+        return take_snapshot(self._sequence, self._identity)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Replaces the sequence by a snapshot, also by one of another engine of the same model.
+
+        The context length may differ; the cache types must be the same.
+
+        Raises:
+            SnapshotError: it is of another model or other state formats; the sequence is unchanged.
+            PromptError: it holds more tokens than the context.
+            PoolFullError: the pool has no room for it; the sequence is unchanged.
+        """
+        self.check_snapshot(snapshot)
+        restore(self._sequence, snapshot)
+
+    def check_snapshot(self, snapshot: Snapshot) -> None:
+        """Checks that a snapshot is of this model and fits; errors as `restore`."""
+        check_snapshot(self.stepper.pool.memory, snapshot)
+        if snapshot.position > self.max_seq:
+            what = f"a snapshot of {snapshot.position} tokens does not fit the context of {self.max_seq}"
+            raise PromptError(what, hint="Open the model with a larger max_seq.")
+        if snapshot.model != self._identity:
+            what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {self._identity[:12]})"
+            raise SnapshotError(what, where=self._path, hint=_OTHER_MODEL)
+        most = self.stepper.limits.ids
+        spans = snapshot.embeddings
+        ids = snapshot.ids if spans is None else spans.looked_up(snapshot.ids, 0)
+        wrong = next((i for i in ids if not 0 <= i < most), None)
+        if spans is not None and any(span.rows.shape[1] != self.stepper.limits.hidden for span in spans.spans):
+            what = f"the snapshot's embedded rows are not {self.stepper.limits.hidden} wide"
+            raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot again.")
+        if wrong is not None:  # a rewind would look its embedding up
+            what = f"the snapshot has the token id {wrong}, expected ids from 0 to {most - 1}"
+            raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot again.")

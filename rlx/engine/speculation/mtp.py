@@ -1,0 +1,272 @@
+"""MTP drafts: the model's own head for multi-token prediction drafts tokens.
+
+Runners stage, beside `engine.py`. The MTP head is one more layer with its own KV cache. Its input at position p is the
+model's last hidden state there and the token that follows p; it predicts the token after that one. During speculative
+decoding the engine passes the hidden states of each step to a `Predictor`. Before the next drafts are made, the rows of
+accepted tokens run through the head. Drafts after the first use the head's own hidden states instead of the model's.
+
+Rows that the head has not seen only reduce the number of accepted drafts. After a restored session, or after steps
+without the head, its cache starts anew at the first position it receives. Its rows have the model's own positions, and
+where the token after p is a row of an image, the head takes that row, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx import models
+from rlx.backends.base import Program, TokenRun, Workers
+from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
+from rlx.compiler.compile import Compiler, Progress
+from rlx.compiler.kv import States
+from rlx.compiler.tensors import Tensors
+from rlx.engine.greedy import SECONDS
+from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed_positions, feed_tokens, shift_at
+from rlx.engine.kv.sequence import Sequence
+from rlx.engine.opening.opened import Source, check_types
+from rlx.engine.opening.setup import Setup
+from rlx.engine.programs.program_spec import HIDDEN, ProgramSpec
+from rlx.engine.programs.programs import Programs
+from rlx.engine.speculation.drafts import MOST, WORTH, Hits
+from rlx.models.variants import EmbeddedRows
+from rlx.weights import ModelWeights
+
+Floats = npt.NDArray[np.float32]
+
+DRAFTS = 3  # maximum in a row: each costs a step of the head, and is less likely to be accepted than the one before
+# Only the first ids are drafted. BPE merges create frequent tokens early, so low ids are frequent; with a large
+# vocabulary most of a draft's time goes into the output matrix.
+HEAD_ROWS = 1 << 15
+CARRIED = ("next_hidden", HIDDEN)  # output and input that connect one draft to the next
+ROWS = (2, MOST + 1)  # row counts of a step that verifies a token and its drafts
+
+
+class Predictor:
+    """The MTP head, its KV cache, and the part of the session that it has processed.
+
+    Args:
+        programs: those of `models.build_predictor`'s graph, bound to `states`.
+        ranges: row range of each program.
+        states: the head's KV cache, with room for every position.
+        rows: number of ids that it can draft, counted from 0.
+        embeds: how it takes rows of images.
+
+    Attributes:
+        sequence: the one that it follows.
+    """
+
+    sequence: Sequence | None = None
+
+    def __init__(
+        self, programs: Programs, ranges: Ids[tuple[int, int]], states: States, rows: int, embeds: EmbeddedRows
+    ) -> None:
+        self._programs, self._ranges, self.states, self._rows = programs, ranges, states, rows
+        self._embeds = embeds
+        self._by_rows: dict[int, Program] = {}
+        self._base = self._next = 0  # the head has processed positions [base, next)
+        self._start = 0  # position of the first stored row that it has not processed
+        self._ids: list[int] = []
+        self._hidden: Floats | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: models.ModelConfig,
+        weights: ModelWeights,
+        setup: Setup,
+        compiler: Compiler,
+        pool: Workers,
+        tensors: Tensors,
+        progress: Progress | None,
+    ) -> Predictor:
+        """The MTP head of an open model. `tensors` holds the model's weights; the head's are added.
+
+        Raises:
+            UnsupportedModelError: the model has no MTP head.
+            WeightError: a tensor is missing or has the wrong shape.
+        """
+        rows, head = min(config.vocab_size, HEAD_ROWS), models.predictor_head(config)
+        graph = models.build_predictor(config, weights, setup.kv_type, rows, place=weights.place)
+        check_types(graph, weights)
+
+        def addresses() -> dict[str, int]:
+            return {**tensors.addresses, models.DRAFT_HEAD: tensors.addresses[head]}
+
+        programs = Programs(graph, setup, compiler, lambda: pool, addresses, packed=(head,))
+        own = {name: row for name, row in programs.weights.items() if name != models.DRAFT_HEAD}
+        tensors.load(own, Source(weights, config), progress)
+        states = States(graph, setup.max_seq, setup.profile.buckets[-1])
+        programs.bind(states.addresses)
+        return cls(programs, setup.profile.ranges, states, rows, EmbeddedRows.of(config))
+
+    def follow(self, sequence: Sequence | None) -> None:
+        """Begins anew, with a sequence to follow; None: there is none any more."""
+        self.sequence = sequence
+        self.forget(0)
+
+    def hear(self, start: int, ids: Ids[int], hidden: Floats) -> None:
+        """Receives a step of the model: `ids` from position `start` on, and hidden [len(ids), width] (copied)."""
+        self.catch_up(start, ids[0])
+        if not self._base <= start <= self._next + 1:
+            self._base = self._next = start
+        self._next = max(self._next, start)
+        self._start = max(self._next, start)
+        known = self._start - start
+        self._ids, self._hidden = list(ids[known:]), hidden[known:].copy()
+
+    def forget(self, length: int) -> None:
+        """Follows a rewind: the session was cut to its first `length` tokens."""
+        del self._ids[max(0, length - self._start) :]
+        # The head's row of the last position depends on the token after it: drop it; it is computed again.
+        self._next = max(min(self._next, length - 1), self._base)
+        if length <= self._base:
+            self._base = self._next = length
+
+    def catch_up(self, length: int, token: int, count: int = 1) -> list[int]:
+        """Runs the rows before position `length` through the head; `token` is the id at `length`.
+
+        Returns:
+            At most `count` drafts for what follows `token`, all but the first from the head's own hidden states. Empty
+            if the hidden state of the row before `length` is not known.
+        """
+        rows = length - self._start
+        if self._hidden is None or not 0 < rows <= len(self._ids):
+            return []
+        found, after = list[int](), [*self._ids[1:rows], token]
+        most = self._ranges[-1][1]
+        for at in range(0, rows, most):
+            part = slice(at, min(at + most, rows))
+            found = self._drafts(self._start + at, after[part], self._hidden[part], count if part.stop == rows else 1)
+        self._next = length
+        self._ids, self._hidden, self._start = self._ids[rows:], self._hidden[rows:], length
+        return found
+
+    def _drafts(self, position: int, ids: Ids[int], hidden: Floats, count: int) -> list[int]:
+        """At most `count` drafts after the last of `ids`, which run through the head first: one native call."""
+        last = len(ids) - 1
+        program, env = self.fed(position + last, ids[last:], hidden[last:])
+        first = None
+        if last:
+            first, rows = self.fed(position, ids, hidden)
+            first.prepare(rows)
+        found = program.repeat(TokenRun(count, self._rows, (), SECONDS, env, CARRIED, first))
+        return [token for token in found if token >= 0]
+
+    def fed(self, position: int, ids: Ids[int], hidden: Floats) -> tuple[Program, dict[str, int]]:
+        """The program for these rows at a session position, with its inputs set; and its symbol values."""
+        rows, past, images = len(ids), position - self._base, self._images
+        program = self._program(rows, position, images)
+        program.inputs["hidden"][:rows] = hidden
+        feed_positions(program.inputs, rows, position, images)
+        feed_tokens(program.inputs, ids, position, images and images.ahead)
+        return program, {"SEQ": rows, "PAST_SEQ": past, **self.states.extents}
+
+    @property
+    def _images(self) -> PromptEmbeddings | None:
+        return None if self.sequence is None else self.sequence.embeddings
+
+    def _program(self, rows: int, position: int, images: PromptEmbeddings | None) -> Program:
+        if images is not None and any(images.within(position, position + rows + 1)):  # the last row's next token, too
+            return self._programs[ProgramSpec(self._range(rows), embeds=self._embeds)]
+        if rows not in self._by_rows:
+            self._by_rows[rows] = self._programs[ProgramSpec(self._range(rows))]
+        return self._by_rows[rows]
+
+    def _range(self, rows: int) -> tuple[int, int]:
+        return next(r for r in self._ranges if r[0] <= rows <= r[1])
+
+    def heads(self) -> Heads:
+        """The programs of the head for rounds of drafts."""
+        one, some = (self._programs[ProgramSpec(rows)] for rows in ((1, 1), ROWS))
+        for program, rows in ((one, 1), (some, ROWS[0])):
+            program.prepare({"SEQ": rows, "PAST_SEQ": 0, **self.states.extents})
+        return Heads(one, some, CARRIED, self._rows)
+
+    def seen(self, length: int) -> int:
+        """Number of rows that the head has processed; they end at position `length`."""
+        assert self._next == length
+        return length - self._base
+
+    def shifts(self, length: int) -> tuple[int, int]:
+        """What to add to the number of rows before a row for its position, from `length` on: model's and head's."""
+        shift = shift_at(self._images, length)
+        return shift, shift + self._base
+
+    def went_on(self, start: int) -> None:
+        """Notes that native rounds have processed all rows before position `start`."""
+        self._next = self._start = start
+        self._ids = []
+
+    def close(self) -> None:
+        self._programs.close()
+        self.states.close()
+
+
+class HeadDrafter:
+    """A `Drafter` that uses the MTP head.
+
+    Args:
+        past: returns the number of tokens in the session; all of them are accepted when drafts are requested.
+        most: maximum number of drafts in a row.
+    """
+
+    def __init__(self, predictor: Predictor, past: Callable[[], int], most: int = DRAFTS) -> None:
+        self._predictor, self._past, self._most = predictor, past, most
+        self._hits, self._open = Hits(0.9), list[int]()
+        self._token: int | None = None
+
+    def observe(self, token: int) -> None:
+        if self._open:
+            hit = self._open.pop(0) == token
+            self._hits.count(hit)
+            if not hit:
+                self._open.clear()
+        self._token = token
+
+    def chances(self, limit: int) -> list[float]:
+        """As `Drafter.chances`; a first draft is always worth a try, or the rate would never rise again."""
+        most = min(limit, self._most)
+        return self._hits.chances(most) or [WORTH] * min(most, 1)
+
+    def propose(self, count: int) -> list[int]:
+        assert self._token is not None
+        if count < 1:
+            return []
+        drafts = self._predictor.catch_up(self._past(), self._token, count)
+        self._open = list(drafts)
+        return drafts
+
+    def hear(self, start: int, ids: Ids[int], hidden: Floats) -> None:
+        """Receives a step of the model, see `Predictor.hear`."""
+        self._predictor.hear(start, ids, hidden)
+
+    def forget(self, length: int) -> None:
+        """Follows a rewind: the session was cut to its first `length` tokens."""
+        self._predictor.forget(length)
+
+    def close(self) -> None:
+        """Ends it: the head follows no sequence any more."""
+        self._predictor.follow(None)
+
+    def rounds(self, models: tuple[Program, Program], ids: Ids[int], **limits: Any) -> Rounds:
+        """Runs rounds of drafting and verifying in one native call, from a token and its drafts by `propose`.
+
+        Args:
+            models: as in `run_rounds`.
+            ids: the token and its drafts.
+            limits: as in `run_rounds`.
+        """
+        predictor, start = self._predictor, self._past()
+        limits |= {"most": min(self._most, MOST), "seen": predictor.seen(start), "shifts": predictor.shifts(start)}
+        found = run_rounds(models, predictor.heads(), rate=self._hits.rate, **limits)
+        self._hits.rate, self._open = found.rate, []
+        last = start + len(found.tokens) - found.right
+        predictor.went_on(last)
+        right = [ids[0], *found.tokens[:-1]][-found.right :]
+        predictor.hear(last, right, models[(found.rounds - 1) % 2].output(HIDDEN, SEQ=found.right))
+        return found

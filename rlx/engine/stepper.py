@@ -1,0 +1,394 @@
+"""Steps: runs the segments of a batch on the programs of a model.
+
+Runners stage, under `engine.py`. A batch of one segment runs the program for a single sequence. Several segments share
+a program whose rows belong to several sequences, as far as its largest bucket goes. The states of all sequences lie in
+the pool. Before a program runs, it is told where: the page table is an input, and the addresses of states in slots are
+written into its table of arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from rlx.backends.base import Program
+from rlx.engine.batch import Batch, Segment
+from rlx.engine.kv.pool import CachePool
+from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed
+from rlx.engine.kv.sequence import Sequence
+from rlx.engine.programs.bucketing import Bucketing
+from rlx.engine.programs.program_spec import HIDDEN, LOGITS, ProgramSpec
+from rlx.engine.request.output import Logits
+from rlx.errors import ArgumentError, PromptError
+from rlx.models.variants import EmbeddedRows
+from rlx.passes.options import MAX_SEGMENTS
+
+ALL_ROWS_VALUES = 1 << 24  # maximum number of logits per call when those of every position are requested
+
+
+class ProgramSource(Protocol):
+    """The programs of a model; `rlx.engine.programs.programs.Programs` implements it."""
+
+    def __getitem__(self, spec: ProgramSpec) -> Program: ...
+
+
+class Listener(Protocol):
+    """Receives the hidden states of each step of a sequence."""
+
+    sequence: Sequence
+
+    def hear(self, start: int, ids: Ids[int], hidden: Any) -> None:
+        """`ids` from position `start` on, and hidden f32 [len(ids), width], which is to be copied."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a step may hold.
+
+    Attributes:
+        max_seq: maximum number of positions of a sequence.
+        rows: maximum number of rows of a call.
+        all_rows: the same where the logits of all rows are returned.
+        ids: number of token ids; those from it on are invalid.
+        embeds: how the model takes rows in place of token embeddings.
+        hidden: width of such rows.
+    """
+
+    max_seq: int
+    rows: int
+    all_rows: int
+    ids: int
+    embeds: EmbeddedRows
+    hidden: int
+
+
+@dataclass
+class _Verified:
+    """A sequence whose recurrent states still lack rows that were verified; and what advances them by some."""
+
+    sequence: Sequence
+    then: Program | None
+
+
+class Stepper:
+    """Runs segments.
+
+    Args:
+        programs: the model's programs.
+        pool: the states.
+        limits: the largest step.
+        load: called before the first program runs; it loads the weights.
+
+    Attributes:
+        bucketing: chooses the program of a call of one sequence.
+        listener: receives hidden states, if there is one.
+    """
+
+    def __init__(
+        self, programs: ProgramSource, pool: CachePool, bucketing: Bucketing, limits: Limits, load: Callable[[], None]
+    ) -> None:
+        self.programs, self.pool, self.bucketing, self.limits = programs, pool, bucketing, limits
+        self.listener: Listener | None = None
+        self._load = load
+        self._verified: list[_Verified] = []
+
+    # -- batches --------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Batch) -> list[Logits | None]:
+        """Computes a batch: see `Engine.step`."""
+        segments = list(batch.segments)
+        if len(segments) == 1:  # quick, for every token of a sequence alone
+            self.reserve(segments[0].sequence, segments[0].tokens, _is_aside(segments[0]))
+            return [self._alone(segments[0])]
+        if len({id(segment.sequence) for segment in segments}) < len(segments):
+            hint = "Give them one after the other."
+            raise ArgumentError("two segments are of one sequence", where="Engine.step", hint=hint)
+        for segment in segments:
+            self.prepare(segment.sequence, segment.tokens)
+        needs = [(s.sequence, len(s.sequence) - s.sequence.done + len(s.tokens), _is_aside(s)) for s in segments]
+        self.pool.reserve(needs)
+        for segment in segments:
+            self.catch_up(segment.sequence)
+        found: list[Logits | None] = [None] * len(segments)
+        groups = list(self._groups(segments))
+        copies = batch.copies or len(groups) > 1  # the next group may run the same program
+        for group in groups:
+            some = [segments[i] for i in group]
+            rows = self._together(some, copies) if len(some) > 1 else [self._alone(some[0])]
+            for i, logits in zip(group, rows, strict=True):
+                found[i] = logits
+        return found
+
+    def _groups(self, segments: list[Segment]) -> Iterator[list[int]]:
+        """Numbers of segments that share a call, in order."""
+        group: list[int] = []
+        rows = outs = 0
+        for i, segment in enumerate(segments):
+            if not self._can_share(segment):
+                yield [i]
+                continue
+            more, more_outs = len(segment.tokens), _outs(segment)
+            full = rows + more > self.limits.rows or outs + more_outs > MAX_SEGMENTS or len(group) == MAX_SEGMENTS
+            if group and full:
+                yield group
+                group, rows, outs = [], 0, 0
+            group.append(i)
+            rows, outs = rows + more, outs + more_outs
+        if group:
+            yield group
+
+    def _can_share(self, segment: Segment) -> bool:
+        """Whether a program for several sequences can compute a segment."""
+        sequence, rows = segment.sequence, len(segment.tokens)
+        is_biased = sequence.embeddings is not None and sequence.embeddings.is_biased(sequence.done)
+        special = is_biased or _is_aside(segment) or self._hears(sequence)
+        return not special and rows <= self.limits.rows and _outs(segment) <= MAX_SEGMENTS
+
+    def _alone(self, segment: Segment) -> Logits | None:
+        """A segment with the programs of a single sequence."""
+        every = segment.logits == "all"
+        if segment.drafts:
+            pieces = [self.run(segment.sequence, segment.tokens, every, aside=_is_aside(segment))]
+        else:
+            pieces = list(self.pieces(segment.sequence, segment.tokens, every))
+        return _shaped(segment, np.concatenate(pieces) if every else pieces[-1])
+
+    def _together(self, segments: list[Segment], copies: bool) -> list[Logits | None]:
+        """Segments with a program for the rows of several sequences."""
+        sequences, counts = [s.sequence for s in segments], [len(s.tokens) for s in segments]
+        past, rows = [s.done for s in sequences], sum(counts)
+        program = self.programs[self.bucketing.segments(rows, self._embedded(sequences, counts))]
+        first = list(accumulate(counts, initial=0))[:-1]
+        wanted = [_logit_rows(segment, at) for segment, at in zip(segments, first, strict=True)]
+        logit_rows = [row for each in wanted for row in each] or [0]
+        width = max(len(s.pages) for s in sequences)
+        for sequence, count in zip(sequences, counts, strict=True):
+            sequence.begin(count)
+        inputs = program.inputs
+        _feed(inputs, segments, first, rows)
+        slots = [max(0, s.memory.slot) for s in sequences]
+        inputs["segments"][: len(segments)] = list(zip(first, counts, past, slots, strict=True))
+        inputs["logit_rows"][: len(logit_rows)] = logit_rows
+        if "pages" in inputs:
+            table = inputs["pages"].reshape(-1)[: len(segments) * width].reshape(len(segments), width)
+            for row, sequence in zip(table, sequences, strict=True):
+                row[: len(sequence.pages)] = sequence.pages
+        program.select_slot(0)
+        env = {"SEQ": rows, "PAST_SEQ": max(past), "SEGMENTS": len(segments), "OUTS": len(logit_rows), "PAGES": width}
+        env |= self.pool.memory.extents
+        program.run(**env)
+        for segment in segments:
+            segment.sequence.end(segment.tokens)
+        logits = program.output(LOGITS, **env)
+        logits = logits.copy() if copies else logits
+        ends = accumulate(map(len, wanted))
+        parts = (logits[end - len(each) : end] for each, end in zip(wanted, ends, strict=True))
+        return [_shaped(segment, part) for segment, part in zip(segments, parts, strict=True)]
+
+    # -- one sequence ---------------------------------------------------------------------------------------------
+
+    def prepare(self, sequence: Sequence, ids: Ids[int]) -> None:
+        """Checks that ids can follow a sequence, and loads the weights.
+
+        Raises:
+            PromptError: no ids, an invalid one, or more than the context has room for.
+        """
+        if not len(ids):
+            raise PromptError("no token ids were given", hint="Give at least one.")
+        if sequence.embeddings is not None:
+            self._check_spans(sequence.embeddings, ids, len(sequence))
+        elif max(ids) >= self.limits.ids:
+            self._refuse_id(max(ids))
+        if len(sequence) + len(ids) > self.limits.max_seq:
+            raise PromptError(
+                f"{len(ids)} tokens after {len(sequence)} do not fit the context of {self.limits.max_seq}",
+                hint="Shorten the prompt or open the model with a larger max_seq.",
+            )
+        self._ready(sequence)
+
+    def _check_spans(self, embeddings: PromptEmbeddings, ids: Ids[int], start: int) -> None:
+        """`PromptError` if an id has no embedding where no image stands, or if the ids end inside of a two-way span."""
+        if (most := max(embeddings.looked_up(ids, start))) >= self.limits.ids:
+            self._refuse_id(most)
+        end = start + len(ids)
+        if embeddings.two_way_at(end) is not None:
+            what = f"the ids end at position {end}, inside of rows that see each other"
+            raise PromptError(what, where="embeddings", hint="Append all ids of an image at once.")
+
+    def _refuse_id(self, token: int) -> NoReturn:
+        what = f"token id {token} is out of range: the smallest embedding table has {self.limits.ids} rows"
+        raise PromptError(what, hint="Ids above stand for parts of images or sound: leave them out.")
+
+    def reserve(self, sequence: Sequence, ids: Ids[int], drafts: bool = False) -> None:
+        """Checks that ids can follow a sequence, takes the room for them, and brings the states up to date.
+
+        Args:
+            drafts: whether recurrent states need a second slot, because rows may be rejected.
+
+        Raises:
+            PromptError, PoolFullError: as `step`.
+        """
+        self.prepare(sequence, ids)
+        rows = len(sequence) - sequence.done + len(ids)
+        if not sequence.memory.is_ready(sequence.done, rows, drafts):
+            self.pool.reserve([(sequence, rows, drafts)])
+        self.catch_up(sequence)
+
+    def refresh(self, sequence: Sequence) -> None:
+        """Brings the states up to the sequence's ids, for callers that read them."""
+        self._ready(sequence)
+        self.catch_up(sequence)
+
+    def _ready(self, sequence: Sequence) -> None:
+        self._load()
+        self._advance()
+        sequence.check_open()
+        sequence.settle()
+
+    def pieces(
+        self, sequence: Sequence, ids: Ids[int], all_rows: bool = False, output: str = LOGITS
+    ) -> Iterator[np.ndarray]:
+        """Appends ids in chunks that fit the buckets: the output of each chunk, f32 [rows or 1, width]."""
+        most = self.limits.all_rows if all_rows else self.limits.rows
+        first, at = sequence.done, 0
+        while at < len(ids):
+            end = sequence.call_end(first + at, min(most, len(ids) - at)) - first
+            yield self.run(sequence, ids[at:end], all_rows, output)
+            at = end
+
+    def catch_up(self, sequence: Sequence) -> None:
+        """Brings the states up to the sequence's ids: recomputes what a rewind dropped."""
+        if sequence.done < len(sequence):
+            for _ in self.pieces(sequence, sequence.ids[sequence.done :]):
+                pass
+            sequence.mark()
+
+    def run(
+        self, sequence: Sequence, ids: Ids[int], all_rows: bool = False, output: str = LOGITS, aside: bool = False
+    ) -> np.ndarray:
+        """Appends ids that fit one call: an output of the program, f32 [rows, width] or f32 [1, width]; a copy.
+
+        Args:
+            aside: whether recurrent states stay, because rows may be rejected.
+        """
+        rows, past, heard = len(ids), sequence.done, self._hears(sequence)
+        program = self.programs[self.spec(rows, past, all_rows, output == HIDDEN or heard, sequence, aside)]
+        sequence.begin(rows, aside=aside)
+        for each in self._verified:
+            if each.then is program.then:  # this run overwrites what it reads
+                each.then = None
+        feed(program.inputs, ids, past, sequence.embeddings)
+        env = {"SEQ": rows, "PAST_SEQ": past, **self.place(program, sequence)}
+        program.run(**env)
+        sequence.end(ids, aside=aside)
+        if aside:
+            self._verified.append(_Verified(sequence, program.then))
+        if heard and self.listener is not None:
+            self.listener.hear(past, ids, program.output(HIDDEN, **env))
+        return program.output(output, **env).copy()
+
+    def spec(
+        self,
+        rows: int,
+        past: int,
+        all_rows: bool = False,
+        hidden: bool = False,
+        sequence: Sequence | None = None,
+        aside: bool = False,
+    ) -> ProgramSpec:
+        """The spec of the program for a call of one sequence, see `Bucketing.spec`.
+
+        Args:
+            sequence: it, unless its embedded spans do not matter.
+        """
+        spans = None if sequence is None else sequence.embeddings
+        if sequence is None or spans is None:
+            return self.bucketing.spec(rows, past, all_rows, hidden, self.limits.max_seq, verifies=aside)
+        embeds = self._embedded([sequence], [rows])
+        bias = spans.bias.shape[1] if spans.bias is not None and spans.is_biased(past) else 0
+        return self.bucketing.spec(rows, past, all_rows, hidden, self.limits.max_seq, embeds, bias, aside)
+
+    def _embedded(self, sequences: Ids[Sequence], counts: Ids[int]) -> EmbeddedRows | None:
+        """How a call takes the embedded rows among the next ones of some sequences; None if there are none."""
+        spans = [
+            span
+            for each, rows in zip(sequences, counts, strict=True)
+            if each.embeddings is not None
+            for span, _, _ in each.embeddings.within(each.done, each.done + rows)
+        ]
+        if not spans:
+            return None
+        kind = self.limits.embeds
+        return kind if any(span.two_way for span in spans) else replace(kind, two_way="none")
+
+    def place(self, program: Program, sequence: Sequence, *, swapped: bool = False) -> dict[str, int]:
+        """Tells a program where a sequence's states lie; returns the values of the symbols that say their sizes.
+
+        Args:
+            swapped: whether it reads recurrent states from the spare slot and writes them to the other one.
+        """
+        slots = max(0, sequence.memory.slot), max(0, sequence.memory.spare)
+        program.select_slot(*(slots[::-1] if swapped else slots))
+        pages = sequence.pages
+        if (table := program.inputs.get("pages")) is not None:
+            table[: len(pages)] = pages
+        return {**self.pool.memory.extents, "PAGES": len(pages)}
+
+    def _hears(self, sequence: Sequence) -> bool:
+        return self.listener is not None and self.listener.sequence is sequence
+
+    def _advance(self) -> None:
+        """Advances recurrent states by the rows that the last step verified and nobody rejected."""
+        verified, self._verified = self._verified, []
+        for each in verified:
+            sequence, then = each.sequence, each.then
+            count, there = sequence.ahead
+            if sequence.closed or sequence.saved or not count or not (there or (then and not then.closed)):
+                sequence.leave()  # what is lacking is computed again
+                continue
+            if not there and then is not None:
+                then.select_slot(sequence.memory.slot, sequence.memory.spare)
+                then.run(SEQ=count)
+            sequence.take(count)
+
+
+def _feed(inputs: Mapping[str, Any], segments: list[Segment], first: list[int], rows: int) -> None:
+    """Writes tokens, positions and embedded rows of segments, of which each begins at the row in `first`."""
+    if "row_index" in inputs:
+        for segment, at in zip(segments, first, strict=True):
+            feed(inputs, segment.tokens, segment.sequence.done, segment.sequence.embeddings, at)
+        return
+    inputs["tokens"][:rows] = [token for segment in segments for token in segment.tokens]  # at once: quick
+    if "positions" in inputs:
+        sequences = [segment.sequence for segment in segments]
+        starts = [s.done + (0 if s.embeddings is None else s.embeddings.shift(s.done)) for s in sequences]
+        counts = [len(segment.tokens) for segment in segments]
+        inputs["positions"][:rows] = [i for p, n in zip(starts, counts, strict=True) for i in range(p, p + n)]
+
+
+def _is_aside(segment: Segment) -> bool:
+    """Whether recurrent states must stay, because rows of the segment may be rejected."""
+    return segment.drafts and len(segment.tokens) > 1 and segment.sequence.recurrent
+
+
+def _outs(segment: Segment) -> int:
+    return {"none": 0, "last": 1, "all": len(segment.tokens)}[segment.logits]
+
+
+def _logit_rows(segment: Segment, first: int) -> range:
+    """The rows of the call whose logits a segment wants, if it begins at row `first`."""
+    end = first + len(segment.tokens)
+    return range(end - _outs(segment), end)
+
+
+def _shaped(segment: Segment, rows: Logits) -> Logits | None:
+    """What a step returns for a segment, from the logits of the rows that it asks for."""
+    if segment.logits == "none":
+        return None
+    last: Logits = rows if segment.logits == "all" else rows[-1]
+    return last

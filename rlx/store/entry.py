@@ -1,0 +1,399 @@
+"""One entry of the compile cache on disk: a folder that is written whole, and checked whole before it is used.
+
+Compile cache: `key.json` says what was compiled. `checksums.json` holds the SHA-256 of every other file. The time of
+the empty file `last_used` says when the entry was used last. The other files are the caller's: object code, IR after
+each pass, kernel sources. The store (`rlx.store.store`) decides where entries lie, which are kept, and what happens
+to a damaged one.
+
+A large file is mapped and never read as a whole. `large.json` holds its size, which is checked before each use, and its
+SHA-256, which only `problem` checks (`rlx cache verify`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rlx.env import size
+from rlx.errors import ArgumentError, CacheError
+from rlx.store.folder import Damage, Folder, UntrustedFolder, reason
+from rlx.store.key import CompileKey, flatten
+
+KEY, CHECKSUMS, LAST_USED, LARGE = "key.json", "checksums.json", "last_used", "large.json"
+_OWN = (KEY, CHECKSUMS, LAST_USED, LARGE)
+_PIECE = 1 << 24  # bytes of a large file that are hashed at a time
+
+
+@dataclass(frozen=True)
+class LargeFile:
+    """The contents of a large file.
+
+    Attributes:
+        nbytes: size in bytes.
+        pieces: the contents, one piece after the other. A piece may be invalid once the next one is asked for.
+    """
+
+    nbytes: int
+    pieces: Iterable[memoryview]
+
+
+#: Large files by name.
+Large = Mapping[str, LargeFile]
+
+
+class Entry:
+    """A program's files.
+
+    Args:
+        key: what it was compiled for.
+        files: name -> contents.
+        root: the store's folder; None if the entry lives in memory only.
+    """
+
+    def __init__(self, key: CompileKey, files: Mapping[str, bytes], root: Path | None) -> None:
+        self.key, self._root = key, root
+        self._sums = {name: sha256(data) for name, data in files.items()}
+        self._held: Mapping[str, bytes] | None = files
+
+    def _repr_html_(self) -> str:
+        from rlx.notebook import card
+
+        sizes = "\n".join(f"{name:40} {size(len(self.read(name))):>9}" for name in self.names)
+        return card(self.key.title, flatten(self.key).items(), [(f"{len(self.names)} files", sizes)])
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the entry is stored; None if it lives in memory only."""
+        return None if self._root is None else self._root / self.key.digest[:2] / self.key.digest
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the files, in order, without those of the store."""
+        return tuple(sorted(self._sums))
+
+    def read(self, name: str) -> bytes:
+        """A file's contents, checked.
+
+        Raises:
+            CacheError: there is no such file, or it was evicted or damaged since.
+        """
+        where = f"cache entry {self.key.digest[:12]}"
+        if name not in self._sums:
+            raise CacheError(f"no file is called {name!r}", where=where, hint=f"Files: {', '.join(self.names)}")
+        if self._held is not None:
+            return self._held[name]
+        try:
+            with self.open_file(name) as file:
+                data = file.read()
+        except (OSError, Damage) as error:
+            raise CacheError(f"{name} is gone: {reason(error)}", where=where, hint="Compile again") from error
+        if sha256(data) != self._sums[name]:
+            raise CacheError(f"{name} changed since it was checked", where=where, hint="Run `rlx cache verify`")
+        return data
+
+    @contextlib.contextmanager
+    def open_file(self, name: str) -> Iterator[BinaryIO]:
+        """A file of a stored entry, open for reading; its contents are not checked.
+
+        Raises:
+            Damage: the file is missing or cannot be trusted.
+            OSError: the entry is gone, or the system refuses.
+        """
+        assert self._root is not None
+        digest = self.key.digest
+        with (
+            Folder(self._root) as root,
+            root.child(digest[:2]) as shelf,
+            shelf.child(digest) as folder,
+            folder.open_file(name) as file,
+        ):
+            yield file
+
+    def release(self) -> None:
+        """Frees the contents in memory; from now on `read` takes them from the folder, if there is one."""
+        if self._root is not None:
+            self._held = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a look at an entry's folder tells, without checking its files.
+
+    Attributes:
+        key: None if `key.json` cannot be read.
+        nbytes: size of all files.
+        last_used: seconds since the epoch.
+    """
+
+    digest: str
+    folder: Path
+    key: CompileKey | None
+    nbytes: int
+    last_used: float
+
+    def _repr_html_(self) -> str:
+        from rlx.notebook import card
+
+        facts: list[tuple[str, object]] = [("size", size(self.nbytes))]
+        facts += [] if self.key is None else flatten(self.key).items()
+        return card(self.key.title if self.key else f"cache entry {self.digest[:12]}", facts)
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def load(shelf: Folder, key: CompileKey) -> dict[str, bytes]:
+    """The checked files of the entry of `key`.
+
+    Args:
+        shelf: the folder that holds the entry's folder.
+
+    Raises:
+        FileNotFoundError: there is no entry.
+        Damage: there is one, and it is wrong or cannot be trusted.
+        OSError: the system failed; that says nothing about the entry.
+    """
+    for _ in range(3):
+        with open_folder(shelf, key.digest) as folder:
+            try:
+                return _check(folder, key)
+            except Damage:
+                # Evicted or replaced during the read: nothing is wrong with it, look again.
+                found = shelf.stat(key.digest)
+                if (found.st_dev, found.st_ino) == folder.identity:
+                    raise
+    raise FileNotFoundError(shelf.path / key.digest)
+
+
+def open_folder(shelf: Folder, digest: str) -> Folder:
+    """The folder of an entry; `Damage` if it cannot be trusted, FileNotFoundError if there is none."""
+    try:
+        return shelf.child(digest)
+    except UntrustedFolder as error:
+        raise Damage(str(error)) from error
+
+
+def _check(folder: Folder, key: CompileKey) -> dict[str, bytes]:
+    text = folder.read(CHECKSUMS)
+    sums = _parse_checksums(text)
+    files = {name: folder.read(name) for name in sums}
+    wrong = [name for name, data in files.items() if sha256(data) != sums[name]]
+    if wrong:
+        raise Damage(f"wrong checksum of {', '.join(wrong)}")
+    # As bytes, so that a change of any byte of checksums.json itself is seen too.
+    if text != _checksums(sums):
+        raise Damage(f"{CHECKSUMS} was changed")
+    if files.pop(KEY, None) != key.to_json().encode():
+        raise Damage(f"{KEY} is of another program")
+    for name, row in large_files(files).items():
+        with folder.open_file(name) as file:
+            if os.fstat(file.fileno()).st_size != row["nbytes"]:
+                raise Damage(f"{name} is not of {row['nbytes']} bytes")
+    return files
+
+
+def large_files(files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """The large files of an entry by its other files: name -> {"nbytes": ..., "sha256": ...}."""
+    rows: dict[str, dict[str, Any]] = json.loads(files.get(LARGE, b"{}"))
+    return rows
+
+
+def _parse_checksums(text: bytes) -> dict[str, str]:
+    try:
+        sums = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Damage(f"{CHECKSUMS} cannot be read") from error
+    if not isinstance(sums, dict) or not all(name in (KEY, LARGE) or _is_plain(name) for name in sums):
+        raise Damage(f"{CHECKSUMS} was changed")
+    return sums
+
+
+def problem(shelf: Folder, digest: str) -> str | None:
+    """What is wrong with an entry; None if nothing, or if it is gone."""
+    try:
+        with open_folder(shelf, digest) as folder:
+            key = CompileKey.from_json(folder.read(KEY))
+            if key.digest != digest:
+                return f"{KEY} is of another program"
+            files = load(shelf, key)
+            wrong = [name for name, row in large_files(files).items() if _hash_file(folder, name) != row["sha256"]]
+            return f"wrong checksum of {', '.join(wrong)}" if wrong else None
+    except FileNotFoundError:
+        return None
+    except (Damage, CacheError) as error:
+        with contextlib.suppress(FileNotFoundError):
+            shelf.stat(digest)
+            return str(error)
+        return None
+
+
+def _hash_file(folder: Folder, name: str) -> str:
+    total = hashlib.sha256()
+    with folder.open_file(name) as file:
+        while piece := file.read(_PIECE):
+            total.update(piece)
+    return total.hexdigest()
+
+
+def look(shelf: Folder, digest: str) -> Listing | None:
+    """What an entry's folder tells without a check of its files; None if it is gone."""
+    try:
+        with shelf.child(digest) as folder:
+            used = _last_used(shelf, folder)
+            return Listing(digest, folder.path, _read_key(folder), _size(folder), used)
+    except UntrustedFolder:  # a file, a link, a folder of somebody else: listed, so that it can be removed
+        with contextlib.suppress(OSError):
+            info = shelf.stat(digest)
+            return Listing(digest, shelf.path / digest, None, info.st_size, info.st_mtime)
+    except OSError:
+        pass
+    return None
+
+
+def read_key(shelf: Folder, digest: str) -> CompileKey | None:
+    """The key of an entry, unchecked; None if it cannot be read."""
+    with contextlib.suppress(OSError), shelf.child(digest) as folder:
+        return _read_key(folder)
+    return None
+
+
+def _read_key(folder: Folder) -> CompileKey | None:
+    with contextlib.suppress(OSError, Damage, CacheError):
+        return CompileKey.from_json(folder.read(KEY))
+    return None
+
+
+def _last_used(shelf: Folder, folder: Folder) -> float:
+    """Time of the file that says so, or of the folder itself where that is gone."""
+    try:
+        return folder.stat(LAST_USED).st_mtime
+    except FileNotFoundError:
+        return shelf.stat(folder.path.name).st_mtime
+
+
+def _size(folder: Folder) -> int:
+    """Bytes of all files in a folder and below it."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for name in folder.names():
+            with contextlib.suppress(OSError):
+                info = folder.stat(name)
+                if not stat.S_ISDIR(info.st_mode):
+                    total += info.st_size
+                    continue
+                with folder.child(name) as below:
+                    total += _size(below)
+    return total
+
+
+def touch(shelf: Folder, digest: str) -> None:
+    """Notes that the entry was used now."""
+    with (
+        contextlib.suppress(OSError),
+        shelf.child(digest) as folder,
+    ):  # a cache that cannot be written is read all the same
+        folder.touch(LAST_USED)
+
+
+# -- writing --------------------------------------------------------------------------------------------------------
+
+
+def encode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:
+    """The files as bytes.
+
+    Raises:
+        ArgumentError: a name is not a plain relative path, or is one of the store's own.
+    """
+    for name in files:
+        if not _is_plain(name):
+            hint = f"Use letters, digits, '_', '-', '+', '.' and '/', and none of {', '.join(_OWN)}"
+            raise ArgumentError(f"{name!r} cannot be a file of a cache entry", hint=hint)
+    return {name: data.encode() if isinstance(data, str) else bytes(data) for name, data in files.items()}
+
+
+def _is_plain(name: str) -> bool:
+    parts = name.split("/")
+    plain = len(name) <= 200 and all(re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*", part) for part in parts)
+    return plain and name not in _OWN
+
+
+def fill(folder: Folder, key: CompileKey, contents: Mapping[str, bytes], large: Large | None = None) -> None:
+    """Writes a whole entry into an empty folder and waits until it is on the disk."""
+    rows = {name: _write_large(folder, name, file.pieces) for name, file in (large or {}).items()}
+    files = {KEY: key.to_json().encode(), **contents}
+    if rows:
+        files[LARGE] = json.dumps(rows, indent=1, sort_keys=True).encode()
+    sums = _checksums({name: sha256(data) for name, data in files.items()})
+    files |= {CHECKSUMS: sums, LAST_USED: b""}
+    with contextlib.ExitStack() as stack:
+        made = {"": folder}
+        for place in sorted({name.rpartition("/")[0] for name in files}):
+            for part in _parents(place):
+                if part not in made:
+                    above, _, name = part.rpartition("/")
+                    made[part] = stack.enter_context(made[above].make(name))
+        _write_files([(made[name.rpartition("/")[0]], name.rpartition("/")[2], data) for name, data in files.items()])
+        for written in made.values():
+            written.sync()
+
+
+def _parents(place: str) -> list[str]:
+    """'a/b/c' -> 'a', 'a/b', 'a/b/c'."""
+    parts = place.split("/")
+    return ["/".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def _write_files(rows: Sequence[tuple[Folder, str, bytes]]) -> None:
+    """Side by side: a file system serves several fsyncs with one commit. 40 files took 20 ms, one by one 150."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(_write_file, rows))
+
+
+def _write_file(row: tuple[Folder, str, bytes]) -> None:
+    folder, name, data = row
+    with folder.create(name) as file:
+        file.write(data)
+
+
+def _write_large(folder: Folder, name: str, pieces: Iterable[memoryview]) -> dict[str, Any]:
+    """Writes the pieces one after the other; what `large.json` says of the file."""
+    total, nbytes = hashlib.sha256(), 0
+    with folder.create(name) as file:
+        for piece in pieces:
+            for at in range(0, len(piece), _PIECE):
+                file.write(piece[at : at + _PIECE])
+                total.update(piece[at : at + _PIECE])
+            nbytes += len(piece)
+    return {"nbytes": nbytes, "sha256": total.hexdigest()}
+
+
+def publish(base: Folder, name: str, shelf: Folder, digest: str) -> bool:
+    """Moves a complete folder to its place; False if there is one already."""
+    try:
+        base.move(name, shelf, digest)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    shelf.sync()
+    return True
+
+
+def _checksums(sums: Mapping[str, str]) -> bytes:
+    return json.dumps(sums, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def sha256(data: bytes) -> str:
+    """In hexadecimal."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,403 @@
+"""The compile cache on disk: a folder of entries that no other user can write, within a size limit.
+
+Compile cache: an entry (`rlx.store.entry`) lies at `<root>/<2 digits>/<digest>/`. It is written in a temporary folder
+(`rlx.store.temporary`) and appears by a rename, so readers need no lock, and a killed writer damages nothing. A
+damaged entry is reported, removed and counts as missing. Checksums are against accidents. Against other users, who
+could plant code, every folder and file is opened by descriptor and refused if somebody else owns it or can write it
+(`rlx.store.folder`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlx import env, platform
+from rlx.errors import ArgumentError, CacheError
+from rlx.store import entry
+from rlx.store.entry import Entry, Listing
+from rlx.store.eviction import Eviction
+from rlx.store.folder import REFUSED, Damage, Folder, UntrustedFolder, reason
+from rlx.store.key import CompileKey
+from rlx.store.temporary import collect, temporary
+
+
+class CacheWarning(UserWarning):
+    """The compile cache's folder cannot be used, or an entry was damaged; the program runs without it."""
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """The folder in figures.
+
+    Attributes:
+        nbytes, limit: size of all entries, and what it may grow to.
+        oldest: when the least recently used entry was used, in seconds since the epoch; None without entries.
+        problem: why the folder is not used; None if it is.
+    """
+
+    root: Path
+    entries: int
+    nbytes: int
+    limit: int
+    oldest: float | None
+    problem: str | None
+
+    def _repr_html_(self) -> str:
+        from rlx.notebook import card
+
+        held = f"{env.size(self.nbytes)} of {env.size(self.limit)}"
+        rows = [("entries", self.entries), ("size", held), ("problem", self.problem or "none")]
+        return card(f"compile cache in {self.root}", rows)
+
+
+def default_root() -> Path:
+    """RLX_CACHE_DIR, or the platform's folder for caches.
+
+    Raises:
+        ArgumentError: RLX_CACHE_DIR names a home folder that is not there.
+        CacheError: this user has none, and no other folder was named.
+    """
+    if chosen := env.cache_dir():
+        return chosen
+    return platform.current().cache_folder(_home) / "rlx"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:  # a user without an entry in the system's list, as in some containers
+        hint = "Name a folder in RLX_CACHE_DIR, or say RLX_CACHE=off"
+        raise CacheError("this user has no home folder", where="compile cache", hint=hint) from error
+
+
+class Store:
+    """The folder of compiled programs.
+
+    Where the folder cannot be trusted or used, a store with a `root` raises; one with the default root warns once,
+    finds nothing and keeps nothing.
+
+    Args:
+        root: the folder; made if missing. By default RLX_CACHE_DIR or the user's cache folder.
+        limit: bytes; beyond it the least recently used entries are evicted, those that this process stored last. By
+            default RLX_CACHE_LIMIT or 2 GiB.
+
+    Attributes:
+        problem: why the folder is not used; None if it is.
+        damaged: entries found damaged so far.
+        evicted: entries evicted so far to keep below the limit.
+
+    Raises:
+        CacheError: `root` is given, and belongs to another user, can be written by others, or is a symbolic link.
+        ArgumentError: `limit` is not above 0.
+    """
+
+    def __init__(self, root: Path | str | None = None, limit: int | None = None) -> None:
+        self.limit = env.cache_limit() if limit is None else limit
+        if self.limit <= 0:
+            hint = "Give bytes above 0; RLX_CACHE=off stores nothing"
+            raise ArgumentError(f"limit = {self.limit}", where="Store", hint=hint)
+        self.root = Path(default_root() if root is None else root).absolute()
+        self.damaged = self.evicted = 0
+        self._eviction = Eviction(self)
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+        self._keys: dict[str, CompileKey | None] = {}
+        self.problem = self._prepare()
+        if self.problem and root is not None:
+            hint = "choose another folder with RLX_CACHE_DIR, or chmod 700 this one"
+            raise CacheError(self.problem, where=self.root, hint=hint)
+        if self.problem:
+            self.warn("folder", f"the compile cache {self.root} is not used: {self.problem}")
+
+    def _prepare(self) -> str | None:
+        """Makes the folder if it is missing; returns why it cannot be used, or None."""
+        try:
+            if not os.path.lexists(self.root):
+                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with Folder(self.root):
+                return None
+        except UntrustedFolder as error:
+            return str(error)
+        except OSError as error:
+            return f"it cannot be made: {reason(error)}"
+
+    # -- one entry ------------------------------------------------------------------------------------------------
+
+    def get(self, key: CompileKey, discard: bool = True) -> Entry | None:
+        """The entry of a key, every file checked and held in memory; None if there is none.
+
+        Args:
+            discard: remove the entry if it is damaged.
+        """
+        if self.problem:
+            return None
+        try:
+            with Folder(self.root) as root, root.child(key.digest[:2]) as shelf:
+                try:
+                    files = entry.load(shelf, key)
+                except Damage as damage:
+                    self._report_damage(root, shelf, key.digest, str(damage), discard)
+                    return None
+                entry.touch(shelf, key.digest)
+        except FileNotFoundError:
+            return None
+        except UntrustedFolder as error:
+            self.warn("trust", f"the compile cache {self.root} is not used: a folder in it cannot be trusted: {error}")
+            return None
+        except REFUSED as error:
+            self.warn("read", f"the compile cache {self.root} cannot be read, compiling again: {reason(error)}")
+            return None
+        return Entry(key, files, self.root)
+
+    def has(self, key: CompileKey) -> bool:
+        """Whether there is an entry of a key; what `get` finds of it may still be damaged."""
+        return self.problem is None and (self.root / key.digest[:2] / key.digest).is_dir()
+
+    def put(
+        self,
+        key: CompileKey,
+        files: Mapping[str, bytes | str],
+        replace: bool = False,
+        large: entry.Large | None = None,
+    ) -> Entry:
+        """Stores an entry and returns it. If the folder cannot be written, warns once and returns it unstored.
+
+        An entry that is there already stays, unless `replace`: of two writers the second gets what the first stored.
+
+        Args:
+            large: files that are mapped from the entry's folder and never read as a whole; an entry of which they would
+                outgrow the limit alone is not stored.
+
+        Raises:
+            ArgumentError: a file's name is not a plain relative path, or is one of the store's own.
+        """
+        contents = entry.encode(files)
+        nbytes = sum(file.nbytes for file in (large or {}).values())
+        if nbytes > self.limit:
+            what = f"{nbytes} bytes are not kept in the compile cache {self.root}, whose limit is {self.limit}"
+            self.warn("limit", f"{what}; RLX_CACHE_LIMIT raises it")
+        if self.problem or nbytes > self.limit:
+            return Entry(key, contents, None)
+        try:
+            stored = self._write(key, contents, replace, large)
+        except (*REFUSED, Damage) as error:
+            self.warn("write", f"the compile cache {self.root} cannot be written, running uncached: {reason(error)}")
+            return Entry(key, contents, None)
+        self._eviction.stored(key.digest)
+        return Entry(key, stored, self.root)
+
+    def _write(
+        self, key: CompileKey, contents: dict[str, bytes], replace: bool, large: entry.Large | None
+    ) -> dict[str, bytes]:
+        """Writes the entry and moves it into place; returns what is there then."""
+        if what := self._prepare():  # it may be gone, or no longer ours alone
+            raise OSError(what)
+        with Folder(self.root) as root, temporary(root) as (base, made):
+            entry.fill(made, key, contents, large)
+            with root.make(key.digest[:2]) as shelf:
+                if replace:
+                    self.discard(root, shelf, key.digest)
+                if entry.publish(base, made.path.name, shelf, key.digest):
+                    return contents
+                return entry.load(shelf, key)
+
+    def discard(self, root: Folder, shelf: Folder, digest: str) -> bool:
+        """Takes an entry out of sight in one step, then deletes it. False if it was gone."""
+        with temporary(root) as (_, grave):
+            try:
+                shelf.move(digest, grave, digest)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def refuse(self, key: CompileKey, what: str, discard: bool) -> None:
+        """Reports an entry that cannot be used although its checksums hold, and removes it if `discard`."""
+        with contextlib.suppress(OSError), Folder(self.root) as root, root.child(key.digest[:2]) as shelf:
+            self._report_damage(root, shelf, key.digest, what, discard)
+
+    def _report_damage(self, root: Folder, shelf: Folder, digest: str, what: str, discard: bool) -> None:
+        self.damaged += 1
+        self.warn(digest, f"cache entry {digest[:12]} is damaged and not used: {what}")
+        if discard:
+            with contextlib.suppress(OSError):  # a read-only cache keeps it, and nobody trusts it
+                self.discard(root, shelf, digest)
+
+    def warn(self, about: str, message: str) -> None:
+        """Warns of something, once each store."""
+        with self._lock:
+            if about in self._warned:
+                return
+            self._warned.add(about)
+        warnings.warn(message, CacheWarning, stacklevel=4)
+
+    # -- files beside the entries ---------------------------------------------------------------------------------
+
+    def read_file(self, name: str) -> bytes | None:
+        """A file in the folder itself, such as the measured tunings; None if there is none.
+
+        Raises:
+            OSError: it cannot be read or trusted.
+        """
+        try:
+            with Folder(self.root) as root:
+                root.stat(name)
+                return root.read(name)
+        except FileNotFoundError:
+            return None
+        except Damage as damage:
+            raise OSError(str(damage)) from damage
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Writes a file in the folder itself, whole or not at all; OSError if that fails."""
+        with Folder(self.root) as root, temporary(root) as (_, made):
+            with made.create(name) as file:
+                file.write(data)
+            made.move(name, root, name, replace=True)
+
+    def remove_file(self, name: str) -> bool:
+        """Removes a file in the folder itself; False if there was none, OSError if that fails."""
+        try:
+            with Folder(self.root) as root:
+                root.unlink(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def collect(self) -> None:
+        """Removes what killed processes left. Nothing happens where the folder cannot be written."""
+        if not self.problem:
+            with contextlib.suppress(OSError), Folder(self.root) as root:
+                collect(root)
+
+    # -- all entries ----------------------------------------------------------------------------------------------
+
+    def entries(self) -> list[Listing]:
+        """All entries, the most recently used first.
+
+        Raises:
+            CacheError: the folder cannot be read.
+        """
+        rows = [row for shelf, names in self._shelves() for name in names if (row := entry.look(shelf, name))]
+        return sorted(rows, key=lambda row: (-row.last_used, row.digest))
+
+    def stored_keys(self) -> list[CompileKey]:
+        """The keys of all entries, unchecked. Each is read from the disk once.
+
+        Raises:
+            CacheError: the folder cannot be read.
+        """
+        found: dict[str, CompileKey | None] = {}
+        for shelf, names in self._shelves():
+            for name in names:
+                found[name] = self._keys[name] if name in self._keys else entry.read_key(shelf, name)
+        self._keys = found
+        return [key for key in found.values() if key]
+
+    def _shelves(self) -> Iterator[tuple[Folder, list[str]]]:
+        """The folders that hold entries, each with the digests in it; those that cannot be trusted are left out."""
+        if self.problem:
+            return
+        with self._named_errors():
+            try:
+                root = Folder(self.root)
+            except FileNotFoundError:
+                return
+            with root:
+                for name in root.names():
+                    if not re.fullmatch("[0-9a-f]{2}", name):
+                        continue
+                    with contextlib.suppress(FileNotFoundError, UntrustedFolder), root.child(name) as shelf:
+                        yield shelf, [digest for digest in shelf.names() if re.fullmatch("[0-9a-f]{64}", digest)]
+
+    def find(self, prefix: str) -> Listing:
+        """The one entry whose digest starts with `prefix`.
+
+        Raises:
+            CacheError: there is none, or more than one.
+        """
+        found = [row for row in self.entries() if prefix and row.digest.startswith(prefix.lower())]
+        if not found:
+            raise CacheError(f"no entry starts with {prefix!r}", where=self.root, hint="See `rlx cache ls`")
+        if len(found) > 1:
+            names = ", ".join(sorted(row.digest[: len(prefix) + 6] for row in found)[:5])
+            raise CacheError(f"{len(found)} entries start with {prefix!r}: {names}", where=self.root)
+        return found[0]
+
+    def open(self, prefix: str) -> Entry:
+        """The entry whose digest starts with `prefix`, checked.
+
+        Raises:
+            CacheError: there is none or more than one, or it is damaged.
+        """
+        row = self.find(prefix)
+        try:
+            if row.key is None:
+                raise Damage(f"{entry.KEY} cannot be read")
+            if row.key.digest != row.digest:
+                raise Damage(f"{entry.KEY} is of another program")
+            with Folder(self.root) as root, root.child(row.digest[:2]) as shelf:
+                return Entry(row.key, entry.load(shelf, row.key), self.root)
+        except (OSError, Damage) as error:
+            hint = "`rlx cache verify` removes damaged entries"
+            raise CacheError(f"damaged: {error}", where=f"cache entry {row.digest[:12]}", hint=hint) from error
+
+    def remove(self, prefix: str) -> Listing:
+        """Removes the one entry whose digest starts with `prefix` and returns what it was.
+
+        Raises:
+            CacheError: there is none or more than one, or the folder cannot be written.
+        """
+        row = self.find(prefix)
+        with self._named_errors(), Folder(self.root) as root, root.child(row.digest[:2]) as shelf:
+            self.discard(root, shelf, row.digest)
+        return row
+
+    def clear(self) -> int:
+        """Removes all entries and what killed writers left; returns the number of entries.
+
+        Raises:
+            CacheError: the folder cannot be read or written.
+        """
+        if self.problem:
+            return 0
+        with self._named_errors(), Folder(self.root) as root:
+            collect(root)
+            return sum(self.discard(root, shelf, name) for shelf, names in self._shelves() for name in names)
+
+    def verify(self, discard: bool = True) -> list[tuple[str, str]]:
+        """Checks every byte of every entry: (digest, what is wrong) of the damaged ones, which are removed.
+
+        Raises:
+            CacheError: the folder cannot be read or written.
+        """
+        wrong: list[tuple[str, str]] = []
+        if self.problem:
+            return wrong
+        with self._named_errors(), Folder(self.root) as root:
+            for shelf, names in self._shelves():
+                found = [(name, entry.problem(shelf, name)) for name in names]
+                wrong += [(name, what) for name, what in found if what is not None]
+                for name, what in found:
+                    if discard and what is not None:
+                        self.discard(root, shelf, name)
+        return wrong
+
+    def stats(self) -> StoreStats:
+        """The folder in figures."""
+        rows = self.entries()
+        oldest = rows[-1].last_used if rows else None
+        return StoreStats(self.root, len(rows), sum(row.nbytes for row in rows), self.limit, oldest, self.problem)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CacheError(f"the compile cache cannot be used: {reason(error)}", where=self.root) from error
