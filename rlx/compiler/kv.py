@@ -21,7 +21,8 @@ from rlx.errors import ArgumentError, GraphError
 from rlx.ir import dims
 from rlx.ir.dtypes import KV_DTYPES, DType
 from rlx.ir.graph import Graph
-from rlx.ir.op_table import traits
+from rlx.ir.node import Node
+from rlx.ir.op_table import OPS
 from rlx.passes.program import root
 
 Array = np.ndarray[Any, Any]
@@ -55,9 +56,23 @@ def capacities(graph: Graph, ctx: int, rows: int) -> dict[str, int]:
 
 def largest_window(graph: Graph) -> int | None:
     """The largest sliding window over rings; None if there is no ring, or attention reads one without a window."""
-    rings = {root(n) for n in graph.nodes() if traits(n).writes and n["wrap"]}
-    windows = [n["window"] for n in graph.nodes() if n.op == "attention" and root(n.inputs[1]) in rings]
+    kinds, attentions = _uses(graph)
+    windows = [n["window"] for n in attentions if kinds.get(root(n.inputs[1])) == "ring"]
     return max(windows) if windows and None not in windows else None
+
+
+def _uses(graph: Graph) -> tuple[dict[Node, str], list[Node]]:
+    """The kind of each state that a graph updates, and the nodes that read caches."""
+    kinds, attentions = dict[Node, str](), list[Node]()
+    for node in graph.nodes():
+        op = OPS[node.op]
+        if op.writes:
+            kinds[root(node)] = "ring" if node["wrap"] else "full"
+        if op.effect:
+            kinds[node.inputs[0]] = "recurrent"
+        if node.op == "attention":
+            attentions.append(node)
+    return kinds, attentions
 
 
 def state_bytes(graph: Graph, ctx: int, rows: int) -> int:
@@ -258,9 +273,8 @@ def _pieces(start: int, stop: int, capacity: int) -> Iterator[tuple[int, int, in
 
 def states_of(graph: Graph, sizes: Mapping[str, int]) -> Iterator[State]:
     """The states of a graph, with the sizes of CTX and WINDOW_CTX."""
-    kinds = {root(n): "ring" if n["wrap"] else "full" for n in graph.nodes() if traits(n).writes}
-    kinds |= {n.inputs[0]: "recurrent" for n in graph.nodes() if traits(n).effect}
-    keys = {root(n.inputs[1]) for n in graph.nodes() if n.op == "attention"}
+    kinds, attentions = _uses(graph)
+    keys = {root(n.inputs[1]) for n in attentions}
     for name, node in graph.leaves("state").items():
         shape = tuple(dims.value(d, sizes) for d in node.shape)
         # The layout pass marks tiled caches. Before it, these are the caches that attention reads as keys.

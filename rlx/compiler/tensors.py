@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlx import platform
-from rlx.backends.base import Workers
+from rlx.backends.base import Packer, Workers
 from rlx.backends.memory import Block, Slabs
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.packed_cache import MappedWeights, PackedWeightCache, packed_rows
@@ -63,6 +63,7 @@ class Tensors:
         self._slabs, self._blocks = Slabs(compiler.backend.allocate), dict[str, Block]()
         self._tables: dict[str, np.ndarray] = {}  # keeps the mappings alive
         self._kept: MappedWeights | None = None
+        self._packers: dict[DType, Packer] = {}
 
     @property
     def nbytes(self) -> int:
@@ -113,14 +114,19 @@ class Tensors:
 
     def _packed_bytes(self, dtype: DType, shape: tuple[int, ...]) -> int:
         """Size of a packed matrix or stack."""
-        return prod(shape[:-2]) * self.compiler.packer(dtype, self.workers).nbytes(*shape[-2:])
+        return prod(shape[:-2]) * self._packer(dtype).nbytes(*shape[-2:])
+
+    def _packer(self, dtype: DType) -> Packer:
+        if dtype not in self._packers:
+            self._packers[dtype] = self.compiler.packer(dtype, self.workers)
+        return self._packers[dtype]
 
     def _pack(
         self, name: str, pieces: Iterable[np.ndarray], dtype: DType, shape: tuple[int, ...], address: int
     ) -> None:
         """Packs a stack to an address."""
         count, (n, k) = prod(shape[:-2]), shape[-2:]
-        packer, size, done = self.compiler.packer(dtype, self.workers), dtype.size((n, k)), 0
+        packer, size, done = self._packer(dtype), dtype.size((n, k)), 0
         packed = packer.nbytes(n, k)
         for piece in pieces:
             if piece.nbytes != size or done == count:

@@ -103,7 +103,7 @@ SEGMENTS, SLOTS, OUTS = symbol("SEGMENTS"), symbol("SLOTS"), symbol("OUTS")
 
 def symbols(dim: DimLike) -> frozenset[str]:
     """Names of the symbols in a dim."""
-    return frozenset(s for s, _ in dim.terms) if isinstance(dim, Dim) else frozenset()
+    return frozenset([s for s, _ in dim.terms]) if isinstance(dim, Dim) else frozenset()
 
 
 def bind(dim: DimLike, env: Mapping[str, DimLike]) -> DimLike:

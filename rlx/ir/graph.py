@@ -54,6 +54,7 @@ class Graph:
         self._named: dict[Node, str] = {}
         self._origin: tuple[Graph, Mapping[Node, Node] | None] | None = None  # the graph before, new node -> old node
         self._names: tuple[Any, dict[Node, str]] = (None, {})  # cache of `names`: its key, the last result
+        self._canonical: tuple[Any, str] = (None, "")  # likewise of `canonical`
 
     def input(self, name: str, shape: Sequence[DimLike | str], dtype: DTypeLike = F32) -> Node:
         """A value that every call supplies.
@@ -188,7 +189,11 @@ class Graph:
 
     def canonical(self) -> str:
         """The IR text with numbers as names: equal for equal graphs, independent of their names."""
-        return printer.dumps(self.name, self.phase, self.bounds, self.outputs, names.numbers(self.outputs))
+        state = [self.name, self.phase, dict(self.bounds), list(self.outputs.items())]
+        if self._canonical[0] != state:
+            text = printer.dumps(self.name, self.phase, self.bounds, self.outputs, names.numbers(self.outputs))
+            self._canonical = state, text
+        return self._canonical[1]
 
     def _repr_html_(self) -> str:
         from rlx.notebook import card

@@ -29,15 +29,17 @@ class Node:
         inputs: the operands.
         attrs: (name, value) pairs in the op table's order.
         shape, dtype: of the value, derived by the op's shape rule.
+        text: the part of its line in IR text behind the operands; "" until `rlx.ir.printer` makes it.
     """
 
-    __slots__ = ("__weakref__", "attrs", "dtype", "inputs", "op", "shape")
+    __slots__ = ("__weakref__", "attrs", "dtype", "inputs", "op", "shape", "text")
 
     op: str
     inputs: tuple[Node, ...]
     attrs: Attrs
     shape: Shape
     dtype: DType
+    text: str
 
     def __getitem__(self, key: Any) -> Any:
         """An attribute by its name; with another key part of the value, see `rlx.ops.index`."""
@@ -51,7 +53,10 @@ class Node:
     @property
     def name(self) -> str:
         """Name of a leaf (input, weight or state)."""
-        return str(self["name"])
+        for name, value in self.attrs:
+            if name == "name":
+                return str(value)
+        raise KeyError(f"{self.op} has no name")
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.shape))
@@ -167,6 +172,7 @@ def intern(op: str, inputs: tuple[Node, ...], attrs: Attrs, shape: Shape, dtype:
         if node is None:
             node = object.__new__(Node)
             node.op, node.inputs, node.attrs, node.shape, node.dtype = op, inputs, attrs, shape, dtype
+            node.text = ""
             _interned[key] = node
         return node
 

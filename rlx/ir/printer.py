@@ -33,17 +33,23 @@ def parts(nodes: Iterable[Node]) -> tuple[list[Node], list[Node], list[Node]]:
 
 
 def line(node: Node, names: Mapping[Node, str]) -> str:
-    """`%y = rms_norm(%x, %w) {eps=1e-06} : f32[SEQ, 64]`.
+    """`%y = rms_norm(%x, %w) {eps=1e-06} : f32[SEQ, 64]`."""
+    operands = "" if node.op in LEAVES else f"({', '.join([f'%{names[i]}' for i in node.inputs])})"
+    return f"%{names[node]} = {node.op}{operands}{node.text or _text(node)}"
+
+
+def _text(node: Node) -> str:
+    """The part of a node's line behind the operands, which is the same in every graph.
 
     Attributes with default values are omitted, except those that name symbols.
     """
-    head = f" {quote(node.name)}" if node.op in LEAVES else f"({', '.join(f'%{names[i]}' for i in node.inputs)})"
-    defaults = ops.OPS[node.op].attrs
-    leaf = node.op in LEAVES
+    leaf, defaults = node.op in LEAVES, ops.OPS[node.op].attrs
+    head = f" {quote(node.name)}" if leaf else ""
     given = [(k, v) for k, v in node.attrs if (v != defaults[k] or symbols(v)) and not (k == "name" and leaf)]
     shown = [f"{k}={_attr(v)}" for k, v in given]
     attrs = f" {{{', '.join(shown)}}}" if shown else ""
-    return f"%{names[node]} = {node.op}{head}{attrs} : {node.dtype}[{', '.join(map(str, node.shape))}]"
+    node.text = f"{head}{attrs} : {node.dtype}[{', '.join(map(str, node.shape))}]"
+    return node.text
 
 
 def quote(name: str) -> str:

@@ -184,13 +184,12 @@ class _Cursor:
             self.fail(f"{what} needs {nbytes} bytes, the file has {left} left", hint=CUT_SHORT)
 
     def number(self, form: struct.Struct, what: str) -> Any:
-        self.need(form.size, what)
-        value = form.unpack_from(self.buffer, self.pos)[0]
-        self.pos += form.size
-        return value
-
-    def u32(self, what: str) -> int:
-        return int(self.number(_U32, what))
+        at = self.pos
+        self.pos = at + form.size
+        if self.pos > self.end:
+            self.pos = at
+            self.need(form.size, what)
+        return form.unpack_from(self.buffer, at)[0]
 
     def u64(self, what: str) -> int:
         return int(self.number(_U64, what))
@@ -259,7 +258,7 @@ def _read_version(at: _Cursor) -> int:
     if at.buffer[:4] != MAGIC:
         at.fail(f"the file does not begin with {MAGIC!r} but with {at.buffer[:16]!r}", hint=_NO_GGUF)
     at.pos = 4
-    version = at.u32("the version")
+    version: int = at.number(_U32, "the version")
     if version and version & 0xFFFF == 0:
         at.fail(f"the file is big-endian (version {version:#010x})", at=4, hint="convert the model to little-endian")
     if version not in VERSIONS:
@@ -295,7 +294,7 @@ def _read_value(at: _Cursor, key: str) -> tuple[Any, str]:
 
 
 def _read_type(at: _Cursor, what: str) -> int:
-    kind = at.u32(f"the type of {what}")
+    kind: int = at.number(_U32, f"the type of {what}")
     if kind >= len(_TYPE_NAMES):
         at.fail(f"{what} has the type id {kind}, expected 0 to {len(_TYPE_NAMES) - 1}", at=at.pos - 4)
     return kind
@@ -361,7 +360,7 @@ def _read_records(at: _Cursor, count: int) -> list[_Record]:
 
 
 def _read_shape(at: _Cursor, name: str) -> tuple[int, ...]:
-    n_dims = at.u32(f"the dimension count of tensor {name!r}")
+    n_dims: int = at.number(_U32, f"the dimension count of tensor {name!r}")
     if not 1 <= n_dims <= MAX_DIMS:
         at.fail(f"tensor {name!r} has {n_dims} dimensions, expected 1 to {MAX_DIMS}", at=at.pos - 4)
     dims = [at.u64(f"dimension {i} of tensor {name!r}") for i in range(n_dims)]
@@ -371,7 +370,7 @@ def _read_shape(at: _Cursor, name: str) -> tuple[int, ...]:
 
 
 def _read_dtype(at: _Cursor, name: str) -> DType:
-    kind = at.u32(f"the type of tensor {name!r}")
+    kind: int = at.number(_U32, f"the type of tensor {name!r}")
     if kind not in BY_GGML:
         raise UnsupportedModelError(
             f"tensor {name!r} has the type id {kind}, which rlx does not know",

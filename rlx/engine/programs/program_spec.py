@@ -5,7 +5,7 @@ Runners stage, under `programs.py`, which has one program per spec.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlx.ir import ops
@@ -94,6 +94,11 @@ class ProgramSpec:
     def advancing(self) -> ProgramSpec:
         """The spec of the program that updates the recurrent states after this verifying program."""
         return ProgramSpec((1, self.seq[1]), all_rows=True, advances=True, swapped=self.swapped)
+
+    @cached_property
+    def form(self) -> ProgramSpec:
+        """The spec without what its graph does not depend on: the numbers of rows and of past positions."""
+        return replace(self, seq=(0, 0), past=None, all_rows=False, segments=False, swapped=False)
 
     def variant(self, graph: Graph) -> Graph:
         """The model's graph with the inputs and outputs of this spec."""

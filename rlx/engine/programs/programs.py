@@ -61,6 +61,7 @@ class Programs:
         self._states: Mapping[str, int] = {}
         self._strides: Mapping[str, int] = {}
         self._paged = paged
+        self._variants: dict[ProgramSpec, Graph] = {}
         self._records: dict[ProgramSpec, ProgramRecord] = {}
         self.weights = weight_table(graph, packed)
         # A program that only looks up a table finds it as the others of the model need it.
@@ -128,8 +129,14 @@ class Programs:
 
     def _asked(self, spec: ProgramSpec) -> tuple[Graph, Options, CompileKey]:
         """The compiler's arguments for a spec: graph, options and compile key."""
-        graph, options = spec.variant(self._graph), spec.options(self._setup.profile, self._packed, self._paged)
+        graph, options = self._variant(spec), spec.options(self._setup.profile, self._packed, self._paged)
         return graph, options, self._compiler.program_key(graph, options, self._name)
+
+    def _variant(self, spec: ProgramSpec) -> Graph:
+        """The graph of a spec, one object for all specs that have the same: its text is then made once."""
+        if spec.form not in self._variants:
+            self._variants[spec.form] = spec.variant(self._graph)
+        return self._variants[spec.form]
 
     def ready(self) -> ReadyPrograms:
         """The programs that were compiled or loaded so far, for inspection."""
