@@ -20,13 +20,13 @@ import pytest
 
 import rlx
 from rlx import backends
-from rlx.backends import base
-from rlx.backends.base import Backend, Built, Code, Loadable, Lowered, Packer, manifest_of
+from rlx.backends import device as devices
 from rlx.backends.cpu import select
 from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.loops import HOLE, Ptr, loop_kernel
 from rlx.backends.cpu.target import Target as CpuTarget
+from rlx.backends.device import Backend, Built, Code, Loadable, Lowered, Packer, manifest_of
 from rlx.backends.reference.program import Alone, ReferenceProgram
 from rlx.engine.opening.options import EngineOptions
 from rlx.errors import CompileError
@@ -50,7 +50,7 @@ X = np.arange(8, dtype=np.float32).reshape(2, 4) - 3
 PLACES: dict[str, list[Any]] = {
     "Add an op": [OPS, infer, flops],
     "Add a kernel": [select],
-    "Add a backend": [backends, base],
+    "Add a backend": [backends, devices],
     "Add an engine option": [EngineOptions],
 }
 
@@ -154,17 +154,17 @@ class ToyBackend(Backend):
     def target(self, level: str | None = None) -> ToyTarget:
         return ToyTarget()
 
-    def build(self, program: Lowered, target: ToyTarget, on_kernel: base.OnKernel) -> Built:
+    def build(self, program: Lowered, target: ToyTarget, on_kernel: devices.OnKernel) -> Built:
         return Built({}, manifest_of(program, lambda node: f"toy_{node.op}"), 0)
 
     def load(self, stored: Loadable) -> Code:
         self.programs += 1
         return Code(partial(ReferenceProgram, pipeline.place(stored.graph(), stored.options), stored.manifest), 0)
 
-    def workers(self, count: int, builder: base.Builder) -> Alone:
+    def workers(self, count: int, builder: devices.Builder) -> Alone:
         return Alone()
 
-    def packer(self, dtype: DType, workers: Alone, builder: base.Builder) -> Packer:
+    def packer(self, dtype: DType, workers: Alone, builder: devices.Builder) -> Packer:
         return backends.backend("reference").packer(dtype, workers, builder)
 
 

@@ -1,6 +1,6 @@
 """Backends: what turns a scheduled program into something that runs. Between the passes and the runtime.
 
-A backend is a folder with a module `backend`, whose `BACKEND` implements `rlx.backends.base.Backend`, and a row of
+A backend is a folder with a module `backend`, whose `BACKEND` implements `rlx.backends.device.Backend`, and a row of
 `MODULES`. Backends are imported at first use.
 """
 
@@ -14,7 +14,7 @@ from rlx.errors import TargetError
 from rlx.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from rlx.backends.base import Backend
+    from rlx.backends.device import Backend
 
 #: Device -> the module of its backend. The first is the default.
 MODULES = {

@@ -17,7 +17,8 @@ from functools import partial
 import numpy as np
 
 from rlx import debug_output
-from rlx.backends.base import Lowered, Manifest, Observer, Program
+from rlx.backends.device import Lowered
+from rlx.backends.program import Manifest, Observer, Program
 from rlx.backends.reference import formats
 from rlx.backends.reference.evaluate import Evaluation, Memory, Weights
 from rlx.backends.reference.formats import Array, Bytes

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlx import backends, debug_output, env
-from rlx.backends.base import Code, Loadable, OnKernel, Packer, Program, Stored, Target, Workers, uses
-from rlx.backends.base import Files as BuiltFiles
+from rlx.backends.device import Code, Loadable, OnKernel, Packer, Stored, Target, Workers, uses
+from rlx.backends.device import Files as BuiltFiles
+from rlx.backends.program import Program
 from rlx.compiler import step_trace
 from rlx.compiler.inspection import REPORT
 from rlx.errors import ArgumentError, named_refusals
@@ -294,7 +295,7 @@ class Compiler:
         return self.backend.packer(dtype, workers, self)
 
     def once(self, what: str, build: Callable[[], BuiltFiles], load: Callable[[Stored], T], **fields: Any) -> T:
-        """As `rlx.backends.base.Builder.once`: `fields` are those of the key."""
+        """As `rlx.backends.device.Builder.once`: `fields` are those of the key."""
         return self._get(self.key(**fields), what, lambda on_kernel: build(), load)
 
     def key(self, **fields: Any) -> CompileKey:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlx import debug_output
-from rlx.backends.base import Observer, Program, Target
+from rlx.backends.device import Target
+from rlx.backends.program import Observer, Program
 from rlx.compiler.inspection import Inspectable
 from rlx.ir.graph import Graph
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx import backends
 from rlx.arguments import known_arguments, whole
-from rlx.backends.base import Target
+from rlx.backends.device import Target
 from rlx.compiler import arrays, guards
 from rlx.compiler.compile import CompiledProgram, Compiler
 from rlx.compiler.inspection import Inspectable

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx import env
-from rlx.backends.base import Target
+from rlx.backends.device import Target
 from rlx.errors import ArgumentError, CacheError
 from rlx.passes.report import Report
 from rlx.report.source import KernelText, Machine, Source, StepTimes, Subject

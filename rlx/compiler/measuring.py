@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends.base import Observer, Program, StepClocks, StepLog
+from rlx.backends.program import Observer, Program, StepClocks, StepLog
 from rlx.report.source import StepTimes
 
 MEMORY_BYTES = 512 << 20  # of a buffer that is read for the bandwidth of memory: several times the last-level cache

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlx.backends.base import Program
+from rlx.backends.program import Program
 from rlx.ir.costs import arithmetic, cost, filled, peak, stored_bytes
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlx import platform
-from rlx.backends.base import Packer, Workers
+from rlx.backends.device import Packer, Workers
 from rlx.backends.memory import Block, Slabs
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.packed_cache import MappedWeights, PackedWeightCache, packed_rows

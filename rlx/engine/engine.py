@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx import text
-from rlx.backends.base import Workers
+from rlx.backends.device import Workers
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.guards import row_numbers
 from rlx.compiler.packed_cache import PackedWeightCache, weights_key

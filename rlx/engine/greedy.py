@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ids
 
-from rlx.backends.base import TokenRun
+from rlx.backends.program import TokenRun
 from rlx.engine.kv.prompt_embeddings import shift_at
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.programs.program_spec import GREEDY

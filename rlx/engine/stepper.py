@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from rlx.backends.base import Program
+from rlx.backends.program import Program
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed

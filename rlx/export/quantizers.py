@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.base import Builder
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.steps import step_of, worker_loop
 from rlx.backends.cpu.target import Target
+from rlx.backends.device import Builder
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
 from rlx.errors import ArgumentError, WeightError

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rlx import platform as systems
-from rlx.backends.base import Target as AnyTarget
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
+from rlx.backends.device import Target as AnyTarget
 from rlx.errors import ArgumentError, CacheError, file_error
 from rlx.store.cache import CompileCache
 from rlx.store.folder import reason

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.base import Program, Workers
+from rlx.backends.device import Workers
+from rlx.backends.program import Program
 from rlx.compiler.compile import CompiledProgram, Compiler, Progress
 from rlx.compiler.kv import States
 from rlx.compiler.profiling import step_flops

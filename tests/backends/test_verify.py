@@ -12,10 +12,10 @@ import pytest
 
 import rlx
 from rlx.backends import verify
-from rlx.backends.base import Program
 from rlx.backends.cpu import select
 from rlx.backends.cpu.kernels.rows.norm import rms_norm
 from rlx.backends.cpu.target import Target, supported_levels
+from rlx.backends.program import Program
 from rlx.errors import ArgumentError, TargetError, VerificationError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ

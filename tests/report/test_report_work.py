@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import toy
 
-from rlx.backends.base import manifest_of
+from rlx.backends.device import manifest_of
 from rlx.compiler.profiling import step_bytes
 from rlx.ir import ops
 from rlx.ir.graph import Graph

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import TokenRun
+from rlx.backends.program import TokenRun
 from rlx.engine.greedy import greedy_run
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.pool_memory import PoolMemory, Sizes

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from heads import BASE, EPS, HEADS, HIDDEN, KV_HEADS, LAYER, SIZE, TURNED, echo, random_head, with_head
 
-from rlx.backends.base import Program
+from rlx.backends.program import Program
 from rlx.backends.verify import Verifier
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.engine import Engine

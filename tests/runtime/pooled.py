@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from rlx.backends import backend
-from rlx.backends.base import Program
 from rlx.backends.cpu.target import Target
 from rlx.backends.memory import AlignedBuffer
+from rlx.backends.program import Program
 from rlx.compiler.compile import Compiler
 from rlx.compiler.tensors import Source, Tensors
 from rlx.ir import dims, text

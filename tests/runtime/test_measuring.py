@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.base import Observer, StepClocks, StepLog
+from rlx.backends.program import Observer, StepClocks, StepLog
 from rlx.compiler import measuring
 from rlx.compiler.measuring import measure_step
 from rlx.errors import ArgumentError

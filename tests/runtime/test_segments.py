@@ -12,7 +12,7 @@ from compiled import levels
 from pooled import Pool
 from runners import hybrid
 
-from rlx.backends.base import TokenRun
+from rlx.backends.program import TokenRun
 from rlx.compiler.executable import compile
 from rlx.engine.opening.opened import Source
 from rlx.engine.opening.options import EngineOptions

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from rlx.backends.base import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
 from rlx.backends.cpu import link, machine, steps
 from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.launch.code import NativeCode
@@ -17,6 +16,7 @@ from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import packed_bytes, row_blocks
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.work_stealing import grain
+from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
 from rlx.ir.dtypes import DType
 from rlx.tracing import span
 

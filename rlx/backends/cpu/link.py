@@ -23,7 +23,6 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any
 
-from rlx.backends.base import manifest_of
 from rlx.backends.cpu.calls import Call
 from rlx.backends.cpu.context import CONTEXT, MARK, mark_number
 from rlx.backends.cpu.kernel import Kernel, symbol
@@ -31,6 +30,7 @@ from rlx.backends.cpu.llvm_text import WRITTEN, Text
 from rlx.backends.cpu.select import select
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.work_stealing import SHARES, TAKE, WorkStealing, grain, stride
+from rlx.backends.device import manifest_of
 from rlx.ir import dims
 from rlx.ir.node import Node
 from rlx.ir.op_table import traits

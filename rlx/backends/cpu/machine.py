@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
-from rlx.backends.base import Builder
 from rlx.backends.cpu import steps
 from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.device import Builder
 from rlx.backends.memory import AlignedBuffer
 from rlx.errors import ArgumentError, RlxError
 

@@ -11,12 +11,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rlx import platform
-from rlx.backends.base import Builder, Files, Stored
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.threads import RuntimeLibrary, runtime_llvm
 from rlx.backends.cpu.layouts import BLOCK_ROWS
 from rlx.backends.cpu.target import Target
+from rlx.backends.device import Builder, Files, Stored
 from rlx.ir.dtypes import DType
 from rlx.passes.layout import MATRIX_LAYOUT
 

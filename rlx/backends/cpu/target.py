@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlx import env, platform
 from rlx.backends import backend
-from rlx.backends.base import Backend
 from rlx.backends.cpu.levels import (
     AARCH64,
     NATIVE,
@@ -34,6 +33,7 @@ from rlx.backends.cpu.levels import (
     with_implied,
 )
 from rlx.backends.cpu.tuning import Tuning
+from rlx.backends.device import Backend
 from rlx.errors import TargetError
 from rlx.passes.capabilities import Capabilities
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.backends import backend
-from rlx.backends.base import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer, manifest_of
 from rlx.backends.cpu import layouts
 from rlx.backends.cpu.target import Target as CpuTarget
+from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer, manifest_of
 from rlx.backends.memory import at_address
 from rlx.backends.reference.program import Alone, ReferenceProgram
 from rlx.ir.dtypes import DType

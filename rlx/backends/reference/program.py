@@ -13,8 +13,9 @@ from functools import partial
 
 import numpy as np
 
-from rlx.backends.base import Lowered, Manifest, Program, StepClocks, StepLog
+from rlx.backends.device import Lowered
 from rlx.backends.memory import at_address
+from rlx.backends.program import Manifest, Program, StepClocks, StepLog
 from rlx.backends.reference.evaluate import Evaluation, Memory, Weights
 from rlx.backends.reference.formats import Bytes
 from rlx.backends.reference.used import Used

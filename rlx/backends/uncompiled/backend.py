@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlx.backends.base import Builder, Built, Code, Loadable, Lowered, OnKernel, Packer, manifest_of
 from rlx.backends.cpu.target import Target
+from rlx.backends.device import Builder, Built, Code, Loadable, Lowered, OnKernel, Packer, manifest_of
 from rlx.backends.reference.backend import Reference, packer
 from rlx.backends.reference.evaluate import Weights
 from rlx.backends.reference.program import Alone

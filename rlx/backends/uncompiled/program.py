@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlx.backends.base import Lowered, Manifest
 from rlx.backends.cpu.segments import strides
+from rlx.backends.device import Lowered
+from rlx.backends.program import Manifest
 from rlx.backends.reference.evaluate import Evaluation, Memory
 from rlx.backends.reference.formats import Bytes
 from rlx.backends.reference.program import Alone, ReferenceProgram

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlx import models
 from rlx.backends import backend
-from rlx.backends.base import Target
+from rlx.backends.device import Target
 from rlx.compiler.kv import kv_dtype as cache_type
 from rlx.compiler.limits import context_length, warn_beyond, worker_count
 from rlx.engine.opening.opened import check_types, open_model

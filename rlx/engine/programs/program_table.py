@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.backends.base import Program
+from rlx.backends.program import Program
 from rlx.errors import ArgumentError
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 
-from rlx.backends.base import Program, Workers
+from rlx.backends.device import Workers
+from rlx.backends.program import Program
 from rlx.compiler.compile import CompiledProgram, Compiler, program_name
 from rlx.engine.opening.setup import Setup
 from rlx.engine.programs.ahead import Ahead

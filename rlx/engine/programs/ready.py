@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
 
-from rlx.backends.base import Target
+from rlx.backends.device import Target
 from rlx.compiler.compile import CompiledProgram
 from rlx.compiler.inspection import Inspectable
 from rlx.env import size

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlx.backends.base import Program
+from rlx.backends.program import Program
 from rlx.compiler.measuring import measure_step
 from rlx.engine.programs import costs
 from rlx.engine.programs.program_spec import DECODE, GREEDY, ProgramSpec

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.base import Target
+from rlx.backends.device import Target
 from rlx.engine.programs.ready import ProgramRecord, ReadyProgram
 from rlx.vision.tower import Tower, TowerProgram
 

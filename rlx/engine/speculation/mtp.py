@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import models
-from rlx.backends.base import Program, TokenRun, Workers
 from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
+from rlx.backends.device import Workers
+from rlx.backends.program import Program, TokenRun
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.kv import States
 from rlx.compiler.tensors import Tensors

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Ids
 from dataclasses import replace
 from typing import Any
 
-from rlx.backends.base import Program
+from rlx.backends.program import Program
 from rlx.engine.greedy import SECONDS, end_run
 from rlx.engine.kv.prompt_embeddings import feed
 from rlx.engine.kv.sequence import Sequence

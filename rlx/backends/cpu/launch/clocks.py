@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.base import StepClocks, StepLog
 from rlx.backends.cpu.context import CONTEXT, MARK, mark_number
+from rlx.backends.program import StepClocks, StepLog
 
 _TIMES, _MARKS, _BYTES, _LEFT = (CONTEXT.index(name) for name in ("times", "marks", "log_bytes", "log_left"))
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlx.backends.base import Program, TokenRun
 from rlx.backends.cpu.launch.loop_drafts import CALL, DRAFTS_PLAN, MODEL, RESULTS
 from rlx.backends.cpu.launch.native import NativeProgram, logged, native
+from rlx.backends.program import Program, TokenRun
 
 
 @dataclass(frozen=True)

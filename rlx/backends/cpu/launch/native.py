@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Program, StepLog, TokenRun
 from rlx.backends.cpu.context import CONTEXT
 from rlx.backends.cpu.launch.clocks import ClockLog
 from rlx.backends.cpu.launch.code import NativeCode
@@ -18,6 +17,7 @@ from rlx.backends.cpu.launch.loop_functions import FIXED, VARYING
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.work_stealing import counter_bytes
 from rlx.backends.memory import AlignedBuffer
+from rlx.backends.program import Program, StepLog, TokenRun
 
 _NOWHERE = np.zeros(64, np.int64)  # dummy memory for inputs and symbols that a program lacks
 
