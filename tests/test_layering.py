@@ -25,7 +25,7 @@ LAYERS = [
     {"errors"},
     {
         "platform", "env", "debug_output", "tracing", "suggest", "arguments", "json_file", "partial_file", "web_page",
-        "notebook",
+        "notebook", "scalars",
     },
     {"ir"},
     {"passes"},
@@ -38,7 +38,7 @@ LAYERS = [
     {"sampling", "grammar", "prompt"},
     {"engine"},
     {"runners", "export"},
-    {"", "scalars"},
+    {""},
     {"serve"},
     {"ray"},
     {"cli"},

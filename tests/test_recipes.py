@@ -24,7 +24,7 @@ from rlx.backends import device as devices
 from rlx.backends.cpu import select
 from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.loops import HOLE, Ptr, loop_kernel
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.backends.cpu.target import Target as CpuTarget
 from rlx.backends.device import Backend, Built, Code, Loadable, Lowered, Packer, manifest_of
 from rlx.backends.reference.program import Alone, ReferenceProgram
@@ -39,6 +39,7 @@ from rlx.ir.node import Node
 from rlx.ir.op_table import OPS, REQUIRED, Op
 from rlx.passes import pipeline
 from rlx.passes.capabilities import Capabilities
+from rlx.scalars import HOLE, Ptr
 from rlx.store.cache import CompileCache
 
 pytestmark = pytest.mark.machine

@@ -25,11 +25,16 @@ and `to` the index of the first byte of the superblock.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.loops import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, fastmath
-from rlx.backends.cpu.scalars import (
+from rlx.scalars import (
+    HOLE,
+    SUM_FLAGS,
+    Helper,
+    Ptr,
+    Scalar,
     f16_to_f32,
     f32,
     f32_to_f16,
+    fastmath,
     i32,
     load_f32,
     load_u16,

@@ -10,8 +10,7 @@ u16 for F16 and BF16) and `to` the index of a block's first byte.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.loops import HOLE, Helper, Ptr, Scalar
-from rlx.backends.cpu.scalars import f32, f32_to_bf16, f32_to_f16, i32, store_u16, store_u32, u8, u32
+from rlx.scalars import HOLE, Helper, Ptr, Scalar, f32, f32_to_bf16, f32_to_f16, i32, store_u16, store_u32, u8, u32
 
 #: Holes: bytes of a block; the code that stands for 0, which is half the number of codes; the conversion f32 -> u16.
 BYTES: int = HOLE

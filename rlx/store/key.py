@@ -30,7 +30,7 @@ FORMAT = 1
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 # What writes code.
-_GENERATORS = ("ir/**/*.py", "passes/**/*.py", "backends/**/*.py", "backends/**/*.xz")
+_GENERATORS = ("ir/**/*.py", "passes/**/*.py", "backends/**/*.py", "backends/**/*.xz", "scalars.py")
 
 # Numba's settings that change what its front end emits.
 _NUMBA_SETTINGS = (

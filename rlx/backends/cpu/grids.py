@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends.cpu.scalars import Primitive
+from rlx.scalars import Primitive
 
 _DECLARED = re.compile(r'^declare (i\d+) @"?grid_(\w+?)"?\(.*$', re.MULTILINE)
 

@@ -6,7 +6,7 @@ literals. The same function runs under plain Python on NumPy arrays. This is how
 check the compiled form.
 
 A kernel may use integers, f32 arithmetic, `range`, comparisons, `a if c else b`, indexing, the primitives of
-`scalars.py`, and helpers under the same rules. It may not use `min`, `max`, lists, strings, closures, recursion or
+`rlx/scalars.py`, and helpers under the same rules. It may not use `min`, `max`, lists, strings, closures, recursion or
 `raise`.
 """
 
@@ -20,33 +20,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 from rlx.backends.cpu.kernel import Kernel, symbol
 from rlx.backends.cpu.templates import NAME, Template
 from rlx.errors import CompileError
 from rlx.ir.dtypes import DType
-
-#: A pointer inside a kernel. It can be indexed; the kernel's parameter declares the element type.
-Ptr: TypeAlias = Any
-#: A number inside a kernel.
-Scalar: TypeAlias = Any
-#: A function that kernels call; also the type of a hole for such a function.
-Helper: TypeAlias = Callable[..., Any]
-
-
-class _Hole:
-    def __repr__(self) -> str:
-        return "HOLE"
-
-
-#: The value of a name that `specialize` fills in: `WIDTH: int = HOLE`.
-HOLE: Any = _Hole()
-Fn = TypeVar("Fn", bound=Callable[..., Any])
-
-#: The flags that a reduction needs to be vectorized. Not `nnan` or `ninf`: NaN and infinity must propagate.
-SUM_FLAGS = ("arcp", "contract", "nsz", "reassoc")
-FLAGS = frozenset(SUM_FLAGS)
+from rlx.scalars import HOLE, checked_flags
 
 _STORED_AS = {"f16": "u16", "bf16": "u16"}
 _NUMPY = {"f": "float", "i": "int", "u": "uint"}
@@ -76,16 +56,6 @@ def python_forms() -> Iterator[None]:
 def is_python_only() -> bool:
     """Whether kernels are made in their Python form only."""
     return _python_only.get()
-
-
-def fastmath(*flags: str) -> Callable[[Fn], Fn]:
-    """Marks a helper function: its float operations get these LLVM flags. The operations of its callers do not."""
-
-    def mark(fn: Fn) -> Fn:
-        fn.fastmath = _checked_flags(flags, fn)  # type: ignore[attr-defined]
-        return fn
-
-    return mark
 
 
 def holes_of(fn: Callable[..., Any]) -> frozenset[str]:
@@ -156,7 +126,7 @@ def loop_kernel(
         CompileError: the signature, the holes or the flags do not fit, or Numba cannot lower the function.
     """
     _check_signature(fn, [name for name, _ in params], extents)
-    chosen = _checked_flags(flags, fn)
+    chosen = checked_flags(flags, fn)
     if is_python_only():
         return _unlowered(fn, holes, params, extents)
     with _lock:
@@ -235,13 +205,6 @@ def _check_signature(fn: Callable[..., Any], buffers: Sequence[str], extents: Se
     found = list(inspect.signature(fn).parameters)
     if found != wanted:
         raise CompileError(f"takes ({', '.join(found)}), not ({', '.join(wanted)})", where=f"loop kernel {fn.__name__}")
-
-
-def _checked_flags(flags: Sequence[str], fn: Callable[..., Any]) -> tuple[str, ...]:
-    if not FLAGS.issuperset(flags):
-        wrong = ", ".join(sorted(set(flags) - FLAGS))
-        raise CompileError(f"fast-math flags {wrong} are not allowed", where=fn.__name__, hint=f"Use {sorted(FLAGS)}")
-    return tuple(sorted(set(flags)))
 
 
 def readable(

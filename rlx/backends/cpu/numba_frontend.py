@@ -27,8 +27,8 @@ from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.errors import LoweringError, NumbaError
 from numba.core.typing.templates import AbstractTemplate, ConcreteTemplate, builtin_registry
 
-from rlx.backends.cpu.scalars import Primitive
 from rlx.errors import CompileError
+from rlx.scalars import Primitive
 
 #: Data layout of x86-64. Lowering uses it only to see whether a value fits registers; the real one is set later.
 _DATA_LAYOUT = "e-m:e-p270:32:32-p271:32:32-p272:64:64-i64:64-i128:128-f80:128-n8:16:32:64-S128"

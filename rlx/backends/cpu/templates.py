@@ -28,8 +28,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from rlx.backends.cpu.scalars import Primitive
 from rlx.errors import CompileError
+from rlx.scalars import Primitive
 
 ARCHIVE = Path(__file__).with_name("templates.xz")
 

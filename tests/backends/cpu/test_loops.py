@@ -23,22 +23,11 @@ from rlx.backends.cpu.kernels.cache import kv
 from rlx.backends.cpu.kernels.packing import pack
 from rlx.backends.cpu.kernels.rows import copy, embedding, norm, quantize, reduce, rope, softmax
 from rlx.backends.cpu.layouts import PACKED_DTYPES
-from rlx.backends.cpu.loops import (
-    _KEPT,
-    HOLE,
-    Helper,
-    Ptr,
-    Scalar,
-    fastmath,
-    holes_of,
-    loop_kernel,
-    python_form,
-    specialize,
-)
-from rlx.backends.cpu.scalars import f32, i32, i64
+from rlx.backends.cpu.loops import _KEPT, holes_of, loop_kernel, python_form, specialize
 from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, F32, I32, I64, Q8A
+from rlx.scalars import HOLE, Helper, Ptr, Scalar, f32, fastmath, i32, i64
 
 COUNT: int = HOLE
 FACTOR: float = HOLE

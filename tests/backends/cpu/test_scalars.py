@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native import Array
 
-from rlx.backends.cpu.loops import HOLE, Helper, Ptr, loop_kernel
-from rlx.backends.cpu.scalars import bf16_to_f32, exp, f16_to_f32, f32_to_bf16, f32_to_f16, order_key, round_even
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.ir.dtypes import F16, F32, I32
+from rlx.scalars import HOLE, Helper, Ptr, bf16_to_f32, exp, f16_to_f32, f32_to_bf16, f32_to_f16, order_key, round_even
 
 #: Units in the last place that `exp` may be off.
 EXP_ULP = 2.0

@@ -14,11 +14,10 @@ from rlx.backends.cpu import loops, templates
 from rlx.backends.cpu.kernels.cache import kv
 from rlx.backends.cpu.kernels.packing import pack
 from rlx.backends.cpu.kernels.rows import embedding, norm, quantize, reduce, rope
-from rlx.backends.cpu.loops import HOLE, Ptr, Scalar
-from rlx.backends.cpu.scalars import f32, i32
 from rlx.backends.cpu.templates import Template
 from rlx.errors import CompileError
 from rlx.ir import dtypes
+from rlx.scalars import HOLE, Ptr, Scalar, f32, i32
 
 TOOL = Path(__file__).parents[3] / "tools" / "lower_loops.py"
 REMEDY = "run `python tools/lower_loops.py`: a loop kernel, the front end or a version has changed"

@@ -13,10 +13,10 @@ from typing import Any
 
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.cache.kv_blocks import QUANTIZED, block_holes, put_head
-from rlx.backends.cpu.loops import HOLE, Helper, Ptr, loop_kernel
-from rlx.backends.cpu.scalars import f32_to_bf16, f32_to_f16, keep_f32
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import BF16, DTYPES, F16, F32, DType
+from rlx.scalars import HOLE, Helper, Ptr, f32_to_bf16, f32_to_f16, keep_f32
 
 #: Holes: number of heads, elements of a head, elements from one row of x to the next.
 HEADS: int = HOLE

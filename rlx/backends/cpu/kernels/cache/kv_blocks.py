@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.backends.cpu.loops import HOLE, Helper, Ptr, Scalar
-from rlx.backends.cpu.scalars import as_bits, as_f32, f32, f32_to_f16, i32, store_u16, u8, u32
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import Q4_0, Q8_0, DType
+from rlx.scalars import HOLE, Helper, Ptr, Scalar, as_bits, as_f32, f32, f32_to_f16, i32, store_u16, u8, u32
 
 #: Holes: bytes of a block, blocks of a head, positions that are interleaved: 1 in rows, 16 in tiles.
 BLOCK_BYTES: int = HOLE

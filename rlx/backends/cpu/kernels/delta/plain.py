@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.loops import HOLE, SUM_FLAGS, Ptr, Scalar, fastmath, loop_kernel
-from rlx.backends.cpu.scalars import exp, f32
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.ir.dtypes import F32
+from rlx.scalars import HOLE, SUM_FLAGS, Ptr, Scalar, exp, f32, fastmath
 
 #: Holes: value heads, key heads, value heads per key head, whether heads are in "tiled" order (see `delta.py`), the
 #: dimensions of a state, the scale.

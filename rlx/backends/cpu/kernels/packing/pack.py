@@ -12,11 +12,11 @@ from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.packing import repack as moves
 from rlx.backends.cpu.kernels.packing import repack_grids as moves_grids
 from rlx.backends.cpu.layouts import PACKINGS
-from rlx.backends.cpu.loops import HOLE, Helper, Ptr, loop_kernel
-from rlx.backends.cpu.scalars import u32
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.errors import CompileError
 from rlx.ir import dtypes
 from rlx.ir.dtypes import U8, DType
+from rlx.scalars import HOLE, Helper, Ptr, u32
 
 #: Holes: elements of a superblock, its bytes in the file (one row), its packed bytes (16 rows).
 SUPERBLOCK: int = HOLE

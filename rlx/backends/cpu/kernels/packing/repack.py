@@ -8,8 +8,7 @@ types with codebooks are in `repack_grids.py`.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.loops import Ptr, Scalar
-from rlx.backends.cpu.scalars import load_u16, load_u32, store_u16, store_u32, u8, u16, u32, u64
+from rlx.scalars import Ptr, Scalar, load_u16, load_u32, store_u16, store_u32, u8, u16, u32, u64
 
 
 def word(raw: Ptr, at: int, keep: Scalar) -> Scalar:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from rlx.backends.cpu.grids import grid_iq1_s, grid_iq2_s, grid_iq2_xs, grid_iq2_xxs, grid_iq3_s, grid_iq3_xxs
 from rlx.backends.cpu.kernels.packing.repack import four_bits, join_nibbles, repack_half, word
-from rlx.backends.cpu.loops import Ptr, Scalar
-from rlx.backends.cpu.scalars import i64, load_u16, store_u16, store_u32, u8, u16, u32, u64
+from rlx.scalars import Ptr, Scalar, i64, load_u16, store_u16, store_u32, u8, u16, u32, u64
 
 
 def odd(scale: Scalar) -> Scalar:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.loops import HOLE, Ptr, loop_kernel
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.ir.dtypes import F32, I32
+from rlx.scalars import HOLE, Ptr
 
 #: Hole: elements of a row.
 WIDTH: int = HOLE

@@ -15,11 +15,11 @@ from types import FunctionType
 from typing import Any, TypeAlias
 
 from rlx.backends.cpu.kernel import Kernel, once, symbol
-from rlx.backends.cpu.loops import SUM_FLAGS, callees, element, is_python_only, readable
-from rlx.backends.cpu.scalars import f32
+from rlx.backends.cpu.loops import callees, element, is_python_only, readable
 from rlx.errors import CompileError, CustomOpError
 from rlx.ir.custom import CustomOp
 from rlx.ir.sources import in_library
+from rlx.scalars import SUM_FLAGS, f32
 
 #: (name, value) of each parameter after `end`; None for a size that is known at run time.
 Constants: TypeAlias = tuple[tuple[str, int | float | None], ...]

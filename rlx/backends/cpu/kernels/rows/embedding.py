@@ -13,10 +13,25 @@ from rlx.backends.cpu import blocks
 from rlx.backends.cpu.blocks import BLOCKS, Blocks
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.layouts import PACKINGS, Packing
-from rlx.backends.cpu.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
-from rlx.backends.cpu.scalars import as_f32, bf16_to_f32, f16_to_f32, f32, i32, i64, load_f32, load_u16, u32, u64
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.errors import CompileError, ShapeError
 from rlx.ir.dtypes import BF16, F16, F32, I32, U8, DType
+from rlx.scalars import (
+    HOLE,
+    Helper,
+    Ptr,
+    Scalar,
+    as_f32,
+    bf16_to_f32,
+    f16_to_f32,
+    f32,
+    i32,
+    i64,
+    load_f32,
+    load_u16,
+    u32,
+    u64,
+)
 
 #: Holes: elements of a row, bytes of a row block, superblocks of a row with their elements and bytes.
 WIDTH: int = HOLE

@@ -18,9 +18,9 @@ from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.packing.pack import REPACK
 from rlx.backends.cpu.kernels.rows.embedding import packed_row, value_holes
 from rlx.backends.cpu.layouts import PACKINGS
-from rlx.backends.cpu.loops import HOLE, Helper, Ptr, loop_kernel
-from rlx.backends.cpu.scalars import i64, stack_memory, u32
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.ir.dtypes import F32, I32, U8, DType
+from rlx.scalars import HOLE, Helper, Ptr, i64, stack_memory, u32
 
 #: Holes: elements of a row, bytes of a row in the file, superblocks of a row, elements and file bytes of a superblock.
 WIDTH: int = HOLE

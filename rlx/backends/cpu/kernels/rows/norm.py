@@ -13,9 +13,9 @@ from typing import Any
 
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.rows.quantize import row_holes
-from rlx.backends.cpu.loops import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, fastmath, loop_kernel
-from rlx.backends.cpu.scalars import f32, sqrt
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.ir.dtypes import ACTIVATIONS, F32
+from rlx.scalars import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, f32, fastmath, sqrt
 
 #: Holes: elements of a row, the epsilon; `VALUE`, `ROW_SIZE` and `PREPARE` are those of `quantize.py`.
 WIDTH: int = HOLE

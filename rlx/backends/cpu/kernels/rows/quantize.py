@@ -9,10 +9,25 @@ product with it is NaN. bf16 is rounded to nearest even; NaN stays NaN.
 from __future__ import annotations
 
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
-from rlx.backends.cpu.scalars import as_bits, as_f32, f32, f32_to_bf16, i32, round_even, store_f32, store_i32, u8, u32
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.errors import ArgumentError, ShapeError
 from rlx.ir.dtypes import ACTIVATIONS, F32, Q8A
+from rlx.scalars import (
+    HOLE,
+    Helper,
+    Ptr,
+    Scalar,
+    as_bits,
+    as_f32,
+    f32,
+    f32_to_bf16,
+    i32,
+    round_even,
+    store_f32,
+    store_i32,
+    u8,
+    u32,
+)
 
 #: Holes: elements of a row, size of a prepared row. `VALUE(x, w, b, src, i, factor, mean)` returns element i of a row:
 #: norms compute it from their weight w, bias b, factor and mean.

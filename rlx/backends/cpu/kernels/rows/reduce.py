@@ -6,10 +6,10 @@ Searches treat NaN as the largest value, so that a NaN among logits is found.
 from __future__ import annotations
 
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.loops import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, fastmath, loop_kernel
-from rlx.backends.cpu.scalars import as_bits, f32, i32, maximum, order_key
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import F32, I32
+from rlx.scalars import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, as_bits, f32, fastmath, i32, maximum, order_key
 
 #: Holes: elements of a row, number of blocks of 64 elements (rounded up), results per row, `REDUCE(x, start, stop)`;
 #: rows of a matrix that are added up, and the factor of their sum.

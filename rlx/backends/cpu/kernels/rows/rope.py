@@ -18,10 +18,10 @@ from rlx.backends.cpu.kernels.cache.kv import EXTENTS, cache_dtype, cache_holes,
 from rlx.backends.cpu.kernels.cache.kv_blocks import QUANTIZED, put_head
 from rlx.backends.cpu.kernels.rows.norm import rms_factor, weighted_value
 from rlx.backends.cpu.kernels.rows.quantize import plain
-from rlx.backends.cpu.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
-from rlx.backends.cpu.scalars import cos, f32, keep_f32, sin, stack_memory
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.errors import ArgumentError, ShapeError
 from rlx.ir.dtypes import F32, I32, DType
+from rlx.scalars import HOLE, Helper, Ptr, Scalar, cos, f32, keep_f32, sin, stack_memory
 
 #: Holes of `rope_angles`: number of pairs, factor of cosines and sines; components of a position, the pairs where the
 #: sections of components 1, 2 and 3 begin, or end if they are interleaved, `COMPONENT(i)` of pair i.

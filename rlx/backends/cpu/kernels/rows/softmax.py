@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.rows.reduce import PART, row_max
-from rlx.backends.cpu.loops import HOLE, SUM_FLAGS, Ptr, Scalar, fastmath, loop_kernel
-from rlx.backends.cpu.scalars import exp, f32
+from rlx.backends.cpu.loops import loop_kernel
 from rlx.ir.dtypes import F32
+from rlx.scalars import HOLE, SUM_FLAGS, Ptr, Scalar, exp, f32, fastmath
 
 #: Hole: elements of a row.
 WIDTH: int = HOLE
