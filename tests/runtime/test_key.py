@@ -194,9 +194,11 @@ def test_the_digest_of_llvm_is_that_of_the_library() -> None:
 
 
 def test_settings_of_numba_that_change_code_are_in_the_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUMBA_OPT", "1")
-    monkeypatch.setenv("NUMBA_NUM_THREADS", "7")
-    assert versions()["numba_settings"] == {"OPT": "1"}
+    for name in ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "CPU_NAME", "CPU_FEATURES", "BOUNDSCHECK", "ENABLE_AVX"):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"NUMBA_{name}", "1")
+            patch.setenv("NUMBA_NUM_THREADS", "7")
+            assert versions()["numba_settings"] == {name: "1"}
 
 
 def test_a_key_needs_no_compiler() -> None:
