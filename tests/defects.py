@@ -246,7 +246,7 @@ DEFECTS = (
         "vision: text after an image goes on one position too early",
         "shift += span.extent - len(span.rows)",
         "shift += span.extent - len(span.rows) - 1",
-        "tests/runtime tests/runners tests/models",
+        "tests/runners/test_image_sequences.py",
     ),
     # Sampling and grammars.
     Defect(
