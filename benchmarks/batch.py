@@ -24,7 +24,7 @@ import numpy as np
 
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.engine import Engine
-from rlx.engine.programs import costs
+from rlx.engine.programs import reporting
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}  # of worker 0: all there is with one thread
 
@@ -59,7 +59,7 @@ def main() -> None:
     for rows, found in seconds.items():
         step = statistics.median(found)
         moved, operations = (
-            count / step / 1e9 for count in costs.batch_work(engine, rows, args.prompt + args.tokens // 2)
+            count / step / 1e9 for count in reporting.batch_work(engine, rows, args.prompt + args.tokens // 2)
         )
         print(f"{rows:4} {step * 1e3:8.2f} {min(found) * 1e3:8.2f} {rows / step:9.1f} {rows * single / step:7.2f}x "
               f"{moved:6.1f} {moved / bandwidth:6.0%} {operations:6.0f} {operations / peak:6.0%}")  # fmt: skip
@@ -74,7 +74,7 @@ def advanced(engine: Engine, sequences: list[Any], tokens: list[list[int]]) -> l
 
 def measured_limits(engine: Engine) -> tuple[float, float]:
     """Read bandwidth in GB/s and peak rate of int8 products in GOP/s, of all workers."""
-    return costs.read_bandwidth(engine), costs.arithmetic_peaks(engine)["int8"]
+    return reporting.read_bandwidth(engine), reporting.arithmetic_peaks(engine)["int8"]
 
 
 def arguments() -> argparse.Namespace:

@@ -34,7 +34,7 @@ from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
 from rlx.compiler.profiling import OpTime, op_times, region_seconds
 from rlx.engine.engine import Engine
-from rlx.engine.programs import costs
+from rlx.engine.programs import reporting
 from rlx.ir.dtypes import BF16, F16, Q4_K, Q6_K, Q8_0, DType
 
 FORMATS = (Q8_0, Q4_K, Q6_K, BF16, F16)
@@ -110,9 +110,9 @@ def measure_step(model: str, threads: int, rounds: int) -> Step:
         ids = [100]
         runner.generate(ids, TOKENS, stop_at_eog=False)  # compiles, and touches every page
         engine = runner._engine
-        moved, reads, seconds = costs.step_bytes(engine, TOKENS // 2), list[float](), list[float]()
+        moved, reads, seconds = reporting.step_bytes(engine, TOKENS // 2), list[float](), list[float]()
         for _ in range(rounds):
-            reads.append(costs.read_bandwidth(engine, moved))
+            reads.append(reporting.read_bandwidth(engine, moved))
             start = time.perf_counter()
             runner.generate(ids, TOKENS, stop_at_eog=False)
             seconds.append((time.perf_counter() - start) / TOKENS)

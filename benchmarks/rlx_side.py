@@ -10,7 +10,7 @@ from sides import Ids, main
 
 from rlx import SampleOpts, __version__, auto_runner
 from rlx.engine.engine import Engine
-from rlx.engine.programs import costs
+from rlx.engine.programs import reporting
 
 
 class RlxSide:
@@ -53,10 +53,10 @@ class RlxSide:
         token at each depth reads: by these numbers all sides are measured.
         """
         flops = {
-            str(p): sum(costs.step_flops(self.engine, min(step, p - at), at) for at in range(0, p, step))
+            str(p): sum(reporting.step_flops(self.engine, min(step, p - at), at) for at in range(0, p, step))
             for p in prompts
         }
-        moved = {str(d): costs.step_bytes(self.engine, d) for d in depths}
+        moved = {str(d): reporting.step_bytes(self.engine, d) for d in depths}
         return {"flops": flops, "bytes": moved}
 
     def encode(self, text: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class RlxSide:
     def profile(self, tokens: int) -> dict[str, Any]:
         """Where a step of so many tokens spends its time, as `rlx bench` has it: [label, ms, GB/s, GFLOP/s] a row."""
         self.engine.reset()
-        found = costs.profile_step(self.engine, [1] * tokens)
+        found = reporting.profile_step(self.engine, [1] * tokens)
         self.engine.reset()
         rows = [(t.label, t.seconds * 1e3, t.bytes / t.seconds / 1e9, t.flops / t.seconds / 1e9) for t in found]
         return {"rows": rows}

@@ -15,7 +15,7 @@ import pytest
 
 from rlx.compiler.compile import Compilation
 from rlx.engine.opening.options import EngineOptions
-from rlx.engine.programs.ahead import Ahead
+from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.ready import ProgramRecord, ReadyPrograms
 from rlx.errors import NumericalError
 
@@ -119,7 +119,7 @@ class FakeEngine:
         self.config: Any = SimpleNamespace(vocab_size=vocab_size, context=64, family=family, arch=family, layers=2)
         self.tokenizer = tokenizer or tokens_as_numbers()
         self.recommended: Any = None
-        self.ahead = Ahead(None)
+        self.ahead = BackgroundCompiler(None)
         self.kept = self.prefix_writer = None
         self.max_seq, self.closed, self.compiles = max_seq, False, 0
         self.calls, self.steps, self.remembered = list[int](), list[int](), list[list[int]]()

@@ -338,7 +338,7 @@ def ask(side: subprocess.Popen[str], do: str, **arguments: object) -> dict[str, 
 
 def test_a_side_answers_line_by_line(side: subprocess.Popen[str], demo_model: Path) -> None:
     from rlx.engine.engine import Engine
-    from rlx.engine.programs.costs import step_bytes
+    from rlx.engine.programs.reporting import step_bytes
 
     engine = Engine.open(demo_model, threads=1, max_seq=128)
     ids, expected = engine.tokenizer.encode("The fox"), []

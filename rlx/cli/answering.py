@@ -76,7 +76,7 @@ def template_variables(runner: CachedRunner, thinking: bool | None) -> dict[str,
 
 def _program_seconds(runner: CachedRunner) -> float:
     """The seconds so far in which calls waited for programs that were compiled, or read from the compile cache."""
-    from rlx.engine.programs.tower_programs import TOWER
+    from rlx.engine.programs.ready import TOWER
 
     towers = (each.record.seconds for each in runner.programs if each.record.phase == TOWER)
     return float(sum(row.seconds for row in runner.stats()["programs"].values()) + sum(towers))

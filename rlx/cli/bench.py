@@ -111,14 +111,14 @@ def measure(
     Args:
         warm: called when the programs are compiled, before the first run.
     """
-    from rlx.engine.programs import costs
+    from rlx.engine.programs import reporting
 
     ids = [(7919 * i) % engine.config.vocab_size for i in range(prompt)]
     engine.forward(ids)  # compiles, and touches every page
     engine.forward(ids[:1])
     warm()
     prefill, decode, bandwidth, cpu = [], [], [], 0.0
-    moved, threads = costs.step_bytes(engine, prompt + generate // 2), engine.stats()["threads"]
+    moved, threads = reporting.step_bytes(engine, prompt + generate // 2), engine.stats()["threads"]
     for _ in range(repeat):
         engine.reset()
         start, computed = time.perf_counter(), time.process_time()
@@ -129,12 +129,12 @@ def measure(
             engine.forward(ids[i % prompt : i % prompt + 1])
         decode.append((time.perf_counter() - start) / generate)
         cpu += time.process_time() - computed
-        bandwidth.append(costs.read_bandwidth(engine, moved))  # of a small model that of the cache that holds it
-    report = costs.profile_step(engine)
+        bandwidth.append(reporting.read_bandwidth(engine, moved))  # of a small model that of the cache that holds it
+    report = reporting.profile_step(engine)
     engine.reset()
-    report_prefill = costs.profile_step(engine, ids)
+    report_prefill = reporting.profile_step(engine, ids)
     step, many, read = statistics.median(decode), statistics.median(prefill), max(bandwidth)
-    peaks = costs.arithmetic_peaks(engine)
+    peaks = reporting.arithmetic_peaks(engine)
     flops = sum(t.flops for t in report_prefill)
     return {
         "threads": threads,

@@ -162,7 +162,7 @@ def _line(record: ProgramRecord) -> str:
 
 def _check(model: str | WeightLoader, engine: dict[str, Any], programs: dict[str, Any], as_json: bool) -> None:
     """Raises an error for what does not fit; otherwise prints a line per program that would be compiled."""
-    from rlx.engine.programs.batch import programs_of
+    from rlx.engine.programs.specs import programs_of
     from rlx.store.key import range_text
 
     with open_plan(model, engine) as plan:

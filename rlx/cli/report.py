@@ -126,9 +126,9 @@ def _make(source: str | WeightLoader, wanted: _Wanted, bars: Bars) -> tuple[Repo
 def _programs(loader: WeightLoader, subject: Subject, wanted: _Wanted, bars: Bars) -> tuple[Subject, list[Source]]:
     """Opens the model; the subject with the machine's limits, if they are measured, and the sources of its programs."""
     from rlx.engine.engine import Engine
-    from rlx.engine.programs.batch import programs_of
+    from rlx.engine.programs.ready import TOWER
     from rlx.engine.programs.reporting import measure_programs, program_sources
-    from rlx.engine.programs.tower_programs import TOWER
+    from rlx.engine.programs.specs import programs_of
     from rlx.report.source import Problem
     from rlx.runners.auto import runner_class
 

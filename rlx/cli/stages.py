@@ -97,7 +97,7 @@ class Shown:
 
     def _print_stage(self, model: str | WeightLoader, engine: dict[str, Any], batch: int, stage: str) -> None:
         """Runs the passes up to a stage, and prints what they made. No code is made, and nothing is stored."""
-        from rlx.engine.programs.batch import programs_of
+        from rlx.engine.programs.specs import programs_of
         from rlx.passes import pipeline
         from rlx.passes.effective import effective
 

@@ -42,13 +42,10 @@ from rlx.engine.opening.options import (
     parse_image_bytes,
 )
 from rlx.engine.opening.setup import Plan
-from rlx.engine.programs.ahead import Ahead, expected_programs
-from rlx.engine.programs.batch import programs_of
-from rlx.engine.programs.bucketing import Bucketing
-from rlx.engine.programs.program_spec import GREEDY, HIDDEN, ProgramSpec
+from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.programs import Programs
-from rlx.engine.programs.ready import ProgramRecord, ReadyPrograms
-from rlx.engine.programs.tower_programs import TOWER, compile_tower, ready_programs
+from rlx.engine.programs.ready import TOWER, ProgramRecord, ReadyPrograms, compile_tower, ready_programs
+from rlx.engine.programs.specs import GREEDY, HIDDEN, Bucketing, ProgramSpec, expected_programs, programs_of
 from rlx.engine.request.output import Logits
 from rlx.engine.single_sequence import SingleSequence
 from rlx.engine.speculation.drafts import Counters
@@ -114,7 +111,7 @@ class Engine(SingleSequence):
         self._chat_template = chat_template
         self.profile, self.weights = setup.profile, plan.weights
         bucketing = Bucketing(setup.profile.ranges)
-        self.ahead = Ahead(progress)
+        self.ahead = BackgroundCompiler(progress)
         self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell)
         self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops
         self.vision = Vision(plan.weights.loader, plan.config, mmproj, self._make_tower)

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Ids
 from rlx.backends.program import TokenRun
 from rlx.engine.kv.prompt_embeddings import shift_at
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.programs.program_spec import GREEDY
+from rlx.engine.programs.specs import GREEDY
 from rlx.engine.stepper import Stepper
 from rlx.errors import NumericalError
 

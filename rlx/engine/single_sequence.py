@@ -15,7 +15,7 @@ from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.kv.sequence_snapshot import check_snapshot, restore, take_snapshot
 from rlx.engine.kv.snapshot import Snapshot
-from rlx.engine.programs.program_spec import HIDDEN, LOGITS
+from rlx.engine.programs.specs import HIDDEN, LOGITS
 from rlx.engine.request.output import Logits
 from rlx.engine.stepper import Stepper
 from rlx.errors import ArgumentError, PromptError, SnapshotError

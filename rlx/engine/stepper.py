@@ -21,8 +21,7 @@ from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.programs.bucketing import Bucketing
-from rlx.engine.programs.program_spec import HIDDEN, LOGITS, ProgramSpec
+from rlx.engine.programs.specs import HIDDEN, LOGITS, Bucketing, ProgramSpec
 from rlx.engine.request.output import Logits
 from rlx.errors import ArgumentError, PromptError
 from rlx.models.variants import EmbeddedRows

@@ -11,7 +11,7 @@ from rlx.engine.kv.kept_prefixes import KeptPrefixes
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.prefix_writer import PrefixWriter
-from rlx.engine.programs.ahead import Ahead
+from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.ready import ReadyPrograms
 from rlx.engine.request.output import Logits
 from rlx.engine.speculation.drafts import Counters, Drafts
@@ -53,7 +53,7 @@ class TokenEngine(Protocol):
     @property
     def recommended(self) -> SampleOpts | None: ...
 
-    ahead: Ahead
+    ahead: BackgroundCompiler
     device: str
     max_seq: int
     most_rows: int

@@ -15,8 +15,8 @@ import pytest
 import rlx
 from rlx import models
 from rlx.engine.engine import Engine
-from rlx.engine.programs import costs
-from rlx.engine.programs.program_spec import DECODE
+from rlx.engine.programs import reporting
+from rlx.engine.programs.specs import DECODE
 from rlx.errors import ArgumentError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
@@ -175,9 +175,9 @@ def test_snapshots_of_other_models_and_formats_are_refused(family: Family, golde
 
 def test_measuring_a_step_changes_nothing(family: Family) -> None:
     talk(family.engine, 60, 140)
-    assert costs.profile_step(family.engine, [1], repeat=3)
-    assert costs.profile_step(family.engine, IDS[:16], repeat=2)
-    assert costs.step_bytes(family.engine, 140) > 0
+    assert reporting.profile_step(family.engine, [1], repeat=3)
+    assert reporting.profile_step(family.engine, IDS[:16], repeat=2)
+    assert reporting.step_bytes(family.engine, 140) > 0
     assert goes_on(family, family.engine)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.engine.programs.costs import profile_step, step_bytes
+from rlx.engine.programs.reporting import profile_step, step_bytes
 from rlx.errors import CacheError
 from rlx.store.cache import CompileCache
 from rlx.store.store import CacheWarning, Store, default_root

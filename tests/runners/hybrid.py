@@ -12,8 +12,7 @@ from rlx.backends.program import TokenRun
 from rlx.engine.greedy import greedy_run
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.pool_memory import PoolMemory, Sizes
-from rlx.engine.programs.bucketing import Bucketing
-from rlx.engine.programs.program_spec import ProgramSpec
+from rlx.engine.programs.specs import Bucketing, ProgramSpec
 from rlx.engine.single_sequence import SingleSequence
 from rlx.engine.stepper import Limits, Stepper
 from rlx.ir import interp, ops

@@ -11,7 +11,7 @@ import pytest
 import rlx
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan
-from rlx.engine.programs.program_spec import DECODE, GREEDY, ProgramSpec
+from rlx.engine.programs.specs import DECODE, GREEDY, ProgramSpec
 from rlx.models.variants import EmbeddedRows
 from rlx.passes import pipeline
 from rlx.passes.layout import MATRIX_LAYOUT, weight_table

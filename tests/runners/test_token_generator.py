@@ -18,8 +18,8 @@ from rlx import models
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.engine.opening.opened import open_model
 from rlx.engine.opening.weights_cache import WeightsCache
-from rlx.engine.programs.bucketing import past_bucket, past_buckets
-from rlx.engine.programs.program_table import Made, ProgramTable
+from rlx.engine.programs.programs import Made, ProgramTable
+from rlx.engine.programs.specs import past_bucket, past_buckets
 from rlx.errors import ArgumentError, BusyError, ProfileError, PromptError, SnapshotError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32

@@ -13,7 +13,7 @@ from rlx.backends.cpu.target import Target
 from rlx.cli.main import cli
 from rlx.compiler.profiling import BARRIER_SECONDS, Limit, OpTime
 from rlx.engine.engine import Engine
-from rlx.engine.programs.costs import profile_step
+from rlx.engine.programs.reporting import profile_step
 
 PEAKS = {"int8": 800.0, "amx-int8": 2000.0, "bf16": 400.0, "amx-bf16": 1000.0, "f32": 200.0}
 

@@ -1,24 +1,26 @@
-"""The programs of one model: compiled on first use, and bound to its weights and to the session's states.
+"""The programs of one model: compiled on first use, and bound to its weights and to the states of its sequences.
 
-Runners stage, under the engine.
+Programs in memory stand in tables, one for each phase, with least-recently-used eviction and counters.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from rlx.backends.device import Workers
 from rlx.backends.program import Program
 from rlx.compiler.compile import CompiledProgram, Compiler, program_name
 from rlx.engine.opening.setup import Setup
-from rlx.engine.programs.ahead import Ahead
-from rlx.engine.programs.program_spec import ProgramSpec
-from rlx.engine.programs.program_table import Made, ProgramTable
+from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.ready import ProgramRecord, ReadyProgram, ReadyPrograms
-from rlx.errors import named_refusals
+from rlx.engine.programs.specs import ProgramSpec
+from rlx.errors import ArgumentError, named_refusals
 from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
@@ -26,6 +28,102 @@ from rlx.passes.effective import effective
 from rlx.passes.layout import MATRIX_LAYOUT, lookup_tables, weight_table
 from rlx.passes.options import Options
 from rlx.store.key import CompileKey
+
+
+@dataclass
+class TableStats:
+    """Counters of a table.
+
+    Attributes:
+        hits, misses: requests whose program was in the table, and was not.
+        compiles: misses that ran the compiler; the other misses were found in the compile cache.
+        evictions: programs evicted for others.
+        seconds: total time of the misses.
+        code_bytes: total object code of the programs that the misses loaded.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    compiles: int = 0
+    evictions: int = 0
+    seconds: float = 0.0
+    code_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Made:
+    """A program after a miss, and what it cost."""
+
+    program: Program
+    compiled: bool
+    seconds: float
+    code_bytes: int
+
+
+class ProgramTable:
+    """Programs by key.
+
+    Attributes:
+        capacity: maximum number of programs; None for any number.
+        stats: the counters.
+    """
+
+    def __init__(self) -> None:
+        self.capacity: int | None = None
+        self.stats = TableStats()
+        self._programs: OrderedDict[Hashable, Program] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Made]) -> Program:
+        """The program of a key; calls `make` on a miss."""
+        if key in self._programs:
+            self._programs.move_to_end(key)
+            self.stats.hits += 1
+            return self._programs[key]
+        made = make()
+        self._programs[key] = made.program
+        self.stats.misses += 1
+        self.stats.compiles += made.compiled
+        self.stats.seconds += made.seconds
+        self.stats.code_bytes += made.code_bytes
+        self._evict()
+        return made.program
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._programs
+
+    def limit(self, capacity: int | None) -> None:
+        """Sets the capacity; excess programs are evicted at once.
+
+        Raises:
+            ArgumentError: it is not above 0.
+        """
+        if capacity is not None and capacity <= 0:
+            raise ArgumentError(f"the capacity is {capacity}", where="program table", hint="Give a number above 0.")
+        self.capacity = capacity
+        self._evict()
+
+    def _evict(self) -> None:
+        while self.capacity is not None and len(self._programs) > self.capacity:
+            self._programs.popitem(last=False)[1].close()
+            self.stats.evictions += 1
+
+    @property
+    def order(self) -> list[Any]:
+        """The keys, the least recently used first."""
+        return list(self._programs)
+
+    def items(self) -> list[tuple[Any, Program]]:
+        """Keys and programs, the least recently used first."""
+        return list(self._programs.items())
+
+    def __iter__(self) -> Iterator[Program]:
+        return iter(list(self._programs.values()))
+
+    def clear(self) -> None:
+        """Closes every program."""
+        for program in self:
+            program.close()
+        self._programs.clear()
 
 
 class Programs:
@@ -54,7 +152,7 @@ class Programs:
         pool: Callable[[], Workers],
         addresses: Callable[[], Mapping[str, int]],
         packed: tuple[str, ...] = (),
-        ahead: Ahead | None = None,
+        ahead: BackgroundCompiler | None = None,
         paged: bool = False,
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
@@ -68,7 +166,7 @@ class Programs:
         # A program that only looks up a table finds it as the others of the model need it.
         tables = (name for name in lookup_tables(graph) if self.weights[name]["layout"] == MATRIX_LAYOUT)
         self._packed = tuple(sorted(tables))
-        self._name, self._ahead = program_name(graph), ahead or Ahead(None)
+        self._name, self._ahead = program_name(graph), ahead or BackgroundCompiler(None)
         self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
 
     def __getitem__(self, spec: ProgramSpec) -> Program:

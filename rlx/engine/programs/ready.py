@@ -1,6 +1,6 @@
 """The compiled or loaded programs of a model, for inspection: `runner.programs`.
 
-Runners stage, beside `programs.py`.
+Those of its vision tower are among them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rlx.compiler.inspection import Inspectable
 from rlx.env import size
 from rlx.errors import ArgumentError
 from rlx.store.key import range_text
+from rlx.vision.tower import Tower, TowerProgram
 
 
 @dataclass(frozen=True)
@@ -115,3 +116,38 @@ class ReadyPrograms(Sequence[ReadyProgram]):
 
     def __repr__(self) -> str:
         return f"[{', '.join(map(repr, self._programs))}]"
+
+
+TOWER = "tower"  # as a phase
+
+
+def compile_tower(
+    tower: Tower, rows: int | None, on_program: Callable[[ProgramRecord], None] | None
+) -> list[ProgramRecord]:
+    """Compiles the programs of a tower, or finds them in the compile cache.
+
+    Args:
+        rows: only programs that take this number of rows.
+        on_program: called with the record of each.
+    """
+    records = []
+    for program in tower.compile(rows):
+        records.append(_record(program))
+        if on_program:
+            on_program(records[-1])
+    return records
+
+
+def ready_programs(tower: Tower, target: Target) -> list[ReadyProgram]:
+    """The programs of a tower that were compiled or loaded so far."""
+
+    def ready(program: TowerProgram) -> ReadyProgram:
+        return ReadyProgram(f"{TOWER}-{program.name}", _record(program), lambda: program.compiled, target)
+
+    return [ready(program) for program in tower.programs.values()]
+
+
+def _record(program: TowerProgram) -> ProgramRecord:
+    found = program.compiled
+    sizes = len(found.kernels), found.object_bytes, program.seconds
+    return ProgramRecord(TOWER, program.bucket, *sizes, not program.reason, found.key.digest, program.reason)

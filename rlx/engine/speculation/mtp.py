@@ -31,8 +31,8 @@ from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed_positions, fe
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.opening.opened import Source, check_types
 from rlx.engine.opening.setup import Setup
-from rlx.engine.programs.program_spec import HIDDEN, ProgramSpec
 from rlx.engine.programs.programs import Programs
+from rlx.engine.programs.specs import HIDDEN, ProgramSpec
 from rlx.engine.speculation.drafts import MOST, WORTH, Hits
 from rlx.models.variants import EmbeddedRows
 from rlx.weights import ModelWeights

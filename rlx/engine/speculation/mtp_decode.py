@@ -13,7 +13,7 @@ from rlx.backends.program import Program
 from rlx.engine.greedy import SECONDS, end_run
 from rlx.engine.kv.prompt_embeddings import feed
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.programs.program_spec import ProgramSpec
+from rlx.engine.programs.specs import ProgramSpec
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts
 from rlx.engine.speculation.mtp import ROWS, HeadDrafter
 from rlx.engine.stepper import Stepper

@@ -1,4 +1,4 @@
-"""Ahead-of-time compile in the background: programs that later calls need are compiled while the runner is idle.
+"""Compiles in the background, ahead of time: programs that later calls need are made while the runner is idle.
 
 Runners stage, under the engine. A cold start compiles while weights are packed; a chat compiles while its user types.
 Before each kernel the background thread waits until the runner is idle, or until a call waits for the program that is
@@ -15,48 +15,13 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from rlx.arguments import whole
 from rlx.compiler.compile import Progress
 from rlx.engine.loop.at_exit import closed_at_exit
-from rlx.engine.opening.options import BATCH
-from rlx.engine.opening.setup import Setup
-from rlx.engine.programs.batch import batch_programs
-from rlx.engine.programs.bucketing import Bucketing
-from rlx.engine.programs.program_spec import GREEDY, ProgramSpec
-from rlx.errors import ArgumentError, BusyError
-from rlx.passes.options import MAX_PAST
+from rlx.errors import BusyError
 
 _LOOK = 0.02  # seconds between two checks whether the runner is idle
 FIRST = 2  # programs that an answer needs: of prompts, and of single tokens; they are the first ones in the background
-
-
-def expected_programs(chosen: Any, setup: Setup) -> list[ProgramSpec]:
-    """The programs that are compiled ahead, in order.
-
-    Args:
-        chosen: `compile_ahead` of `Engine.open`. True means: long prompts, single tokens, then the other buckets.
-            "batch": those of steps of several requests, too. None means none.
-
-    Raises:
-        ArgumentError: `chosen` has another type, or a count is not a whole number above 0.
-    """
-    if setup.cache.policy == "readonly":  # nothing may be compiled
-        return []
-    bucketing, most = Bucketing(setup.profile.ranges), setup.cache.capacity  # more programs would evict each other
-    if chosen is None or chosen is False:
-        return []
-    if chosen is True or chosen == BATCH:
-        one, *more = setup.profile.buckets
-        batch = batch_programs(2, bucketing) if chosen == BATCH else []
-        alone = [ProgramSpec(bucketing.bucket(rows)) for rows in [*more[-1:], one, *reversed(more[:-1])]]
-        return [*alone[:2], *batch, *alone[2:], GREEDY][:most]
-    if not isinstance(chosen, list | tuple):
-        hint = f"give True, False, {BATCH!r}, or the row counts of the calls, such as [30, 1]"
-        raise ArgumentError(f"compile_ahead is {chosen!r}", hint=hint)
-    rows = [whole("compile_ahead", rows, 1, MAX_PAST) for rows in chosen][:most]
-    return [*dict.fromkeys(ProgramSpec(bucketing.bucket(min(n, setup.profile.buckets[-1]))) for n in rows)]
 
 
 class CompileAheadWarning(UserWarning):
@@ -67,7 +32,7 @@ class _StoppedError(Exception):
     """Tells the background thread to end."""
 
 
-class Ahead:
+class BackgroundCompiler:
     """Compiles programs in a background thread.
 
     Args:

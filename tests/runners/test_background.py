@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rlx
-from rlx.engine.programs.ahead import Ahead, CompileAheadWarning
+from rlx.engine.programs.background import BackgroundCompiler, CompileAheadWarning
 from rlx.errors import ArgumentError, BusyError
 from rlx.store.cache import CompileCache
 from rlx.store.store import Store
@@ -32,7 +32,7 @@ class Runner:
         self.busy, self.done, self.events = False, list[int](), Events()
         self.at = {kernel: threading.Event() for kernel in range(3)}
         self.looked = threading.Event()
-        self.ahead = Ahead(lambda *event: self.events.append(event))
+        self.ahead = BackgroundCompiler(lambda *event: self.events.append(event))
         self.ahead.is_busy = self.is_busy
 
     def is_busy(self) -> bool:
@@ -180,8 +180,14 @@ def test_a_generation_meets_what_is_being_compiled(demo_model: Path, tmp_path: P
 
 def test_off_and_readonly_compile_nothing(demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
-    usual = Ahead.start
-    monkeypatch.setattr(Ahead, "start", lambda self, jobs: usual(self, found := [*jobs]) or started.append(len(found)))
+    usual = BackgroundCompiler.start
+
+    def start(self: BackgroundCompiler, jobs: Iterable[Callable[[], object]]) -> None:
+        found = [*jobs]
+        usual(self, found)
+        started.append(len(found))
+
+    monkeypatch.setattr(BackgroundCompiler, "start", start)
     store = Store(tmp_path / "cache")
     opened(demo_model, CompileCache(store=store), False).close()
     monkeypatch.setenv("RLX_COMPILE_AHEAD", "0")

@@ -1,0 +1,275 @@
+"""Which programs a model has: the spec of each, and the choice of one for a call by its rows and past positions.
+
+A spec says how many rows and past positions a program takes, and which inputs and outputs it has. `Bucketing` finds the
+spec of a call. docs/caches.md defines the cache modes and lists what each of them compiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+from rlx.arguments import whole
+from rlx.engine.opening.options import BATCH
+from rlx.engine.opening.setup import Setup
+from rlx.errors import ArgumentError
+from rlx.ir import ops
+from rlx.ir.graph import Graph
+from rlx.models import variants
+from rlx.models.variants import EmbeddedRows
+from rlx.passes.options import MAX_PAST, Options, phase
+from rlx.profile import CompileProfile
+
+Range = tuple[int, int]
+
+LOGITS, HIDDEN = "logits", "hidden"  # output names; "hidden" is the hidden state that the head multiplies
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """The spec of one program.
+
+    Attributes:
+        seq: (smallest, largest) number of rows.
+        all_rows: whether it returns the logits of every row, not only of the last.
+        hidden: whether it returns the hidden states before the head, for every row.
+        past: (smallest, largest) number of past positions; None for any.
+        embeds: how rows may take the place of token embeddings; None: there are no such rows.
+        bias: number of heads of an attention bias that replaces the causal mask, 1 if all heads share it; 0: no bias.
+        greedy: whether it returns the likeliest token, as output "token" i32 [rows], instead of logits.
+        segments: whether rows belong to several sequences; it returns the logits of the rows `logit_rows`.
+        verifies: whether rows may be rejected: it then leaves the recurrent states and writes new ones beside them.
+        advances: whether it only updates the recurrent states, by the accepted rows of a verifying program.
+        swapped: whether a verifying program is the one of two that reads the spare slot, in runs that alternate between
+            the slots.
+    """
+
+    seq: Range
+    all_rows: bool = False
+    hidden: bool = False
+    past: Range | None = None
+    embeds: EmbeddedRows | None = None
+    bias: int = 0
+    greedy: bool = False
+    segments: bool = False
+    verifies: bool = False
+    advances: bool = False
+    swapped: bool = False
+
+    @cached_property
+    def phase(self) -> str:
+        return phase(self.seq, self.segments)
+
+    @property
+    def kind(self) -> str:
+        """The phase, or "greedy"."""
+        return "greedy" if self.greedy else self.phase
+
+    @property
+    def name(self) -> str:
+        """Name of the folder for dumps."""
+        past = f"-past-{self.past[0]}-{self.past[1]}" if self.past else ""
+        extra = (
+            "-all" * self.all_rows
+            + "-hidden" * self.hidden
+            + (f"-{self.embeds.name}" if self.embeds else "")
+            + f"-bias-{self.bias}" * bool(self.bias)
+            + "-greedy" * self.greedy
+            + "-verifies" * self.verifies
+            + "-advances" * self.advances
+        )
+        return f"{self.phase}-{self.seq[0]}-{self.seq[1]}{past}{extra}"
+
+    @property
+    def symbols(self) -> tuple[tuple[str, Range], ...]:
+        """Bounds of symbols, for the compiler's options."""
+        return (("PAST_SEQ", self.past),) if self.past else ()
+
+    def options(self, profile: CompileProfile, packed: tuple[str, ...] = (), paged: bool = True) -> Options:
+        """The compiler's options under a profile.
+
+        Args:
+            packed: names of tables that another graph of the model uses as matrices.
+            paged: whether full caches are pages of a pool.
+        """
+        more = {"all_rows": self.all_rows, "symbols": self.symbols, "whole": (HIDDEN,), "packed": packed}
+        return profile.options(self.seq, segments=self.segments, paged=paged, **more)
+
+    @property
+    def advancing(self) -> ProgramSpec:
+        """The spec of the program that updates the recurrent states after this verifying program."""
+        return ProgramSpec((1, self.seq[1]), all_rows=True, advances=True, swapped=self.swapped)
+
+    @cached_property
+    def form(self) -> ProgramSpec:
+        """The spec without what its graph does not depend on: the numbers of rows and of past positions."""
+        return replace(self, seq=(0, 0), past=None, all_rows=False, segments=False, swapped=False)
+
+    def variant(self, graph: Graph) -> Graph:
+        """The model's graph with the inputs and outputs of this spec."""
+        if self.advances:
+            return variants.advancing(graph)
+        outputs = {name: node for name, node in graph.outputs.items() if self.hidden or name != HIDDEN}
+        if self.greedy:
+            outputs["token"] = ops.pick(outputs.pop(LOGITS))
+        graph = graph.replace(outputs=outputs)
+        graph = variants.verifying(graph) if self.verifies else graph
+        graph = variants.with_embedded_rows(graph, self.embeds) if self.embeds else graph
+        return variants.with_bias(graph, self.bias) if self.bias else graph
+
+
+DECODE, GREEDY = ProgramSpec((1, 1)), ProgramSpec((1, 1), greedy=True)
+
+
+SEGMENT_ROWS = (8, 32)  # largest row counts of programs for rows of several sequences, besides the largest bucket
+
+_spec = lru_cache(ProgramSpec)  # called for every step; most steps repeat the spec of the last one
+
+
+@dataclass(frozen=True)
+class Bucketing:
+    """How programs are specialized, for calls of several rows (prefill) and of one row (decode).
+
+    Attributes:
+        ranges: (smallest, largest) row count of each bucket.
+        prefill: "buckets": one program for each of `ranges`; "exact": one for each number of rows, as a constant;
+            "dynamic": one for all numbers of rows.
+        decode: "dynamic": one program for every past; "buckets": one for each power of two, to which the past is
+            rounded up, as far as `max_past`; "exact": one for each past, as a constant.
+        max_past: the largest past with a bucket for decode; the dynamic program runs beyond it.
+    """
+
+    ranges: tuple[Range, ...]
+    prefill: str = "buckets"
+    decode: str = "dynamic"
+    max_past: int = 0
+
+    def spec(
+        self,
+        rows: int,
+        past: int,
+        all_rows: bool,
+        hidden: bool,
+        max_seq: int,
+        embeds: EmbeddedRows | None = None,
+        bias: int = 0,
+        verifies: bool = False,
+    ) -> ProgramSpec:
+        """The spec of the program for a call of `rows` rows after `past` positions, in a context of `max_seq`.
+
+        Args:
+            all_rows, hidden: as in `ProgramSpec`. For the logits of several rows, the program is that of a bucket in
+                every mode: only scoring and verifying request them.
+            embeds, bias: as in `ProgramSpec`.
+            verifies: whether rows may be rejected.
+        """
+        every = all_rows and rows > 1
+        bounds = None if every else self.past(rows, past)
+        if bias:  # its memory grows with the past, so the past is bounded
+            bounds = (0, past_bucket(max_seq)[1])
+        seq = self.bucket(rows) if every else self.rows(rows)
+        return _spec(seq, every, hidden, bounds, embeds, bias, verifies=every and verifies)
+
+    def bucket(self, rows: int) -> Range:
+        """The range that contains `rows`."""
+        return next(bounds for bounds in self.ranges if bounds[0] <= rows <= bounds[1])
+
+    def segments(self, rows: int, embeds: EmbeddedRows | None = None) -> ProgramSpec:
+        """The spec of the program for a call of `rows` rows that belong to several sequences; `embeds` as in `spec`."""
+        return _spec(next(bounds for bounds in self.segment_ranges if rows <= bounds[1]), embeds=embeds, segments=True)
+
+    @property
+    def segment_ranges(self) -> tuple[Range, ...]:
+        """(smallest, largest) row count of each program for rows of several sequences."""
+        most = self.ranges[-1][1]
+        ends = [*(rows for rows in SEGMENT_ROWS if rows < most), max(most, 2)]
+        return tuple(zip([2, *(end + 1 for end in ends[:-1])], ends, strict=True))
+
+    def rows(self, rows: int) -> Range:
+        """Range of SEQ of the program for a call of `rows` rows."""
+        if rows == 1 or self.prefill == "buckets":
+            return self.bucket(rows)
+        return (rows, rows) if self.prefill == "exact" else (2, self.ranges[-1][1])
+
+    def past(self, rows: int, past: int) -> Range | None:
+        """Range of PAST_SEQ of the program for a call after `past` positions; None for any."""
+        if rows > 1 or self.decode == "dynamic":
+            return None
+        if self.decode == "exact":
+            return (past, past)
+        return past_bucket(past) if past <= self.max_past else None
+
+
+def past_bucket(past: int) -> Range:
+    """The bucket of a past: 0..1, 2, 3..4, 5..8, 9..16 and so on."""
+    high = 1 << (past - 1).bit_length() if past > 1 else 1
+    return (high // 2 + 1 if high > 1 else 0, high)
+
+
+def past_buckets(max_past: int) -> int:
+    """Number of buckets up to a past."""
+    return past_bucket(max_past)[1].bit_length()
+
+
+def batch_programs(sequences: int, bucketing: Bucketing) -> list[ProgramSpec]:
+    """Specs of the programs that batches of up to `sequences` sequences need besides the single-sequence programs.
+
+    Steps of several sequences may have any number of rows: short prompts share one.
+
+    Raises:
+        ArgumentError: the number is below 1.
+    """
+    if sequences < 1:
+        raise ArgumentError(f"a batch of {sequences} sequences", where="batch", hint="Give a number of at least 1.")
+    return [bucketing.segments(rows) for _, rows in bucketing.segment_ranges] if sequences > 1 else []
+
+
+def expected_programs(chosen: Any, setup: Setup) -> list[ProgramSpec]:
+    """The programs that are compiled ahead, in order.
+
+    Args:
+        chosen: `compile_ahead` of `Engine.open`. True means: long prompts, single tokens, then the other buckets.
+            "batch": those of steps of several requests, too. None means none.
+
+    Raises:
+        ArgumentError: `chosen` has another type, or a count is not a whole number above 0.
+    """
+    if setup.cache.policy == "readonly":  # nothing may be compiled
+        return []
+    bucketing, most = Bucketing(setup.profile.ranges), setup.cache.capacity  # more programs would evict each other
+    if chosen is None or chosen is False:
+        return []
+    if chosen is True or chosen == BATCH:
+        one, *more = setup.profile.buckets
+        batch = batch_programs(2, bucketing) if chosen == BATCH else []
+        alone = [ProgramSpec(bucketing.bucket(rows)) for rows in [*more[-1:], one, *reversed(more[:-1])]]
+        return [*alone[:2], *batch, *alone[2:], GREEDY][:most]
+    if not isinstance(chosen, list | tuple):
+        hint = f"give True, False, {BATCH!r}, or the row counts of the calls, such as [30, 1]"
+        raise ArgumentError(f"compile_ahead is {chosen!r}", hint=hint)
+    rows = [whole("compile_ahead", rows, 1, MAX_PAST) for rows in chosen][:most]
+    return [*dict.fromkeys(ProgramSpec(bucketing.bucket(min(n, setup.profile.buckets[-1]))) for n in rows)]
+
+
+def programs_of(
+    profile: CompileProfile, batch: int = 1, phase: str | None = None, rows: int | None = None
+) -> list[ProgramSpec]:
+    """Specs of the programs that `compile` makes for a model.
+
+    Args:
+        batch: maximum number of sequences in a batch.
+        phase: "prefill", "decode", "greedy" or "batch"; all by default.
+        rows: only programs that accept this number of rows; all by default.
+
+    Raises:
+        ArgumentError: no program matches.
+    """
+    table = [*map(ProgramSpec, profile.ranges), GREEDY, *batch_programs(batch, Bucketing(profile.ranges))]
+    of_phase = [w for w in table if phase in (None, w.kind)]
+    found = [w for w in of_phase if rows is None or w.seq[0] <= rows <= w.seq[1]]
+    if not found:
+        has = ", ".join(f"{w.kind} {w.seq[0]}-{w.seq[1]}" for w in of_phase or table)
+        what = f"takes {rows} rows" if of_phase else f"is of phase {phase!r}"
+        raise ArgumentError(f"no program {what}", hint=f"The programs are: {has}.")
+    return found
