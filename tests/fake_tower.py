@@ -11,7 +11,7 @@ import numpy as np
 from rlx.engine.images import ImageInput
 from rlx.errors import MultimodalError
 from rlx.models.vision_config import VisionConfig
-from rlx.vision.feature_cache import Floats
+from rlx.vision.encoder import Floats
 from rlx.vision.options import ImageOptions
 from rlx.vision.processors import Patches
 

@@ -16,16 +16,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlx.errors import ImageError, RlxError, file_error, named_refusals
-from rlx.vision.resize import Pixels
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
+
+Pixels: TypeAlias = NDArray[np.uint8]
 
 MAX_BYTES = 1 << 27  # of a file
 MAX_PIXELS = 1 << 26  # of an image
@@ -128,12 +130,12 @@ def from_bytes(data: bytes, *, where: str | Path | None = None, max_pixels: int 
     """
     _check_bytes(len(data), where)
     kind = _format(data, where)
-    pillow = _pillow(where)
+    library = pillow(where)
     if kind == "WEBP":  # its decoder takes memory for all pixels when it is opened
         _check_webp(data, where, max_pixels)
     if kind == "JPEG" and (scans := sum(_scans(data))) > MAX_SCANS:
         raise ImageError(f"the JPEG file has {scans} scans, at most {MAX_SCANS} are read", where=where, hint=_CONVERT)
-    with _named_errors(kind, where), pillow.open(io.BytesIO(data), formats=[kind]) as image:
+    with _named_errors(kind, where), library.open(io.BytesIO(data), formats=[kind]) as image:
         return _decoded(image, where, max_pixels)
 
 
@@ -149,7 +151,7 @@ def from_pillow(image: PillowImage) -> Pixels:
     Raises:
         ImageError: it has more than 64 megapixels, is an animation, or its file is damaged.
     """
-    _pillow(None)
+    pillow(None)
     with _named_errors(image.format or "Pillow", None):
         return _decoded(image, None)
 
@@ -189,19 +191,19 @@ def _format(data: bytes, where: str | Path | None) -> str:
     raise ImageError(f"the image file is {found}", where=where, hint=f"{known}; {_CONVERT}")
 
 
-def _pillow(where: str | Path | None) -> Any:
-    """Pillow's module `Image`."""
-    install = 'install it with pip install "rlx[images]", or give an array of uint8 [height, width, 3]'
+def pillow(where: str | Path | None = None) -> Any:
+    """Pillow's module `Image`; `ImageError` if it is not installed."""
+    install = 'install it with pip install "rlx[images]"'
     try:
         import PIL
         from PIL import Image, WebPImagePlugin  # noqa: F401 it registers itself; else Pillow imports all formats
     except ImportError as error:
         raise ImageError(
-            "image files are read with Pillow, which is not installed", where=where, hint=install
+            "images are read and resized with Pillow, which is not installed", where=where, hint=install
         ) from error
     if tuple(int(part) for part in re.findall(r"\d+", PIL.__version__)[:2]) < PILLOW:
         needed = ".".join(str(part) for part in PILLOW)
-        what = f"image files are read with Pillow {needed} or later, and {PIL.__version__} is installed"
+        what = f"images are read and resized with Pillow {needed} or later, and {PIL.__version__} is installed"
         raise ImageError(what, where=where, hint=install)
     return Image
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from rlx.errors import ImageError
 from rlx.vision import decode
-from rlx.vision.decode import MAX_SIDE
-from rlx.vision.resize import Pixels
+from rlx.vision.decode import MAX_SIDE, Pixels
 
 TAKEN = "an array of uint8 [height, width, 3], a path, the bytes of a file, a data URI or a Pillow image"
 

@@ -1,13 +1,15 @@
 """What a tower takes of an image: resized, normalized, cut into patches, in the order of the tower's rows.
 
 Second step of the vision stage: `Image` -> `Patches`, equal to the image processors of transformers. This file has the
-interface and what all families share; the family's rules of size are in `qwen35_images.py`, `gemma3_images.py` and
-`gemma4_images.py`.
+interface, what all families share, and the rules of size of each family. Sources: `Qwen2VLImageProcessorPil`,
+`Gemma3ImageProcessorPil`, `Gemma4ImageProcessorPil` and `Gemma4UnifiedImageProcessorPil` of transformers.
 """
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -17,11 +19,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.errors import ArgumentError
-from rlx.models.vision_config import VisionConfig
+from rlx.errors import ArgumentError, ImageError
+from rlx.models.vision_config import QWEN_PIXELS, VisionConfig
+from rlx.vision.decode import Pixels
 from rlx.vision.image import Image
 from rlx.vision.options import ImageOptions
-from rlx.vision.resize import Filter, Pixels, finish, resize_steps
+from rlx.vision.resize import BICUBIC, BILINEAR, finish, resize_steps
 
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -61,7 +64,7 @@ class ImageProcessor(ABC):
         ArgumentError: an option is one that the family does not have.
     """
 
-    method = Filter.BICUBIC
+    method = BICUBIC
     options_taken: tuple[str, ...] = ()  # names of `ImageOptions`
 
     def __init__(self, config: VisionConfig, options: ImageOptions) -> None:
@@ -81,17 +84,7 @@ class ImageProcessor(ABC):
         Raises:
             ArgumentError: an option is one that the family does not have.
         """
-        from rlx.vision.gemma3_images import Gemma3Images
-        from rlx.vision.gemma4_images import Gemma4Images
-        from rlx.vision.qwen35_images import Qwen35Images
-
-        families: dict[str, type[ImageProcessor]] = {
-            "qwen35": Qwen35Images,
-            "gemma3": Gemma3Images,
-            "gemma4": Gemma4Images,
-            "gemma4_unified": Gemma4Images,
-        }
-        return families[config.family](config, options)
+        return FAMILIES[config.family](config, options)
 
     @abstractmethod
     def target(self, height: int, width: int) -> tuple[int, int]:
@@ -185,3 +178,138 @@ def _normalized(config: VisionConfig) -> Floats:
     mean, std = np.array(config.mean, np.float32), np.array(config.std, np.float32)
     found: Floats = (unit - mean[:, None]) / std[:, None]
     return found
+
+
+CPU_PIXELS = 1 << 20  # by default at most: the published maximum, 16 times as many, takes minutes on a CPU
+MAX_RATIO = 200  # of the longer side to the shorter one
+
+
+class ImageWarning(UserWarning):
+    """The model sees an image smaller than it could."""
+
+
+class Qwen35Images(ImageProcessor):
+    """Images of Qwen 3.5: the nearest size within a minimum and a maximum of pixels, patches in blocks of 2 x 2.
+
+    A still image is two equal frames, so that the values of a patch stand twice in its row.
+    """
+
+    options_taken = ("max_pixels", "min_pixels")
+
+    def __init__(self, config: VisionConfig, options: ImageOptions) -> None:
+        super().__init__(config, options)
+        self.own_max = config.max_pixels or QWEN_PIXELS[1]
+        self.max_pixels = options.max_pixels or max(min(self.own_max, CPU_PIXELS), options.min_pixels or 0)
+        self.min_pixels = min(options.min_pixels or config.min_pixels or QWEN_PIXELS[0], self.max_pixels)
+        self._silent = options.max_pixels is not None or self.own_max <= self.max_pixels
+
+    def target(self, height: int, width: int) -> tuple[int, int]:
+        if max(height, width) > MAX_RATIO * min(height, width):
+            what = f"an image of {width} x {height} pixels is more than {MAX_RATIO} times as long as wide"
+            raise ImageError(what, hint="the model takes no such images: cut it into pieces")
+        found = self._within(height, width, self.max_pixels)
+        if not self._silent and found != (full := self._within(height, width, self.own_max)):
+            self._silent = True
+            text = (
+                f"the model sees an image of {width} x {height} pixels as {found[1]} x {found[0]}, to save time: "
+                f"with max_pixels={self.own_max} it would see {full[1]} x {full[0]}; this is said once"
+            )
+            warnings.warn(text, ImageWarning, stacklevel=2)
+        return found
+
+    def _within(self, height: int, width: int, most: int) -> tuple[int, int]:
+        """The multiples of `unit` nearest to both sides (halves to even), or, beyond a limit, to both sides scaled."""
+        unit, area = self.unit, height * width
+        rows, columns = round(height / unit), round(width / unit)
+        if rows * columns * unit * unit > most:
+            shrink = math.sqrt(area / most)
+            rows, columns = (max(1, math.floor(side / shrink / unit)) for side in (height, width))
+        elif rows * columns * unit * unit < self.min_pixels:  # also where a side is 0
+            grow = math.sqrt(self.min_pixels / area)
+            rows, columns = (math.ceil(side * grow / unit) for side in (height, width))
+        return rows * unit, columns * unit
+
+    def cut(self, pixels: Pixels) -> tuple[Floats, Floats]:
+        rows = self._rows(pixels, self.config.merge, self.config.patch, planes=True)
+        return rows, rows
+
+
+# Pan and scan in the published preprocessor_config.json: the crops, pixels of a crop's side, and how long an image is.
+MAX_CROPS, MIN_CROP, MIN_RATIO = 4, 256, 1.2
+
+
+class Gemma3Images(ImageProcessor):
+    """Images of Gemma 3: every image becomes a square of one size; with pan and scan, so do crops of a long one."""
+
+    method = BILINEAR
+    options_taken = ("pan_and_scan",)
+
+    def __init__(self, config: VisionConfig, options: ImageOptions) -> None:
+        super().__init__(config, options)
+        self.pan_and_scan = bool(options.pan_and_scan)
+
+    def target(self, height: int, width: int) -> tuple[int, int]:
+        return self.config.image_size, self.config.image_size
+
+    def cut(self, pixels: Pixels) -> tuple[Floats, Floats]:
+        planes = np.stack([table[pixels[:, :, colour]] for colour, table in enumerate(self._table)])
+        return planes, self._rows(pixels, self.config.merge, self.config.patch, planes=True)
+
+    def parts(self, image: Image) -> Sequence[str | Image]:
+        """The image; with pan and scan also its crops, in the words that the model was trained on."""
+        crops = self.crops(image) if self.pan_and_scan else []
+        if not crops:
+            return [image]
+        spaced = [part for crop in crops for part in (" ", crop)]
+        return ["Here is the original image ", image, " and here are some crops to help you see better", *spaced]
+
+    def crops(self, image: Image) -> list[Image]:
+        """2 to 4 equal pieces along the longer side, in reading order; none of an image that is nearly square."""
+        (height, width), pixels = image.size, image.pixels
+        long, short = max(height, width), min(height, width)
+        if long / short < MIN_RATIO:
+            return []
+        count = min(max(min(long // MIN_CROP, math.floor(long / short + 0.5)), 2), MAX_CROPS)
+        size = math.ceil(long / count)
+        if min(size, short) < MIN_CROP:
+            return []
+        begins = range(0, count * size, size)
+        pieces = [pixels[:, at : at + size] if width >= height else pixels[at : at + size] for at in begins]
+        return [Image.from_pixels(piece.copy()) for piece in pieces]
+
+
+class Gemma4Images(ImageProcessor):
+    """Images of Gemma 4: each is scaled, up or down, to fill a budget of tokens.
+
+    The unified model has one patch a token, the others 3 x 3.
+    """
+
+    options_taken = ("image_tokens",)
+
+    def __init__(self, config: VisionConfig, options: ImageOptions) -> None:
+        super().__init__(config, options)
+        self.budget = options.image_tokens or config.budget
+
+    def target(self, height: int, width: int) -> tuple[int, int]:
+        unit, long, short = self.unit, max(height, width), min(height, width)
+        scale = math.sqrt(self.budget * unit * unit / (height * width))
+        rows, columns = math.floor(scale * height / unit), math.floor(scale * width / unit)
+        if not rows or not columns:  # a long strip: one row of tokens
+            most = min(long // short, self.budget)
+            rows, columns = (most, 1) if height > width else (1, most)
+        return rows * unit, columns * unit
+
+    def cut(self, pixels: Pixels) -> tuple[Floats, Floats]:
+        patch, merge = self.config.patch, self.config.merge
+        if self.config.patches_per_row == 1:
+            rows = self._rows(pixels, 1, patch * merge, planes=False)
+            return rows, rows
+        return self._rows(pixels, 1, patch, planes=False), self._rows(pixels, merge, patch, planes=False)
+
+
+FAMILIES: dict[str, type[ImageProcessor]] = {
+    "qwen35": Qwen35Images,
+    "gemma3": Gemma3Images,
+    "gemma4": Gemma4Images,
+    "gemma4_unified": Gemma4Images,
+}

@@ -7,8 +7,7 @@ import pytest
 from fake_tower import PIECES, FakeTower, image, images
 
 from rlx.errors import ConfigError, NumericalError
-from rlx.vision.encoder import Encoder, Encoding
-from rlx.vision.feature_cache import FeatureCache, Features
+from rlx.vision.encoder import Encoder, Encoding, FeatureCache, Features
 from rlx.vision.image import Image
 
 

@@ -23,8 +23,7 @@ from rlx.errors import ArgumentError, ImageError, MultimodalError
 from rlx.models.vision_config import VisionConfig
 from rlx.vision.image import Image
 from rlx.vision.options import ImageOptions
-from rlx.vision.processors import ImageProcessor
-from rlx.vision.qwen35_images import ImageWarning
+from rlx.vision.processors import ImageProcessor, ImageWarning
 
 FOLDER = Path(__file__).parent / "pixels"
 TOWER: dict[str, Any] = {

@@ -15,7 +15,7 @@ from rlx.engine.engine import Engine
 from rlx.errors import ConfigError, MultimodalError, RlxError, UnsupportedModelError, WeightError
 from rlx.models import ModelConfig
 from rlx.vision.opening import open_tower
-from rlx.vision.stored import Stored
+from rlx.vision.weights import Stored
 from rlx.weights import WeightLoader, open_weights
 from rlx.weights.values import dequantize
 
