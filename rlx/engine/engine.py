@@ -58,7 +58,7 @@ from rlx.models.vision_config import VisionConfig
 from rlx.passes.layout import weight_bytes
 from rlx.sampling import SampleOpts
 from rlx.sampling.recommended import recommended
-from rlx.text.named_templates import template_text
+from rlx.text.chat import template_text
 from rlx.tracing import span
 from rlx.vision.opening import MmprojPath, Vision
 from rlx.vision.tower import Tower

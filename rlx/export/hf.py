@@ -5,6 +5,7 @@ Export stage, called by `opened.open_model`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from rlx.export.hf_keys import Metadata
 from rlx.export.hf_required import check_tensors
 from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensor
 from rlx.export.hf_tokenizer import tokenizer_metadata
-from rlx.export.model import ExportModel, ExportTensor
+from rlx.export.model import ExportModel, ExportTensor, model_from_gguf
 from rlx.sampling.recommended import gguf_keys, recommended
-from rlx.weights import ModelWeights, WeightLoader
+from rlx.weights import ModelWeights, WeightLoader, open_weights
+from rlx.weights.gguf import GgufFile
 from rlx.weights.prediction import WithPrediction, predicting_blocks
+from rlx.weights.safetensors import SafetensorsFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _EXPERTS = "_exps.weight"
@@ -146,3 +149,22 @@ def _size_label(tensors: Sequence[ExportTensor]) -> str:
     total = sum(prod(tensor.shape) for tensor in tensors)
     shared = total - sum(prod(shape) for shape in experts)
     return size_label(total, shared, single, experts[0][0] if experts else 0)
+
+
+def open_model(path: str | os.PathLike[str]) -> ExportModel:
+    """Opens a GGUF file or a safetensors checkpoint with its configuration and tokenizer.
+
+    Raises:
+        ModelFileError: there is no readable model; subclasses name the invalid file, the missing key or tensor, or the
+            unsupported feature.
+        TokenizerError: a checkpoint's tokenizer is missing, or GGUF cannot represent it.
+    """
+    source = open_weights(path)
+    try:
+        if isinstance(source, GgufFile):
+            return model_from_gguf(source)
+        assert isinstance(source, SafetensorsFile)
+        return model_from_hf(source)
+    except BaseException:
+        source.close()
+        raise

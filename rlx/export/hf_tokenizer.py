@@ -8,6 +8,8 @@ and padding follow the reference converter; the `gguf` package reads special ids
 from __future__ import annotations
 
 import logging
+import re
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,13 +19,160 @@ from typing import TYPE_CHECKING, Any
 from rlx.errors import ConfigError, TokenizerError, file_error
 from rlx.export.hf_config import TextConfig
 from rlx.export.hf_keys import Metadata
-from rlx.export.hf_pretokenizer import pre_tokenizer_name
-from rlx.export.hf_sentencepiece import is_sentencepiece, read_sentencepiece
 from rlx.text.from_hf import read_object
+from rlx.text.pretokenizers import PRE_TOKENIZERS
 from rlx.text.vocabulary import SPACE, TokenType, is_byte_token
 
 if TYPE_CHECKING:
     from gguf import SpecialVocab
+
+_NFC_LOST = ("qwen35",)  # its checkpoints normalize text to form C, readers of its GGUF files do not
+
+
+def pre_tokenizer_name(fast: Mapping[str, Any], where: Path) -> str:
+    """`tokenizer.ggml.pre` for a parsed tokenizer.json; `TokenizerError` if no name matches."""
+    patterns = tuple(_patterns(fast.get("pre_tokenizer") or {}, where))
+    nfc, ignore = _nfc(fast.get("normalizer") or {}, where), bool(fast["model"].get("ignore_merges"))
+    for name, known in PRE_TOKENIZERS.items():
+        alike = (known.patterns, known.ignore_merges) == (patterns, ignore)
+        if alike and (known.nfc == nfc or name in _NFC_LOST):
+            return name
+    what = f"no pre-tokenizer of GGUF cuts by {list(patterns)}, with NFC {nfc} and ignore_merges {ignore}"
+    raise TokenizerError(what, where=where, hint=f"known are {', '.join(PRE_TOKENIZERS)}")
+
+
+def _patterns(step: Mapping[str, Any], where: Path) -> Iterator[str]:
+    """The regular expressions that split a text, in order."""
+    kind = step.get("type")
+    if kind == "Sequence":
+        for part in step.get("pretokenizers", []):
+            yield from _patterns(part, where)
+    elif kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
+        pattern = step.get("pattern") or {}
+        yield pattern["Regex"] if "Regex" in pattern else re.escape(str(pattern.get("String")))
+    elif kind == "Digits":
+        yield r"\p{N}" if step.get("individual_digits") else r"\p{N}+"
+    elif kind == "ByteLevel" and not step.get("add_prefix_space"):
+        if step.get("use_regex", True):
+            yield from PRE_TOKENIZERS["gpt-2"].patterns
+    else:
+        raise TokenizerError(f"a pre-tokenizer {dict(step)} has no form in GGUF", where=where)
+
+
+def _nfc(normalizer: Mapping[str, Any], where: Path) -> bool:
+    """Whether text is normalized to form C; any other normalizer is an error."""
+    steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
+    if any(step.get("type") != "NFC" for step in steps):
+        raise TokenizerError(f"a normalizer {dict(normalizer)} has no form in GGUF", where=where)
+    return bool(steps)
+
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_BPE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    text: str
+    score: float
+    kind: int
+
+
+@dataclass(frozen=True)
+class SentencePieceModel:
+    """What a `tokenizer.model` says.
+
+    Attributes:
+        pieces: in the order of their ids.
+        space_prefix: whether a space is put before a text.
+    """
+
+    pieces: list[Piece]
+    space_prefix: bool
+
+
+def is_sentencepiece(file: Path) -> bool:
+    """Whether the file starts as such a model; other formats also use the name `tokenizer.model`."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return opened.read(1) == b"\x0a"
+
+
+def read_sentencepiece(file: Path) -> SentencePieceModel:
+    """Reads a BPE model; `TokenizerError` if the file is damaged or of another kind."""
+    try:
+        return _read(file.read_bytes(), file)
+    except (IndexError, struct.error, UnicodeDecodeError, TypeError, AttributeError) as error:
+        hint = "the download or the copy failed: repeat it"
+        raise TokenizerError(f"the file is not a SentencePiece model ({error})", where=file, hint=hint) from error
+
+
+def _read(buffer: bytes, where: Path) -> SentencePieceModel:
+    pieces: list[Piece] = []
+    space_prefix, kind = True, 1
+    for number, value in _fields(buffer):
+        if number == 1:
+            pieces.append(_piece(dict(_fields(_bytes(value)))))
+        elif number == 2:
+            kind = int(_number(dict(_fields(_bytes(value))).get(3, 1)))
+        elif number == 3:
+            space_prefix = bool(dict(_fields(_bytes(value))).get(3, 1))
+    if kind != _BPE:
+        raise TokenizerError(f"a SentencePiece model of kind {kind}, expected {_BPE} (BPE)", where=where)
+    return SentencePieceModel(pieces, space_prefix)
+
+
+def _piece(fields: dict[int, int | float | bytes]) -> Piece:
+    text = _bytes(fields[1]).decode() if 1 in fields else ""
+    return Piece(text, float(_number(fields.get(2, 0.0))), int(_number(fields.get(3, TokenType.NORMAL))))
+
+
+def _bytes(value: int | float | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError("a number where bytes were expected")
+    return value
+
+
+def _number(value: int | float | bytes) -> int | float:
+    if isinstance(value, bytes):
+        raise TypeError("bytes where a number was expected")
+    return value
+
+
+def _fields(buffer: bytes) -> Iterator[tuple[int, int | float | bytes]]:
+    """(field number, value) of a message."""
+    at = 0
+    while at < len(buffer):
+        tag, at = _varint(buffer, at)
+        wire = tag & 7
+        if wire == _VARINT:
+            value, at = _varint(buffer, at)
+            yield tag >> 3, value
+        elif wire == _FIXED32:
+            yield tag >> 3, struct.unpack_from("<f", buffer, at)[0]
+            at += 4
+        elif wire in (_BYTES, _FIXED64):
+            length, at = _varint(buffer, at) if wire == _BYTES else (8, at)
+            if at + length > len(buffer):
+                raise IndexError(f"a field of {length} bytes at byte {at} of {len(buffer)}")
+            yield tag >> 3, buffer[at : at + length]
+            at += length
+        else:
+            raise TypeError(f"wire type {wire} at byte {at}")
+
+
+def _varint(buffer: bytes, at: int) -> tuple[int, int]:
+    """A number in groups of 7 bits, the lowest first, and the offset after it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = buffer[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise IndexError(f"a number of more than ten bytes before byte {at}")
+
 
 _SENTENCEPIECE_ARCHS = ("llama", "gemma", "gemma2", "gemma3", "gemma3n")
 _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from rlx.errors import ConfigError
 from rlx.ir.dtypes import DType
 from rlx.weights import TensorInfo
-from rlx.weights.closing import Closing
 from rlx.weights.gguf import GgufFile
+from rlx.weights.mapped import Closing
 from rlx.weights.values import dequantize
 
 Bytes = npt.NDArray[np.uint8]

@@ -14,9 +14,9 @@ from math import prod
 from pathlib import Path
 
 from rlx.errors import ArgumentError, named_refusals
+from rlx.export.hf import open_model
 from rlx.export.mix import FileType, file_type, tensor_types
 from rlx.export.model import ExportModel
-from rlx.export.opened import open_model
 from rlx.export.quantizers import Quantizer
 from rlx.export.writer import Progress, check_output, write_gguf
 from rlx.ir.dtypes import DType

@@ -30,7 +30,7 @@ from rlx.export.writer import Planned
 from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, U8, DType
 from rlx.store.cache import CompileCache
 from rlx.store.key import digest_text
-from rlx.weights.closing import Closing
+from rlx.weights.mapped import Closing
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]

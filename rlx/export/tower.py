@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,182 @@ import numpy.typing as npt
 from rlx.errors import INCOMPLETE, UnsupportedModelError, WeightError
 from rlx.export.hf import general_metadata
 from rlx.export.hf_config import TextConfig
+from rlx.export.hf_keys import Metadata, Writer
 from rlx.export.hf_tensors import Change, export_tensor
 from rlx.export.model import ExportModel, ExportTensor
-from rlx.export.tower_keys import tower_metadata
-from rlx.export.tower_shapes import tower_shapes
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.models.gguf_config import MMPROJ
 from rlx.models.keys import Keys
-from rlx.models.vision_config import VisionConfig
+from rlx.models.vision_config import MERGE, VISION_FAMILIES, VisionConfig
 from rlx.models.vision_hf_config import vision_from_hf
 from rlx.weights import WeightLoader
-from rlx.weights.processor_files import image_processor
+from rlx.weights.locate import image_processor
 from rlx.weights.tower_names import checkpoint_names, tower_names
+
+_ANY_SIZE = 224  # readers want an image_size of families whose images have any; nothing depends on it
+_MEL_BINS = 128  # readers want a number of mel bins, which raw samples do not have
+_MOST = (1 << 32) - 1  # the largest number that a key of type u32 holds
+
+
+def tower_metadata(config: VisionConfig, audio: Keys | None) -> Metadata:
+    """The keys `clip.*`.
+
+    Args:
+        audio: `audio_config` of a model whose audio needs no tower (Gemma 4 unified), else None.
+    """
+    keys = Writer("clip")
+    keys.flag("has_vision_encoder", True)
+    _sizes(keys, config)
+    keys.floats("vision.image_mean", config.mean)
+    keys.floats("vision.image_std", config.std)
+    _limits(keys, config)
+    projector = VISION_FAMILIES[config.family].projector
+    if config.family.startswith("gemma4"):  # a file with audio has two projectors
+        keys.text("vision.projector_type", projector)
+    else:
+        keys.text("projector_type", projector)
+        keys.flag("use_gelu", True)
+    keys.f32("vision.attention.layer_norm_epsilon", config.eps)
+    if config.family == "qwen35":
+        keys.u32("vision.spatial_merge_size", config.merge)
+        keys.flags("vision.is_deepstack_layers", [False] * config.layers)
+    elif config.merge != MERGE[config.family]:
+        keys.u32("vision.projector.scale_factor", config.merge)
+    if audio is not None:
+        _audio(keys, config, audio)
+    return keys.found
+
+
+def _sizes(keys: Writer, config: VisionConfig) -> None:
+    square = isqrt(config.positions) * config.patch if config.family == "qwen35" else _ANY_SIZE
+    keys.u32("vision.projection_dim", config.out_hidden)
+    keys.u32("vision.image_size", config.image_size or square)
+    keys.u32("vision.patch_size", config.patch)
+    keys.u32("vision.embedding_length", config.hidden)
+    keys.u32("vision.feed_forward_length", config.ffn)
+    keys.u32("vision.block_count", config.layers)
+    keys.u32("vision.attention.head_count", config.heads)
+    if config.heads and config.head_dim != config.hidden // config.heads:
+        keys.u32("vision.attention.head_dim", config.head_dim)
+
+
+def _limits(keys: Writer, config: VisionConfig) -> None:
+    """Limits of an image's area in pixels; the budget of Gemma 4 is an area too."""
+    most = config.max_pixels or config.budget * (config.merge * config.patch) ** 2
+    for key, pixels in (("vision.image_min_pixels", config.min_pixels), ("vision.image_max_pixels", most)):
+        if pixels:
+            keys.u32(key, min(pixels, _MOST))
+
+
+def _audio(keys: Writer, config: VisionConfig, audio: Keys) -> None:
+    keys.flag("has_audio_encoder", True)
+    keys.u32("audio.projection_dim", config.out_hidden)
+    keys.u32("audio.embedding_length", audio.integer("audio_embed_dim", (1, 1 << 20)))
+    for key in ("feed_forward_length", "block_count", "attention.head_count"):
+        keys.u32(f"audio.{key}", 0)
+    keys.text("audio.projector_type", "gemma4ua")
+    keys.u32("audio.num_mel_bins", _MEL_BINS)
+    keys.f32("audio.attention.layer_norm_epsilon", audio.number("rms_norm_eps", (0.0, 1.0), 1e-6))
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def tower_shapes(config: VisionConfig) -> Shapes:
+    """Canonical name -> shape in a safetensors checkpoint, of all required tensors."""
+    return _FAMILIES[config.family](config)
+
+
+def _linear(name: str, rows: int, columns: int) -> Shapes:
+    return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+
+
+def _norm(name: str, width: int) -> Shapes:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def _qwen35(config: VisionConfig) -> Shapes:
+    hidden, inner, merged = config.hidden, config.heads * config.head_dim, config.patches_per_row * config.hidden
+    found: Shapes = {
+        "v.patch_embd.weight": (hidden, 3, config.frames, config.patch, config.patch),
+        "v.patch_embd.bias": (hidden,),
+        "v.position_embd.weight": (config.positions, hidden),
+        **_norm("v.post_ln", hidden),
+        **_linear("mm.0", merged, merged),
+        **_linear("mm.2", config.out_hidden, merged),
+    }
+    for prefix in _layers(config):
+        found |= _norm(f"{prefix}ln1", hidden) | _norm(f"{prefix}ln2", hidden) | _mlp(prefix, config)
+        found |= _linear(f"{prefix}attn_qkv", 3 * inner, hidden) | _linear(f"{prefix}attn_out", hidden, inner)
+    return found
+
+
+def _gemma3(config: VisionConfig) -> Shapes:
+    hidden, inner = config.hidden, config.heads * config.head_dim
+    found: Shapes = {
+        "v.patch_embd.weight": (hidden, 3, config.patch, config.patch),
+        "v.patch_embd.bias": (hidden,),
+        "v.position_embd.weight": (config.positions, hidden),
+        **_norm("v.post_ln", hidden),
+        "mm.soft_emb_norm.weight": (hidden,),
+        "mm.input_projection.weight": (hidden, config.out_hidden),
+    }
+    for prefix in _layers(config):
+        found |= _norm(f"{prefix}ln1", hidden) | _norm(f"{prefix}ln2", hidden) | _mlp(prefix, config)
+        for name in ("attn_q", "attn_k", "attn_v"):
+            found |= _linear(f"{prefix}{name}", inner, hidden)
+        found |= _linear(f"{prefix}attn_out", hidden, inner)
+    return found
+
+
+def _gemma4(config: VisionConfig) -> Shapes:
+    hidden, inner, ffn = config.hidden, config.heads * config.head_dim, config.ffn
+    found: Shapes = {
+        "v.patch_embd.weight": (hidden, config.patch_values),
+        "v.position_embd.weight": (2, config.positions, hidden),
+        "mm.input_projection.weight": (config.out_hidden, hidden),
+    }
+    if config.standardize:
+        found |= {"v.std_bias": (hidden,), "v.std_scale": (hidden,)}
+    linears = {
+        "attn_q": (inner, hidden), "attn_k": (inner, hidden), "attn_v": (inner, hidden), "attn_out": (hidden, inner),
+        "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden), "ffn_down": (hidden, ffn),
+    }  # fmt: skip
+    for prefix in _layers(config):
+        found |= {f"{prefix}{name}.weight": shape for name, shape in linears.items()}
+        for name in ("ln1", "attn_post_norm", "ln2", "ffn_post_norm"):
+            found[f"{prefix}{name}.weight"] = (hidden,)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            found[f"{prefix}{name}.weight"] = (config.head_dim,)
+        if config.clipped:
+            ends = ("input_min", "input_max", "output_min", "output_max")
+            found |= {f"{prefix}{name}.{end}": () for name in linears for end in ends}
+    return found
+
+
+def _gemma4_unified(config: VisionConfig) -> Shapes:
+    hidden, values = config.hidden, config.patch_values
+    return {
+        **_norm("v.patch_norm.1", values),
+        **_linear("v.patch_embd", hidden, values),
+        **_norm("v.patch_norm.2", hidden),
+        "v.position_embd.weight": (config.positions, 2, hidden),
+        **_norm("v.patch_norm.3", hidden),
+        "mm.input_projection.weight": (config.out_hidden, hidden),
+    }
+
+
+def _mlp(prefix: str, config: VisionConfig) -> Shapes:
+    up = _linear(f"{prefix}ffn_up", config.ffn, config.hidden)
+    return up | _linear(f"{prefix}ffn_down", config.hidden, config.ffn)
+
+
+def _layers(config: VisionConfig) -> list[str]:
+    return [f"v.blk.{layer}." for layer in range(config.layers)]
+
+
+_FAMILIES = {"qwen35": _qwen35, "gemma3": _gemma3, "gemma4": _gemma4, "gemma4_unified": _gemma4_unified}
+
 
 Array = npt.NDArray[Any]
 AUDIO = "mm.a.input_projection.weight"

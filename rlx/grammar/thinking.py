@@ -1,6 +1,6 @@
 """A grammar for the answer of a model that may think before it answers.
 
-Grammar stage, over `rlx.text.thinking`.
+Grammar stage, over `rlx.text.answer`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.grammar.grammar import Grammar
-from rlx.text.thinking import ThinkingTags
+from rlx.text.answer import ThinkingTags
 from rlx.text.tokenizer import Tokenizer
 
 

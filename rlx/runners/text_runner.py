@@ -29,7 +29,7 @@ from rlx.text.tool_calls.call import ToolCall, whole_calls
 from rlx.tracing import span
 
 if TYPE_CHECKING:
-    from rlx.text.thinking import ThinkingTags
+    from rlx.text.answer import ThinkingTags
     from rlx.text.tokenizer import Tokenizer
     from rlx.text.tool_calls import Tool, ToolCallDelta, ToolChoice, ToolFormat
 
@@ -213,8 +213,8 @@ class TextRunner(LmRunner):
         return self.checked_prompt(self.tokenizer.encode(prompt))
 
     def _chat_call(self, where: str, messages: Messages, options: dict[str, Any]) -> _Call:
+        from rlx.text.answer import ThinkingTags
         from rlx.text.chat import thinking_variables
-        from rlx.text.thinking import ThinkingTags
         from rlx.text.tool_calls import ToolFormat, checked_choice, checked_tools
 
         variables = {**(options.pop("variables", None) or {})}

@@ -14,8 +14,7 @@ from rlx.engine.request.context import Context
 from rlx.prompt import Prompt
 from rlx.serve.conversation import checked_messages, checked_variables, last_answer, merged_system
 from rlx.serve.media import load_images
-from rlx.text.answer import AnswerParser, kept_ids
-from rlx.text.thinking import ThinkingTags
+from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids
 from rlx.text.tool_calls import Tool, ToolChoice, ToolFormat, checked_choice, checked_tools
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 
 from rlx.serve import record
 from rlx.serve.errors import invalid
+from rlx.text.answer import ThinkingTags
 from rlx.text.chat import thinking_variables
-from rlx.text.thinking import ThinkingTags
 from rlx.text.tokenizer import Tokenizer
 
 _EFFORT, _SWITCH = "reasoning_effort", "enable_thinking"

@@ -1,7 +1,7 @@
 """Text stage: tokenizers, streaming detokenization and chat templates.
 
 `vocabulary.py` holds the pieces, `from_gguf.py` and `from_hf.py` read them, `pretokenizers.py`, `spm.py` and
-`special.py` encode, `tokenizer.py` is what they become; `detokenize.py` streams; `chat.py` and `dialect.py` render
+`vocabulary.py` encode, `tokenizer.py` is what they become; `detokenize.py` streams; `chat.py` and `dialect.py` render
 conversations; `confined.py` runs what is not trusted in a process with limits. Importing this package imports neither
 `tokenizers` nor `jinja2`.
 """

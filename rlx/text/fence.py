@@ -12,8 +12,8 @@ from itertools import count
 from typing import Any
 
 from rlx.text.image_parts import ImageTokens
-from rlx.text.special import SpecialSplitter
 from rlx.text.tokenizer import Tokenizer
+from rlx.text.vocabulary import SpecialSplitter
 
 
 class Fence:

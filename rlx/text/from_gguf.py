@@ -17,11 +17,10 @@ import numpy as np
 
 from rlx.errors import TokenizerError
 from rlx.text.pretokenizers import PRE_TOKENIZERS, Encode, PreTokenizer, byte_level_bpe, gemma4_bpe
-from rlx.text.special import SpecialSplitter
 from rlx.text.spm import SentencePieceMerger
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.turns import turn_ends
-from rlx.text.vocabulary import Spelling, TokenType, Vocabulary, end_ids, is_byte_token
+from rlx.text.vocabulary import SpecialSplitter, Spelling, TokenType, Vocabulary, end_ids, is_byte_token
 
 _GGML = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"

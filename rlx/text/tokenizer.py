@@ -12,8 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from rlx.errors import TokenizerError
-from rlx.text.special import SpecialSplitter
-from rlx.text.vocabulary import TokenType, Vocabulary
+from rlx.text.vocabulary import SpecialSplitter, TokenType, Vocabulary
 
 PIECE = 1 << 16  # characters that are encoded at once where it may turn out that the text is too long
 USUAL_CHARACTERS = 8  # of a token at most, in usual texts

@@ -19,8 +19,7 @@ from rlx.models.vision_hf_config import vision_from_hf
 from rlx.vision.tower import Tower
 from rlx.vision.weights import TowerWeights
 from rlx.weights.loader import WeightLoader, open_weights
-from rlx.weights.locate import projectors_in, usual_type
-from rlx.weights.processor_files import image_processor
+from rlx.weights.locate import image_processor, projectors_in, usual_type
 
 Make = Callable[[VisionConfig, TowerWeights], Tower]
 MmprojPath = str | os.PathLike[str]

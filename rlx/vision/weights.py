@@ -18,10 +18,9 @@ import numpy.typing as npt
 from rlx.errors import WeightError
 from rlx.ir.dtypes import F32
 from rlx.models.vision_config import VisionConfig
-from rlx.weights.closing import Closing
 from rlx.weights.composed import FLOATS, to_float32
 from rlx.weights.loader import TensorInfo, WeightLoader
-from rlx.weights.mapped import Bytes
+from rlx.weights.mapped import Bytes, Closing
 from rlx.weights.tower_names import checkpoint_names, tower_names
 from rlx.weights.values import dequantize
 

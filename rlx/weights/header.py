@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import WeightError
-from rlx.weights.closing import Closing
-from rlx.weights.mapped import Bytes, TensorInfo
+from rlx.weights.mapped import Bytes, Closing, TensorInfo
 
 
 class Header(Closing):

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from rlx import demo
 from rlx.env import size
-from rlx.errors import AmbiguousModelError, ArgumentError, ModelFileError, file_error
+from rlx.errors import AmbiguousModelError, ArgumentError, ConfigError, ModelFileError, file_error
+from rlx.json_file import JsonObject, read_object
 from rlx.suggest import nearest
 from rlx.weights import hub
-from rlx.weights.gguf_split import part_number
+from rlx.weights.gguf import part_number
 from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME
 
 SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
@@ -266,3 +267,18 @@ def _close(path: Path) -> list[Path]:
 def _listing(directory: Path) -> str:
     names = sorted(entry.name + "/" * entry.is_dir() for entry in directory.iterdir())
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "") or "nothing"
+
+
+_OWN, _JOINT = "preprocessor_config.json", "processor_config.json"
+
+
+def image_processor(folder: Path) -> JsonObject:
+    """The configuration of a checkpoint's image processor: `preprocessor_config.json` or, as transformers 5 saves it,
+    the key `image_processor` of `processor_config.json`, which counts more; {} without both.
+
+    Raises:
+        ConfigError: a file is malformed.
+    """
+    found = read_object(folder / _OWN, ConfigError) if (folder / _OWN).exists() else {}
+    joint = read_object(folder / _JOINT, ConfigError).get("image_processor") if (folder / _JOINT).exists() else None
+    return {**found, **joint} if isinstance(joint, dict) else found

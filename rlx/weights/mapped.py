@@ -13,6 +13,8 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +22,25 @@ import numpy.typing as npt
 from rlx import platform
 from rlx.errors import ModelFileError, WeightError, file_error
 from rlx.ir.dtypes import DType
-from rlx.weights.closing import Closing
+
+
+class Closable(Protocol):
+    """Something that can be closed."""
+
+    def close(self) -> None: ...
+
+
+class Closing:
+    """Base of classes with a `close`: a `with` statement calls it at the end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self: Closable, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
 
 Bytes = npt.NDArray[np.uint8]
 Buffer = bytes | _mmap.mmap

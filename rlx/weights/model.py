@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import UnsupportedModelError, WeightError
-from rlx.weights.closing import Closing
 from rlx.weights.composed import FLOATS, Composed, rows, stack, to_float32, whole
 from rlx.weights.fp8 import fp8
 from rlx.weights.fp8_config import CODES
 from rlx.weights.loader import WeightLoader
-from rlx.weights.mapped import Bytes, TensorInfo
+from rlx.weights.mapped import Bytes, Closing, TensorInfo
 from rlx.weights.names import FileNames, canonical_names, file_names, rank
 
 

@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlx.weights.closing import Closing
 from rlx.weights.loader import TensorInfo, WeightLoader
-from rlx.weights.mapped import Bytes
+from rlx.weights.mapped import Bytes, Closing
 
 _LAYER = re.compile(r"mtp\.layers\.([0-9]+)\.(.+)")
 # What joins the embedding of the last token with the state of the one before, and the norm before the head.

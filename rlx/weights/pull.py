@@ -2,26 +2,39 @@
 
 Part of the weights stage, in front of `locate.py`, which finds what lies there. It says which files of a repository are
 a model. Only `rlx pull` downloads, other commands after a question, and Python code that calls `pull`.
+
+Fetching is done here and not by the hub's library: in another process the library begins a broken download anew,
+and it compares no hashes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import IO
+from urllib.parse import quote
 
 from rlx.env import size
 from rlx.errors import AmbiguousModelError, DownloadError, ModelFileError
 from rlx.suggest import nearest
 from rlx.weights import hub
-from rlx.weights.download import Downloads, Progress
-from rlx.weights.gguf import GgufFile
-from rlx.weights.gguf_split import part_number
+from rlx.weights.gguf import GgufFile, part_number
+from rlx.weights.hub import RemoteFile, RemoteModel, Repository, asked, look_up, named_http_errors
 from rlx.weights.locate import PICKLES, SAFETENSORS, is_projector, quantization_of, split_quantization, usual_type
-from rlx.weights.repository import RemoteFile, RemoteModel, Repository, look_up
 from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME
 
+Progress = Callable[[str, int, int], None]
 Notice = Callable[[str], None]
+
+ATTEMPTS = 5  # in a row without a byte
+CHUNK = 1 << 20
+SPARE = 64 << 20  # bytes that stay free on the disk
 
 PREFERRED = "Q4_K_M"
 """The quantization that is taken of several where none is named, as other tools do; a word says so."""
@@ -147,3 +160,172 @@ def choose(models: list[RemoteModel], quantization: str | None, repository: Repo
     example = f"{repository.name}:{next((q for q in labels if labels.count(q) == 1), 'QUANT')}"
     what, hint = f"it holds {len(models)} models: {listed}", f"choose one, such as {example}"
     raise AmbiguousModelError(what, where=repository.name, hint=hint, example=example)
+
+
+class Downloads:
+    """Files on their way into the hub's folder: `blobs` by what they hash to, `snapshots/<commit>` with their names."""
+
+    def __init__(self, repository: Repository, progress: Progress | None, say: Notice) -> None:
+        self.repository, self.progress, self.say = repository, progress, say
+        self.storage = hub.folder(repository.name)
+        self.locks = self.storage.parent / ".locks" / self.storage.name
+        self.snapshot = self.storage / "snapshots" / repository.commit
+
+    def fetch(self, files: Iterable[RemoteFile]) -> list[Path]:
+        """All files, in their order; the snapshot becomes the current one when they are all there."""
+        files = list(files)
+        with _named_system_errors(self.repository.name):
+            self._check_places(files)
+            for folder in (self.storage / "blobs", self.storage / "refs", self.snapshot, self.locks):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._check_room(files)
+            paths = [self._file(file) for file in files]
+            self._make_current()
+        return paths
+
+    def _check_places(self, files: Iterable[RemoteFile]) -> None:
+        """Everything that is written lies in the repository's folder, with links followed."""
+        places = [self.snapshot / file.name for file in files]
+        places += [place for file in files for place in (self._blob(file), self._partial(file))]
+        inside = self.storage.resolve()
+        for place in places:
+            if not place.parent.resolve().is_relative_to(inside):
+                hint = "remove the links in that folder"
+                raise DownloadError(f"a file of the repository would lie outside {inside}", where=place, hint=hint)
+
+    def _make_current(self) -> None:
+        reference = self.storage / "refs" / "main"
+        written = reference.with_name(f"main.{os.getpid()}.partial")
+        written.write_text(self.repository.commit, encoding="utf-8")
+        os.replace(written, reference)
+
+    def _blob(self, file: RemoteFile) -> Path:
+        return self.storage / "blobs" / file.digest
+
+    def _partial(self, file: RemoteFile) -> Path:
+        return self.storage / "blobs" / f"{file.digest}.rlx.incomplete"
+
+    def _check_room(self, files: Iterable[RemoteFile]) -> None:
+        missing = [file for file in files if not self._is_there(file)]
+        partial = sum(p.stat().st_size for p in map(self._partial, missing) if p.exists())
+        needed = sum(file.nbytes for file in missing) - partial
+        free = shutil.disk_usage(self.storage).free
+        if missing and needed + SPARE > free:
+            what = f"the download takes {size(needed)}, and {size(free)} are free"
+            raise DownloadError(what, where=self.storage, hint="make room, or name another folder by HF_HUB_CACHE")
+
+    def _is_there(self, file: RemoteFile) -> bool:
+        blob = self._blob(file)
+        return blob.is_file() and blob.stat().st_size == file.nbytes
+
+    def _file(self, file: RemoteFile) -> Path:
+        from filelock import FileLock, Timeout
+
+        path = self.snapshot / file.name
+        lock = FileLock(self.locks / f"{file.digest}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            self.say(f"{file.name}: waiting for another download of it")
+            lock.acquire()
+        try:
+            if not self._is_there(file):
+                self._download(file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                path.unlink(missing_ok=True)  # a link to nothing
+                _link(self._blob(file), path)
+        finally:
+            lock.release()
+        return path
+
+    def _download(self, file: RemoteFile) -> None:
+        partial = self._partial(file)
+        where = f"{self.repository.name}, {file.name}"
+        url = f"{self.repository.name}/resolve/{self.repository.commit}/{quote(file.name)}"
+        with open(partial, "r+b" if partial.exists() else "w+b") as out:
+            if out.seek(0, os.SEEK_END) > file.nbytes:
+                out.seek(0)
+                out.truncate()
+            if found := out.tell():
+                self.say(f"{file.name}: going on at {size(found)} of {size(file.nbytes)}")
+            _Fetch(url, file, out, where, self.progress).run()
+            out.flush()
+            os.fsync(out.fileno())
+            found_digest = _digest(out, file)
+        if found_digest != file.digest:
+            partial.unlink()
+            what = f"what arrived is damaged: it hashes to {found_digest[:12]}, expected {file.digest[:12]}"
+            raise DownloadError(what, where=where, hint="it was removed; run the command again")
+        os.replace(partial, self._blob(file))
+
+
+@dataclass
+class _Fetch:
+    """One file by HTTP, from where `out` ends. The URL names a commit, so that its bytes never change."""
+
+    url: str
+    file: RemoteFile
+    out: IO[bytes]
+    where: str
+    progress: Progress | None
+
+    def run(self) -> None:
+        """Goes on after a connection that broke off, as long as it gets further."""
+        idle, furthest, broken = 0, self.out.tell(), list[str]()
+        while (at := self.out.tell()) < self.file.nbytes:
+            with named_http_errors(self.where, broken):
+                self._stream(at)
+            idle = 0 if self.out.tell() > furthest else idle + 1
+            furthest = max(furthest, self.out.tell())
+            if idle >= ATTEMPTS:
+                what = f"the connection breaks off at {size(at)} of {size(self.file.nbytes)}"
+                reason = f": {broken[-1]}" if broken else ""
+                hint = "run the command again later: it goes on from there"
+                raise DownloadError(f"{what}{reason}", where=self.where, hint=hint)
+
+    def _stream(self, at: int) -> None:
+        with asked(self.url, self.where, {"Range": f"bytes={at}-"} if at else None) as answer:
+            whole = answer.status_code == 416 or (at and answer.status_code == 200)
+            if whole:  # the server does not go on in the middle
+                self.out.seek(0)
+                self.out.truncate()
+            if answer.status_code == 416:
+                return
+            for chunk in answer.iter_raw():
+                if self.out.tell() + len(chunk) > self.file.nbytes:
+                    what = f"more than its {self.file.nbytes} bytes arrive"
+                    raise DownloadError(what, where=self.where, hint="run the command again")
+                self.out.write(chunk)
+                if self.progress is not None:
+                    self.progress(f"downloading {self.file.name}", self.out.tell(), self.file.nbytes)
+
+
+def _digest(out: IO[bytes], file: RemoteFile) -> str:
+    """SHA-256 of a large file's bytes; of a small one the id that Git gives them."""
+    digest = hashlib.sha256() if file.is_large else hashlib.sha1(b"blob %d\0" % file.nbytes, usedforsecurity=False)
+    out.seek(0)
+    while chunk := out.read(CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _link(blob: Path, path: Path) -> None:
+    """`path` as a relative link to a blob, or a second name of it where the file system has no such links."""
+    try:
+        path.symlink_to(os.path.relpath(blob, path.parent))
+    except OSError:
+        os.link(blob, path)
+
+
+@contextmanager
+def _named_system_errors(where: str) -> Iterator[None]:
+    """What the system refuses while files are written becomes a `DownloadError`."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "make room, or name another folder by HF_HUB_CACHE; the download goes on where it ended"
+        what = "the disk is full" if full else f"it cannot be written: {error.strerror or error}"
+        place = getattr(error, "filename", None) or where
+        raise DownloadError(what, where=place, hint=hint) from error

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlx.cli.chat.display import Display
 from rlx.cli.chat.markdown import MarkdownStream
 from rlx.cli.output import printable
-from rlx.text.thinking import ThinkingSplitter, ThinkingTags
+from rlx.text.answer import ThinkingSplitter, ThinkingTags
 
 TAGS = ThinkingTags("<think>", "</think>")
 

@@ -18,7 +18,7 @@ from gguf import GGUFReader
 from rlx.cli.main import cli
 from rlx.errors import ArgumentError, ModelFileError, TokenizerError, WeightError
 from rlx.export.convert import convert
-from rlx.export.opened import open_model
+from rlx.export.hf import open_model
 from rlx.ir.dtypes import F8_E4M3
 from rlx.sampling.recommended import recommended
 from rlx.weights import open_weights

@@ -19,8 +19,8 @@ import pytest
 import safetensors.numpy
 
 from rlx.errors import ConfigError, UnsupportedModelError, WeightError
+from rlx.export.hf import open_model
 from rlx.export.model import ExportModel
-from rlx.export.opened import open_model
 
 Array = npt.NDArray[np.float32]
 VOCAB, HIDDEN, LAYERS = 512, 32, 2

@@ -13,9 +13,7 @@ import tokenizers
 
 from rlx.errors import TokenizerError
 from rlx.export.hf_config import TextConfig
-from rlx.export.hf_pretokenizer import pre_tokenizer_name
-from rlx.export.hf_sentencepiece import read_sentencepiece
-from rlx.export.hf_tokenizer import tokenizer_metadata
+from rlx.export.hf_tokenizer import pre_tokenizer_name, read_sentencepiece, tokenizer_metadata
 from rlx.text.from_gguf import tokenizer_from_gguf
 from rlx.text.vocabulary import TokenType
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rlx.errors import ModelFileError, WeightError
+from rlx.export.hf import open_model
 from rlx.export.model import ExportModel
-from rlx.export.opened import open_model
 from rlx.ir.dtypes import BF16, F32
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")

@@ -20,9 +20,9 @@ from gguf.quants import quantize as reference
 
 from rlx.errors import ArgumentError, ModelFileError, ResourceError, RlxError, WeightError
 from rlx.export import quantize as stage
+from rlx.export.hf import open_model
 from rlx.export.mix import FILE_TYPES
 from rlx.export.model import ExportModel, ExportTensor
-from rlx.export.opened import open_model
 from rlx.export.quantize import quantize
 from rlx.export.writer import Planned, check_output, write_gguf
 from rlx.ir.dtypes import BF16, F16, F32, I32, Q4_0, Q8_0, DType

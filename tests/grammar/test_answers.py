@@ -253,7 +253,7 @@ def test_chat_gives_values(runner: Any) -> None:
 
 
 def test_thinking_comes_before_an_answer_of_chat(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlx.text.thinking import ThinkingTags
+    from rlx.text.answer import ThinkingTags
 
     monkeypatch.setattr(ThinkingTags, "of", staticmethod(lambda tokenizer: ThinkingTags("<think>", "fox")))
     monkeypatch.setattr(ThinkingTags, "is_open", lambda self, tokenizer, prompt: True)

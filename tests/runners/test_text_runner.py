@@ -18,7 +18,7 @@ from rlx.errors import ChatTemplateError, MultimodalError, PromptError, Sampling
 from rlx.runners.base import LmRunner
 from rlx.runners.cached import CachedRunner
 from rlx.text import ChatTemplate, Tokenizer, chat_ids, load_tokenizer
-from rlx.text.thinking import ThinkingSplitter, ThinkingTags
+from rlx.text.answer import ThinkingSplitter, ThinkingTags
 
 TEXTS = (
     "{% for m in messages %}<|im_start|>{{ m.role + '\n' }}{{ m.content }}<|im_end|>{{ '\n' }}{% endfor %}"

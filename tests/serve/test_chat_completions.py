@@ -9,7 +9,7 @@ import openai
 import pytest
 from exchanges import PATH, QUESTION, STORY, chunks_of, error_of, text_of
 
-from rlx.text.thinking import ThinkingTags
+from rlx.text.answer import ThinkingTags
 
 
 def test_an_answer(server: Any) -> None:

@@ -12,7 +12,7 @@ import rlx
 from rlx.cli.main import cli
 from rlx.errors import ArgumentError
 from rlx.text import ChatTemplate
-from rlx.text.named_templates import NAMED, template_text
+from rlx.text.chat import NAMED, template_text
 
 TALK = [
     {"role": "user", "content": "Hi"},

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.errors import TokenizerError
-from rlx.text.special import SpecialSplitter
 from rlx.text.spm import SentencePieceMerger, best_pieces
-from rlx.text.vocabulary import SPACE
+from rlx.text.vocabulary import SPACE, SpecialSplitter
 
 ALPHABET = "ab" + SPACE
 

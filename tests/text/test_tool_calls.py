@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tool_texts import FORMATS, TOOLS, WRITERS, joined, parsed, split
 
 from rlx.errors import ToolError
-from rlx.text.answer import AnswerParser
-from rlx.text.thinking import ThinkingTags
+from rlx.text.answer import AnswerParser, ThinkingTags
 from rlx.text.tool_calls import ToolCallDelta, checked_choice, checked_tools
 
 EVERY = list(FORMATS)

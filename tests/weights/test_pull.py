@@ -18,10 +18,11 @@ import rlx
 from rlx.cli.main import cli
 from rlx.env import size
 from rlx.errors import AmbiguousModelError, DownloadError, ModelFileError
-from rlx.weights import download, resolve_model_path
 from rlx.weights import hub as hub_names
+from rlx.weights import pull as download
+from rlx.weights import resolve_model_path
+from rlx.weights.hub import look_up
 from rlx.weights.pull import pull
-from rlx.weights.repository import look_up
 
 BIG = bytes(range(256)) * 40
 

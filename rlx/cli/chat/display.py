@@ -6,7 +6,7 @@ from typing import TextIO
 
 from rlx.cli.chat.markdown import MarkdownStream
 from rlx.cli.output import counted
-from rlx.text.thinking import ThinkingSplitter
+from rlx.text.answer import ThinkingSplitter
 
 _DIM, _NORMAL = "\x1b[2m", "\x1b[22m"
 

@@ -18,7 +18,7 @@ from rlx.cli.chat.settings import Settings
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.output import ENDS, Answer, Bars, counted, stdout
 from rlx.errors import MultimodalError, PromptError
-from rlx.text.thinking import ThinkingSplitter, ThinkingTags
+from rlx.text.answer import ThinkingSplitter, ThinkingTags
 
 if TYPE_CHECKING:
     from rlx.cli.chat.display import Display
@@ -107,9 +107,7 @@ class Session:
         """
         found = AttachedImage.of(name)
         if not self.runner.supports_multimodal:
-            hint = (
-                "`rlx chat demo-vision` opens the embedded model that sees; other models need `--mmproj`"
-            )
+            hint = "`rlx chat demo-vision` opens the embedded model that sees; other models need `--mmproj`"
             raise MultimodalError("the model takes text only", where="/image", hint=hint)
         self.runner.preprocess_image(found.image)
         self.attached.append(found)

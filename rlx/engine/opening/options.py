@@ -22,7 +22,7 @@ from rlx.errors import UnknownArgumentError
 from rlx.passes.options import MAX_PAST, PRECISIONS
 from rlx.profile.option import option, options_of
 from rlx.profile.profile_options import ProfileOptions, byte_count
-from rlx.text.named_templates import template_text
+from rlx.text.chat import template_text
 from rlx.vision.options import ImageOptions
 
 if TYPE_CHECKING:
@@ -137,9 +137,7 @@ class EngineOptions(ImageOptions, ProfileOptions):
         default="RLX_COMPILE_AHEAD, or True",
         kind=object,
     )
-    device: str | None = option(
-        None, "Device, one of `devices()`", default="the CPU", kind=object, metavar="DEVICE"
-    )
+    device: str | None = option(None, "Device, one of `devices()`", default="the CPU", kind=object, metavar="DEVICE")
 
     def __post_init__(self) -> None:
         for name, each in options_of(type(self)).items():
@@ -179,9 +177,7 @@ class RunnerOptions(EngineOptions):
         kind=bool,
         flag=False,
     )
-    speculative: str | None = option(
-        None, "Default speculative decoding: `prompt-lookup` or `mtp`", kind=object
-    )
+    speculative: str | None = option(None, "Default speculative decoding: `prompt-lookup` or `mtp`", kind=object)
     slots: int = option(
         SLOTS,
         "Requests computed at the same time; further ones wait",
