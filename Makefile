@@ -1,7 +1,7 @@
 # A fresh machine needs Python 3.11 or newer (with its venv module) and make; everything else goes into $(VENV).
 #   make demo     install, then let the embedded demo model tell a story
 #   make test     install with the test tools, then lint, type-check and test, what depends on kernels at lower levels, too
-#   make test-all   every test, also the slow ones that repeat others for more models; make test leaves these out
+#   make test-all   every case of every test, also the slow ones that repeat others for more models; make test leaves these out
 #   make test-plain the tests with RLX_PLATFORM=plain: without what only some operating systems have
 #   make types-all  type-check as on Linux, macOS and Windows: finds calls that a system lacks
 #   make test-page  the tests of the chat page and of reports in Chromium (apt-get install chromium), and screenshots in build/page
@@ -43,11 +43,11 @@ pytest: pytest-lower $(VENV)/.rlx-test-installed
 # Exit status 5: PYTEST_ARGS select none of these.
 pytest-lower: $(VENV)/.rlx-test-installed
 	@for target in $$($(PY) tests/targets.py); do \
-	  RLX_TARGET=$$target $(PY) -m pytest -n $(JOBS) --dist worksteal -m 'machine and not slow' --representative \
-	    $(PYTEST_ARGS) || test $$? = 5 || exit 1; done
+	  RLX_TARGET=$$target $(PY) -m pytest -n $(JOBS) --dist worksteal -m 'machine and not slow' $(PYTEST_ARGS) \
+	    || test $$? = 5 || exit 1; done
 
 test-all: $(VENV)/.rlx-test-installed
-	@$(PY) -m pytest -m '' -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	@$(PY) -m pytest -m '' --all-cases -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-plain: $(VENV)/.rlx-test-installed
 	@RLX_PLATFORM=plain $(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)

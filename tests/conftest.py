@@ -14,6 +14,7 @@ from typing import Any
 
 import golden_folder
 import pytest
+import representative
 import systems
 import targets
 from browser import chromium, lend_thread
@@ -29,15 +30,14 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--representative", action="store_true", help="of each test, each value of each parameter once")
+    parser.addoption("--all-cases", action="store_true", help="every case of each test (tests/representative.py)")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     targets.mark(items)  # before pytest selects by marks
-    if config.getoption("--representative"):
-        import representative
-
+    yield
+    if not config.getoption("--all-cases"):
         items[:], left_out = representative.split(items)
         config.hook.pytest_deselected(items=left_out)
 

@@ -1,39 +1,28 @@
-"""A few of many cases: with `--representative`, of every test those that show each value of each of its parameters.
+"""A few of many cases: of every test those that show each value of each of its parameters.
 
-Types of weights are shown at every level, because a level has code of its own for each.
+What one `parametrize` lists counts as one parameter, whatever its names: a list that was written down, or two things
+that are code of their own together. Products of several are not run but by `make test-all`. Of the cases that show
+equally much, those are taken whose values were shown least.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pytest
 
-from rlx.backends.cpu.target import Target
-from rlx.ir.dtypes import DType
 
-
-def chosen(cases: Sequence[dict[str, Any]]) -> list[int]:
-    """The numbers of the cases that are enough, in order. A case: the values of a test's parameters by name."""
-    shown = [_shown(case) for case in cases]
-    left, found = set[object]().union(*shown), list[int]()
+def chosen(cases: Sequence[Sequence[object]]) -> list[int]:
+    """The numbers of the cases that are enough, in order. A case: the values of a test's parameters."""
+    shown = [set(enumerate(case)) or {(0, None)} for case in cases]
+    left, found, often = set[object]().union(*shown), list[int](), Counter[object]()
     while left:
-        best = max(range(len(cases)), key=lambda at: len(shown[at] & left))
+        best = max(range(len(cases)), key=lambda at: (len(shown[at] & left), -sum(often[each] for each in shown[at])))
         found.append(best)
         left -= shown[best]
+        often.update(shown[best])
     return sorted(found)
-
-
-def _shown(case: dict[str, Any]) -> set[object]:
-    """What a case shows: its values, and its level together with each type."""
-    targets = [value for value in case.values() if isinstance(value, Target)]
-    types = [(name, value) for name, value in case.items() if isinstance(value, DType)]
-    return (
-        {(name, repr(value)) for name, value in case.items()}
-        | {(target, *pair) for target in targets for pair in types}
-        | {"the test"}
-    )
 
 
 def split(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
@@ -43,7 +32,20 @@ def split(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.
         tests.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
     kept, others = list[pytest.Item](), list[pytest.Item]()
     for same in tests.values():
-        enough = set(chosen([item.callspec.params if hasattr(item, "callspec") else {} for item in same]))
+        enough = set(chosen([_values(item) for item in same]))
         for at, item in enumerate(same):
             (kept if at in enough else others).append(item)
     return kept, others
+
+
+def _values(item: pytest.Item) -> list[object]:
+    """The value of each parameter of a case."""
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return []
+    left = {name: repr(value) for name, value in item.callspec.params.items()}
+    found = list[object]()
+    for mark in item.iter_markers("parametrize"):
+        listed = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        names = [name.strip() for name in listed.split(",")] if isinstance(listed, str) else listed
+        found.append(tuple(left.pop(name, None) for name in names))
+    return [*found, *left.values()]  # those of fixtures

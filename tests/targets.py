@@ -2,7 +2,7 @@
 
 A test that depends on kernels, packing or printed text is marked `machine`: by its folder, or by itself. A file of
 such a folder that depends on nothing of this is marked `any_machine`. `make test` runs the tests marked `machine` as
-a machine of each lower level, of every test each value of each parameter, and then all tests at the best level. What
+a machine of each lower level, and then all tests at the best level. What
 names its target itself is not repeated. `python tests/targets.py` prints the lower levels.
 """
 

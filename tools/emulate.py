@@ -164,7 +164,7 @@ def programs(cpu: str, arguments: Sequence[str]) -> int:
     shutil.rmtree(FOLDER / "cache", ignore_errors=True)
     failed = not arguments and any([python(cpu, *run), python(cpu, *run)])
     tests = () if _names_tests(arguments) else PROGRAMS
-    options = ("-m", "", "--representative", "-o", f"cache_dir={FOLDER / 'pytest'}")
+    options = ("-m", "", "-o", f"cache_dir={FOLDER / 'pytest'}")
     sys.path.insert(0, str(ROOT / "tests"))
     import outside_llvm
 

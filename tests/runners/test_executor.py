@@ -314,6 +314,16 @@ def test_who_finds_no_room_is_paused_and_goes_on() -> None:
     assert made.paused.count > 0
 
 
+def test_who_came_first_is_done_first_although_all_were_paused() -> None:
+    made, jobs, ended = executor(ToyEngine(room=100)), [job(prompt(20, seed), 40) for seed in range(1, 5)], list[int]()
+    for each in jobs:
+        made.receive(each)
+    while made.turn():
+        ended += [at for at, each in enumerate(jobs) if each.ended and at not in ended]
+    assert made.paused.count >= 3
+    assert ended + [at for at in range(4) if at not in ended] == [0, 1, 2, 3]
+
+
 def test_who_waits_for_a_consumer_makes_room_for_one_that_was_paused() -> None:
     """The consumer reads both for a while, and then only the one that is paused."""
     engine = ToyEngine(room=60)
