@@ -18,9 +18,10 @@ import httpx
 import openai
 import pytest
 
+from rlx.errors import BusyError, DeadlineError, PoolFullError, PromptError, ResourceError, RlxError
 from rlx.serve import ServedModel, create_app
 from rlx.serve.admission import Gate
-from rlx.serve.errors import ApiError
+from rlx.serve.errors import ApiError, api_error
 from rlx.serve.json_body import MAX_DEPTH, parsed
 from rlx.serve.options import ServerOptions
 
@@ -424,3 +425,22 @@ def raw(url: str, text: str) -> tuple[int, bytes]:
             found += piece
     head, _, body = found.partition(b"\r\n\r\n")
     return int(head.split()[1]), body
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (PoolFullError("full", needed=20, available=0, total=10), 400, "kv_cache_full"),  # never has room
+        (PoolFullError("full", needed=10, available=0, total=10), 503, "kv_cache_full"),
+        (DeadlineError("late"), 408, "deadline_exceeded"),
+        (BusyError("closed"), 503, "unavailable"),
+        (ResourceError("no memory"), 503, "out_of_resources"),
+        (PromptError("empty", where="prompt"), 400, None),
+        (RlxError("broken"), 500, None),
+        (ZeroDivisionError(), 500, None),
+    ],
+)
+def test_errors_of_the_engine_have_a_status(error: Exception, status: int, code: str | None) -> None:
+    found = api_error(error)
+    assert (found.status, found.code) == (status, code)
+    assert status != 500 or "log" in str(found) or isinstance(error, RlxError)
