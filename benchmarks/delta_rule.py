@@ -31,7 +31,7 @@ from rlx.backends.cpu.machine import arithmetic_peak
 from rlx.backends.cpu.ranges import range_step
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target, cpu_count
-from rlx.backends.memory import AlignedBuffer
+from rlx.backends.host import AlignedBuffer
 from rlx.compiler.compile import Compiler
 
 DIM = 128

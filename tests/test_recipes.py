@@ -27,6 +27,7 @@ from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.loops import loop_kernel
 from rlx.backends.cpu.target import Target as CpuTarget
 from rlx.backends.device import Backend, Built, Code, Loadable, Lowered, Packer, manifest_of
+from rlx.backends.host import HOST
 from rlx.backends.reference.program import Alone, ReferenceProgram
 from rlx.engine.opening.options import EngineOptions
 from rlx.errors import CompileError
@@ -150,7 +151,7 @@ class ToyTarget:
 class ToyBackend(Backend):
     """Programs are computed by NumPy, and counted."""
 
-    name, programs = "toy", 0
+    name, memory, programs = "toy", HOST, 0
 
     def target(self, level: str | None = None) -> ToyTarget:
         return ToyTarget()
@@ -160,7 +161,7 @@ class ToyBackend(Backend):
 
     def load(self, stored: Loadable) -> Code:
         self.programs += 1
-        return Code(partial(ReferenceProgram, pipeline.place(stored.graph(), stored.options), stored.manifest), 0)
+        return Code(partial(ReferenceProgram, pipeline.place(stored.graph(), stored.options), stored.manifest, HOST), 0)
 
     def workers(self, count: int, builder: devices.Builder) -> Alone:
         return Alone()

@@ -2,8 +2,8 @@
 
 The compiler and the engine know this module only; `rlx.backends.backend` finds a backend by the name of its device. A
 backend says what passes may ask (`Target.capabilities`), makes code from a lowered program (`build`: its kernel table
-and its linker), loads it (`load`), and runs it (`Program`) on workers that it starts (`workers`), over memory that it
-allocates (`allocate`).
+and its linker), loads it (`load`), and runs it (`Program`) on workers that it starts (`workers`), over its
+`memory`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends.memory import AlignedBuffer
+from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest, Program
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import DType
@@ -154,11 +154,11 @@ class Packer:
 
     Attributes:
         nbytes: (n, k) -> packed bytes of a matrix [n, k].
-        pack: takes the bytes of a matrix in the file, uint8, the address of the packed bytes, n and k.
+        pack: takes the bytes of a matrix in the file, uint8, the memory for the packed bytes, n and k.
     """
 
     nbytes: Callable[[int, int], int]
-    pack: Callable[[NDArray[np.uint8], int, int, int], None]
+    pack: Callable[[NDArray[np.uint8], Buffer, int, int], None]
 
 
 class Backend(ABC):
@@ -166,11 +166,13 @@ class Backend(ABC):
 
     Attributes:
         name: of its device.
+        memory: that its programs work on: weights, states and arenas.
         native_loops: whether it generates many tokens in one call (`Program.repeat`, rounds of drafts) faster than one
             by one.
     """
 
     name: str
+    memory: Memory
     native_loops = False
 
     @abstractmethod
@@ -216,14 +218,6 @@ class Backend(ABC):
     def prepare_packing(self, dtypes: Iterable[DType], builder: Builder) -> None:
         """Compiles what `packer` needs, where it needs code, and loads nothing."""
         return
-
-    def allocate(self, nbytes: int, huge: bool = False) -> AlignedBuffer:
-        """Zeroed memory that programs of this backend can read, for weights and states.
-
-        Raises:
-            ResourceError: there is not enough.
-        """
-        return AlignedBuffer(nbytes, huge)
 
     def bandwidth(self, workers: Any, nbytes: int) -> float:
         """The rate in 10^9 bytes per second at which all workers together read a buffer of `nbytes`, measured.

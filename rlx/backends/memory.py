@@ -1,174 +1,232 @@
-"""Memory for native code: aligned buffers from the kernel.
+"""Memory of a device: buffers, which only the device's own folder can look into, and what is done with them.
 
-Backends: activations, KV caches, packed weights and the worker pool are in `AlignedBuffer`s; programs hold their raw
-addresses. Pages are zeroed and become resident at the first access.
+Backends: weights, states, and the arena of a program are buffers. Whoever holds one copies bytes in, out, and from one
+buffer to another. Where the host sees the memory, `Buffer.view` gives an array over it, which saves the copies.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import mmap
-import threading
-import weakref
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx import platform
-from rlx.errors import ArgumentError, BusyError, ResourceError
+from rlx.errors import ArgumentError
 
-HUGE_PAGE = 2 << 20
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+Shape = int | Sequence[int]
+
 _SLAB = 64 << 20  # bytes per slab; the unused part takes no memory
 _BLOCK = 4096  # alignment of a slab's blocks: different blocks share no page
 
 
-_LIVE: weakref.WeakSet[AlignedBuffer] = weakref.WeakSet()
-_LOCK = threading.Lock()  # of `_LIVE`
+class Memory(ABC):
+    """The memory of a device. Callers use the methods of `Buffer`, a device implements these."""
 
+    @abstractmethod
+    def allocate(self, nbytes: int, huge: bool = False) -> Buffer:
+        """A new buffer of zeros.
 
-class AlignedBuffer:
-    """Zeroed private memory whose address is a multiple of the page size.
-
-    Args:
-        nbytes: size in bytes; 0 gives an empty buffer with a valid address.
-        huge: align to 2 MiB and request huge pages from the kernel (fewer TLB misses in long reads).
-
-    Raises:
-        ArgumentError: `nbytes` is negative.
-        ResourceError: the system refuses the memory.
-    """
-
-    def __init__(self, nbytes: int, huge: bool = False) -> None:
-        if nbytes < 0:
-            raise ArgumentError(f"a buffer of {nbytes} bytes", hint="give a size of 0 or more")
-        self.nbytes = nbytes
-        self.huge = huge and nbytes >= HUGE_PAGE
-        self._map: mmap.mmap | None = _reserve(max(nbytes, 1) + (HUGE_PAGE if self.huge else 0))
-        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
-        start = int(self._bytes.ctypes.data)
-        self._skip = -start % HUGE_PAGE if self.huge else 0
-        self.address = start + self._skip
-        if self.huge:
-            platform.current().advise_huge(self._map, self._skip, nbytes)
-        with _LOCK:
-            _LIVE.add(self)
-
-    def view(self, dtype: npt.DTypeLike, shape: int | Sequence[int], offset: int = 0) -> npt.NDArray[Any]:
-        """A NumPy array over the buffer's bytes from `offset` on: shape `shape`, dtype `dtype`, no copy.
-
-        The memory lives as long as the last view, even after `close`.
+        Args:
+            huge: it is read from end to end, so large memory pages pay.
 
         Raises:
-            ArgumentError: the array does not fit, or `offset` breaks the dtype's alignment.
-            BusyError: the buffer is closed.
+            ArgumentError: `nbytes` is negative.
+            ResourceError: there is not enough.
         """
-        if self._map is None:
-            raise BusyError("this buffer is closed", where="AlignedBuffer")
-        kind = np.dtype(dtype)
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
-        need = prod(dims) * kind.itemsize
-        if offset < 0 or min(dims, default=0) < 0 or offset + need > self.nbytes:
-            found = f"{dims} of {kind} at byte {offset}"
-            raise ArgumentError(f"{found} needs {offset + need} bytes, there are {self.nbytes}", where="AlignedBuffer")
-        if offset % kind.alignment:
-            raise ArgumentError(f"byte {offset} is not aligned for {kind}")
-        at = self._skip + offset
-        return self._bytes[at : at + need].view(kind).reshape(dims)
 
-    @property
-    def closed(self) -> bool:
-        """Whether the memory was released."""
-        return self._map is None
+    @abstractmethod
+    def release(self, buffer: Buffer) -> None:
+        """Frees the whole block that a buffer is a part of. Can be called more than once."""
 
-    def discard(self, offset: int, nbytes: int) -> None:
-        """Sets a range to zeros. Whole memory pages inside it go back to the system."""
-        start = self._skip + offset
-        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if self._map is None or last <= first or not platform.current().zero(self._map, first, last - first):
-            self.view(np.uint8, nbytes, offset)[...] = 0
-            return
-        self._bytes[start:first] = 0
-        self._bytes[last : start + nbytes] = 0
+    @abstractmethod
+    def read(self, source: Buffer) -> Bytes:
+        """The bytes of a buffer: a new array."""
 
-    def close(self) -> None:
-        """Releases the memory. Existing views keep it alive until they are deleted."""
-        if self._map is None:
-            return
-        memory, self._map = self._map, None
-        del self._bytes
-        with contextlib.suppress(BufferError):  # views exist; the pages are released with the last one
-            memory.close()
+    @abstractmethod
+    def write(self, target: Buffer, values: Bytes) -> None:
+        """Copies bytes into a buffer of the same size."""
 
-    def __enter__(self) -> AlignedBuffer:
-        return self
+    @abstractmethod
+    def copy(self, source: Buffer, target: Buffer) -> None:
+        """Copies between two buffers of this memory, of the same size."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    @abstractmethod
+    def zero(self, target: Buffer) -> None:
+        """Sets a buffer to zeros."""
+
+    @abstractmethod
+    def available(self) -> float:
+        """How many bytes can still be allocated; infinite if nobody knows."""
+
+    def discard(self, target: Buffer) -> None:
+        """As `zero`, for a buffer that is not needed soon: a device may give its memory to others until then."""
+        self.zero(target)
+
+    def adopt(self, values: Bytes) -> Buffer:
+        """A buffer with these bytes, uint8 [n]: a copy, unless the device can use the memory of a read-only array."""
+        buffer = self.allocate(values.nbytes)
+        buffer.write(values)
+        return buffer
+
+    def host_view(self, buffer: Buffer) -> Bytes | None:
+        """The memory of a buffer as an array; None if the host does not see it."""
+        return None
 
 
-def at_address(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    """Memory of this process, uint8 [nbytes]: a view.
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A handle on memory of a device. Equal handles stand for the same memory.
 
-    It keeps the memory of an `AlignedBuffer` alive; all other memory must outlive it.
+    Attributes:
+        memory: whose memory it is.
+        block: by which the device finds the block that it is a part of; it means nothing to others.
+        start: its first byte in the block.
+        nbytes: its size.
     """
-    with _LOCK:
-        live = list(_LIVE)
-    for buffer in live:
-        start = address - buffer.address
-        if start >= 0 and start + nbytes <= buffer.nbytes and not buffer.closed:
-            return buffer.view(np.uint8, nbytes, start)
-    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
-
-@dataclass(frozen=True)
-class Block:
-    """A part of a buffer."""
-
-    buffer: AlignedBuffer
+    memory: Memory
+    block: Any
     start: int
     nbytes: int
 
-    @property
-    def address(self) -> int:
-        return self.buffer.address + self.start
+    def part(self, start: int, nbytes: int | None = None) -> Buffer:
+        """The part from a byte on, by default to the end.
 
-    def view(self, dtype: npt.DTypeLike, shape: int | Sequence[int]) -> npt.NDArray[Any]:
-        """A NumPy array over its bytes, as `AlignedBuffer.view`."""
-        return self.buffer.view(dtype, shape, self.start)
+        Raises:
+            ArgumentError: it does not lie within the buffer.
+        """
+        count = self.nbytes - start if nbytes is None else nbytes
+        if start < 0 or count < 0 or start + count > self.nbytes:
+            raise ArgumentError(f"{count} bytes at byte {start} of a buffer of {self.nbytes}", where="Buffer.part")
+        return Buffer(self.memory, self.block, self.start + start, count)
+
+    def view(self, dtype: npt.DTypeLike = np.uint8, shape: Shape = -1) -> Array | None:
+        """The memory as an array of this type and shape; None if the host does not see it.
+
+        It is valid until the block is released.
+        """
+        found = self.memory.host_view(self)
+        return None if found is None else found.view(dtype).reshape(shape)
+
+    def read(self, dtype: npt.DTypeLike = np.uint8, shape: Shape = -1) -> Array:
+        """A copy of the contents, as an array of this type and shape."""
+        return self.memory.read(self).view(dtype).reshape(shape)
+
+    def contents(self, dtype: npt.DTypeLike = np.uint8, shape: Shape = -1) -> Array:
+        """The contents for reading: the memory itself where the host sees it, otherwise a copy."""
+        found = self.view(dtype, shape)
+        return self.read(dtype, shape) if found is None else found
+
+    def write(self, values: Array) -> None:
+        """Copies an array of the buffer's size into it."""
+        self.memory.write(self, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+
+    def copy_to(self, target: Buffer) -> None:
+        """Copies the contents to another buffer of the same memory and size."""
+        self.memory.copy(self, target)
+
+    def zero(self) -> None:
+        """Sets it to zeros."""
+        self.memory.zero(self)
+
+    def discard(self) -> None:
+        """Sets it to zeros, which may take no memory until it is used again."""
+        self.memory.discard(self)
+
+    def close(self) -> None:
+        """Frees the whole block that it is a part of. Can be called more than once."""
+        self.memory.release(self)
+
+
+class Grid:
+    """A buffer as blocks [rows, count, nbytes]: the block of a number is its `nbytes` bytes of every row.
+
+    Pages of caches lie so, where a row is a head of a cache.
+    """
+
+    def __init__(self, buffer: Buffer, rows: int, count: int, nbytes: int) -> None:
+        self.buffer, self.rows, self.count, self.nbytes = buffer, rows, count, nbytes
+        self._view = buffer.view(np.uint8, (rows, count, nbytes))
+
+    def take(self, numbers: Sequence[int] | Array) -> Bytes:
+        """A copy of some blocks: uint8 [rows, numbers, nbytes]."""
+        if self._view is not None:
+            return self._view[:, numbers]
+        out = np.empty((self.rows, len(numbers), self.nbytes), np.uint8)
+        for at, first, count in runs(numbers):
+            for row, part in enumerate(self._parts(first, count)):
+                out[row, at : at + count] = part.read(np.uint8, (count, self.nbytes))
+        return out
+
+    def put(self, numbers: Sequence[int] | Array, values: Bytes) -> None:
+        """The inverse of `take`."""
+        if self._view is not None:
+            self._view[:, numbers] = values
+            return
+        for at, first, count in runs(numbers):
+            for row, part in enumerate(self._parts(first, count)):
+                part.write(values[row, at : at + count])
+
+    def copy(self, source: int, target: int) -> None:
+        """Copies a block to another one."""
+        if self._view is not None:
+            self._view[:, target] = self._view[:, source]
+            return
+        for old, new in zip(self._parts(source, 1), self._parts(target, 1), strict=True):
+            old.copy_to(new)
+
+    def discard(self, numbers: Sequence[int]) -> None:
+        """Sets blocks to zeros, as `Buffer.discard`."""
+        for _, first, count in runs(sorted(numbers)):
+            for part in self._parts(first, count):
+                part.discard()
+
+    def _parts(self, first: int, count: int) -> Iterator[Buffer]:
+        """The memory of some consecutive blocks, of each row."""
+        for row in range(self.rows):
+            yield self.buffer.part((row * self.count + first) * self.nbytes, count * self.nbytes)
+
+
+def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+    """Runs of consecutive numbers, in order: index of the first, the first, and how many."""
+    at = first = count = 0
+    for index, number in enumerate(map(int, numbers)):
+        if count and number == first + count:
+            count += 1
+            continue
+        if count:
+            yield at, first, count
+        at, first, count = index, number, 1
+    if count:
+        yield at, first, count
 
 
 class Slabs:
     """Many blocks in few buffers, so that small blocks get huge pages, too.
 
     A separate buffer gets huge pages only for whole huge pages: a matrix of 2 MiB could need 512 TLB entries.
-
-    Args:
-        allocate: makes a buffer of a number of bytes, of huge pages if it is told so.
     """
 
-    def __init__(self, allocate: Callable[[int, bool], AlignedBuffer]) -> None:
-        self._allocate = allocate
-        self._buffers: list[AlignedBuffer] = []
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._buffers: list[Buffer] = []
         self._end = 0  # end of the used part of the last buffer
 
-    def take(self, nbytes: int) -> Block:
+    def take(self, nbytes: int) -> Buffer:
         """The next block, zeroed, at a multiple of 4096 bytes.
 
         Raises:
-            ResourceError: the system refuses the memory.
+            ResourceError: there is not enough memory.
         """
         if not self._buffers or self._end + nbytes > self._buffers[-1].nbytes:
-            self._buffers.append(self._allocate(max(nbytes, _SLAB), True))
+            self._buffers.append(self._memory.allocate(max(nbytes, _SLAB), True))
             self._end = 0
-        block = Block(self._buffers[-1], self._end, nbytes)
+        block = self._buffers[-1].part(self._end, nbytes)
         self._end += -(-nbytes // _BLOCK) * _BLOCK
         return block
 
@@ -177,11 +235,3 @@ class Slabs:
         for buffer in self._buffers:
             buffer.close()
         self._buffers, self._end = [], 0
-
-
-def _reserve(nbytes: int) -> mmap.mmap:
-    try:
-        return platform.current().reserve(nbytes)
-    except (OSError, OverflowError) as error:
-        hint = "use a shorter context or a smaller model, or raise the memory limit of this process"
-        raise ResourceError(f"the system refuses {nbytes / 2**20:.0f} MiB of memory: {error}", hint=hint) from error

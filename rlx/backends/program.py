@@ -9,17 +9,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends.memory import AlignedBuffer
+from rlx.backends.memory import Array, Buffer, Memory
 from rlx.errors import ArgumentError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES
+from rlx.passes.program import Buffer as Placed
 
-Array = NDArray[Any]
 Manifest = Mapping[str, Any]
 
 
@@ -112,15 +114,46 @@ class TokenRun:
     first: Program | None = None
 
 
+@dataclass(frozen=True)
+class _Value:
+    """An input or a result in the arena.
+
+    Attributes:
+        numbers: its NumPy type; uint8 for blocks.
+        symbols: those of its shape.
+    """
+
+    shape: tuple[dims.DimLike, ...]
+    offset: int
+    numbers: str
+    symbols: tuple[str, ...]
+
+    @staticmethod
+    def of(row: Mapping[str, Any]) -> _Value:
+        """The value that a row of the manifest describes."""
+        shape = tuple(map(dims.parse_dim, row["shape"]))
+        symbols = tuple(sorted(set().union(*map(dims.symbols, shape))))
+        return _Value(shape, row["offset"], DTYPES[row["dtype"]].numpy or "uint8", symbols)
+
+    def sizes(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        """Its shape with these symbol values."""
+        return tuple(dims.value(d, extents) for d in self.shape)
+
+    def nbytes(self, extents: Mapping[str, int]) -> int:
+        """Its size with these symbol values."""
+        return prod(self.sizes(extents)) * np.dtype(self.numbers).itemsize
+
+
 class Program(ABC):
     """One instance of a compiled program, with memory of its own: ready to run once its weights and states are bound.
 
     Args:
         manifest: see `Built`.
         workers: number of workers that run it.
+        memory: of the device that runs it.
 
     Attributes:
-        inputs: name -> memory of an input for the largest call, filled from the start.
+        inputs: name -> array for an input of the largest call, filled from the start. The next step reads it.
         extents: the symbol values of the next or the last step.
         times: int64 [workers, regions + 1], the clock at the start of a step and after each region.
         then: a follow-up program that reads results of this one.
@@ -133,20 +166,25 @@ class Program(ABC):
     closed = False
     finish: Callable[[], object] | None = None
 
-    def __init__(self, manifest: Manifest, workers: int) -> None:
+    def __init__(self, manifest: Manifest, workers: int, memory: Memory) -> None:
         self.manifest = manifest
         self.observers: tuple[Observer, ...] = ()
         self.extents: Mapping[str, int] = {}
         self.arena_bytes: int = manifest["arena"] + workers * manifest["private"]
-        self.arena = AlignedBuffer(self.arena_bytes, huge=True)  # followed by the private memory of each worker
+        self.arena = memory.allocate(self.arena_bytes, huge=True)  # followed by the private memory of each worker
         self.times = np.zeros((workers, len(manifest["regions"]) + 1), np.int64)
         self._unbound = {*manifest["weights"], *manifest["states"]}
         self._limits = [(symbol, *manifest["bounds"][symbol]) for symbol in manifest["symbols"]]
-        shapes = {row: tuple(map(dims.parse_dim, manifest["outputs"][row]["shape"])) for row in manifest["outputs"]}
-        # For each result its shape and the symbols in it; and a cache of its views, by the values of these symbols.
-        self._shapes = {name: (shape, sorted(set().union(*map(dims.symbols, shape)))) for name, shape in shapes.items()}
+        self._buffers: dict[str, Buffer] = {}  # weights and states without slots
+        self._slotted: dict[str, tuple[Buffer, int]] = {}
+        self._slots = 0, 0  # that are selected: to read from, and to write to
+        self._given = {name: _Value.of(row) for name, row in manifest["inputs"].items()}
+        self._results = {name: _Value.of(row) for name, row in manifest["outputs"].items()}
+        # A cache of the views of results, by the values of the symbols in their shapes.
         self._views: dict[tuple[Any, ...], Array] = {}
-        self.inputs = {name: self._view(row, self._most(row)) for name, row in manifest["inputs"].items()}
+        self._sees = self.arena.view() is not None
+        self._sent: set[str] = set()  # inputs that are in the arena already
+        self.inputs = {name: self._input(name) for name in manifest["inputs"]}
 
     @property
     def name(self) -> str:
@@ -154,18 +192,26 @@ class Program(ABC):
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def bind(self, addresses: Mapping[str, int]) -> None:
-        """Sets the addresses of weights and states; ignores names that the program does not use."""
+    def bind(self, buffers: Mapping[str, Buffer]) -> None:
+        """Sets where weights and states lie; ignores names that the program does not use."""
+        used = {name: buffer for name, buffer in buffers.items() if self.uses(name)}
+        self._buffers |= used
+        self._unbound -= used.keys()
+        if self.then:
+            self.then.bind(buffers)
 
-    def bind_slots(self, states: Mapping[str, tuple[int, int]]) -> None:
+    def uses(self, name: str) -> bool:
+        """Whether it reads or writes a weight or state of this name."""
+        return name in self.manifest["weights"] or name in self.manifest["states"]
+
+    def bind_slots(self, states: Mapping[str, tuple[Buffer, int]]) -> None:
         """Sets where the states lie that have a slot for each sequence, and selects slot 0.
 
         A program of several segments finds the slots itself; others are moved to a slot by `select_slot`.
 
         Args:
-            states: by name the address of slot 0 and the bytes of a slot. A state that is written beside another one,
-                whose name ends in "'", has the slots of the other.
+            states: by name the memory of all slots, and the bytes of a slot. A state that is written beside another
+                one, whose name ends in "'", has the slots of the other.
         """
         self._slotted = dict(states)
         self._unbound -= {place for name in states for place in (name, f"{name}'")}
@@ -179,38 +225,71 @@ class Program(ABC):
         Args:
             written: the slot of the states that are written beside others; by default the same.
         """
-        beside = slot if written is None else written
-        self.bind({name: start + slot * nbytes for name, (start, nbytes) in self._slotted.items()})
-        self.bind({f"{name}'": start + beside * nbytes for name, (start, nbytes) in self._slotted.items()})
+        self._slots = slot, slot if written is None else written
+        if self.then:
+            self.then.select_slot(slot, written)
 
-    @abstractmethod
-    def address(self, name: str) -> int:
-        """The address of a weight or state that is bound."""
+    def bound(self, name: str) -> Buffer:
+        """The memory of a weight or state that is bound; of a state with slots, from the selected one on."""
+        if name.removesuffix("'") not in self._slotted:
+            return self._buffers[name]
+        states, nbytes = self._slotted[name.removesuffix("'")]
+        return states.part(self._slots[name.endswith("'")] * nbytes)
+
+    def memory_of(self, place: Placed, nbytes: int, worker: int = 0) -> Buffer:
+        """The memory of a value that the passes have placed, or its first bytes.
+
+        Args:
+            worker: whose private memory.
+        """
+        if place.kind in ("weight", "state"):
+            return self.bound(place.name).part(0, nbytes)
+        start = 0 if place.kind == "arena" else self.manifest["arena"] + worker * self.manifest["private"]
+        return self.arena.part(start + place.offset, nbytes)
 
     def lead(self, then: Program) -> None:
         """Makes `then` the follow-up program: its states are results of this program with the same names."""
-        then.bind({name: self.result(name) for name in self.manifest["outputs"]})
+        then.bind({name: self.result(name) for name in self.manifest["outputs"] if then.uses(name)})
         self.then = then
 
-    def result(self, name: str) -> int:
-        """Address of a result."""
-        return int(self.arena.address + self.manifest["outputs"][name]["offset"])
+    def result(self, name: str, **extents: int) -> Buffer:
+        """The memory of a result, valid until the next step; without symbol values, for the largest call."""
+        value = self._results[name]
+        return self.arena.part(value.offset, value.nbytes(extents or self._largest))
 
     def output(self, name: str, **extents: int) -> Array:
-        """A view of a result in the arena, valid until the next step."""
-        shape, symbols = self._shapes[name]
-        key = (name, *[extents.get(symbol) for symbol in symbols])
-        if key not in self._views:
-            sizes = tuple(dims.value(d, extents) for d in shape)
-            self._views[key] = self._view(self.manifest["outputs"][name], sizes)
-        return self._views[key]
+        """The numbers of a result, valid until the next step."""
+        value = self._results[name]
+        key = (name, *[extents.get(symbol) for symbol in value.symbols])
+        if key in self._views:
+            return self._views[key]
+        found = self.result(name, **extents).contents(value.numbers, value.sizes(extents))
+        if self._sees:
+            self._views[key] = found
+        return found
 
-    def _most(self, row: Mapping[str, Any]) -> tuple[int, ...]:
-        limits = {s: (low, high) for s, (low, high) in self.manifest["bounds"].items()}
-        return tuple(dims.bounds(dims.parse_dim(d), limits)[1] for d in row["shape"])
+    def fill(self, name: str, source: Buffer) -> None:
+        """Copies memory of the device into an input, from its start on, in place of what `inputs` has."""
+        source.copy_to(self.arena.part(self._given[name].offset, source.nbytes))
+        self._sent.add(name)
 
-    def _view(self, row: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
-        return self.arena.view(DTYPES[row["dtype"]].numpy or "uint8", shape, row["offset"])
+    @cached_property
+    def _largest(self) -> Mapping[str, int]:
+        return {symbol: high for symbol, (_, high) in self.manifest["bounds"].items()}
+
+    def _input(self, name: str) -> Array:
+        value = self._given[name]
+        buffer, shape = self.arena.part(value.offset, value.nbytes(self._largest)), value.sizes(self._largest)
+        view = buffer.view(value.numbers, shape)
+        return np.zeros(shape, value.numbers) if view is None else view
+
+    def _send(self) -> None:
+        """Copies the inputs of a step to memory that the host does not see."""
+        for name in self.inputs.keys() - self._sent:
+            value = self._given[name]
+            buffer = self.arena.part(value.offset, value.nbytes(self.extents))
+            buffer.write(self.inputs[name].reshape(-1).view(np.uint8)[: buffer.nbytes])
+        self._sent.clear()
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -225,6 +304,8 @@ class Program(ABC):
             ArgumentError: a weight or state is not bound, or a symbol is missing or out of bounds.
         """
         self.prepare(extents)
+        if not self._sees:
+            self._send()
         if self.observers:
             self._observed()
         else:
@@ -308,8 +389,7 @@ class Program(ABC):
                 return found
             self.inputs["tokens"][:1] = found[-1]
             if run.carried:
-                value = program.output(run.carried[0], **program.extents).reshape(-1)
-                self.inputs[run.carried[1]].reshape(-1)[: value.size] = value
+                self.fill(run.carried[1], program.result(run.carried[0], **program.extents))
             if "positions" in self.inputs:
                 self.inputs["positions"][:1] += 1
             env["PAST_SEQ"] = env.get("PAST_SEQ", 0) + 1
@@ -324,3 +404,4 @@ class Program(ABC):
         if self.finish:
             self.finish()
         self.arena.close()
+        self._buffers, self._slotted = {}, {}

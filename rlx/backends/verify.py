@@ -22,7 +22,7 @@ from rlx.backends.program import Manifest, Observer, Program
 from rlx.backends.reference import formats
 from rlx.backends.reference.evaluate import Evaluation, Memory, Weights
 from rlx.backends.reference.formats import Array, Bytes
-from rlx.backends.reference.program import parts_in_use, place
+from rlx.backends.reference.program import parts_in_use
 from rlx.backends.reference.used import Used
 from rlx.errors import VerificationError
 from rlx.ir.dtypes import BF16, F16, I32, Q4_0, Q8_0, Q8A, DType
@@ -149,11 +149,11 @@ class Verifier(Observer):
             if traits(node).effect:
                 for state in {root(node.inputs[0]), root(updated(node))}:
                     shape = evaluation.shape(state)
-                    raw = place(program, self._lowered.buffer(state), state.dtype.size(shape))
+                    raw = program.memory_of(self._lowered.buffer(state), state.dtype.size(shape)).contents()
                     self._states[state] = self._used.taken(state, raw, shape).copy()
         for buffer in (self._lowered.replicated or {}).values():
             for worker in range(len(program.times)):
-                place(program, buffer, buffer.nbytes, worker)[...] = _UNTOUCHED
+                program.memory_of(buffer, buffer.nbytes, worker).write(np.full(buffer.nbytes, _UNTOUCHED, np.uint8))
 
     def after(self, program: Program, seconds: float, steps: int) -> None:
         """Compares all values of the step, in the order in which they were computed.
@@ -182,7 +182,8 @@ class Verifier(Observer):
         """Whether a worker has computed a prologue: it has none where it found no work."""
         replicated = self._lowered.replicated or {}
         firsts = (
-            place(program, replicated[node], min(_BLOCK, replicated[node].nbytes), worker) for node, _ in prologue[:1]
+            program.memory_of(replicated[node], min(_BLOCK, replicated[node].nbytes), worker).contents()
+            for node, _ in prologue[:1]
         )
         return any((first != _UNTOUCHED).any() for first in firsts)
 
@@ -208,12 +209,13 @@ class Verifier(Observer):
 
     def _actual(self, program: Program, region: int, worker: int, node: Node, nbytes: int) -> Bytes:
         """The bytes of a value as a region and its prologue see them after the step."""
-        return place(program, self._lowered.operand(node, region), nbytes, worker)
+        return program.memory_of(self._lowered.operand(node, region), nbytes, worker).contents()
 
     def _result(self, program: Program, worker: int, replicated: bool, node: Node, nbytes: int) -> Bytes:
         """The bytes of a result: in the memory of a worker, or of a region."""
         private = self._lowered.replicated if replicated else None
-        return place(program, private[node] if private else self._lowered.buffer(node), nbytes, worker)
+        placed = private[node] if private else self._lowered.buffer(node)
+        return program.memory_of(placed, nbytes, worker).contents()
 
     def _before(self, after: Memory, node: Node, nbytes: int) -> Bytes:
         """The operands of a step: states that an op updates as they were, all else as it is."""

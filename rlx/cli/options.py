@@ -139,9 +139,7 @@ def model_path(
     return str(choice.path)
 
 
-yes_option = click.option(
-    "--yes", is_flag=True, help="Download a missing MODEL of the hub without asking."
-)
+yes_option = click.option("--yes", is_flag=True, help="Download a missing MODEL of the hub without asking.")
 
 
 def read_profile(engine: dict[str, Any]) -> CompileProfile | None:

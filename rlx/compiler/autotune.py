@@ -32,7 +32,7 @@ from rlx.backends.cpu.layouts import BLOCK_ROWS, packed_bytes, q8a_quantize
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.backends.cpu.work_stealing import grain
-from rlx.backends.memory import AlignedBuffer
+from rlx.backends.host import AlignedBuffer
 from rlx.compiler.compile import Compiler
 from rlx.errors import RlxError
 from rlx.ir.dtypes import BF16, Q4_K, Q6_K, Q8_0, DType

@@ -78,12 +78,12 @@ class Executable(Inspectable):
         self._program = compiled.instance(self._pool)
         self.graph: Graph = text.loads(compiled.final)
         form = self.graph if room.slots is None else source  # the states of a single sequence
-        self._states = States(form, room.ctx, room.rows, room.window_ctx, room.slots or 1)
+        self._states = States(form, compiler.backend.memory, room.ctx, room.rows, room.window_ctx, room.slots or 1)
         self._slots = room.slots
         rows = compiled.manifest["inputs"]
         self._input_shapes = {name: tuple(map(dims.parse_dim, row["shape"])) for name, row in rows.items()}
         self._rooms, self._ids = guards.rooms(form), guards.row_numbers(self.graph)
-        self._program.bind(self._states.addresses)
+        self._program.bind(self._states.buffers)
         weights = compiled.manifest["weights"]
         self._order = [name for name in source.inputs if name in rows] + [n for n in rows if n not in source.inputs]
         self.bind(**{name: value for name, value in source.constants.items() if _leaves(name, weights)})
@@ -106,7 +106,7 @@ class Executable(Inspectable):
                 raise ArgumentError(f"no weight is called {name!r}", hint=f"Weights: {', '.join(rows) or 'none'}.")
             for leaf in leaves:
                 self._bind_one(leaf, rows[leaf], value if leaf == name else _transposed(name, value, rows[leaf]))
-        self._program.bind(self._tensors.addresses)
+        self._program.bind(self._tensors.buffers)
         return self
 
     def _bind_one(self, name: str, row: Mapping[str, Any], value: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.cpu.kv_tiles import TILE, row_width, rows_of, tiles_of
-from rlx.backends.memory import AlignedBuffer
+from rlx.backends.memory import Buffer, Memory
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import dims
 from rlx.ir.dtypes import KV_DTYPES, DType
@@ -128,6 +128,7 @@ class States:
 
     Args:
         graph: a graph before or after specialization.
+        memory: of the device.
         ctx: positions the caches have room for; rounded up to a multiple of 16.
         rows: maximum number of rows in a call.
         window_ctx: capacity of rings instead of that of `capacities`; rounded up to a multiple of 64.
@@ -142,7 +143,9 @@ class States:
         GraphError: a key cache of fixed size is not a multiple of a tile, or a ring not a multiple of 64.
     """
 
-    def __init__(self, graph: Graph, ctx: int, rows: int, window_ctx: int | None = None, slots: int = 1) -> None:
+    def __init__(
+        self, graph: Graph, memory: Memory, ctx: int, rows: int, window_ctx: int | None = None, slots: int = 1
+    ) -> None:
         self.extents = {**capacities(graph, ctx, rows), "SLOTS": slots}
         if window_ctx is not None:
             self.extents["WINDOW_CTX"] = _round_up(window_ctx, RING)
@@ -151,11 +154,11 @@ class States:
         for state in self.table.values():
             _check_capacity(state)
         caches = {name: s for name, s in self.table.items() if s.kind != "recurrent"}
-        self._buffers = {name: AlignedBuffer(slots * s.nbytes) for name, s in caches.items()}
+        self._buffers = {name: memory.allocate(slots * s.nbytes) for name, s in caches.items()}
         sizes = {name: _round_up(slots * self.table[name].nbytes, _LINE) for name in self.names("recurrent")}
         ends = list(itertools.accumulate(sizes.values(), initial=0))
         self._starts = dict(zip(sizes, ends, strict=False))
-        self._recurrent = AlignedBuffer(ends[-1], huge=True)
+        self._recurrent = memory.allocate(ends[-1], huge=True)
         self._slot = 0
 
     @property
@@ -169,11 +172,15 @@ class States:
         return view
 
     @property
-    def addresses(self) -> dict[str, int]:
-        """Addresses of this slot's states; the next slots follow each state."""
-        caches = {name: buffer.address for name, buffer in self._buffers.items()}
-        found = caches | {name: self._recurrent.address + start for name, start in self._starts.items()}
-        return {name: address + self._slot * self.table[name].nbytes for name, address in found.items()}
+    def buffers(self) -> dict[str, Buffer]:
+        """The memory of each state: of this slot, followed by the next slots."""
+        return {name: self._from(name) for name in self.table}
+
+    def _from(self, name: str) -> Buffer:
+        """The memory of a state from this slot on."""
+        state = self.table[name]
+        buffer, start = (self._recurrent, self._starts[name]) if name in self._starts else (self._buffers[name], 0)
+        return buffer.part(start + self._slot * state.nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -197,7 +204,7 @@ class States:
     def zero(self) -> None:
         """Resets recurrent states to zeros. Caches need no reset: dropped positions are not read."""
         for name in self.names("recurrent"):
-            self._whole(name)[...] = 0
+            self._from(name).part(0, self.table[name].nbytes).zero()
 
     def copy(self, name: str) -> Array:
         """A read-only copy of a whole state: `State.element` [..., `State.width`]."""
@@ -222,9 +229,9 @@ class States:
 
     def _whole(self, name: str) -> Array:
         state = self.table[name]
-        buffer, start = (self._recurrent, self._starts[name]) if name in self._starts else (self._buffers[name], 0)
-        shape = (*state.shape[:-1], state.width)
-        return buffer.view(state.element, shape, start + self._slot * state.nbytes)
+        found = self._from(name).part(0, state.nbytes).view(state.element, (*state.shape[:-1], state.width))
+        assert found is not None, "the memory of the host"
+        return found
 
     def _tiles(self, name: str, begin: int, end: int) -> tuple[Array, slice]:
         """The tiles [heads, tiles, 16 * width] that hold places begin .. end, and the range of those places in them."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from rlx import platform
+from rlx.backends.memory import Memory
 from rlx.compiler.compile import Compiler
 from rlx.errors import ArgumentError
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
@@ -27,7 +29,7 @@ DATA, LAYOUT = "weights.bin", "layout.json"
 ALIGNMENT = 4096  # of a matrix in the file: each starts on a new page
 
 # What reads and arranges weights before they are packed; the packing itself is among the generators of code.
-_SOURCES = ("models/**/*.py", "weights/**/*.py", "runtime/tensors.py", "runtime/packed_cache.py")
+_SOURCES = ("models/**/*.py", "weights/**/*.py", "compiler/tensors.py", "compiler/packed_cache.py")
 
 
 class MappedWeights:
@@ -36,26 +38,29 @@ class MappedWeights:
     Args:
         file: the file, open for reading; it may be closed afterwards.
         places: name -> offset in the file.
+        memory: of the device; it may copy the file.
 
     Attributes:
-        addresses: name -> address of the packed matrix.
+        buffers: name -> memory from the packed matrix on.
         nbytes: size of the file.
 
     Raises:
         OSError: the file cannot be mapped.
     """
 
-    def __init__(self, file: BinaryIO, places: Mapping[str, int]) -> None:
+    def __init__(self, file: BinaryIO, places: Mapping[str, int], memory: Memory) -> None:
         self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         platform.current().read_ahead(self._map)
-        base = int(np.frombuffer(self._map, np.uint8).ctypes.data)
+        self._whole = memory.adopt(np.frombuffer(self._map, np.uint8))
         self.nbytes = len(self._map)
-        self.addresses = {name: base + at for name, at in places.items()}
+        self.buffers = {name: self._whole.part(at) for name, at in places.items()}
 
     def close(self) -> None:
-        """Unmaps the file; its addresses are invalid afterwards."""
-        self.addresses = {}
-        self._map.close()
+        """Unmaps the file; its buffers are invalid afterwards."""
+        self.buffers = {}
+        self._whole.close()
+        with suppress(BufferError):  # views exist; the file is unmapped with the last one
+            self._map.close()
 
 
 class PackedWeightCache:
@@ -64,16 +69,17 @@ class PackedWeightCache:
     Args:
         cache: the compile cache, which must have a store.
         key: see `weights_key`.
+        memory: of the device that reads them.
 
     Raises:
         ArgumentError: the compile cache has no store on disk.
     """
 
-    def __init__(self, cache: CompileCache, key: CompileKey) -> None:
+    def __init__(self, cache: CompileCache, key: CompileKey, memory: Memory) -> None:
         if cache.store is None or cache.policy == "off":
             hint = "Leave keep_packed out, or use a cache with a store (RLX_CACHE=on)."
             raise ArgumentError("packed weights cannot be kept: the compile cache is off", hint=hint)
-        self._store, self._policy, self._key = cache.store, cache.policy, key
+        self._store, self._policy, self._key, self._memory = cache.store, cache.policy, key, memory
 
     def find(self) -> MappedWeights | None:
         """The mapped weights, or None. A damaged entry is reported, and removed unless the cache is read-only."""
@@ -85,7 +91,7 @@ class PackedWeightCache:
             return None
         try:
             with entry.open_file(DATA) as file:
-                return MappedWeights(file, json.loads(entry.read(LAYOUT)))
+                return MappedWeights(file, json.loads(entry.read(LAYOUT)), self._memory)
         except (OSError, Damage):  # evicted in the meantime
             return None
 

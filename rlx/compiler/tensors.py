@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
-from rlx import platform
 from rlx.backends.device import Packer, Workers
-from rlx.backends.memory import Block, Slabs
+from rlx.backends.memory import Buffer, Slabs
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.packed_cache import MappedWeights, PackedWeightCache, packed_rows
 from rlx.errors import ResourceError, ShapeError
@@ -50,18 +50,22 @@ class Source(Protocol):
 
 
 class Tensors:
-    """Name -> address of every weight, packed on arrival.
+    """The weights in memory of the device, packed on arrival.
 
     Args:
         compiler: makes the packing kernels.
         workers: those that pack.
+
+    Attributes:
+        buffers: name -> memory of every weight.
     """
 
     def __init__(self, compiler: Compiler, workers: Workers) -> None:
         self.compiler, self.workers = compiler, workers
-        self.addresses: dict[str, int] = {}
-        self._slabs, self._blocks = Slabs(compiler.backend.allocate), dict[str, Block]()
-        self._tables: dict[str, np.ndarray] = {}  # keeps the mappings alive
+        self._memory = compiler.backend.memory
+        self.buffers: dict[str, Buffer] = {}
+        self._slabs, self._blocks = Slabs(self._memory), dict[str, Buffer]()
+        self._tables: list[Buffer] = []  # may be the mapped file
         self._kept: MappedWeights | None = None
         self._packers: dict[DType, Packer] = {}
 
@@ -77,19 +81,15 @@ class Tensors:
 
     def add_array(self, name: str, value: np.ndarray) -> None:
         """Adds a small float32 tensor unchanged."""
-        block = self._slabs.take(value.size * 4)
-        block.view(np.float32, value.shape)[...] = value
-        self._keep(name, block)
+        self._keep(name, self._slabs.take(value.size * 4), np.asarray(value, np.float32))
 
     def add_table(self, name: str, raw: np.ndarray) -> None:
         """Adds a tensor as its bytes in the file; uses a read-only `raw` in place, otherwise copies it."""
         if not raw.flags.writeable:
-            self._tables[name] = raw
-            self.addresses[name] = raw.ctypes.data
+            self.buffers[name] = table = self._memory.adopt(raw)
+            self._tables.append(table)
             return
-        block = self._slabs.take(raw.nbytes)
-        block.view(np.uint8, raw.nbytes)[...] = raw
-        self._keep(name, block)
+        self._keep(name, self._slabs.take(raw.nbytes), raw)
 
     def add_matrix(self, name: str, raw: np.ndarray, dtype: DType, *shape: int) -> None:
         """Packs a matrix [n, k] or a stack [E, n, k], given as its bytes in the file.
@@ -109,7 +109,7 @@ class Tensors:
             ShapeError: a piece is not a matrix of this type and shape, or there are more or fewer than E.
         """
         block = self._slabs.take(self._packed_bytes(dtype, shape))
-        self._pack(name, pieces, dtype, shape, block.address)
+        self._pack(name, pieces, dtype, shape, block)
         self._keep(name, block)
 
     def _packed_bytes(self, dtype: DType, shape: tuple[int, ...]) -> int:
@@ -122,9 +122,9 @@ class Tensors:
         return self._packers[dtype]
 
     def _pack(
-        self, name: str, pieces: Iterable[np.ndarray], dtype: DType, shape: tuple[int, ...], address: int
+        self, name: str, pieces: Iterable[np.ndarray], dtype: DType, shape: tuple[int, ...], target: Buffer
     ) -> None:
-        """Packs a stack to an address."""
+        """Packs a stack into a buffer."""
         count, (n, k) = prod(shape[:-2]), shape[-2:]
         packer, size, done = self._packer(dtype), dtype.size((n, k)), 0
         packed = packer.nbytes(n, k)
@@ -132,7 +132,7 @@ class Tensors:
             if piece.nbytes != size or done == count:
                 what = f"expected {count} times {size} bytes of {dtype}[{n}, {k}], found {piece.nbytes}"
                 raise ShapeError(f"{what} as number {done}", where=name)
-            packer.pack(piece, address + done * packed, n, k)
+            packer.pack(piece, target.part(done * packed, packed), n, k)
             done += 1
         if done != count:
             raise ShapeError(f"expected {count} matrices of {dtype}[{n}, {k}], found {done}", where=name)
@@ -153,15 +153,15 @@ class Tensors:
             ResourceError: the packed weights do not fit into memory; none was packed.
         """
         mapped = kept.find() if kept else None
-        known = self.addresses.keys() | (mapped.addresses.keys() if mapped else set())
+        known = self.buffers.keys() | (mapped.buffers.keys() if mapped else set())
         missing = {name: row for name, row in weights.items() if name not in known}
         report = _Report(progress, sum(map(_nbytes, missing.values())))
         if kept and not mapped:
             mapped = self._write(kept, packed_rows(weights), source, report)
         if mapped:
             self._kept = mapped
-            self.addresses |= mapped.addresses
-        rest = {name: row for name, row in missing.items() if name not in self.addresses}
+            self.buffers |= mapped.buffers
+        rest = {name: row for name, row in missing.items() if name not in self.buffers}
         self._check_memory(rest, kept is not None)
         for name, row in rest.items():
             with span(name, "weight", dtype=row["dtype"], layout=row["layout"]):
@@ -173,22 +173,22 @@ class Tensors:
     ) -> MappedWeights | None:
         """Writes the packed-weight cache, one matrix after the other through memory for the largest one."""
         sizes = {name: self._packed_bytes(*_type(row)) for name, row in rows.items()}
-        with self.compiler.backend.allocate(max(sizes.values(), default=0), True) as buffer:
+        with closing(self._memory.allocate(max(sizes.values(), default=0), True)) as buffer:
 
             def pack(name: str) -> memoryview:
-                dtype, shape = _type(rows[name])
+                (dtype, shape), packed = _type(rows[name]), buffer.part(0, sizes[name])
                 with span(name, "weight", dtype=dtype.name, layout=rows[name]["layout"]):
-                    self._pack(name, _pieces(source, name, shape), dtype, shape, buffer.address)
+                    self._pack(name, _pieces(source, name, shape), dtype, shape, packed)
                 source.release(name)
                 report.done(rows[name])
-                return buffer.view(np.uint8, sizes[name]).data
+                return packed.contents().data
 
             return kept.make(sizes, pack)
 
     def _check_memory(self, rows: Mapping[str, Any], was_kept: bool) -> None:
         """Checks that packed weights fit into memory, before any is packed: else the system ends the process later."""
         needed = sum(self._packed_bytes(*_type(row)) for row in packed_rows(rows).values())
-        available = platform.current().available_memory()
+        available = self._memory.available()
         if needed <= available:
             return
         limit = f"RLX_CACHE_LIMIT above {math.ceil(needed / GIB)}G"
@@ -209,18 +209,21 @@ class Tensors:
             self.add_pieces(name, _pieces(source, name, shape), dtype, *shape)
         source.release(name)
 
-    def _keep(self, name: str, block: Block) -> None:
-        self._blocks[name] = block
-        self.addresses[name] = block.address
+    def _keep(self, name: str, block: Buffer, values: np.ndarray | None = None) -> None:
+        if values is not None:
+            block.write(values)
+        self._blocks[name] = self.buffers[name] = block
 
     def close(self) -> None:
         self._slabs.close()
         if self._kept:
             self._kept.close()
             self._kept = None
+        for table in self._tables:
+            table.close()
         self._blocks.clear()
         self._tables.clear()
-        self.addresses.clear()
+        self.buffers.clear()
 
 
 class _Report:

@@ -115,7 +115,7 @@ class Engine(SingleSequence):
         self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell)
         self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops
         self.vision = Vision(plan.weights.loader, plan.config, mmproj, self._make_tower)
-        places = (lambda: self._workers), (lambda: self._tensors.addresses)
+        places = (lambda: self._workers), (lambda: self._tensors.buffers)
         self._programs = Programs(plan.graph, setup, self._compiler, *places, ahead=self.ahead, paged=True)
         self.tables = self._programs.tables
         self.ahead.start(partial(self._programs.compile_missing, spec) for spec in ahead)
@@ -124,9 +124,11 @@ class Engine(SingleSequence):
             self._tensors = Tensors(self._compiler, self._workers)
             sizes = Sizes.of(self.graph, self.max_seq, self.most_rows)
             nbytes = pool_bytes(setup.kv_bytes, sizes, self.max_seq, weight_bytes(self._programs.weights.values()))
-            self.pool = CachePool(self.graph, max_seq=self.max_seq, rows=self.most_rows, kv_bytes=nbytes)
+            self.pool = CachePool(
+                self.graph, self._compiler.backend.memory, max_seq=self.max_seq, rows=self.most_rows, kv_bytes=nbytes
+            )
             self.kept, self.prefix_writer = keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
-            self._programs.bind(self.pool.memory.addresses, self.pool.memory.strides)
+            self._programs.bind(self.pool.memory.buffers, self.pool.memory.strides)
             self.stepper = Stepper(self._programs, self.pool, bucketing, self._limits(), self.load)
             self._sequence = self.pool.open()
         except BaseException:
@@ -189,7 +191,7 @@ class Engine(SingleSequence):
         rows, loader, kept = self._programs.weights, self._weights.loader, None
         if self._keep_packed:
             key = weights_key(self._compiler, loader.path.name, loader.stamps(), rows)
-            kept = PackedWeightCache(self._compiler.cache, key)
+            kept = PackedWeightCache(self._compiler.cache, key, self._compiler.backend.memory)
         with span("load the weights", "open"):
             self._tensors.load(rows, Source(self._weights, self.config), self._progress, kept)
         self._loaded = True

@@ -137,9 +137,7 @@ class ServerOptions:
         kind=tuple,
         metavar="NAME",
     )
-    strict_model: bool = option(
-        False, "Answer 404 to requests for a model of another name", kind=bool
-    )
+    strict_model: bool = option(False, "Answer 404 to requests for a model of another name", kind=bool)
     queue: int = option(
         QUEUE,
         "Requests that may wait; further ones get 429",

@@ -200,7 +200,7 @@ class Tower:
             x[begin:end] = self._run("embedding", graphs.embedding, begin, end, given)
             yield
         if graphs.layers:
-            states = States(graphs.layers[0][1].graph, count, self._ranges[-1][1])
+            states = States(graphs.layers[0][1].graph, self._compiler.backend.memory, count, self._ranges[-1][1])
             try:
                 yield from self._layers(x, states, places, seconds)
             finally:
@@ -265,10 +265,10 @@ class Tower:
         """Runs a graph for the rows begin .. end: its output "y", valid until the next run; keys have none."""
         program, start = self._program(bound, end - begin), time.perf_counter()
         assert self._tensors is not None
-        program.bind({name: self._tensors.addresses[full] for name, full in bound.weights.items()})
+        program.bind({name: self._tensors.buffers[full] for name, full in bound.weights.items()})
         extents = {"SEQ": end - begin, "PAST_SEQ": past}
         if states is not None:
-            program.bind(states.addresses)
+            program.bind(states.buffers)
             extents |= states.extents
         for name, memory in program.inputs.items():
             part = given[name][per_row * begin : per_row * end]

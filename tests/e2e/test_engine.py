@@ -164,8 +164,8 @@ def test_what_was_in_the_cache_before_does_not_matter(engine: Engine, tokens: li
     """Positions beyond the session are never read, whatever lies there: NaN times a weight of 0 would be NaN."""
     whole = rows_of(engine, tokens[:30], [30])
     engine.reset()
-    for buffer in engine.pool.memory._buffers.values():
-        buffer.view(np.uint8, buffer.nbytes).fill(0xFF)
+    for buffer in engine.pool.memory.buffers.values():
+        buffer.view().fill(0xFF)
     assert error(engine.forward(tokens[:30], all_rows=True), whole) <= SAME
     one_by_one = [engine.forward([token]) for token in tokens[30:]]
     assert np.isfinite(one_by_one).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from click.testing import CliRunner
 
 import rlx
 from rlx import ArgumentError, ResourceError, platform
+from rlx.backends.host import HOST, address
 from rlx.cli.main import cli
 from rlx.compiler.packed_cache import ALIGNMENT, DATA, PackedWeightCache
 from rlx.env import Policy
@@ -151,15 +151,15 @@ def make(cache: PackedWeightCache, **matrices: bytes) -> None:
 
 def test_redo_makes_it_again(tmp_path: Path) -> None:
     store, key = Store(tmp_path), CompileKey("weights", "some model")
-    make(PackedWeightCache(CompileCache(store=store), key), a=bytes(64))
-    redo = PackedWeightCache(CompileCache(store=store, policy="redo"), key)
+    make(PackedWeightCache(CompileCache(store=store), key, HOST), a=bytes(64))
+    redo = PackedWeightCache(CompileCache(store=store, policy="redo"), key, HOST)
     assert redo.find() is None
     make(redo, a=b"x" * 64, b=b"y" * 5000, c=b"z")
-    found = PackedWeightCache(CompileCache(store=store), key).find()
+    found = PackedWeightCache(CompileCache(store=store), key, HOST).find()
     assert found is not None and found.nbytes == 4 * ALIGNMENT
     for name, expected in (("a", b"x" * 64), ("b", b"y" * 5000), ("c", b"z")):
-        assert found.addresses[name] % ALIGNMENT == 0
-        assert ctypes.string_at(found.addresses[name], len(expected)) == expected
+        assert address(found.buffers[name]) % ALIGNMENT == 0
+        assert found.buffers[name].read()[: len(expected)].tobytes() == expected
     found.close()
 
 

@@ -133,8 +133,8 @@ def test_what_was_cut_is_not_read(family: Family) -> None:
 
 def test_what_was_there_before_a_reset_is_not_read(family: Family) -> None:
     talk(family.engine, 110, 112)
-    for buffer in family.engine.pool.memory._buffers.values():
-        buffer.view(np.uint8, buffer.nbytes).fill(0xFF)
+    for buffer in family.engine.pool.memory.buffers.values():
+        buffer.view().fill(0xFF)
     family.engine.reset()
     assert error(family.engine.forward(IDS[:150]), family.expected[149]) <= SAME
     assert goes_on(family, family.engine, 1)

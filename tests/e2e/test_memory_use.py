@@ -14,7 +14,7 @@ from resident import rss_bytes
 
 import rlx
 from rlx.backends.cpu.launch.native import NativeProgram
-from rlx.backends.memory import AlignedBuffer
+from rlx.backends.host import AlignedBuffer
 from rlx.engine.engine import Engine
 from rlx.store.cache import CompileCache
 
@@ -46,7 +46,7 @@ def addresses(engine: Engine) -> dict[str, Any]:
     programs = {
         (phase, key): (
             id(p),
-            p.arena.address,
+            p.arena,
             p._args.tobytes(),
             p._context.tobytes(),
             id(p.inputs["tokens"]),
@@ -55,7 +55,7 @@ def addresses(engine: Engine) -> dict[str, Any]:
         for phase, table in engine.tables.items()
         for key, p in zip(table.order, table, strict=True)
     }
-    return {"programs": programs, "states": engine.pool.memory.addresses, "weights": dict(engine._tensors.addresses)}
+    return {"programs": programs, "states": engine.pool.memory.buffers, "weights": dict(engine._tensors.buffers)}
 
 
 def test_decoding_touches_the_same_memory_from_the_first_token_on(

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx.backends.host import HostMemory
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.engine import Engine
-from rlx.engine.kv import pool_memory, pool_size
+from rlx.engine.kv import pool_size
 from rlx.engine.kv.pool_size import pool_bytes
 from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.errors import ArgumentError, BusyError, PoolFullError, PromptError, ResourceError
@@ -210,17 +211,16 @@ def test_a_nan_stays_in_its_sequence(engine: Engine) -> None:
     fed(engine, sound, IDS[100:170])
     memory = engine.pool.memory
     if memory.full:
-        for page in broken.pages:
-            for name in memory.full:
-                memory._pages_of(name)[:, page] = 0xFF
+        for grid in map(memory._pages_of, memory.full):
+            grid.put(broken.pages, np.full_like(grid.take(broken.pages), 0xFF))
     for name in (*memory.rings, *memory.recurrent):
-        memory._whole(name, broken.memory.slot)[...] = np.nan
+        memory._slot_of(name, broken.memory.slot).view(memory.table[name].element)[...] = np.nan
     found = engine.step(Batch([Segment(broken, [3]), Segment(sound, [4])]))
     assert np.isnan(found[0]).all()  # type: ignore[arg-type]
     assert same(found[1], alone(engine, [*IDS[100:170], 4]))  # type: ignore[arg-type]
     pages = broken.pages.tolist()
     broken.discard()
-    assert not any(memory._pages_of(name)[:, page].any() for name in memory.full for page in pages)
+    assert not any(memory._pages_of(name).take(pages).any() for name in memory.full)
     again = engine.open_sequence(IDS[:70])
     assert same(fed(engine, again, IDS[:70]), alone(engine, IDS[:70]))
 
@@ -249,7 +249,7 @@ def test_the_size_of_the_pool(goldens: Path, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(ArgumentError, match=match):
             opened(goldens, "llama", kv_bytes=value, load=False)
     with monkeypatch.context() as patch:
-        patch.setattr(pool_memory, "AlignedBuffer", refuse)
+        patch.setattr(HostMemory, "allocate", refuse)
         with pytest.raises(ResourceError, match=r"kv_bytes: the system refuses 2.1 MB for the pool of caches \(a page"):
             opened(goldens, "llama", kv_bytes="2MiB", load=False)
     engine = opened(goldens, "llama", kv_bytes="2MiB", load=False)

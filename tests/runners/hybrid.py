@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.host import HOST
 from rlx.backends.program import TokenRun
 from rlx.engine.greedy import greedy_run
 from rlx.engine.kv.pool import CachePool
@@ -244,7 +245,7 @@ class InterpretedEngine(SingleSequence):
         self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
         nbytes = 4 * Sizes.of(g, max_seq, buckets[-1]).sequence_bytes(max_seq) if kv_bytes is None else kv_bytes
-        self.pool = CachePool(g, max_seq=max_seq, rows=buckets[-1], kv_bytes=nbytes)
+        self.pool = CachePool(g, HOST, max_seq=max_seq, rows=buckets[-1], kv_bytes=nbytes)
         programs: Any = InterpretedPrograms(Interpreted(self))
         limits = Limits(max_seq, buckets[-1], buckets[-1], VOCAB, embeds, WIDTH)
         bucketing = Bucketing(CompileProfile(buckets=buckets).ranges)

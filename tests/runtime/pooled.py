@@ -8,7 +8,6 @@ import numpy as np
 
 from rlx.backends import backend
 from rlx.backends.cpu.target import Target
-from rlx.backends.memory import AlignedBuffer
 from rlx.backends.program import Program
 from rlx.compiler.compile import Compiler
 from rlx.compiler.tensors import Source, Tensors
@@ -58,8 +57,9 @@ class Pool:
             name: node.dtype.size([dims.value(dim, self.extents) for dim in node.shape])
             for name, node in graph.leaves("state").items()
         }
+        memory = self.compiler.backend.memory
         copies = {name: 1 if name in self.pooled else slots for name in self.sizes}
-        self.buffers = {name: AlignedBuffer(copies[name] * size) for name, size in self.sizes.items()}
+        self.buffers = {name: memory.allocate(copies[name] * size) for name, size in self.sizes.items()}
         self.programs: list[Program] = []
         self.final: dict[Program, Graph] = {}
 
@@ -85,10 +85,10 @@ class Pool:
         chosen = Options(**{"precision": "exact", "paged": True, **options, "seq": seq})
         compiled = self.compiler.program(graph or self.graph, chosen)
         program = compiled.instance(self.workers)
-        program.bind(self.tensors.addresses)
-        addresses = {name: buffer.address for name, buffer in self.buffers.items()}
-        program.bind({name: addresses[name] for name in self.pooled})
-        program.bind_slots({name: (a, self.sizes[name]) for name, a in addresses.items() if name not in self.pooled})
+        program.bind(self.tensors.buffers)
+        program.bind({name: self.buffers[name] for name in self.pooled})
+        slotted = {name: (each, self.sizes[name]) for name, each in self.buffers.items() if name not in self.pooled}
+        program.bind_slots(slotted)
         self.programs.append(program)
         self.final[program] = text.loads(compiled.final)
         return program

@@ -11,6 +11,7 @@ import pytest
 
 from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
 from rlx.backends.cpu.target import Target
+from rlx.backends.host import HOST
 from rlx.compiler.compile import Compiler
 from rlx.compiler.executable import Executable, compile
 from rlx.engine.speculation.drafts import Hits
@@ -72,23 +73,23 @@ class Case:
         return self.made[-1]._program
 
     def programs(self, cache: CompileCache) -> tuple[Any, Any, Heads]:
-        graph, sides = model_graph(self.recurrent), [np.zeros((TAPS - 1, SIZE), np.float32) for _ in range(2)]
+        graph, sides = model_graph(self.recurrent), [HOST.allocate(4 * (TAPS - 1) * SIZE) for _ in range(2)]
         models = []
         for turn in range(2):
             model = self.compiled(verifying(graph) if self.recurrent else graph, (2, 16), cache)
             if self.recurrent:
                 options = Options(seq=(1, 16), all_rows=True)
                 then = Compiler(Target.host(), cache).program(advancing(graph), options).instance(model.pool)
-                then.bind(self.made[-1]._tensors.addresses)
+                then.bind(self.made[-1]._tensors.buffers)
                 model.lead(then)
-                model.bind({"rows": sides[turn].ctypes.data, "rows'": sides[1 - turn].ctypes.data})
+                model.bind({"rows": sides[turn], "rows'": sides[1 - turn]})
                 model.then.prepare({"SEQ": 1})
             model.prepare({"SEQ": 2})
             models.append(model)
         one, some = (self.compiled(head_graph(), rows, cache) for rows in ((1, 1), (2, 16)))
         one.prepare({})
         some.prepare({"SEQ": 2})
-        self.sides = sides
+        self.sides = [side.view(np.float32, (TAPS - 1, SIZE)) for side in sides]
         return models[0], models[1] if self.recurrent else models[0], Heads(one, some, ("next_hidden", "hidden"), SIZE)
 
     # what the programs compute

@@ -202,9 +202,7 @@ def test_settings_of_numba_that_change_code_are_in_the_versions(monkeypatch: pyt
 
 
 def test_a_key_needs_no_compiler() -> None:
-    script = (
-        "import sys; from rlx.store.key import CompileKey, versions; CompileKey('x', versions=versions()).digest;"
-    )
+    script = "import sys; from rlx.store.key import CompileKey, versions; CompileKey('x', versions=versions()).digest;"
     script += "print([m for m in ('numba', 'llvmlite', 'numpy') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", script], text=True, timeout=60) == "[]\n"
 

@@ -10,6 +10,7 @@ import pytest
 from compiled import at_once, levels, through
 
 from rlx.backends.cpu.kv_tiles import rows_of, tiles_of
+from rlx.backends.host import HOST
 from rlx.compiler.executable import compile
 from rlx.compiler.kv import States, state_bytes
 from rlx.ir import ops
@@ -106,7 +107,7 @@ def test_states_hold_the_bytes_of_gguf(dtype: DType, cache: CompileCache) -> Non
 @types
 def test_positions_are_copied_through_tiles_and_wraps(dtype: DType) -> None:
     rng = np.random.default_rng(1)
-    states = States(block_graph(dtype, 20), 512, 16, 64)
+    states = States(block_graph(dtype, 20), HOST, 512, 16, 64)
     width = dtype.row_bytes(WIDTH)
     before, after = (rng.integers(0, 256, (KV_HEADS, n, width)).astype(np.uint8) for n in (64, 37))
     for name in ("keys", "values"):

@@ -17,7 +17,8 @@ from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.machine import read_bandwidth
 from rlx.backends.cpu.target import Target
-from rlx.backends.memory import HUGE_PAGE, AlignedBuffer, Slabs
+from rlx.backends.host import HOST, HUGE_PAGE, AlignedBuffer, address
+from rlx.backends.memory import Slabs
 from rlx.errors import ArgumentError, BusyError, RlxError
 
 MIB = 1 << 20
@@ -132,14 +133,14 @@ def test_wrong_arguments_of_bandwidth(seconds: float, nbytes: int, library: Runt
 
 @given(sizes=st.lists(st.integers(0, 70 * MIB), max_size=12))
 def test_blocks_of_slabs_are_zeroed_lie_apart_and_share_huge_pages(sizes: list[int]) -> None:
-    slabs = Slabs(AlignedBuffer)
+    slabs = Slabs(HOST)
     blocks = [slabs.take(size) for size in sizes]
     ends = 0
-    for block in sorted(blocks, key=lambda block: block.address):
-        assert block.buffer.huge and block.address % 4096 == 0 and block.address >= ends
-        ends = block.address + block.nbytes
-        view = block.view(np.uint8, block.nbytes)
-        assert view.ctypes.data == block.address or not view.size
+    for block in sorted(blocks, key=address):
+        assert block.block.huge and address(block) % 4096 == 0 and address(block) >= ends
+        ends = address(block) + block.nbytes
+        view = HOST.host_view(block)
+        assert view.ctypes.data == address(block) or not view.size
         view[:1] = view[-1:] = 1  # within the buffer
-    assert all(int(block.view(np.uint8, min(3, block.nbytes))[1:2].sum()) == 0 for block in blocks if block.nbytes > 3)
+    assert all(int(block.read()[1:2].sum()) == 0 for block in blocks if block.nbytes > 3)
     slabs.close()

@@ -9,6 +9,7 @@ import pytest
 from compiled import at_once, levels, through
 
 from rlx.backends.cpu.kernels.attention.shape import CHUNK
+from rlx.backends.host import HOST
 from rlx.compiler.executable import compile
 from rlx.compiler.kv import RING, States, capacities, largest_window, state_bytes
 from rlx.errors import ArgumentError, GraphError
@@ -116,12 +117,12 @@ def test_capacities() -> None:
     assert largest_window(whole) is None
     assert capacities(whole, 700, 1)["WINDOW_CTX"] == 704, "attention without a window needs every position"
     assert state_bytes(graph, 32768, 512) == 2 * 4 * KV_HEADS * WIDTH * 1088
-    with_states = States(graph, 300, 8)  # a window of 512: rings never wrap
+    with_states = States(graph, HOST, 300, 8)  # a window of 512: rings never wrap
     assert (with_states.nbytes, with_states.names("ring")) == (2 * 4 * KV_HEADS * WIDTH * 320, ["keys", "values"])
     assert [with_states.first_read(length) for length in (0, 511, 574, 575, 638, 639)] == [0, 0, 0, 64, 64, 128]
     with_states.close()
     for rows in (1, 64, 200):  # whatever a step of so many rows reads is there when all of them are written
-        states = States(graph, 1 << 20, rows)
+        states = States(graph, HOST, 1 << 20, rows)
         assert all(states.first_read(n) >= n + rows - (states.ring_capacity or 0) for n in range(2000))
         states.close()
 
@@ -130,7 +131,7 @@ def test_positions_are_copied_through_tiles_and_wraps() -> None:
     """What is put at positions comes back from them, and every other place keeps what it held."""
     rng = np.random.default_rng(1)
     for dtype in (F32, F16, BF16):
-        states = States(ring_graph(20, dtype), 512, 16, 64)
+        states = States(ring_graph(20, dtype), HOST, 512, 16, 64)
         assert states.ring_capacity == 64
         before = rng.integers(0, 1000, (KV_HEADS, 64, WIDTH)).astype(dtype.numpy)
         after = rng.integers(0, 1000, (KV_HEADS, 37, WIDTH)).astype(dtype.numpy)

@@ -14,6 +14,7 @@ from rlx.backends.cpu import layouts
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import packed_bytes
 from rlx.backends.cpu.steps import worker_loop
+from rlx.backends.host import address
 from rlx.compiler.compile import Compiler
 from rlx.compiler.tensors import Tensors
 from rlx.errors import ShapeError
@@ -55,7 +56,7 @@ def pack(tensors: Tensors, dtype: DType, raw: np.ndarray) -> np.ndarray:
 
 
 def memory(tensors: Tensors, name: str, at: int, nbytes: int) -> np.ndarray:
-    return tensors._blocks[name].view(np.uint8, at + nbytes)[at:]
+    return tensors.buffers[name].part(at, nbytes).read()
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, Q8_0, Q4_0], ids=str)
@@ -64,7 +65,7 @@ def test_a_stack_is_its_matrices_packed_one_after_the_other(tensors: Tensors, dt
     tensors.add_matrix("exps", raw, dtype, EXPERTS, ROWS, WIDTH)
     expected = values(raw, dtype, EXPERTS, ROWS, WIDTH)
     size = packed_bytes(dtype, ROWS, WIDTH)
-    assert tensors.nbytes == EXPERTS * size and tensors.addresses["exps"] == tensors._blocks["exps"].address
+    assert tensors.nbytes == EXPERTS * size == tensors.buffers["exps"].nbytes
     for expert, matrix in enumerate(raw.reshape(EXPERTS, -1)):
         found = memory(tensors, "exps", expert * size, size)
         np.testing.assert_array_equal(found, pack(tensors, dtype, matrix))
@@ -95,7 +96,7 @@ def test_pieces_that_are_no_such_stack(tensors: Tensors, pieces: list[int], mess
         tensors.add_pieces("exps", (np.zeros(n, np.uint8) for n in pieces), Q8_0, 2, 21, 64)
     with pytest.raises(ShapeError, match="expected 2856 bytes of q8_0"):
         tensors.add_matrix("exps", np.zeros(sum(pieces) + 1, np.uint8), Q8_0, 2, 21, 64)
-    assert not tensors.addresses and tensors.nbytes == 0
+    assert not tensors.buffers and tensors.nbytes == 0
 
 
 def model(directory: Path) -> dict[str, Any]:
@@ -165,9 +166,9 @@ def test_a_table_stays_in_the_file_and_takes_no_memory(tensors: Tensors, tmp_pat
     weights.define("blk.0.attn_k.weight", "blk.0.attn_qkv.weight", 1, 1, 3)
     tensors.load({"token_embd.weight": MANIFEST["token_embd.weight"]}, weights)
     raw = weights.raw("token_embd.weight")
-    assert tensors.nbytes == 0 and tensors.addresses["token_embd.weight"] == raw.ctypes.data
+    assert tensors.nbytes == 0 and address(tensors.buffers["token_embd.weight"]) == raw.ctypes.data
     weights.close()  # the mapping lives as long as the table does
-    np.testing.assert_array_equal(tensors._tables["token_embd.weight"], file["token_embd.weight"].reshape(-1))
+    np.testing.assert_array_equal(tensors.buffers["token_embd.weight"].read(), file["token_embd.weight"].reshape(-1))
 
     weights = ModelWeights(open_weights(tmp_path), "qwen3moe")
     weights.define("blk.0.attn_k.weight", "blk.0.attn_qkv.weight", 1, 1, 3)

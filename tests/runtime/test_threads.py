@@ -21,7 +21,7 @@ from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
-from rlx.backends.memory import AlignedBuffer
+from rlx.backends.host import AlignedBuffer
 from rlx.errors import ArgumentError, BusyError, CompileError, RlxError, TargetError
 
 # ctx = { pool, barrier, rounds, microseconds, counters } with one i64 counter and one i64 error count a worker, 128

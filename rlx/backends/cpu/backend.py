@@ -17,6 +17,8 @@ from rlx.backends.cpu.layouts import packed_bytes, row_blocks
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.work_stealing import grain
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
+from rlx.backends.host import HOST, address
+from rlx.backends.memory import Buffer
 from rlx.ir.dtypes import DType
 from rlx.tracing import span
 
@@ -24,7 +26,7 @@ from rlx.tracing import span
 class Cpu(Backend):
     """The device "cpu"."""
 
-    name, native_loops = "cpu", True
+    name, memory, native_loops = "cpu", HOST, True
 
     def target(self, level: str | None = None) -> Target:
         return Target.host(level)
@@ -65,10 +67,10 @@ class Cpu(Backend):
     def packer(self, dtype: DType, workers: WorkerPool, builder: Builder) -> Packer:
         (step,) = (code := steps.packing(builder, dtype)).addresses.values()
 
-        def pack(raw: np.ndarray, address: int, n: int, k: int) -> None:
+        def pack(raw: np.ndarray, target: Buffer, n: int, k: int) -> None:
             assert raw.flags.c_contiguous and code.addresses  # the code lives as long as this function
             units = row_blocks(n)
-            context = np.array([raw.ctypes.data, address, n, k, units, grain(Units(units), {}), 0], np.int64)
+            context = np.array([raw.ctypes.data, address(target), n, k, units, grain(Units(units), {}), 0], np.int64)
             workers.share(step, context.ctypes.data)
 
         return Packer(partial(packed_bytes, dtype), pack)

@@ -9,7 +9,7 @@ import numpy as np
 from rlx.backends.cpu import steps
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.device import Builder
-from rlx.backends.memory import AlignedBuffer
+from rlx.backends.host import AlignedBuffer
 from rlx.errors import ArgumentError, RlxError
 
 _STREAMS = 4

@@ -12,7 +12,8 @@ from rlx.backends import backend
 from rlx.backends.cpu import layouts
 from rlx.backends.cpu.target import Target as CpuTarget
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer, manifest_of
-from rlx.backends.memory import at_address
+from rlx.backends.host import HOST
+from rlx.backends.memory import Buffer
 from rlx.backends.reference.program import Alone, ReferenceProgram
 from rlx.ir.dtypes import DType
 from rlx.ir.ops import OPS
@@ -49,7 +50,7 @@ class Target:
 class Reference(Backend):
     """The device "reference"."""
 
-    name = "reference"
+    name, memory = "reference", HOST
 
     def target(self, level: str | None = None) -> Target:
         """The reference for this machine's CPU at a level."""
@@ -65,7 +66,7 @@ class Reference(Backend):
 
     def load(self, stored: Loadable) -> Code:
         lowered = pipeline.place(stored.graph(), stored.options)
-        return Code(partial(ReferenceProgram, lowered, stored.manifest), 0)
+        return Code(partial(ReferenceProgram, lowered, stored.manifest, self.memory), 0)
 
     def workers(self, count: int, builder: Builder) -> Alone:
         """The calling thread, whatever the count."""
@@ -82,9 +83,8 @@ def packer(dtype: DType, *, signed: bool = False) -> Packer:
         signed: codes of 8 bits are signed bytes.
     """
 
-    def pack(raw: NDArray[np.uint8], address: int, n: int, k: int) -> None:
-        packed = layouts.pack(dtype, raw.reshape(-1), n, k, signed=signed)
-        at_address(address, packed.nbytes)[...] = packed
+    def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:
+        target.write(layouts.pack(dtype, raw.reshape(-1), n, k, signed=signed))
 
     return Packer(partial(layouts.packed_bytes, dtype), pack)
 

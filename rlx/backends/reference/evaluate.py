@@ -40,7 +40,8 @@ class Weights:
 
     def __init__(self, signed: bool = False) -> None:
         self.signed = signed
-        self._found: OrderedDict[tuple[str, int], Array] = OrderedDict()
+        # With the bytes of each, which stay where they are meanwhile: their place tells weights of one name apart.
+        self._found: OrderedDict[tuple[str, int], tuple[Bytes, Array]] = OrderedDict()
         self._bytes = 0
 
     def clear(self) -> None:
@@ -52,12 +53,12 @@ class Weights:
         """The values of the weight `node`, float32 of its shape."""
         key = node.name, raw.ctypes.data
         if key not in self._found:
-            self._found[key] = formats.read_weight(node.dtype, raw, shape, layout, self.signed)
-            self._bytes += self._found[key].nbytes
+            self._found[key] = raw, formats.read_weight(node.dtype, raw, shape, layout, self.signed)
+            self._bytes += self._found[key][1].nbytes
             while self._bytes > _KEPT_BYTES and len(self._found) > 1:
-                self._bytes -= self._found.popitem(last=False)[1].nbytes
+                self._bytes -= self._found.popitem(last=False)[1][1].nbytes
         self._found.move_to_end(key)
-        return self._found[key]
+        return self._found[key][1]
 
 
 class Evaluation:

@@ -14,13 +14,14 @@ from functools import partial
 import numpy as np
 
 from rlx.backends.device import Lowered
-from rlx.backends.memory import at_address
+from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest, Program, StepClocks, StepLog
-from rlx.backends.reference.evaluate import Evaluation, Memory, Weights
+from rlx.backends.reference.evaluate import Evaluation, Weights
+from rlx.backends.reference.evaluate import Memory as Values
 from rlx.backends.reference.formats import Bytes
 from rlx.backends.reference.used import Used
 from rlx.ir.node import Node
-from rlx.passes.program import Buffer, root
+from rlx.passes.program import root
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ class ReferenceProgram(Program):
     Args:
         lowered: the program after all passes.
         manifest: its description.
+        memory: that of its values.
         workers: keeps decoded weights for all programs.
     """
 
-    def __init__(self, lowered: Lowered, manifest: Manifest, workers: Alone) -> None:
-        super().__init__(manifest, workers.n)
+    def __init__(self, lowered: Lowered, manifest: Manifest, memory: Memory, workers: Alone) -> None:
+        super().__init__(manifest, workers.n, memory)
         self._lowered, self._weights = lowered, workers.weights
-        self._addresses: dict[str, int] = {}
         self._recorded = False
         self._marks = np.zeros((len(lowered.regions) + sum(map(len, lowered.regions)), 3), np.int64)
 
@@ -61,16 +62,6 @@ class ReferenceProgram(Program):
             return None
         found = StepClocks(self.times[None].copy(), self._marks[None, None].copy())
         return StepLog(1, self.times.nbytes + self._marks.nbytes, lambda: found)
-
-    def bind(self, addresses: Mapping[str, int]) -> None:
-        used = self.manifest["weights"].keys() | self.manifest["states"].keys()
-        self._addresses |= {name: address for name, address in addresses.items() if name in used}
-        self._unbound -= self._addresses.keys()
-        if self.then:
-            self.then.bind(addresses)
-
-    def address(self, name: str) -> int:
-        return self._addresses[name]
 
     def launch(self) -> None:
         program = self._lowered
@@ -93,7 +84,7 @@ class ReferenceProgram(Program):
             self.compute(node, evaluation, partial(self.place_of_result, replicated=replicated))
         return start, time.perf_counter_ns(), 1
 
-    def compute(self, node: Node, evaluation: Evaluation, result: Memory) -> None:
+    def compute(self, node: Node, evaluation: Evaluation, result: Values) -> None:
         """Computes one node.
 
         Args:
@@ -102,28 +93,22 @@ class ReferenceProgram(Program):
         """
         evaluation.write(node, *evaluation.result(node), result)
 
+    def bytes_of(self, buffer: Buffer) -> Bytes:
+        """Memory of this device, to read and to write."""
+        view = buffer.view()
+        assert view is not None, "the memory of the host"
+        return view
+
     def _operand(self, region: int, node: Node, nbytes: int) -> Bytes:
-        return place(self, self._lowered.operand(node, region), nbytes)
+        return self.bytes_of(self.memory_of(self._lowered.operand(node, region), nbytes))
 
     def place_of_result(self, node: Node, nbytes: int, replicated: bool) -> Bytes:
         """The bytes that a node's result goes to."""
         placed = self._lowered.replicated if replicated else None
-        return place(self, placed[root(node)] if placed else self._lowered.buffer(node), nbytes)
+        return self.bytes_of(self.memory_of(placed[root(node)] if placed else self._lowered.buffer(node), nbytes))
 
 
-def parts_in_use(lowered: Lowered, memory: Memory, env: Mapping[str, int]) -> Used:
+def parts_in_use(lowered: Lowered, memory: Values, env: Mapping[str, int]) -> Used:
     """The parts of states that the next step uses; its inputs are set."""
     plain = Evaluation(memory, env, Weights(), Used({}, {}))
     return Used.of(lowered.graph, lambda node: plain.value(node, memory), env)
-
-
-def place(program: Program, buffer: Buffer, nbytes: int, worker: int = 0) -> Bytes:
-    """The bytes of a buffer of a program in this process's memory, uint8 [nbytes]: a view.
-
-    Args:
-        worker: whose private memory.
-    """
-    if buffer.kind in ("weight", "state"):
-        return at_address(program.address(buffer.name), nbytes)
-    start = 0 if buffer.kind == "arena" else program.manifest["arena"] + worker * program.manifest["private"]
-    return program.arena.view(np.uint8, nbytes, start + buffer.offset)

@@ -48,7 +48,7 @@ class Uncompiled(Reference):
     def load(self, stored: Loadable) -> Code:
         lowered = pipeline.place(stored.graph(), stored.options)
         kernels = LoopKernels(Target(*stored.manifest["target"]))
-        return Code(partial(UncompiledProgram, lowered, stored.manifest, kernels), 0)
+        return Code(partial(UncompiledProgram, lowered, stored.manifest, kernels, self.memory), 0)
 
     def workers(self, count: int, builder: Builder) -> Alone:
         return Alone(Weights(_signed_codes(builder)))

@@ -6,8 +6,10 @@ import numpy as np
 
 from rlx.backends.cpu.segments import strides
 from rlx.backends.device import Lowered
+from rlx.backends.memory import Memory
 from rlx.backends.program import Manifest
-from rlx.backends.reference.evaluate import Evaluation, Memory
+from rlx.backends.reference.evaluate import Evaluation
+from rlx.backends.reference.evaluate import Memory as Values
 from rlx.backends.reference.formats import Bytes
 from rlx.backends.reference.program import Alone, ReferenceProgram
 from rlx.backends.uncompiled.loop_kernels import LoopKernels, run
@@ -20,15 +22,17 @@ class UncompiledProgram(ReferenceProgram):
     """One instance of a program.
 
     Args:
-        lowered, manifest, workers: as for `ReferenceProgram`.
+        lowered, manifest, memory, workers: as for `ReferenceProgram`.
         kernels: the loop kernels.
     """
 
-    def __init__(self, lowered: Lowered, manifest: Manifest, kernels: LoopKernels, workers: Alone) -> None:
-        super().__init__(lowered, manifest, workers)
+    def __init__(
+        self, lowered: Lowered, manifest: Manifest, kernels: LoopKernels, memory: Memory, workers: Alone
+    ) -> None:
+        super().__init__(lowered, manifest, memory, workers)
         self._kernels = kernels
 
-    def compute(self, node: Node, evaluation: Evaluation, result: Memory) -> None:
+    def compute(self, node: Node, evaluation: Evaluation, result: Values) -> None:
         call = self._kernels.of(node)
         if call is None:
             super().compute(node, evaluation, result)

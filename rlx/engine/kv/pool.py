@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlx.backends.memory import Memory
 from rlx.engine.kv.live_set import LiveSet
 from rlx.engine.kv.pages import PageAllocator, page_count
 from rlx.engine.kv.pool_memory import PoolMemory, Sizes
@@ -65,6 +66,7 @@ class CachePool:
 
     Args:
         graph: the model.
+        memory: of the device.
         max_seq: maximum number of positions of a sequence.
         rows: maximum number of rows in a call.
         kv_bytes: bound of the memory in bytes.
@@ -82,7 +84,7 @@ class CachePool:
         ResourceError: the system refuses the memory.
     """
 
-    def __init__(self, graph: Graph, *, max_seq: int, rows: int, kv_bytes: int) -> None:
+    def __init__(self, graph: Graph, memory: Memory, *, max_seq: int, rows: int, kv_bytes: int) -> None:
         self.sizes = sizes = Sizes.of(graph, max_seq, rows)
         self.kv_bytes, self.max_seq, self.rows = kv_bytes, max_seq, rows
         smallest = sizes.page_bytes + sizes.slot_bytes
@@ -91,7 +93,7 @@ class CachePool:
             raise ArgumentError(what, where="kv_bytes", hint="Give more, or leave it out.")
         count = min(kv_bytes // sizes.page_bytes if sizes.page_bytes else MAX_PAST, MAX_PAST // sizes.page)
         slots = min(kv_bytes // sizes.slot_bytes, SLOTS) if sizes.slot_bytes else 0
-        self.memory = PoolMemory(graph, sizes, count, slots)
+        self.memory = PoolMemory(graph, memory, sizes, count, slots)
         self.pages = PageAllocator(count, page_count(max_seq, sizes.page))
         self.index = PrefixIndex(self.pages, sizes.page, self._freed)
         self.counters = PrefixCounters()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.cpu.kv_tiles import TILE, rows_of, tiles_of
-from rlx.backends.memory import AlignedBuffer
+from rlx.backends.memory import Buffer, Grid, Memory
 from rlx.compiler import kv
 from rlx.compiler.kv import State, capacities, largest_window, states_of
 from rlx.env import size
@@ -74,6 +74,7 @@ class PoolMemory:
     """Memory for every state of a graph, for many sequences.
 
     Args:
+        memory: of the device.
         sizes: those of the graph.
         pages: number of pages.
         slots: number of slots; 0 if the model has neither rings nor recurrent states.
@@ -82,35 +83,33 @@ class PoolMemory:
         table: the states by name; the shape of a full cache is that of all pages, the others are of one slot.
         extents: values of CTX, WINDOW_CTX and SLOTS, which programs take at run time.
         window: the largest sliding window over rings; None without rings.
-        addresses: of each state, at page 0 or slot 0.
+        buffers: of each state: all its pages or slots.
         strides: bytes from a slot to the next, of states that have slots.
 
     Raises:
         ResourceError: the system refuses the memory.
     """
 
-    def __init__(self, graph: Graph, sizes: Sizes, pages: int, slots: int) -> None:
+    def __init__(self, graph: Graph, memory: Memory, sizes: Sizes, pages: int, slots: int) -> None:
         self.page, self.window = sizes.page, largest_window(graph)
         self.extents = {"CTX": pages * sizes.page, "WINDOW_CTX": sizes.window_ctx, "SLOTS": max(1, slots)}
         self.table = {state.name: state for state in states_of(graph, self.extents)}
         self.full, self.rings, self.recurrent = (self._names(kind) for kind in ("full", "ring", "recurrent"))
-        self._buffers: dict[str, AlignedBuffer] = {}
-        self._full_pages: dict[str, Array] = {}
+        self.buffers: dict[str, Buffer] = {}
         self._in_slots = [*self.rings, *self.recurrent, *self._names("fixed")]
         nbytes = {name: state.nbytes for name, state in self.table.items()}
         nbytes |= {name: slots * nbytes[name] for name in self._in_slots}
         try:
             for name, count in nbytes.items():
-                self._buffers[name] = AlignedBuffer(count, huge=name in self.recurrent)
+                self.buffers[name] = memory.allocate(count, huge=name in self.recurrent)
         except ResourceError as error:
             self.close()
             what = f"the system refuses {size(sum(nbytes.values()))} for the pool of caches"
             each = f"a page of {sizes.page} positions takes {size(sizes.page_bytes)}, a slot {size(sizes.slot_bytes)}"
             hint = "Give the pool less (kv_bytes), or raise the memory limit of this process."
             raise ResourceError(f"{what} ({each})", where="kv_bytes", hint=hint) from error
-        self.addresses = {name: buffer.address for name, buffer in self._buffers.items()}
         # Made once, because prompts that share a beginning copy a page each.
-        self._full_pages |= {name: self._pages_of(name) for name in self.full}
+        self._full_pages = {name: self._pages_of(name) for name in self.full}
         self.strides = {name: self.table[name].nbytes for name in self._in_slots}
 
     def _names(self, kind: str) -> list[str]:
@@ -136,37 +135,33 @@ class PoolMemory:
     def copy_page(self, source: int, target: int) -> None:
         """Copies a page to another one."""
         for pages in self._full_pages.values():
-            pages[:, target] = pages[:, source]
+            pages.copy(source, target)
 
     def save_pages(self, pages: Any) -> list[Array]:
         """Copies of pages, one array per full cache: uint8 [heads, pages, bytes]."""
-        return [each[:, pages] for each in self._full_pages.values()]
+        return [each.take(pages) for each in self._full_pages.values()]
 
     def load_pages(self, pages: Any, saved: Iterable[Array]) -> None:
         """The inverse of `save_pages`."""
         for each, value in zip(self._full_pages.values(), saved, strict=True):
-            each[:, pages] = value
+            each.put(pages, value)
 
     def page_shape(self, name: str) -> tuple[int, int]:
         """Of a page of a full cache: the heads, and the bytes of each."""
-        heads, _, nbytes = self._full_pages[name].shape
-        return heads, nbytes
+        pages = self._full_pages[name]
+        return pages.rows, pages.nbytes
 
     def release_pages(self, pages: list[int]) -> None:
         """Gives the memory of pages back to the system; they are zeros then."""
-        for first, count in _runs(pages):
-            for name, each in self._full_pages.items():
-                heads, capacity, page_bytes = each.shape
-                for head in range(heads):
-                    self._buffers[name].discard((head * capacity + first) * page_bytes, count * page_bytes)
+        for each in self._full_pages.values():
+            each.discard(pages)
 
-    def _pages_of(self, name: str, slot: int = 0) -> Array:
-        """A cache as pages: uint8 [heads, pages, bytes]."""
+    def _pages_of(self, name: str, slot: int = 0) -> Grid:
+        """A cache as pages, which have a row for each head."""
         state = self.table[name]
-        pages = state.shape[1] // self.page
-        start = slot * state.nbytes if name in self.rings else 0
-        shape = (state.shape[0], pages, state.nbytes // state.shape[0] // pages)
-        return self._buffers[name].view(np.uint8, shape, start)
+        heads, pages = state.shape[0], state.shape[1] // self.page
+        buffer = self._slot_of(name, slot) if name in self.rings else self.buffers[name]
+        return Grid(buffer, heads, pages, state.nbytes // heads // pages)
 
     # -- slots ----------------------------------------------------------------------------------------------------
 
@@ -174,50 +169,56 @@ class PoolMemory:
         """A copy of what a sequence of `length` positions needs of its slot."""
         first = self.first_read(length)
         places = self.ring_pages(first, length)
-        arrays = [self._pages_of(name, slot)[:, places] for name in self.rings]
-        return SlotCopy(first, length, (*arrays, *(self._whole(name, slot).copy() for name in self.recurrent)))
+        arrays = [self._pages_of(name, slot).take(places) for name in self.rings]
+        return SlotCopy(first, length, (*arrays, *(self._state(name, slot) for name in self.recurrent)))
 
     def slot_shapes(self, length: int) -> list[tuple[str, tuple[int, ...]]]:
         """NumPy type and shape of each array that `save_slot` copies at a length."""
         places = len(self.ring_pages(self.first_read(length), length))
-        shapes = [(heads, places, nbytes) for heads, _, nbytes in (self._pages_of(name).shape for name in self.rings)]
-        states = [self.table[name] for name in self.recurrent]
-        own = [(state.element, (*state.shape[:-1], state.width)) for state in states]
-        return [*(("uint8", shape) for shape in shapes), *own]
+        rings = [self._pages_of(name) for name in self.rings]
+        own = [(self.table[name].element, self._state_shape(name)) for name in self.recurrent]
+        return [*(("uint8", (ring.rows, places, ring.nbytes)) for ring in rings), *own]
 
     def load_slot(self, slot: int, saved: SlotCopy) -> None:
         """The inverse of `save_slot`, into any slot."""
         places = self.ring_pages(saved.first, saved.length)
         for name, value in zip(self.rings, saved.arrays, strict=False):
-            self._pages_of(name, slot)[:, places] = value
+            self._pages_of(name, slot).put(places, value)
         for name, value in zip(self.recurrent, saved.arrays[len(self.rings) :], strict=True):
-            self._whole(name, slot)[...] = value
+            self._slot_of(name, slot).write(value)
 
     def copy_recurrent(self, source: int, target: int) -> None:
         """Copies the recurrent states of a slot to another one."""
         for name in self.recurrent:
-            self._whole(name, target)[...] = self._whole(name, source)
+            self._slot_of(name, source).copy_to(self._slot_of(name, target))
 
     def zero_recurrent(self, slot: int) -> None:
         """Sets the recurrent states of a slot to zeros."""
         for name in self.recurrent:
-            self._whole(name, slot)[...] = 0
+            self._slot_of(name, slot).zero()
 
     def release_slot(self, slot: int) -> None:
         """Sets a slot to zeros, and gives its memory back to the system as far as it consists of whole memory pages."""
         for name in self._in_slots:
-            nbytes = self.table[name].nbytes
-            self._buffers[name].discard(slot * nbytes, nbytes)
+            self._slot_of(name, slot).discard()
 
     def ring_pages(self, first: int, length: int) -> Array:
         """The pages of a ring that hold positions first .. length; `first` begins a page."""
         count = (self.ring_capacity or self.page) // self.page
         return np.arange(first // self.page, -(-length // self.page)) % count
 
-    def _whole(self, name: str, slot: int) -> Array:
-        """A state of a slot: `State.element` [..., `State.width`]."""
+    def _slot_of(self, name: str, slot: int) -> Buffer:
+        """The memory of a state of a slot."""
+        nbytes = self.table[name].nbytes
+        return self.buffers[name].part(slot * nbytes, nbytes)
+
+    def _state_shape(self, name: str) -> tuple[int, ...]:
         state = self.table[name]
-        return self._buffers[name].view(state.element, (*state.shape[:-1], state.width), slot * state.nbytes)
+        return (*state.shape[:-1], state.width)
+
+    def _state(self, name: str, slot: int) -> Array:
+        """A copy of a state of a slot: `State.element` [..., `State.width`]."""
+        return self._slot_of(name, slot).read(self.table[name].element, self._state_shape(name))
 
     # -- positions, for snapshots -----------------------------------------------------------------------------------
 
@@ -228,7 +229,7 @@ class PoolMemory:
             places: the pages that hold them, from the one with `start` on.
         """
         state, skip = self.table[name], start % self.page
-        rows = self._rows(state, self._pages_of(name, slot)[:, places])
+        rows = self._rows(state, self._pages_of(name, slot).take(places))
         out = rows[:, skip : skip + stop - start].copy()
         out.flags.writeable = False
         return out
@@ -237,23 +238,23 @@ class PoolMemory:
         """The inverse of `read`; other positions of these pages keep what they hold."""
         state, pages, at = self.table[name], self._pages_of(name, slot), start % self.page
         for place in places:  # one by one: in a ring the first and the last may be the same
-            rows = self._rows(state, pages[:, place : place + 1]).copy()
+            rows = self._rows(state, pages.take([place])).copy()
             part, values = values[:, : self.page - at], values[:, self.page - at :]
             rows[:, at : at + part.shape[1]] = part
             if state.tiled:
                 rows = tiles_of(rows, state.dtype)
-            pages[:, place] = np.ascontiguousarray(rows).view(np.uint8).reshape(pages.shape[0], -1)
+            pages.put([place], np.ascontiguousarray(rows).view(np.uint8).reshape(pages.rows, 1, -1))
             at = 0
 
     def copy_state(self, name: str, slot: int) -> Array:
         """A read-only copy of a recurrent state: `State.element` [..., `State.width`]."""
-        out = self._whole(name, slot).copy()
+        out = self._state(name, slot)
         out.flags.writeable = False
         return out
 
     def put_state(self, name: str, slot: int, value: Array) -> None:
         """The inverse of `copy_state`."""
-        self._whole(name, slot)[...] = value
+        self._slot_of(name, slot).write(value)
 
     @staticmethod
     def _rows(state: State, pages: Array) -> Array:
@@ -266,17 +267,6 @@ class PoolMemory:
 
     def close(self) -> None:
         """Releases the memory."""
-        self._full_pages.clear()
-        for buffer in self._buffers.values():
+        self._full_pages = {}
+        for buffer in self.buffers.values():
             buffer.close()
-
-
-def _runs(pages: list[int]) -> list[tuple[int, int]]:
-    """Runs of consecutive numbers: first and count of each."""
-    runs: list[tuple[int, int]] = []
-    for page in sorted(pages):
-        if runs and sum(runs[-1]) == page:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((page, 1))
-    return runs

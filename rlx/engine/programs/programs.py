@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 from rlx.backends.device import Workers
+from rlx.backends.memory import Buffer
 from rlx.backends.program import Program
 from rlx.compiler.compile import CompiledProgram, Compiler, program_name
 from rlx.engine.opening.setup import Setup
@@ -150,14 +151,14 @@ class Programs:
         setup: Setup,
         compiler: Compiler,
         pool: Callable[[], Workers],
-        addresses: Callable[[], Mapping[str, int]],
+        weights: Callable[[], Mapping[str, Buffer]],
         packed: tuple[str, ...] = (),
         ahead: BackgroundCompiler | None = None,
         paged: bool = False,
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
-        self._addresses = addresses
-        self._states: Mapping[str, int] = {}
+        self._buffers = weights
+        self._states: Mapping[str, Buffer] = {}
         self._strides: Mapping[str, int] = {}
         self._paged = paged
         self._variants: dict[ProgramSpec, Graph] = {}
@@ -188,7 +189,7 @@ class Programs:
         """A new instance of a program, and the bytes of its code."""
         compiled = self.compile(spec)
         program = compiled.instance(self._pool())
-        program.bind(self._addresses())
+        program.bind(self._buffers())
         program.bind(self._states)
         program.bind_slots({name: (self._states[name], stride) for name, stride in self._strides.items()})
         return program, compiled.object_bytes
@@ -196,8 +197,8 @@ class Programs:
     def _all(self) -> Iterator[Program]:
         return chain.from_iterable(self.tables.values())
 
-    def bind(self, states: Mapping[str, int], strides: Mapping[str, int] | None = None) -> None:
-        """Sets the addresses of states, before the first program is made.
+    def bind(self, states: Mapping[str, Buffer], strides: Mapping[str, int] | None = None) -> None:
+        """Sets where the states lie, before the first program is made.
 
         Args:
             strides: bytes from a slot to the next, of states that have one for each sequence.

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from rlx import models
 from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
 from rlx.backends.device import Workers
+from rlx.backends.memory import Buffer
 from rlx.backends.program import Program, TokenRun
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.kv import States
@@ -95,14 +96,14 @@ class Predictor:
         graph = models.build_predictor(config, weights, setup.kv_type, rows, place=weights.place)
         check_types(graph, weights)
 
-        def addresses() -> dict[str, int]:
-            return {**tensors.addresses, models.DRAFT_HEAD: tensors.addresses[head]}
+        def buffers() -> dict[str, Buffer]:
+            return {**tensors.buffers, models.DRAFT_HEAD: tensors.buffers[head]}
 
-        programs = Programs(graph, setup, compiler, lambda: pool, addresses, packed=(head,))
+        programs = Programs(graph, setup, compiler, lambda: pool, buffers, packed=(head,))
         own = {name: row for name, row in programs.weights.items() if name != models.DRAFT_HEAD}
         tensors.load(own, Source(weights, config), progress)
-        states = States(graph, setup.max_seq, setup.profile.buckets[-1])
-        programs.bind(states.addresses)
+        states = States(graph, compiler.backend.memory, setup.max_seq, setup.profile.buckets[-1])
+        programs.bind(states.buffers)
         return cls(programs, setup.profile.ranges, states, rows, EmbeddedRows.of(config))
 
     def follow(self, sequence: Sequence | None) -> None:

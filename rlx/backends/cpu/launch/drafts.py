@@ -13,6 +13,7 @@ import numpy as np
 
 from rlx.backends.cpu.launch.loop_drafts import CALL, DRAFTS_PLAN, MODEL, RESULTS
 from rlx.backends.cpu.launch.native import NativeProgram, logged, native
+from rlx.backends.host import address
 from rlx.backends.program import Program, TokenRun
 
 
@@ -131,8 +132,8 @@ def _model_fields(model: NativeProgram, taken: str) -> array[int]:
     again = then.call() if then else dict.fromkeys(CALL, 0)
     values = {
         **model.call(),
-        "chosen": model.result("token"),
-        "hidden": model.result(taken),
+        "chosen": address(model.result("token")),
+        "hidden": address(model.result(taken)),
         "tokens": model.input("tokens"),
         "positions": model.input("positions"),
         "seq": model.extent("SEQ"),

@@ -16,9 +16,11 @@ from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.loop_functions import FIXED, VARYING
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.work_stealing import counter_bytes
-from rlx.backends.memory import AlignedBuffer
+from rlx.backends.host import HOST, AlignedBuffer, address
+from rlx.backends.memory import Buffer
 from rlx.backends.program import Program, StepLog, TokenRun
 
+_NO_SLOTS = -1, -1
 _NOWHERE = np.zeros(64, np.int64)  # dummy memory for inputs and symbols that a program lacks
 
 
@@ -31,7 +33,7 @@ class NativeProgram(Program):
     """
 
     def __init__(self, code: NativeCode, manifest: Mapping[str, Any], pool: WorkerPool) -> None:
-        super().__init__(manifest, pool.n)
+        super().__init__(manifest, pool.n, HOST)
         self.pool = pool
         self._code = code
         self._args = np.zeros(max(1, len(manifest["args"])), np.uint64)
@@ -41,7 +43,6 @@ class NativeProgram(Program):
         self._context = self._make_context()
         self._unbound = self._place_arena()
         self._positions = self._by_name()
-        self._selected: tuple[int, int] | None = None  # slots whose addresses the arguments hold
         self._step, self._context_address = self._code.addresses["step"], self._context.ctypes.data
         self._log: ClockLog | None = None
         self._plans: dict[tuple[Any, ...], list[int]] = {}  # plans of `repeat`, by carried value and first program
@@ -59,7 +60,8 @@ class NativeProgram(Program):
 
     def _place_arena(self) -> set[str]:
         """Sets the addresses inside the arena; returns the names that must still be bound."""
-        bases = {"arena": self.arena.address, "private": self.arena.address + self.manifest["arena"]}
+        arena = address(self.arena)
+        bases = {"arena": arena, "private": arena + self.manifest["arena"]}
         for i, (kind, where) in enumerate(self.manifest["args"]):
             if kind in bases:
                 self._args[i] = bases[kind] + where
@@ -72,40 +74,33 @@ class NativeProgram(Program):
                 table.setdefault(where, []).append(i)
         return table
 
-    def bind(self, addresses: Mapping[str, int]) -> None:
-        """Sets the addresses of weights and states; ignores names that the program does not use."""
-        for name, address in addresses.items():
-            for i in self._positions.get(name, ()):
-                self._args[i] = address
-            self._unbound.discard(name)
-        if self.then:
-            self.then.bind(addresses)
+    def bind(self, buffers: Mapping[str, Buffer]) -> None:
+        for name in self._positions.keys() & buffers.keys():
+            self._args[self._positions[name]] = address(buffers[name])
+        super().bind(buffers)
 
-    def bind_slots(self, states: Mapping[str, tuple[int, int]]) -> None:
+    def bind_slots(self, states: Mapping[str, tuple[Buffer, int]]) -> None:
         rows = [
-            (i, address, nbytes, written)
-            for name, (address, nbytes) in states.items()
+            (i, address(buffer), nbytes, written)
+            for name, (buffer, nbytes) in states.items()
             for written, place in enumerate((name, f"{name}'"))
             for i in self._positions.get(place, ())
         ]
         # Rows of the argument table that change with the slot: which, by which of the two slots, their place in slot 0.
         self._slot_rows, self._slot_columns = (np.array([row[at] for row in rows], np.intp) for at in (0, 3))
         self._slot_starts, self._slot_bytes = (np.array([row[at] for row in rows], np.uint64) for at in (1, 2))
-        self._selected = None
+        self._slots = _NO_SLOTS
         super().bind_slots(states)
 
     def select_slot(self, slot: int, written: int | None = None) -> None:
         chosen = slot, slot if written is None else written
-        if self._selected != chosen:  # mostly it is the same from step to step
-            self._selected = None
+        if self._slots != chosen:  # mostly it is the same from step to step
+            self._slots = _NO_SLOTS
             slots = np.array(chosen, np.uint64)
             self._args[self._slot_rows] = self._slot_starts + slots[self._slot_columns] * self._slot_bytes
-            self._selected = chosen
+            self._slots = chosen
         if self.then:
             self.then.select_slot(slot, written)
-
-    def address(self, name: str) -> int:
-        return int(self._args[self._positions[name][0]])
 
     def prepare(self, extents: Mapping[str, int]) -> None:
         super().prepare(extents)
@@ -165,15 +160,15 @@ class NativeProgram(Program):
                 "position": self.input("positions"),
                 "token": self.input("tokens"),
                 "operand": self.input(carried[1]) if carried else 0,
-                "carried_bytes": self.output(carried[0]).nbytes if carried else 0,
+                "carried_bytes": self.result(carried[0]).nbytes if carried else 0,
             }
             self._plans[key] = [plan[name] for name in FIXED]
         return self._plans[key]
 
     def _step_fields(self, carried: tuple[str, str] | None) -> dict[str, int]:
         """The function of a step and the addresses of its results: the values of `STEP` by name."""
-        result = self.result(carried[0]) if carried else 0
-        return {**self.call(), "chosen": self.result("token"), "result": result}
+        result = address(self.result(carried[0])) if carried else 0
+        return {**self.call(), "chosen": address(self.result("token")), "result": result}
 
     def call(self) -> dict[str, int]:
         """The function of a step for `rlx_share`, and the counters that must be zero before it."""

@@ -21,7 +21,7 @@ from rlx import platform
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.loop import CLOSED, OFFSETS, POOL_BYTES, SYMBOLS, runtime_llvm
 from rlx.backends.cpu.target import usable_cpus
-from rlx.backends.memory import AlignedBuffer
+from rlx.backends.host import AlignedBuffer
 from rlx.errors import ArgumentError, BusyError, ResourceError
 
 __all__ = ["SYMBOLS", "RuntimeLibrary", "WorkerPool", "runtime_llvm"]
