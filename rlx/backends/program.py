@@ -9,7 +9,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -143,6 +142,12 @@ class _Value:
         """Its size with these symbol values."""
         return prod(self.sizes(extents)) * np.dtype(self.numbers).itemsize
 
+    def input(self, arena: Buffer, extents: Mapping[str, int]) -> Array:
+        """An array to write it to: its memory, if the host sees it."""
+        sizes = self.sizes(extents)
+        view = arena.part(self.offset, self.nbytes(extents)).view(self.numbers, sizes)
+        return np.zeros(sizes, self.numbers) if view is None else view
+
 
 class Program(ABC):
     """One instance of a compiled program, with memory of its own: ready to run once its weights and states are bound.
@@ -173,18 +178,20 @@ class Program(ABC):
         self.arena_bytes: int = manifest["arena"] + workers * manifest["private"]
         self.arena = memory.allocate(self.arena_bytes, huge=True)  # followed by the private memory of each worker
         self.times = np.zeros((workers, len(manifest["regions"]) + 1), np.int64)
-        self._unbound = {*manifest["weights"], *manifest["states"]}
+        self._names = {*manifest["weights"], *manifest["states"]}
+        self._unbound = set(self._names)
         self._limits = [(symbol, *manifest["bounds"][symbol]) for symbol in manifest["symbols"]]
         self._buffers: dict[str, Buffer] = {}  # weights and states without slots
         self._slotted: dict[str, tuple[Buffer, int]] = {}
         self._slots = 0, 0  # that are selected: to read from, and to write to
+        self._largest = {symbol: high for symbol, (_, high) in manifest["bounds"].items()}
         self._given = {name: _Value.of(row) for name, row in manifest["inputs"].items()}
         self._results = {name: _Value.of(row) for name, row in manifest["outputs"].items()}
         # A cache of the views of results, by the values of the symbols in their shapes.
         self._views: dict[tuple[Any, ...], Array] = {}
         self._sees = self.arena.view() is not None
         self._sent: set[str] = set()  # inputs that are in the arena already
-        self.inputs = {name: self._input(name) for name in manifest["inputs"]}
+        self.inputs = {name: value.input(self.arena, self._largest) for name, value in self._given.items()}
 
     @property
     def name(self) -> str:
@@ -194,15 +201,11 @@ class Program(ABC):
 
     def bind(self, buffers: Mapping[str, Buffer]) -> None:
         """Sets where weights and states lie; ignores names that the program does not use."""
-        used = {name: buffer for name, buffer in buffers.items() if self.uses(name)}
+        used = {name: buffer for name, buffer in buffers.items() if name in self._names}
         self._buffers |= used
         self._unbound -= used.keys()
         if self.then:
             self.then.bind(buffers)
-
-    def uses(self, name: str) -> bool:
-        """Whether it reads or writes a weight or state of this name."""
-        return name in self.manifest["weights"] or name in self.manifest["states"]
 
     def bind_slots(self, states: Mapping[str, tuple[Buffer, int]]) -> None:
         """Sets where the states lie that have a slot for each sequence, and selects slot 0.
@@ -249,7 +252,7 @@ class Program(ABC):
 
     def lead(self, then: Program) -> None:
         """Makes `then` the follow-up program: its states are results of this program with the same names."""
-        then.bind({name: self.result(name) for name in self.manifest["outputs"] if then.uses(name)})
+        then.bind({name: self.result(name) for name in self._results.keys() & then.manifest["states"].keys()})
         self.then = then
 
     def result(self, name: str, **extents: int) -> Buffer:
@@ -272,16 +275,6 @@ class Program(ABC):
         """Copies memory of the device into an input, from its start on, in place of what `inputs` has."""
         source.copy_to(self.arena.part(self._given[name].offset, source.nbytes))
         self._sent.add(name)
-
-    @cached_property
-    def _largest(self) -> Mapping[str, int]:
-        return {symbol: high for symbol, (_, high) in self.manifest["bounds"].items()}
-
-    def _input(self, name: str) -> Array:
-        value = self._given[name]
-        buffer, shape = self.arena.part(value.offset, value.nbytes(self._largest)), value.sizes(self._largest)
-        view = buffer.view(value.numbers, shape)
-        return np.zeros(shape, value.numbers) if view is None else view
 
     def _send(self) -> None:
         """Copies the inputs of a step to memory that the host does not see."""

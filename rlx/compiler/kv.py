@@ -112,6 +112,11 @@ class State:
         return row_width(self.dtype, self.shape[-1])
 
     @property
+    def values(self) -> tuple[int, ...]:
+        """Shape of a copy."""
+        return *self.shape[:-1], self.width
+
+    @property
     def nbytes(self) -> int:
         """Bytes of one slot."""
         return self.dtype.size(self.shape)

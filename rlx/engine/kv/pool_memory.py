@@ -170,13 +170,13 @@ class PoolMemory:
         first = self.first_read(length)
         places = self.ring_pages(first, length)
         arrays = [self._pages_of(name, slot).take(places) for name in self.rings]
-        return SlotCopy(first, length, (*arrays, *(self._state(name, slot) for name in self.recurrent)))
+        return SlotCopy(first, length, (*arrays, *(self.copy_state(name, slot) for name in self.recurrent)))
 
     def slot_shapes(self, length: int) -> list[tuple[str, tuple[int, ...]]]:
         """NumPy type and shape of each array that `save_slot` copies at a length."""
         places = len(self.ring_pages(self.first_read(length), length))
         rings = [self._pages_of(name) for name in self.rings]
-        own = [(self.table[name].element, self._state_shape(name)) for name in self.recurrent]
+        own = [(self.table[name].element, self.table[name].values) for name in self.recurrent]
         return [*(("uint8", (ring.rows, places, ring.nbytes)) for ring in rings), *own]
 
     def load_slot(self, slot: int, saved: SlotCopy) -> None:
@@ -212,14 +212,6 @@ class PoolMemory:
         nbytes = self.table[name].nbytes
         return self.buffers[name].part(slot * nbytes, nbytes)
 
-    def _state_shape(self, name: str) -> tuple[int, ...]:
-        state = self.table[name]
-        return (*state.shape[:-1], state.width)
-
-    def _state(self, name: str, slot: int) -> Array:
-        """A copy of a state of a slot: `State.element` [..., `State.width`]."""
-        return self._slot_of(name, slot).read(self.table[name].element, self._state_shape(name))
-
     # -- positions, for snapshots -----------------------------------------------------------------------------------
 
     def read(self, name: str, places: Any, slot: int, start: int, stop: int) -> Array:
@@ -248,7 +240,8 @@ class PoolMemory:
 
     def copy_state(self, name: str, slot: int) -> Array:
         """A read-only copy of a recurrent state: `State.element` [..., `State.width`]."""
-        out = self._state(name, slot)
+        state = self.table[name]
+        out = self._slot_of(name, slot).read(state.element, state.values)
         out.flags.writeable = False
         return out
 
