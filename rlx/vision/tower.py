@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.device import Workers
+from rlx.backends.memory import Buffer
 from rlx.backends.program import Program
 from rlx.compiler.compile import CompiledProgram, Compiler, Progress
 from rlx.compiler.kv import States
@@ -194,39 +196,45 @@ class Tower:
         places = place_inputs(config, patches.places)
         self.load()
         count, start = len(patches.patches), time.perf_counter()
-        x = np.empty((count, config.hidden), np.float32)
-        for begin, end in self._chunks("embedding", count, seconds):
+        memory, size = self._compiler.backend.memory, 4 * config.hidden
+        with closing(memory.allocate(count * size)) as x:
             given = {"patches": patches.patches, **places}
-            x[begin:end] = self._run("embedding", graphs.embedding, begin, end, given)
-            yield
-        if graphs.layers:
-            states = States(graphs.layers[0][1].graph, self._compiler.backend.memory, count, self._ranges[-1][1])
-            try:
-                yield from self._layers(x, states, places, seconds)
-            finally:
-                states.close()
-        rows = np.empty((count // config.patches_per_row, config.out_hidden), np.float32)
-        for begin, end in self._chunks("head", len(rows), seconds):
-            rows[begin:end] = self._run("head", graphs.head, begin, end, {"x": x}, per_row=config.patches_per_row)
-            yield
+            for begin, end in self._chunks("embedding", count, seconds):
+                self._run("embedding", graphs.embedding, begin, end, given).copy_to(_rows(x, size, begin, end))
+                yield
+            if graphs.layers:
+                states = States(graphs.layers[0][1].graph, memory, count, self._ranges[-1][1])
+                with closing(states):
+                    yield from self._layers(x, count, states, places, seconds)
+            rows = np.empty((count // config.patches_per_row, config.out_hidden), np.float32)
+            for begin, end in self._chunks("head", len(rows), seconds):
+                part = _rows(x, config.patches_per_row * size, begin, end)
+                found = self._run("head", graphs.head, begin, end, {}, part)
+                rows[begin:end] = found.contents(np.float32, (end - begin, -1))
+                yield
         self.stats.images += 1
         self.stats.rows += len(rows)
         self.stats.seconds += time.perf_counter() - start
         return rows
 
     def _layers(
-        self, x: Rows, states: States, places: Mapping[str, npt.NDArray[Any]], seconds: float | None
+        self,
+        x: Buffer,
+        count: int,
+        states: States,
+        places: Mapping[str, npt.NDArray[Any]],
+        seconds: float | None,
     ) -> Generator[None, None, None]:
         """All layers, in place: a layer's keys and values are complete before its first row is replaced."""
-        given = {"x": x, **places}
+        size = x.nbytes // count
         for keys, layer in self._graphs.layers:
-            for begin, end in self._chunks("keys", len(x), seconds):
-                self._run("keys", keys, begin, end, given, states=states, past=begin)
+            for begin, end in self._chunks("keys", count, seconds):
+                self._run("keys", keys, begin, end, places, _rows(x, size, begin, end), states, begin)
                 yield
-            for begin, end in self._chunks("layer", len(x), seconds):
+            for begin, end in self._chunks("layer", count, seconds):
                 # Nothing is masked, so it does not matter which of all positions the rows are: the last ones.
-                past = len(x) - (end - begin)
-                x[begin:end] = self._run("layer", layer, begin, end, given, states=states, past=past)
+                past, part = count - (end - begin), _rows(x, size, begin, end)
+                self._run("layer", layer, begin, end, places, part, states, past).copy_to(part)
                 yield
 
     def _chunks(self, kind: str, count: int, seconds: float | None) -> Iterator[Range]:
@@ -257,12 +265,16 @@ class Tower:
         begin: int,
         end: int,
         given: Mapping[str, npt.NDArray[Any]],
-        *,
-        per_row: int = 1,
+        x: Buffer | None = None,
         states: States | None = None,
         past: int = 0,
-    ) -> Rows:
-        """Runs a graph for the rows begin .. end: its output "y", valid until the next run; keys have none."""
+    ) -> Buffer:
+        """Runs a graph for the rows begin .. end: its output "y", valid until the next run; keys have none.
+
+        Args:
+            given: inputs for all rows.
+            x: the input "x" for these rows.
+        """
         program, start = self._program(bound, end - begin), time.perf_counter()
         assert self._tensors is not None
         program.bind({name: self._tensors.buffers[full] for name, full in bound.weights.items()})
@@ -270,12 +282,15 @@ class Tower:
         if states is not None:
             program.bind(states.buffers)
             extents |= states.extents
-        for name, memory in program.inputs.items():
-            part = given[name][per_row * begin : per_row * end]
-            memory.reshape(-1)[: part.size] = part.reshape(-1)
+        for name, array in program.inputs.items():
+            if name == "x" and x is not None:
+                program.fill(name, x)
+                continue
+            part = given[name][begin:end]
+            array.reshape(-1)[: part.size] = part.reshape(-1)
         program.run(**extents)
         self._seconds[kind] = (time.perf_counter() - start) / (end - begin)
-        return program.output("y", **extents) if "y" in bound.graph.outputs else np.empty(0, np.float32)
+        return program.result("y", **extents) if "y" in bound.graph.outputs else program.arena.part(0, 0)
 
     def _program(self, bound: Bound, rows: int) -> Program:
         bounds = self._range(rows)
@@ -295,6 +310,11 @@ class Tower:
             took = time.perf_counter() - start
             self.programs[key] = TowerProgram(name, bounds, found, took, next(reasons, ""))
         return self.programs[key]
+
+
+def _rows(x: Buffer, size: int, begin: int, end: int) -> Buffer:
+    """Rows begin .. end of a buffer; each takes `size` bytes."""
+    return x.part(begin * size, (end - begin) * size)
 
 
 def _ranges(profile: CompileProfile) -> tuple[Range, ...]:
