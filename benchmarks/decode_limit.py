@@ -26,10 +26,10 @@ import numpy as np
 
 import rlx
 from rlx.backends.cpu import machine
+from rlx.backends.cpu.autotune import Bench, Case
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
-from rlx.compiler.autotune import Bench, Case
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
 from rlx.compiler.profiling import OpTime, op_times, region_seconds
@@ -87,7 +87,7 @@ def measure_kernels(threads: int, rounds: int) -> list[Kernel]:
     cases = [Case(d, "q8a" if d.is_quantized else plain, 1, N * size_factor(d), K) for d in FORMATS]
     reads, rates = list[float](), [list[float]() for _ in cases]
     largest = max(case.nbytes for case in cases)
-    with WorkerPool(threads, worker_loop(compiler)) as pool, Bench(target, pool, largest) as bench:
+    with WorkerPool(threads, worker_loop(compiler)) as pool, Bench(target, pool, largest, Compiler) as bench:
         runs = [bench.prepare(target.tuning, case) for case in cases]
         for _ in range(rounds):
             reads.append(machine.read_bandwidth(pool, _READ_SECONDS, _READ_BYTES))

@@ -30,9 +30,10 @@ from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.machine import arithmetic_peak
 from rlx.backends.cpu.ranges import range_step
 from rlx.backends.cpu.steps import worker_loop
-from rlx.backends.cpu.target import Target, cpu_count
+from rlx.backends.cpu.target import Target
 from rlx.backends.host import AlignedBuffer
 from rlx.compiler.compile import Compiler
+from rlx.platform import cpu_count
 
 DIM = 128
 SHAPES = ((16, 16), (32, 16))  # (value heads, key heads); the first is Qwen3.5-0.8B's

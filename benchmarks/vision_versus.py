@@ -41,10 +41,11 @@ from make_model import floats, write_model
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.machine import arithmetic_peaks
 from rlx.backends.cpu.steps import worker_loop
-from rlx.backends.cpu.target import Target, cpu_count
+from rlx.backends.cpu.target import Target
 from rlx.compiler.compile import Compiler
 from rlx.engine.engine import Engine
 from rlx.models.shapes import SHAPES
+from rlx.platform import cpu_count
 from rlx.vision.image import Image
 from rlx.vision.options import ImageOptions
 from rlx.vision.processors import ImageProcessor

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rlx import scalars
-    from rlx.backends import Device, devices
-    from rlx.backends.cpu.target import Target
+    from rlx.backends import Device, Target, devices
     from rlx.compiler.executable import Executable, compile
     from rlx.engine.kv.snapshot import Snapshot
     from rlx.errors import (
@@ -97,7 +96,7 @@ _HOME = {
     "Snapshot": "rlx.engine.kv.snapshot",
     "devices": "rlx.backends",
     "Device": "rlx.backends",
-    "Target": "rlx.backends.cpu.target",
+    "Target": "rlx.backends",
     "CTX": "rlx.ir.dims",
     "PAST_SEQ": "rlx.ir.dims",
     "SEQ": "rlx.ir.dims",

@@ -141,7 +141,7 @@ class ToyTarget:
         return Capabilities(bf16_dots=False, bf16_tiles=False)
 
     @property
-    def numbers(self) -> dict[str, int]:
+    def tuning(self) -> dict[str, int]:
         return {}
 
     def describe(self) -> dict[str, str]:

@@ -94,7 +94,7 @@ def kernels() -> Iterator[Callable[[], object]]:
     yield from (partial(gather.take, width, 8, shared=shared) for shared in both)
     for order, aside in itertools.product(("tiled", "grouped"), both):
         yield partial(delta_plain.plain, 32, 16, 128, 128, scale=0.1, order=order, aside=aside)
-    yield from (partial(quantizers.kernel, dtype) for dtype in quantizers.ENCODERS)
+    yield from (partial(loops.kernel_of, quantizers.encoder(dtype)) for dtype in quantizers.ENCODERS)
 
 
 def main() -> int:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from rlx.audio.audio import Audio
 from rlx.errors import MultimodalError
+from rlx.ir.stored import dequantize
 from rlx.models.keys import EPS, Keys
 from rlx.weights.loader import TensorInfo, WeightLoader
 from rlx.weights.mapped import Bytes
-from rlx.weights.values import dequantize
 
 Rows: TypeAlias = NDArray[np.float32]
 

@@ -7,13 +7,14 @@ A backend is a folder with a module `backend`, whose `BACKEND` implements `rlx.b
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlx import env
 from rlx.errors import TargetError
 from rlx.suggest import did_you_mean
 
 if TYPE_CHECKING:
+    from rlx.backends.cpu.target import Target as Target
     from rlx.backends.device import Backend
 
 #: Device -> the module of its backend. The first is the default.
@@ -22,8 +23,12 @@ MODULES = {
     "reference": "rlx.backends.reference.backend",
 }
 
-#: The same for RLX_JIT=0: without machine code.
-WITHOUT_JIT = {**MODULES, "cpu": "rlx.backends.uncompiled.backend"}
+
+def __getattr__(name: str) -> Any:
+    """`Target`: that of the default device, imported at first use."""
+    if name == "Target":
+        return import_module(MODULES["cpu"]).Target
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Device:
@@ -59,6 +64,5 @@ def backend(device: str | None = None) -> Backend:
     Raises:
         TargetError: as `checked_device`.
     """
-    modules = MODULES if env.jit() else WITHOUT_JIT
-    found: Backend = import_module(modules[checked_device(device)]).BACKEND
-    return found
+    found: Backend = import_module(MODULES[checked_device(device)]).BACKEND
+    return found if env.jit() else found.without_code()

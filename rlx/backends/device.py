@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest, Program
 from rlx.errors import ArgumentError
@@ -54,7 +55,7 @@ class Target(Protocol):
         """What passes may ask."""
 
     @property
-    def numbers(self) -> Mapping[str, int]:
+    def tuning(self) -> Mapping[str, int]:
         """The measured numbers that change code, such as those of `rlx tune`. Part of the compile key."""
 
     def describe(self) -> dict[str, str]:
@@ -161,6 +162,77 @@ class Packer:
     pack: Callable[[NDArray[np.uint8], Buffer, int, int], None]
 
 
+@dataclass(frozen=True)
+class Loop:
+    """A loop kernel outside of programs, in the language of `rlx.scalars`.
+
+    Attributes:
+        name: with `version` it tells kernels of this kind apart in the compile cache.
+        what: it is, for whoever waits for it.
+        kind: of its compile key.
+        version: digest of its sources.
+        function, holes: the kernel, and the values of its holes; called when it must be compiled.
+        buffers: name and type of each buffer.
+        extents: names of the sizes that it takes.
+    """
+
+    name: str
+    what: str
+    kind: str
+    version: str
+    function: Callable[[], tuple[Callable[..., Any], Mapping[str, Any]]]
+    buffers: Sequence[tuple[str, DType]]
+    extents: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class FeatureUse:
+    """The features of a machine beside those of a target, by name, sorted.
+
+    Attributes:
+        used: what the code may use.
+        unused: what the machine has and the code does not use -> the reason.
+        lacking: what the machine lacks and the code of some target of this architecture would use.
+    """
+
+    used: tuple[str, ...]
+    unused: dict[str, str]
+    lacking: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The result for one value of a number of a tuning.
+
+    Attributes:
+        speed: of all that was timed, in `unit`: "GB/s" of weights, or "GFLOP/s". Measured for the current value,
+            computed from `ratio` for the others.
+        ratio: time relative to the current value.
+        chosen: whether it is used from now on.
+    """
+
+    name: str
+    value: int
+    speed: float
+    unit: str
+    ratio: float
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of `Backend.tune`.
+
+    Attributes:
+        rows: for every number that was measured, the original value first.
+        skipped: the numbers for which there was no time; they are unchanged.
+    """
+
+    tuning: Mapping[str, int]
+    rows: tuple[Row, ...]
+    skipped: tuple[str, ...]
+
+
 class Backend(ABC):
     """One kind of device.
 
@@ -174,6 +246,10 @@ class Backend(ABC):
     name: str
     memory: Memory
     native_loops = False
+
+    def without_code(self) -> Backend:
+        """The mode of this device that makes no machine code, for RLX_JIT=0, if it has one."""
+        return self
 
     @abstractmethod
     def target(self, level: str | None = None) -> Target:
@@ -238,6 +314,85 @@ class Backend(ABC):
     def assembly(self, text: str, target: Any) -> str:
         """The machine code, as text, of a module that `build` put into its files as "<name>.ll"."""
         raise NotImplementedError
+
+    def stored_assembly(self, described: Mapping[str, Any], text: str, code: bytes) -> str:
+        """As `assembly`, of stored code for any target; the first line says so if it is made by another LLVM.
+
+        Args:
+            described: what `Target.describe` says of the target.
+            code: the stored code of the module.
+
+        Raises:
+            CompileError: the module cannot be read here.
+        """
+        raise NotImplementedError
+
+    # -- the machine --------------------------------------------------------------------------------------------------
+
+    def levels(self) -> list[str]:
+        """The levels that the hardware has, the narrowest first; `target` refuses those that may not be used."""
+        return []
+
+    def feature_use(self, target: Any) -> FeatureUse:
+        """The features of this machine that code for a target uses, or why not."""
+        return FeatureUse((), {}, ())
+
+    # -- tuning -------------------------------------------------------------------------------------------------------
+
+    def default_tuning(self, target: Any) -> Mapping[str, int]:
+        """The tuning of a target before anything is measured; empty where there is nothing to tune."""
+        return {}
+
+    def with_tuning(self, target: Any, tuning: Mapping[str, int]) -> Any:
+        """The target with this tuning, unless it has one of its own.
+
+        Raises:
+            ArgumentError: a number is out of its range.
+        """
+        return target
+
+    def tune(
+        self,
+        target: Any,
+        workers: Any,
+        builders: Callable[[Any], Builder],
+        seconds: float,
+        progress: Callable[[int, int], None],
+    ) -> Outcome:
+        """Measures which tuning suits this machine.
+
+        Args:
+            builders: makes a builder for a target with a candidate, whose code nobody else uses.
+            seconds: about how long.
+            progress: called with what is done, and how much there is.
+
+        Raises:
+            ArgumentError: as `bandwidth`.
+        """
+        raise ArgumentError("there is nothing to tune", where=f"device {self.name!r}", hint="Choose another device.")
+
+    # -- drafts -------------------------------------------------------------------------------------------------------
+
+    def rounds(self, models: tuple[Program, Program], heads: Heads, **limits: Any) -> Rounds:
+        """Rounds of MTP drafts in one native call, where there are `native_loops`.
+
+        Args:
+            models: two programs that alternate, each on the recurrent states that the other one wrote; twice the same
+                program without recurrent states.
+            heads: prepared; the head has processed all rows before the first round.
+            limits: as of `rlx.backends.cpu.launch.drafts.run_rounds`.
+        """
+        raise NotImplementedError
+
+    # -- loop kernels -------------------------------------------------------------------------------------------------
+
+    def loop(self, loop: Loop, workers: Any, builder: Builder) -> Callable[..., None]:
+        """A loop kernel, compiled through the builder's cache: a function that runs it over arrays, with all workers.
+
+        The function takes the arrays of the buffers, contiguous, then the values of the extents, then the number of
+        units.
+        """
+        raise ArgumentError("no loop kernels", where=f"device {self.name!r}", hint="Choose another device.")
 
 
 def manifest_of(program: Lowered, symbol: Callable[[Node], str], *, signed_codes: bool = False) -> dict[str, Any]:

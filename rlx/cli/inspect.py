@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx import backends
 from rlx.cli.command import Command
 from rlx.cli.inspect_vision import MMPROJ, audio_line, image_rows, is_mmproj, mmproj, tower_of, tower_rows
 from rlx.cli.main import debug_option
@@ -22,6 +23,7 @@ from rlx.errors import RlxError, ShapeError, UnsupportedModelError
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
     from rlx.models import ModelConfig
+    from rlx.passes.capabilities import Layouts
     from rlx.weights import WeightLoader
 
 _KV_DTYPES = ("f16", "f32", "q8_0", "q4_0")  # the default of precision "auto", that of "exact", and the small ones
@@ -150,25 +152,26 @@ def _memory(graphs: Mapping[str, Graph], config: ModelConfig) -> dict[str, Any]:
     from rlx.passes.layout import weight_table
     from rlx.profile import CompileProfile
 
+    layouts = backends.backend().target().capabilities.layouts
     tokens, rows = min(config.context, _TOKENS), CompileProfile().buckets[-1]
     states = {name: state_bytes(graph, tokens, rows) for name, graph in graphs.items()}
     far, farther = (1 << 20, 1 << 21)  # beyond what windows keep
     grown = {n: state_bytes(g, farther, rows) - state_bytes(g, far, rows) for n, g in graphs.items()}
     return {
-        "weights": weight_bytes(weight_table(next(iter(graphs.values())))),
+        "weights": weight_bytes(weight_table(next(iter(graphs.values())), layouts), layouts),
         "tokens": tokens,
         "states": states,
         "states_per_token": {name: size // (farther - far) for name, size in grown.items()},
     }
 
 
-def weight_bytes(table: Mapping[str, Mapping[str, Any]]) -> int:
+def weight_bytes(table: Mapping[str, Mapping[str, Any]], layouts: Layouts) -> int:
     """Memory of weights in bytes; a table that is only looked up stays in the file and needs none.
 
     Args:
         table: of `rlx.passes.layout.weight_table`.
+        layouts: those of the device.
     """
-    from rlx.backends.cpu.layouts import packed_bytes
     from rlx.ir.dtypes import DTYPES
     from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
 
@@ -179,7 +182,7 @@ def weight_bytes(table: Mapping[str, Mapping[str, Any]]) -> int:
             if row["layout"] == ROWS_LAYOUT:
                 total += dtype.size([*stack, n, k])
             elif row["layout"] != FILE_LAYOUT:
-                total += prod(stack) * packed_bytes(dtype, n, k)
+                total += prod(stack) * layouts.matrix_bytes(dtype, n, k)
         except ShapeError as error:
             raise UnsupportedModelError(f"no kernel reads it: {error}", where=name) from error
     return total

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from rlx import backends
 from rlx.cli.output import size
 from rlx.errors import MultimodalError, RlxError
 
@@ -75,7 +76,8 @@ def _tower(config: VisionConfig, weights: TowerWeights) -> dict[str, Any]:
     from rlx.vision.processors import ImageProcessor
     from rlx.vision.tower import tower_table
 
-    memory = weight_bytes(tower_table(config, weights))
+    layouts = backends.backend().target().capabilities.layouts
+    memory = weight_bytes(tower_table(config, weights, layouts), layouts)
     processor = ImageProcessor.of(config, ImageOptions())
     return {
         "family": config.family,

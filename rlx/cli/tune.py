@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+from collections.abc import Mapping
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
 import click
 
+from rlx import backends
 from rlx.cli.command import Command
 from rlx.cli.main import debug_option
 from rlx.cli.output import Bars, counted, printable, table
 from rlx.errors import CacheError
+from rlx.platform import cpu_count
 
 if TYPE_CHECKING:
-    from rlx.backends.cpu.target import Target
-    from rlx.backends.cpu.tuning import Tuning
-    from rlx.compiler.autotune import Outcome, Row
+    from rlx.backends.device import Outcome, Row, Target
     from rlx.store.store import Store
 
 
@@ -51,12 +53,11 @@ def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: f
 
 
 def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
-    from rlx.backends.cpu.target import Target
     from rlx.compiler.limits import worker_count
     from rlx.store.tuned import Measured, keep
 
     store = None if dry_run else _writable()
-    target, workers = Target.host(), worker_count(threads)
+    target, workers = backends.backend().target(), worker_count(threads)
     _warn_if_busy()
     outcome = _measure(target, workers, seconds)
     heads = "number", "value", "speed", "time", ""
@@ -72,19 +73,13 @@ def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
 
 
 def _measure(target: Target, workers: int, seconds: float) -> Outcome:
-    from rlx.backends.cpu.launch.threads import WorkerPool
-    from rlx.backends.cpu.steps import worker_loop
-    from rlx.compiler import autotune
     from rlx.compiler.compile import Compiler
+    from rlx.store.cache import CompileCache
 
-    nbytes = autotune.weight_bytes()
-    plan = autotune.stages(target, nbytes)
-    with (
-        Bars() as bars,
-        WorkerPool(workers, worker_loop(Compiler(target))) as pool,
-        autotune.Bench(target, pool, nbytes) as bench,
-    ):
-        return autotune.tune(plan, target.default_tuning, bench, seconds, partial(bars, "measuring"))
+    candidates = CompileCache(capacity=1024, policy="off")  # nobody else can use their code
+    with Bars() as bars, contextlib.closing(Compiler(target).workers(workers)) as pool:
+        builders = partial(Compiler, cache=candidates)
+        return target.backend.tune(target, pool, builders, seconds, partial(bars, "measuring"))
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -93,14 +88,13 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _show() -> None:
-    from rlx.backends.cpu.target import Target
     from rlx.store.cache import CompileCache
     from rlx.store.tuned import FILE, find
 
-    target, store = Target.host(), CompileCache.default().store
+    target, store = backends.backend().target(), CompileCache.default().store
     found = find(store, target) if store is not None else None
-    default = target.default_tuning.as_dict()
-    force = found.tuning.as_dict() if found else default
+    default = target.backend.default_tuning(target)
+    force = found.tuning if found else default
     heads = "number", "in force", "default"
     table(heads, [(name, str(force[name]), str(default[name])) for name in default], right=heads[1:])
     if found and store is not None:
@@ -135,17 +129,15 @@ def _writable() -> Store:
 
 
 def _warn_if_busy() -> None:
-    from rlx.backends.cpu.target import cpu_count
-
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > 0.5 * cpu_count():
         click.echo(f"Warning: the machine is busy (load {load:.1f}): only large gains can be told from noise", err=True)
 
 
-def _changes(tuning: Tuning, target: Target) -> str:
+def _changes(tuning: Mapping[str, int], target: Target) -> str:
     """The numbers that differ from the defaults, in one line."""
-    default = target.default_tuning.as_dict()
-    changed = [f"{name} {value}" for name, value in tuning.as_dict().items() if value != default[name]]
+    default = target.backend.default_tuning(target)
+    changed = [f"{name} {value}" for name, value in tuning.items() if value != default[name]]
     return (
         f"faster than the defaults: {', '.join(changed)}"
         if changed

@@ -215,7 +215,7 @@ class Compiler:
                 "paged": options.paged,
                 "whole": list(options.whole),
                 "packed": list(options.packed),
-                "tuning": self.target.numbers,
+                "tuning": self.target.tuning,
                 **self._custom(graph, options),
             },
         )

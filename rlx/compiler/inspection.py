@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx import env
+from rlx import backends, env
 from rlx.backends.device import Target
 from rlx.errors import ArgumentError, CacheError
 from rlx.passes.report import Report
@@ -198,17 +198,8 @@ def disassembly(entry: Entry, name: str) -> str:
         CacheError: the entry has no such file, or no module for it.
         CompileError: the LLVM of this installation cannot read the module.
     """
-    from rlx.backends.cpu.llvm import Module
-    from rlx.backends.cpu.target import Target as CpuTarget
-
-    level, triple, cpu, features = (str(entry.key.target[word]) for word in ("level", "triple", "cpu", "features"))
-    target = CpuTarget(level, triple, cpu, features)
     text = entry.read(f"{name.removesuffix('.o')}.ll").decode()
-    with Module(text, target) as module:
-        same = module.emit() == entry.read(name)
-    with Module(text, target) as module:
-        warning = "" if same else "# not exactly the stored code: it was made by another version of LLVM\n"
-        return warning + module.assembly()
+    return backends.backend().stored_assembly(entry.key.target, text, entry.read(name))
 
 
 def _matching(kernel: str | None, names: Sequence[str]) -> list[str]:

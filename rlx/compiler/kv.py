@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.kv_tiles import TILE, row_width, rows_of, tiles_of
+from rlx.backends.kv_tiles import TILE, row_width, rows_of, tiles_of
 from rlx.backends.memory import Buffer, Memory
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import dims

@@ -7,9 +7,8 @@ from typing import Any
 
 from rlx import env
 from rlx.arguments import whole
-from rlx.backends.cpu.launch.threads import MAX_WORKERS
-from rlx.backends.cpu.target import cpu_count, usable_cpus
 from rlx.passes.options import MAX_PAST
+from rlx.platform import MAX_WORKERS, cpu_count, usable_cpus
 
 MAX_PER_CPU = 8  # worker threads: enough for tests, few enough that the machine still makes progress
 

@@ -19,7 +19,7 @@ from rlx import platform
 from rlx.backends.memory import Memory
 from rlx.compiler.compile import Compiler
 from rlx.errors import ArgumentError
-from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
+from rlx.passes.layout import packed_rows
 from rlx.store.cache import CompileCache
 from rlx.store.entry import LargeFile
 from rlx.store.folder import Damage
@@ -118,11 +118,6 @@ class PackedWeightCache:
         files, data = {LAYOUT: json.dumps(places, indent=1)}, LargeFile(ends[-1] if ends else 0, pieces())
         self._store.put(self._key, files, replace=self._policy == "redo", large={DATA: data})
         return self._mapped()
-
-
-def packed_rows(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The packed rows of a manifest's table of weights."""
-    return {name: row for name, row in weights.items() if row["layout"] not in (ROWS_LAYOUT, FILE_LAYOUT)}
 
 
 def weights_key(

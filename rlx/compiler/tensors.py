@@ -1,7 +1,7 @@
 """Weights in memory: matrices packed once for their kernels, small tensors as float32, one copy for every program.
 
 Runtime, between an open file and the programs. The "layout" in a weight's row of a program's manifest: "rows" is plain
-float32. "r16k4" is packed (`rlx.backends.cpu.layouts`); a stack [E, n, k] is packed matrix by matrix, the rows of each
+float32. "r16k4" is packed (the layout of the device); a stack [E, n, k] is packed matrix by matrix, the rows of each
 padded to a multiple of 16. "file" is the mapped file itself: a table of which few rows are read needs no further
 memory. Packed matrices may also be mapped from a file, which this or an earlier process has written
 (`packed_cache.py`).
@@ -20,10 +20,10 @@ import numpy as np
 from rlx.backends.device import Packer, Workers
 from rlx.backends.memory import Buffer, Slabs
 from rlx.compiler.compile import Compiler, Progress
-from rlx.compiler.packed_cache import MappedWeights, PackedWeightCache, packed_rows
+from rlx.compiler.packed_cache import MappedWeights, PackedWeightCache
 from rlx.errors import ResourceError, ShapeError
 from rlx.ir.dtypes import DTYPES, DType
-from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
+from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT, packed_rows
 from rlx.tracing import span
 
 GIB = 1 << 30

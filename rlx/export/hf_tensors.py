@@ -18,8 +18,8 @@ from rlx.export.hf_config import TextConfig
 from rlx.export.hf_rope import divisors
 from rlx.export.model import Bytes, ExportTensor, Floats
 from rlx.ir.dtypes import BF16, F16, F32, DType
+from rlx.ir.stored import dequantize
 from rlx.weights import TensorInfo
-from rlx.weights.values import dequantize
 
 Array = npt.NDArray[Any]
 Move = Callable[[Array], Array]

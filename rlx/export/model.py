@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from rlx.errors import ConfigError
 from rlx.ir.dtypes import DType
+from rlx.ir.stored import dequantize
 from rlx.weights import TensorInfo
 from rlx.weights.gguf import GgufFile
 from rlx.weights.mapped import Closing
-from rlx.weights.values import dequantize
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]

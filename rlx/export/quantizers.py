@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.launch.code import NativeCode
-from rlx.backends.cpu.launch.threads import WorkerPool
-from rlx.backends.cpu.steps import step_of, worker_loop
-from rlx.backends.cpu.target import Target
-from rlx.backends.device import Builder
+from rlx.backends.device import Loop
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
 from rlx.errors import ArgumentError, WeightError
+from rlx.export import k_quants, simple_quants
 from rlx.export.model import ExportTensor
 from rlx.export.writer import Planned
 from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, U8, DType
@@ -37,7 +33,6 @@ Floats = npt.NDArray[np.float32]
 
 SLICE = 4 << 20  # numbers encoded at a time: limits memory, and the delay of an interrupt
 COPY = 16 << 20  # bytes copied at a time
-_GRAINS = 64  # number of ranges of a slice that workers take
 _HALF = 65504.0  # the greatest half-precision number
 
 
@@ -75,38 +70,39 @@ ENCODERS: dict[DType, Encoder] = {
 ROUNDS = 2
 
 
-def encoder(builder: Builder, dtype: DType) -> NativeCode:
-    """The step that encodes numbers as this type, see `rlx.backends.cpu.ranges`; its one symbol is the step."""
-    what, options = f"the encoder of {dtype.name}", {"source": _source_digest()}
-    return step_of(builder, lambda: kernel(dtype), what=what, kind="encode", name=dtype.name, options=options)
-
-
-def kernel(dtype: DType) -> Kernel:
-    """The kernel from f32 numbers to the bytes of a type. Buffers x, out; F16 and BF16 also have n, the count of
+def encoder(dtype: DType) -> Loop:
+    """The loop kernel from f32 numbers to the bytes of a type. Buffers x, out; F16 and BF16 also have n, the count of
     numbers.
 
     Raises:
         ArgumentError: there is no encoder for this type.
     """
-    from rlx.backends.cpu.loops import loop_kernel
-    from rlx.export import k_quants, simple_quants
+    _encoder(dtype)
+    floats = dtype in (F16, BF16)
+    return Loop(
+        name=dtype.name,
+        what=f"the encoder of {dtype.name}",
+        kind="encode",
+        version=_source_digest(),
+        function=partial(_kernel, dtype),
+        buffers=[("x", F32), ("out", dtype if floats else U8)],
+        extents=("n",) if floats else (),
+    )
 
+
+def _kernel(dtype: DType) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function of an encoder, and the values of its holes."""
     encoder = _encoder(dtype)
     module = simple_quants if encoder.search is None else k_quants
-    fn = getattr(module, encoder.kernel)
     holes = {name: getattr(module, value) if isinstance(value, str) else value for name, value in encoder.holes.items()}
     if encoder.search is not None:
         holes |= {**dict(zip(("TRIES", "FIRST", "GAP"), encoder.search, strict=True)), "ROUNDS": ROUNDS}
-    if dtype in (F16, BF16):
-        return loop_kernel(fn, holes, [("x", F32), ("out", dtype)], ("n",))
-    return loop_kernel(fn, holes, [("x", F32), ("out", U8)])
+    return getattr(module, encoder.kernel), holes
 
 
 @cache
 def _source_digest() -> str:
     """Digest of the encoders' sources, which the keys of other programs do not include."""
-    from rlx.export import k_quants, simple_quants
-
     modules = (k_quants, simple_quants, sys.modules[__name__])
     return digest_text("".join(map(inspect.getsource, modules)))[:16]
 
@@ -129,8 +125,9 @@ class Quantizer(Closing):
     """
 
     def __init__(self, threads: int | None = None, cache: CompileCache | None = None) -> None:
-        self.compiler = Compiler(Target.host(), cache)
-        self.pool = WorkerPool(worker_count(threads), worker_loop(self.compiler))
+        self.compiler = Compiler(cache=cache)
+        self.pool = self.compiler.workers(worker_count(threads))
+        self._loops: dict[DType, Callable[..., None]] = {}
 
     def pieces(self, values: Floats, dtype: DType, name: str) -> Iterator[Bytes]:
         """The bytes of a tensor in order, a slice at a time.
@@ -175,10 +172,9 @@ class Quantizer(Closing):
         out = np.empty(dtype.size(flat.shape), np.uint8)
         units = -(-flat.size // ENCODERS[dtype].unit)
         extents = [flat.size] if dtype in (F16, BF16) else []
-        words = [flat.ctypes.data, out.ctypes.data, *extents, units, max(1, units // _GRAINS), 0]
-        context = np.array(words, np.int64)
-        (step,) = encoder(self.compiler, dtype).addresses.values()
-        self.pool.share(step, context.ctypes.data)
+        if dtype not in self._loops:
+            self._loops[dtype] = self.compiler.backend.loop(encoder(dtype), self.pool, self.compiler)
+        self._loops[dtype](flat, out, *extents, units)
         return out
 
     def close(self) -> None:

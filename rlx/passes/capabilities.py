@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from rlx.ir.dtypes import DTYPES, DType
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How values lie in the memory of a device. The defaults are plain: matrices as in the file, keys row by row.
+
+    A device with other layouts has a class over this one. Only its own folder knows what the names mean.
+
+    Attributes:
+        matrices: name of the layout of matrices that linears multiply, into which the device's packer brings them.
+        matrices_meaning: what that is, for people.
+    """
+
+    matrices: str = "blocks"
+    matrices_meaning: str = "row by row, as in the file"
+
+    @property
+    def matrix_types(self) -> tuple[DType, ...]:
+        """The types of the matrices that kernels multiply."""
+        return tuple(dtype for dtype in DTYPES.values() if dtype.is_float or dtype.is_quantized)
+
+    def matrix_bytes(self, dtype: DType, n: int, k: int) -> int:
+        """Bytes of a matrix [n, k] in memory; `ShapeError` if no kernel reads it."""
+        return dtype.size((n, k))
 
 
 @dataclass(frozen=True)
@@ -20,6 +46,7 @@ class Capabilities:
         expert_rows_bf16: the same for one expert with bf16 weights.
         own_cost: highest cost of a node that every worker may compute for itself instead of waiting for another one.
         own_cost_rows: the same in programs of several rows, whose rows the workers could share.
+        layouts: how values lie in its memory.
     """
 
     bf16_dots: bool = True
@@ -30,3 +57,4 @@ class Capabilities:
     expert_rows_bf16: int = 8
     own_cost: int = 1 << 18
     own_cost_rows: int = 1 << 17
+    layouts: Layouts = field(default_factory=Layouts)

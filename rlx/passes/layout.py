@@ -1,7 +1,7 @@
 """Layout: decides how weights and caches lie in memory, and makes packing a node that runs once at load.
 
-- Matrices of linears are packed in blocks of 16 output rows (`r16k4`, see `rlx.backends.cpu.layouts`). A stack of
-  experts is packed expert by expert.
+- Matrices of linears are packed in the layout of the device (`Layouts.matrices`). A stack of experts is packed expert
+  by expert.
 - A table that is only looked up, in this graph and in all others of the model, stays as it is in the file (`file`).
 - Key caches, and plain keys in the form of one, lie in tiles of 16 positions, so that attention scores need no
   horizontal sums.
@@ -18,14 +18,14 @@ from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op_table import traits
+from rlx.passes.capabilities import Layouts
 from rlx.passes.options import Options
 from rlx.passes.program import root
 from rlx.passes.report import SILENT, Log
 
-MATRIX_LAYOUT = "r16k4"
 FILE_LAYOUT = "file"
 ROWS_LAYOUT = "rows"  # float32, as it is
-_MEANINGS = {MATRIX_LAYOUT: "packed at load in blocks of 16 rows", FILE_LAYOUT: "only looked up: stays in the file"}
+_MEANINGS = {FILE_LAYOUT: "only looked up: stays in the file"}
 
 
 def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
@@ -40,10 +40,11 @@ def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
         hint = "Write the rows into two states."
         raise GraphError("serves as keys and as values, which lie differently in memory", where=repr(shared), hint=hint)
 
-    lies, names = _matrix_layouts(graph, options.packed), graph.names()
+    layouts = options.capabilities.layouts
+    lies, names = _matrix_layouts(graph, layouts, options.packed), graph.names()
     for node in graph.leaves("weight").values():
         if node.name in lies:
-            log.done(lies[node.name], names[node], _MEANINGS[lies[node.name]])
+            log.done(lies[node.name], names[node], _MEANINGS.get(lies[node.name], layouts.matrices_meaning))
     for node in graph.leaves("state").values():
         if node in keys:
             log.done("tiles", names[node], "keys in tiles of 16 positions")
@@ -60,15 +61,16 @@ def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     return graph.map(visit)
 
 
-def weight_table(graph: Graph, packed: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+def weight_table(graph: Graph, layouts: Layouts, packed: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
     """The rows that the manifest of each program of a model has for its weights, before any program is made.
 
     The symbolic graph is enough for that, because no other pass changes which ops read a weight.
 
     Args:
+        layouts: those of the device.
         packed: as in `Options`.
     """
-    lies = _matrix_layouts(graph, packed)
+    lies = _matrix_layouts(graph, layouts, packed)
     return {n.name: weight_row(n, lies.get(n.name, ROWS_LAYOUT)) for n in graph.leaves("weight").values()}
 
 
@@ -78,16 +80,21 @@ def weight_bytes(rows: Iterable[Mapping[str, Any]]) -> int:
     return sum(DTYPES[row["dtype"]].size(tuple(map(int, row["shape"]))) for row in packed)
 
 
+def packed_rows(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of such a table whose weights are packed."""
+    return {name: row for name, row in weights.items() if row["layout"] not in (ROWS_LAYOUT, FILE_LAYOUT)}
+
+
 def weight_row(node: Node, layout: str) -> dict[str, Any]:
     """A row of that table: plain JSON data."""
     return {"dtype": node.dtype.name, "shape": [str(d) for d in node.shape], "layout": layout}
 
 
-def _matrix_layouts(graph: Graph, packed: Iterable[str]) -> dict[str, str]:
+def _matrix_layouts(graph: Graph, layouts: Layouts, packed: Iterable[str]) -> dict[str, str]:
     """Name -> layout of every matrix that is multiplied or looked up."""
     read = dict.fromkeys(lookup_tables(graph), FILE_LAYOUT)
     multiplied = {i.name for n in graph.nodes() if traits(n).multiplies for i in n.inputs if _is_matrix(i)}
-    return read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], MATRIX_LAYOUT)
+    return read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], layouts.matrices)
 
 
 def lookup_tables(graph: Graph) -> set[str]:

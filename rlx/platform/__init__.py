@@ -15,7 +15,9 @@ from operator import or_
 from rlx import env
 from rlx.platform.base import Platform
 
-__all__ = ["Platform", "current", "flags", "of"]
+__all__ = ["MAX_WORKERS", "Platform", "cpu_count", "current", "flags", "of", "usable_cpus"]
+
+MAX_WORKERS = 1024  # of a pool
 
 
 def current() -> Platform:
@@ -26,6 +28,18 @@ def current() -> Platform:
 def flags(*names: str) -> int:
     """Flags of `os.open` by name, such as "O_NOFOLLOW"; those that this system lacks are left out."""
     return reduce(or_, (getattr(os, name, 0) for name in names), 0)
+
+
+def cpu_count() -> int:
+    """Physical cores that this process may use, by affinity and cgroup quota. Hyper-threads count once. At least 1."""
+    system = current()
+    return max(1, int(min(system.cores(system.allowed_cpus()), system.cpu_quota())))
+
+
+def usable_cpus() -> float:
+    """Logical CPUs that this process may use at a time: the smaller of its affinity and its cgroup quota."""
+    system = current()
+    return min(len(system.allowed_cpus()), system.cpu_quota())
 
 
 @cache

@@ -10,14 +10,12 @@ import contextlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlx import platform as systems
-from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tuning import Tuning
-from rlx.backends.device import Target as AnyTarget
+from rlx.backends.device import Target
 from rlx.errors import ArgumentError, CacheError, file_error
 from rlx.store.cache import CompileCache
 from rlx.store.folder import reason
@@ -38,17 +36,18 @@ class Measured:
         threads: number of workers during the measurement.
     """
 
-    tuning: Tuning
+    tuning: Mapping[str, int]
     date: str
     threads: int
 
 
-def tuned(target: AnyTarget, cache: CompileCache) -> AnyTarget:
+def tuned(target: Target, cache: CompileCache) -> Target:
     """The target with its measured tuning, if there is one. A tuning that is already set stays."""
-    if not isinstance(target, Target) or target.tuned or cache.store is None or cache.policy == "off":
+    if not target.backend.default_tuning(target) or cache.store is None or cache.policy == "off":
         return target
     found = find(cache.store, target)
-    return replace(target, tuned=found.tuning) if found else target
+    tuned: Target = target.backend.with_tuning(target, found.tuning) if found else target
+    return tuned
 
 
 def find(store: Store, target: Target) -> Measured | None:
@@ -58,7 +57,7 @@ def find(store: Store, target: Target) -> Measured | None:
         return None
     try:
         entry = _read(store).get(place(target))
-        return _measured(entry) if entry is not None else None
+        return _measured(entry, target) if entry is not None else None
     except (OSError, ValueError, RecursionError, ArgumentError) as error:
         advice = "the default tuning is used; `rlx tune` measures again, `rlx tune --reset` removes the file"
         warnings.warn(f"{path} is not used: {reason(error)}; {advice}", CacheWarning, stacklevel=2)
@@ -81,7 +80,7 @@ def keep(store: Store, target: Target, measured: Measured) -> Path:
         "date": measured.date,
         "threads": measured.threads,
         "versions": _versions(),
-        "tuning": measured.tuning.as_dict(),
+        "tuning": dict(measured.tuning),
     }
     text = json.dumps({"format": FORMAT, "entries": {**known, place(target): row}}, indent=1, sort_keys=True) + "\n"
     with _named_errors(path):
@@ -130,8 +129,8 @@ def _read(store: Store) -> Mapping[str, Any]:
     return entries
 
 
-def _measured(entry: Any) -> Measured:
-    """An entry's contents.
+def _measured(entry: Any, target: Target) -> Measured:
+    """An entry's contents, for a target.
 
     Raises:
         ValueError, ArgumentError: it is damaged, or from other sources.
@@ -140,12 +139,14 @@ def _measured(entry: Any) -> Measured:
         raise ValueError("an entry is damaged")
     if entry.get("versions") != _versions():
         raise ValueError("it was measured with another version of rlx")
-    if unknown := entry["tuning"].keys() - Tuning().as_dict().keys():
+    known = target.backend.default_tuning(target).keys()
+    if unknown := entry["tuning"].keys() - known:
         raise ValueError(f"it has an unknown key {min(unknown)!r}")
-    if missing := Tuning().as_dict().keys() - entry["tuning"].keys():
+    if missing := known - entry["tuning"].keys():
         raise ValueError(f"it has no {min(missing)}")
+    target.backend.with_tuning(target, entry["tuning"])
     threads = entry.get("threads")
-    return Measured(Tuning(**entry["tuning"]), str(entry.get("date")), threads if type(threads) is int else 0)
+    return Measured(entry["tuning"], str(entry.get("date")), threads if type(threads) is int else 0)
 
 
 def _versions() -> dict[str, Any]:

@@ -29,6 +29,7 @@ from rlx.ir.graph import Graph
 from rlx.models.vision import TowerModel
 from rlx.models.vision_config import VisionConfig
 from rlx.models.vision_towers import TOWERS, Build
+from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import weight_table
 from rlx.passes.quantize import multiplies_bf16
 from rlx.profile import CompileProfile
@@ -118,7 +119,9 @@ class Tower:
         self.config, self.weights, self.stats = config, weights, TowerStats()
         self._profile, self._compiler, self._workers, self._progress = profile, compiler, workers, progress
         self._ranges = _ranges(profile)
-        self._graphs = _Graphs.of(config, weights, _cache_dtype(config, profile, compiler))
+        self._graphs = _Graphs.of(
+            config, weights, _cache_dtype(config, profile, compiler), compiler.target.capabilities.layouts
+        )
         self._tensors: Tensors | None = None
         self.programs: dict[tuple[int, Range], TowerProgram] = {}
         self._instances: dict[tuple[int, Range], Program] = {}
@@ -323,13 +326,13 @@ def _ranges(profile: CompileProfile) -> tuple[Range, ...]:
     return ((1, rest[0][1]), *rest[1:]) if rest and first[1] == 1 else profile.ranges
 
 
-def tower_table(config: VisionConfig, weights: TowerWeights) -> dict[str, dict[str, Any]]:
+def tower_table(config: VisionConfig, weights: TowerWeights, layouts: Layouts) -> dict[str, dict[str, Any]]:
     """Canonical name -> type, shape and layout in memory of every weight of a tower, as of `weight_table`.
 
     Raises:
         WeightError: a tensor is missing, or its shape or type is not what the configuration says.
     """
-    return _Graphs.of(config, weights, F32).table
+    return _Graphs.of(config, weights, F32, layouts).table
 
 
 def _cache_dtype(config: VisionConfig, profile: CompileProfile, compiler: Compiler) -> DType:
@@ -355,7 +358,7 @@ class _Graphs:
     constants: dict[str, npt.NDArray[np.float32]]
 
     @staticmethod
-    def of(config: VisionConfig, weights: TowerWeights, cache: DType) -> _Graphs:
+    def of(config: VisionConfig, weights: TowerWeights, cache: DType, layouts: Layouts) -> _Graphs:
         builds = TOWERS[config.family]
         table: dict[str, dict[str, Any]] = {}
         constants: dict[str, npt.NDArray[np.float32]] = {}
@@ -369,7 +372,7 @@ class _Graphs:
                 place = None if error.where is None else weights.place(error.where)
                 raise type(error)(error.what, where=place, hint=error.hint) from error
             constants.update(graph.constants)
-            rows = weight_table(graph)
+            rows = weight_table(graph, layouts)
             names = {name: name if name in constants else model.file_name(name) for name in rows}
             table.update({names[name]: row for name, row in rows.items() if name not in constants})
             return Bound(graph, numbers.setdefault(graph.canonical(), len(numbers)), names)

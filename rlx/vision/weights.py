@@ -17,12 +17,11 @@ import numpy.typing as npt
 
 from rlx.errors import WeightError
 from rlx.ir.dtypes import F32
+from rlx.ir.stored import FLOATS, dequantize, to_float32
 from rlx.models.vision_config import VisionConfig
-from rlx.weights.composed import FLOATS, to_float32
 from rlx.weights.loader import TensorInfo, WeightLoader
 from rlx.weights.mapped import Bytes, Closing
 from rlx.weights.tower_names import checkpoint_names, tower_names
-from rlx.weights.values import dequantize
 
 Values = npt.NDArray[Any]
 

@@ -13,16 +13,11 @@ from itertools import islice
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
 from rlx.errors import WeightError
-from rlx.ir.dtypes import BF16, F16, F32, DType
-from rlx.ir.rounding import from_bf16
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, TensorInfo
 from rlx.weights.names import stack_name
-
-FLOATS = (F32, F16, BF16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +162,3 @@ def _member(shape: tuple[int, ...], start: int, count: int, period: int | None) 
     if len(shape) != 3 or not count or (count, period) != (shape[1], prod(shape[:2])) or start % count:
         return None
     return start // count if 0 <= start < prod(shape[:2]) else None
-
-
-def to_float32(raw: Bytes, dtype: DType) -> npt.NDArray[np.float32]:
-    """Converts the bytes of f32, f16 or bf16 elements to float32, in new memory."""
-    if dtype == BF16:
-        return from_bf16(raw.view("<u2"))
-    return raw.view("<f4" if dtype == F32 else "<f2").astype(np.float32)

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.dtypes import F8_E4M3
-from rlx.weights.composed import FLOATS, Composed, to_float32
+from rlx.ir.stored import FLOATS, to_float32
+from rlx.weights.composed import Composed
 from rlx.weights.fp8_config import block_size
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, TensorInfo

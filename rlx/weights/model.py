@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import UnsupportedModelError, WeightError
-from rlx.weights.composed import FLOATS, Composed, rows, stack, to_float32, whole
+from rlx.ir.stored import FLOATS, to_float32
+from rlx.weights.composed import Composed, rows, stack, whole
 from rlx.weights.fp8 import fp8
 from rlx.weights.fp8_config import CODES
 from rlx.weights.loader import WeightLoader

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from rlx.backends.cpu import autotune
+from rlx.backends.cpu.autotune import Case
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.cli.main import cli
-from rlx.compiler import autotune
-from rlx.compiler.autotune import Case
 from rlx.compiler.compile import Compiler
 from rlx.store import tuned
 from rlx.store.cache import CompileCache
@@ -28,7 +28,7 @@ DEFAULT = Target.host().default_tuning
 class FarAhead:
     """A machine that likes its memory asked for 16 KiB ahead."""
 
-    def __init__(self, target: Target, pool: Any, nbytes: int) -> None:
+    def __init__(self, target: Target, pool: Any, nbytes: int, builders: Any) -> None:
         pass
 
     def prepare(self, tuning: Tuning, case: Case) -> Callable[[], float]:
@@ -83,7 +83,7 @@ def test_show_and_reset(folder: Path) -> None:
     assert "nothing was measured" in rlx("--reset").output
     rlx("--threads", "1")
     shown = rlx("--show").output
-    assert all(name in shown for name in Tuning().as_dict())
+    assert all(name in shown for name in Tuning())
     assert "16384" in shown
     assert "with 1 thread," in shown
     assert "removed" in rlx("--reset").output
@@ -186,7 +186,7 @@ def test_an_entry_of_another_machine_or_target_is_none(folder: Path, monkeypatch
     tuned.keep(Store(folder), target, tuned.Measured(Tuning(prefetch=64), "2026-01-01", 1))
     found = tuned.find(Store(folder), target)
     assert found is not None
-    assert found.tuning.prefetch == 64
+    assert found.tuning["prefetch"] == 64
     assert in_force().prefetch == 16384
     monkeypatch.setattr(tuned, "machine", lambda: "another CPU")
     assert in_force() == DEFAULT

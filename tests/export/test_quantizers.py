@@ -11,12 +11,12 @@ from gguf.quants import dequantize
 from gguf.quants import quantize as reference
 from numpy.typing import NDArray
 
-from rlx.backends.cpu.loops import python_form
+from rlx.backends.cpu.loops import kernel_of, python_form
 from rlx.backends.cpu.target import Target
 from rlx.compiler.compile import Compiler
 from rlx.errors import ArgumentError, WeightError
 from rlx.export import quantizers
-from rlx.export.quantizers import ENCODERS, Quantizer, kernel
+from rlx.export.quantizers import ENCODERS, Quantizer, encoder
 from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
 
 Floats = NDArray[np.float32]
@@ -234,7 +234,7 @@ def test_the_compiled_encoder_does_what_its_text_says(quantizer: Quantizer, dtyp
     x = samples()["laplace"][0, :256]
     out = np.zeros(dtype.nbytes, np.uint8)
     with np.errstate(over="ignore"):
-        python_form(kernel(dtype))(x, out, 0, 1)
+        python_form(kernel_of(encoder(dtype)))(x, out, 0, 1)
     error = rms(x - decoded(out, dtype, (1, 256))[0])
     assert error == pytest.approx(rms(x - rounded_trip(quantizer, x[None], dtype)[0]), rel=0.01)
 

@@ -92,13 +92,14 @@ def prepare(kind: str) -> None:
 def use_model(path: Path) -> None:
     """Opens a model and does everything that comes before compiling, then reads the tokenizer."""
     from rlx import models
+    from rlx.backends import backend
     from rlx.engine.opening.opened import check_types, open_model, tokenizer_of
     from rlx.ir.dtypes import F16
     from rlx.weights.loader import open_weights
 
     with open_weights(path) as loader:
         config, weights = open_model(loader)
-        check_types(models.build(config, weights, F16), weights)
+        check_types(models.build(config, weights, F16), weights, backend().target().capabilities.layouts)
         for name in list(loader.tensors)[:4]:
             loader.raw(name)
         use_tokenizer(tokenizer_of(loader))

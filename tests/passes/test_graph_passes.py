@@ -31,6 +31,7 @@ from rlx.ir.dtypes import (
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
 from rlx.ir.verify import verify
+from rlx.passes.capabilities import Layouts
 from rlx.passes.fuse import fuse
 from rlx.passes.layout import layout
 from rlx.passes.options import MAX_CTX, MAX_PAST, Options
@@ -251,8 +252,8 @@ def test_every_matrix_is_packed_and_key_caches_are_tiled(family: str) -> None:
     assert {n.inputs[0].name for n in packs} == matrices and len(packs) == len(matrices)
     users = graph.users()
     for pack in packs:  # what is only looked up stays in the file
-        assert pack["layout"] == ("file" if {u.op for u in users[pack]} == {"embedding"} else "r16k4")
-    assert "r16k4" in {n["layout"] for n in packs}
+        assert pack["layout"] == ("file" if {u.op for u in users[pack]} == {"embedding"} else Layouts().matrices)
+    assert Layouts().matrices in {n["layout"] for n in packs}
     for node in graph.nodes():
         readers_of_leaves = [i for i in node.inputs if i.op in LEAVES and len(i.shape) == 2]
         assert node.op in ("pack", "kv_write") or not readers_of_leaves

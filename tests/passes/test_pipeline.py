@@ -13,12 +13,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from ir.random_graphs import ENV, INDICES, feeds, graphs
 
+from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import interp, ops, text
 from rlx.ir.dims import SEQ, symbol
 from rlx.ir.dtypes import BF16, F16, F32, Q4_K, Q8_0
 from rlx.ir.graph import Graph
 from rlx.passes import pipeline
+from rlx.passes.capabilities import Capabilities
 from rlx.passes.memory import check_memory
 from rlx.passes.options import FUSIONS, PASSES, Options
 from rlx.passes.program import Program
@@ -212,10 +214,11 @@ def test_describe_prints_the_pipeline() -> None:
 # --- golden text ------------------------------------------------------------------------------------------------------
 
 
+CPU = Capabilities(layouts=LAYOUTS)
 PROGRAMS = {
-    "decode": (Q8_0, Options()),
-    "prefill": (Q8_0, Options(seq=(2, 16))),
-    "prefill-bf16": (BF16, Options(seq=(2, 16))),
+    "decode": (Q8_0, Options(capabilities=CPU)),
+    "prefill": (Q8_0, Options(seq=(2, 16), capabilities=CPU)),
+    "prefill-bf16": (BF16, Options(seq=(2, 16), capabilities=CPU)),
 }
 
 

@@ -19,7 +19,7 @@ from profile_strategies import phases
 
 import rlx
 from rlx import CompileProfile
-from rlx.backends.cpu.target import Target, cpu_count, supported_levels
+from rlx.backends.cpu.target import Target, supported_levels
 from rlx.compiler.compile import Compiler
 from rlx.engine.opening.model_choice import choose_model
 from rlx.engine.opening.options import EngineOptions
@@ -34,6 +34,7 @@ from rlx.models import variants
 from rlx.passes import pipeline
 from rlx.passes.effective import effective
 from rlx.passes.options import PASSES, Options
+from rlx.platform import cpu_count
 from rlx.profile import PhaseProfile
 from rlx.profile.keys import KEYS
 from rlx.store.cache import CompileCache

@@ -14,7 +14,8 @@ from rlx.engine.opening.setup import Plan
 from rlx.engine.programs.specs import DECODE, GREEDY, ProgramSpec
 from rlx.models.variants import EmbeddedRows
 from rlx.passes import pipeline
-from rlx.passes.layout import MATRIX_LAYOUT, weight_table
+from rlx.passes.capabilities import Layouts
+from rlx.passes.layout import weight_table
 from rlx.profile import CompileProfile, PhaseProfile
 from rlx.store.cache import CompileCache
 from rlx.store.store import Store
@@ -49,7 +50,7 @@ def said_by(program: Any) -> dict[str, dict[str, Any]]:
 def test_the_table_of_weights_is_that_of_every_program(goldens: Path, file: str, profile: CompileProfile) -> None:
     with open_weights(goldens / file) as loader:
         graph = Plan.of(loader, EngineOptions(precision="auto", profile=profile)).graph
-        table = weight_table(graph)
+        table = weight_table(graph, Layouts())
         for wanted in WANTED:
             options = profile.options(wanted.seq, segments=wanted.segments)
             said = said_by(pipeline.lower(wanted.variant(graph), options))
@@ -62,8 +63,8 @@ def test_a_table_that_another_graph_multiplies_is_packed() -> None:
     graph = rlx.Graph("lookup")
     rows = rlx.ops.embedding(graph.weight("table", [32, 16]), graph.input("ids", [rlx.SEQ], rlx.dtypes.I32))
     graph.output("y", rows)
-    assert weight_table(graph)["table"]["layout"] == "file"
-    assert weight_table(graph, ("table", "another"))["table"]["layout"] == MATRIX_LAYOUT
+    assert weight_table(graph, Layouts())["table"]["layout"] == "file"
+    assert weight_table(graph, Layouts(), ("table", "another"))["table"]["layout"] == Layouts().matrices
 
 
 @pytest.mark.parametrize(("watched", "output"), [(False, "token"), (True, "logits")])

@@ -64,7 +64,7 @@ class Pool:
         self.final: dict[Program, Graph] = {}
 
     def _load(self, weights: dict[str, Array] | Source) -> None:
-        rows = weight_table(self.graph)
+        rows = weight_table(self.graph, self.compiler.target.capabilities.layouts)
         for name, value in self.graph.constants.items():
             self.tensors.add_array(name, value)
         if not isinstance(weights, dict):

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from rlx import platform
+from rlx.backends.cpu import autotune
+from rlx.backends.cpu.autotune import Bench, Case, Stage, judge, stages, tune, weight_bytes
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
-from rlx.compiler import autotune
-from rlx.compiler.autotune import Bench, Case, Stage, judge, stages, tune, weight_bytes
 from rlx.compiler.compile import Compiler
 from rlx.errors import RlxError
 from rlx.ir.dtypes import BF16, Q4_K, Q8_0
@@ -117,7 +117,7 @@ def test_every_candidate_is_a_legal_value_of_a_number(level: str) -> None:
     tiles = replace(target, features=f"{target.features},+amx-bf16")
     for which in (target, tiles):
         plan = stages(which, 64 << 20)
-        assert {stage.name for stage in plan} <= Tuning().as_dict().keys()
+        assert {stage.name for stage in plan} <= Tuning().keys()
         assert ("macro_bytes_tiles" in {stage.name for stage in plan}) == which.has_bf16_tiles
         for stage in plan:
             assert len({replace(Tuning.default(level), **{stage.name: v}) for v in stage.values}) == len(stage.values)
@@ -127,7 +127,7 @@ def test_every_candidate_is_a_legal_value_of_a_number(level: str) -> None:
 
 def test_real_kernels_are_timed_and_checked() -> None:
     target, cases = Target.host(), [Case(Q8_0, "q8a", 1, 64, 256), Case(BF16, "f32", 3, 32, 256)]
-    with WorkerPool(2, worker_loop(Compiler(target))) as pool, Bench(target, pool, 1 << 16) as bench:
+    with WorkerPool(2, worker_loop(Compiler(target))) as pool, Bench(target, pool, 1 << 16, Compiler) as bench:
         for case in cases:
             for tuning in (target.tuning, replace(target.tuning, prefetch=64, macro_rows_float=2)):
                 assert bench.prepare(tuning, case)() > 0

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
+from rlx.backends.cpu.launch.drafts import run_rounds
 from rlx.backends.cpu.target import Target
+from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.host import HOST
 from rlx.compiler.compile import Compiler
 from rlx.compiler.executable import Executable, compile

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from compiled import at_once, levels, through
 
-from rlx.backends.cpu.kv_tiles import rows_of, tiles_of
 from rlx.backends.host import HOST
+from rlx.backends.kv_tiles import rows_of, tiles_of
 from rlx.compiler.executable import compile
 from rlx.compiler.kv import States, state_bytes
 from rlx.ir import ops

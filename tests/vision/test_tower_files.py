@@ -13,11 +13,11 @@ from tower_files import Values, as_checkpoint, mmproj_keys, mmproj_values, write
 from rlx import models
 from rlx.engine.engine import Engine
 from rlx.errors import ConfigError, MultimodalError, RlxError, UnsupportedModelError, WeightError
+from rlx.ir.stored import dequantize
 from rlx.models import ModelConfig
 from rlx.vision.opening import open_tower
 from rlx.vision.weights import Stored
 from rlx.weights import WeightLoader, open_weights
-from rlx.weights.values import dequantize
 
 
 @pytest.fixture(scope="module")

@@ -3,30 +3,56 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from rlx.backends.cpu import link, machine, steps
 from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.launch.code import NativeCode
+from rlx.backends.cpu.launch.drafts import run_rounds
 from rlx.backends.cpu.launch.native import NativeProgram
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import packed_bytes, row_blocks
-from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.target import Target, processor_features, supported_levels
+from rlx.backends.cpu.tuning import Tuning
 from rlx.backends.cpu.work_stealing import grain
-from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
+from rlx.backends.device import (
+    Backend,
+    Builder,
+    Built,
+    Code,
+    FeatureUse,
+    Loadable,
+    Loop,
+    Lowered,
+    OnKernel,
+    Outcome,
+    Packer,
+)
+from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.host import HOST, address
 from rlx.backends.memory import Buffer
+from rlx.backends.program import Program
 from rlx.ir.dtypes import DType
 from rlx.tracing import span
+
+_GRAINS = 64  # ranges of units that the workers of a loop take
 
 
 class Cpu(Backend):
     """The device "cpu"."""
 
     name, memory, native_loops = "cpu", HOST, True
+
+    def without_code(self) -> Backend:
+        from rlx.backends.cpu.uncompiled import UNCOMPILED  # imports the reference
+
+        return UNCOMPILED
 
     def target(self, level: str | None = None) -> Target:
         return Target.host(level)
@@ -89,6 +115,67 @@ class Cpu(Backend):
         from rlx.backends.cpu.llvm import assembly
 
         return assembly(text, target)
+
+    def stored_assembly(self, described: Mapping[str, Any], text: str, code: bytes) -> str:
+        from rlx.backends.cpu.llvm import Module
+
+        level, triple, cpu, features = (str(described[word]) for word in ("level", "triple", "cpu", "features"))
+        target = Target(level, triple, cpu, features)
+        with Module(text, target) as module:
+            same = module.emit() == code
+        with Module(text, target) as module:
+            warning = "" if same else "# not exactly the stored code: it was made by another version of LLVM\n"
+            return warning + module.assembly()
+
+    def levels(self) -> list[str]:
+        return list(supported_levels(processor_features()))
+
+    def feature_use(self, target: Target) -> FeatureUse:
+        from rlx.backends.cpu.feature_use import feature_use
+
+        return feature_use(target, processor_features())
+
+    def default_tuning(self, target: Target) -> Tuning:
+        return target.default_tuning
+
+    def with_tuning(self, target: Target, tuning: Mapping[str, int]) -> Target:
+        return target if target.tuned else replace(target, tuned=Tuning(**tuning))
+
+    def tune(
+        self,
+        target: Target,
+        workers: WorkerPool,
+        builders: Callable[[Target], Builder],
+        seconds: float,
+        progress: Callable[[int, int], None],
+    ) -> Outcome:
+        from rlx.backends.cpu import autotune  # imports kernels, which nothing else needs without a compile
+
+        nbytes = autotune.weight_bytes()
+        plan = autotune.stages(target, nbytes)
+        with autotune.Bench(target, workers, nbytes, builders) as bench:
+            return autotune.tune(plan, target.default_tuning, bench, seconds, progress)
+
+    def rounds(self, models: tuple[Program, Program], heads: Heads, **limits: Any) -> Rounds:
+        return run_rounds(models, heads, **limits)
+
+    def loop(self, loop: Loop, workers: WorkerPool, builder: Builder) -> Callable[..., None]:
+        def kernel() -> Kernel:
+            from rlx.backends.cpu.loops import kernel_of
+
+            return kernel_of(loop)
+
+        options = {"source": loop.version}
+        code = steps.step_of(builder, kernel, what=loop.what, kind=loop.kind, name=loop.name, options=options)
+        (step,) = code.addresses.values()
+
+        def run(*given: Any) -> None:
+            assert code.addresses  # the code lives as long as this function
+            *values, units = (each.ctypes.data if isinstance(each, np.ndarray) else each for each in given)
+            context = np.array([*values, units, max(1, units // _GRAINS), 0], np.int64)
+            workers.share(step, context.ctypes.data)
+
+        return run
 
 
 BACKEND = Cpu()

@@ -7,29 +7,14 @@ vector, dot product and matrix instructions.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from rlx import env
 from rlx.backends.cpu.levels import TILES, architecture
 from rlx.backends.cpu.target import Target
+from rlx.backends.device import FeatureUse
 
 #: LLVM names of vector, dot product and matrix instructions.
 _COMPUTES = re.compile(r"(avx|amx|fma$|f16c|sve|sme|neon|dotprod|i8mm|bf16|fullfp16|fp16|vnni)")
-
-
-@dataclass(frozen=True)
-class FeatureUse:
-    """The features of a CPU beside those of a target, by LLVM name, sorted.
-
-    Attributes:
-        used: what the code may use.
-        unused: what the CPU has and the code does not use -> the reason.
-        lacking: what the CPU lacks and the code of some target of this architecture would use.
-    """
-
-    used: tuple[str, ...]
-    unused: dict[str, str]
-    lacking: tuple[str, ...]
 
 
 def feature_use(target: Target, host: frozenset[str], name: str | None = None) -> FeatureUse:

@@ -55,6 +55,7 @@ from rlx.backends.cpu.blocks import BLOCKS, Blocks
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import BF16, F16, F32, Q8A, DType
 from rlx.ir.rounding import from_bf16
+from rlx.passes.capabilities import Layouts
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -336,3 +337,21 @@ PACKINGS: dict[DType, Packing] = {
 
 #: The types that have a packed layout.
 PACKED_DTYPES: tuple[DType, ...] = tuple(PACKINGS)
+
+
+@dataclass(frozen=True)
+class CpuLayouts(Layouts):
+    """The layouts of the CPU."""
+
+    matrices: str = "r16k4"
+    matrices_meaning: str = "packed at load in blocks of 16 rows"
+
+    @property
+    def matrix_types(self) -> tuple[DType, ...]:
+        return PACKED_DTYPES
+
+    def matrix_bytes(self, dtype: DType, n: int, k: int) -> int:
+        return packed_bytes(dtype, n, k)
+
+
+LAYOUTS = CpuLayouts()

@@ -17,8 +17,9 @@ from typing import Any
 
 from rlx.backends.cpu.levels import AARCH64, architecture
 from rlx.backends.cpu.llvm_text import WRITTEN
-from rlx.backends.cpu.target import Target, cpu_count
+from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError
+from rlx.platform import cpu_count
 from rlx.tracing import span
 
 _HINT = "This is a bug of rlx; please report it."

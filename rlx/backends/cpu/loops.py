@@ -24,6 +24,7 @@ from typing import Any
 
 from rlx.backends.cpu.kernel import Kernel, symbol
 from rlx.backends.cpu.templates import NAME, Template
+from rlx.backends.device import Loop
 from rlx.errors import CompileError
 from rlx.ir.dtypes import DType
 from rlx.scalars import HOLE, checked_flags
@@ -132,6 +133,12 @@ def loop_kernel(
     with _lock:
         values = tuple((name, _identity(value), value) for name, value in sorted(holes.items()))
         return _lowered(fn, values, tuple(params), tuple(extents), chosen, alias)
+
+
+def kernel_of(loop: Loop) -> Kernel:
+    """The kernel of a loop outside of programs."""
+    function, holes = loop.function()
+    return loop_kernel(function, holes, loop.buffers, loop.extents)
 
 
 def python_form(kernel: Kernel) -> Callable[..., Any]:

@@ -14,11 +14,10 @@ from rlx import platform
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.threads import RuntimeLibrary, runtime_llvm
-from rlx.backends.cpu.layouts import BLOCK_ROWS
+from rlx.backends.cpu.layouts import BLOCK_ROWS, LAYOUTS
 from rlx.backends.cpu.target import Target
 from rlx.backends.device import Builder, Files, Stored
 from rlx.ir.dtypes import DType
-from rlx.passes.layout import MATRIX_LAYOUT
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.llvm import Compiled
@@ -86,7 +85,7 @@ def packing(builder: Builder, dtype: DType) -> NativeCode:
 
         return pack(dtype, signed=builder.target.isa.signed_codes)
 
-    options = {"layout": MATRIX_LAYOUT}
+    options = {"layout": LAYOUTS.matrices}
     return step_of(
         builder, kernel, what=f"the packing of {dtype.name} weights", kind="pack", name=dtype.name, options=options
     )
@@ -111,7 +110,7 @@ def linear(builder: Builder, dtype: DType, k: int, act: str, *, single: bool) ->
 
         return linears.linear(dtype, BLOCK_ROWS, k, act, builder.target, single=single)
 
-    options = {"k": k, "act": act, "single": single, "tuning": builder.target.numbers}
+    options = {"k": k, "act": act, "single": single, "tuning": builder.target.tuning}
     return step_of(builder, kernel, what="a measurement", kind="linear", name=dtype.name, options=options)
 
 

@@ -14,13 +14,13 @@ after a fork.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rlx import env, platform
 from rlx.backends import backend
+from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.backends.cpu.levels import (
     AARCH64,
     NATIVE,
@@ -104,14 +104,9 @@ class Target:
         return of(self)
 
     @property
-    def numbers(self) -> Mapping[str, int]:
-        """The tuning, by name."""
-        return self.tuning.as_dict()
-
-    @property
     def capabilities(self) -> Capabilities:
         """What passes may ask of this target."""
-        return Capabilities(bf16_dots=self.has_bf16_dots, bf16_tiles=self.has_bf16_tiles)
+        return Capabilities(bf16_dots=self.has_bf16_dots, bf16_tiles=self.has_bf16_tiles, layouts=LAYOUTS)
 
     @property
     def has_vnni512(self) -> bool:
@@ -192,18 +187,6 @@ def supported_levels(features: frozenset[str] | None = None) -> tuple[str, ...]:
     triple, usable = _host()
     found = architecture(triple).supported(usable if features is None else features)
     return tuple(level.name for level in found)
-
-
-def cpu_count() -> int:
-    """Physical cores that this process may use, by affinity and cgroup quota. Hyper-threads count once. At least 1."""
-    system = platform.current()
-    return max(1, int(min(system.cores(system.allowed_cpus()), system.cpu_quota())))
-
-
-def usable_cpus() -> float:
-    """Logical CPUs that this process may use at a time: the smaller of its affinity and its cgroup quota."""
-    system = platform.current()
-    return min(len(system.allowed_cpus()), system.cpu_quota())
 
 
 def processor_features() -> frozenset[str]:

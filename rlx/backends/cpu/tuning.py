@@ -6,8 +6,8 @@ order of sums, such as the ranges of attention, are not part of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 
 from rlx.backends.cpu.tuning_table import defaults
 from rlx.errors import ArgumentError
@@ -28,7 +28,7 @@ _RANGES = {
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(Mapping[str, int]):
     """The parameters that `rlx tune` chooses. Field defaults are those of AVX-512; `default` has those of every target.
 
     Attributes:
@@ -83,6 +83,11 @@ class Tuning:
         """
         return Tuning(**defaults(level, frozenset(features)))
 
-    def as_dict(self) -> dict[str, int]:
-        """The parameters by name, for keys and files."""
-        return asdict(self)
+    def __getitem__(self, name: str) -> int:
+        return int(getattr(self, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return (field.name for field in fields(self))
+
+    def __len__(self) -> int:
+        return len(fields(self))

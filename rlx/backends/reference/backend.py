@@ -38,7 +38,7 @@ class Target:
         return backend("reference")
 
     @property
-    def numbers(self) -> dict[str, int]:
+    def tuning(self) -> dict[str, int]:
         """None: nothing is tuned."""
         return {}
 

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.backends.cpu import layouts
-from rlx.backends.cpu.kv_tiles import rows_of, tiles_of
+from rlx.backends.kv_tiles import rows_of, tiles_of
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, Q4_0, Q8_0, Q8A, DType
 from rlx.ir.infer import ROOM
 from rlx.ir.rounding import from_bf16, to_bf16
-from rlx.passes.layout import MATRIX_LAYOUT, ROWS_LAYOUT
+from rlx.passes.layout import ROWS_LAYOUT
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -146,7 +146,7 @@ def _element(dtype: DType) -> int:
 
 def weight_bytes(dtype: DType, shape: Shape, layout: str) -> int:
     """Bytes of a weight in a layout of the manifest."""
-    if layout == MATRIX_LAYOUT:
+    if layout == layouts.LAYOUTS.matrices:
         return int(np.prod(shape[:-2])) * layouts.packed_bytes(dtype, *shape[-2:])
     return int(np.prod(shape)) * 4 if layout == ROWS_LAYOUT else dtype.size(shape)
 
@@ -159,7 +159,7 @@ def read_weight(dtype: DType, raw: Bytes, shape: Shape, layout: str, signed: boo
     """
     if layout == ROWS_LAYOUT:
         return raw.view(np.float32).reshape(shape)
-    if layout == MATRIX_LAYOUT:
+    if layout == layouts.LAYOUTS.matrices:
         pieces = raw.reshape(int(np.prod(shape[:-2])), -1)
         return np.stack([layouts.unpack(dtype, piece, *shape[-2:], signed=signed) for piece in pieces]).reshape(shape)
     return values_of_rows(dtype, raw, *_as_matrix(shape)).reshape(shape)
@@ -168,7 +168,7 @@ def read_weight(dtype: DType, raw: Bytes, shape: Shape, layout: str, signed: boo
 def read_table(dtype: DType, raw: Bytes, shape: Shape, layout: str, ids: Array, signed: bool = False) -> Array:
     """Rows `ids` of a table [n, k], float32 [len(ids), k], without reading the others."""
     n, k = shape
-    if layout == MATRIX_LAYOUT:
+    if layout == layouts.LAYOUTS.matrices:
         blocks, where = np.unique(ids // layouts.BLOCK_ROWS, return_inverse=True)
         chosen = raw.reshape(layouts.row_blocks(n), -1)[blocks]
         values = layouts.unpack(dtype, chosen.reshape(-1), len(blocks) * layouts.BLOCK_ROWS, k, signed=signed)

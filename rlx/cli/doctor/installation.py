@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rlx import __version__, env
+from rlx import __version__, backends, env
 from rlx.cli.doctor.findings import Facts, Findings, shown_path
 
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
@@ -175,12 +175,11 @@ def _damaged(store: Any, nbytes: int, findings: Findings) -> int | None:
 
 def _tuning(store: Any, findings: Findings) -> str:
     """Where the machine-dependent numbers in kernels come from."""
-    from rlx.backends.cpu.target import Target
     from rlx.store.tuned import find
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = find(store, Target.host())
+        found = find(store, backends.backend().target())
     for warning in caught:
         findings.problem(str(warning.message))
     return f"measured on {found.date}" if found else "the level's defaults; rlx tune measures"

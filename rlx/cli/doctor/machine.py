@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from platform import machine as this_machine
 
-from rlx import env, platform
+from rlx import backends, env, platform
 from rlx.cli.doctor.findings import Facts, Findings
+from rlx.platform import cpu_count, usable_cpus
 
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 _BUSY = 0.5  # load per CPU from which measurements say little
@@ -14,20 +15,14 @@ _BUSY = 0.5  # load per CPU from which measurements say little
 
 def cpu(findings: Findings) -> Facts:
     """The processor, the target, and the features that its code uses and does not use."""
-    from llvmlite.binding import get_process_triple
-
-    from rlx.backends.cpu.feature_use import feature_use
-    from rlx.backends.cpu.levels import architecture
-    from rlx.backends.cpu.target import Target, processor_features
     from rlx.store.tuned import machine
 
-    host = processor_features()
-    levels = [level.name for level in architecture(get_process_triple()).supported(host)]
-    facts: Facts = {"model": machine(), "architecture": this_machine(), "levels": levels}
+    device = backends.backend()
+    facts: Facts = {"model": machine(), "architecture": this_machine(), "levels": device.levels()}
     with findings.noting("RLX_TARGET", prevents=True):
-        target = Target.host()
-        use = feature_use(target, host)
-        facts |= {"level": target.level, "chosen_by": env.target() and "RLX_TARGET", "triple": target.triple}
+        target = device.target()
+        use, triple = device.feature_use(target), target.describe()["triple"]
+        facts |= {"level": target.level, "chosen_by": env.target() and "RLX_TARGET", "triple": triple}
         facts |= {"used": list(use.used), "unused": use.unused, "lacking": list(use.lacking)}
         _widest(findings, target.level, facts["levels"])
     return facts
@@ -50,7 +45,6 @@ def threads(findings: Findings) -> Facts:
     """The number of worker threads, and why it is that."""
     import warnings
 
-    from rlx.backends.cpu.target import cpu_count, usable_cpus
     from rlx.compiler.limits import worker_count
 
     with warnings.catch_warnings(record=True) as caught:

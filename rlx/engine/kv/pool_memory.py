@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.kv_tiles import TILE, rows_of, tiles_of
+from rlx.backends.kv_tiles import TILE, rows_of, tiles_of
 from rlx.backends.memory import Buffer, Grid, Memory
 from rlx.compiler import kv
 from rlx.compiler.kv import State, capacities, largest_window, states_of

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from rlx import models, text
-from rlx.backends.cpu.layouts import PACKED_DTYPES
 from rlx.errors import UnsupportedModelError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.passes.capabilities import Layouts
 from rlx.weights import ModelWeights, WeightLoader
 from rlx.weights.prediction import WithPrediction, predicting_blocks
 
@@ -57,14 +57,15 @@ def _matrices(graph: Graph) -> list[Node]:
     return [n for n in graph.leaves("weight").values() if len(n.shape) > 1]
 
 
-def check_types(graph: Graph, weights: ModelWeights) -> None:
-    """Checks that there are kernels for every matrix of a graph; `UnsupportedModelError` otherwise."""
+def check_types(graph: Graph, weights: ModelWeights, layouts: Layouts) -> None:
+    """Checks that a device has kernels for every matrix of a graph; `UnsupportedModelError` otherwise."""
+    types = layouts.matrix_types
     for node in _matrices(graph):
-        if node.dtype not in PACKED_DTYPES:
+        if node.dtype not in types:
             raise UnsupportedModelError(
                 f"tensor {weights.info(node.name).name!r} has type {node.dtype}, which rlx has no kernel for",
                 where=weights.loader.path,
-                hint=f"Use a file in {', '.join(t.name.upper() for t in PACKED_DTYPES)}.",
+                hint=f"Use a file in {', '.join(t.name.upper() for t in types)}.",
             )
 
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def pools_of(plans: Sequence[Plan]) -> list[int]:
     """The size in bytes of the pool of each model, none of which is loaded yet: what its options say, or its share."""
-    weights = sum(weight_bytes(weight_table(plan.graph).values()) for plan in plans)
+    weights = sum(
+        weight_bytes(weight_table(plan.graph, plan.setup.target.capabilities.layouts).values()) for plan in plans
+    )
     return [_pool(plan, weights, len(plans)) for plan in plans]
 
 

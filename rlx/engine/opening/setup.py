@@ -142,5 +142,5 @@ class Plan:
         setup = Setup.of(config, weights, options)
         warn_beyond(config.context, setup.max_seq)
         graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
-        check_types(graph, weights)
+        check_types(graph, weights, setup.target.capabilities.layouts)
         return Plan(config, weights, graph, setup)

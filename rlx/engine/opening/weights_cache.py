@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import WeightError
+from rlx.ir.stored import dequantize
 from rlx.models.config import ModelConfig
 from rlx.weights import ModelWeights
-from rlx.weights.values import dequantize
 
 EMBEDDINGS = "token_embd.weight"
 

@@ -26,7 +26,7 @@ from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.passes.effective import effective
-from rlx.passes.layout import MATRIX_LAYOUT, lookup_tables, weight_table
+from rlx.passes.layout import FILE_LAYOUT, lookup_tables, packed_rows, weight_table
 from rlx.passes.options import Options
 from rlx.store.key import CompileKey
 
@@ -163,9 +163,9 @@ class Programs:
         self._paged = paged
         self._variants: dict[ProgramSpec, Graph] = {}
         self._records: dict[ProgramSpec, ProgramRecord] = {}
-        self.weights = weight_table(graph, packed)
+        self.weights = weight_table(graph, compiler.target.capabilities.layouts, packed)
         # A program that only looks up a table finds it as the others of the model need it.
-        tables = (name for name in lookup_tables(graph) if self.weights[name]["layout"] == MATRIX_LAYOUT)
+        tables = (name for name in lookup_tables(graph) if self.weights[name]["layout"] != FILE_LAYOUT)
         self._packed = tuple(sorted(tables))
         self._name, self._ahead = program_name(graph), ahead or BackgroundCompiler(None)
         self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
@@ -256,7 +256,7 @@ class Programs:
             records.append(_record(spec, compiled, time.perf_counter() - start, reason))
             if on_program:
                 on_program(records[-1])
-        packed = {DTYPES[row["dtype"]] for row in self.weights.values() if row["layout"] == MATRIX_LAYOUT}
+        packed = {DTYPES[row["dtype"]] for row in packed_rows(self.weights).values()}
         self._compiler.backend.prepare_packing(packed, self._compiler)
         return records
 

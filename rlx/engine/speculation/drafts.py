@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlx.backends.cpu.launch.loop_drafts import MEMORY, MOST, WORTH, worth
+from rlx.backends.drafts import MEMORY, MOST, WORTH, worth
 
 __all__ = ["MOST", "WORTH", "Counters", "Drafter", "Drafts", "Hits"]
 

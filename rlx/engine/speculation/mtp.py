@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import models
-from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
-from rlx.backends.device import Workers
+from rlx.backends.device import Backend, Workers
+from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program, TokenRun
 from rlx.compiler.compile import Compiler, Progress
@@ -57,6 +57,7 @@ class Predictor:
         states: the head's KV cache, with room for every position.
         rows: number of ids that it can draft, counted from 0.
         embeds: how it takes rows of images.
+        backend: runs rounds of drafts.
 
     Attributes:
         sequence: the one that it follows.
@@ -65,10 +66,16 @@ class Predictor:
     sequence: Sequence | None = None
 
     def __init__(
-        self, programs: Programs, ranges: Ids[tuple[int, int]], states: States, rows: int, embeds: EmbeddedRows
+        self,
+        programs: Programs,
+        ranges: Ids[tuple[int, int]],
+        states: States,
+        rows: int,
+        embeds: EmbeddedRows,
+        backend: Backend,
     ) -> None:
         self._programs, self._ranges, self.states, self._rows = programs, ranges, states, rows
-        self._embeds = embeds
+        self._embeds, self.backend = embeds, backend
         self._by_rows: dict[int, Program] = {}
         self._base = self._next = 0  # the head has processed positions [base, next)
         self._start = 0  # position of the first stored row that it has not processed
@@ -94,7 +101,7 @@ class Predictor:
         """
         rows, head = min(config.vocab_size, HEAD_ROWS), models.predictor_head(config)
         graph = models.build_predictor(config, weights, setup.kv_type, rows, place=weights.place)
-        check_types(graph, weights)
+        check_types(graph, weights, compiler.target.capabilities.layouts)
 
         def buffers() -> dict[str, Buffer]:
             return {**tensors.buffers, models.DRAFT_HEAD: tensors.buffers[head]}
@@ -104,7 +111,7 @@ class Predictor:
         tensors.load(own, Source(weights, config), progress)
         states = States(graph, compiler.backend.memory, setup.max_seq, setup.profile.buckets[-1])
         programs.bind(states.buffers)
-        return cls(programs, setup.profile.ranges, states, rows, EmbeddedRows.of(config))
+        return cls(programs, setup.profile.ranges, states, rows, EmbeddedRows.of(config), compiler.backend)
 
     def follow(self, sequence: Sequence | None) -> None:
         """Begins anew, with a sequence to follow; None: there is none any more."""
@@ -265,7 +272,7 @@ class HeadDrafter:
         """
         predictor, start = self._predictor, self._past()
         limits |= {"most": min(self._most, MOST), "seen": predictor.seen(start), "shifts": predictor.shifts(start)}
-        found = run_rounds(models, predictor.heads(), rate=self._hits.rate, **limits)
+        found = predictor.backend.rounds(models, predictor.heads(), rate=self._hits.rate, **limits)
         self._hits.rate, self._open = found.rate, []
         last = start + len(found.tokens) - found.right
         predictor.went_on(last)

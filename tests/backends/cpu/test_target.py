@@ -9,8 +9,9 @@ import pytest
 from rlx import platform
 from rlx.backends.cpu import target as targets
 from rlx.backends.cpu.levels import LEVELS, TILES, X86, architecture, with_implied
-from rlx.backends.cpu.target import Target, cpu_count, supported_levels
+from rlx.backends.cpu.target import Target, supported_levels
 from rlx.errors import TargetError
+from rlx.platform import cpu_count
 
 REQUIRED = {level.name: level.required for level in X86.levels}
 AVX2 = REQUIRED["avx2"]

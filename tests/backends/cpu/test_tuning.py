@@ -12,13 +12,13 @@ from native import aligned, run
 from test_linear import activations, weights
 
 import rlx
+from rlx.backends.cpu.autotune import Bench, Case
 from rlx.backends.cpu.kernels.experts import experts
 from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, units
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
-from rlx.compiler.autotune import Bench, Case
 from rlx.compiler.compile import Compiler
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import BF16, IQ4_NL, Q4_K, Q8_0, DType
@@ -99,7 +99,10 @@ def test_the_tool_times_all_of_a_linear_on_tiles(monkeypatch: pytest.MonkeyPatch
     """The number of units depends on the tuning there, and a part that is left out is NaN."""
     emulated.use(monkeypatch)
     target, case = emulated.TARGETS[-1], Case(Q4_K, "bf16", 150, 32, 256)
-    with WorkerPool(2, worker_loop(Compiler(Target.host()))) as pool, Bench(target, pool, case.nbytes) as bench:
+    with (
+        WorkerPool(2, worker_loop(Compiler(Target.host()))) as pool,
+        Bench(target, pool, case.nbytes, Compiler) as bench,
+    ):
         for nbytes in (target.tuning.macro_bytes_tiles, 1 << 16):
             assert bench.prepare(replace(target.tuning, macro_bytes_tiles=nbytes), case)() > 0
 
@@ -146,7 +149,7 @@ def test_the_default_is_the_level_s(target: Target) -> None:
     assert linear(Q8_0, N, K, "q8a", same).llvm == linear(Q8_0, N, K, "q8a", target).llvm
 
 
-@pytest.mark.parametrize("field", Tuning().as_dict())
+@pytest.mark.parametrize("field", Tuning())
 def test_a_number_out_of_range_is_refused_by_name(field: str) -> None:
     for value in (-2, 1 << 30, 4.0, True, "6", None):
         with pytest.raises(ArgumentError, match=rf"tuning: {field} = "):
@@ -167,7 +170,7 @@ def test_two_tunings_never_share_a_program() -> None:
     assert len({key.digest for key in keys}) == len(targets)
     defaults = replace(target, tuned=target.tuning)  # the same code, said aloud
     assert Compiler(defaults, CompileCache(policy="off")).program(graph, options).key == keys[0]
-    assert keys[1].as_dict()["options"]["tuning"] == TUNINGS[0].as_dict()
+    assert keys[1].as_dict()["options"]["tuning"] == dict(TUNINGS[0])
 
 
 def test_a_tuning_leaves_packed_weights_alone() -> None:

@@ -7,51 +7,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from rlx.backends.cpu.launch.loop_drafts import CALL, DRAFTS_PLAN, MODEL, RESULTS
 from rlx.backends.cpu.launch.native import NativeProgram, logged, native
+from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.host import address
 from rlx.backends.program import Program, TokenRun
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The programs of an MTP head, ready to run.
-
-    Attributes:
-        one, some: for one row, and for several; inputs `tokens`, `positions` and the carried one, output `token`.
-        carried: (output, input): the head's output that replaces the model's hidden state in its next step, and the
-            input that takes either; the model's output has the same name as the input.
-        rows: number of rows of the head's embedding table.
-    """
-
-    one: Program
-    some: Program
-    carried: tuple[str, str]
-    rows: int
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """The result of some rounds.
-
-    Attributes:
-        tokens: the tokens that the model chose.
-        right: how many of them come from the last round; its rows, up to there, are in the results of the program that
-            ran last.
-        rounds, drafted, accepted: calls of the model, drafts, and accepted drafts.
-        rate: the recent acceptance rate of drafts.
-    """
-
-    tokens: list[int]
-    right: int
-    rounds: int
-    drafted: int
-    accepted: int
-    rate: float
 
 
 def run_rounds(

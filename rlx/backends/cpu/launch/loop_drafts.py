@@ -9,10 +9,10 @@ head, which makes the next drafts.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 
 from rlx.backends.cpu.launch.loop_functions import PLAN
 from rlx.backends.cpu.llvm_text import load, place
+from rlx.backends.drafts import MEMORY, MOST, PAYS
 
 # Fields of the model's program, 8 bytes each: its step function, the chosen token of each row, the hidden states for
 # the head, its inputs, and the symbols SEQ and PAST_SEQ. Then the program that recomputes the recurrent states for the
@@ -38,16 +38,6 @@ RUN = ("seen", "shift", "head_shift", "most", "rows", "stops", "stop_count", "fo
 # rate of drafts, a double.
 RESULTS = ("rounds", "drafted", "accepted", "right", "rate")
 DRAFTS_PLAN = (*PROGRAMS, *RUN, *RESULTS)
-
-WORTH = 0.5  # a draft is worth its row if the probability that it is reached and accepted is at least this
-MEMORY = 8  # number of tokens over which the acceptance rate is averaged
-MOST = 15  # maximum number of drafts in a step
-PAYS = tuple(WORTH ** (1 / count) for count in range(1, MOST + 1))  # from these rates on 1, 2, ... drafts in a row pay
-
-
-def worth(rate: float, limit: int) -> int:
-    """How many drafts in a row pay, if each is accepted with this probability: at most `limit`."""
-    return min(limit, bisect_right(PAYS, rate))
 
 
 def _double(value: float) -> str:

@@ -20,13 +20,11 @@ import numpy as np
 from rlx import platform
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.loop import CLOSED, OFFSETS, POOL_BYTES, SYMBOLS, runtime_llvm
-from rlx.backends.cpu.target import usable_cpus
 from rlx.backends.host import AlignedBuffer
 from rlx.errors import ArgumentError, BusyError, ResourceError
+from rlx.platform import MAX_WORKERS, usable_cpus
 
 __all__ = ["SYMBOLS", "RuntimeLibrary", "WorkerPool", "runtime_llvm"]
-
-MAX_WORKERS = 1024
 
 # How long a wait spins before it sleeps, in nanoseconds. In a step: more than the usual difference between workers,
 # less than the cost of waking (5 to 30 us). Idle: the time between two steps of a caller, such as 50 us between tokens,

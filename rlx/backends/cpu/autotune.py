@@ -32,11 +32,10 @@ from rlx.backends.cpu.layouts import BLOCK_ROWS, packed_bytes, q8a_quantize
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.backends.cpu.work_stealing import grain
+from rlx.backends.device import Builder, Outcome, Row
 from rlx.backends.host import AlignedBuffer
-from rlx.compiler.compile import Compiler
 from rlx.errors import RlxError
 from rlx.ir.dtypes import BF16, Q4_K, Q6_K, Q8_0, DType
-from rlx.store.cache import CompileCache
 
 #: Minimum improvement of a candidate over the current value, as a share of the time.
 LEAST_GAIN = 0.03
@@ -77,39 +76,6 @@ class Stage:
     name: str
     values: tuple[int, ...]
     cases: tuple[Case, ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """The result for one value of a number.
-
-    Attributes:
-        speed: of all linears together, in `unit`: "GB/s" of weights, or "GFLOP/s". Measured for the current value,
-            computed from `ratio` for the others.
-        ratio: time relative to the current value.
-        chosen: whether it is used from now on.
-    """
-
-    name: str
-    value: int
-    speed: float
-    unit: str
-    ratio: float
-    chosen: bool
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of `tune`.
-
-    Attributes:
-        rows: for every number that was measured, the original value first.
-        skipped: the numbers for which there was no time; they are unchanged.
-    """
-
-    tuning: Tuning
-    rows: tuple[Row, ...]
-    skipped: tuple[str, ...]
 
 
 class Timer(Protocol):
@@ -233,11 +199,11 @@ class Bench:
         target: the target of the kernels.
         pool: the workers.
         nbytes: size of the weights in bytes.
+        builders: makes a builder for a target with a candidate, whose code nobody else uses.
     """
 
-    def __init__(self, target: Target, pool: WorkerPool, nbytes: int) -> None:
-        self._target, self._pool = target, pool
-        self._cache = CompileCache(capacity=1024, policy="off")  # nobody else can use the candidates
+    def __init__(self, target: Target, pool: WorkerPool, nbytes: int, builders: Callable[[Target], Builder]) -> None:
+        self._target, self._pool, self._builders = target, pool, builders
         self._weights = AlignedBuffer(nbytes, huge=True)
         piece = np.random.default_rng(0).integers(*_BYTES, min(nbytes, 1 << 20), dtype=np.uint8)
         room = self._weights.view(np.uint8, nbytes)
@@ -254,7 +220,7 @@ class Bench:
         """
         target = replace(self._target, tuned=tuning)
         single, again = case.rows == 1, macro_rows(case.k, case.act, target)
-        code = steps.linear(Compiler(target, self._cache), case.dtype, case.k, case.act, single=single)
+        code = steps.linear(self._builders(target), case.dtype, case.k, case.act, single=single)
         (step,) = code.addresses.values()
         count = units(case.n) * (1 if again is None else -(-case.rows // again))
         out = AlignedBuffer(4 * case.rows * case.n)
