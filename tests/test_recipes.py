@@ -138,7 +138,8 @@ class ToyTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(bf16_dots=False, bf16_tiles=False)
+        layouts = backends.backend("reference").target().capabilities.layouts  # whose programs and packing it has
+        return Capabilities(bf16_dots=False, bf16_tiles=False, layouts=layouts)
 
     @property
     def tuning(self) -> dict[str, int]:
