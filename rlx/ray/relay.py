@@ -18,8 +18,8 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from rlx.serve.errors import ApiError, shape_of
+from rlx.serve.http import EVENTS, LINES, event, json_bytes, until_gone
 from rlx.serve.prompt_prefix import prefix_keys, prompt_text
-from rlx.serve.streaming import EVENTS, LINES, event, json_bytes, until_gone
 
 log = logging.getLogger("rlx.ray")
 

@@ -1,12 +1,13 @@
 """The server: HTTP in front of the engine loops of its models.
 
-After the public API and before the command line. A request of any API becomes a `GenerationSpec`, the engine loop
-computes it, and its events become the answers of that API:
+After the public API and before the command line. A request of any API becomes the engine's `Request`, and the events
+of its answer become the answer of that API:
 
-    HTTP body -> GenerationSpec -> runner.submit(Request) -> events -> JSON or server-sent events
+    HTTP body -> Request -> engine loop -> events -> JSON or server-sent events
 
-`generation.py` has the neutral form, `model.py` a model, `registry.py` all of them, `app.py` the application; each
-folder is one API. The packages of the extra `serve` are imported by the modules here, and by nothing outside.
+`events.py` has the events, `answers.py` what writes them, `model.py` a model, `registry.py` all of them, `app.py` the
+application; each folder is one API. The packages of the extra `serve` are imported by the modules here, and by nothing
+outside.
 """
 
 from __future__ import annotations
@@ -16,15 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx.serve.app import create_app
-    from rlx.serve.generation import GenerationSpec
     from rlx.serve.model import ServedModel
     from rlx.serve.options import ServerOptions
 
-__all__ = ["GenerationSpec", "ServedModel", "ServerOptions", "create_app"]
+__all__ = ["ServedModel", "ServerOptions", "create_app"]
 
 _HOMES = {
     "create_app": "rlx.serve.app",
-    "GenerationSpec": "rlx.serve.generation",
     "ServedModel": "rlx.serve.model",
     "ServerOptions": "rlx.serve.options",
 }

@@ -1,7 +1,7 @@
-"""Who may come in: a bounded number of requests, and a bounded number of bytes of their bodies.
+"""Who may come in: a bounded number of requests, and a bounded number of bytes of their bodies, in bounded time.
 
-Server stage. The gate stands in front of the application: a request that is refused costs nothing, its body is not
-even read. One whose body is not complete has no place in the queue.
+Server stage, under `middleware.py`. A request that is refused costs nothing, its body is not even read. One whose body
+is not complete has no place in the queue. What was not sent takes no room, and who sends too slowly is told so.
 """
 
 from __future__ import annotations
@@ -9,18 +9,29 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
-from rlx.serve.errors import ApiError
+from starlette.types import Receive
 
-SMALL = 64 << 10  # bytes of a body that waits for no room
-ROOM = 320 << 20  # bytes that larger bodies take at once, with what their values take
+from rlx.errors import DeadlineError
+from rlx.serve.body import MAX_VALUES, VALUE_BYTES, count_of
+from rlx.serve.errors import ApiError, api_error
+from rlx.serve.http import in_thread
+
+T = TypeVar("T")
+
+SMALL = 64 << 10  # bytes of a body that needs none of the budget
+BUDGET = 320 << 20  # bytes that larger bodies take at once, with what their values take
 RECENT = 0.2  # weight of the newest duration in the average
 LONGEST = 120.0  # seconds after which clients try again at the latest
+GRACE = 20.0  # seconds that every body may take
+LEAST_RATE = 10_000  # bytes a second that a body must have beyond these
+LONGEST_BODY = 600.0  # seconds that no body may exceed
 
 
-class Gate:
+class ConcurrencyLimiter:
     """Bounds how many requests are answered at once.
 
     Args:
@@ -83,7 +94,7 @@ class Gate:
         )  # fmt: skip
 
 
-class Room:
+class BodyBudget:
     """Bytes that the bodies of all requests may take, as they come in: what was not sent takes none.
 
     Bodies wait for room in order. So that they do not all wait for one another, there is a reserve for one body of the
@@ -96,13 +107,13 @@ class Room:
 
     def __init__(self, total: int, largest: int) -> None:
         self._free = max(0, total - largest)
-        self._first: Place | None = None
-        self._waiting: deque[tuple[Place, int, asyncio.Event]] = deque()
+        self._first: BodyShare | None = None
+        self._waiting: deque[tuple[BodyShare, int, asyncio.Event]] = deque()
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
-        """The place of a body, which takes nothing yet; what it takes is given back at the end."""
-        found = Place(self)
+    def share(self) -> Iterator[BodyShare]:
+        """The share of a body, which takes nothing yet; what it takes is given back at the end."""
+        found = BodyShare(self)
         try:
             yield found
         finally:
@@ -111,49 +122,111 @@ class Room:
                 self._first = None
             self._serve()
 
-    async def take(self, place: Place, count: int) -> None:
-        """Waits until there are so many bytes for a place, which then has them."""
-        if self._first is place:
+    async def take(self, share: BodyShare, count: int) -> None:
+        """Waits until there are so many bytes for a body, which then has them."""
+        if self._first is share:
             return
         if not self._waiting and count <= self._free:
-            self._give(place, count)
+            self._give(share, count)
             return
         turn = asyncio.Event()
-        self._waiting.append((place, count, turn))
+        self._waiting.append((share, count, turn))
         self._serve()
         try:
             await turn.wait()
         finally:
             if not turn.is_set():
-                self._waiting.remove((place, count, turn))
+                self._waiting.remove((share, count, turn))
                 self._serve()
 
     def _serve(self) -> None:
         """Gives room to those that wait, in order."""
         while self._waiting and (self._first is None or self._waiting[0][1] <= self._free):
-            place, count, turn = self._waiting.popleft()
+            share, count, turn = self._waiting.popleft()
             if count <= self._free:
-                self._give(place, count)
+                self._give(share, count)
             else:
-                self._first = place
+                self._first = share
             turn.set()
 
-    def _give(self, place: Place, count: int) -> None:
+    def _give(self, share: BodyShare, count: int) -> None:
         self._free -= count
-        place.size += count
+        share.size += count
 
 
-class Place:
-    """What one body takes of a room.
+class BodyShare:
+    """What one body takes of the budget.
 
     Attributes:
         size: bytes, beside those of the reserve.
     """
 
-    def __init__(self, room: Room) -> None:
-        self._room, self.size = room, 0
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget, self.size = budget, 0
 
     async def grow(self, size: int) -> None:
         """Waits until there is room for so many bytes in all."""
         if size > self.size:
-            await self._room.take(self, size - self.size)
+            await self._budget.take(self, size - self.size)
+
+
+async def read(receive: Receive, most: int, share: BodyShare, seconds: float | None) -> bytes | None:
+    """The body of a request, as far as its share of the budget allows; None if the client went away.
+
+    Args:
+        most: bytes.
+        seconds: how long it may take in all, beside the bounds here.
+
+    Raises:
+        ApiError: 413, it is larger than `most` bytes; 408, it comes too slowly.
+    """
+    loop, body, more = asyncio.get_running_loop(), bytearray(), True
+    begun = loop.time()
+    end = None if seconds is None else begun + seconds
+    while more:
+        allowed = begun + min(LONGEST_BODY, GRACE + len(body) / LEAST_RATE)
+        is_first = end is None or allowed < end
+        message = await _until(allowed if is_first else end, receive(), _too_slow if is_first else _too_late)
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > most:
+            raise too_large(most)
+        if len(body) > SMALL:
+            before = loop.time()
+            await _until(end, share.grow(len(body)), _too_late)
+            begun += loop.time() - before  # it was the server that waited
+    if len(body) > SMALL:
+        values = min(MAX_VALUES, await _values(body))
+        await _until(end, share.grow(len(body) + VALUE_BYTES * values), _too_late)
+    return bytes(body)
+
+
+async def _values(body: bytearray) -> int:
+    """How many values the JSON of a body may have."""
+    return count_of(body) if len(body) < 1 << 20 else await in_thread(lambda: count_of(body))
+
+
+async def _until(end: float | None, step: Awaitable[T], error: Callable[[], ApiError]) -> T:
+    """The result of a step of reading, which ends in time, by the loop's clock; otherwise it raises that error."""
+    try:
+        async with asyncio.timeout_at(end):
+            return await step
+    except TimeoutError:
+        raise error() from None
+
+
+def _too_slow() -> ApiError:
+    hint = f"send at least {LEAST_RATE // 1000} kB a second"
+    return ApiError(408, "the body came too slowly", code="body_too_slow", hint=hint)
+
+
+def _too_late() -> ApiError:
+    return api_error(DeadlineError("the body of the request was not complete in time", where="timeout"))
+
+
+def too_large(most: int) -> ApiError:
+    """The 413 of a body with more bytes than these."""
+    hint = "send less, or start the server with a larger --max-body-mb"
+    return ApiError(413, f"the body is larger than {most / 1e6:g} MB", code="body_too_large", hint=hint)

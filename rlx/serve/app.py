@@ -22,23 +22,23 @@ import rlx
 from rlx.engine.opening.options import SLOTS
 from rlx.errors import RlxError
 from rlx.serve import messages, ollama, page, record, responses, status
-from rlx.serve.admission import Gate
+from rlx.serve.admission import ConcurrencyLimiter
 from rlx.serve.asgi import call
 from rlx.serve.batch.jobs import BatchJobs
 from rlx.serve.batch.store import FileStore
+from rlx.serve.body import body_error
 from rlx.serve.document import completed
 from rlx.serve.errors import ApiError, api_error, shape_of
-from rlx.serve.fields import body_error
-from rlx.serve.front import Front
+from rlx.serve.http import ClientGone, in_thread, json_bytes
 from rlx.serve.lifecycle import Lifecycle, load, unavailable
 from rlx.serve.log import Log
 from rlx.serve.metrics import Metrics
-from rlx.serve.model import ServedModel, in_thread
-from rlx.serve.openai import batches, chat, completions, embeddings, files, models, native, tokens
+from rlx.serve.middleware import Middleware
+from rlx.serve.model import ServedModel
+from rlx.serve.openai import batches, chat, completions, embeddings, files, models, tokens
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
 from rlx.serve.registry import Loader, Registry
-from rlx.serve.streaming import ClientGone, json_bytes
 from rlx.serve.telemetry import Telemetry
 
 log = logging.getLogger("rlx.serve")
@@ -54,11 +54,11 @@ class Server:
 
     def __init__(self, sources: Sequence[ServedModel | Loader], options: ServerOptions) -> None:
         self.options, self.lifecycle = options, Lifecycle()
-        self.gate = Gate(SLOTS, options.queue)
+        self.limiter = ConcurrencyLimiter(SLOTS, options.queue)
         self.log = Log(options.log)
         self.telemetry = Telemetry.of(options.otlp_endpoint)
         self.registry = Registry(sources, options)
-        self.metrics = Metrics(self.registry, self.gate, aliases=options.vllm_metrics, llama=options.llama_metrics)
+        self.metrics = Metrics(self.registry, self.limiter, aliases=options.vllm_metrics, llama=options.llama_metrics)
         self.files = FileStore(int(options.files_mb * 1_000_000))
         self.batches: BatchJobs  # which call the application
         if all(isinstance(each, ServedModel) for each in sources):
@@ -96,13 +96,13 @@ class Server:
 
     def places_for_batches(self) -> int:
         """How many requests of batches are computed at once: half of the slots stay free for others."""
-        return max(1, self.gate.slots // 2)
+        return max(1, self.limiter.slots // 2)
 
     def load(self) -> None:
         """Opens the models that are not open yet."""
         if not self.registry.models:
             self.registry.open()
-            self.gate.slots = sum(each.slots for each in self.registry.models)
+            self.limiter.slots = sum(each.slots for each in self.registry.models)
 
     def done(self, found: RequestRecord, headers: Headers) -> None:
         """Notes a request that has ended."""
@@ -124,7 +124,6 @@ VERSIONED: tuple[Router, ...] = (
     files.router,
     batches.router,
     tokens.router,
-    native.router,
     responses.router,
     messages.router,
     status.router,
@@ -183,10 +182,10 @@ def create_app(
         return Response(json_bytes(app.openapi()), media_type="application/json")
 
     app.add_middleware(
-        Front,
+        Middleware,
         options=server.options,
         lifecycle=server.lifecycle,
-        gate=server.gate,
+        limiter=server.limiter,
         respond=error_response,
         done=server.done,
     )

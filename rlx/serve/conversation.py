@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlx.serve.body import shown
 from rlx.serve.custom_tools import call_of
 from rlx.serve.errors import ApiError, invalid
-from rlx.serve.fields import shown
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _MEDIA = {"input_audio": "audio", "audio_url": "audio", "video_url": "video", "file": "a file"}
@@ -174,3 +174,14 @@ def last_answer(messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         what = "only a text of the assistant can be continued"
         raise ApiError(400, f"messages[{len(messages) - 1}]: {what}", param="continue_final_message")
     return last
+
+
+def check_continued(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses a conversation of nothing but the message that the answer is to continue.
+
+    Raises:
+        ApiError: as said.
+    """
+    if all(message["role"] == "system" for message in messages[:-1]):
+        hint = "begin with a message of the user"
+        raise invalid("messages", "there is nothing before the message that the answer continues", hint)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.errors import GrammarError
 from rlx.grammar import Grammar
+from rlx.serve.body import shown
 from rlx.serve.errors import invalid
-from rlx.serve.fields import shown
 from rlx.serve.lark_regex import regex_of
 from rlx.text.answer import AnswerPart
 from rlx.text.tool_calls import ToolCallDelta
 
 if TYPE_CHECKING:
-    from rlx.serve.chat_prompt import ChatPrompt
-    from rlx.serve.generation import Parser
+    from rlx.serve.events import Parser
+    from rlx.serve.prompts import ChatPrompt
 
 INPUT = "input"
 

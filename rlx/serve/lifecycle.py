@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
-    from rlx.serve.admission import Gate
+    from rlx.serve.admission import ConcurrencyLimiter
     from rlx.serve.app import Server
     from rlx.serve.options import ServerOptions
 
@@ -172,8 +172,12 @@ def http_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
 
     from rlx.serve.protocol import BoundedProtocol, Turns, most_connections
 
-    gate: Gate = app.state.server.gate
-    own = {"send_seconds": options.send_timeout, "turns": Turns(), "others_wait": staticmethod(lambda: gate.is_crowded)}
+    limiter: ConcurrencyLimiter = app.state.server.limiter
+    own = {
+        "send_seconds": options.send_timeout,
+        "turns": Turns(),
+        "others_wait": staticmethod(lambda: limiter.is_crowded),
+    }
     config = uvicorn.Config(
         app,
         http=type("Connection", (BoundedProtocol,), own),

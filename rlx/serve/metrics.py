@@ -19,7 +19,7 @@ from prometheus_client.samples import Sample
 import rlx
 from rlx.engine.loop.executor import GAP_BOUNDS
 from rlx.errors import BusyError
-from rlx.serve.admission import Gate
+from rlx.serve.admission import ConcurrencyLimiter
 from rlx.serve.llama_metrics import llama_metrics
 from rlx.serve.record import Answered, RequestRecord
 from rlx.serve.registry import Registry
@@ -51,15 +51,17 @@ class Metrics:
 
     Args:
         models: of the server; the name of one is a label of each metric.
-        gate: counts requests inside, and those that were refused.
+        limiter: counts requests inside, and those that were refused.
         aliases: whether the metrics are also there under vLLM's names.
         llama: whether they are there under llama-server's names.
     """
 
-    def __init__(self, models: Registry, gate: Gate, *, aliases: bool = False, llama: bool = False) -> None:
+    def __init__(
+        self, models: Registry, limiter: ConcurrencyLimiter, *, aliases: bool = False, llama: bool = False
+    ) -> None:
         self._models, self._aliases, self._llama = models, aliases, llama
         self._registry = CollectorRegistry()
-        self._registry.register(_Engines(models, gate))
+        self._registry.register(_Engines(models, limiter))
         ProcessCollector(registry=self._registry)  # memory, descriptors and CPU time, as every exporter has them
         self._histograms = {name: self._histogram(name, text, of) for name, (text, of) in _HISTOGRAMS.items()}
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts, those that the cache knew included")
@@ -139,8 +141,8 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 class _Engines(Collector):
     """What the engines of all models know when they are asked."""
 
-    def __init__(self, models: Registry, gate: Gate) -> None:
-        self._models, self._gate = models, gate
+    def __init__(self, models: Registry, limiter: ConcurrencyLimiter) -> None:
+        self._models, self._gate = models, limiter
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, each with a sample for every model. Those of the whole server have the default model's name."""

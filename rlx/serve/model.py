@@ -1,4 +1,4 @@
-"""A model that is served: a runner with its names. It prepares prompts, generates, and collects answers.
+"""A model that is served: a runner with its names. It checks prompts and submits requests.
 
 Server stage, between the APIs and the engine loop. Whatever takes long in Python (tokenizers, templates, images,
 grammars) runs in worker threads, so that the event loop stays responsive.
@@ -7,36 +7,50 @@ grammars) runs in worker threads, so that the event loop stays responsive.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, move_on_after
 
 from rlx.engine.request.context import Context
-from rlx.errors import PromptError
+from rlx.errors import DeadlineError, PromptError
 from rlx.prompt import Prompt
 from rlx.runners import Request
 from rlx.runners.together import Together
 from rlx.sampling import SampleOpts
 from rlx.serve import record
-from rlx.serve.answering import Answering
-from rlx.serve.chat_prompt import ChatPrompt, chat_prompt
+from rlx.serve.answers import W
 from rlx.serve.errors import context_overflow
-from rlx.serve.facts import ModelFacts
-from rlx.serve.generation import Choice, Collected, Delta, End, Finished, GenerationSpec
+from rlx.serve.events import Asked, EventStream, Parser
+from rlx.serve.http import in_thread
 from rlx.serve.media import MediaOptions
+from rlx.text.answer import ThinkingTags
+from rlx.text.tool_calls import ToolFormat
 
 if TYPE_CHECKING:
+    from rlx.grammar import Grammar
     from rlx.runners import CachedRunner
     from rlx.text.tokenizer import Tokenizer
+    from rlx.weights import WeightLoader
 
-T = TypeVar("T")
 GRAMMARS_AT_ONCE = 2  # the process that tries them takes one at a time; meanwhile another is compiled
 TEXTS_AT_ONCE = 2  # whose tokens are the answer: they may be long
 BACKGROUND = 1 << 40
 """How much lower the priority of batches is than any that a request may have."""
+#: The control tokens of models that fill in the middle: before the text, before what follows it, before the answer.
+FILL_IN = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+_FILE_TYPE = "general.file_type"
 
 
 class ServedModel:
@@ -88,7 +102,30 @@ class ServedModel:
         """What is known of its file."""
         return ModelFacts.of(self.runner.weights.loader)
 
-    @property
+    @cached_property
+    def capabilities(self) -> tuple[str, ...]:
+        """What requests may ask of it, in Ollama's words."""
+        can = {
+            "completion": True,
+            "tools": ToolFormat.of(self.tokenizer) is not None,
+            "vision": self.runner.supports_multimodal,
+            "insert": fill_in_ids(self.tokenizer) is not None,
+            "thinking": self.tags is not None,
+        }
+        return tuple(name for name, whether in can.items() if whether)
+
+    @cached_property
+    def sizes(self) -> tuple[int, int]:
+        """Its parameters, and the bytes that they take."""
+        stats = self.runner.stats()
+        return stats["parameters"], stats["weights_bytes"]
+
+    @cached_property
+    def tags(self) -> ThinkingTags | None:
+        """What is around its reasoning; None for a model that never reasons."""
+        return ThinkingTags.of(self.tokenizer)
+
+    @cached_property
     def default_sample(self) -> SampleOpts:
         """The sampling options of requests that give none: the server's, before the model's own recommendation, before
         those of OpenAI's API.
@@ -98,40 +135,6 @@ class ServedModel:
     def limit(self, tokens: int | None) -> int | None:
         """How many tokens an answer may have, where a request says `tokens`; None for what the context has room for."""
         return min((each for each in (tokens, self.max_tokens) if each is not None), default=None)
-
-    # ---------------------------------------------------------------------------------------------- prompts
-
-    async def chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: Any = None,
-        parallel: bool = True,
-        variables: Mapping[str, Any] | None = None,
-        continues: bool = False,
-        splits: bool = True,
-    ) -> ChatPrompt:
-        """The prompt of a conversation, formatted with the model's chat template, and how its answer is read.
-
-        Args:
-            messages: in OpenAI's form; images are parts `image_url`, or see `ImageSource`.
-            tools: functions that the model may call, in OpenAI's form.
-            tool_choice: whether it has to call them, in OpenAI's form.
-            parallel: whether an answer may have several calls.
-            variables: further variables of the template, such as `enable_thinking` and `add_generation_prompt`.
-            continues: whether the answer continues the last message, which must be the assistant's.
-            splits: whether reasoning is split from the text.
-
-        Raises:
-            ChatTemplateError, MultimodalError, ImageError: as `TextRunner.chat`.
-            ToolError: the tools or the choice are invalid.
-            ApiError: a message is malformed, or the prompt is longer than the context.
-        """
-        return await in_thread(
-            lambda: chat_prompt(
-                self, messages, tools, tool_choice, parallel, dict(variables or {}), continues=continues, splits=splits
-            )
-        )
 
     def checked(self, prompt: list[int] | Prompt | Context, field: str = "prompt") -> Context:
         """A prompt that fits the context.
@@ -166,84 +169,150 @@ class ServedModel:
 
     # ---------------------------------------------------------------------------------------------- answers
 
-    async def generate(self, *specs: GenerationSpec) -> Answering:
-        """Hands requests over; their events as they come.
+    def asked(
+        self,
+        prompt: list[int] | Prompt | Context,
+        max_tokens: int | None = None,
+        sample: SampleOpts | None = None,
+        *,
+        n: int = 1,
+        parser: Callable[[], Parser] | None = None,
+        include_stop: bool = False,
+        grammar: Callable[[], Grammar | None] | None = None,
+        **fields: Any,
+    ) -> Asked:
+        """What is to be generated.
 
-        Events of different choices interleave. The choices of the second spec follow those of the first in number, and
-        so on. Closing the iterator aborts all of them at once.
-
-            async for event in await model.generate(spec):
-                ...
+        Args:
+            max_tokens: as the request says; None for what the context has room for.
+            sample: None for `default_sample`.
+            n, parser, include_stop, grammar: as `Asked` has them.
+            fields: further ones of `Request`.
 
         Raises:
-            ApiError, RlxError: a request is invalid or refused: before the first event. One that fails later raises
-                where its events are read.
+            ApiError, RlxError: as `checked`.
         """
-        return await in_thread(lambda: self._submitted(specs))
+        limit = self.limit(max_tokens)
+        most = self.runner.max_seq + 1 if limit is None else limit
+        request = Request(self.checked(prompt), most, sample or self.default_sample, **fields)
+        return Asked(request, limit, n, parser, include_stop, grammar)
 
-    def _submitted(self, specs: Sequence[GenerationSpec]) -> Answering:
-        checked = [
-            replace(spec, prompt=self.checked(spec.prompt), max_tokens=self.limit(spec.max_tokens)) for spec in specs
-        ]
-        together = Together(self.runner, [request for spec in checked for request in self._requests(spec)])
+    async def begin(self, prepare: Callable[[], W]) -> tuple[W, EventStream]:
+        """Prepares an answer in a worker thread, and submits what it asks for.
+
+        Args:
+            prepare: makes the writer of the answer.
+
+        Returns:
+            The writer, and the events that it writes. Closing these aborts the requests.
+
+        Raises:
+            ApiError, RlxError: of `prepare`; or a request is invalid or refused. One that fails later raises where its
+                events are read.
+        """
+
+        def first() -> tuple[W, EventStream | None]:
+            writer = prepare()
+            return writer, None if writer.asked[0].grammar else self.submit(writer.asked)
+
+        writer, events = await in_thread(first)
+        if events is None:
+            grammar = await self._grammar(writer.asked[0])  # all follow the same one
+            writer.asked = [replace(each, request=replace(each.request, grammar=grammar)) for each in writer.asked]
+            events = await in_thread(lambda: self.submit(writer.asked))
+        return writer, events
+
+    async def _grammar(self, asked: Asked) -> Grammar | None:
+        """The grammar of what is asked for. A few are made at once, and the others wait without a thread.
+
+        Raises:
+            DeadlineError: the time of the request ended while it waited.
+        """
+        assert asked.grammar is not None
+        found, timeout = record.current(), asked.request.timeout
+        with move_on_after(timeout if found is None else found.time_left(timeout)):
+            return await in_thread(asked.grammar, self.grammar_turns)
+        hint = "give it more time, or send fewer grammars at once"
+        raise DeadlineError("the request was not finished in time: its grammar waited", where="timeout", hint=hint)
+
+    def submit(self, asked: Sequence[Asked]) -> EventStream:
+        """Hands requests to the engine, for the current request over HTTP if there is one.
+
+        Raises:
+            RlxError: one is invalid or refused; then none of them is computed.
+        """
+        together = Together(self.runner, [request for each in asked for request in self._requests(each)])
         handles = iter(together.handles)
-        choices = [[next(handles) for _ in range(spec.n)] for spec in checked]
-        limits = [spec.max_tokens for spec in checked]
-        note = record.observer(choices, limits, lambda: [self._decoded(spec) for spec in checked])
-        return Answering(self.tokenizer, checked, together, note)
+        choices = [[next(handles) for _ in range(each.n)] for each in asked]
+        note = record.observer(choices, [each.limit for each in asked], lambda: [self._prompt(each) for each in asked])
+        return EventStream(self.tokenizer, asked, together, note)
 
-    def _decoded(self, spec: GenerationSpec) -> str:
-        """The text of a checked prompt."""
-        assert isinstance(spec.prompt, Context)
-        return self.tokenizer.decode(spec.prompt.ids)
+    def _prompt(self, asked: Asked) -> str:
+        """The text of a prompt."""
+        assert isinstance(asked.request.ids, Context)
+        return self.tokenizer.decode(asked.request.ids.ids)
 
-    def _requests(self, spec: GenerationSpec) -> list[Request]:
-        """The requests of a spec, one a choice."""
-        found = record.current()
-        request = Request(
-            self.checked(spec.prompt),
-            self.runner.max_seq + 1 if spec.max_tokens is None else spec.max_tokens,
-            spec.sample,
-            stop_at_eog=not spec.ignore_eos,
-            stop=spec.stop,
-            min_tokens=spec.min_tokens,
-            top_logprobs=spec.top_logprobs,
-            priority=spec.priority - (BACKGROUND if found is not None and found.background else 0),
-            timeout=spec.timeout if found is None else found.time_left(spec.timeout),
-            stop_ids=spec.stop_ids,
-            keep_ids=spec.keep_ids,
-            grammar=spec.grammar,
-            cache_salt=_salt(found.owner if found is not None else "", spec.cache_salt),
-        )
-        return [replace(request, sample=_own(spec.sample, i)) for i in range(spec.n)]
-
-    async def collect(self, *specs: GenerationSpec) -> Collected:
-        """The complete answer of requests.
-
-        Raises:
-            ApiError, RlxError: as `generate`.
-        """
-        choices = [Choice(i) for i in range(sum(spec.n for spec in specs))]
-        async for event in await self.generate(*specs):
-            if isinstance(event, Delta):
-                choices[event.index].add(event)
-            elif isinstance(event, End):
-                choices[event.index].finish_reason, choices[event.index].stop = event.finish_reason, event.stop
-            elif isinstance(event, Finished):
-                return Collected(choices, event.usage, event.timings)
-        raise AssertionError("the last event is Finished")
+    def _requests(self, asked: Asked) -> list[Request]:
+        """The requests of the engine, one a choice."""
+        request, found = asked.request, record.current()
+        if found is not None:
+            request = replace(
+                request,
+                priority=request.priority - (BACKGROUND if found.background else 0),
+                timeout=found.time_left(request.timeout),
+                cache_salt=f"{found.owner}:{request.cache_salt}" if found.owner or request.cache_salt else "",
+            )
+        sample = asked.request.sample
+        if not isinstance(sample, SampleOpts) or sample.seed is None:
+            return [request] * asked.n
+        own = [replace(sample, seed=(sample.seed + i) % 2**64) for i in range(1, asked.n)]
+        return [request, *(replace(request, sample=each) for each in own)]
 
 
-async def in_thread(work: Callable[[], T], turns: CapacityLimiter | None = None) -> T:
-    """The result of `work`, which runs in a worker thread; with `turns`, when one of them is free."""
-    return await to_thread.run_sync(work, limiter=turns)
+def fill_in_ids(tokenizer: Tokenizer) -> list[int] | None:
+    """The ids of the first row of `FILL_IN` that a vocabulary has; None if it has none."""
+    for names in FILL_IN:
+        tokens = [token for name in names if (token := tokenizer.token_to_id(name)) is not None]
+        if len(tokens) == len(names):
+            return tokens
+    return None
 
 
-def _salt(owner: str, salt: str) -> str:
-    """The salt of a request for the engine, whose salts are one for each pair of owner and salt."""
-    return f"{owner}:{salt}" if owner or salt else ""
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts of a model's file.
+
+    Attributes:
+        path: of the file.
+        format: `gguf` or `safetensors`.
+        parameters: number of elements of all tensors.
+        nbytes: of all tensors.
+        quantization: the type of its weights, such as `Q4_K_M`.
+    """
+
+    path: Path
+    format: str
+    parameters: int
+    nbytes: int
+    quantization: str
+
+    @staticmethod
+    def of(loader: WeightLoader) -> ModelFacts:
+        """The facts of an open file."""
+        infos = list(loader.tensors.values())
+        sizes = (sum(prod(info.shape) for info in infos), sum(info.nbytes for info in infos))
+        return ModelFacts(Path(loader.path), loader.format, *sizes, _quantization(loader))
 
 
-def _own(sample: SampleOpts, index: int) -> SampleOpts:
-    """The options of a choice: a seed of its own."""
-    return sample if sample.seed is None else replace(sample, seed=(sample.seed + index) % 2**64)
+def _quantization(loader: WeightLoader) -> str:
+    """The type that a GGUF file says it has, else that of most bytes."""
+    number = loader.metadata.get(_FILE_TYPE) if loader.format == "gguf" else None
+    if isinstance(number, int):
+        from gguf import LlamaFileType  # slow
+
+        if number in {each.value for each in LlamaFileType}:
+            return LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    sizes: Counter[str] = Counter()
+    for info in loader.tensors.values():
+        sizes[info.dtype.name] += info.nbytes
+    return sizes.most_common(1)[0][0].upper() if sizes else "unknown"

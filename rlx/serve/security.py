@@ -1,6 +1,6 @@
 """Who may ask: keys, the names under which the server is reached, and the pages that may use it.
 
-Server stage. Each check looks at a request's head and says what is wrong with it; the middleware in `front.py` asks
+Server stage. Each check looks at a request's head and says what is wrong with it; `middleware.py` asks
 them in order.
 """
 

@@ -13,11 +13,10 @@ from fastapi import APIRouter, Request, Response
 import rlx
 from rlx.errors import RlxError
 from rlx.serve.errors import ApiError, openai_body
-from rlx.serve.http import new_router
+from rlx.serve.http import json_bytes, new_router
 from rlx.serve.metrics import CONTENT_TYPE
 from rlx.serve.model import ServedModel
-from rlx.serve.settings import sampling_settings
-from rlx.serve.streaming import json_bytes
+from rlx.serve.openai.native import sampling_settings
 
 if TYPE_CHECKING:
     from rlx.engine.loop.request_stats import ActiveRequest

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlx.serve.model import in_thread
+from rlx.serve.http import in_thread
 
 if TYPE_CHECKING:
     from rlx.engine.request.context import Context

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rlx.serve.asgi import call, messages, scope_of
-from rlx.serve.streaming import Stream, while_connected
+from rlx.serve.http import Stream, while_connected
 
 
 def app_of(answer: Any) -> Starlette:

@@ -16,7 +16,7 @@ from rlx.errors import BatchError
 from rlx.serve.batch.results import Results
 from rlx.serve.batch.run import Progress, answer_all
 from rlx.serve.batch.source import BatchRequest, LineProblem, Source
-from rlx.serve.json_body import MAX_VALUES
+from rlx.serve.body import MAX_VALUES
 from rlx.serve.prompt_prefix import PIECE, prefix_keys, prompt_text
 
 CHAT = "/v1/chat/completions"

@@ -174,13 +174,11 @@ def test_it_can_be_cancelled(make: Callable[..., Any], server: Any) -> None:
 
 
 def test_requests_of_clients_go_first(server: Any) -> None:
-    from rlx.serve.generation import GenerationSpec
-
-    spec = GenerationSpec(server.model.tokenizer.encode("Hi"), 1)
+    asked = server.model.asked(server.model.tokenizer.encode("Hi"), 1)
 
     def priority(background: bool) -> int:
         record.begin(RequestRecord("id", "POST", PATH, background=background))
-        (found,) = server.model._requests(spec)
+        (found,) = server.model._requests(asked)
         return int(found.priority)
 
     assert priority(False) == 0 > -(2**32) > priority(True)

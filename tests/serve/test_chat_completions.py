@@ -162,6 +162,7 @@ def test_an_answer_that_continues_a_message(server: Any) -> None:
 def test_reasoning_is_told_from_the_answer(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo model does not reason: here "27" and "45" are the tags around its reasoning."""
     monkeypatch.setattr(ThinkingTags, "of", staticmethod(lambda tokenizer: ThinkingTags("27", "45")))
+    monkeypatch.setattr(server.model, "tags", ThinkingTags("27", "45"))
     body = {"messages": QUESTION, "temperature": 0}
     found = server.openai.chat.completions.create(model="demo", **body)
     said = found.choices[0].message

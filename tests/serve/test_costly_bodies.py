@@ -13,14 +13,13 @@ from pydantic import ValidationError
 
 from rlx import demo
 from rlx.serve import http
+from rlx.serve.body import MAX_BIASES, MAX_BREAKERS, MAX_STOP_IDS, MAX_TOOLS, MAX_VALUES, Body, parsed, shown, validated
 from rlx.serve.errors import ApiError
-from rlx.serve.fields import MAX_BIASES, MAX_BREAKERS, MAX_STOP_IDS, MAX_TOOLS, Body, shown, validated
-from rlx.serve.json_body import MAX_VALUES, parsed
-from rlx.serve.messages.bodies import MessagesBody
+from rlx.serve.messages.routes import MessagesBody
 from rlx.serve.model import TEXTS_AT_ONCE
-from rlx.serve.ollama.bodies import GenerateBody
+from rlx.serve.ollama.requests import GenerateBody
 from rlx.serve.openai.bodies import ChatBody, CompletionBody
-from rlx.serve.responses.bodies import ResponsesBody
+from rlx.serve.responses.routes import ResponsesBody
 from rlx.text import load_tokenizer
 
 MANY = 50_000

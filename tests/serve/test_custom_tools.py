@@ -10,9 +10,9 @@ import pytest
 from exchanges import PATH, chunks_of, error_of
 
 from rlx.errors import GrammarError
-from rlx.serve.chat_prompt import ChatPrompt
 from rlx.serve.custom_tools import reading_inputs
 from rlx.serve.lark_regex import regex_of
+from rlx.serve.prompts import ChatPrompt
 from rlx.text.answer import AnswerPart
 from rlx.text.tool_calls import ToolCallDelta
 

@@ -13,10 +13,10 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from rlx.serve.errors import ApiError
-from rlx.serve.generation import Delta, End, Finished, Progress, Timings, Usage
+from rlx.serve.events import Delta, End, Finished, Progress, Timings, Usage
 from rlx.serve.media import ImageSource
 from rlx.serve.messages.blocks import messages_of, tools_of
-from rlx.serve.messages.output import MessageBuilder, error_json
+from rlx.serve.messages.output import MessageWriter, error_json
 from rlx.text.tool_calls import ToolCallDelta
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -304,7 +304,7 @@ def test_tools_have_the_form_of_chat() -> None:
 
 def events_of(*events: Any, fail: ApiError | None = None) -> tuple[list[Any], Message]:
     """The events of a stream, each checked against the client's types, and the message."""
-    builder = MessageBuilder("demo", 7)
+    builder = MessageWriter("demo", 7)
     found = [*builder.begin(), *(each for event in events for each in builder.push(event))]
     if fail is not None:
         found += builder.fail(fail)
@@ -338,7 +338,7 @@ def test_reasoning_text_and_calls_are_blocks_of_their_own() -> None:
 
 
 def test_a_failure_after_the_beginning_is_an_error_event() -> None:
-    builder = MessageBuilder("demo", 7)
+    builder = MessageWriter("demo", 7)
     assert list(builder.fail(ApiError(503, "gone"))) == [
         {"type": "error", "error": {"type": "overloaded_error", "message": "gone"}}
     ]

@@ -13,13 +13,20 @@ import pytest
 
 from rlx.sampling import SampleOpts
 from rlx.serve.errors import ApiError
-from rlx.serve.generation import Delta, End, Finished, Timings, Usage
+from rlx.serve.events import Delta, End, Finished, Timings, Usage
 from rlx.serve.media import ImageSource
-from rlx.serve.ollama.bodies import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody, ShowBody
-from rlx.serve.ollama.messages import messages_of
-from rlx.serve.ollama.options import options_of
-from rlx.serve.ollama.output import AnswerBuilder, joined
-from rlx.serve.openai.prompts import fill_in_ids, filled_in
+from rlx.serve.model import fill_in_ids
+from rlx.serve.ollama.output import OllamaWriter, joined
+from rlx.serve.ollama.requests import (
+    ChatBody,
+    EmbedBody,
+    EmbeddingsBody,
+    GenerateBody,
+    ShowBody,
+    messages_of,
+    options_of,
+)
+from rlx.serve.openai.prompts import filled_in
 from rlx.text.tool_calls import ToolCallDelta
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -345,7 +352,7 @@ def test_messages_become_those_of_chat() -> None:
 
 
 def test_tool_calls_come_whole_with_their_arguments_as_an_object() -> None:
-    builder = AnswerBuilder("chat", "demo", 0.0)
+    builder = OllamaWriter("chat", "demo", 0.0)
     events = [
         Delta(0, thinking="Hm."), Delta(0, text="See:"),
         Delta(0, tool_calls=(ToolCallDelta(0, "a", "look"), ToolCallDelta(0, arguments='{"at":'))),
@@ -357,7 +364,7 @@ def test_tool_calls_come_whole_with_their_arguments_as_an_object() -> None:
     assert [(each.name, each.arguments) for each in called] == [("look", {"at": 1}), ("hear", {})]
     assert pieces[0].message.thinking == "Hm." and pieces[-1].eval_duration == 3_000_000
 
-    again = AnswerBuilder("chat", "demo", 0.0)
+    again = OllamaWriter("chat", "demo", 0.0)
     whole = ollama.ChatResponse(**joined("chat", [each for event in events for each in again.push(event)]))
     assert (whole.message.content, whole.message.thinking, whole.done_reason) == ("See:", "Hm.", "stop")
     assert [call.function.name for call in whole.message.tool_calls or ()] == ["look", "hear"]

@@ -14,10 +14,10 @@ from pydantic import BaseModel, TypeAdapter
 
 from rlx.errors import RlxError
 from rlx.serve.errors import ApiError
-from rlx.serve.generation import Delta, End, Finished, Progress, Timings, Usage
+from rlx.serve.events import Delta, End, Finished, Progress, Timings, Usage
 from rlx.serve.media import ImageSource
 from rlx.serve.responses.items import choice_of, functions_of, messages_of
-from rlx.serve.responses.output import ResponseBuilder
+from rlx.serve.responses.output import ResponseWriter
 from rlx.text.tool_calls import ToolCallDelta
 
 GREEDY = {"model": "demo", "temperature": 0}
@@ -276,7 +276,7 @@ def test_tools_are_functions_and_the_choice_may_leave_some() -> None:
 
 def events_of(*events: Any, fail: ApiError | None = None) -> tuple[list[Any], Response]:
     """The events of a stream, each checked against the client's types, and the response."""
-    builder = ResponseBuilder(FIELDS)
+    builder = ResponseWriter(FIELDS)
     found = [*builder.begin(), *(each for event in events for each in builder.push(event))]
     if fail is not None:
         found += builder.fail(fail)

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from rlx.serve import ServerOptions, create_app, incoming, protocol
-from rlx.serve.admission import Room
+from rlx.serve import ServerOptions, admission, create_app, protocol
+from rlx.serve.admission import BodyBudget
 from rlx.serve.protocol import MOST_PIECE, BoundedProtocol
 
 HANGS = 60  # seconds: only against a hang
@@ -65,7 +65,7 @@ def app_of(server: Any, **options: Any) -> Any:
 
 def test_a_body_that_is_not_complete_has_no_place_in_the_queue(server: Any, serve: Any) -> None:
     app = app_of(server, queue=0)
-    app.state.server.gate.slots = 1
+    app.state.server.limiter.slots = 1
     with serve(app) as url, httpx.Client(base_url=url, timeout=HANGS) as client:
         part = CHUNKED + b"1\r\n{\r\n"
         with (
@@ -79,7 +79,7 @@ def test_a_body_that_is_not_complete_has_no_place_in_the_queue(server: Any, serv
 
 @pytest.mark.parametrize("head", [CHUNKED + b"1\r\n{\r\n", HEAD.encode() + b"Content-Length: 9999\r\n\r\n{"])
 def test_a_slow_body_is_refused(server: Any, serve: Any, monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
-    monkeypatch.setattr(incoming, "GRACE", 0.1)
+    monkeypatch.setattr(admission, "GRACE", 0.1)
     with serve(app_of(server)) as url, connected(url, head) as connection:
         answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 408") and b"body_too_slow" in answer
@@ -94,11 +94,11 @@ def test_the_deadline_of_a_request_counts_for_its_body(server: Any, serve: Any) 
 
 def test_a_body_needs_a_least_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time that it has follows from what has come of it."""
-    monkeypatch.setattr(incoming, "GRACE", 0.0)
+    monkeypatch.setattr(admission, "GRACE", 0.0)
     ends: list[float] = []
 
     async def main() -> None:
-        loop, room, sent = asyncio.get_running_loop(), Room(1 << 20, 1 << 20), iter([60_000, 10_000, 0])
+        loop, room, sent = asyncio.get_running_loop(), BodyBudget(1 << 20, 1 << 20), iter([60_000, 10_000, 0])
 
         async def receive() -> dict[str, Any]:
             size = next(sent)
@@ -108,13 +108,13 @@ def test_a_body_needs_a_least_rate(monkeypatch: pytest.MonkeyPatch) -> None:
             ends.append((end or 0.0) - loop.time())
             return await step
 
-        monkeypatch.setattr(incoming, "_until", until)
-        with room.place() as place:
-            found = await incoming.read(receive, 1 << 20, place, None)
+        monkeypatch.setattr(admission, "_until", until)
+        with room.share() as place:
+            found = await admission.read(receive, 1 << 20, place, None)
         assert found == b"x" * 70_000
 
     asyncio.run(main())
-    waits = [round(each * incoming.LEAST_RATE, -4) for each in ends]
+    waits = [round(each * admission.LEAST_RATE, -4) for each in ends]
     assert waits[:3] == [0, 60_000, waits[2]] and 70_000 in waits
 
 
@@ -122,8 +122,8 @@ def test_room_is_taken_as_bytes_come() -> None:
     """Eight that have sent little hold little; those that wait for one another all come through."""
     order: list[str] = []
 
-    async def body(room: Room, name: str, *sizes: int, over: asyncio.Event | None = None) -> None:
-        with room.place() as place:
+    async def body(room: BodyBudget, name: str, *sizes: int, over: asyncio.Event | None = None) -> None:
+        with room.share() as place:
             for size in sizes:
                 await place.grow(size)
                 await asyncio.sleep(0)
@@ -132,7 +132,7 @@ def test_room_is_taken_as_bytes_come() -> None:
                 await over.wait()
 
     async def main() -> None:
-        room, over = Room(20, 10), asyncio.Event()
+        room, over = BodyBudget(20, 10), asyncio.Event()
         slow = [asyncio.create_task(body(room, "slow", 1, over=over)) for _ in range(8)]
         await asyncio.sleep(0.01)
         await body(room, "quick", 10)  # two are free, and the reserve holds the rest
@@ -291,8 +291,8 @@ def test_one_that_stops_reading_keeps_no_place_from_others(
         running = server.model.runner.stats
         assert until(lambda: bool(running()["requests"]["running"]))
         time.sleep(1)
-        assert app.state.server.gate.inside == 1, "nobody waits: it may go on later"
-        app.state.server.gate.slots = 0  # as if others waited
-        assert until(lambda: app.state.server.gate.inside == 0)
+        assert app.state.server.limiter.inside == 1, "nobody waits: it may go on later"
+        app.state.server.limiter.slots = 0  # as if others waited
+        assert until(lambda: app.state.server.limiter.inside == 0)
         connection.close()
     idle(server)

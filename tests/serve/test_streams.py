@@ -13,9 +13,6 @@ import httpx
 import pytest
 from exchanges import PATH, QUESTION, STORY
 
-from rlx.serve import answering
-from rlx.serve.generation import GenerationSpec
-
 
 @pytest.fixture
 def blocked(server: Any) -> Any:
@@ -35,7 +32,7 @@ def blocked(server: Any) -> Any:
 
 
 def test_comments_keep_a_silent_stream_open(server: Any, blocked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "PROGRESS_SECONDS", 0.02)
+    monkeypatch.setattr("rlx.serve.events.PROGRESS_SECONDS", 0.02)
     body = {"messages": QUESTION, "temperature": 0, "stream": True, "sse_ping_interval": 0.05}
     lines: list[str] = []
     with server.http.stream("POST", PATH, json=body) as answer:
@@ -83,7 +80,8 @@ def test_an_answer_that_nobody_has_any_more_is_aborted_without_the_garbage_colle
     """As when a client goes away while its request is handed over: the result of that call is dropped."""
 
     async def begun() -> list[Any]:
-        found = await server.model.generate(GenerationSpec(server.model.tokenizer.encode("Once"), ignore_eos=True))
+        asked = server.model.asked(server.model.tokenizer.encode("Once"), stop_at_eog=False)
+        found = await asyncio.to_thread(server.model.submit, [asked])
         if reads:
             await anext(found)
         return list(found._together.handles)

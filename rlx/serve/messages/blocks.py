@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.serve import record
-from rlx.serve.builders import check_tool
+from rlx.serve.body import check_tool, shown
 from rlx.serve.errors import invalid
-from rlx.serve.fields import shown
 from rlx.serve.media import ImageSource, base64_source
 
 JsonObject = dict[str, Any]

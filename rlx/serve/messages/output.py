@@ -1,20 +1,19 @@
 """The answer in the shapes of Anthropic's Messages API: the message, its content blocks, and the events of a stream.
 
 Server stage. The shapes are those of the types in `anthropic.types`. An answer in one piece and a stream are
-made by the same `MessageBuilder`, so that they agree.
+made by the same `MessageWriter`, so that they agree.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
+from rlx.serve.answers import JsonObject, ObjectWriter
 from rlx.serve.errors import ApiError
-from rlx.serve.generation import Delta, End, Event, Finished, Usage
-
-JsonObject = dict[str, Any]
+from rlx.serve.events import Asked, Delta, End, Event, Finished, Progress, Usage
 
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _TYPES = {
@@ -27,18 +26,20 @@ _TYPES = {
 TOO_LONG = "context_length_exceeded"
 
 
-class MessageBuilder:
-    """Makes a message, and the events of a stream, of the events of one choice.
+class MessageWriter(ObjectWriter):
+    """Writes a message, or the events of a stream.
 
     Args:
         model: the model's name.
         prompt_tokens: of the prompt.
+        asked: what is to be generated.
 
     Attributes:
         message: the message as it is now.
     """
 
-    def __init__(self, model: str, prompt_tokens: int) -> None:
+    def __init__(self, model: str, prompt_tokens: int, asked: Sequence[Asked] = ()) -> None:
+        super().__init__(asked)
         self.message: JsonObject = {
             "id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant", "model": model, "content": [],
             "stop_reason": None, "stop_sequence": None, "usage": usage_json(Usage(prompt_tokens)),
@@ -48,12 +49,10 @@ class MessageBuilder:
         self._end: End | None = None
 
     def begin(self) -> Iterator[JsonObject]:
-        """The first events of a stream."""
         yield {"type": "message_start", "message": {**self.message, "content": []}}
         yield {"type": "ping"}
 
     def push(self, event: Event) -> Iterator[JsonObject]:
-        """The events of a stream that one event of the engine becomes. All of them must be read."""
         if isinstance(event, Delta):
             if event.thinking:
                 yield from self._text("thinking", event.thinking)
@@ -67,8 +66,13 @@ class MessageBuilder:
             yield from self._finish(event.usage)
 
     def fail(self, error: ApiError) -> Iterator[JsonObject]:
-        """The last event of a stream that cannot be completed."""
         yield error_json(error)
+
+    def waiting(self, progress: Progress) -> bytes:
+        return self.written({"type": "ping"})
+
+    def whole(self) -> JsonObject:
+        return self.message
 
     def _text(self, kind: str, text: str) -> Iterator[JsonObject]:
         """More reasoning or text."""

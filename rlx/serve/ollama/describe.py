@@ -14,10 +14,8 @@ from fastapi import APIRouter, Response
 import rlx
 from rlx.serve.http import OpenRoute
 from rlx.serve.model import ServedModel
-from rlx.serve.ollama.bodies import ShowBody
+from rlx.serve.ollama.requests import ShowBody
 from rlx.serve.ollama.routes import named
-from rlx.serve.openai.prompts import fill_in_ids
-from rlx.serve.reasoning import can_think
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -72,25 +70,9 @@ def shown(model: ServedModel) -> JsonObject:
         "template": model.tokenizer.chat_template or "",
         "details": details(model),
         "model_info": _info(model),
-        "capabilities": capabilities(model),
+        "capabilities": list(model.capabilities),
         "modified_at": _time(model),
     }
-
-
-def capabilities(model: ServedModel) -> list[str]:
-    """What requests may ask of a model."""
-    from rlx.text.tool_calls import ToolFormat
-
-    found = ["completion"]
-    if ToolFormat.of(model.tokenizer) is not None:
-        found.append("tools")
-    if model.runner.supports_multimodal:
-        found.append("vision")
-    if fill_in_ids(model.tokenizer) is not None:
-        found.append("insert")
-    if can_think(model.tokenizer):
-        found.append("thinking")
-    return found
 
 
 def details(model: ServedModel) -> JsonObject:

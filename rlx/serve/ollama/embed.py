@@ -9,12 +9,10 @@ from fastapi import APIRouter, Request, Response
 
 from rlx.engine.request.context import Context
 from rlx.serve.errors import invalid
-from rlx.serve.http import OpenRoute
-from rlx.serve.model import ServedModel, in_thread
-from rlx.serve.ollama.bodies import EmbedBody, EmbeddingsBody
-from rlx.serve.ollama.options import options_of
+from rlx.serve.http import OpenRoute, in_thread, json_rows, while_connected
+from rlx.serve.model import ServedModel
+from rlx.serve.ollama.requests import EmbedBody, EmbeddingsBody, options_of
 from rlx.serve.ollama.routes import named
-from rlx.serve.streaming import json_rows, while_connected
 from rlx.serve.vectors import vectors_of
 
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from rlx.serve.answers import JsonObject, ObjectWriter
 from rlx.serve.errors import ApiError
-from rlx.serve.generation import Delta, End, Event, Finished, Timings, TokenInfo, Usage
+from rlx.serve.events import Delta, End, Event, Finished, Progress, Timings, TokenInfo, Usage
+from rlx.serve.http import LINES, json_bytes
 
-JsonObject = dict[str, Any]
 Kind = Literal["chat", "generate"]
 
 
@@ -24,8 +25,8 @@ def now() -> str:
     return f"{datetime.now(UTC).isoformat(timespec='microseconds').removesuffix('+00:00')}Z"
 
 
-class AnswerBuilder:
-    """Makes the objects of a stream of the events of one choice.
+class OllamaWriter(ObjectWriter):
+    """Writes one object, or a line of JSON for each piece.
 
     Args:
         kind: whether it answers `/api/chat` or `/api/generate`.
@@ -36,22 +37,32 @@ class AnswerBuilder:
         context: ids of the prompt, and of the answer behind them; the last object then has them as `context`.
     """
 
+    media_type = LINES
+
     def __init__(self, kind: Kind, model: str, started: float) -> None:
+        super().__init__(())
         self._kind, self._model, self._started = kind, model, started
         self.context: list[int] = []
+        self._objects: list[JsonObject] = []
         self._calls: list[JsonObject] = []
         self._reason = "stop"
 
-    def begin(self) -> Iterator[JsonObject]:
-        """The first objects of a stream: there are none before the answer begins."""
-        return iter(())
-
     def fail(self, error: ApiError) -> Iterator[JsonObject]:
-        """The last object of a stream that cannot be completed."""
         yield error_json(error)
 
+    def waiting(self, progress: Progress) -> bytes:
+        return self.written(self.piece())
+
+    def written(self, found: JsonObject) -> bytes:
+        return json_bytes(found) + b"\n"
+
+    def keep(self, found: JsonObject) -> None:
+        self._objects.append(found)
+
+    def whole(self) -> JsonObject:
+        return joined(self._kind, self._objects)
+
     def push(self, event: Event) -> Iterator[JsonObject]:
-        """The objects of a stream that one event of the engine becomes."""
         if isinstance(event, Delta):
             if self.context:
                 self.context += event.tokens

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from rlx.serve.batch.jobs import Batch
 from rlx.serve.batch.source import URLS
+from rlx.serve.body import Body, Ignored, hint
 from rlx.serve.errors import invalid
-from rlx.serve.fields import Body, Ignored, hint
 from rlx.serve.http import new_router
 from rlx.serve.openai.files import page
 from rlx.serve.security import Keys

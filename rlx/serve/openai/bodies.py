@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlx.serve.fields import (
+from rlx.serve.body import (
     MAX_BIASES,
     MAX_BREAKERS,
     MAX_CHOICES,

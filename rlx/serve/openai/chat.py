@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
+from rlx.serve.answers import answered
 from rlx.serve.custom_tools import reading_inputs
 from rlx.serve.errors import invalid
-from rlx.serve.generation import Choice, Collected, GenerationSpec
-from rlx.serve.http import new_router
-from rlx.serve.model import in_thread
+from rlx.serve.events import Asked, Choice, Delta, End, Finished, Progress, Timings, Usage
+from rlx.serve.http import event, in_thread, json_bytes, new_router
 from rlx.serve.openai.bodies import ChatBody
-from rlx.serve.openai.chat_stream import ChatChunks
-from rlx.serve.openai.common import Call, json_response, logprob_dicts, timings_dict, usage_dict
-from rlx.serve.openai.native_output import verbose
+from rlx.serve.openai.common import (
+    OpenAIWriter,
+    asked_fields,
+    logprob_dicts,
+    progress_dict,
+    timings_dict,
+    usage_dict,
+)
+from rlx.serve.openai.native import verbose, verbose_end
 from rlx.serve.openai.sampling import most_tokens
-from rlx.serve.openai.structured import grammar_of, named_grammar
+from rlx.serve.openai.structured import named_grammar, text_grammar
 from rlx.serve.openai.tools import Offered, offered
-from rlx.serve.pieces import stream_of
-from rlx.serve.reasoning import effort_variables, switch_variables
-from rlx.serve.streaming import Stream, while_connected
+from rlx.serve.prompts import ChatPrompt, chat_prompt, effort_variables, grammar_maker, switch_variables
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
-    from rlx.serve.chat_prompt import ChatPrompt
     from rlx.serve.model import ServedModel
+    from rlx.text.tool_calls import ToolCallDelta
 
 
 def router(server: Server) -> APIRouter:
@@ -36,36 +41,27 @@ def router(server: Server) -> APIRouter:
     async def chat(body: ChatBody, request: Request) -> Response:
         """The model's answer to a conversation."""
         model = server.named(body.model)
-        call = Call(server, request, body, model, "chatcmpl", "chat.completion")
-        tools = await in_thread(lambda: offered(body))
-        prompt = await prompt_of(model, body, tools)
-        spec = await spec_of(call, body, prompt)
-        if not body.stream:
-            with named_grammar(body):
-                answer = await while_connected(request, model.collect(spec))
-            whole = complete(call, body, answer, prompt, tools)
-            return json_response(whole | verbose(call, body, [spec], answer))
-        chunks = ChatChunks(call, body, spec, prompt.context.ids, tools)
         with named_grammar(body):
-            return Stream(stream_of(await model.generate(spec), chunks, call.ping_seconds))
+            return await answered(server, request, model, lambda: _writer(model, body), body.stream)
 
     @found.post("/chat/completions/input_tokens")
     async def input_tokens(body: ChatBody) -> dict[str, Any]:
         """The number of tokens of a conversation, in llama-server's form."""
-        prompt = await prompt_of(server.named(body.model), body, await in_thread(lambda: offered(body)))
+        model = server.named(body.model)
+        prompt = await in_thread(lambda: prompt_of(model, body, offered(body)))
         return {"object": "response.input_tokens", "input_tokens": len(prompt.context)}
 
     return found
 
 
-async def prompt_of(model: ServedModel, body: ChatBody, tools: Offered) -> ChatPrompt:
+def prompt_of(model: ServedModel, body: ChatBody, tools: Offered) -> ChatPrompt:
     """The prompt of a body.
 
     Args:
         tools: those of the body.
 
     Raises:
-        ApiError, RlxError: as `ServedModel.chat_prompt`; or fields contradict each other.
+        ApiError, RlxError: as `chat_prompt`; or fields contradict each other.
     """
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
@@ -73,14 +69,15 @@ async def prompt_of(model: ServedModel, body: ChatBody, tools: Offered) -> ChatP
         raise invalid("continue_final_message", what, "set only one of them")
     variables = {
         **(body.chat_template_kwargs or {}),
-        **effort_variables(model.tokenizer, body.reasoning_effort, "reasoning_effort"),
-        **switch_variables(model.tokenizer, body.enable_thinking, "enable_thinking"),
+        **effort_variables(model, body.reasoning_effort, "reasoning_effort"),
+        **switch_variables(model, body.enable_thinking, "enable_thinking"),
     }
     if body.documents is not None:
         variables["documents"] = body.documents
     if body.add_generation_prompt is not None and not continues:
         variables["add_generation_prompt"] = body.add_generation_prompt
-    found = await model.chat_prompt(
+    found = chat_prompt(
+        model,
         body.messages,
         tools.tools,
         tools.choice,
@@ -92,61 +89,176 @@ async def prompt_of(model: ServedModel, body: ChatBody, tools: Offered) -> ChatP
     return reading_inputs(found, tools.custom)
 
 
-async def spec_of(call: Call, body: ChatBody, prompt: ChatPrompt) -> GenerationSpec:
-    """What is to be generated.
+def _writer(model: ServedModel, body: ChatBody) -> ChatWriter:
+    """What writes the answer.
 
     Raises:
-        ApiError: a value is out of its range, or fields contradict each other.
+        ApiError, RlxError: as `prompt_of`; or a value is out of its range, or fields contradict each other.
     """
+    tools = offered(body)
+    prompt = prompt_of(model, body, tools)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "it needs logprobs", "set logprobs to true")
     limits = (("max_completion_tokens", body.max_completion_tokens), ("max_tokens", body.max_tokens))
-    return GenerationSpec(
+    asked = model.asked(
         prompt.context,
         most_tokens(*limits, ("n_predict", body.n_predict), at_least=body.min_tokens),
-        keep_ids=call.kept(prompt.keep_ids),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=await grammar_of(call.model, body, prompt),
         parser=prompt.parser,
-        **await in_thread(call.spec_fields),
+        grammar=grammar_maker(model, text_grammar(body), prompt),
+        **asked_fields(model, body, prompt.keep_ids),
     )
+    return ChatWriter(model, body, asked, prompt.context.ids, tools)
 
 
-def complete(call: Call, body: ChatBody, answer: Collected, prompt: ChatPrompt, tools: Offered) -> dict[str, Any]:
-    """The answer in one piece."""
-    ids = {"prompt_token_ids": prompt.context.ids} if body.return_token_ids else {}
-    return {
-        **call.head("chat.completion"),
-        "choices": [_choice(choice, body, tools) for choice in answer.choices],
-        "usage": usage_dict(answer.usage),
-        **ids,
-        "timings": timings_dict(answer.timings),
-    }
+class ChatWriter(OpenAIWriter):
+    """Writes the answer to a conversation.
 
+    Args:
+        model: computes it.
+        body: what is asked for.
+        asked: what is to be generated.
+        prompt: its token ids.
+        tools: what the model may call.
+    """
 
-def _choice(choice: Choice, body: ChatBody, tools: Offered) -> dict[str, Any]:
-    found = {
-        "index": choice.index,
-        "message": message(choice, tools, body.include_reasoning is not False),
-        "logprobs": None,
-        "finish_reason": tools.reason if choice.finish_reason == "tool_calls" else choice.finish_reason,
-        "stop_reason": choice.stop,
-    }
-    if body.logprobs:
-        entries = logprob_dicts(choice.logprobs, bool(body.return_tokens_as_token_ids))
-        found["logprobs"] = {"content": entries, "refusal": None}
-    if body.return_token_ids:
-        found["token_ids"] = choice.tokens
-    return found
+    body: ChatBody
 
+    def __init__(self, model: ServedModel, body: ChatBody, asked: Asked, prompt: list[int], tools: Offered) -> None:
+        text = b',"delta":{"content":', b"}"
+        super().__init__(model, body, [asked], "chatcmpl", "chat.completion.chunk", text)
+        self._ids, self._tools = prompt, tools
+        self._custom = set[tuple[int, int]]()  # the calls of custom tools, by choice and number
+        self._counts = bool(body.stream_options and body.stream_options.continuous_usage_stats)
+        self._reasons, self._logs = body.include_reasoning is not False, bool(body.logprobs)
+        self._is_plain = not (self._logs or self._counts or body.return_token_ids or body.timings_per_token)
+        self._tokens, self._began = 0, time.perf_counter()
+        self._prompt = Progress(0, 0, 0, 0.0)
 
-def message(choice: Choice, tools: Offered, with_reasoning: bool = True) -> dict[str, Any]:
-    """The assistant's message."""
-    found: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-    if choice.thinking and with_reasoning:
-        found["reasoning_content"] = choice.thinking
-    if choice.tool_calls:
-        found["content"] = choice.text or None
-        calls = [tools.call_json(call) for call in choice.tool_calls]
-        found |= {"function_call": calls[0]["function"]} if tools.legacy else {"tool_calls": calls}
-    return found
+    # ---------------------------------------------------------------------------------------------- streams
+
+    def first(self) -> bytes:
+        more: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            more["prompt_token_ids"] = self._ids
+        delta = {"role": "assistant", "content": ""}
+        return b"".join(self._piece(i, delta, **more) for i in range(len(self.choices)))
+
+    def _delta(self, delta: Delta) -> bytes:
+        self._tokens += len(delta.tokens)
+        if self._is_plain and delta.text and not delta.thinking and not delta.tool_calls:
+            return self._plain(delta)
+        pieces: list[dict[str, Any]] = []
+        if delta.thinking and self._reasons:
+            pieces.append({"reasoning_content": delta.thinking})
+        if delta.text:
+            pieces.append({"content": delta.text})
+        pieces += [self._calling(delta.index, each) for each in delta.tool_calls]
+        if not pieces and (self._is_plain or not delta.tokens):
+            return b""
+        pieces = pieces or [{"content": ""}]
+        return b"".join(self._piece(delta.index, each, delta if i == 0 else None) for i, each in enumerate(pieces))
+
+    def _calling(self, index: int, call: ToolCallDelta) -> dict[str, Any]:
+        """What a piece of a tool call adds to a choice: id and name come first."""
+        if call.name in self._tools.custom:
+            self._custom.add((index, call.index))
+        kind, text = ("custom", "input") if (index, call.index) in self._custom else ("function", "arguments")
+        inner = {"name": call.name, text: call.arguments} if call.id else {text: call.arguments}
+        if self._tools.legacy:
+            return {"function_call": inner}
+        head = {"id": call.id, "type": kind} if call.id else {}
+        return {"tool_calls": [{"index": call.index, **head, kind: inner}]}
+
+    def _piece(
+        self, index: int, delta: dict[str, Any], of: Delta | None = None, end: End | None = None, **more: Any
+    ) -> bytes:
+        """A piece of one choice.
+
+        Args:
+            of: the tokens that it tells of.
+            end: of the choice.
+            more: further fields of the piece.
+        """
+        reason: str | None = None if end is None else end.finish_reason
+        reason = self._tools.reason if reason == "tool_calls" else reason
+        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+        if of is not None and self._logs:
+            choice["logprobs"] = {"content": logprob_dicts(of.logprobs, self._as_ids), "refusal": None}
+        if of is not None and self.body.return_token_ids:
+            choice["token_ids"] = of.tokens
+        if end is not None:
+            choice["stop_reason"] = end.stop
+        return self._chunk([choice], more)
+
+    def _chunk(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        found = {**self._head, "choices": choices, **more}
+        if self._counts and "usage" not in found:
+            found["usage"] = usage_dict(Usage(self._prompt.total, self._prompt.cached, self._tokens))
+        elif self._with_usage:
+            found.setdefault("usage", None)
+        if self.body.timings_per_token and "timings" not in found:
+            found["timings"] = timings_dict(self._timings())
+        return event(json_bytes(found))
+
+    def _ended(self, end: End, more: dict[str, Any]) -> bytes:
+        return self._piece(end.index, {}, end=end, **more)
+
+    def _finish(self, finished: Finished) -> bytes:
+        usage, timings = usage_dict(finished.usage), timings_dict(finished.timings)
+        more: dict[str, Any] = {"usage": usage} if self._counts else {}
+        more |= verbose_end(self, self._last, finished)
+        piece = self._piece(self._last.index, {}, end=self._last, timings=timings, **more)
+        return piece + self._chunk([], {"usage": usage, "timings": timings}) if self._with_usage else piece
+
+    def _progress(self, progress: Progress) -> bytes:
+        self._prompt, self._began = progress, time.perf_counter()
+        if not self.body.return_progress or self._tokens:
+            return b""
+        return self._piece(0, {}, prompt_progress=progress_dict(progress))
+
+    def _timings(self) -> Timings:
+        """Times up to now."""
+        prompt = self._prompt
+        ms = 1000 * (time.perf_counter() - self._began)
+        steps = max(0, self._tokens - (self.body.n or 1))
+        return Timings(0.0, prompt.ms, prompt.total - prompt.cached, ms, self._tokens, steps, prompt.cached)
+
+    # ---------------------------------------------------------------------------------------------- in one piece
+
+    def whole(self) -> dict[str, Any]:
+        ids = {"prompt_token_ids": self._ids} if self.body.return_token_ids else {}
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [self._choice(each) for each in self.choices],
+            "usage": usage_dict(self.finished.usage),
+            **ids,
+            "timings": timings_dict(self.finished.timings),
+            **verbose(self),
+        }
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        found = {
+            "index": choice.index,
+            "message": self._message(choice),
+            "logprobs": None,
+            "finish_reason": self._tools.reason if choice.finish_reason == "tool_calls" else choice.finish_reason,
+            "stop_reason": choice.stop,
+        }
+        if self._logs:
+            found["logprobs"] = {"content": logprob_dicts(choice.logprobs, self._as_ids), "refusal": None}
+        if self.body.return_token_ids:
+            found["token_ids"] = choice.tokens
+        return found
+
+    def _message(self, choice: Choice) -> dict[str, Any]:
+        """The assistant's message."""
+        found: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.thinking and self._reasons:
+            found["reasoning_content"] = choice.thinking
+        if choice.tool_calls:
+            found["content"] = choice.text or None
+            calls = [self._tools.call_json(call) for call in choice.tool_calls]
+            found |= {"function_call": calls[0]["function"]} if self._tools.legacy else {"tool_calls": calls}
+        return found

@@ -1,4 +1,4 @@
-"""What chat and completions have in common: from a body to a `GenerationSpec`, and what answers say beside the text.
+"""What chat and completions have in common: their writer, what ends an answer, and what answers say beside the text.
 
 Server stage, under OpenAI's paths.
 """
@@ -7,103 +7,158 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass
-from functools import cached_property
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 import rlx
-from rlx.serve.errors import invalid
-from rlx.serve.generation import Progress, Timings, TokenInfo, Usage
+from rlx.serve.answers import Writer
+from rlx.serve.errors import ApiError, invalid, openai_body
+from rlx.serve.events import Asked, Choice, Delta, End, Event, Finished, Progress, Timings, TokenInfo, Usage
+from rlx.serve.http import comment, event, json_bytes
 from rlx.serve.openai.sampling import ending, sample_opts
-from rlx.serve.streaming import json_bytes
 
 if TYPE_CHECKING:
     from rlx.runners import TokenLogprob
-    from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
     from rlx.serve.openai.bodies import CommonFields
 
 FINGERPRINT = f"rlx-{rlx.__version__}"
+DONE = event("[DONE]")
 
 
-@dataclass(frozen=True)
-class Call:
-    """One request to chat or completions.
+class OpenAIWriter(Writer):
+    """Writes chunks as server-sent events, `[DONE]` at the end; or the choices of an answer in one piece.
 
-    Attributes:
-        server: what it came to.
-        request: over HTTP.
-        body: what it asks for.
-        model: the one that it names.
-        kind: the beginning of ids of answers.
-        noun: what an answer is called, `chat.completion` or `text_completion`.
+    Nearly all chunks differ in the text only, so the rest of them is made once.
+
+    Args:
+        model: computes it.
+        body: what is asked for.
+        asked: what is to be generated.
+        ident: the beginning of ids of answers.
+        noun: what a chunk is called.
+        text: what stands before and behind the text of a chunk.
     """
 
-    server: Server
-    request: Request
-    body: CommonFields
-    model: ServedModel
-    kind: str
-    noun: str
-
-    @cached_property
-    def id(self) -> str:
-        return f"{self.kind}-{self.body.request_id or uuid.uuid4().hex}"
-
-    @cached_property
-    def created(self) -> int:
-        return int(time.time())
-
-    def head(self, noun: str) -> dict[str, Any]:
-        """The fields that every answer and every piece of a stream begins with."""
-        return {
-            "id": self.id,
+    def __init__(
+        self,
+        model: ServedModel,
+        body: CommonFields,
+        asked: Sequence[Asked],
+        ident: str,
+        noun: str,
+        text: tuple[bytes, bytes],
+    ) -> None:
+        super().__init__(asked)
+        self.ping = body.sse_ping_interval
+        self.model, self.body, options = model, body, body.stream_options
+        self._head = {
+            "id": f"{ident}-{body.request_id or uuid.uuid4().hex}",
             "object": noun,
-            "created": self.created,
-            "model": self.model.name,
+            "created": int(time.time()),
+            "model": model.name,
             "system_fingerprint": FINGERPRINT,
         }
+        self.choices = [Choice(i) for i in range(sum(each.n for each in asked))]
+        self.finished = Finished(Usage(0), Timings())
+        self._with_usage = bool(options and options.include_usage)
+        self._as_ids = bool(body.return_tokens_as_token_ids)
+        start = b'data: %s,"choices":[{"index":' % json_bytes(self._head)[:-1]
+        self._starts = [start + b"%d" % i + text[0] for i in range(len(self.choices))]
+        usage = b',"usage":null' if self._with_usage else b""
+        self._end = text[1] + b',"logprobs":null,"finish_reason":null}]%s}\n\n' % usage
+        self._left, self._last = len(self.choices), End(0, "stop")
 
-    @property
-    def ping_seconds(self) -> float:
-        """How long a stream may be silent."""
-        return self.body.sse_ping_interval or self.server.options.ping
+    def of(self, event: Event) -> bytes:
+        if isinstance(event, Delta):
+            return self._delta(event)
+        if isinstance(event, Finished):
+            return self._finish(event)
+        if isinstance(event, Progress):
+            return self._progress(event)
+        self._left -= 1
+        if self._left:
+            return self._ended(event, {})
+        self._last = event  # it tells what the request took, too
+        return b""
 
-    def spec_fields(self) -> dict[str, Any]:
-        """The fields of a `GenerationSpec` that chat and completions give in the same way.
+    @abstractmethod
+    def _delta(self, delta: Delta) -> bytes:
+        """The chunks of new tokens."""
 
-        Raises:
-            ApiError: a value is out of its range.
+    def _plain(self, delta: Delta) -> bytes:
+        """The chunk of nothing but text."""
+        return self._starts[delta.index] + encode_basestring(delta.text).encode() + self._end
+
+    def _ended(self, end: End, more: dict[str, Any]) -> bytes:
+        """The chunk of the end of a choice.
+
+        Args:
+            more: further fields.
         """
-        body, model = self.body, self.model
-        check_stream_options(body)
-        limits = [value for value in (body.timeout, self.server.options.timeout) if value is not None]
-        return {
-            "sample": sample_opts(body, model.default_sample, model.tokenizer, model.runner.vocab_size),
-            "n": body.n or 1,
-            "priority": -(body.priority or 0),  # vLLM's are the other way round
-            "timeout": min(limits, default=None),
-            "request_id": body.request_id or self.request.headers.get("x-request-id", ""),
-            "cache_salt": uuid.uuid4().hex if body.cache_prompt is False else body.cache_salt or "",
-            **ending(body, model.runner.vocab_size),
-        }
+        return b""
 
-    def kept(self, keep_ids: frozenset[int]) -> frozenset[int]:
-        """Control tokens that texts have: those that are read, and all if the body asks for them."""
-        return keep_ids if self.body.skip_special_tokens is not False else self.model.tokenizer.special_ids
+    def _finish(self, finished: Finished) -> bytes:
+        """The chunks of the end."""
+        more = {"timings": timings_dict(finished.timings)}
+        usage = {"usage": usage_dict(finished.usage)}
+        piece = self._ended(self._last, more | self._verbose_end(self._last, finished))
+        return piece + self._chunk([], usage | more) if self._with_usage else piece
+
+    def _verbose_end(self, end: End, finished: Finished) -> dict[str, Any]:
+        """What the last chunk of a choice has besides."""
+        return {}
+
+    def _progress(self, progress: Progress) -> bytes:
+        """The chunk that says how much of the prompt is computed, where it is asked for."""
+        return b""
+
+    def _chunk(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        usage = {"usage": None} if self._with_usage else {}
+        return event(json_bytes({**self._head, "choices": choices, **usage, **more}))
+
+    def waiting(self, progress: Progress) -> bytes:
+        """A comment, which clients ignore."""
+        return comment(f"{progress.processed} of {progress.total} prompt tokens")
+
+    def failed(self, error: ApiError) -> bytes:
+        return event(json_bytes(openai_body(error))) + DONE
+
+    def last(self) -> bytes:
+        return DONE
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, Delta):
+            self.choices[event.index].add(event)
+        elif isinstance(event, End):
+            found = self.choices[event.index]
+            found.finish_reason, found.stop = event.finish_reason, event.stop
+        elif isinstance(event, Finished):
+            self.finished = event
 
 
-def check_stream_options(body: CommonFields) -> None:
-    """Refuses options of a stream where there is none."""
+def asked_fields(model: ServedModel, body: CommonFields, keep_ids: frozenset[int] = frozenset()) -> dict[str, Any]:
+    """The arguments of `ServedModel.asked` that chat and completions give in the same way.
+
+    Args:
+        keep_ids: control tokens that are read.
+
+    Raises:
+        ApiError: a value is out of its range.
+    """
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "it needs stream", "set stream to true, or leave it out")
-
-
-def json_response(value: Any) -> Response:
-    return Response(json_bytes(value), media_type="application/json")
+    return {
+        "sample": sample_opts(body, model.default_sample, model.tokenizer, model.runner.vocab_size),
+        "n": body.n or 1,
+        "priority": -(body.priority or 0),  # vLLM's are the other way round
+        "timeout": body.timeout,
+        "cache_salt": uuid.uuid4().hex if body.cache_prompt is False else body.cache_salt or "",
+        "keep_ids": keep_ids if body.skip_special_tokens is not False else model.tokenizer.special_ids,
+        **ending(body, model.runner.vocab_size),
+    }
 
 
 def usage_dict(usage: Usage) -> dict[str, Any]:
@@ -158,7 +213,7 @@ def token_dict(found: TokenLogprob, as_id: bool) -> dict[str, Any]:
     return {"token": text, "logprob": found.logprob, "bytes": list(found.bytes)}
 
 
-def logprob_dicts(infos: list[TokenInfo] | tuple[TokenInfo, ...], as_id: bool) -> list[dict[str, Any]]:
+def logprob_dicts(infos: Iterable[TokenInfo], as_id: bool) -> list[dict[str, Any]]:
     """The entries of chat's `logprobs.content`."""
     return [
         {**token_dict(info.chosen, as_id), "top_logprobs": [token_dict(each, as_id) for each in info.top]}

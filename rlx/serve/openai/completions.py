@@ -1,31 +1,31 @@
-"""/v1/completions: the continuation of texts. Server stage, one of OpenAI's paths."""
+"""/v1/completions and /completion: the continuation of texts. Server stage, OpenAI's and llama-server's paths."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
+from rlx.engine.request.context import Context
 from rlx.engine.request.output import candidate
 from rlx.runners import TokenLogprob
+from rlx.serve.answers import answered
 from rlx.serve.errors import invalid
-from rlx.serve.generation import Choice, Collected, GenerationSpec, TokenInfo
-from rlx.serve.http import new_router
-from rlx.serve.model import in_thread
+from rlx.serve.events import Asked, Choice, Delta, End, Finished, Progress, TokenInfo
+from rlx.serve.http import in_thread, new_router, while_connected
 from rlx.serve.openai.bodies import CompletionBody, MediaPrompt
-from rlx.serve.openai.common import Call, json_response, timings_dict, usage_dict
-from rlx.serve.openai.completion_stream import CompletionChunks
-from rlx.serve.openai.logprobs import Logprobs
-from rlx.serve.openai.native_output import verbose
+from rlx.serve.openai.common import OpenAIWriter, asked_fields, progress_dict, timings_dict, usage_dict
+from rlx.serve.openai.native import NativeWriter, verbose, verbose_end
 from rlx.serve.openai.prompts import filled_in, media_prompt, prompt_ids, prompts
 from rlx.serve.openai.sampling import most_tokens
-from rlx.serve.openai.structured import grammar_of, named_grammar
-from rlx.serve.pieces import stream_of
-from rlx.serve.streaming import Stream, while_connected
+from rlx.serve.openai.structured import named_grammar, text_grammar
+from rlx.serve.prompts import grammar_maker
 
 if TYPE_CHECKING:
-    from rlx.engine.request.context import Context
     from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
 
@@ -47,7 +47,7 @@ class Echo:
 
 
 def router(server: Server) -> APIRouter:
-    """`POST /completions`."""
+    """`POST /completions` and `POST /completion`."""
     found = new_router(tags=["completions"])
 
     @found.post("/completions")
@@ -56,21 +56,33 @@ def router(server: Server) -> APIRouter:
         if body.response_fields:
             raise invalid("response_fields", "this path does not have it", "use /completion")
         model = server.named(body.model)
-        call = Call(server, request, body, model, "cmpl", "text_completion")
-        specs = await specs_of(call, body)
-        echoes = await while_connected(request, echoes_of(model, body, specs))
-        if not body.stream:
-            with named_grammar(body):
-                answer = await while_connected(request, model.collect(*specs))
-            return json_response(complete(call, body, answer, echoes) | verbose(call, body, specs, answer))
-        chunks = CompletionChunks(call, body, specs, echoes)
         with named_grammar(body):
-            return Stream(stream_of(await model.generate(*specs), chunks, call.ping_seconds))
+            asked = await in_thread(lambda: asked_of(model, body)) if body.echo else None
+            echoes = await while_connected(request, _echoes(model, body, asked)) if asked else []
+
+            def prepare() -> CompletionWriter:
+                return CompletionWriter(model, body, asked or asked_of(model, body), echoes)
+
+            return await answered(server, request, model, prepare, body.stream)
+
+    @found.post("/completion")
+    async def completion(body: CompletionBody, request: Request) -> Response:
+        """The continuation of texts, in llama-server's form."""
+        for name in ("echo", "best_of", "stream_options", "suffix"):
+            if getattr(body, name):
+                raise invalid(name, "this path does not have it", "use /v1/completions")
+        model = server.named(body.model)
+
+        def prepare() -> NativeWriter:
+            return NativeWriter(model, body, asked_of(model, body, default=None))
+
+        with named_grammar(body):
+            return await answered(server, request, model, prepare, body.stream)
 
     return found
 
 
-async def specs_of(call: Call, body: CompletionBody, default: int | None = MAX_TOKENS) -> list[GenerationSpec]:
+def asked_of(model: ServedModel, body: CompletionBody, default: int | None = MAX_TOKENS) -> list[Asked]:
     """What is to be generated, for each prompt.
 
     Args:
@@ -84,7 +96,7 @@ async def specs_of(call: Call, body: CompletionBody, default: int | None = MAX_T
         raise invalid("best_of", f"it is {best}, less than the {n} of n")
     if best > n and body.stream:
         raise invalid("best_of", "the best answers are known at the end only", "leave stream out")
-    fields = await in_thread(call.spec_fields) | {"n": best, "grammar": await grammar_of(call.model, body)}
+    fields = asked_fields(model, body) | {"n": best, "grammar": grammar_maker(model, text_grammar(body))}
     logprobs = body.n_probs if body.logprobs is None else body.logprobs
     if logprobs is None and best > n:
         logprobs = 0
@@ -94,15 +106,10 @@ async def specs_of(call: Call, body: CompletionBody, default: int | None = MAX_T
         limit = most_tokens(*limits, at_least=body.min_tokens, least=0)
     elif default is not None and (body.min_tokens or 0) > default:
         raise invalid("min_tokens", f"it is {body.min_tokens}, more than {default}, the default of max_tokens")
-    found = await in_thread(lambda: _prompts(call.model, body))
+    found = _prompts(model, body)
     if len(found) * best > MAX_CHOICES:
         raise invalid("prompt", f"{len(found)} prompts with {best} answers each, at most {MAX_CHOICES} are computed")
-    return [
-        GenerationSpec(
-            prompt, limit, keep_ids=call.kept(frozenset()), top_logprobs=logprobs, **fields
-        )
-        for prompt in found
-    ]  # fmt: skip
+    return [model.asked(prompt, limit, top_logprobs=logprobs, **fields) for prompt in found]
 
 
 def _prompts(model: ServedModel, body: CompletionBody) -> list[Context]:
@@ -123,20 +130,21 @@ def _prompts(model: ServedModel, body: CompletionBody) -> list[Context]:
     ]
 
 
-async def echoes_of(model: ServedModel, body: CompletionBody, specs: list[GenerationSpec]) -> list[Echo]:
-    """The beginnings of the answers to each prompt."""
-    if not body.echo:
-        return [Echo()] * len(specs)
-    return [await in_thread(lambda given=given, spec=spec: _echo(model, given, spec))  # type: ignore[misc]
-            for given, spec in zip(prompts(body.prompt, "prompt"), specs, strict=True)]  # fmt: skip
+async def _echoes(model: ServedModel, body: CompletionBody, asked: Sequence[Asked]) -> list[Echo]:
+    """The beginnings of the answers to each prompt, each computed when the one before is there."""
+    found = []
+    for given, each in zip(prompts(body.prompt, "prompt"), asked, strict=True):
+        found.append(await in_thread(partial(_echo, model, given, each)))
+    return found
 
 
-def _echo(model: ServedModel, given: Any, spec: GenerationSpec) -> Echo:
-    context = model.checked(spec.prompt)
+def _echo(model: ServedModel, given: Any, asked: Asked) -> Echo:
+    context = asked.request.ids
+    assert isinstance(context, Context)
     text = given if isinstance(given, str) else model.tokenizer.decode(context.ids)
-    if spec.top_logprobs is None:
+    if asked.request.top_logprobs is None:
         return Echo(text)
-    steps = model.runner.score_steps(context, spec.top_logprobs)
+    steps = model.runner.score_steps(context, asked.request.top_logprobs)
     infos = [
         TokenInfo(candidate(model.tokenizer, step.token, step.logprob or 0.0), step.top_logprobs) for step in steps
     ]
@@ -144,16 +152,87 @@ def _echo(model: ServedModel, given: Any, spec: GenerationSpec) -> Echo:
     return Echo(text, (TokenInfo(TokenLogprob(first.token, first.text, float("nan"), first.bytes)), *infos))
 
 
-def complete(call: Call, body: CompletionBody, answer: Collected, echoes: list[Echo]) -> dict[str, Any]:
-    """The answer in one piece."""
-    n, best = body.n or 1, body.best_of or body.n or 1
-    kept = [choice for i in range(len(echoes)) for choice in _best(answer.choices[i * best : (i + 1) * best], n)]
-    return {
-        **call.head("text_completion"),
-        "choices": [_choice(choice, i, body, echoes[i // n]) for i, choice in enumerate(kept)],
-        "usage": usage_dict(answer.usage),
-        "timings": timings_dict(answer.timings),
-    }
+class CompletionWriter(OpenAIWriter):
+    """Writes the continuations of texts.
+
+    Args:
+        model: computes it.
+        body: what is asked for.
+        asked: what is to be generated, one for each prompt.
+        echoes: what the answers to each prompt begin with; none if that is nothing.
+    """
+
+    body: CompletionBody
+
+    def __init__(
+        self, model: ServedModel, body: CompletionBody, asked: Sequence[Asked], echoes: Sequence[Echo] = ()
+    ) -> None:
+        super().__init__(model, body, asked, "cmpl", "text_completion", (b',"text":', b""))
+        self._echoes = echoes or [Echo()] * len(asked)
+        self._has_logs = (body.logprobs, body.n_probs) != (None, None)
+        self._logs = [Logprobs(self._as_ids) for _ in self.choices]
+        self._ids = bool(body.return_token_ids or body.return_tokens)
+
+    # ---------------------------------------------------------------------------------------------- streams
+
+    def first(self) -> bytes:
+        if not self.body.echo:
+            return b""
+        every = [echo for asked, echo in zip(self.asked, self._echoes, strict=True) for _ in range(asked.n)]
+        return b"".join(self._piece(i, echo.text, echo.infos) for i, echo in enumerate(every))
+
+    def _delta(self, delta: Delta) -> bytes:
+        if not (self._has_logs or self._ids):
+            return self._plain(delta) if delta.text else b""
+        more = {"token_ids": delta.tokens} if self._ids else {}
+        return self._piece(delta.index, delta.text, delta.logprobs, **more)
+
+    def _piece(self, index: int, text: str, infos: Sequence[TokenInfo], **more: Any) -> bytes:
+        logs = self._logs[index].of(infos) if self._has_logs and infos else None
+        choice = {"index": index, "text": text, "logprobs": logs, "finish_reason": None, **more}
+        return self._chunk([choice], {})
+
+    def _ended(self, end: End, more: dict[str, Any]) -> bytes:
+        choice = {"index": end.index, "text": "", "logprobs": None, "finish_reason": end.finish_reason}
+        return self._chunk([{**choice, "stop_reason": end.stop}], more)
+
+    def _verbose_end(self, end: End, finished: Finished) -> dict[str, Any]:
+        return verbose_end(self, end, finished)
+
+    def _progress(self, progress: Progress) -> bytes:
+        if not self.body.return_progress:
+            return b""
+        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
+        return self._chunk([choice], {"prompt_progress": progress_dict(progress)})
+
+    # ---------------------------------------------------------------------------------------------- in one piece
+
+    def whole(self) -> dict[str, Any]:
+        n, best = self.body.n or 1, self.body.best_of or self.body.n or 1
+        kept = [
+            choice for i in range(len(self._echoes)) for choice in _best(self.choices[i * best : (i + 1) * best], n)
+        ]
+        return {
+            **self._head,
+            "choices": [self._choice(choice, i, self._echoes[i // n]) for i, choice in enumerate(kept)],
+            "usage": usage_dict(self.finished.usage),
+            "timings": timings_dict(self.finished.timings),
+            **verbose(self),
+        }
+
+    def _choice(self, choice: Choice, index: int, echo: Echo) -> dict[str, Any]:
+        found = {
+            "index": index,
+            "text": echo.text + choice.text,
+            "logprobs": None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop,
+        }
+        if self._has_logs:
+            found["logprobs"] = Logprobs(self._as_ids).of([*echo.infos, *choice.logprobs])
+        if self._ids:
+            found["token_ids"] = choice.tokens
+        return found
 
 
 def _best(choices: list[Choice], n: int) -> list[Choice]:
@@ -165,16 +244,30 @@ def _best(choices: list[Choice], n: int) -> list[Choice]:
     return choices if len(choices) == n else sorted(choices, key=mean, reverse=True)[:n]
 
 
-def _choice(choice: Choice, index: int, body: CompletionBody, echo: Echo) -> dict[str, Any]:
-    found = {
-        "index": index,
-        "text": echo.text + choice.text,
-        "logprobs": None,
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop,
-    }
-    if (body.logprobs, body.n_probs) != (None, None):
-        found["logprobs"] = Logprobs(bool(body.return_tokens_as_token_ids)).of([*echo.infos, *choice.logprobs])
-    if body.return_token_ids or body.return_tokens:
-        found["token_ids"] = choice.tokens
-    return found
+class Logprobs:
+    """Makes the lists of one choice; of a stream piece by piece.
+
+    Args:
+        as_ids: write `token_id:15` in place of a token's text.
+    """
+
+    def __init__(self, as_ids: bool) -> None:
+        self._as_ids, self._offset = as_ids, 0
+
+    def of(self, infos: Iterable[TokenInfo]) -> dict[str, Any]:
+        """The lists of some tokens. The first token of a prompt has no log-probability (NaN): it is null there.
+
+        Offsets count characters from the beginning of the first token that was given.
+        """
+        tokens, values, tops, offsets = list[str](), list[float | None](), list[Any](), list[int]()
+        for info in infos:
+            known = not isnan(info.chosen.logprob)
+            tokens.append(self._name(info.chosen))
+            values.append(info.chosen.logprob if known else None)
+            tops.append({self._name(each): each.logprob for each in info.top} if known else None)
+            offsets.append(self._offset)
+            self._offset += len(info.chosen.text)
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _name(self, found: TokenLogprob) -> str:
+        return f"token_id:{found.token}" if self._as_ids else found.text

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 from rlx.serve.errors import invalid
-from rlx.serve.http import new_router
-from rlx.serve.model import in_thread
+from rlx.serve.http import in_thread, json_rows, new_router, while_connected
 from rlx.serve.openai.bodies import EmbeddingBody
 from rlx.serve.openai.prompts import prompt_ids, prompts
-from rlx.serve.streaming import json_rows, while_connected
 from rlx.serve.vectors import vectors_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from starlette.responses import FileResponse, Response
 
 from rlx.serve import record
 from rlx.serve.errors import ApiError, invalid
-from rlx.serve.http import new_router
-from rlx.serve.model import in_thread
+from rlx.serve.http import in_thread, new_router
 from rlx.serve.security import Keys
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from rlx.serve.http import new_router
 from rlx.serve.model import ServedModel
-from rlx.serve.ollama.describe import capabilities, tag
+from rlx.serve.ollama.describe import tag
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -35,7 +35,7 @@ def router(server: Server) -> APIRouter:
 def described(model: ServedModel) -> dict[str, Any]:
     """A model as OpenAI's clients, llama-server's (`meta`) and vLLM's (`max_model_len`) expect it."""
     runner = model.runner
-    config, stats = runner.config, runner.stats()
+    config, (parameters, nbytes) = runner.config, model.sizes
     return {
         "id": model.name,
         "object": "model",
@@ -50,8 +50,8 @@ def described(model: ServedModel) -> dict[str, Any]:
             "n_ctx": runner.max_seq,
             "n_ctx_train": config.context,
             "n_embd": config.hidden,
-            "n_params": stats["parameters"],
-            "size": stats["weights_bytes"],
+            "n_params": parameters,
+            "size": nbytes,
             "images": runner.supports_multimodal,
         },
     }
@@ -60,4 +60,4 @@ def described(model: ServedModel) -> dict[str, Any]:
 def listed(model: ServedModel) -> dict[str, Any]:
     """A model as Ollama's clients expect it, with what it can do in llama-server's words."""
     sees = ["multimodal"] if model.runner.supports_multimodal else []
-    return {**tag(model, model.name), "type": "model", "capabilities": [*capabilities(model), *sees]}
+    return {**tag(model, model.name), "type": "model", "capabilities": [*model.capabilities, *sees]}

@@ -9,24 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.prompt import Prompt
 from rlx.runners.multimodal import MEDIA
+from rlx.serve.body import shown
 from rlx.serve.errors import context_overflow, invalid
-from rlx.serve.fields import shown
 from rlx.serve.media import base64_source, load_images
+from rlx.serve.model import fill_in_ids
 from rlx.serve.openai.bodies import MediaPrompt
 
 if TYPE_CHECKING:
     from rlx.serve.model import ServedModel
-    from rlx.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 2048
-#: The control tokens of models that fill in the middle: before the text, before what follows it, before the answer.
-FILL_IN = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
-)
 
 
 def prompts(found: Any, field: str) -> list[Any]:
@@ -110,12 +102,3 @@ def filled_in(model: ServedModel, prompt: str, suffix: str) -> list[int]:
     before, after, middle = tokens
     parts = [tokenizer.encode(text, add_special_tokens=False) for text in (prompt, suffix)]
     return [*tokenizer.prefix, before, *parts[0], after, *parts[1], middle]
-
-
-def fill_in_ids(tokenizer: Tokenizer) -> list[int] | None:
-    """The ids of the first row of `FILL_IN` that a vocabulary has; None if it has none."""
-    for names in FILL_IN:
-        tokens = [token for name in names if (token := tokenizer.token_to_id(name)) is not None]
-        if len(tokens) == len(names):
-            return tokens
-    return None

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.errors import SamplingError
 from rlx.sampling import SampleOpts
+from rlx.serve.body import MAX_BIAS_TEXT, MAX_BIAS_TEXTS, shown
 from rlx.serve.errors import invalid
-from rlx.serve.fields import MAX_BIAS_TEXT, MAX_BIAS_TEXTS, shown
 
 if TYPE_CHECKING:
     from rlx.serve.openai.bodies import EndingFields, SamplingFields
@@ -105,7 +105,7 @@ def _tokens(key: Any, tokenizer: Tokenizer, where: str, is_text: bool) -> list[i
 
 
 def ending(body: EndingFields, vocab_size: int) -> dict[str, Any]:
-    """The fields of a `GenerationSpec` about what ends an answer.
+    """The arguments of `ServedModel.asked` about what ends an answer.
 
     Raises:
         ApiError: a stop string is empty, or an id is outside the vocabulary.
@@ -120,7 +120,7 @@ def ending(body: EndingFields, vocab_size: int) -> dict[str, Any]:
         "stop": tuple(stops),
         "stop_ids": tuple(body.stop_token_ids or ()),
         "min_tokens": body.min_tokens or 0,
-        "ignore_eos": bool(body.ignore_eos),
+        "stop_at_eog": not body.ignore_eos,
         "include_stop": bool(body.include_stop_str_in_output),
     }
 

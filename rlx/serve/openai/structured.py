@@ -11,32 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.errors import GrammarError
 from rlx.grammar import Grammar
+from rlx.serve.body import shown
 from rlx.serve.errors import ApiError, invalid
-from rlx.serve.fields import shown
-from rlx.serve.tool_grammar import answer_grammar
 
 if TYPE_CHECKING:
-    from rlx.serve.chat_prompt import ChatPrompt
-    from rlx.serve.model import ServedModel
     from rlx.serve.openai.bodies import CommonFields, StructuredOutputs, StructureFields
 
 Found = tuple[str, Callable[[], Grammar]]
 """The field that asks for a grammar, and what makes it."""
 
 
-async def grammar_of(model: ServedModel, body: CommonFields, prompt: ChatPrompt | None = None) -> Grammar | None:
-    """The grammar of a body, and of the tools that a chat offers; None if the answer is free.
+def text_grammar(body: CommonFields) -> Callable[[], Grammar] | None:
+    """What makes the grammar of a body; None if the answer is free.
 
     Raises:
-        ApiError: a grammar cannot be compiled, or there are several.
-        ToolError: the schema of a tool cannot be expressed.
+        ApiError: there are several.
     """
     asked = _asked(body)
     if len(asked) > 1:
         what = f"it cannot be together with {asked[1][0]}"
         raise invalid(asked[0][0], what, "an answer follows one grammar")
-    with named_grammar(body):
-        return await answer_grammar(model, asked[0][1] if asked else None, prompt, body.timeout)
+    return asked[0][1] if asked else None
 
 
 @contextmanager

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
+from rlx.serve.body import MAX_MESSAGES, MAX_TEXT, Body
 from rlx.serve.conversation import checked_messages, checked_variables, merged_system
 from rlx.serve.errors import invalid
-from rlx.serve.fields import MAX_MESSAGES, MAX_TEXT, Body
-from rlx.serve.http import new_router
-from rlx.serve.model import in_thread
+from rlx.serve.http import in_thread, json_response, new_router
 from rlx.serve.openai.bodies import Tools
-from rlx.serve.openai.common import json_response
+from rlx.serve.prompts import chat_prompt
 from rlx.text.chat import chat_text
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def router(server: Server) -> APIRouter:
         if len(given) != 1:
             raise invalid(given[1] if given else "content", "expected content, prompt or messages, and one of them")
         if body.messages is not None:
-            prompt = await _chat_prompt(model, body)
+            prompt = await in_thread(lambda: _chat_prompt(model, body))
             return json_response(_vllm(model, prompt, body))
         return await in_thread(lambda: json_response(_tokenized(model, body)), model.text_turns)
 
@@ -102,12 +101,12 @@ def _decoded(tokenizer: Tokenizer, tokens: list[int]) -> str:
     return tokenizer.decode(tokens)
 
 
-async def _chat_prompt(model: ServedModel, body: MessageFields) -> list[int]:
+def _chat_prompt(model: ServedModel, body: MessageFields) -> list[int]:
     variables = dict(body.chat_template_kwargs or {})
     continues = bool(body.continue_final_message)
     if body.add_generation_prompt is not None and not continues:
         variables["add_generation_prompt"] = body.add_generation_prompt
-    prompt = await model.chat_prompt(body.messages or [], body.tools, variables=variables, continues=continues)
+    prompt = chat_prompt(model, body.messages or [], body.tools, variables=variables, continues=continues)
     return prompt.context.ids
 
 

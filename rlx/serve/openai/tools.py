@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlx.serve.body import shown
 from rlx.serve.custom_tools import as_function
 from rlx.serve.errors import invalid
-from rlx.serve.fields import shown
 
 if TYPE_CHECKING:
-    from rlx.serve.generation import ToolCall
+    from rlx.serve.events import ToolCall
     from rlx.serve.openai.bodies import ChatBody
 
 JsonObject = dict[str, Any]

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.serve import record
-from rlx.serve.builders import check_tool
+from rlx.serve.body import check_tool, shown
 from rlx.serve.custom_tools import as_function, call_of
 from rlx.serve.errors import ApiError, invalid
-from rlx.serve.fields import shown
 from rlx.serve.media import ImageSource
 
 JsonObject = dict[str, Any]

@@ -1,21 +1,21 @@
 """The answer in the shapes of OpenAI's Responses API: the response, its output items, and the events of a stream.
 
 Server stage. The shapes are those of the types in `openai.types.responses`. An answer in one piece and a stream are
-made by the same `ResponseBuilder`, so that they agree.
+made by the same `ResponseWriter`, so that they agree.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
+from rlx.serve.answers import JsonObject, ObjectWriter
 from rlx.serve.errors import ApiError
-from rlx.serve.generation import Delta, End, Event, Finished, TokenInfo, Usage
-
-JsonObject = dict[str, Any]
+from rlx.serve.events import Asked, Delta, End, Event, Finished, Progress, TokenInfo, Usage
+from rlx.serve.http import comment
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # kind of a call -> the field with its text
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # status -> code of a failed response; else server_error
@@ -62,18 +62,20 @@ class _Item:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
 
-class ResponseBuilder:
-    """Makes a response, and the events of a stream, of the events of one choice.
+class ResponseWriter(ObjectWriter):
+    """Writes a response, or the events of a stream.
 
     Args:
         fields: those of the response object that repeat the request, `model` and `tools` among them.
         custom: names of the custom tools.
+        asked: what is to be generated.
 
     Attributes:
         response: the response object as it is now.
     """
 
-    def __init__(self, fields: JsonObject, custom: Container[str] = ()) -> None:
+    def __init__(self, fields: JsonObject, custom: Container[str] = (), asked: Sequence[Asked] = ()) -> None:
+        super().__init__(asked)
         self._custom = custom
         self.response: JsonObject = {
             "id": new_id("resp"), "object": "response", "created_at": int(time.time()), "status": "in_progress",
@@ -85,12 +87,10 @@ class ResponseBuilder:
         self._logprobs: list[JsonObject] = []
 
     def begin(self) -> Iterator[JsonObject]:
-        """The first events of a stream."""
         yield self._event("response.created", response=self._snapshot())
         yield self._event("response.in_progress", response=self._snapshot())
 
     def push(self, event: Event) -> Iterator[JsonObject]:
-        """The events of a stream that one event of the engine becomes. All of them must be read."""
         if isinstance(event, Delta):
             self._logprobs += [logprob_json(info) for info in event.logprobs]
             if event.thinking:
@@ -105,11 +105,16 @@ class ResponseBuilder:
             yield from self._finish(event.usage)
 
     def fail(self, error: ApiError) -> Iterator[JsonObject]:
-        """The last events of a stream that cannot be completed."""
         yield from self._close("incomplete")
         code = _CODES.get(error.status, "server_error")
         self.response |= {"status": "failed", "error": {"code": code, "message": str(error)}}
         yield self._event("response.failed", response=self._snapshot())
+
+    def waiting(self, progress: Progress) -> bytes:
+        return comment("the prompt is computed")
+
+    def whole(self) -> JsonObject:
+        return self.response
 
     # ---------------------------------------------------------------------------------------------- items
 

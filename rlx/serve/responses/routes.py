@@ -1,26 +1,40 @@
-"""/v1/responses, without a store. Server stage, OpenAI's newer API for conversations."""
+"""/v1/responses, without a store: OpenAI's newer API for conversations. Server stage.
+
+The fields of bodies are those of `openai.types.responses.ResponseCreateParams`. Items of `input` are checked where they
+are read, in `items.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
 from rlx.grammar import Grammar
 from rlx.sampling import SampleOpts
-from rlx.serve.builders import Built, changed_sample, completed, given, request_fields, schema_grammar
+from rlx.serve.answers import answered
+from rlx.serve.body import (
+    MAX_MESSAGES,
+    MAX_PAIRS,
+    MAX_TOOLS,
+    Anyway,
+    AtMost,
+    Body,
+    Ignored,
+    changed_sample,
+    given,
+    hint,
+    only,
+    schema_grammar,
+    shown,
+)
 from rlx.serve.custom_tools import reading_inputs
 from rlx.serve.errors import ApiError, invalid
-from rlx.serve.fields import shown
-from rlx.serve.fitting import fitting_prompt
-from rlx.serve.generation import GenerationSpec
-from rlx.serve.http import new_router
-from rlx.serve.model import ServedModel, in_thread
-from rlx.serve.pieces import stream_of
-from rlx.serve.reasoning import effort_variables
-from rlx.serve.responses.bodies import InputBody, ResponsesBody
+from rlx.serve.http import in_thread, new_router
+from rlx.serve.prompts import ChatPrompt, effort_variables, fitting_prompt, grammar_maker
 from rlx.serve.responses.items import (
     choice_of,
     custom_of,
@@ -29,13 +43,88 @@ from rlx.serve.responses.items import (
     refuse_stored,
     tools_json,
 )
-from rlx.serve.responses.output import ResponseBuilder
-from rlx.serve.streaming import Stream, comment, event, json_bytes, while_connected
-from rlx.serve.tool_grammar import answer_grammar
+from rlx.serve.responses.output import ResponseWriter
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
-    from rlx.serve.chat_prompt import ChatPrompt
+    from rlx.serve.model import ServedModel
+
+Text = str | None
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Include = Literal[
+    "web_search_call.action.sources", "web_search_call.results", "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url", "file_search_call.results", "message.input_image.image_url",
+    "message.output_text.logprobs", "reasoning.encrypted_content",
+]  # fmt: skip
+
+
+class Reasoning(Body):
+    """How the model reasons."""
+
+    effort: Effort | None = None
+    summary: Annotated[Any, hint("none")] = None  # the answer has the reasoning itself
+    generate_summary: Ignored = None
+    context: Annotated[Any, hint("auto")] = None
+    mode: Annotated[Any, hint("standard")] = None
+
+
+class TextFields(Body):
+    """The form of the answer's text."""
+
+    format: dict[str, Any] | None = None
+    verbosity: Annotated[Any, hint("medium")] = None
+
+
+class InputBody(Body):
+    """What makes the prompt of a response."""
+
+    model: Text = None
+    input: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] | None = None
+    instructions: Text = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextFields | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    previous_response_id: Any = None
+    conversation: Any = None
+    personality: Ignored = None
+
+
+class ResponsesBody(InputBody):
+    """The body of a request for a response."""
+
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    stream: bool | None = None
+    include: list[Include] | None = None
+    metadata: Annotated[dict[str, str], AtMost(MAX_PAIRS)] | None = None
+
+    store: Annotated[Any, hint(False)] = None
+    user: Anyway = None
+    safety_identifier: Anyway = None
+    prompt_cache_key: Anyway = None
+    prompt_cache_retention: Ignored = None
+    prompt_cache_options: Ignored = None
+    service_tier: Annotated[Any, hint("auto", "default")] = None
+    client_metadata: Ignored = None
+    stream_options: Annotated[Any, hint({}, {"include_obfuscation": False})] = None
+    max_tool_calls: Anyway = None  # of tools that run at the provider: there are none
+    access_programs: Ignored = None
+    background_options: Ignored = None  # of `background`
+
+    background: Annotated[Any, only(False)] = None
+    prompt: Annotated[Any, only()] = None
+    moderation: Annotated[Any, only()] = None
+    context_management: Annotated[Any, only([])] = None
+    image: Annotated[Any, only({}, {"context_compression": "auto"}, {"context_compression": "disabled"})] = None
+
+
+# ---------------------------------------------------------------------------------------------- paths
 
 
 def router(server: Server) -> APIRouter:
@@ -46,20 +135,13 @@ def router(server: Server) -> APIRouter:
     async def responses(body: ResponsesBody, request: Request) -> Response:
         """The model's answer to a conversation of items."""
         model = server.named(body.model)
-        spec, fields = await _spec(model, body, request_fields(server, request))
-        answering = await model.generate(spec)
-        builder = ResponseBuilder(fields, custom_of(body.tools))
-        if body.stream:
-            pieces = Built(builder, _written, comment("the prompt is computed"))
-            return Stream(stream_of(answering, pieces, server.options.ping))
-        await while_connected(request, completed(answering, builder))
-        return Response(json_bytes(builder.response), media_type="application/json")
+        return await answered(server, request, model, lambda: _writer(model, body), body.stream)
 
     @found.post("/responses/input_tokens")
     async def input_tokens(body: InputBody) -> dict[str, Any]:
         """The number of tokens of a prompt."""
         model = server.named(body.model)
-        prompt, _ = await _prompt(model, body)
+        prompt, _ = await in_thread(lambda: _prompt(model, body))
         return {"object": "response.input_tokens", "input_tokens": len(prompt.context)}
 
     @found.get("/responses/{response_id}")
@@ -72,49 +154,45 @@ def router(server: Server) -> APIRouter:
     return found
 
 
-def _written(each: dict[str, Any]) -> bytes:
-    return event(json_bytes(each), each["type"])
-
-
-async def _prompt(model: ServedModel, body: InputBody, most: int | None = None) -> tuple[ChatPrompt, list[Any]]:
+def _prompt(model: ServedModel, body: InputBody, most: int | None = None) -> tuple[ChatPrompt, list[Any]]:
     """The prompt of a body, and the functions in it.
 
     Args:
         most: tokens of the answer.
     """
     refuse_stored(body)
-    functions = await in_thread(lambda: functions_of(body.tools))
+    functions = functions_of(body.tools)
     choice, functions = choice_of(body.tool_choice, functions)
     effort = body.reasoning.effort if body.reasoning is not None else None
-    variables = effort_variables(model.tokenizer, effort, "reasoning.effort")
-    parallel, cuts = body.parallel_tool_calls is not False, body.truncation == "auto"
-
-    async def make(messages: list[dict[str, Any]]) -> ChatPrompt:
-        return await model.chat_prompt(messages, functions or None, choice, parallel, variables)
-
-    messages = await in_thread(lambda: messages_of(body.input, body.instructions))
-    prompt = await fitting_prompt(messages, make, model.runner.max_seq, most, cuts=cuts)
+    variables = effort_variables(model, effort, "reasoning.effort")
+    prompt = fitting_prompt(
+        model,
+        messages_of(body.input, body.instructions),
+        most,
+        cuts=body.truncation == "auto",
+        tools=functions or None,
+        tool_choice=choice,
+        parallel=body.parallel_tool_calls is not False,
+        variables=variables,
+    )
     return reading_inputs(prompt, frozenset(custom_of(body.tools))), functions
 
 
-async def _spec(
-    model: ServedModel, body: ResponsesBody, fields: dict[str, Any]
-) -> tuple[GenerationSpec, dict[str, Any]]:
-    """What is to be generated, and the fields of the response that repeat the request."""
-    prompt, functions = await _prompt(model, body, body.max_output_tokens)
+def _writer(model: ServedModel, body: ResponsesBody) -> ResponseWriter:
+    """What writes the answer."""
+    prompt, functions = _prompt(model, body, body.max_output_tokens)
     sample = changed_sample(model.default_sample, given(temperature=body.temperature, top_p=body.top_p))
     wants_logprobs = body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ())
-    spec = GenerationSpec(
+    asked = model.asked(
         prompt.context,
         body.max_output_tokens,
         sample,
         parser=prompt.parser,
         keep_ids=prompt.keep_ids,
         top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        grammar=await answer_grammar(model, _text_grammar(body), prompt),
-        **fields,
+        grammar=grammar_maker(model, _text_grammar(body), prompt),
     )
-    return spec, _echo(model, body, sample, functions)
+    return ResponseWriter(_echo(model, body, sample, functions), custom_of(body.tools), [asked])
 
 
 def _text_grammar(body: InputBody) -> Callable[[], Grammar] | None:

@@ -1,26 +1,39 @@
-"""Fields of request bodies: types that several APIs share, and what is wrong with a body in words.
+"""Request bodies: their JSON, the types of fields that several APIs share, and what is wrong with one in words.
 
-Server stage, below the APIs. Bodies are pydantic models that convert nothing and refuse unknown names. A field of a
-published API that rlx does nothing with is one of two kinds. `only` is for what would change the answer: another value
-than the one that is so anyway is an error. `hint` is for what cannot: it is accepted, and the header `X-Rlx-Ignored` of
-the response names it.
+Server stage, below the APIs. What a body may become in memory is bounded before it is parsed. Bodies are pydantic
+models that convert nothing and refuse unknown names. A field of a published API that rlx does nothing with is one of
+two kinds. `only` is for what would change the answer: another value than the one that is so anyway is an error. `hint`
+is for what cannot: it is accepted, and the header `X-Rlx-Ignored` of the response names it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeGuard, TypeVar, get_args
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any, NoReturn, TypeGuard, TypeVar, get_args
 
+import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from rlx.errors import GrammarError, SamplingError, ToolError
+from rlx.grammar import Grammar
+from rlx.sampling import SampleOpts
 from rlx.serve.errors import ApiError, invalid
-from rlx.serve.json_body import MAX_VALUES
 from rlx.suggest import nearest
+from rlx.text.tool_calls import checked_tools
+
+MAX_DEPTH = 200  # of nested arrays and objects
+MAX_VALUES = 1 << 19  # values and names of a body; parsed, they take 20 to 200 bytes each
+VALUE_BYTES = 100  # what a value takes in memory
+_MARKS = (b",", b":", b"[", b"{")  # one of them stands before each value and each name
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
@@ -36,6 +49,74 @@ MAX_MESSAGES = 65_536
 MAX_TEXT = 1 << 20  # characters of a text whose tokens are asked for
 MAX_SHOWN = 80
 MAX_ERRORS = 1000  # of pydantic that are looked at
+
+# ---------------------------------------------------------------------------------------------- JSON
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body.
+
+    Raises:
+        ApiError: it is something else, not in UTF-8, nested too deeply, or has too many values.
+    """
+    if not body.strip():
+        raise invalid(None, "the body is empty", "send a JSON object")
+    if not (encoding := json.detect_encoding(body)).startswith("utf-8"):  # `check_size` reads bytes of UTF-8
+        raise invalid(None, f"the body is in {encoding}", "send JSON in UTF-8")
+    check_size(body)
+    try:
+        found = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise invalid(None, f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise invalid(None, f"the body is a JSON {_NAMES[type(found)]}", "send a JSON object")
+    return found
+
+
+def count_of(body: bytes | bytearray) -> int:
+    """How many values and names the JSON of a body has at most: an estimate in which texts may count, too."""
+    return sum(map(body.count, _MARKS))
+
+
+def check_size(body: bytes, what: str = "the body") -> None:
+    """Refuses a body that would take far more memory, or deeper calls, than its length says.
+
+    Texts do not count: code has many braces. A body is cut at its quotes only if it may be too large with them. Up to
+    the first error of a malformed one everything is counted as the parser would read it, and there the parser stops.
+
+    Args:
+        what: what the message calls it.
+
+    Raises:
+        ApiError: it has too many values or levels.
+    """
+    many = count_of(body) > MAX_VALUES
+    if not many and body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    if bare.count(b'"') > 2 * MAX_VALUES:
+        raise _too_many(what)
+    outside = b"".join(bare.split(b'"')[::2])
+    if many and count_of(outside) > MAX_VALUES:
+        raise _too_many(what)
+    steps = _STEPS[np.frombuffer(outside.translate(None, _NOT_BRACKETS), np.uint8)]
+    if len(steps) and np.cumsum(steps, dtype=np.int64).max() > MAX_DEPTH:
+        raise invalid(None, f"{what} is nested more than {MAX_DEPTH} levels deep")
+
+
+def _too_many(what: str) -> ApiError:
+    hint = "send it in several requests"
+    return ApiError(413, f"{what} has more than {MAX_VALUES} values", code="body_too_large", hint=hint)
+
+
+_NAMES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+# ---------------------------------------------------------------------------------------------- fields
 
 B = TypeVar("B", bound="Body")
 
@@ -146,13 +227,24 @@ Anyway = Any
 def ignored_fields(kind: type[Body], body: Mapping[str, Any]) -> list[str]:
     """The names of hints that a body has and that change nothing, such as `text.verbosity`."""
     found = []
-    for name, field in kind.model_fields.items():
-        value, marks = body.get(field.alias or name), [each for each in field.metadata if isinstance(each, Hint)]
-        inner = next((each for each in (field.annotation, *get_args(field.annotation)) if _is_body(each)), None)
-        if value is not None and marks and not is_one_of(value, marks[0].same):
+    for name, same, inner in _hints(kind):
+        value = body.get(name)
+        if value is not None and same is not None and not is_one_of(value, same):
             found.append(name)
         elif inner is not None and isinstance(value, Mapping):
             found += [f"{name}.{each}" for each in ignored_fields(inner, value)]
+    return found
+
+
+@cache
+def _hints(kind: type[Body]) -> list[tuple[str, tuple[Any, ...] | None, type[Body] | None]]:
+    """The fields that are hints, with the values that ask for what is so anyway, and those that are bodies."""
+    found = []
+    for own, field in kind.model_fields.items():
+        same = next((each.same for each in field.metadata if isinstance(each, Hint)), None)
+        inner = next((each for each in (field.annotation, *get_args(field.annotation)) if _is_body(each)), None)
+        if same is not None or inner is not None:
+            found.append((field.alias or own, same, inner))
     return found
 
 
@@ -253,3 +345,62 @@ def shown(value: Any) -> str:
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
+
+
+# ---------------------------------------------------------------------------------------------- values
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def changed_sample(
+    default: SampleOpts, changes: Mapping[str, Any], names: Mapping[str, str] | None = None
+) -> SampleOpts:
+    """Sampling options with some changed.
+
+    Args:
+        names: what the request calls an option, where it has another name.
+
+    Raises:
+        ApiError: a value is out of its range.
+    """
+    try:
+        return replace(default, **changes)
+    except SamplingError as error:
+        name = error.what.split()[0]
+        raise invalid((names or {}).get(name, name), error.what, error.hint) from error
+
+
+def check_tool(function: Mapping[str, Any], where: str, schema: str) -> None:
+    """Checks a function in the form of chat.
+
+    Args:
+        where: its place in the request.
+        schema: what the request calls its parameters.
+
+    Raises:
+        ApiError: it has no usable name, or its parameters are no schema of an object.
+    """
+    try:
+        checked_tools([function], where)
+    except ToolError as error:
+        field = f"{where}{str(error.where).partition('.function')[2]}".replace(".parameters", f".{schema}")
+        raise invalid(field, error.what, error.hint) from error
+
+
+def schema_grammar(schema: Any, field: str, *, lenient: bool = False) -> Grammar:
+    """The grammar of a JSON schema.
+
+    Args:
+        field: what it is called in the request.
+        lenient: as for `Grammar.json_schema`.
+
+    Raises:
+        ApiError: it is no schema, or has a keyword that cannot be enforced.
+    """
+    try:
+        return Grammar.json_schema(schema, lenient=lenient)
+    except GrammarError as error:
+        raise invalid(field, error.what, error.hint, code="invalid_grammar") from error

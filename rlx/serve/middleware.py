@@ -19,10 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rlx.serve import incoming, record
-from rlx.serve.admission import ROOM, Gate, Room
+from rlx.serve import record
+from rlx.serve.admission import BUDGET, BodyBudget, ConcurrencyLimiter, read, too_large
+from rlx.serve.body import MAX_VALUES, VALUE_BYTES
 from rlx.serve.errors import ApiError, api_error
-from rlx.serve.json_body import MAX_VALUES, VALUE_BYTES
 from rlx.serve.lifecycle import Lifecycle
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
@@ -36,14 +36,14 @@ _ID = re.compile(r"[\w.:-]{1,128}")
 _SECONDS = re.compile(r"\d{1,7}(?:\.\d{1,6})?")
 
 
-class Front:
-    """The outermost middleware.
+class Middleware:
+    """What every request passes, whichever API it is for.
 
     Args:
         app: the application.
         options: limits, keys, origins.
         lifecycle: refuses while the model loads and while the server drains.
-        gate: bounds the requests.
+        limiter: bounds the requests.
         respond: makes the response of an error in the form of the API that the path belongs to.
         done: called with the record of each request at its end.
     """
@@ -53,15 +53,15 @@ class Front:
         app: ASGIApp,
         options: ServerOptions,
         lifecycle: Lifecycle,
-        gate: Gate,
+        limiter: ConcurrencyLimiter,
         respond: ErrorResponse,
         done: Callable[[RequestRecord, Headers], None],
     ) -> None:
-        self._app, self._options, self._lifecycle, self._gate = app, options, lifecycle, gate
+        self._app, self._options, self._lifecycle, self._limiter = app, options, lifecycle, limiter
         self._respond, self._done = respond, done
         self._keys, self._names = Keys(options.api_key), Names(options)
         self._origins = Origins(options.cors_origin)
-        self._room = Room(ROOM, options.max_body_bytes + MAX_VALUES * VALUE_BYTES)
+        self._budget = BodyBudget(BUDGET, options.max_body_bytes + MAX_VALUES * VALUE_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,8 +73,15 @@ class Front:
         record.begin(found)
         answer = _Answer(send, found, self._origins.headers(headers), is_read=not _has_body(headers))
         try:
-            found.deadline = self._deadline(headers, found)
-            await self._checked(scope, headers, receive, answer, found)
+            self._check(scope, headers, found)
+            if scope["method"] == "OPTIONS" and "origin" in headers:
+                await Response(status_code=204)(scope, receive, answer)
+            elif scope["method"] in ("POST", "PUT", "PATCH"):
+                await self._with_body(scope, headers, receive, answer, found)
+            else:
+                if scope["method"] == "HEAD":  # answered as GET; the HTTP server leaves the body out
+                    scope = {**scope, "method": "GET"}
+                await self._app(scope, receive, answer)
         except ApiError as error:
             if not answer.started:
                 await self._refuse(scope, receive, answer, error, found)
@@ -97,52 +104,44 @@ class Front:
         found.error = str(error)
         await self._respond(Request(scope), error)(scope, receive, send)
 
-    async def _checked(
-        self, scope: Scope, headers: Headers, receive: Receive, send: _Answer, found: RequestRecord
-    ) -> None:
+    def _check(self, scope: Scope, headers: Headers, found: RequestRecord) -> None:
+        """Notes whose a request is and how long it may take, or refuses it by its head."""
+        found.deadline = self._deadline(headers, found)
         for problem in (self._names.problem(headers), self._origins.problem(headers)):
             if problem is not None:
                 raise problem
         if scope["method"] == "OPTIONS" and "origin" in headers:
-            await Response(status_code=204)(scope, receive, send)
             return
         if (problem := self._keys.problem(scope["path"], headers)) is not None:
             raise problem
         found.owner = "" if self._options.share_prefixes else self._keys.owner(headers)
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
-            await self._app(scope, receive, send)
-            return
-        if (problem := self._lifecycle.refusal()) is not None:
-            raise problem
-        await self._admitted(scope, headers, receive, send, found)
 
-    async def _admitted(
+    async def _with_body(
         self, scope: Scope, headers: Headers, receive: Receive, send: _Answer, found: RequestRecord
     ) -> None:
-        """Reads the body, and has the request answered, counted at the gate from then on."""
+        """Reads the body, and has the request answered, counted by the limiter from then on."""
+        if (problem := self._lifecycle.refusal()) is not None:
+            raise problem
         most, size = self._options.max_body_bytes, _length(headers)
         if size is not None and size > most:
-            raise incoming.too_large(most)
-        self._gate.check()
+            raise too_large(most)
+        self._limiter.check()
         self._lifecycle.in_flight += 1
         try:
-            with self._room.place() as place:
-                body = await incoming.read(receive, most, place, found.time_left(None))
+            with self._budget.share() as share:
+                body = await read(receive, most, share, found.time_left(None))
                 send.is_read = True
                 if body is None:
                     found.gone = True
                     return
-                await self._counted(scope, _Body(body, receive), send, found)
+                self._limiter.enter()
+                start = found.seconds
+                try:
+                    await self._app(scope, _Body(body, receive), send)
+                finally:
+                    self._limiter.left(found.seconds - start)
         finally:
             self._lifecycle.in_flight -= 1
-
-    async def _counted(self, scope: Scope, receive: Receive, send: Send, found: RequestRecord) -> None:
-        self._gate.enter()
-        start = found.seconds
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._gate.left(found.seconds - start)
 
     def _deadline(self, headers: Headers, found: RequestRecord) -> float | None:
         """When the request is to be answered: by its header X-Request-Timeout, at the latest by the server's limit."""

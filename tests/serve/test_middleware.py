@@ -20,9 +20,9 @@ import pytest
 
 from rlx.errors import BusyError, DeadlineError, PoolFullError, PromptError, ResourceError, RlxError
 from rlx.serve import ServedModel, create_app
-from rlx.serve.admission import Gate
+from rlx.serve.admission import ConcurrencyLimiter
+from rlx.serve.body import MAX_DEPTH, parsed
 from rlx.serve.errors import ApiError, api_error
-from rlx.serve.json_body import MAX_DEPTH, parsed
 from rlx.serve.options import ServerOptions
 
 KEY = "sk-0123456789"
@@ -158,7 +158,7 @@ def test_no_path_leads_to_files(server: Any, path: str) -> None:
 def test_a_full_queue_refuses_at_once(make: Make, idle: Any, server: Any) -> None:
     idle(server)
     client = make(queue=1)
-    client.app.state.server.gate.slots = 1  # type: ignore[attr-defined]
+    client.app.state.server.limiter.slots = 1  # type: ignore[attr-defined]
     with streaming(client), streaming(client):
         response = client.post(CHAT, json=SHORT)
         assert response.status_code == 429 and response.json()["error"]["code"] == "queue_full"
@@ -172,16 +172,16 @@ def test_a_full_queue_refuses_at_once(make: Make, idle: Any, server: Any) -> Non
 
 
 def test_the_wait_follows_from_what_requests_took() -> None:
-    gate = Gate(4, 0)
+    limiter = ConcurrencyLimiter(4, 0)
     for _ in range(4):
-        gate.enter()
+        limiter.enter()
     for _ in range(50):
-        gate.left(8.0)
-        gate.enter()
+        limiter.left(8.0)
+        limiter.enter()
     with pytest.raises(ApiError) as caught:
-        gate.enter()
+        limiter.enter()
     assert caught.value.status == 429 and caught.value.headers["Retry-After"] == "2"  # four of eight seconds each
-    assert gate.inside == 4 and gate.rejected == 1
+    assert limiter.inside == 4 and limiter.rejected == 1
 
 
 def test_a_body_that_is_too_large_is_not_read(make: Make) -> None:
@@ -267,7 +267,7 @@ def test_200_cancelled_requests_and_then_an_answer(server: Any, idle: Any) -> No
     asyncio.run(main())
     assert server.post(CHAT, **SHORT).status_code == 200
     idle(server)
-    assert until(lambda: server.app.state.server.gate.inside == 0)  # the answer comes before its request leaves
+    assert until(lambda: server.app.state.server.limiter.inside == 0)  # the answer comes before its request leaves
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -313,7 +313,7 @@ def test_a_slow_reader_holds_little_and_is_cut(server: Any, serve: Any, idle: An
         tokens = server.model.runner.stats()["requests"]["tokens"]
         idle(server)  # it is cut, although nobody reads
         assert server.model.runner.stats()["requests"]["tokens"] - tokens < 8 * LONG["max_tokens"]
-        assert until(lambda: app.state.server.gate.inside == 0)
+        assert until(lambda: app.state.server.limiter.inside == 0)
         connection.close()
 
 

@@ -1,0 +1,288 @@
+"""The prompt of a conversation, and how the answer to it is read; from the words of all APIs.
+
+Server stage, under `model.py`; runs in worker threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rlx.engine.request.context import Context
+from rlx.grammar import Grammar, after_thinking
+from rlx.grammar.tool_calls import calls_grammar
+from rlx.prompt import Prompt
+from rlx.serve import record
+from rlx.serve.conversation import checked_messages, checked_variables, last_answer, merged_system
+from rlx.serve.errors import OVERFLOW, ApiError, invalid
+from rlx.serve.media import load_images
+from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids
+from rlx.text.chat import thinking_variables
+from rlx.text.tool_calls import Tool, ToolChoice, ToolFormat, checked_choice, checked_tools
+
+if TYPE_CHECKING:
+    from rlx.serve.events import Parser
+    from rlx.serve.model import ServedModel
+
+JsonObject = dict[str, Any]
+NO_CALLS = ToolChoice("none")
+ROOM = 4  # the part of the context that is left to the answer of a conversation that was cut: a fourth
+_EFFORT, _SWITCH = "reasoning_effort", "enable_thinking"
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """The prompt of a conversation.
+
+    Attributes:
+        context: the checked prompt.
+        parser: makes what splits an answer into reasoning, text and tool calls; None if all of it is text.
+        keep_ids: control tokens that the parser reads.
+        tags: around reasoning; None if there is none.
+        thinks: whether the prompt ends inside the reasoning.
+        tool_format, tools, choice, parallel: what may be called, and how the model writes it.
+        begins: whether the answer is a new one: it may begin with reasoning.
+    """
+
+    context: Context
+    parser: Callable[[], Parser] | None = None
+    keep_ids: frozenset[int] = frozenset()
+    tags: ThinkingTags | None = None
+    thinks: bool = False
+    tool_format: ToolFormat | None = None
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = NO_CALLS
+    parallel: bool = True
+    begins: bool = True
+
+
+def chat_prompt(
+    model: ServedModel,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: Any = None,
+    parallel: bool = True,
+    variables: Mapping[str, Any] | None = None,
+    continues: bool = False,
+    splits: bool = True,
+) -> ChatPrompt:
+    """The prompt of a conversation, formatted with the model's chat template, and how its answer is read.
+
+    Args:
+        messages: in OpenAI's form; images are parts `image_url`, or see `ImageSource`.
+        tools: functions that the model may call, in OpenAI's form.
+        tool_choice: whether it has to call them, in OpenAI's form.
+        parallel: whether an answer may have several calls.
+        variables: further variables of the template, such as `enable_thinking` and `add_generation_prompt`.
+        continues: whether the answer continues the last message, which must be the assistant's.
+        splits: whether reasoning is split from the text.
+
+    Raises:
+        ChatTemplateError, MultimodalError, ImageError: as `TextRunner.chat`.
+        ToolError: the tools or the choice are invalid.
+        ApiError: a message is malformed, or the prompt is longer than the context.
+    """
+    tokenizer, variables = model.tokenizer, checked_variables(variables)
+    checked = checked_messages(messages)
+    known = checked_tools(tools or ())
+    choice = checked_choice(tool_choice, known)
+    offered = list(tools) if tools and choice.mode != "none" else None
+    last = last_answer(checked) if continues else None
+    model.check_length(_texts(checked), "messages")
+    checked = merged_system(load_images(checked, model.media, model.runner.supports_multimodal))
+
+    def check(text: str) -> None:
+        model.check_length([text], "messages")
+
+    prompt = model.runner.chat_ids(checked[:-1] if last else checked, offered, check=check, **variables)
+    tags = model.tags
+    ids = list(prompt.ids if isinstance(prompt, Prompt) else prompt)
+    thinks = tags is not None and tags.is_open(tokenizer, ids)
+    if last is not None:
+        prompt, thinks = _continued(model, prompt, last, tags if thinks else None), False
+    context = model.checked(prompt, "messages")
+    kept = kept_ids(tokenizer, tags, None)
+    if not splits or last is not None:
+        tags = None
+    tool_format = ToolFormat.of(tokenizer) if offered else None
+    found = partial(
+        ChatPrompt, context, tags=tags, thinks=thinks, choice=choice, parallel=parallel, begins=not continues
+    )
+    if tags is None and tool_format is None:
+        return found(keep_ids=frozenset() if splits else kept)
+    callable_tools = known if offered else ()
+    return found(
+        parser=partial(AnswerParser, tags, thinks, tool_format, callable_tools),
+        keep_ids=kept | kept_ids(tokenizer, None, tool_format),
+        tool_format=tool_format,
+        tools=callable_tools,
+    )
+
+
+def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The texts that messages consist of."""
+    for message in messages:
+        content = message.get("content")
+        for part in [content] if isinstance(content, str) else content or ():
+            text = part.get("text") if isinstance(part, Mapping) else part
+            if isinstance(text, str):
+                yield text
+
+
+def _continued(
+    model: ServedModel, prompt: list[int] | Prompt, last: Mapping[str, Any], tags: ThinkingTags | None
+) -> list[int] | Prompt:
+    """A prompt that goes on with the text of the assistant's last message.
+
+    Args:
+        tags: those that the prompt has opened; they are closed before the text.
+    """
+    thinking = last.get("reasoning_content", "")
+    text = last["content"] if tags is None else f"{thinking}\n{tags.end}\n\n{last['content']}"
+    model.check_length([text], "messages")
+    more = model.tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+    if isinstance(prompt, Prompt):
+        return Prompt([*prompt.ids, *more], prompt.images, prompt.audio)
+    return [*prompt, *more]
+
+
+# ---------------------------------------------------------------------------------------------- too long ones
+
+
+def fitting_prompt(
+    model: ServedModel, messages: Sequence[JsonObject], answer: int | None, *, cuts: bool, **how: Any
+) -> ChatPrompt:
+    """The prompt of a conversation, without its oldest turns if it is too long, as in Ollama and OpenAI's Responses.
+
+    What is kept begins with a message of the user, so that every chat template takes it. Messages of the system stay,
+    and so does the last message of the user with what follows it. The header
+    `X-Rlx-Ignored` then names the messages that the prompt lacks, as in `messages[0..6]`.
+
+    Args:
+        answer: tokens that the answer may have, which a prompt that is cut leaves room for; None for no limit.
+        cuts: whether turns may go.
+        how: as for `chat_prompt`.
+
+    Raises:
+        ApiError: even the last turn is too long, or turns may not go.
+    """
+    try:
+        return chat_prompt(model, messages, **how)
+    except ApiError as error:
+        starts = [i for i, each in enumerate(messages) if each["role"] == "user"][1:]
+        if error.code != OVERFLOW or not cuts or not starts:
+            raise
+    context = model.runner.max_seq
+    room = min(context // ROOM, context if answer is None else answer)
+    low, high = 0, len(starts) - 1
+    while low < high:  # every prompt takes a template, so only a few of them are made
+        at = (low + high) // 2
+        fits = _fits(model, _kept(messages, starts[at]), context - room, how)
+        low, high = (low, at) if fits else (at + 1, high)
+    prompt = chat_prompt(model, _kept(messages, starts[low]), **how)
+    record.ignore(f"messages[{_first(messages)}..{starts[low] - 1}]")
+    return prompt
+
+
+def _fits(model: ServedModel, messages: list[JsonObject], most: int, how: Mapping[str, Any]) -> bool:
+    """Whether the prompt of messages has at most so many tokens."""
+    try:
+        return len(chat_prompt(model, messages, **how).context) <= most
+    except ApiError as error:
+        if error.code != OVERFLOW:
+            raise
+        return False
+
+
+def _kept(messages: Sequence[JsonObject], start: int) -> list[JsonObject]:
+    return [each for i, each in enumerate(messages) if i >= start or each["role"] == "system"]
+
+
+def _first(messages: Sequence[JsonObject]) -> int:
+    """The first message that is not the system's."""
+    return next(i for i, each in enumerate(messages) if each["role"] != "system")
+
+
+# ---------------------------------------------------------------------------------------------- reasoning
+
+
+def effort_variables(model: ServedModel, effort: str | None, field: str) -> dict[str, Any]:
+    """The template's variables for an effort; nothing for None.
+
+    A template that only knows whether the model reasons is told so: `none` is off, any other effort is on.
+
+    Args:
+        field: what the effort is called in the request.
+
+    Raises:
+        ApiError: the model always reasons, and shall not.
+    """
+    if effort is None:
+        return {}
+    template = model.tokenizer.chat_template or ""
+    if _EFFORT in template:
+        switch = {_SWITCH: effort != "none"} if _SWITCH in template else {}
+        return {_EFFORT: effort, **switch}
+    if effort != "none" and _SWITCH not in template:
+        record.ignore(field)  # it reasons as it always does, or never
+        return {}
+    return switch_variables(model, effort != "none", field, effort)
+
+
+def switch_variables(model: ServedModel, thinks: bool | None, field: str, value: object = None) -> dict[str, Any]:
+    """The template's variables for reasoning that is on or off; nothing for None.
+
+    Agents ask every model to reason. One that cannot answers without.
+
+    Raises:
+        ApiError: the model always reasons, and shall not.
+    """
+    if thinks is None:
+        return {}
+    if _SWITCH in (model.tokenizer.chat_template or ""):
+        return thinking_variables(model.tokenizer, thinks, field)
+    if thinks == (model.tags is not None):
+        return {}
+    if thinks:
+        record.ignore(field)
+        return {}
+    shown = value if value is not None else thinks
+    what = f"{shown!r} is not possible: the model always reasons before it answers"
+    raise invalid(field, what, "leave the field out")
+
+
+# ---------------------------------------------------------------------------------------------- grammars
+
+
+def grammar_maker(
+    model: ServedModel, make: Callable[[], Grammar] | None, prompt: ChatPrompt | None = None
+) -> Callable[[], Grammar | None] | None:
+    """What makes the grammar of an answer, ready for the model; None where it is free.
+
+    Where calls are forced, the answer is nothing but calls. Where the model decides, calls follow their schemas, and an
+    answer without a call follows the grammar of the text. It begins after the model's thinking.
+
+    Args:
+        make: makes the grammar of the text; None for free text.
+        prompt: of a conversation, which may offer tools.
+
+    Returns:
+        It raises a `ToolError` where tools are forced, or strict, and the schema of one cannot be enforced, or the
+        grammar of the text cannot stand beside tools; a `GrammarError` where the grammar cannot be compiled.
+    """
+    return None if make is None and (prompt is None or not prompt.tools) else partial(_made, model, make, prompt)
+
+
+def _made(model: ServedModel, make: Callable[[], Grammar] | None, prompt: ChatPrompt | None) -> Grammar | None:
+    found = None if make is None else make()
+    if prompt is not None and prompt.tool_format is not None and prompt.tools:
+        text = None if prompt.choice.forced else found
+        found = calls_grammar(prompt.tool_format, prompt.tools, prompt.choice, prompt.parallel, text)
+    if found is None:
+        return None
+    if prompt is not None and prompt.begins:
+        found = after_thinking(found, model.tokenizer, prompt.context.ids)
+    model.runner.grammars.compile(found)  # kept for the generation
+    return found
