@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 import pytest
-from pages import DOCS, PAGES, ROOT, blocks, consoles, fenced, shell_lines, text
+from pages import DOCS, PAGES, ROOT, consoles, fenced, shell_lines, text
 
 import rlx
 from rlx import demo
@@ -195,33 +195,7 @@ def test_examples_run() -> None:
     assert listed.endswith("A green diamond, a blue circle and a red square.")
 
 
-LANGUAGES = {"bash", "console", "dockerfile", "json", "python", "text", "toml", "yaml"}
-
-
-@by_page
-def test_every_block_names_its_language(page: Path) -> None:
-    """Blocks are fenced, not indented, so that the site colours them and tests know what to do with them."""
-    wrong = [f"{block}: {block.language!r}" for block in blocks(page) if block.language not in LANGUAGES]
-    assert not wrong, f"fence these blocks and name one of {', '.join(sorted(LANGUAGES))}"
-
-
-# -- links and names --------------------------------------------------------------------------------------------------
-
-
-def anchors(page: Path) -> set[str]:
-    """The names of a page's headings, as GitHub makes them."""
-    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-@by_page
-def test_links_lead_somewhere(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", prose(page)):
-        found = page.parent / target if target else page
-        assert found.exists(), target
-        assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
-    for name, target in re.findall(r"\[`([\w./]+\.(?:py|js|css|toml|json|md|yml|sh))`\]\(([^)#:]+)\)", prose(page)):
-        assert f"/{target}".endswith(f"/{name}"), f"the name {name} leads to {target}"
+# -- names ------------------------------------------------------------------------------------------------------------
 
 
 @by_page

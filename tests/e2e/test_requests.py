@@ -102,7 +102,8 @@ def test_what_follows_the_first_turn_is_computed_alone(runner: Any) -> None:
 @pytest.mark.parametrize("thinks", [False, True])
 def test_each_turn_of_a_conversation_computes_only_what_is_new(runner: Any, thinks: bool) -> None:
     """Four conversations at once with one system prompt. A template that drops the thinking of earlier answers leaves
-    their ends only: what stood before the answer is known."""
+    their ends only: what stood before the answer is known.
+    """
     rng, end, opening = np.random.default_rng(4), min(runner.tokenizer.eog_ids), [7, 9]
 
     def text(count: int) -> list[int]:

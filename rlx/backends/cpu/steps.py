@@ -116,7 +116,6 @@ def linear(builder: Builder, dtype: DType, k: int, act: str, *, single: bool) ->
 
 def worker_loop(builder: Builder) -> RuntimeLibrary:
     """The native worker loop."""
-
     waits = platform.current().waits
 
     def build() -> Files:

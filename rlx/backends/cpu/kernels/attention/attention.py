@@ -258,7 +258,6 @@ class AttentionWriter:
 
     def _score(self, unit: Unit, chunk: Chunk) -> None:
         """Computes the raw scores of all queries for the positions of a chunk."""
-
         e, last = self.e, self.e.b.sub(unit.last, chunk.start)
         needed = e.smin(e.b.ashr(e.b.add(last, e.i64(LANES - 1)), e.i64(4)), KEY_TILES)
 
