@@ -1,7 +1,7 @@
 # A fresh machine needs Python 3.11 or newer (with its venv module) and make; everything else goes into $(VENV).
 #   make demo     install, then let the embedded demo model tell a story
 #   make test     install with the test tools, then lint, type-check and test, what depends on kernels at lower levels, too
-#   make test-all   every case of every test, also the slow ones that repeat others for more models; make test leaves these out
+#   make test-all   every case of every test, also the slow ones, and all that depends on kernels at lower levels
 #   make test-plain the tests with RLX_PLATFORM=plain: without what only some operating systems have
 #   make types-all  type-check as on Linux, macOS and Windows: finds calls that a system lacks
 #   make test-page  the tests of the chat page and of reports in Chromium (apt-get install chromium), and screenshots in build/page
@@ -18,7 +18,7 @@ INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
 LINTED := rlx tests benchmarks examples tools/site tools/release.py
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types types-all pytest pytest-lower test-all test-plain test-page test-ray docs bench clean
+.PHONY: help demo test lint types types-all pytest pytest-lower pytest-lower-all test-all test-plain test-page test-ray docs bench clean
 help:
 	@echo "make demo | test | lint | types | types-all | pytest | test-all | test-plain | test-page | test-ray | docs | bench | clean   (see the Makefile's first lines)"
 
@@ -41,12 +41,12 @@ pytest: pytest-lower $(VENV)/.rlx-test-installed
 	@$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 # Exit status 5: PYTEST_ARGS select none of these.
-pytest-lower: $(VENV)/.rlx-test-installed
+pytest-lower pytest-lower-all: $(VENV)/.rlx-test-installed
 	@for target in $$($(PY) tests/targets.py); do \
-	  RLX_TARGET=$$target $(PY) -m pytest -n $(JOBS) --dist worksteal -m 'machine and not slow' $(PYTEST_ARGS) \
-	    || test $$? = 5 || exit 1; done
+	  RLX_TARGET=$$target $(PY) -m pytest -n $(JOBS) --dist worksteal -m 'machine and not slow' \
+	    $(if $(findstring all,$@),--all-cases) $(PYTEST_ARGS) || test $$? = 5 || exit 1; done
 
-test-all: $(VENV)/.rlx-test-installed
+test-all: pytest-lower-all
 	@$(PY) -m pytest -m '' --all-cases -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-plain: $(VENV)/.rlx-test-installed

@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    targets.mark(items)  # before pytest selects by marks
+    targets.mark(items, every=config.getoption("--all-cases"))  # before pytest selects by marks
     yield
     if not config.getoption("--all-cases"):
         items[:], left_out = representative.split(items)

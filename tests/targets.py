@@ -1,9 +1,10 @@
 """The targets that the tests run for: this machine's best level, then those that other machines have.
 
-A test that depends on kernels, packing or printed text is marked `machine`: by its folder, or by itself. A file of
-such a folder that depends on nothing of this is marked `any_machine`. `make test` runs the tests marked `machine` as
-a machine of each lower level, and then all tests at the best level. What
-names its target itself is not repeated. `python tests/targets.py` prints the lower levels.
+`make test` runs the tests marked `machine` as a machine of each lower level, and then all tests at the best level. The
+mark is that of tests in which a whole model is computed, and of those that depend on the level by themselves: of some
+files, and of single tests. With `--all-cases`, as in `make test-all`, it is that of all tests in folders that depend on
+kernels, packing or printed text; a file there that depends on nothing of this is marked `any_machine`. What names its
+target itself is not repeated. `python tests/targets.py` prints the lower levels.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from rlx.backends.cpu.target import Target, supported_levels
 
 TESTS = Path(__file__).parent
 FOLDERS = ("audio", "backends", "e2e", "passes", "runners", "runtime", "vision")
+#: What of these runs at lower levels in every run of the tests: folders and files.
+FILES = (
+    "passes", "backends/test_verify.py", "e2e/test_engine.py", "e2e/test_same_bits.py", "runners/test_every_way.py",
+    "runtime/test_whole_models.py", "vision/test_towers.py",
+)  # fmt: skip
 OTHERS = ("avx2", "generic")
 _NAMES_ITS_TARGET = {"level", "target"}
 
@@ -28,17 +34,14 @@ def lower_levels() -> list[str]:
     return [level for level in OTHERS if level in levels[: levels.index(Target.host().level)]]
 
 
-def mark(items: Iterable[pytest.Item]) -> None:
-    """Marks the tests that are repeated at lower levels."""
+def mark(items: Iterable[pytest.Item], *, every: bool) -> None:
+    """Marks the tests that are repeated at lower levels, `every` one or some."""
+    places = [TESTS / name for name in (FOLDERS if every else FILES)]
     for item in items:
-        depends = folder_of(item) in FOLDERS and item.get_closest_marker("any_machine") is None
+        is_there = any(item.path.is_relative_to(place) for place in places)
+        depends = is_there and item.get_closest_marker("any_machine") is None
         if depends and not _names_its_target(item):
             item.add_marker("machine")
-
-
-def folder_of(item: pytest.Item) -> str:
-    """The folder of a test below `tests`, or its file."""
-    return item.path.relative_to(TESTS).parts[0]
 
 
 def _names_its_target(item: pytest.Item) -> bool:

@@ -23,7 +23,11 @@ compiled = pytest.mark.parametrize("form", LEVELS, ids=name)
 def in_turn(cases: Sequence[Any], forms: Sequence[Form] = LEVELS) -> Any:
     """Parameters `form` and `case`: each case in one form, in turn. For what does not depend on the form."""
     pairs = [(forms[i % len(forms)], case) for i, case in enumerate(cases)]
-    return pytest.mark.parametrize(("form", "case"), pairs, ids=lambda v: name(v) if isinstance(v, Target) else str(v))
+    return pytest.mark.parametrize(("form", "case"), pairs, ids=_label)
+
+
+def _label(value: Any) -> str:
+    return name(value) if isinstance(value, Target) else "python" if value is None else str(value)
 
 
 def call(form: Form, kernel: Kernel, *arrays: Array, begin: int = 0, end: int, **extents: int) -> None:

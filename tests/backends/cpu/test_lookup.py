@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from forms import Form, assert_any_split, call, compiled, forms, in_turn
+from forms import Form, assert_any_split, call, compiled, in_turn
+from levels import LEVELS
 from native import Array, load
 from weight_formats import assert_same_bits, random_file_bytes, reference
 
@@ -13,8 +14,6 @@ from rlx.backends.cpu.layouts import PACKED_DTYPES, PACKINGS
 from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError, ShapeError
 from rlx.ir.dtypes import BF16, F16, I32, IQ3_S, Q4_0, Q4_K, Q6_K, Q8_0, DType
-
-each_dtype = pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
 
 
 def table(dtype: DType, n: int, k: int, shift: int = 0) -> tuple[Array, Array]:
@@ -26,19 +25,18 @@ def table(dtype: DType, n: int, k: int, shift: int = 0) -> tuple[Array, Array]:
     return place[start : start + raw.size], reference(dtype, raw, n, k)
 
 
-@forms
-@each_dtype
-def test_rows_are_the_reference(form: Form, dtype: DType) -> None:
-    n, k = 5, max(PACKINGS[dtype].superblock, 64)
-    raw, wanted = table(dtype, n, k, shift=1)
+@in_turn(PACKED_DTYPES, [None, *LEVELS])
+def test_rows_are_the_reference(form: Form, case: DType) -> None:
+    n, k = 5, max(PACKINGS[case].superblock, 64)
+    raw, wanted = table(case, n, k, shift=1)
     ids = np.array([4, 0, 3, 3], np.int32)
     out = np.full((5, k), 7, np.float32)
-    call(form, lookup(dtype, k), raw, ids, out, end=4 * pieces(dtype, k))
+    call(form, lookup(case, k), raw, ids, out, end=4 * pieces(case, k))
     assert_same_bits(out[:4], wanted[ids])
     assert (out[4] == 7).all()
 
 
-@in_turn(PACKED_DTYPES)
+@in_turn(PACKED_DTYPES, LEVELS[::-1])
 def test_wide_rows_in_pieces_times_a_scale(form: Form, case: DType) -> None:
     n, k, scale = 3, 256 * 9, 45.254833
     raw, wanted = table(case, n, k, shift=3)

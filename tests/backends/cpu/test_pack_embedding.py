@@ -7,7 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from forms import Form, assert_any_split, call, compiled, forms, in_turn
+from forms import Form, assert_any_split, call, forms, in_turn
+from levels import LEVELS
 from native import Array
 from test_layouts import every_e4m3, every_scale
 from weight_formats import HALVES_AT, assert_same_bits, random_file_bytes, reference, set_halves
@@ -19,8 +20,6 @@ from rlx.backends.cpu.layouts import PACKED_DTYPES, PACKINGS
 from rlx.errors import CompileError, ShapeError
 from rlx.ir.dtypes import F8_E4M3, F16, IQ1_M, MXFP4, NVFP4, Q4_0, Q6_K, Q8_0, Q8_1, DType
 
-each_dtype = pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
-
 
 def check_pack(form: Form, dtype: DType, n: int, k: int) -> None:
     raw = np.random.default_rng(n + k).integers(0, 256, dtype.size((n, k)), dtype=np.uint8)
@@ -29,26 +28,20 @@ def check_pack(form: Form, dtype: DType, n: int, k: int) -> None:
     np.testing.assert_array_equal(out, layouts.pack(dtype, raw, n, k))
 
 
-@forms
-@each_dtype
-def test_pack_is_the_layouts_own(form: Form, dtype: DType) -> None:
-    check_pack(form, dtype, 18, PACKINGS[dtype].superblock)
+@in_turn(PACKED_DTYPES, [None, *LEVELS])
+def test_pack_is_the_layouts_own(form: Form, case: DType) -> None:
+    check_pack(form, case, 18, PACKINGS[case].superblock)
 
 
-@compiled
-@each_dtype
-@pytest.mark.parametrize(("n", "supers"), [(1, 3), (15, 1), (16, 2), (17, 5), (64, 4)])
-def test_pack_shapes(form: Form, dtype: DType, n: int, supers: int) -> None:
-    check_pack(form, dtype, n, PACKINGS[dtype].superblock * supers)
-
-
-@compiled
-@each_dtype
-def test_packing_units_are_independent(form: Form, dtype: DType) -> None:
-    n, k = 50, PACKINGS[dtype].superblock * 2
-    raw = random_file_bytes(dtype, n, k, np.random.default_rng(7))
-    out = np.zeros(layouts.packed_bytes(dtype, n, k), np.uint8)
-    assert_any_split(form, pack(dtype), [raw], out, end=4, n=n, k=k)
+@in_turn(PACKED_DTYPES, LEVELS[::-1])
+def test_pack_shapes(form: Form, case: DType) -> None:
+    """And units are packed in any order."""
+    for n, supers in ((1, 3), (15, 1), (16, 2), (17, 5), (64, 4)):
+        check_pack(form, case, n, PACKINGS[case].superblock * supers)
+    n, k = 50, PACKINGS[case].superblock * 2
+    raw = random_file_bytes(case, n, k, np.random.default_rng(7))
+    out = np.zeros(layouts.packed_bytes(case, n, k), np.uint8)
+    assert_any_split(form, pack(case), [raw], out, end=4, n=n, k=k)
 
 
 def packed_table(dtype: DType, n: int, k: int) -> tuple[Array, Array]:
@@ -60,25 +53,22 @@ def packed_table(dtype: DType, n: int, k: int) -> tuple[Array, Array]:
 
 
 def compiled_form() -> Form:
-    from levels import LEVELS
-
     return LEVELS[-1]
 
 
-@forms
-@each_dtype
-def test_embedding_is_the_reference(form: Form, dtype: DType) -> None:
+@in_turn(PACKED_DTYPES, [None, *LEVELS])
+def test_embedding_is_the_reference(form: Form, case: DType) -> None:
     scale = 45.254833  # without one in the next test
-    n, k = 21, max(PACKINGS[dtype].superblock, 32)
-    table, wanted = packed_table(dtype, n, k)
+    n, k = 21, max(PACKINGS[case].superblock, 32)
+    table, wanted = packed_table(case, n, k)
     ids = np.array([20, 0, 3, 15, 16, 3], np.int32)
     out = np.zeros((6, k), np.float32)
-    call(form, embedding(dtype, k, scale), table, ids, out, end=6)
+    call(form, embedding(case, k, scale), table, ids, out, end=6)
     with np.errstate(over="ignore", invalid="ignore"):
         assert_same_bits(out, wanted[ids] * np.float32(scale))
 
 
-@in_turn(PACKED_DTYPES)
+@in_turn(PACKED_DTYPES, LEVELS[::-1])
 def test_embedding_of_every_row(form: Form, case: DType) -> None:
     n, k = 40, 512
     table, wanted = packed_table(case, n, k)
@@ -96,15 +86,14 @@ def check_table(form: Form, dtype: DType, raw: Array, n: int, k: int) -> None:
         assert_same_bits(out, reference(dtype, raw, n, k))
 
 
-@compiled
-@pytest.mark.parametrize("dtype", [t for t in HALVES_AT if HALVES_AT[t] or t is IQ1_M], ids=str)
-def test_extreme_scales(form: Form, dtype: DType) -> None:
+@in_turn([t for t in HALVES_AT if HALVES_AT[t] or t is IQ1_M])
+def test_extreme_scales(form: Form, case: DType) -> None:
     """A row each: zero, subnormals, the largest normals of both signs, infinities, NaN."""
     scales = np.array([0, 0x8000, 1, 0x8001, 0x3FF, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00], np.uint16)
     k = 256
-    raw = random_file_bytes(dtype, len(scales), k, np.random.default_rng(3))
-    set_halves(dtype, raw.reshape(-1, dtype.nbytes), scales.repeat(k // dtype.block))
-    check_table(form, dtype, raw, len(scales), k)
+    raw = random_file_bytes(case, len(scales), k, np.random.default_rng(3))
+    set_halves(case, raw.reshape(-1, case.nbytes), scales.repeat(k // case.block))
+    check_table(form, case, raw, len(scales), k)
 
 
 @forms
