@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.audio.audio import Audio
 from rlx.engine.kv.prompt_embeddings import PAD, EmbeddedSpan, PromptEmbeddings
-from rlx.engine.request.checks import check_ids, fit_context
-from rlx.engine.request.context import Context, PromptLike, text_context
+from rlx.engine.request.context import Context, PromptLike, check_ids, fit_context, text_context
 from rlx.errors import ImageError, MultimodalError, PromptError
 from rlx.models.vision_config import VISION_FAMILIES
 from rlx.prompt import Prompt

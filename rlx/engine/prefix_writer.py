@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx.engine.kv.kept_prefixes import KeptPrefixes
-from rlx.engine.loop.at_exit import closed_at_exit
 from rlx.engine.opening.content import ContentDigest
+from rlx.engine.threads import closed_at_exit
 from rlx.errors import BusyError, RlxError
 from rlx.store.key import CompileKey
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx.engine.loop.handle import Handle, Stream
-    from rlx.engine.loop.request_stats import RequestStats
     from rlx.engine.request.output import Generation, Step, TokenLogprob
+    from rlx.engine.request.record import RequestStats
     from rlx.engine.request.request import Request
-    from rlx.engine.request.stopping import FinishReason, Stopping
+    from rlx.engine.request.stopping import FinishReason
     from rlx.runners.auto import auto_runner
     from rlx.runners.base import LmRunner
     from rlx.runners.cached import CachedRunner
@@ -27,9 +27,9 @@ _HOMES = {
     "rlx.runners.families": ("GemmaRunner", "Llama32Runner", "Qwen3Runner", "Qwen35Runner"),
     "rlx.engine.request.output": ("Generation", "Step", "TokenLogprob"),
     "rlx.engine.request.request": ("Request",),
-    "rlx.engine.request.stopping": ("FinishReason", "Stopping"),
+    "rlx.engine.request.stopping": ("FinishReason",),
     "rlx.engine.loop.handle": ("Handle", "Stream"),
-    "rlx.engine.loop.request_stats": ("RequestStats",),
+    "rlx.engine.request.record": ("RequestStats",),
     "rlx.runners.text_runner": ("Answer", "TextRunner"),
 }
 
@@ -47,7 +47,6 @@ __all__ = [
     "Request",
     "RequestStats",
     "Step",
-    "Stopping",
     "Stream",
     "TextRunner",
     "TokenLogprob",

@@ -17,16 +17,15 @@ import numpy as np
 
 from rlx.backends import Device
 from rlx.engine.images import ImageInput, placed
-from rlx.engine.loop.bell import Bell
-from rlx.engine.loop.handle import Handle, Stream, read_together
-from rlx.engine.loop.job import DraftsOf, Job
+from rlx.engine.loop.handle import Handle, RequestGroup, Stream
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.loop.recompute import RecomputeEngine
 from rlx.engine.opening.options import known_arguments
 from rlx.engine.request.context import Context, PromptLike
 from rlx.engine.request.output import Generation, Logits, Output, log_probs
-from rlx.engine.request.request import Request
-from rlx.engine.request.stopping import OnToken, Stopping, checked_count
+from rlx.engine.request.request import DraftsOf, Job, Request
+from rlx.engine.request.stopping import OnToken
+from rlx.engine.threads import Notifier
+from rlx.engine.token_engine import RecomputeEngine
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
 from rlx.grammar.compiler import GrammarCompiler
 from rlx.grammar.grammar import Grammar, chosen_grammar
@@ -269,21 +268,14 @@ class LmRunner(ABC):
             PromptError: there are no prompts, or one of them is invalid as for `generate`; `where` has its number.
             ArgumentError, NumericalError, BusyError: as `generate`.
         """
-        opts, bell, plans, form = self._sampling(sample), Bell(), [], chosen_grammar(grammar, json_schema)
+        opts, notifier, plans, form = self._sampling(sample), Notifier(), [], chosen_grammar(grammar, json_schema)
         for i, context in enumerate(_contexts(self, prompts)):
             own = _with_own_seed(opts, i)
             request = Request(context, n_new, own, stop_at_eog, stop, min_tokens, None, top_logprobs, grammar=form)
             watch = partial(on_token, i) if on_token else None
             plans.append(self._plan(request, watch, pieces=top_logprobs is not None, drafts=False))
-            plans[-1][0].label, plans[-1][0].bell = f"sequence {i}", bell
-        handles: list[Handle] = []
-        try:
-            handles += self._started(plans)
-            read_together(self._loop, handles, bell)
-        finally:
-            for handle in handles:
-                handle.abort()
-        return [handle.result() for handle in handles]
+            plans[-1][0].label, plans[-1][0].notifier = f"sequence {i}", notifier
+        return RequestGroup(self._loop, self._started(plans), notifier).results()
 
     @property
     def recommended_sample(self) -> SampleOpts | None:
@@ -319,45 +311,25 @@ class LmRunner(ABC):
             pieces: whether steps have texts, and somebody looks at each of them as it comes.
             drafts: whether the runner's default of speculative decoding applies.
         """
+        request.check()
         context, tokenizer = self.checked_prompt(request.ids), lambda: self.tokenizer
-        if checked_count("n_new", request.n_new) is None:
-            raise ArgumentError("n_new is None, expected a whole number of at least 0", where="generate")
-        stopping = Stopping(
-            request.n_new,
-            room=None if self.max_seq is None else self.max_seq - len(context) + 1,
-            stop_ids=frozenset(self.stop_ids if request.stop_at_eog else ()) | checked_ids(self, request.stop_ids),
-            stop=request.stop,
-            tokenizer=tokenizer,
-            min_tokens=request.min_tokens,
-            on_token=on_token,
-            pieces=pieces,
-            keep=request.keep_ids,
-        )
+        stops = frozenset(self.stop_ids if request.stop_at_eog else ()) | checked_ids(self, request.stop_ids)
+        output = Output(request, tokenizer, on_token, pieces)
         compiled = None if request.grammar is None else self.grammars.compile(request.grammar)
-        constraint = None if compiled is None else compiled.constraint(stopping.stop_ids)
-        sampler = Sampler(self._sampling(request.sample), context.text_ids, tokenizer, constraint)
-        alternatives = checked_count("top_logprobs", request.top_logprobs)
+        constraint = None if compiled is None else compiled.constraint(stops)
+        opts = self._sampling(request.sample)
         speculative = self._speculative if request.speculative is None and drafts else request.speculative
+        embeds = self._embeddings(request, context)
         job = Job(
-            context.ids,
-            sampler,
-            stopping.left or 0,
-            stop_ids=stopping.stop_ids,
-            turn_ids=_turn_ids(self, stopping.stop_ids),
-            min_tokens=request.min_tokens,
-            watched=bool(pieces or on_token or request.stop),
-            with_logits=alternatives is not None,
-            is_greedy=sampler.opts.is_plain_greedy,
+            replace(request, ids=context, sample=opts, stop_ids=tuple(stops), embeds=embeds),
+            Sampler(opts, context.text_ids, tokenizer, constraint),
+            None if self.max_seq is None else self.max_seq - len(context) + 1,
+            constraint,
+            turn_ids=_turn_ids(self, stops),
+            streaming=output.streams,
             drafts_of=self._drafts(checked_speculation(speculative), context.ids),
-            priority=request.priority,
-            seconds=request.seconds(),
-            embeddings=self._embeddings(request, context),
-            images=context.images,
-            constraint=constraint,
-            salt=request.cache_salt,
         )
-        job.ended = stopping.reason is not None  # nothing is to be computed
-        return job, Output(stopping, tokenizer, alternatives is not None, alternatives or 0)
+        return job, output
 
     @cached_property
     def grammars(self) -> GrammarCompiler:

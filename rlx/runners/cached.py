@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.loop.handle import Handle
-from rlx.engine.loop.job import DraftsOf
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.loop.recompute import RecomputeEngine
 from rlx.engine.opening.options import SLOTS, STALL_MS
 from rlx.engine.programs.ready import ReadyPrograms
 from rlx.engine.request.context import Context, PromptLike
 from rlx.engine.request.output import Generation, Logits
-from rlx.engine.request.request import Request
+from rlx.engine.request.request import DraftsOf, Request
 from rlx.engine.request.stopping import OnToken
 from rlx.engine.speculation.drafts import Counters, Drafts
 from rlx.engine.speculation.prompt_lookup import PromptLookup
-from rlx.engine.token_engine import TokenEngine
+from rlx.engine.token_engine import RecomputeEngine, TokenEngine
 from rlx.errors import ArgumentError, TokenizerError, UnsupportedModelError
 from rlx.notebook import Stats, card
 from rlx.runners.base import GREEDY, Plan, checked_speculation

@@ -17,11 +17,10 @@ import numpy.typing as npt
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.loop.job import Job
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.request.checks import check_finite, check_ids
-from rlx.engine.request.context import Context, PromptLike
+from rlx.engine.request.context import Context, PromptLike, check_finite, check_ids
 from rlx.engine.request.output import Logits, Step, candidate, likeliest, log_probs
+from rlx.engine.request.request import Job
 from rlx.engine.token_engine import TokenEngine
 from rlx.errors import ArgumentError, BusyError, PromptError
 from rlx.runners.multimodal import MultimodalRunner

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 import rlx
-from rlx.engine.loop.executor import GAP_BOUNDS
+from rlx.engine.request.record import GAP_BOUNDS
 from rlx.errors import BusyError
 from rlx.serve.admission import ConcurrencyLimiter
 from rlx.serve.llama_metrics import llama_metrics

@@ -19,7 +19,7 @@ from rlx.serve.model import ServedModel
 from rlx.serve.openai.native import sampling_settings
 
 if TYPE_CHECKING:
-    from rlx.engine.loop.request_stats import ActiveRequest
+    from rlx.engine.request.record import ActiveRequest
     from rlx.serve.app import Server
 
 PROBES = frozenset({"/health", "/v1/health", "/ping", "/metrics", "/slots", "/favicon.ico"})

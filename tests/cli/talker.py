@@ -131,7 +131,7 @@ def in_a_terminal() -> None:
     def wait() -> None:
         os.write(1, WAITS.encode())
         end = time.monotonic() + 60
-        while time.monotonic() < end and not any(loop.driver.inbox for loop in loops):
+        while time.monotonic() < end and not any(loop.executor.inbox for loop in loops):
             time.sleep(0.01)  # a step that lasts until its answer is not wanted any more
 
     from rlx.engine.loop.loop import _loops as loops
@@ -139,7 +139,7 @@ def in_a_terminal() -> None:
     talker.trouble[SLOW] = 2, wait
     with pytest.MonkeyPatch.context() as monkeypatch:
         # Turns may be long here, so the loop's own thread computes all of them: Ctrl-C waits for those of a caller.
-        monkeypatch.setattr("rlx.engine.loop.driver.BRIEF", 0.0)
+        monkeypatch.setattr("rlx.engine.loop.loop.BRIEF", 0.0)
         install(monkeypatch, talker.make)
         sys.argv = ["rlx", "chat"]
         main()

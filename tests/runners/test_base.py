@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.engine.request.checks import check_finite
+from rlx.engine.request.context import check_finite
 from rlx.engine.request.output import Logits
 from rlx.engine.request.request import Request
 from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError

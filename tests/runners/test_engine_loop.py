@@ -15,14 +15,15 @@ from functools import partial
 from typing import Any
 
 import pytest
-from toy_engine import Greedy, ToyEngine, answer
+from toy_engine import ToyEngine, answer
+from toy_engine import job as made_job
 
-from rlx.engine.loop.bell import Bell
-from rlx.engine.loop.handle import Handle, Stream, read_together
-from rlx.engine.loop.job import AHEAD, Job
+from rlx.engine.loop.handle import Handle, RequestGroup, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.request.output import Output
-from rlx.engine.request.stopping import FinishReason, Stopping
+from rlx.engine.request.request import AHEAD, Job
+from rlx.engine.request.stopping import FinishReason
+from rlx.engine.threads import Notifier
 from rlx.errors import BusyError, DeadlineError, NumericalError
 
 pytestmark = pytest.mark.any_machine
@@ -47,8 +48,8 @@ def handle(
     over: Callable[..., object] | None = None,
     **options: Any,
 ) -> Handle:
-    job = Job(prompt, Greedy(), limit, **options)
-    made = Handle(loop, job, Output(Stopping(limit, on_token=on_token), lambda: None), over)  # type: ignore[arg-type, return-value]
+    job = made_job(prompt, limit, **{"streaming": True, **options})
+    made = Handle(loop, job, Output(job.request, lambda: None, on_token, pieces=False), over)  # type: ignore[arg-type, return-value]
     loop.submit(job)
     return made
 
@@ -127,7 +128,7 @@ def test_a_cancelled_task_aborts_its_request(loop: EngineLoop) -> None:
 
 
 def test_other_tasks_have_their_turn_although_all_steps_are_there(loop: EngineLoop) -> None:
-    made = handle(loop, 200, watched=False)
+    made = handle(loop, 200, streaming=False)
     assert until(loop, lambda: loop.is_idle)
     turns = 0
 
@@ -160,7 +161,7 @@ def test_an_event_loop_that_is_gone_hurts_nobody(loop: EngineLoop) -> None:
 
 def test_the_engine_runs_ahead_by_a_bounded_number_of_tokens(loop: EngineLoop) -> None:
     made = handle(loop, 100)
-    assert until(loop, lambda: made._job.held)
+    assert until(loop, lambda: made._job.backpressured)
     assert len(made._job.tokens) == AHEAD
     other = handle(loop, 30, [7])
     assert other.result() == answer([7], 30), "one that stops reading keeps nobody else"
@@ -175,7 +176,7 @@ def test_after_a_long_turn_the_caller_drives_again(loop: EngineLoop) -> None:
 
     def recorded(*arguments: Any, **options: Any) -> Any:
         threads.append(threading.current_thread())
-        while threads[-1] is not caller and not loop.driver._sleepers:
+        while threads[-1] is not caller and not loop._sleepers:
             time.sleep(0.001)  # until the caller sleeps
         return step(*arguments, **options)
 
@@ -228,7 +229,7 @@ def test_a_callback_may_use_the_loop(loop: EngineLoop) -> None:
 
 
 def test_a_request_that_fails(loop: EngineLoop) -> None:
-    loop._executor._engine.broken = {9}  # type: ignore[attr-defined]
+    loop._engine.broken = {9}  # type: ignore[attr-defined]
     good, bad = handle(loop, 30), handle(loop, 30, [9, 9])
     with pytest.raises(NumericalError):
         list(bad)
@@ -237,7 +238,7 @@ def test_a_request_that_fails(loop: EngineLoop) -> None:
 
 def test_a_deadline_counts_from_the_submission(loop: EngineLoop) -> None:
     """Not from when the loop reads it: a long step of others may be in between."""
-    made = handle(loop, seconds=0.5)
+    made = handle(loop, timeout=0.5)
     loop._engine.now += 1  # type: ignore[attr-defined]
     with pytest.raises(DeadlineError, match="it has 0 tokens"):
         made.result()
@@ -269,18 +270,18 @@ def test_streams_start_lazily_and_end_when_they_are_closed(loop: EngineLoop) -> 
 
 
 def test_several_that_are_read_together(loop: EngineLoop) -> None:
-    bell, told = Bell(), list[tuple[int, int]]()
+    notifier, told = Notifier(), list[tuple[int, int]]()
     handles = [
-        handle(loop, 5 + i, [i], bell=bell, on_token=lambda token, i=i: told.append((i, token)), watched=i % 2 == 0)
+        handle(loop, 5 + i, [i], lambda token, i=i: told.append((i, token)), notifier=notifier, streaming=i % 2 == 0)
         for i in range(5)
     ]
-    read_together(loop, handles, bell)
+    RequestGroup(loop, handles, notifier).results()
     for i, made in enumerate(handles):
         assert made.result() == answer([i], 5 + i) == [token for at, token in told if at == i]
-    loop._executor._engine.broken = {9}  # type: ignore[attr-defined]
-    handles = [handle(loop, 500, [i], bell=bell) for i in (1, 9, 2)]
+    loop._engine.broken = {9}  # type: ignore[attr-defined]
+    handles = [handle(loop, 500, [i], notifier=notifier) for i in (1, 9, 2)]
     with pytest.raises(NumericalError):
-        read_together(loop, handles, bell)
+        RequestGroup(loop, handles, notifier).results()
     assert until(loop, lambda: loop.is_idle)
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from toy_engine import Greedy, ToyEngine, answer, executor
+from toy_engine import ToyEngine, answer, executor, give, job
 
-from rlx.engine.loop.executor import JobExecutor
-from rlx.engine.loop.job import AHEAD, Job, Task
-from rlx.engine.loop.scheduler import LEAST, PATIENCE, USUAL_SHARE, StepCost
+from rlx.engine.loop.costs import USUAL_SHARE, StepCost
+from rlx.engine.loop.executor import Executor
+from rlx.engine.loop.scheduler import LEAST, PATIENCE
+from rlx.engine.request.request import AHEAD, Job, Task
 from rlx.engine.speculation.drafts import Counters, Drafts
 from rlx.errors import DeadlineError, NumericalError, PoolFullError
 
@@ -21,11 +22,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [(seed * 7 + i * i) % 41 for i in range(1, length + 1)]
 
 
-def job(ids: list[int], limit: int = 10, **options: Any) -> Job:
-    return Job(ids, Greedy(), limit, **{"watched": False, **options})
-
-
-def run(made: JobExecutor, most: int = 10_000) -> None:
+def run(made: Executor, most: int = 10_000) -> None:
     """Turns until there is nothing to compute."""
     while made.turn():
         most -= 1
@@ -40,7 +37,7 @@ def test_every_job_gets_its_tokens() -> None:
     engine = ToyEngine()
     made, jobs = executor(engine), [job(prompt(n, n), limit=n + 1) for n in (1, 5, 70, 700, 3)]
     for each in jobs:
-        made.receive(each)
+        give(made, each)
     run(made)
     assert right(*jobs)
     assert all(sequence.closed for sequence in engine.sequences)
@@ -53,7 +50,7 @@ def test_short_prompts_share_a_step_and_long_ones_do_not() -> None:
     engine = ToyEngine()
     made = executor(engine)
     for each in [job(prompt(40, seed), 1) for seed in range(1, 4)] + [job(prompt(300, 9), 1)]:
-        made.receive(each)
+        give(made, each)
     run(made)
     assert engine.steps == [[40, 40, 40], [300]]
 
@@ -61,7 +58,7 @@ def test_short_prompts_share_a_step_and_long_ones_do_not() -> None:
 def test_the_largest_chunks_while_nobody_decodes() -> None:
     engine = ToyEngine()
     made, long = executor(engine), job(prompt(1300), 2)
-    made.receive(long)
+    give(made, long)
     run(made)
     assert engine.steps[:3] == [[512], [512], [276]]
     assert right(long)
@@ -73,12 +70,12 @@ def test_no_gap_is_longer_than_twice_the_stall_target(stall: float) -> None:
     engine = ToyEngine(first=0.02, more=0.002)
     made, short = executor(engine, stall=stall), [job(prompt(4, seed), 400) for seed in (1, 2, 3)]
     for each in short:
-        made.receive(each)
+        give(made, each)
     for _ in range(4):
         made.turn()
     long = [job(prompt(2000, seed), 5) for seed in (5, 6)]
     for each in long:
-        made.receive(each)
+        give(made, each)
     run(made)
     assert right(*short, *long)
     assert made.counters.longest_gap <= 2 * stall
@@ -90,13 +87,13 @@ def test_no_gap_is_long_while_short_prompts_come_between_the_chunks_of_a_deep_on
     """A row after 6,000 positions takes seven times as long as the first one of a prompt."""
     engine = ToyEngine(first=0.01, more=0.001, deep=1e-6)
     made, first = executor(engine, slots=16, stall=0.1), job(prompt(4), 2000)
-    made.receive(first)
+    give(made, first)
     made.turn()
     long = job(prompt(6000, 5), 5)
-    made.receive(long)
+    give(made, long)
     gaps = []
     for number in range(30):
-        made.receive(job(prompt(150, 10 + number), 1))
+        give(made, job(prompt(150, 10 + number), 1))
         for _ in range(8):
             start = engine.now
             made.turn()
@@ -107,15 +104,15 @@ def test_no_gap_is_long_while_short_prompts_come_between_the_chunks_of_a_deep_on
 
 def test_a_prompt_alone_is_not_bounded_by_jobs_that_wait_for_their_consumers() -> None:
     engine = ToyEngine()
-    made, slow = executor(engine), job(prompt(4), 100, watched=True)
-    made.receive(slow)
+    made, slow = executor(engine), job(prompt(4), 100, streaming=True)
+    give(made, slow)
     run(made)
-    assert len(slow.tokens) == AHEAD and slow.held and not slow.ended
-    made.receive(job(prompt(600, 2), 1))
+    assert len(slow.tokens) == AHEAD and slow.backpressured and not slow.ended
+    give(made, job(prompt(600, 2), 1))
     run(made)
     assert [512] in engine.steps
-    slow.taken = 5
-    made.receive(slow)
+    slow.consumed = 5
+    give(made, slow)
     run(made)
     assert len(slow.tokens) == AHEAD + 5
 
@@ -125,7 +122,7 @@ def test_first_come_first_served_with_priorities() -> None:
     made, order = executor(engine, slots=1), list[int]()
     jobs = [job(prompt(5, seed), 2, priority=priority) for seed, priority in enumerate((0, 0, 3, 1, 3))]
     for each in jobs:
-        made.receive(each)
+        give(made, each)
     while made.turn():
         order += [i for i, each in enumerate(jobs) if each.ended and i not in order]
     assert [*order, *(i for i in range(5) if i not in order)] == [2, 4, 3, 0, 1]
@@ -135,9 +132,9 @@ def test_a_short_prompt_does_not_wait_behind_a_long_one() -> None:
     engine = ToyEngine()
     made = executor(engine)
     long, short = job(prompt(2000), 3), job(prompt(100, 1), 3)
-    made.receive(long)
+    give(made, long)
     made.turn()
-    made.receive(short)
+    give(made, short)
     while not short.tokens:
         made.turn()
     assert not long.tokens and len(long.sequence) <= 512 + 100, "one chunk, then the short prompt"
@@ -149,11 +146,11 @@ def test_short_prompts_do_not_starve_a_long_one() -> None:
     """Short prompts come in faster than they can be computed: the long one waits a time bounded by its own."""
     engine = ToyEngine(first=0.02, more=0.002)
     made, long = executor(engine, slots=64), job(prompt(2000), 3)
-    made.receive(long)
+    give(made, long)
     for seed in range(1, 10_000):
         if long.tokens:
             break
-        made.receive(job(prompt(150, seed), 1))
+        give(made, job(prompt(150, seed), 1))
         made.turn()
     alone = 2000 * 0.002
     assert long.tokens and engine.now < (1 + PATIENCE) * alone * 1.5
@@ -163,7 +160,7 @@ def test_no_more_than_the_slots_compute_at_once() -> None:
     engine = ToyEngine()
     made, jobs = executor(engine, slots=3), [job(prompt(5, seed), 6) for seed in range(8)]
     for each in jobs:
-        made.receive(each)
+        give(made, each)
     while made.turn():
         assert len(made.scheduler.running) + len(made.scheduler.prefilling) <= 3
     assert right(*jobs)
@@ -174,7 +171,7 @@ def test_a_common_prefix_is_computed_once() -> None:
     engine, common = ToyEngine(), prompt(1000)
     made, jobs = executor(engine, slots=32), [job([*common, 40 - i, i], 3) for i in range(32)]
     for each in jobs:
-        made.receive(each)
+        give(made, each)
     run(made)
     assert right(*jobs)
     assert made.counters.prompt_tokens == 1002 + 31 * 2
@@ -186,18 +183,20 @@ def test_a_common_prefix_is_computed_once() -> None:
 def test_one_greedy_job_alone_runs_natively() -> None:
     engine = ToyEngine()
     made, alone = executor(engine), job(prompt(9), 60, is_greedy=True)
-    made.receive(alone)
+    give(made, alone)
     run(made)
     assert right(alone)
     assert engine.runs == [25, 25, 9]
     assert len(engine.steps) == 1
 
 
-@pytest.mark.parametrize("options", [{"watched": True}, {"with_logits": True}, {"is_greedy": False}, {"min_tokens": 9}])
+@pytest.mark.parametrize(
+    "options", [{"streaming": True}, {"with_logits": True}, {"is_greedy": False}, {"min_tokens": 9}]
+)
 def test_who_is_looked_at_does_not(options: dict[str, Any]) -> None:
     engine = ToyEngine()
     made, alone = executor(engine), job(prompt(9), 8, **{"is_greedy": True, "stop_ids": {99 % 50}, **options})
-    made.receive(alone)
+    give(made, alone)
     run(made)
     assert engine.runs == [] or options == {"min_tokens": 9}
     assert [int(row.argmax()) for row in alone.rows] == (alone.tokens if "with_logits" in options else [])
@@ -206,10 +205,10 @@ def test_who_is_looked_at_does_not(options: dict[str, Any]) -> None:
 def test_newcomers_end_native_runs() -> None:
     engine = ToyEngine()
     made, first, second = executor(engine), job(prompt(9), 90, is_greedy=True), job(prompt(5, 3), 20, is_greedy=True)
-    made.receive(first)
+    give(made, first)
     made.turn()
     made.turn()
-    made.receive(second)
+    give(made, second)
     run(made)
     assert right(first, second)
     assert [1, 1] in engine.steps
@@ -224,7 +223,7 @@ def test_stop_ids_and_the_least_number_of_tokens() -> None:
         for native in (False, True):
             made = executor(ToyEngine())
             each = job(prompt(6), 30, stop_ids={wanted[7]}, min_tokens=least, is_greedy=native)
-            made.receive(each)
+            give(made, each)
             run(made)
             assert len(each.tokens) >= max(least, 1)
             if least <= wanted.index(wanted[7]):
@@ -237,7 +236,7 @@ def test_one_that_fails_fails_alone() -> None:
     engine.broken = {8}
     made, good, bad = executor(engine), job(prompt(5, 2), 20), job([8, 8, 8], 20)
     for each in (good, bad):
-        made.receive(each)
+        give(made, each)
     run(made)
     assert right(good)
     assert isinstance(bad.error, NumericalError) and bad.ended
@@ -250,19 +249,19 @@ def test_a_sampler_that_raises() -> None:
             raise KeyError("no")
 
     made, good = executor(ToyEngine()), job(prompt(5, 1), 20)
-    bad = Job(prompt(3), Broken(), 5)
+    bad = job(prompt(3), 5, sampler=Broken(), streaming=True)
     for each in (good, bad):
-        made.receive(each)
+        give(made, each)
     run(made)
     assert right(good) and isinstance(bad.error, KeyError)
 
 
 def test_a_deadline() -> None:
     engine = ToyEngine()
-    made, good, late = executor(engine), job(prompt(5, 1), 50), job(prompt(5, 2), 50, seconds=0.3)
-    unborn = job(prompt(700, 4), 50, seconds=0.01)
+    made, good, late = executor(engine), job(prompt(5, 1), 50), job(prompt(5, 2), 50, timeout=0.3)
+    unborn = job(prompt(700, 4), 50, timeout=0.01)
     for each in (good, late, unborn):
-        made.receive(each)
+        give(made, each)
     assert made.seconds_left() == pytest.approx(0.01)
     run(made)
     assert right(good)
@@ -277,11 +276,11 @@ def test_an_abort_at_any_time(when: int) -> None:
     engine = ToyEngine()
     made, good, gone = executor(engine, slots=2), job(prompt(5, 1), 30), job(prompt(60, 2), 30)
     for each in (good, gone):
-        made.receive(each)
+        give(made, each)
     for _ in range(when):
         made.turn()
     gone.stopped_at = len(gone.tokens)
-    made.receive(gone)
+    give(made, gone)
     assert gone.ended and gone.error is None
     run(made)
     assert right(good)
@@ -291,12 +290,12 @@ def test_an_abort_at_any_time(when: int) -> None:
 @pytest.mark.parametrize("count", [1, 4, 8])
 @pytest.mark.parametrize("ended", [False, True])
 def test_who_stops_finds_the_sequence_at_the_last_token_but_one(count: int, ended: bool) -> None:
-    made, each = executor(ToyEngine()), job(prompt(5), 8 if ended else 100, keeps=True, watched=not ended)
-    made.receive(each)
+    made, each = executor(ToyEngine()), job(prompt(5), 8 if ended else 100, keeps=True, streaming=not ended)
+    give(made, each)
     run(made)
     assert (each.ended, len(each.tokens)) == (ended, 8)
     each.stopped_at = count
-    made.receive(each)
+    give(made, each)
     assert each.sequence.ids == each.prompt + answer(each.prompt, 8)[: count - 1]
     assert not each.sequence.closed
 
@@ -308,33 +307,33 @@ def test_who_finds_no_room_is_paused_and_goes_on() -> None:
     engine = ToyEngine(room=100)
     made, jobs = executor(engine), [job(prompt(20, seed), 40) for seed in range(1, 6)]
     for each in jobs:
-        made.receive(each)
+        give(made, each)
     run(made)
     assert right(*jobs)
-    assert made.paused.count > 0
+    assert made.room.pauses > 0
 
 
 def test_who_came_first_is_done_first_although_all_were_paused() -> None:
     made, jobs, ended = executor(ToyEngine(room=100)), [job(prompt(20, seed), 40) for seed in range(1, 5)], list[int]()
     for each in jobs:
-        made.receive(each)
+        give(made, each)
     while made.turn():
         ended += [at for at, each in enumerate(jobs) if each.ended and at not in ended]
-    assert made.paused.count >= 3
+    assert made.room.pauses >= 3
     assert ended + [at for at in range(4) if at not in ended] == [0, 1, 2, 3]
 
 
 def test_who_waits_for_a_consumer_makes_room_for_one_that_was_paused() -> None:
     """The consumer reads both for a while, and then only the one that is paused."""
     engine = ToyEngine(room=60)
-    made, jobs = executor(engine), [job(prompt(20, seed), 30, watched=True) for seed in (1, 2)]
+    made, jobs = executor(engine), [job(prompt(20, seed), 30, streaming=True) for seed in (1, 2)]
 
     def read(each: Job) -> None:
-        each.taken = len(each.tokens)
-        made.receive(each)
+        each.consumed = len(each.tokens)
+        give(made, each)
 
     for each in jobs:
-        made.receive(each)
+        give(made, each)
     run(made)
     for each in jobs:
         read(each)
@@ -343,21 +342,21 @@ def test_who_waits_for_a_consumer_makes_room_for_one_that_was_paused() -> None:
         while not each.ended:
             read(each)
             run(made)
-            assert each.taken < len(each.tokens), "it waits for the other one"
+            assert each.consumed < len(each.tokens), "it waits for the other one"
     assert right(*jobs)
 
 
 def test_who_waits_for_a_consumer_is_paused_first() -> None:
     engine = ToyEngine(room=60)
-    made, slow, fast = executor(engine), job(prompt(20, 1), 100, watched=True), job(prompt(20, 2), 35)
-    made.receive(slow)
+    made, slow, fast = executor(engine), job(prompt(20, 1), 100, streaming=True), job(prompt(20, 2), 35)
+    give(made, slow)
     run(made)
-    made.receive(fast)
+    give(made, fast)
     run(made)
     assert right(fast) and not slow.ended
-    slow.watched = False
+    slow.streaming = False
     slow.limit = 30
-    slow.held = False
+    slow.backpressured = False
     run(made)
     assert right(slow)
 
@@ -365,7 +364,7 @@ def test_who_waits_for_a_consumer_is_paused_first() -> None:
 def test_one_that_is_larger_than_the_pool_fails_with_the_sizes() -> None:
     made, large, good = executor(ToyEngine(room=50)), job(prompt(20, 1), 60), job(prompt(5, 2), 20)
     for each in (large, good):
-        made.receive(each)
+        give(made, each)
     run(made)
     assert right(good)
     assert isinstance(large.error, PoolFullError) and large.error.total == 50
@@ -386,10 +385,10 @@ def test_tasks_and_prompts_take_turns_with_decode_steps() -> None:
         return 4
 
     task, plain, wrong = Task(work), Task(lambda: 7), Task(lambda: 1 // 0)
-    made.receive(busy)
+    give(made, busy)
     made.turn()
     for each in (long, task, plain, wrong):
-        made.receive(each)
+        give(made, each)
     run(made)
     assert right(busy, long)
     assert (task.result, plain.result) == (4, 7)
@@ -408,7 +407,7 @@ def test_a_cancelled_task_is_closed() -> None:
             closed.append(True)
 
     made, task = executor(ToyEngine()), Task(work)
-    made.receive(task)
+    give(made, task)
     made.turn()
     task.cancelled = True
     run(made)
@@ -440,7 +439,7 @@ def test_drafts_change_no_token(wrong: Callable[[int], bool], limit: int) -> Non
     engine, counters = ToyEngine(), Counters()
     made, ids = executor(engine), prompt(12)
     each = job(ids, limit, drafts_of=lambda sequence: Drafts(Knows(ids, 0.9, wrong), counters), keeps=True)
-    made.receive(each)
+    give(made, each)
     run(made)
     assert right(each)
     assert each.sequence.ids == ids + each.tokens[:-1]
@@ -456,7 +455,7 @@ def test_drafts_end_where_they_would_make_the_batch_lose() -> None:
     knows = [Knows(prompt(5, seed), rate, lambda at: at % 2 == 0) for seed in range(12)]
     jobs = [job(each.ids, 40, drafts_of=lambda sequence, each=each: Drafts(each, counters)) for each in knows]
     for each in jobs:
-        made.receive(each)
+        give(made, each)
     run(made)
     assert right(*jobs)
     assert counters.drafted < 60, "only before the cost of rows was measured"
@@ -485,8 +484,8 @@ def test_the_cost_of_rows_is_measured() -> None:
 def test_a_chunk_has_a_least_size() -> None:
     engine = ToyEngine(more=1.0)
     made = executor(engine)
-    made.receive(job(prompt(5), 60))
+    give(made, job(prompt(5), 60))
     made.turn()
-    made.receive(job(prompt(100, 4), 1))
+    give(made, job(prompt(100, 4), 1))
     run(made)
     assert {rows[0] for rows in engine.steps if len(rows) == 1 and rows[0] > 1} <= {5, 32, LEAST, 100 - 32 - 4 * LEAST}

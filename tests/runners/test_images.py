@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_engine import FakeEngine
 from fake_tower import BEGIN, END, HIDDEN, PIECES, PLACEHOLDER, FakeTower, config, image, images
-from toy_engine import Greedy, ToyEngine, answer, executor
+from toy_engine import Greedy, ToyEngine, answer, asked, executor, give
+from toy_engine import job as toy_job
 
 import rlx
 from rlx.engine.images import ImageInput, placed
-from rlx.engine.loop.executor import JobExecutor
-from rlx.engine.loop.job import Job
+from rlx.engine.loop.executor import Executor
+from rlx.engine.request.request import Job
 from rlx.errors import ArgumentError, BusyError, ConfigError, ImageError, MultimodalError, PromptError
 from rlx.prompt import Prompt
 from rlx.runners.cached import CachedRunner
@@ -94,12 +96,12 @@ def test_a_model_without_a_tower_says_why() -> None:
 
 def job(prompt: list[int], made: ImageInput | None = None, seed: int = 0, limit: int = 6) -> Job:
     if made is None:
-        return Job(prompt, Greedy(), limit, watched=False)
+        return toy_job(prompt, limit)
     found = placed(Prompt([*prompt, PLACEHOLDER, 7], [image(seed)]), made, 29, None, "prompt", "model")
-    return Job(found.ids, Greedy(), limit, watched=False, images=found.images)
+    return Job(replace(asked(found.ids, limit), ids=found), Greedy(), streaming=False)
 
 
-def run(made: JobExecutor) -> None:
+def run(made: Executor) -> None:
     for _ in range(500):
         if not made.turn():
             return
@@ -111,9 +113,9 @@ def test_others_decode_between_the_pieces_of_an_image() -> None:
     loop, given = executor(ToyEngine()), images(tower)
     talking, seeing = job([1, 2, 3], limit=40), job([1], given)
     seen: list[int] = []
-    loop.receive(talking)
+    give(loop, talking)
     loop.turn()
-    loop.receive(seeing)
+    give(loop, seeing)
     while not seeing.tokens:
         seen.append(len(talking.tokens))
         loop.turn()
@@ -129,7 +131,7 @@ def test_two_requests_with_one_image_encode_it_once() -> None:
     loop, given = executor(ToyEngine()), images(tower)
     jobs = [job([1], given), job([2, 3], given), job([1], given, seed=5)]
     for each in jobs:
-        loop.receive(each)
+        give(loop, each)
     run(loop)
     assert all(each.tokens == answer(each.prompt, 6) for each in jobs)
     assert tower.begun == 2 and given.stats()["images"]["encoded"] == 2
@@ -139,12 +141,12 @@ def test_an_aborted_request_gives_its_image_up_and_others_go_on() -> None:
     tower = FakeTower()
     loop, given = executor(ToyEngine()), images(tower)
     gone, other = job([1], given), job([2], given, seed=3)
-    loop.receive(gone)
-    loop.receive(other)
+    give(loop, gone)
+    give(loop, other)
     for _ in range(3):
         loop.turn()
     gone.stopped_at = 0
-    loop.receive(gone)
+    give(loop, gone)
     run(loop)
     assert (gone.ended, gone.tokens, tower.closed) == (True, [], 1)
     assert other.tokens == answer(other.prompt, 6)
@@ -155,8 +157,8 @@ def test_a_broken_image_ends_its_own_request_only() -> None:
     loop, given = executor(ToyEngine()), images(tower)
     tower.trouble = ConfigError("broken")
     bad, good = job([1], given), job([2], given, seed=3)
-    loop.receive(bad)
-    loop.receive(good)
+    give(loop, bad)
+    give(loop, good)
     run(loop)
     assert isinstance(bad.error, ConfigError) and bad.ended
     assert good.tokens == answer(good.prompt, 6)
@@ -166,7 +168,7 @@ def test_closing_in_the_middle_of_an_image_ends_everything() -> None:
     tower = FakeTower()
     loop, given = executor(ToyEngine()), images(tower)
     waits = job([1], given)
-    loop.receive(waits)
+    give(loop, waits)
     loop.turn()
     loop.turn()
     loop.end_all(BusyError("closed"))

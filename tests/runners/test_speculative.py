@@ -11,12 +11,14 @@ import hybrid
 import numpy as np
 import pytest
 from fake_engine import FakeEngine
+from toy_engine import give
+from toy_engine import job as toy_job
 
 from rlx.compiler import kv
 from rlx.engine.kv.sequence import Sequence as PoolSequence
-from rlx.engine.loop.executor import JobExecutor
-from rlx.engine.loop.job import Job
+from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.scheduler import Scheduler
+from rlx.engine.request.request import Job
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts, Hits
 from rlx.engine.speculation.prompt_lookup import PromptLookup
 from rlx.errors import NumericalError
@@ -81,17 +83,10 @@ def generated(
     counters = Counters()
     limit = min(count, engine.max_seq - len(PROMPT) + 1)
     drafts_of = None if drafter is None else lambda sequence: Drafts(drafter, counters)
-    job = Job(
-        PROMPT,
-        sampler or Sampler(SampleOpts.greedy()),
-        limit,
-        watched=False,
-        drafts_of=drafts_of,
-        keeps=True,
-        **options,
-    )
-    executor = JobExecutor(engine, Scheduler(8, 0.2, engine.most_rows), lambda: 0.0, lambda: False)
-    executor.receive(job)
+    sampler = sampler or Sampler(SampleOpts.greedy())
+    job = toy_job(PROMPT, limit, sampler=sampler, drafts_of=drafts_of, keeps=True, **options)
+    executor = Executor(engine, Scheduler(8, 0.2, engine.most_rows), lambda: 0.0)
+    give(executor, job)
     while executor.turn():
         pass
     assert job.ended

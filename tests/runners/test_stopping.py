@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toy_engine import job
 
 from rlx import demo
-from rlx.engine.request.stopping import AnswerText, FinishReason, Stopping, says_stop
-from rlx.errors import ArgumentError
+from rlx.engine.request.output import Output
+from rlx.engine.request.stopping import AnswerText, FinishReason, says_stop
+from rlx.errors import ArgumentError, TokenizerError
 from rlx.sampling import SampleOpts, Sampler
 from rlx.text import Tokenizer, load_tokenizer
 
@@ -51,6 +53,47 @@ def text_of(pieces: Sequence[str], stop: Sequence[str]) -> tuple[str, str | None
     return answer.text, answer.stopped_at, shown
 
 
+class Stopping:
+    """A request that is given tokens: the loop's side and the consumer's decide when it ends."""
+
+    def __init__(
+        self,
+        n_new: int = 1 << 30,
+        *,
+        room: int | None = None,
+        tokenizer: Any = None,
+        on_token: Any = None,
+        stop_ids: Any = (),
+        **asked: Any,
+    ) -> None:
+        self.job = job([1], n_new, room=room, stop_ids=tuple(stop_ids), **asked)
+        self.job.request.check()
+        self.output = Output(self.job.request, tokenizer or none, on_token, pieces=False)
+        if self.job.last:
+            self.output.end(self.job.last[1])
+
+    def push(self, token: int) -> FinishReason | None:
+        reason = self.job.end_with(token)
+        self.job.add(token, None, reason)
+        return self.output.step(token, None, reason).finish_reason
+
+    @property
+    def count(self) -> int:
+        return len(self.job.tokens)
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return self.output.reason
+
+    @property
+    def text(self) -> str | None:
+        return self.output.text
+
+
+def none() -> Any:
+    raise TokenizerError("there is none", where="tokenizer")
+
+
 # ---------------------------------------------------------------------------------------------------- reasons
 
 
@@ -66,9 +109,9 @@ def test_a_stop_id_ends_it() -> None:
 
 @pytest.mark.parametrize(
     ("max_tokens", "room", "expected"),
-    [(2, None, "length"), (2, 9, "length"), (2, 2, "length"), (9, 2, "context"), (None, 2, "context")],
+    [(2, None, "length"), (2, 9, "length"), (2, 2, "length"), (9, 2, "context"), (1 << 30, 2, "context")],
 )
-def test_the_number_of_tokens_and_the_context_end_it(max_tokens: int | None, room: int | None, expected: str) -> None:
+def test_the_number_of_tokens_and_the_context_end_it(max_tokens: int, room: int | None, expected: str) -> None:
     assert fed(Stopping(max_tokens, room=room), [1, 2]) == [None, expected]
 
 
@@ -103,7 +146,7 @@ def test_of_several_reasons_the_first_is_given() -> None:
 
     assert Stopping(1, room=1, stop_ids=END, on_token=no).push(9) == "stop"
     assert Stopping(1, room=1, stop_ids=END, on_token=no).push(8) == "callback"
-    everything = Stopping(1, room=1, stop="a", tokenizer=Bytes, on_token=no)  # type: ignore[arg-type]
+    everything = Stopping(1, room=1, stop="a", tokenizer=Bytes, on_token=no)
     assert everything.push(ord("a")) == "stop_string"
 
 
@@ -125,7 +168,7 @@ def test_min_tokens_keeps_the_end_out_of_the_first_tokens() -> None:
     logits = np.arange(10, dtype=np.float32)  # the end is the likeliest
     tokens = []
     while stopping.reason is None:
-        tokens.append(sampler.sample(logits, stopping.banned))
+        tokens.append(sampler.sample(logits, stopping.job.banned))
         stopping.push(tokens[-1])
     assert (tokens, stopping.reason) == ([8, 8, 8, 9], "stop")
 
@@ -135,10 +178,10 @@ def test_a_stop_id_within_min_tokens_does_not_count() -> None:
 
 
 def test_a_stop_string_within_min_tokens_is_text() -> None:
-    stopping = Stopping(20, stop=["ab"], tokenizer=Bytes, min_tokens=3)  # type: ignore[arg-type]
+    stopping = Stopping(20, stop=["ab"], tokenizer=Bytes, min_tokens=3)
     assert fed(stopping, b"abxab") == [None, None, None, None, "stop_string"]
     assert stopping.text == "abx"
-    stopping = Stopping(20, stop=["ab"], tokenizer=Bytes, min_tokens=3)  # type: ignore[arg-type]
+    stopping = Stopping(20, stop=["ab"], tokenizer=Bytes, min_tokens=3)
     assert fed(stopping, b"xab") == [None, None, "stop_string"], "what the third of three tokens completes"
 
 
@@ -174,19 +217,19 @@ def test_what_may_be_a_stop_string_is_held_back() -> None:
 
 
 def test_a_stop_string_may_end_within_a_character_of_tokens() -> None:
-    stopping = Stopping(20, stop="\u2603", tokenizer=Bytes, stop_ids={256})  # type: ignore[arg-type]
+    stopping = Stopping(20, stop="\u2603", tokenizer=Bytes, stop_ids={256})
     assert fed(stopping, [*b"a\xe2\x98", 0x83]) == [None, None, None, "stop_string"]
     assert stopping.text == "a"
 
 
 def test_the_end_of_the_turn_is_no_text_and_frees_what_was_held() -> None:
-    stopping = Stopping(20, stop="User:", tokenizer=Bytes, stop_ids={256})  # type: ignore[arg-type]
+    stopping = Stopping(20, stop="User:", tokenizer=Bytes, stop_ids={256})
     assert fed(stopping, [*b"Us", 256])[-1] == "stop"
     assert stopping.text == "Us"
 
 
 def test_half_a_character_at_the_end_is_shown_as_such() -> None:
-    stopping = Stopping(2, stop="x", tokenizer=Bytes)  # type: ignore[arg-type]
+    stopping = Stopping(2, stop="x", tokenizer=Bytes)
     assert fed(stopping, [0x61, 0xE2])[-1] == "length"
     assert stopping.text == "a\ufffd"
 
@@ -231,12 +274,11 @@ def test_the_tokenizer_is_asked_for_only_if_there_are_stop_strings() -> None:
     ("options", "said"),
     [
         ({"on_token": 5}, "on_token is 5, expected a function of a token"),
-        ({"max_tokens": -1}, "max_tokens is -1, expected a whole number of at least 0"),
-        ({"max_tokens": 1.5}, r"max_tokens is 1\.5"),
-        ({"max_tokens": True}, "max_tokens is True"),
+        ({"n_new": -1}, "n_new is -1, expected a whole number of at least 0"),
+        ({"n_new": 1.5}, r"n_new is 1\.5"),
+        ({"n_new": True}, "n_new is True"),
         ({"min_tokens": -1}, "min_tokens is -1"),
-        ({"max_tokens": 2, "min_tokens": 3}, "min_tokens is 3, more than the 2 of max_tokens"),
-        ({"stop": "x"}, "the stop string 'x' needs a tokenizer, and there is none"),
+        ({"n_new": 2, "min_tokens": 3}, "min_tokens is 3, more than the 2 of max_tokens"),
         ({"stop": ["a", ""], "tokenizer": never}, "a stop string is empty"),
         ({"stop": [3], "tokenizer": never}, r"stop is \[3\], expected a text or several"),
         ({"stop": None, "tokenizer": never}, "stop is None"),

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from rlx.engine.loop.executor import JobExecutor
-from rlx.engine.loop.recompute import Context
+from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.scheduler import Scheduler
+from rlx.engine.request.context import Context
+from rlx.engine.request.request import Job, Request
+from rlx.engine.token_engine import ComputedAnew
 from rlx.errors import PoolFullError
+from rlx.sampling import SampleOpts
 
 VOCAB = 50
 
@@ -31,7 +34,7 @@ def answer(prompt: Sequence[int], count: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-class ToySequence(Context):
+class ToySequence(ComputedAnew):
     """Ids that take room in the engine's pool."""
 
     recurrent = False
@@ -138,12 +141,39 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
 class Greedy:
     """A sampler that takes the likeliest token."""
 
+    def accept(self, token: int) -> None:
+        """It remembers nothing."""
+
     def sample(self, logits: Any, banned: Any = ()) -> int:
         logits = logits.copy()
         logits[list(banned)] = -np.inf
         return int(logits.argmax())
 
 
-def executor(engine: ToyEngine, slots: int = 8, stall: float = 0.1) -> JobExecutor:
-    """A executor over the engine, on its clock."""
-    return JobExecutor(engine, Scheduler(slots, stall, engine.most_rows), engine.clock, lambda: False)
+def executor(engine: ToyEngine, slots: int = 8, stall: float = 0.1) -> Executor:
+    """An executor over the engine, on its clock."""
+    return Executor(engine, Scheduler(slots, stall, engine.most_rows), engine.clock)
+
+
+def give(made: Executor, *messages: Any) -> None:
+    """Leaves jobs and tasks for an executor, which takes them at once."""
+    made.inbox.extend(messages)
+    made.read()
+
+
+ASKED = ("stop_ids", "min_tokens", "priority", "timeout", "stop")
+
+
+def asked(
+    ids: Sequence[int], limit: int, *, is_greedy: bool = False, with_logits: bool = False, **more: Any
+) -> Request:
+    """A request as the loop takes it."""
+    sample = SampleOpts.greedy() if is_greedy else SampleOpts(temperature=1.0)
+    return Request(Context(list(ids)), limit, sample, top_logprobs=0 if with_logits else None, **more)
+
+
+def job(ids: Sequence[int], limit: int = 10, **options: Any) -> Job:
+    """A job that nobody looks at before it ends."""
+    own = {name: options.pop(name) for name in [*options] if name not in (*ASKED, "is_greedy", "with_logits")}
+    sampler = own.pop("sampler", None) or Greedy()
+    return Job(asked(ids, limit, **options), sampler, **{"streaming": False, **own})

@@ -8,16 +8,23 @@ tasks may read one handle; each iterator gets all steps.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from types import TracebackType
+from types import TracebackType, coroutine
 from typing import Any, Self
 
-from rlx.engine.loop.bell import Bell
-from rlx.engine.loop.job import AHEAD, Job
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.loop.request_stats import RequestStats
 from rlx.engine.request.output import Generation, Output, Step
+from rlx.engine.request.record import RequestStats
+from rlx.engine.request.request import AHEAD, Job
+from rlx.engine.threads import Notifier
+from rlx.notebook import GrowingText
+
+
+@coroutine
+def _other_tasks() -> Generator[None, None, None]:
+    """Lets other asyncio tasks have their turn: `asyncio.sleep(0)` without the import of asyncio."""
+    yield
 
 
 class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager["Handle", None]):
@@ -45,8 +52,8 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
     def __init__(
         self, loop: EngineLoop, job: Job, output: Output, over: Callable[[Job, int], object] | None = None
     ) -> None:
-        self._loop, self._job, self._output, self._over = loop, job, output, over
-        self.stopping = output.stopping
+        self._loop, self._job, self._over = loop, job, over
+        self.stopping = output
         self._steps: list[Step] = []
         self._lock = threading.Lock()
         self._error: BaseException | None = None
@@ -56,14 +63,14 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         if not self._ended:
             self._end(keeps=False)
 
-    # ---------------------------------------------------------------------------------------------- reading
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Step]:
         """All steps, from the first one on, each as soon as it is there."""
-        return Steps(self)
+        return Stream(lambda: self)
 
     def __aiter__(self) -> AsyncIterator[Step]:
-        return Steps(self)
+        return Stream(lambda: self)
 
     def result(self) -> Generation:
         """Waits for the end, and returns the tokens.
@@ -73,26 +80,28 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
             BusyError: the runner was closed.
         """
         job = self._job
-        if not (job.watched or job.with_logits or self._steps):
+        if not (job.streaming or job.with_logits or self._steps):
             return self._all_at_once()
         while not self._ended:
+            seen = job.notifier.news
             if not self.read():
-                self._loop.wait(job.bell, self.has_news)
+                self._loop.wait(job.notifier, seen)
         self._given(len(self._steps))
         return self._generation()
 
     def _all_at_once(self) -> Generation:
         """The result where nobody looks at steps: none are made."""
-        job, stopping = self._job, self._output.stopping
-        self._loop.wait(job.bell, lambda: job.ended or self._ended)
+        job = self._job
+        seen = job.notifier.news
+        while not (job.ended or self._ended):
+            self._loop.wait(job.notifier, seen)
+            seen = job.notifier.news
         tokens = job.tokens[: job.stopped_at]
         if not self._ended:
-            for at, token in enumerate(tokens):
-                stopping.push(token, job.complete_at == at + 1)
             self._end(len(tokens), job.error)
         if self._error is not None:
             raise self._error
-        return Generation(tokens, self._output)
+        return Generation(tokens, self.stopping)
 
     def __await__(self) -> Generator[Any, None, Generation]:
         """As `result`, for an asyncio task."""
@@ -104,34 +113,40 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         return self._generation()
 
     def _generation(self) -> Generation:
-        steps = self._steps if self._output.logprobs else None
-        return Generation((step.token for step in self._steps), self._output, steps)
+        steps = self._steps if self.stopping.logprobs else None
+        return Generation((step.token for step in self._steps), self.stopping, steps)
 
     def step(self, at: int) -> Step | None:
         """Waits for step number `at`; None if the request ended before it."""
-        while not self._is_there(at):
-            self._loop.wait(self._job.bell, lambda: self._has_news(at))
-        return self._given(at)
+        job, steps = self._job, self._steps
+        while at >= len(steps) and not self._ended:
+            seen = job.notifier.news  # before the look: what comes after it is news
+            if len(job.tokens) > len(steps) or job.ended:
+                self._make(at + 1)
+            else:
+                self._loop.wait(job.notifier, seen)
+        return steps[at] if at < len(steps) else self._given(at)
 
     async def step_async(self, at: int) -> Step | None:
         """As `step`, for an asyncio task. Other tasks have their turn although steps come without a wait."""
-        if self._is_there(at):
-            if at % AHEAD == 0:
-                import asyncio  # slow, and few programs need it
-
-                await asyncio.sleep(0)
-            return self._given(at)
-        while not self._is_there(at):
-            self._loop.wake()  # the task's own thread must not compute
-            await self._job.bell.wait_async(lambda: self._has_news(at))
+        job, steps, waited = self._job, self._steps, False
+        while at >= len(steps) and not self._ended:
+            seen = job.notifier.news
+            if len(job.tokens) > len(steps) or job.ended:
+                self._make(at + 1)
+            else:
+                waited = True
+                self._loop.wake()  # the task's own thread must not compute
+                await job.notifier.wait_async(seen)
+        if at % AHEAD == 0 and not waited:
+            await _other_tasks()
         return self._given(at)
 
     def read(self) -> bool:
         """Makes the steps of all tokens that have come, without waiting; returns whether anything was new."""
         before = len(self._steps)
-        with self._lock:
-            while not self._ended and self._make():
-                pass
+        if self.has_news():
+            self._make()
         return len(self._steps) > before or self._ended
 
     def steps(self, at: int) -> list[Step]:
@@ -147,11 +162,8 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
 
     def has_news(self) -> bool:
         """Whether there is a token that nobody has read, or an end."""
-        return not self._ended and self._has_news(len(self._steps))
-
-    def _has_news(self, at: int) -> bool:
         job = self._job
-        return len(job.tokens) > at or job.ended or self._ended
+        return not self._ended and (len(job.tokens) > len(self._steps) or job.ended)
 
     def _given(self, at: int) -> Step | None:
         if at < len(self._steps):
@@ -160,38 +172,40 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
             raise self._error
         return None
 
-    def _is_there(self, at: int) -> bool:
-        """Makes steps of the tokens that have come, up to step `at`; returns whether it is there, or never will be."""
-        if at >= len(self._steps) and not self._ended:
-            with self._lock:
-                while at >= len(self._steps) and not self._ended:
-                    if not self._make():
-                        return False
-        return True
+    def _make(self, most: int | None = None) -> None:
+        """Makes steps of the tokens that have come, and notes the end.
 
-    def _make(self) -> bool:
-        """Makes the next step, or notes the end; False if there is neither."""
-        job, output, at = self._job, self._output, len(self._steps)
-        if at < len(job.tokens):
-            try:
-                row = job.rows.popleft() if job.with_logits else None
-                step = output.step(job.tokens[at], row, job.complete_at == at + 1)
-            except BaseException as error:  # of a callback, or an interrupt
-                self._end(at + 1, error)
-                raise
-            self._steps.append(step)
-            job.taken = at + 1
-            if step.finish_reason is not None:
-                self._end(at + 1)
-            elif job.held and len(job.tokens) - job.taken <= AHEAD // 2:
-                self._loop.took(job)
-            return True
-        if job.ended and at >= len(job.tokens):  # read in this order: tokens come before the end
-            self._end(at, job.error)
-            return True
-        return False
+        Args:
+            most: how many steps there should be at most.
+        """
+        job, steps = self._job, self._steps
+        with self._lock:
+            while not self._ended and (most is None or len(steps) < most):
+                at = len(steps)
+                if at < len(job.tokens):
+                    self._make_one(at)
+                elif job.ended and at >= len(job.tokens):  # read in this order: tokens come before the end
+                    self._end(at, job.error)
+                else:
+                    return
 
-    # ---------------------------------------------------------------------------------------------- the end
+    def _make_one(self, at: int) -> None:
+        job = self._job
+        try:
+            row = job.rows.popleft() if job.with_logits else None
+            last = job.last
+            step = self.stopping.step(job.tokens[at], row, last[1] if last and last[0] == at + 1 else None)
+        except BaseException as error:  # of a callback, or an interrupt
+            self._end(at + 1, error)
+            raise
+        self._steps.append(step)
+        job.consumed = at + 1
+        if step.finish_reason is not None:
+            self._end(at + 1)
+        elif job.backpressured and len(job.tokens) - job.consumed <= AHEAD // 2:
+            self._loop.consumed(job)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
         """Ends the request. Steps that were read stay; `finish_reason` is then `aborted`. May be called again."""
@@ -208,7 +222,7 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         job, tokens = self._job, len(self._steps)
         if self._ended and not tokens:  # nobody looked at steps
             tokens = len(job.tokens[: job.stopped_at])
-        return job.record.stats(len(job.prompt), tokens, job.last_time, self._loop.clock(), job.done)
+        return job.record.stats(len(job.prompt), tokens, self._loop.clock(), job.done)
 
     def _end(self, count: int | None = None, error: BaseException | None = None, *, keeps: bool = True) -> None:
         """Notes the end.
@@ -221,14 +235,16 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
             return
         job, count = self._job, len(self._steps) if count is None else count
         self._ended, self._error = True, error
-        self._output.stopping.abort()  # unless it has ended by itself
+        if job.last is not None and job.last[0] == count and error is None:
+            self.stopping.end(job.last[1], job.tokens[count - 1] if count else None)
+        self.stopping.end()  # unless it has ended by itself
         job.keeps = job.keeps and keeps and count > 0 and job.error is None
         if not job.ended or (job.sequence is not None and (count < len(job.tokens) or not job.keeps)):
             self._loop.stop(job, count)
         if self._over is not None and job.keeps:
             self._over(job, count)
         self._over = None
-        job.bell.ring()  # other consumers wait for a token that will not come
+        job.notifier.notify()  # other consumers wait for a token that will not come
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.abort()
@@ -240,27 +256,6 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
 
     def __repr__(self) -> str:
         return f"<Handle: {len(self._steps)} steps{', over' if self._ended else ''}>"
-
-
-class Steps(Iterator[Step], AsyncIterator[Step]):
-    """An iterator over the steps of a handle, for threads and for asyncio."""
-
-    def __init__(self, handle: Handle) -> None:
-        self._handle, self._at = handle, 0
-
-    def __next__(self) -> Step:
-        step = self._handle.step(self._at)
-        if step is None:
-            raise StopIteration
-        self._at += 1
-        return step
-
-    async def __anext__(self) -> Step:
-        step = await self._handle.step_async(self._at)
-        if step is None:
-            raise StopAsyncIteration
-        self._at += 1
-        return step
 
 
 class Stream(Iterator[Step], AsyncIterator[Step]):
@@ -276,27 +271,29 @@ class Stream(Iterator[Step], AsyncIterator[Step]):
 
     def __init__(self, start: Callable[[], Handle], change: Callable[[Step], Step] | None = None) -> None:
         self._start, self._change = start, change
-        self._steps: Steps | None = None
         self._handle: Handle | None = None
-        self._closed = False
+        self._at, self._closed = 0, False
 
     def __next__(self) -> Step:
         if self._closed:
             raise StopIteration
-        return self._changed(next(self._begun()))
+        if self._handle is None:
+            self._handle = self._start()
+        step = self._handle.step(self._at)
+        if step is None:
+            raise StopIteration
+        self._at += 1
+        return step if self._change is None else self._change(step)
 
     async def __anext__(self) -> Step:
         if self._closed:
             raise StopAsyncIteration
-        return self._changed(await anext(self._begun()))
-
-    def _begun(self) -> Steps:
-        if self._steps is None:
+        if self._handle is None:
             self._handle = self._start()
-            self._steps = Steps(self._handle)
-        return self._steps
-
-    def _changed(self, step: Step) -> Step:
+        step = await self._handle.step_async(self._at)
+        if step is None:
+            raise StopAsyncIteration
+        self._at += 1
         return step if self._change is None else self._change(step)
 
     def mapped(self, change: Callable[[Step], Step]) -> Stream:
@@ -305,8 +302,6 @@ class Stream(Iterator[Step], AsyncIterator[Step]):
 
     def show(self) -> str:
         """Prints the text as it comes, in a terminal or in the cell of a notebook, and returns all of it."""
-        from rlx.notebook import GrowingText
-
         shown = GrowingText()
         for step in self:
             shown.add(step.text)
@@ -329,23 +324,78 @@ class Stream(Iterator[Step], AsyncIterator[Step]):
         self.close()
 
 
-def read_together(loop: EngineLoop, handles: list[Handle], bell: Bell) -> None:
-    """Reads several handles to their ends, whichever has news.
+News = list[tuple[int, list[Step]]]
+"""Numbers of requests, and their new steps; no steps where one is over."""
+
+
+class RequestGroup:
+    """Requests that were handed over together, read by one thread or one asyncio task: whichever has tokens.
 
     Args:
         loop: computes them.
-        bell: the one that all of their jobs ring.
+        handles: at least one; their jobs have one notifier.
 
-    Raises:
-        RlxError: of the first request that fails; the others are aborted.
+    Attributes:
+        handles: one for each request.
     """
-    try:
-        while left := [handle for handle in handles if not handle.is_over]:
-            if not sum(handle.read() for handle in left):  # all of them, not only up to the first
-                loop.wait(bell, lambda: any(handle.has_news() for handle in handles))
-            for handle in left:
-                if handle.is_over:
-                    handle.result()
-    finally:
-        for handle in handles:
+
+    def __init__(self, loop: EngineLoop, handles: Sequence[Handle], notifier: Notifier) -> None:
+        self._loop, self.handles, self._notifier = loop, handles, notifier
+        self._read = [0] * len(handles)
+        self._open = set(range(len(handles)))
+
+    async def news(self, seconds: float | None = None) -> News | None:
+        """Waits until there are new steps, or one request is over: then its list of steps is empty.
+
+        Args:
+            seconds: how long it waits at most.
+
+        Returns:
+            What is new. An empty list if all requests are over; None if the time has passed.
+
+        Raises:
+            RlxError: of a request that failed, once its steps were read.
+        """
+        while self._open:
+            seen = self._notifier.news
+            if found := self._found():
+                return found
+            self._loop.wake()  # the task's own thread must not compute
+            if not await self._notifier.wait_async(seen, seconds):
+                return None
+        return []
+
+    def _found(self) -> News:
+        found: News = []
+        for i in sorted(self._open):
+            handle, at = self.handles[i], self._read[i]
+            if steps := handle.steps(at):
+                self._read[i] += len(steps)
+                found.append((i, steps))
+            elif handle.is_over:
+                self._open.discard(i)
+                found.append((i, []))
+        return found
+
+    def results(self) -> list[Generation]:
+        """Waits for the ends of all requests, and returns their tokens.
+
+        Raises:
+            RlxError: of the first request that fails; the others are aborted.
+        """
+        try:
+            while left := [handle for handle in self.handles if not handle.is_over]:
+                seen = self._notifier.news
+                if not sum(handle.read() for handle in left):  # all of them, not only up to the first
+                    self._loop.wait(self._notifier, seen)
+                for handle in left:
+                    if handle.is_over:
+                        handle.result()
+        finally:
+            self.abort()
+        return [handle.result() for handle in self.handles]
+
+    def abort(self) -> None:
+        """Ends all requests. May be called again."""
+        for handle in self.handles:
             handle.abort()

@@ -1,11 +1,12 @@
 """The engine loop: computes the requests of all callers, a step at a time, in one thread at a time.
 
-Runners stage, between the runners and the engine. Callers post jobs and tasks into an inbox. The thread that drives the
-loop reads it between turns (`executor.py`), and nobody else touches the engine's sequences.
+Runners stage, between the runners and the engine. Callers leave jobs and tasks in an inbox. The thread that drives the
+loop reads it in each turn (`executor.py`), and nobody else touches the engine's sequences.
 
 To wake another thread costs as much as a step of a small model. So a caller that waits drives the loop itself as long
 as nobody else does, and turns are short. Everything else is driven by a thread of the loop's own: long turns, because
-Ctrl-C waits for the turn of the main thread; and what goes on while no caller waits.
+Ctrl-C waits for the turn of the main thread; and what goes on while no caller waits. When turns are short again, it
+hands over to the thread that waits.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, overload
 
+from rlx import env
 from rlx.engine.batch import Batch
 from rlx.engine.kv.kept_prefixes import KeptPrefixes
-from rlx.engine.loop.at_exit import closed_at_exit
-from rlx.engine.loop.bell import Bell
-from rlx.engine.loop.deferred import DeferredInterrupt
-from rlx.engine.loop.driver import Driver, Message, closed_error
-from rlx.engine.loop.executor import JobExecutor, StepEngine
-from rlx.engine.loop.job import Job, Logits, Task
+from rlx.engine.loop.executor import Executor, Message
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.opening.options import SLOTS, STALL_MS
+from rlx.engine.request.context import Logits
+from rlx.engine.request.request import Job, Task
+from rlx.engine.threads import DeferredInterrupt, Notifier, closed_at_exit
+from rlx.engine.token_engine import StepEngine
 from rlx.errors import BusyError, PoolFullError, ResourceError, named_refusals
+from rlx.tracing import span
 
 T = TypeVar("T")
+
+BRIEF = 0.05  # seconds: callers compute turns themselves as long as turns take no longer
 
 
 class EngineLoop:
@@ -48,6 +52,7 @@ class EngineLoop:
 
     Attributes:
         scheduler: the jobs, in the order in which they are served. Only the thread that drives changes it.
+        executor: computes them.
         clock: seconds.
     """
 
@@ -62,16 +67,20 @@ class EngineLoop:
     ) -> None:
         self._engine, self._closed, self.clock = engine, False, clock
         self.scheduler = Scheduler(slots, stall_ms / 1000, engine.most_rows)
-        self._executor = JobExecutor(engine, self.scheduler, clock, lambda: bool(self.driver.inbox), kept)
+        self.executor = Executor(engine, self.scheduler, clock, kept)
         self._begin()
 
     def _begin(self) -> None:
-        self.driver = Driver(self._executor, lambda: self._closed, self.wake)
+        self._lock = threading.Lock()  # held by the thread that drives
+        self._driver: int | None = None  # its number
+        self._uncompiled = not env.jit()
+        self._is_brief = self._uncompiled  # whether callers compute turns themselves
+        self._sleepers: list[Notifier] = []  # where threads wait that could drive
         self._alarm: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the loop's own thread
         self._thread: dict[str, threading.Thread] = {}
         weakref.finalize(self, self._alarm.put, None).atexit = False  # an idle thread waits at the alarm
 
-    # ---------------------------------------------------------------------------------------------- for callers
+    # -- for callers ---------------------------------------------------------------------------------------------------
 
     def submit(self, *jobs: Job) -> None:
         """Hands jobs over, which begin together, as soon as somebody waits for one of them or `wake` is called.
@@ -87,20 +96,33 @@ class EngineLoop:
     def stop(self, job: Job, count: int) -> None:
         """Ends a job before its time, or cuts it afterwards; its consumer uses the first `count` tokens."""
         job.stopped_at = count
-        self._tell(job)
+        self.executor.inbox.append(job)
+        self._drive(None, None)
 
-    def took(self, job: Job) -> None:
-        """Tells that the consumer has taken tokens of a job that is held."""
-        self._tell(job, job.bell)
+    def consumed(self, job: Job) -> None:
+        """Tells that the consumer has taken tokens of a job that waits for it."""
+        self.executor.inbox.append(job)
+        self._drive(job.notifier, None)
 
-    def wait(self, bell: Bell, ready: Callable[[], bool]) -> None:
-        """Waits until `ready()`, which `bell` rings for; drives the loop meanwhile where it can."""
-        while not ready():
-            self.driver.here(bell, ready)
-            if self._closed:
-                self.driver.end_all()
-            if not ready():
-                self.driver.sleep(bell, ready)
+    def wait(self, notifier: Notifier, seen: object) -> None:
+        """Waits until there may be news; drives the loop meanwhile where it can.
+
+        Args:
+            seen: `notifier.news` from before the caller looked.
+        """
+        self._drive(notifier, seen)
+        if self._closed:
+            self._end_all()
+        if notifier.news is seen:
+            self._sleep(notifier, seen)
+
+    def wait_for(self, notifier: Notifier, is_there: Callable[[], bool]) -> None:
+        """Waits as `wait` until a condition holds, of which the notifier has news."""
+        while True:
+            seen = notifier.news
+            if is_there():
+                return
+            self.wait(notifier, seen)
 
     def wake(self) -> None:
         """Has the loop's own thread compute what is to be computed."""
@@ -123,57 +145,62 @@ class EngineLoop:
             BaseException: what `work` raises.
         """
         task = Task(work)
-        if self.driver.is_here:
+        if self._driver == threading.get_ident():
             while not task.ended:
                 task.step()
         else:
             self._post(task)
             try:
-                self.wait(task.bell, lambda: task.ended)
+                self.wait_for(task.notifier, lambda: task.ended)
             except BaseException:
                 task.cancelled = True
                 self.wake()
-                task.bell.wait(lambda: task.ended)
+                while not task.ended:
+                    seen = task.notifier.news
+                    if not task.ended:
+                        task.notifier.wait(seen)
                 raise
         if task.error is not None:
             with named_refusals():
                 raise task.error
         return task.result
 
-    def keep(self, sequence: Any) -> None:
-        """For a task: nobody computes anything of this open sequence now; it may be paused to make room for others."""
-        self._executor.idle.add(sequence)
-
-    def use(self, sequence: Any) -> None:
-        """For a task: undoes `keep`, before it computes something of the sequence."""
-        self._executor.idle.discard(sequence)
-        while True:
-            try:
-                sequence.resume()
-                return
-            except PoolFullError:
-                if not self._executor.make_room():
-                    raise
-
-    def step(self, batch: Batch) -> Sequence[Logits | None]:
-        """For a task: `StepEngine.step`, after others were paused if it finds no room."""
-        while True:
-            try:
-                return self._engine.step(batch)
-            except PoolFullError:
-                if not self._executor.make_room():
-                    raise
-
     def release(self, sequence: Any) -> None:
         """Closes a sequence soon, in the thread that drives; at once if nobody does."""
         if not self._closed:
             task = Task(sequence.close)
-            self.driver.inbox.append(task)
-            self.driver.here(None, lambda: task.ended)
+            seen = task.notifier.news
+            self.executor.inbox.append(task)
+            self._drive(task.notifier, seen)
+
+    # -- for tasks -----------------------------------------------------------------------------------------------------
+
+    def keep(self, sequence: Any) -> None:
+        """Nobody computes anything of this open sequence now; it may be paused to make room for others."""
+        self.executor.room.idle.add(sequence)
+
+    def use(self, sequence: Any) -> None:
+        """Undoes `keep`, before the task computes something of the sequence."""
+        self.executor.room.idle.discard(sequence)
+        self._with_room(sequence.resume)
+
+    def step(self, batch: Batch) -> Sequence[Logits | None]:
+        """`StepEngine.step`, after others were paused if it finds no room."""
+        return self._with_room(lambda: self._engine.step(batch))
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        while True:
+            try:
+                return work()
+            except PoolFullError:
+                if not self.executor.room.make():
+                    raise
 
     def task_rows(self, past: int) -> int:
         """How many rows after `past` positions a task may compute before its next `yield`."""
-        return self._executor.task_rows(past)
+        return self.executor.task_rows(past)
+
+    # -- its state -----------------------------------------------------------------------------------------------------
 
     @property
     def slots(self) -> int:
@@ -188,7 +215,7 @@ class EngineLoop:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is computed, and nobody waits."""
-        return not (self.driver.inbox or self.scheduler.jobs() or self.scheduler.tasks)
+        return not (self.executor.inbox or self.scheduler.jobs() or self.scheduler.tasks)
 
     def stats(self) -> dict[str, Any]:
         """Number of jobs that wait (`queue`), that have started (`running`) and that may (`slots`); those that have
@@ -198,7 +225,7 @@ class EngineLoop:
         started = sorted([*scheduler.prefilling, *scheduler.running], key=lambda job: job.number)
         active = [job.active() for job in started]
         now = {"queue": len(scheduler.waiting), "running": len(active), "slots": scheduler.slots, "active": active}
-        return {**now, **vars(self._executor.counters), "paused": self._executor.paused.count}
+        return {**now, **vars(self.executor.counters), "paused": self.executor.room.pauses}
 
     def close(self) -> None:
         """Ends every job and task with a `BusyError`, and the thread. Can be called more than once."""
@@ -207,29 +234,109 @@ class EngineLoop:
         thread = self._thread.get("thread")
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join()
-        self.driver.end_all()
-
-    # ---------------------------------------------------------------------------------------------- driving
+        self._end_all()
 
     def _post(self, message: Message) -> None:
         """Leaves something new, which waits until somebody drives."""
         if self._closed:
-            raise closed_error()
+            raise _closed_error()
         if self not in _loops:
             _loops.add(self)
             closed_at_exit(self)
-        self.driver.inbox.append(message)
+        self.executor.inbox.append(message)
 
-    def _tell(self, message: Job, bell: Bell | None = None) -> None:
-        """Leaves a message. It is read at once, unless somebody else drives and reads it soon.
+    # -- driving -------------------------------------------------------------------------------------------------------
+
+    def _drive(self, notifier: Notifier | None, seen: object) -> None:
+        """Drives in this thread until there is news, if nobody else does, and as long as turns are short.
+
+        At least it reads the inbox. What is left then is for the loop's own thread.
 
         Args:
-            bell: whose consumers are here and drive when they wait.
+            notifier: whose consumers are here, and drive when they wait again.
         """
-        self.driver.inbox.append(message)
-        self.driver.here(bell, lambda: True)
+        executor, done = self.executor, False
+        with DeferredInterrupt() as interrupt:
+            if self._is_brief and self._lock.acquire(blocking=False):
+                try:
+                    self._driver = threading.get_ident()
+                    if executor.inbox:
+                        executor.read()
+                    if notifier is not None:
+                        self._compute(notifier, seen, interrupt)
+                    executor.wake_consumers()
+                    is_news = notifier is None or notifier.news is not seen
+                    done = is_news and not self.scheduler.is_wanted_elsewhere(notifier)
+                except BaseException as error:  # of a signal handler: nobody knows what it interrupted
+                    executor.end_all(error)
+                    raise
+                finally:
+                    self._driver = None
+                    self._lock.release()
+            if not done or executor.inbox:
+                self.wake()
 
-    # ---------------------------------------------------------------------------------------------- its own thread
+    def _compute(self, notifier: Notifier, seen: object, interrupt: DeferredInterrupt) -> None:
+        while notifier.news is seen and self._is_brief and not interrupt.came:
+            if not self._turn():
+                return
+
+    def _sleep(self, notifier: Notifier, seen: object) -> None:
+        """Waits for news, or until this thread should drive."""
+        self._sleepers.append(notifier)
+        try:
+            notifier.wait(seen)
+        except BaseException:  # an interrupt; the loop may have been handed over to this thread
+            self.wake()
+            raise
+        finally:
+            self._sleepers.remove(notifier)
+
+    def _turn(self) -> bool:
+        """Computes a turn; returns whether there is more to do."""
+        if self._closed:
+            self.executor.end_all(_closed_error())
+            return False
+        start = time.perf_counter()
+        with span("turn", "loop"):
+            more = self.executor.turn()
+        # Without compiled code callers always compute, because a debugger looks at them.
+        self._is_brief = self._uncompiled or time.perf_counter() - start <= BRIEF
+        return more
+
+    def run(self) -> float | None:
+        """For the loop's own thread: computes until there is nothing to do, or another thread goes on.
+
+        Returns:
+            How many seconds the thread may then sleep; None for any number.
+        """
+        successor: Notifier | None = None
+        with self._lock:
+            self._driver = threading.get_ident()
+            try:
+                while successor is None and self._turn():
+                    successor = self._successor()
+                seconds = self.executor.seconds_left()
+            finally:
+                self._driver = None
+        if successor is not None:
+            successor.notify()
+        return seconds
+
+    def _successor(self) -> Notifier | None:
+        """Where a thread waits for all that is left, if it may drive: each token would wake it otherwise."""
+        if not self._is_brief or len(self._sleepers) != 1 or self.executor.inbox:
+            return None
+        (notifier,) = self._sleepers
+        return None if self.scheduler.is_wanted_elsewhere(notifier) or notifier.waiting > 1 else notifier
+
+    def _end_all(self) -> None:
+        """Ends what there is, after the last turn of whoever drives; not from within a turn."""
+        if self._driver != threading.get_ident():
+            with self._lock:
+                self.executor.end_all(_closed_error())
+
+    # -- its own thread ------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         """Starts the thread; of two callers at the same time one does."""
@@ -248,7 +355,12 @@ class EngineLoop:
         """For a forked child: the thread does not exist there, and what it was computing is lost."""
         self._begin()
         hint = "send the request again in the child"
-        self._executor.end_all(BusyError("the process was forked meanwhile", where="engine loop", hint=hint))
+        self.executor.end_all(BusyError("the process was forked meanwhile", where="engine loop", hint=hint))
+
+
+def _closed_error() -> BusyError:
+    """The error of a call on a closed runner."""
+    return BusyError("the runner was closed", where="engine loop", hint="open the model again")
 
 
 def _drive(loop_of: weakref.ref[EngineLoop], alarm: queue.SimpleQueue[None]) -> None:
@@ -262,7 +374,7 @@ def _drive(loop_of: weakref.ref[EngineLoop], alarm: queue.SimpleQueue[None]) -> 
         loop = loop_of()
         if loop is None:
             return
-        seconds = loop.driver.run()
+        seconds = loop.run()
         if loop.is_closed:
             return
         del loop

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rlx.compiler.compile import Progress
-from rlx.engine.loop.at_exit import closed_at_exit
+from rlx.engine.threads import closed_at_exit
 from rlx.errors import BusyError
 
 _LOOK = 0.02  # seconds between two checks whether the runner is idle

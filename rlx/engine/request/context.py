@@ -1,16 +1,23 @@
-"""A checked prompt: what every call of a runner computes from.
+"""Prompts and logits, checked: what every call of a runner computes from and returns.
 
-Runners stage, over `checks.py`. `LmRunner.checked_prompt` makes one of token ids or of a `Prompt`.
+Runners stage. `LmRunner.checked_prompt` makes a `Context` of token ids or of a `Prompt`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import isfinite
+from numbers import Integral
+from typing import Any, NoReturn
 
-from rlx.engine.request.checks import check_ids
-from rlx.errors import MultimodalError
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import MultimodalError, NumericalError, PromptError
 from rlx.prompt import Prompt, TokenIds
+
+Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,3 +72,64 @@ def no_tower(model: str, where: str, images: int = 1) -> MultimodalError:
         f"{count}, and the {model} has no vision tower", where=where,
         hint="open the model with its vision projector (`mmproj`), or its folder of safetensors, which holds the tower",
     )  # fmt: skip
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_ids(ids: TokenIds, vocab_size: int, what: str) -> list[int]:
+    """`ids` as a list of at least one Python int inside the vocabulary; `PromptError` otherwise."""
+    if isinstance(ids, str | bytes):
+        hint = "convert it to ids first: runner.tokenizer.encode(text), or runner.chat_ids(messages)"
+        raise PromptError(f"expected token ids, found a {type(ids).__name__}", where=what, hint=hint)
+    if not isinstance(ids, Sequence | np.ndarray):
+        raise PromptError(f"expected a sequence of token ids, found a {type(ids).__name__}", where=what)
+    if isinstance(ids, np.ndarray) and ids.ndim == 0:
+        raise PromptError("expected a sequence of token ids, found one number", where=what, hint="give [id]")
+    if len(ids) == 0:
+        raise PromptError("it is empty", where=what, hint="give at least one token, such as tokenizer.bos_id")
+    if isinstance(ids, Sequence) and {*map(type, ids)} == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+        return list(ids)  # quick, also for a single id
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # rows of different length
+        array = np.empty(0)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        _refuse_ids(ids, what)
+    outside = np.flatnonzero((array < 0) | (array >= vocab_size))
+    if len(outside):
+        found = f"id {array[outside[0]]} at position {outside[0]} is outside the vocabulary of {vocab_size}"
+        raise PromptError(found, where=what, hint=f"ids run from 0 to {vocab_size - 1}")
+    return [int(token) for token in array.tolist()]
+
+
+def _refuse_ids(ids: Any, what: str) -> NoReturn:
+    wrong = [(at, token) for at, token in enumerate(ids) if not _is_whole(token)]
+    at, token = wrong[0] if wrong else max(enumerate(ids), key=lambda pair: abs(pair[1]))  # no wrong type: a huge int
+    raise PromptError(f"expected a token id at position {at}, found {token!r}", where=what)
+
+
+def fit_context(ids: list[int], max_seq: int | None, what: str) -> list[int]:
+    """`ids`; `PromptError` if there are more than `max_seq`."""
+    if max_seq is not None and len(ids) > max_seq:
+        raise PromptError(
+            f"it has {len(ids)} tokens, and the context holds {max_seq}", where=what,
+            hint=f"shorten it, or open the model with a max_seq of at least {len(ids)}",
+        )  # fmt: skip
+    return ids
+
+
+def check_finite(logits: Logits, where: str) -> Logits:
+    """`logits`, [..., vocab]; `NumericalError` if one of them is NaN or infinite."""
+    with np.errstate(all="ignore"):
+        if isfinite(np.add.reduce(logits, axis=None)):  # one pass, no mask: the sum of finite logits is finite
+            return logits
+    for row in logits.reshape(-1, logits.shape[-1]):
+        if not np.isfinite(row).all():
+            at = int(np.flatnonzero(~np.isfinite(row))[0])
+            raise NumericalError(
+                f"logit {at} is {row[at]}", where=where,
+                hint="the weights or the arithmetic are broken: check the file, or try precision='exact'",
+            )  # fmt: skip
+    return logits

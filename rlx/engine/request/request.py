@@ -1,18 +1,34 @@
-"""A request: what a caller wants to be generated.
+"""A request, from the API to the loop: what is asked, and its state while it is computed.
 
-Runners stage. `LmRunner.submit` takes one; `generate` and `stream` make one of their arguments.
+Runners stage. `LmRunner.submit` takes a `Request`; `generate` and `stream` make one of their arguments. The thread that
+drives the loop computes its `Job` and adds tokens; a handle reads them in the consumer's thread. Every field has one
+writer, named below, so neither side ever waits for a lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
-from typing import Any
+import itertools
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
 
-from rlx.engine.request.context import PromptLike
+from rlx.engine.kv.prefix import Keys
+from rlx.engine.kv.prompt_embeddings import keys_of
+from rlx.engine.request.context import Context, Logits, PromptLike
+from rlx.engine.request.record import ActiveRequest, Record
+from rlx.engine.request.stopping import NOTHING, FinishReason, checked_count
+from rlx.engine.speculation.drafts import Drafts
+from rlx.engine.threads import Notifier
 from rlx.errors import ArgumentError
 from rlx.grammar.grammar import Grammar
-from rlx.sampling.options import Sample
+from rlx.sampling.masks import Constraint
+from rlx.sampling.options import Sample, SampleOpts
+
+AHEAD = 8  # most tokens that are computed before their consumer has taken them
+
+QUIET = 0.001  # seconds of tokens that a consumer may get together, if they come so quickly
 
 
 @dataclass(frozen=True)
@@ -60,11 +76,271 @@ class Request:
     keep_ids: Set[int] = frozenset()
     cache_salt: str = ""
 
-    def seconds(self) -> float | None:
-        """The checked `timeout`; `ArgumentError` if it is no number above 0."""
-        if self.timeout is None:
-            return None
-        value: Any = self.timeout
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ArgumentError(f"timeout is {value!r}", where="submit", hint="give seconds above 0, or None")
-        return float(value)
+    def check(self) -> None:
+        """`ArgumentError` if a number is out of its range."""
+        most, least = checked_count("n_new", self.n_new), checked_count("min_tokens", self.min_tokens) or 0
+        if most is None:
+            raise ArgumentError("n_new is None, expected a whole number of at least 0", where="generate")
+        if least > most:
+            raise ArgumentError(f"min_tokens is {least}, more than the {most} of max_tokens", where="generate")
+        checked_count("top_logprobs", self.top_logprobs)
+        timeout: Any = self.timeout
+        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if timeout is not None and not (is_number and timeout > 0):
+            raise ArgumentError(f"timeout is {timeout!r}", where="submit", hint="give seconds above 0, or None")
+
+
+DraftsOf = Callable[[Any], Drafts | None]
+"""Makes the drafts for a sequence; None if there are none now."""
+
+_numbers = itertools.count()
+
+
+class Chooser(Protocol):
+    """Chooses the next token from logits; `rlx.sampling.Sampler` does."""
+
+    def sample(self, logits: Logits, banned: Collection[int] = ()) -> int: ...
+
+    def accept(self, token: int) -> None: ...
+
+
+@dataclass(eq=False)
+class Job:
+    """The state of a request in the loop, from its prompt to its last token.
+
+    Attributes:
+        request: what is asked, with defaults filled in: `ids` is a `Context`, `sample` a `SampleOpts`, `stop_ids` are
+            all that end it, and `embeds` the checked prompt embeddings.
+        sampler: chooses the tokens; used by the thread that drives only.
+        room: how many tokens the context has room for after the prompt; None if it is unlimited.
+        constraint: what the tokens may be; the sampler applies it.
+        turn_ids: tokens that end a turn of a conversation: prompts branch there.
+        streaming: whether the consumer looks at each token as it comes: it is then woken for each, and the request
+            waits for it after `AHEAD` tokens. If not, the consumer is woken once, at the end.
+        drafts_of: makes the drafts for a sequence that begins; None for no drafts.
+        keeps: whether the sequence stays open at the end; its owner then closes it.
+        replaces: a sequence that nobody needs any more once this one starts; it is closed before.
+        label: names it in errors; its position by default.
+        notifier: has the news for the consumer; several requests may share one.
+
+        number: the order of arrival.
+        prompt, images: the ids of the prompt, and its images until they are encoded; it begins then.
+        embeddings: rows in place of the embeddings of some ids.
+        limit: maximum number of tokens.
+        sequence: the tokens in the cache; None before it starts.
+        tokens: the tokens so far.
+        rows: logits of the tokens that the consumer has not taken yet. The loop appends, the consumer pops.
+        forced: tokens that must come next by the grammar.
+        last: how many tokens there are in all and why, once the loop has chosen the last one.
+        ended, error: whether there will be no more tokens, and why not if it is an error.
+        branches: where prompts that wait for this one part from it.
+        drafts: makes drafts of its next tokens, if it has any.
+        deadline: time by the loop's clock after which it fails.
+        record: when it changed its phase, for statistics and traces.
+        entered: whether the loop knows it.
+        backpressured: whether it waits for the consumer to take tokens.
+        last_notified: when the consumer was last woken, by the loop's clock.
+        looked_up, loading: whether the states of its prompt were looked up on disk, and whether they are being read.
+        paused: whether its state was saved elsewhere, because the cache was full.
+
+        consumed: number of tokens that the consumer has taken. This and the next field are written by the consumer.
+        stopped_at: how many tokens the consumer uses, if it ended the request.
+    """
+
+    request: Request
+    sampler: Chooser
+    room: int | None = None
+    constraint: Constraint | None = None
+    turn_ids: Collection[int] = NOTHING
+    streaming: bool = True
+    drafts_of: DraftsOf | None = None
+    keeps: bool = False
+    replaces: Any = None
+    label: str | None = None
+    notifier: Notifier = field(default_factory=Notifier)
+
+    def __post_init__(self) -> None:
+        request, self.number = self.request, next(_numbers)
+        assert isinstance(request.ids, Context), "the request is checked"
+        self.prompt, self.images, self.embeddings = request.ids.ids, request.ids.images, request.embeds
+        self.limit = request.n_new if self.room is None else min(request.n_new, self.room)
+        self.stop_ids = frozenset(request.stop_ids)
+        self.with_logits = request.top_logprobs is not None
+        self.is_greedy = isinstance(request.sample, SampleOpts) and request.sample.is_plain_greedy
+        self.deadline: float | None = None
+        self.sequence: Any = None
+        self.drafts: Drafts | None = None
+        self.branches, self.forced = set[int](), deque[int]()
+        self.tokens, self.rows = list[int](), deque[Logits]()
+        self.last: tuple[int, FinishReason] | None = (0, self._full()) if self.limit <= 0 else None
+        self.ended = self.limit <= 0  # there is nothing to compute
+        self.error: BaseException | None = None
+        self.entered = self.backpressured = self.paused = self.looked_up = self.loading = False
+        self.last_notified, self.record = 0.0, Record()
+        self.consumed = 0
+        self.stopped_at: int | None = None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts requests: by priority, then by arrival."""
+        return -self.request.priority, self.number
+
+    @cached_property
+    def keys(self) -> Keys:
+        """What stands at each position of the prompt, for comparison with other prompts."""
+        return keys_of(self.prompt, self.embeddings, self.request.cache_salt)
+
+    @property
+    def ends_of_turns(self) -> list[int]:
+        """Lengths of the prompt where others may part from it: after its first turn (system and tools) and its last."""
+        ends = [i + 1 for i, token in enumerate(self.prompt) if token in self.turn_ids] if self.turn_ids else []
+        return ends[:1] + ends[1:][-1:]
+
+    @property
+    def done(self) -> int:
+        """How many tokens of the prompt are computed."""
+        return 0 if self.sequence is None else min(len(self.sequence), len(self.prompt))
+
+    @property
+    def left(self) -> int:
+        """Maximum number of further tokens."""
+        return self.limit - len(self.tokens)
+
+    @property
+    def banned(self) -> Collection[int]:
+        """Ids that the next token must not be."""
+        return self.stop_ids if len(self.tokens) < self.request.min_tokens else ()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the consumer has to take tokens before more are computed."""
+        return self.streaming and len(self.tokens) - self.consumed >= AHEAD
+
+    @property
+    def runs_natively(self) -> bool:
+        """Whether one native call may compute several tokens: greedy ones, and nobody needs their logits.
+
+        If the consumer looks at each token it may stop at any of them: the sequence has to be able to go back.
+        """
+        if not self.is_greedy or self.with_logits or self.banned or self.constraint is not None:
+            return False
+        return not (self.streaming and (self.drafts or self.sequence.recurrent))
+
+    def choose(self, logits: Logits) -> int:
+        """The next token, for these logits, float32[vocab]."""
+        if self.constraint is not None and self.is_forced():
+            return self.take_forced()
+        return self.sampler.sample(logits, self.banned)
+
+    def is_forced(self) -> bool:
+        """Whether the next token must be `forced[0]`, whatever its logits are."""
+        if self.constraint is None:
+            return False
+        if not self.forced:
+            self.forced.extend(self.constraint.forced())
+        return bool(self.forced)
+
+    def take_forced(self) -> int:
+        """The next token, which the grammar has forced."""
+        token = self.forced.popleft()
+        self.sampler.accept(token)
+        return token
+
+    @property
+    def uncomputed(self) -> list[int]:
+        """The tokens that the sequence does not contain yet; the last one, unless a grammar has forced some."""
+        return self.tokens[len(self.sequence) - len(self.prompt) :]
+
+    @property
+    def has_forced(self) -> bool:
+        """Whether a step computes rows of tokens that the grammar has forced."""
+        if self.constraint is None:
+            return False
+        return bool(self.forced) or len(self.prompt) + len(self.tokens) > len(self.sequence) + 1
+
+    def end_with(self, token: int) -> FinishReason | None:
+        """Why it ends with this token, which the sampler has chosen or accepted; None if it goes on.
+
+        Of several reasons the first in the order of `FinishReason`.
+        """
+        count = len(self.tokens) + 1
+        if token in self.stop_ids and count > self.request.min_tokens:
+            return FinishReason.STOP
+        if self.constraint is not None and self.constraint.is_over:
+            return FinishReason.GRAMMAR
+        return self._full() if count >= self.limit else None
+
+    def _full(self) -> FinishReason:
+        return FinishReason.LENGTH if self.limit == self.request.n_new else FinishReason.CONTEXT
+
+    def add(self, token: int, row: Logits | None = None, reason: FinishReason | None = None) -> None:
+        """Adds a token, a copy of its logits, and the reason why it is the last one. The caller notifies."""
+        if reason is not None:
+            self.last = len(self.tokens) + 1, reason
+        if row is not None and self.with_logits:
+            self.rows.append(row.copy())
+        self.tokens.append(token)  # at the end: whoever sees the token finds its row, and that it is the last one
+
+    def rewind(self, length: int) -> None:
+        """Drops what follows the first `length` tokens of the sequence."""
+        self.sequence.rewind(length)
+        if self.drafts:
+            self.drafts.forget(length)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Ends it, once, and tells the consumer."""
+        if not self.ended:
+            self.error, self.ended = error, True
+            self.notifier.notify()
+
+    def active(self) -> ActiveRequest:
+        """What can be said of it while it is computed, in any thread."""
+        sizes = len(self.prompt), self.record.cached, self.done, len(self.tokens)
+        return ActiveRequest(self.number, *sizes, self.limit, self.drafts is not None, self.paused)
+
+
+class Task:
+    """A call between two steps: a generator, which stops at each `yield` for a step of the requests.
+
+    Attributes:
+        result, error: what it returned or raised, once `ended`.
+        cancelled: the caller has no interest any more. Written by the caller.
+    """
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work, self.notifier = work, Notifier()
+        self._generator: Generator[None, None, Any] | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.ended = self.cancelled = False
+
+    def step(self) -> None:
+        """Runs it up to its next `yield`, its end, or its error."""
+        try:
+            if self.cancelled:
+                self.close()
+            elif self._generator is not None:
+                next(self._generator)
+            else:
+                found = self._work()
+                if isinstance(found, Generator):
+                    self._generator = found
+                    next(found)
+                else:
+                    self._end(found)
+        except StopIteration as end:
+            self._end(end.value)
+        except BaseException as error:
+            self.error = error
+            self._end(None)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends it before its time."""
+        if self._generator is not None:
+            self._generator.close()
+        self.error = error
+        self._end(None)
+
+    def _end(self, result: Any) -> None:
+        self.result, self.ended, self._generator = result, True, None
+        self.notifier.notify()

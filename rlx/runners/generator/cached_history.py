@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.request.checks import check_finite, fit_context
+from rlx.engine.request.context import check_finite, fit_context
 from rlx.engine.request.output import Logits
 from rlx.errors import PromptError
 from rlx.runners.session import last_logits

@@ -18,7 +18,7 @@ from rlx.engine.opening.configured import open_with
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import profile_beside
 from rlx.engine.programs.specs import past_buckets
-from rlx.engine.request.checks import check_ids
+from rlx.engine.request.context import check_ids
 from rlx.errors import ArgumentError
 from rlx.models import FAMILIES
 from rlx.passes.options import MAX_PAST

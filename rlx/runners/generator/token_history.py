@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlx.engine.images import placed
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.request.checks import check_ids
-from rlx.engine.request.context import Context, PromptLike
+from rlx.engine.request.context import Context, PromptLike, check_ids
 from rlx.engine.request.output import Logits
-from rlx.engine.request.stopping import NOTHING, OnToken, Stopping, checked_count
+from rlx.engine.request.stopping import NOTHING, OnToken, checked_count, says_stop
 from rlx.errors import ArgumentError, BusyError
 from rlx.runners.base import GREEDY
 from rlx.runners.generator.cached_history import CachedHistory
@@ -147,12 +146,11 @@ class TokenHistory:
         on_token: OnToken | None,
         stop_ids: Set[int],
     ) -> list[int]:
-        room = self._engine.max_seq + 1 - len(self._history.tokens)
-        stopping = Stopping(checked_count("n", n) or 0, room=room, stop_ids=stop_ids, on_token=on_token)
-        tokens: list[int] = []
-        while stopping.reason is None:
+        room, tokens = self._engine.max_seq + 1 - len(self._history.tokens), list[int]()
+        most, is_over = min(checked_count("n", n) or 0, room), False
+        while not is_over and len(tokens) < most:
             tokens.append(step(opts))
-            stopping.push(tokens[-1])
+            is_over = says_stop(on_token, tokens[-1]) or tokens[-1] in stop_ids
         return tokens
 
     def generate_from_embeds(

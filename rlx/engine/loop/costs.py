@@ -1,4 +1,4 @@
-"""What rows of a prompt cost, by how many positions come before them: a line through measured steps.
+"""What steps cost: rows of prompts by how many positions come before them, decode steps by their number of rows.
 
 Runners stage, under the scheduler. The products of a row take the same time everywhere; attention reads all positions
 before it. So a row after 8,000 positions may take five times as long as the first one.
@@ -13,12 +13,14 @@ next, the shape of the line does not.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 
-RECENT = 0.3  # weight of the newest step in the level
+RECENT = 0.3  # weight of the newest step in the level and in averages
 FADE = 0.97  # weight of a step in the line, beside that of the step after it
 SPREAD = 256.0  # positions: steps whose depths differ by less say little about what depth costs
 LEAST_FIRST = 0.1  # `first` is at least this part of the average cost
+USUAL_SHARE = 0.15  # of a step of one row: what a further row costs
+FORGOTTEN = 256  # decode steps after which a measurement counts no more
 
 
 @dataclass
@@ -90,3 +92,52 @@ class PromptCost:
             return 0
         one, growth = self._level * (self.first + self._more * past), self._level * self._more
         return int(2 * seconds / (one + sqrt(one * one + 2 * growth * seconds)))
+
+
+@dataclass
+class _Measured:
+    """The average time of steps of one size, and when the last of them was."""
+
+    seconds: float
+    at: int
+    count: int = 1
+
+
+@dataclass
+class StepCost:
+    """What a decode step costs by its number of rows: seconds = first + more * (rows - 1), from measured steps.
+
+    Until steps of different sizes were measured, and again when that was long ago, a further row costs a share of the
+    first.
+    """
+
+    share: float = USUAL_SHARE
+    _steps: int = 0
+    _sizes: dict[int, _Measured] = field(default_factory=dict)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        self._steps += 1
+        known = self._sizes.setdefault(rows, _Measured(seconds, self._steps, 0))
+        # The first step of a size may load its program. A much slower one was disturbed, unless steps stay so slow.
+        now = seconds if known.count < 2 else min(seconds, 4 * known.seconds)
+        known.seconds = now if known.count < 2 else known.seconds + RECENT * (now - known.seconds)
+        known.count, known.at = known.count + 1, self._steps
+
+    @property
+    def of_one(self) -> float:
+        """Seconds of a step of one row; infinite before any was measured."""
+        return self._sizes[1].seconds if 1 in self._sizes else inf
+
+    def update(self) -> None:
+        """Computes `share` from what was measured."""
+        sizes = [size for size, each in self._sizes.items() if each.count > 1 and self._steps - each.at < FORGOTTEN]
+        self.share = self._share(min(sizes), max(sizes)) if len(sizes) > 1 else USUAL_SHARE
+
+    def _share(self, low: int, high: int) -> float:
+        more = (self._sizes[high].seconds - self._sizes[low].seconds) / (high - low)
+        first = self._sizes[low].seconds - more * (low - 1)
+        return min(1.0, max(0.0, more / first)) if first > 0 else 1.0
+
+    def of(self, rows: int) -> float:
+        """The cost of a step, in steps of one row."""
+        return 1 + self.share * (rows - 1)

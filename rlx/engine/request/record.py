@@ -1,0 +1,261 @@
+"""What is noted of a request: what it cost, where its time went, and its track in a trace.
+
+Runners stage, under the engine loop, which notes a time at each change of phase. A track of a trace shows one request
+after the other, with its queue, prompt, decode and pauses. A request gets the first track that was free when it was
+submitted: there are as many tracks as requests at the same time. While no trace is recorded these functions do nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import weakref
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlx import tracing
+from rlx.tracing import REQUESTS, Slice, Trace
+
+if TYPE_CHECKING:
+    from rlx.engine.request.request import Job
+
+@dataclass(frozen=True)
+class RequestStats:
+    """What a request cost so far, or in all once it ended.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: how many of them the cache knew, so that they were not computed.
+        tokens: tokens of the answer that were read.
+        queued_s: seconds from its submission to the start of its prompt, the encoding of its images included.
+        prompt_s: seconds from there to the first token of the answer.
+        decode_s: seconds from there to the last token.
+        done_tokens: how many tokens of the prompt are there, cached ones included: the progress of a long prompt.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+    queued_s: float = 0.0
+    prompt_s: float = 0.0
+    decode_s: float = 0.0
+    done_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ActiveRequest:
+    """A request that is being computed, without its texts.
+
+    Attributes:
+        number: the order of arrival.
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: how many of them the cache knew.
+        done_tokens: how many of them are computed or were known.
+        tokens: tokens of the answer so far.
+        limit: maximum number of tokens of the answer.
+        drafts: whether it is decoded speculatively.
+        paused: whether it made room for others.
+    """
+
+    number: int
+    prompt_tokens: int
+    cached_tokens: int
+    done_tokens: int
+    tokens: int
+    limit: int
+    drafts: bool
+    paused: bool
+
+
+@dataclass
+class Record:
+    """When a request changed its phase: times in seconds of the loop's clock, None until then.
+
+    Attributes:
+        submitted: it was handed over. Written by the caller; the others by the loop.
+        started: it got a sequence; its prompt is computed from here on.
+        answered: its first token was there.
+        last: its newest token was there.
+        ended: it ended, in whatever way.
+        cached: how many tokens of the prompt the cache knew.
+        track: where a trace shows it, if one is recorded.
+    """
+
+    submitted: float | None = None
+    started: float | None = None
+    answered: float | None = None
+    last: float | None = None
+    ended: float | None = None
+    cached: int = 0
+    track: _Track | None = None
+
+    def stats(self, prompt: int, tokens: int, now: float, done: int = 0) -> RequestStats:
+        """The stats of the request.
+
+        Args:
+            prompt, tokens: lengths of the prompt, and of the answer as far as it was read.
+            done: how many tokens of the prompt its sequence has.
+            now: the time, for a phase that goes on.
+        """
+        if self.submitted is None:
+            return RequestStats(prompt)
+        end = now if self.ended is None else self.ended
+        started = end if self.started is None else self.started
+        answered = end if self.answered is None else self.answered
+        decode = 0.0 if self.last is None else max(0.0, self.last - answered)
+        done = done if self.answered is None else prompt
+        return RequestStats(prompt, self.cached, tokens, started - self.submitted, answered - started, decode, done)
+
+
+#: Seconds between two tokens of a request, by which gaps are counted.
+GAP_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass
+class LoopCounters:
+    """What the loop has done.
+
+    Attributes:
+        requests: requests that ended, in whatever way.
+        tokens, prompt_tokens: tokens that were chosen, and rows of prompts that were computed.
+        reused_tokens: tokens of prompts that the cache knew.
+        steps: calls of the engine.
+        gaps, gap_seconds, longest_gap: number of times between two tokens of a request, their sum, and the longest.
+        gap_counts: how many gaps there were up to each of `GAP_BOUNDS`, beyond the one before; the last: longer ones.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    steps: int = 0
+    gaps: int = 0
+    gap_seconds: float = 0.0
+    longest_gap: float = 0.0
+    gap_counts: list[int] = field(default_factory=lambda: [0] * (len(GAP_BOUNDS) + 1))
+
+    def count_token(self, record: Record, now: float) -> None:
+        """Notes a token of a request."""
+        self.tokens += 1
+        if record.last is None:
+            record.answered = now
+        else:
+            seconds = now - record.last
+            self.gap_counts[bisect_left(GAP_BOUNDS, seconds)] += 1
+            self.gaps += 1
+            self.gap_seconds += seconds
+            self.longest_gap = max(self.longest_gap, seconds)
+        record.last = now
+
+
+# -- the track in a trace ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Tracks:
+    """When each track becomes free, in nanoseconds; None while a request has it."""
+
+    ends: list[int | None] = field(default_factory=list)
+
+    def take(self, start: int) -> int:
+        """The first track that is free since `start`, counted from 1."""
+        for i, end in enumerate(self.ends):
+            if end is not None and end <= start:
+                self.ends[i] = None
+                return i + 1
+        self.ends.append(None)
+        return len(self.ends)
+
+
+@dataclass
+class _Track:
+    """The track of a request.
+
+    Attributes:
+        submitted: when it was handed over, in nanoseconds.
+        paused: since when it is paused.
+    """
+
+    trace: Trace
+    number: int
+    submitted: int
+    paused: int | None = None
+
+    def add(self, name: str, start: int, end: int, **args: Any) -> None:
+        self.trace.add(Slice(REQUESTS, self.number, name, "request", start, end, json.dumps(args) if args else ""))
+
+
+_tracks: weakref.WeakKeyDictionary[Trace, _Tracks] = weakref.WeakKeyDictionary()
+
+
+def received(job: Job) -> None:
+    """The loop has taken a new request."""
+    trace = tracing.active()
+    if trace is None or trace.is_full:
+        return
+    submitted = _nanoseconds(job.record.submitted)
+    number = _tracks.setdefault(trace, _Tracks()).take(submitted)
+    trace.name_track(REQUESTS, number, f"requests {number}")
+    job.record.track = _Track(trace, number, submitted)
+
+
+def started(job: Job) -> None:
+    """A request has got its sequence."""
+    if job.record.track is not None:
+        job.record.track.add("queue", job.record.track.submitted, _nanoseconds(job.record.started))
+
+
+def computed(rows: Iterable[tuple[Job, int]], start: float) -> None:
+    """A step has computed rows of prompts, from `start` until now.
+
+    Args:
+        rows: each request with the number of its rows.
+    """
+    if tracing.active() is None:
+        return
+    end = time.perf_counter_ns()
+    for job, count in rows:
+        if job.record.track is not None:
+            job.record.track.add("prompt chunk", _nanoseconds(start), end, tokens=count, done=job.done)
+
+
+def paused(job: Job) -> None:
+    """A request has made room for others."""
+    if job.record.track is not None:
+        job.record.track.paused = time.perf_counter_ns()
+
+
+def resumed(job: Job) -> None:
+    """A paused request goes on, or has ended."""
+    if job.record.track is not None and job.record.track.paused is not None:
+        job.record.track.add("paused", job.record.track.paused, time.perf_counter_ns())
+        job.record.track.paused = None
+
+
+def ended(job: Job, error: BaseException | None) -> None:
+    """A request has ended, in whatever way."""
+    record = job.record
+    track = record.track
+    if track is None:
+        return
+    resumed(job)
+    end = max(time.perf_counter_ns(), _nanoseconds(record.ended))
+    starts = [track.submitted, *(_nanoseconds(each) for each in (record.started, record.answered) if each is not None)]
+    if len(starts) == 1:
+        track.add("queue", track.submitted, end)
+    if len(starts) > 1:
+        track.add("prompt", starts[1], [*starts, end][2], tokens=len(job.prompt), cached=record.cached)
+    if len(starts) > 2:
+        track.add("decode", starts[2], end, tokens=len(job.tokens))
+    facts = {"prompt": len(job.prompt), "cached": record.cached, "answer": len(job.tokens)}
+    facts["priority"] = job.request.priority
+    failed = {"error": f"{type(error).__name__}: {error}"} if error is not None else {}
+    track.add(f"request {job.number}", track.submitted, end, **facts, **failed)
+    _tracks[track.trace].ends[track.number - 1] = end
+    job.record.track = None
+
+
+def _nanoseconds(seconds: float | None) -> int:
+    return time.perf_counter_ns() if seconds is None else int(seconds * 1e9)
