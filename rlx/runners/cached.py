@@ -122,7 +122,7 @@ class CachedRunner(SessionRunner):
     @property
     def slots(self) -> int:
         """How many requests are computed at once."""
-        return self._loop.slots
+        return self._loop.scheduler.slots
 
     @property
     def weights(self) -> ModelWeights:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
@@ -122,16 +123,18 @@ class SessionRunner(MultimodalRunner):
                     f"the context is full: it holds {past} tokens", where="decode_logits",
                     hint="start a new session with prefill_logits, or open the model with a larger max_seq",
                 )  # fmt: skip
-            self._loop.use(sequence)
+            self._loop.room.use(sequence)
             try:
-                (logits,) = self._loop.step(Batch([Segment(sequence, [checked])]))
+                (logits,) = self._loop.room.made_for(
+                    lambda: self._engine.step(Batch([Segment(sequence, [checked])]))
+                )
                 assert logits is not None
                 found = check_finite(logits, f"position {past}")
             except BaseException:
                 sequence.rewind(min(past, len(sequence)))
                 raise
             finally:
-                self._loop.keep(sequence)
+                self._loop.room.keep(sequence)
             session.longest = past + 1
             return found
 
@@ -161,11 +164,11 @@ class SessionRunner(MultimodalRunner):
             session = self._kept.get("session")
             if session is None:
                 return self._engine.snapshot_of(self._engine.open_sequence(shared=False))
-            self._loop.use(session.sequence)
+            self._loop.room.use(session.sequence)
             try:
                 return self._engine.snapshot_of(session.sequence)
             finally:
-                self._loop.keep(session.sequence)
+                self._loop.room.keep(session.sequence)
 
         return self._loop.call(work)
 
@@ -193,7 +196,7 @@ class SessionRunner(MultimodalRunner):
         """Makes a sequence the session, in the loop's thread."""
         old = self._taken()
         self._kept["session"] = Session(sequence, length)
-        self._loop.keep(sequence)
+        self._loop.room.keep(sequence)
         if old is not None:
             old.close()
 
@@ -351,14 +354,15 @@ def appended(
         With "last", nothing useful but for the last piece.
     """
     while (at := len(sequence)) < len(ids):
-        most = min(loop.task_rows(at), engine.most_rows)
+        most = min(loop.scheduler.task_rows(at), engine.most_rows)
         if output == "all":
             most = min(most, max(1, ALL_LOGITS // engine.config.vocab_size))
         end = min(sequence.call_end(at, most), len(ids))
         if output == "hidden":
             yield engine.hidden(sequence, ids[at:end])
         else:
-            (found,) = loop.step(Batch([Segment(sequence, ids[at:end], output)]))
+            batch = Batch([Segment(sequence, ids[at:end], output)])
+            (found,) = loop.room.made_for(partial(engine.step, batch))
             assert found is not None
             yield np.atleast_2d(found)
 

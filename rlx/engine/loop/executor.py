@@ -138,10 +138,6 @@ class Executor:
         ends = [job.deadline for job in self.scheduler.limited if job.deadline is not None]
         return max(0.0, min(ends) - self._clock()) if ends else None
 
-    def task_rows(self, past: int) -> int:
-        """How many rows after `past` positions a task may compute before its next `yield`."""
-        return self.scheduler.budget(bool(self.scheduler.decoding()), past)
-
     def _expire(self) -> None:
         for job in [*self.scheduler.limited]:
             if job.deadline is not None and job.deadline <= self._clock():

@@ -16,24 +16,24 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeVar, overload
 
 from rlx import env
-from rlx.engine.batch import Batch
 from rlx.engine.kv.kept_prefixes import KeptPrefixes
 from rlx.engine.loop.executor import Executor, Message
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.opening.options import SLOTS, STALL_MS
-from rlx.engine.request.context import Logits
 from rlx.engine.request.request import Job, Task
 from rlx.engine.threads import DeferredInterrupt, Notifier, closed_at_exit
 from rlx.engine.token_engine import StepEngine
-from rlx.errors import BusyError, PoolFullError, ResourceError, named_refusals
+from rlx.errors import BusyError, ResourceError, named_refusals
 from rlx.tracing import span
 
 T = TypeVar("T")
+
+_NOBODY = Notifier()  # of a caller that waits for nothing
 
 BRIEF = 0.05  # seconds: callers compute turns themselves as long as turns take no longer
 
@@ -53,6 +53,7 @@ class EngineLoop:
     Attributes:
         scheduler: the jobs, in the order in which they are served. Only the thread that drives changes it.
         executor: computes them.
+        room: for tasks: what takes room in the cache.
         clock: seconds.
     """
 
@@ -65,9 +66,10 @@ class EngineLoop:
         clock: Callable[[], float] = time.perf_counter,
         kept: KeptPrefixes | None = None,
     ) -> None:
-        self._engine, self._closed, self.clock = engine, False, clock
+        self._closed, self.clock = False, clock
         self.scheduler = Scheduler(slots, stall_ms / 1000, engine.most_rows)
         self.executor = Executor(engine, self.scheduler, clock, kept)
+        self.room = self.executor.room
         self._begin()
 
     def _begin(self) -> None:
@@ -97,7 +99,7 @@ class EngineLoop:
         """Ends a job before its time, or cuts it afterwards; its consumer uses the first `count` tokens."""
         job.stopped_at = count
         self.executor.inbox.append(job)
-        self._drive(None, None)
+        self._drive(_NOBODY, None)
 
     def consumed(self, job: Job) -> None:
         """Tells that the consumer has taken tokens of a job that waits for it."""
@@ -173,39 +175,7 @@ class EngineLoop:
             self.executor.inbox.append(task)
             self._drive(task.notifier, seen)
 
-    # -- for tasks -----------------------------------------------------------------------------------------------------
-
-    def keep(self, sequence: Any) -> None:
-        """Nobody computes anything of this open sequence now; it may be paused to make room for others."""
-        self.executor.room.idle.add(sequence)
-
-    def use(self, sequence: Any) -> None:
-        """Undoes `keep`, before the task computes something of the sequence."""
-        self.executor.room.idle.discard(sequence)
-        self._with_room(sequence.resume)
-
-    def step(self, batch: Batch) -> Sequence[Logits | None]:
-        """`StepEngine.step`, after others were paused if it finds no room."""
-        return self._with_room(lambda: self._engine.step(batch))
-
-    def _with_room(self, work: Callable[[], T]) -> T:
-        while True:
-            try:
-                return work()
-            except PoolFullError:
-                if not self.executor.room.make():
-                    raise
-
-    def task_rows(self, past: int) -> int:
-        """How many rows after `past` positions a task may compute before its next `yield`."""
-        return self.executor.task_rows(past)
-
     # -- its state -----------------------------------------------------------------------------------------------------
-
-    @property
-    def slots(self) -> int:
-        """How many jobs are computed at once."""
-        return self.scheduler.slots
 
     @property
     def is_closed(self) -> bool:
@@ -225,7 +195,7 @@ class EngineLoop:
         started = sorted([*scheduler.prefilling, *scheduler.running], key=lambda job: job.number)
         active = [job.active() for job in started]
         now = {"queue": len(scheduler.waiting), "running": len(active), "slots": scheduler.slots, "active": active}
-        return {**now, **vars(self.executor.counters), "paused": self.executor.room.pauses}
+        return {**now, **vars(self.executor.counters), "paused": self.room.pauses}
 
     def close(self) -> None:
         """Ends every job and task with a `BusyError`, and the thread. Can be called more than once."""
@@ -247,7 +217,7 @@ class EngineLoop:
 
     # -- driving -------------------------------------------------------------------------------------------------------
 
-    def _drive(self, notifier: Notifier | None, seen: object) -> None:
+    def _drive(self, notifier: Notifier, seen: object) -> None:
         """Drives in this thread until there is news, if nobody else does, and as long as turns are short.
 
         At least it reads the inbox. What is left then is for the loop's own thread.
@@ -262,11 +232,10 @@ class EngineLoop:
                     self._driver = threading.get_ident()
                     if executor.inbox:
                         executor.read()
-                    if notifier is not None:
-                        self._compute(notifier, seen, interrupt)
+                    while notifier.news is seen and self._is_brief and not interrupt.came and self._turn():
+                        pass
                     executor.wake_consumers()
-                    is_news = notifier is None or notifier.news is not seen
-                    done = is_news and not self.scheduler.is_wanted_elsewhere(notifier)
+                    done = notifier.news is not seen and not self.scheduler.is_wanted_elsewhere(notifier)
                 except BaseException as error:  # of a signal handler: nobody knows what it interrupted
                     executor.end_all(error)
                     raise
@@ -275,11 +244,6 @@ class EngineLoop:
                     self._lock.release()
             if not done or executor.inbox:
                 self.wake()
-
-    def _compute(self, notifier: Notifier, seen: object, interrupt: DeferredInterrupt) -> None:
-        while notifier.news is seen and self._is_brief and not interrupt.came:
-            if not self._turn():
-                return
 
     def _sleep(self, notifier: Notifier, seen: object) -> None:
         """Waits for news, or until this thread should drive."""

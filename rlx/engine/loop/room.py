@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, TypeVar
 
 from rlx.engine.kv.kept_prefixes import KeptPrefixes
 from rlx.engine.loop.scheduler import Scheduler
@@ -18,6 +18,8 @@ from rlx.engine.request import record
 from rlx.engine.request.record import LoopCounters
 from rlx.engine.request.request import Job, Task
 from rlx.errors import PoolFullError
+
+T = TypeVar("T")
 
 
 class Room:
@@ -59,6 +61,24 @@ class Room:
         if job is not None:
             self._pause(job)
         return job is not None
+
+    def made_for(self, work: Callable[[], T]) -> T:
+        """The result of `work`, after others made room if it found none; for tasks."""
+        while True:
+            try:
+                return work()
+            except PoolFullError:
+                if not self.make():
+                    raise
+
+    def keep(self, sequence: Any) -> None:
+        """For a task: nobody computes anything of this open sequence now; it may be paused to make room for others."""
+        self.idle.add(sequence)
+
+    def use(self, sequence: Any) -> None:
+        """For a task: undoes `keep`, before it computes something of the sequence."""
+        self.idle.discard(sequence)
+        self.made_for(sequence.resume)
 
     def refuse(self, job: Job, error: PoolFullError) -> None:
         """A job that could not start: others make room for it, or it waits until they have ended."""

@@ -127,6 +127,10 @@ class Scheduler:
             return self.largest
         return min(self.largest, max(LEAST, self.prompt_cost.rows_in(self.stall_seconds, past)))
 
+    def task_rows(self, past: int) -> int:
+        """How many rows after `past` positions a task may compute before its next `yield`."""
+        return self.budget(bool(self.decoding()), past)
+
     def observe_prompt(self, rows: int, positions: float, seconds: float) -> None:
         """Notes a prompt step. Small ones do not count: they say more about what a step costs than about its rows.
 
