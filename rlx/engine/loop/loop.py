@@ -232,7 +232,7 @@ class EngineLoop:
                     self._driver = threading.get_ident()
                     if executor.inbox:
                         executor.read()
-                    while notifier.news is seen and self._is_brief and not interrupt.came and self._turn():
+                    while notifier.news is seen and not interrupt.came and self._turn() and self._is_brief:
                         pass
                     executor.wake_consumers()
                     done = notifier.news is not seen and not self.scheduler.is_wanted_elsewhere(notifier)
