@@ -102,8 +102,8 @@ DEFECTS = (
     ),
     Defect(
         "layout: a table that is also multiplied stays as it is in the file",
-        "return read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], MATRIX_LAYOUT)",
-        "return dict.fromkeys([*multiplied, *(read.keys() & set(packed))], MATRIX_LAYOUT) | read",
+        "return read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], layouts.matrices)",
+        "return dict.fromkeys([*multiplied, *(read.keys() & set(packed))], layouts.matrices) | read",
         "tests/passes",
     ),
     # Kernels and the target.
@@ -333,19 +333,19 @@ DEFECTS = (
         "server: a prompt for which the pool is too small asks for another try",
         "status = 400 if error.total and error.needed > error.total else 503",
         "status = 503",
-        "tests/serve/test_front.py",
+        "tests/serve/test_middleware.py",
     ),
     Defect(
         "server: the keys of others are accepted",
         "if sum([hmac.compare_digest(digest, each) for each in self._digests]):",
         "if self._digests:",
-        "tests/serve/test_front.py",
+        "tests/serve/test_middleware.py",
     ),
     Defect(
         "server: one request more than the queue holds comes in",
         "if self.inside >= self.slots + self.queue:",
         "if self.inside > self.slots + self.queue:",
-        "tests/serve/test_front.py",
+        "tests/serve/test_middleware.py",
     ),
     Defect(
         "server: Anthropic's input tokens count those of the cache twice",
