@@ -16,7 +16,7 @@ MOST = 15  # maximum number of drafts in a step
 PAYS = tuple(WORTH ** (1 / count) for count in range(1, MOST + 1))  # from these rates on 1, 2, ... drafts in a row pay
 
 
-def worth(rate: float, limit: int) -> int:
+def max_useful_drafts(rate: float, limit: int) -> int:
     """How many drafts in a row pay, if each is accepted with this probability: at most `limit`."""
     return min(limit, bisect_right(PAYS, rate))
 

@@ -345,7 +345,8 @@ class Program(ABC):
 
     def prepare(self, extents: Mapping[str, int]) -> None:
         """Checks that everything is bound, and keeps the symbol values; `ArgumentError` as `run`."""
-        self.check_bound()
+        if self._unbound:
+            self.check_bound()
         for symbol, low, high in self._limits:
             if not low <= extents.get(symbol, -1) <= high:
                 found = extents.get(symbol, "nothing")

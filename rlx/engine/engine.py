@@ -1,13 +1,15 @@
 """The engine under every runner: a model's programs, weights and states, with one main method, `step`.
 
-It does not sample and does not process text. `step` appends token ids to sequences and returns logits. `stepper.py`
-runs the programs, `single_sequence.py` has calls on a sequence of its own, and `rlx.engine.kv.pool` holds the states.
+It does not sample and does not process text. `step` appends token ids to sequences and returns logits.
+`model_runner.py` runs the programs, `single_sequence.py` has calls on a sequence of its own, and `rlx.engine.kv.pool`
+holds the states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
@@ -22,7 +24,6 @@ from rlx.compiler.guards import row_numbers
 from rlx.compiler.packed_cache import PackedWeightCache, weights_key
 from rlx.compiler.tensors import Tensors
 from rlx.engine.batch import Batch
-from rlx.engine.greedy import greedy_run
 from rlx.engine.images import ImageInput
 from rlx.engine.keeping import keeping
 from rlx.engine.kv.pool import CachePool
@@ -32,6 +33,7 @@ from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.kv.sequence_snapshot import restore, take_snapshot
 from rlx.engine.kv.snapshot import Snapshot
+from rlx.engine.model_runner import ALL_ROWS_VALUES, Limits, ModelRunner
 from rlx.engine.opening.identity import identity
 from rlx.engine.opening.opened import Source, tokenizer_of
 from rlx.engine.opening.options import (
@@ -49,9 +51,7 @@ from rlx.engine.programs.specs import GREEDY, HIDDEN, Bucketing, ProgramSpec, ex
 from rlx.engine.request.output import Logits
 from rlx.engine.single_sequence import SingleSequence
 from rlx.engine.speculation.drafts import Counters
-from rlx.engine.speculation.mtp import HeadDrafter, Predictor
-from rlx.engine.speculation.mtp_decode import HeadDrafts
-from rlx.engine.stepper import ALL_ROWS_VALUES, Limits, Stepper
+from rlx.engine.speculation.mtp import HeadDrafter, HeadDrafts, Predictor
 from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows
 from rlx.models.vision_config import VisionConfig
@@ -67,6 +67,10 @@ from rlx.weights import WeightLoader, open_weights
 
 if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource
+
+
+#: The parts of an engine that hold memory or threads; the last one is closed first. Workers read the memory of others.
+_PARTS = ("pool", "_tensors", "_programs", "vision", "_predictor", "_workers", "prefix_writer", "ahead")
 
 
 class Engine(SingleSequence):
@@ -129,10 +133,10 @@ class Engine(SingleSequence):
             )
             self.kept, self.prefix_writer = keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
             self._programs.bind(self.pool.memory.buffers, self.pool.memory.strides)
-            self.stepper = Stepper(self._programs, self.pool, bucketing, self._limits(), self.load)
+            self.model_runner = ModelRunner(self._programs, self.pool, bucketing, self._limits(), self.load)
             self._sequence = self.pool.open()
         except BaseException:
-            self.ahead.close()
+            self.close(keep_file=True)
             raise
 
     @classmethod
@@ -222,7 +226,7 @@ class Engine(SingleSequence):
                 call holds.
         """
         if embeddings is not None:
-            kind = self.stepper.limits.embeds
+            kind = self.model_runner.limits.embeds
             embeddings.check_width(self.config.hidden)
             embeddings = embeddings.fitting(bool(kind.sections), kind.two_way != "none")
             embeddings.check_calls(self.most_rows)
@@ -251,17 +255,17 @@ class Engine(SingleSequence):
             BusyError: a sequence was closed, or is paused.
             PoolFullError: the pool has no room for all of it; nothing was computed.
         """
-        return self.stepper.step(batch)
+        return self.model_runner.step(batch)
 
     def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = (), loads: bool = True) -> list[int]:
-        """Appends `token` and the likeliest tokens after it to a sequence, in one native call: `greedy_run`.
+        """Appends `token` and the likeliest tokens after it to a sequence, in one native call: `ModelRunner.greedy`.
 
         Empty if there is no program for every past, or the backend runs one step a call, or the program is not in
         memory and `loads` is false.
         """
         can_repeat = self.bucketing.decode == "dynamic" and self.native_loops
         can_repeat = can_repeat and (loads or GREEDY in self.tables["decode"])
-        return greedy_run(self.stepper, sequence, token, count, stops) if can_repeat else []
+        return self.model_runner.greedy(sequence, token, count, stops) if can_repeat else []
 
     def hidden(self, sequence: Sequence, ids: Ids[int]) -> Logits:
         """Appends ids to a sequence: the hidden states before the head, float32 [len(ids), hidden].
@@ -269,13 +273,13 @@ class Engine(SingleSequence):
         Raises:
             PromptError, BusyError, PoolFullError: as `step`.
         """
-        self.stepper.reserve(sequence, ids)
-        return np.concatenate(list(self.stepper.pieces(sequence, ids, False, HIDDEN)))
+        self.model_runner.reserve(sequence, ids)
+        return np.concatenate(list(self.model_runner.pieces(sequence, ids, False, HIDDEN)))
 
     def snapshot_of(self, sequence: Sequence) -> Snapshot:
         """A copy of a sequence: its ids, the used part of every cache, and the recurrent states."""
         if len(sequence):
-            self.stepper.refresh(sequence)
+            self.model_runner.refresh(sequence)
         return take_snapshot(sequence, self._identity)
 
     def restored(self, snapshot: Snapshot) -> Sequence:
@@ -310,11 +314,11 @@ class Engine(SingleSequence):
     @property
     def bucketing(self) -> Bucketing:
         """Chooses the program of a call of one sequence."""
-        return self.stepper.bucketing
+        return self.model_runner.bucketing
 
     @bucketing.setter
     def bucketing(self, value: Bucketing) -> None:
-        self.stepper.bucketing = value
+        self.model_runner.bucketing = value
 
     @cached_property
     def _identity(self) -> str:  # type: ignore[override]
@@ -335,10 +339,10 @@ class Engine(SingleSequence):
             self.load()
             where = (self._compiler, self._workers, self._tensors)
             self._predictor = Predictor.of(self.config, self._weights, self._setup, *where, self._progress)
-        if self.stepper.listener is not None:
+        if self.model_runner.listener is not None:
             return None
         self._predictor.follow(sequence)
-        return HeadDrafts(self.stepper, sequence, HeadDrafter(self._predictor, lambda: len(sequence)), counters)
+        return HeadDrafts(self.model_runner, sequence, HeadDrafter(self._predictor, lambda: len(sequence)), counters)
 
     # -- images -----------------------------------------------------------------------------------------------------
 
@@ -406,18 +410,9 @@ class Engine(SingleSequence):
 
     def close(self, *, keep_file: bool = False) -> None:
         """Stops the workers, releases memory and, unless `keep_file` is set, closes the model file."""
-        with span("close the model", "open"):
-            self.ahead.close()
-            try:
-                if self.prefix_writer is not None:
-                    self.prefix_writer.close()
-            finally:
-                self._workers.close()
-                if self._predictor:
-                    self._predictor.close()
-                self.vision.close()
-                self._programs.close()
-                self._tensors.close()
-                self.pool.close()
-                if not keep_file:
-                    self._weights.close()
+        with span("close the model", "open"), ExitStack() as parts:  # each is closed, whatever another one raises
+            if not keep_file:
+                parts.callback(self._weights.close)
+            for name in _PARTS:
+                if (part := getattr(self, name, None)) is not None:
+                    parts.callback(part.close)

@@ -1,7 +1,7 @@
 """Calls of an engine that work on one sequence of its own: for benchmarks, measurements and tests of programs.
 
-Runners stage, under `engine.py`. These are thin: the sequence holds ids and states, and `stepper.py` computes. Runners
-open a sequence for each request and each session instead.
+Runners stage, under `engine.py`. The sequence holds ids and states, and `model_runner.py` computes. Runners open a
+sequence for each request and each session instead.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.kv.sequence_snapshot import check_snapshot, restore, take_snapshot
 from rlx.engine.kv.snapshot import Snapshot
+from rlx.engine.model_runner import ModelRunner
 from rlx.engine.programs.specs import HIDDEN, LOGITS
 from rlx.engine.request.output import Logits
-from rlx.engine.stepper import Stepper
 from rlx.errors import ArgumentError, PromptError, SnapshotError
 
 FEW = 16  # dropping fewer tokens than this is a rejected draft, not another prompt
@@ -33,11 +33,11 @@ class SingleSequence:
     """Calls on one sequence, the current one.
 
     Attributes:
-        stepper: computes.
+        model_runner: computes.
         max_seq: how many tokens the sequence may hold.
     """
 
-    stepper: Stepper
+    model_runner: ModelRunner
     max_seq: int
     _sequence: Sequence
     _identity: str  # of the model
@@ -84,8 +84,8 @@ class SingleSequence:
         return self._pieces(ids, False, HIDDEN)
 
     def _pieces(self, ids: Ids[int], all_rows: bool, output: str = LOGITS) -> Iterator[Logits]:
-        self.stepper.reserve(self._sequence, ids)
-        yield from self.stepper.pieces(self._sequence, ids, all_rows, output)
+        self.model_runner.reserve(self._sequence, ids)
+        yield from self.model_runner.pieces(self._sequence, ids, all_rows, output)
         if len(ids) > 1:
             self._sequence.mark()
 
@@ -98,8 +98,8 @@ class SingleSequence:
         Raises:
             PromptError, PoolFullError: as `forward`.
         """
-        self.stepper.reserve(self._sequence, ids)
-        return self.stepper.run(self._sequence, ids, True, aside=len(ids) > 1 and self._sequence.recurrent)
+        self.model_runner.reserve(self._sequence, ids)
+        return self.model_runner.run(self._sequence, ids, True, speculative=len(ids) > 1 and self._sequence.recurrent)
 
     def forward_embeddings(self, ids: Ids[int], embeddings: PromptEmbeddings) -> Logits:
         """Starts anew with `ids`, computed from prompt embeddings; otherwise as `forward`.
@@ -140,7 +140,7 @@ class SingleSequence:
     def snapshot(self) -> Snapshot:
         """A copy of the sequence: its ids, the used part of every cache, and the recurrent states."""
         if self.past:
-            self.stepper.refresh(self._sequence)
+            self.model_runner.refresh(self._sequence)
         return take_snapshot(self._sequence, self._identity)
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -158,19 +158,19 @@ class SingleSequence:
 
     def check_snapshot(self, snapshot: Snapshot) -> None:
         """Checks that a snapshot is of this model and fits; errors as `restore`."""
-        check_snapshot(self.stepper.pool.memory, snapshot)
+        check_snapshot(self.model_runner.pool.memory, snapshot)
         if snapshot.position > self.max_seq:
             what = f"a snapshot of {snapshot.position} tokens does not fit the context of {self.max_seq}"
             raise PromptError(what, hint="Open the model with a larger max_seq.")
         if snapshot.model != self._identity:
             what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {self._identity[:12]})"
             raise SnapshotError(what, where=self._path, hint=_OTHER_MODEL)
-        most = self.stepper.limits.ids
+        most = self.model_runner.limits.ids
         spans = snapshot.embeddings
         ids = snapshot.ids if spans is None else spans.looked_up(snapshot.ids, 0)
         wrong = next((i for i in ids if not 0 <= i < most), None)
-        if spans is not None and any(span.rows.shape[1] != self.stepper.limits.hidden for span in spans.spans):
-            what = f"the snapshot's embedded rows are not {self.stepper.limits.hidden} wide"
+        if spans is not None and any(span.rows.shape[1] != self.model_runner.limits.hidden for span in spans.spans):
+            what = f"the snapshot's embedded rows are not {self.model_runner.limits.hidden} wide"
             raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot again.")
         if wrong is not None:  # a rewind would look its embedding up
             what = f"the snapshot has the token id {wrong}, expected ids from 0 to {most - 1}"

@@ -20,8 +20,7 @@ from rlx.engine.request.context import Context, PromptLike
 from rlx.engine.request.output import Generation, Logits
 from rlx.engine.request.request import DraftsOf, Request
 from rlx.engine.request.stopping import OnToken
-from rlx.engine.speculation.drafts import Counters, Drafts
-from rlx.engine.speculation.prompt_lookup import PromptLookup
+from rlx.engine.speculation.drafts import Counters, Drafts, PromptLookup
 from rlx.engine.token_engine import RecomputeEngine, TokenEngine
 from rlx.errors import ArgumentError, TokenizerError, UnsupportedModelError
 from rlx.notebook import Stats, card

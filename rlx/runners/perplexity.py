@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.engine.engine import Engine
+from rlx.engine.model_runner import ALL_ROWS_VALUES
 from rlx.engine.request.context import check_finite
 from rlx.engine.request.output import Logits
-from rlx.engine.stepper import ALL_ROWS_VALUES
 from rlx.errors import ArgumentError, PromptError
 
 Floats = npt.NDArray[np.float64]

@@ -18,7 +18,7 @@ import rlx
 from rlx.backends.cpu.target import Target, supported_levels
 from rlx.engine import engine as engine_module
 from rlx.engine.engine import Engine
-from rlx.engine.stepper import Stepper
+from rlx.engine.model_runner import ModelRunner
 from rlx.errors import ArgumentError, BusyError, PromptError, TargetError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
@@ -111,15 +111,15 @@ def test_all_rows_of_a_large_vocabulary_come_in_smaller_chunks(
     whole = engine.forward(tokens, all_rows=True)
     engine.reset()
     monkeypatch.setattr(engine_module, "ALL_ROWS_VALUES", most * engine.config.vocab_size)
-    monkeypatch.setattr(engine.stepper, "limits", engine._limits())
+    monkeypatch.setattr(engine.model_runner, "limits", engine._limits())
     seen: list[int] = []
-    run = Stepper.run
+    run = ModelRunner.run
 
-    def counted(self: Stepper, sequence: Any, ids: Sequence[int], *options: Any) -> Array:
+    def counted(self: ModelRunner, sequence: Any, ids: Sequence[int], *options: Any) -> Array:
         seen.append(len(ids))
         return run(self, sequence, ids, *options)
 
-    monkeypatch.setattr(Stepper, "run", counted)
+    monkeypatch.setattr(ModelRunner, "run", counted)
     assert error(engine.forward(tokens, all_rows=True), whole) <= SAME
     assert set(seen) == {most}
 

@@ -10,12 +10,11 @@ import numpy as np
 
 from rlx.backends.host import HOST
 from rlx.backends.program import TokenRun
-from rlx.engine.greedy import greedy_run
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.pool_memory import PoolMemory, Sizes
+from rlx.engine.model_runner import Limits, ModelRunner
 from rlx.engine.programs.specs import Bucketing, ProgramSpec
 from rlx.engine.single_sequence import SingleSequence
-from rlx.engine.stepper import Limits, Stepper
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, value
 from rlx.ir.dtypes import I32
@@ -249,18 +248,18 @@ class InterpretedEngine(SingleSequence):
         programs: Any = InterpretedPrograms(Interpreted(self))
         limits = Limits(max_seq, buckets[-1], buckets[-1], VOCAB, embeds, WIDTH)
         bucketing = Bucketing(CompileProfile(buckets=buckets).ranges)
-        self.stepper = Stepper(programs, self.pool, bucketing, limits, lambda: None)
+        self.model_runner = ModelRunner(programs, self.pool, bucketing, limits, lambda: None)
         self._sequence = self.pool.open()
 
     def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
-        return greedy_run(self.stepper, self._sequence, token, count, stops)
+        return self.model_runner.greedy(self._sequence, token, count, stops)
 
     def beside(self, ids: Sequence[int]) -> Array:
         """The logits after some ids on a sequence of their own, which leaves nothing."""
         sequence = self.pool.open(shared=False)
-        self.stepper.reserve(sequence, ids)
+        self.model_runner.reserve(sequence, ids)
         try:
-            *_, last = self.stepper.pieces(sequence, ids)
+            *_, last = self.model_runner.pieces(sequence, ids)
             return last[0]
         finally:
             sequence.close()

@@ -426,7 +426,7 @@ class Knows:
     def observe(self, token: int) -> None:
         self.text.append(token)
 
-    def chances(self, limit: int) -> list[float]:
+    def acceptance_probs(self, limit: int) -> list[float]:
         return [self.rate ** (i + 1) for i in range(min(limit, 4))]
 
     def propose(self, count: int) -> list[int]:

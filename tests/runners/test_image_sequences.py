@@ -127,7 +127,7 @@ def opened(case: str) -> hybrid.InterpretedEngine:
 
 def begun(engine: hybrid.InterpretedEngine, ids: list[int], spans: PromptEmbeddings) -> PoolSequence:
     """A sequence that is the current one of the engine, as `Engine.open_sequence` makes it."""
-    kind = engine.stepper.limits.embeds
+    kind = engine.model_runner.limits.embeds
     engine._sequence = engine.pool.open(ids, embeddings=spans.fitting(bool(kind.sections), kind.two_way != "none"))
     return engine._sequence
 

@@ -64,8 +64,8 @@ def computed(
     for mark in marks:
         sequence.mark(mark)
     known = len(sequence)
-    engine.stepper.reserve(sequence, ids[known:])
-    *_, last = engine.stepper.pieces(sequence, ids[known:])
+    engine.model_runner.reserve(sequence, ids[known:])
+    *_, last = engine.model_runner.pieces(sequence, ids[known:])
     sequence.close()
     return known, last[0]
 

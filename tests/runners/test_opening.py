@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 import rlx
+from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.compiler.tensors import Tensors
+from rlx.engine import engine as engine_module
+from rlx.engine.engine import Engine
+from rlx.engine.kv.pool import CachePool
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan
+from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.specs import DECODE, GREEDY, ProgramSpec
 from rlx.models.variants import EmbeddedRows
 from rlx.passes import pipeline
@@ -79,3 +85,29 @@ def test_a_cold_run_makes_the_programs_that_it_runs(
     entries = [store.open(row.digest) for row in store.entries() if row.key and row.key.kind == "program"]
     found = [(e.key.phase, *json.loads(e.read("manifest.json"))["outputs"]) for e in entries]
     assert sorted(found) == [("decode" if watched else "greedy", output), ("prefill", "logits")]
+
+
+@pytest.mark.parametrize("part", ["Tensors", "CachePool", "keeping", "ModelRunner"])
+def test_an_engine_that_cannot_be_made_closes_its_parts(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Not the collector, whenever it comes: workers, tensors, the pool, and the thread that compiles ahead."""
+    made, closed = list[str](), list[str]()
+
+    def watch(owner: Any, name: str) -> None:
+        start, close = owner.__init__, owner.close
+        monkeypatch.setattr(owner, "__init__", lambda self, *a, **k: (made.append(name), start(self, *a, **k))[1])
+        monkeypatch.setattr(owner, "close", lambda self: (closed.append(name), close(self))[1])
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OSError("refused")
+
+    for owner in (WorkerPool, Tensors, CachePool, BackgroundCompiler):
+        watch(owner, owner.__name__)
+    with open_weights(demo_model) as loader:
+        before = set(loader.tensors)
+        monkeypatch.setattr(engine_module, part, refuse)
+        with pytest.raises(OSError, match="refused"):
+            Engine.of(loader, EngineOptions(load=False))
+        assert sorted(closed) == sorted(made) and "WorkerPool" in made
+        assert before == set(loader.tensors) and loader.raw(next(iter(before))).size, "the file stays open"

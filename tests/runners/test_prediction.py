@@ -21,8 +21,8 @@ from rlx.engine.kv.pages import PageAllocator
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.engine.request.request import Request
 from rlx.engine.request.stopping import FinishReason
+from rlx.engine.speculation import mtp as drafted_runs
 from rlx.engine.speculation import mtp as prediction
-from rlx.engine.speculation import mtp_decode as drafted_runs
 from rlx.engine.speculation.drafts import Counters
 from rlx.engine.speculation.mtp import HeadDrafter, Predictor
 from rlx.errors import NumericalError, UnsupportedModelError
@@ -302,7 +302,7 @@ def test_native_rounds_after_an_image(guessable: Path) -> None:
         while native and len(tokens) < 60:
             tokens += drafts.run(engine, sequence, tokens, 60 - len(tokens), ())
         while len(tokens) < 60:
-            guesses = drafts.propose(len(drafts.chances(tokens, 59 - len(tokens))))
+            guesses = drafts.propose(len(drafts.acceptance_probs(tokens, 59 - len(tokens))))
             (rows,) = engine.step(Batch([Segment(sequence, [tokens[-1], *guesses], "all", drafts=bool(guesses))]))
             assert rows is not None
             right = next((i for i, guess in enumerate(guesses) if guess != rows[i].argmax()), len(guesses))
@@ -369,15 +369,15 @@ def test_native_rounds_end_before_what_is_no_number(guessable: Path) -> None:
     engine, counters = Engine.open(guessable, precision="exact", max_seq=96, profile=PAIR), Counters()
     with predicting(engine) as drafter:
         token = int(engine.forward(IDS[:9]).argmax())
-        found = drafted_runs.drafted_run(engine.stepper, engine.current, drafter, token, 12, (), counters)
+        found = drafted_runs.drafted_run(engine.model_runner, engine.current, drafter, token, 12, (), counters)
         assert engine.ids == [*IDS[:9], token, *found[:-1]]
         memory, slot = engine.pool.memory, engine.current.memory.slot
         memory.put_state(name := memory.recurrent[0], slot, np.full_like(memory.copy_state(name, slot), np.nan))
         past = engine.past
         with pytest.raises(NumericalError, match=f"position {past}: a logit is NaN or infinite"):
-            drafted_runs.drafted_run(engine.stepper, engine.current, drafter, found[-1], 12, (), counters)
+            drafted_runs.drafted_run(engine.model_runner, engine.current, drafter, found[-1], 12, (), counters)
         assert engine.ids == [*IDS[:9], token, *found[:-1]]
-        again = drafted_runs.drafted_run(engine.stepper, engine.current, drafter, found[-1], 12, (), counters) or [
+        again = drafted_runs.drafted_run(engine.model_runner, engine.current, drafter, found[-1], 12, (), counters) or [
             int(engine.forward([found[-1]]).argmax())
         ]
     engine.reset()

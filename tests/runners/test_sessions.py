@@ -116,10 +116,10 @@ def test_a_run_that_stops_early_leaves_a_ring_what_it_had(mixed: hybrid.Interpre
     """The positions that were announced and never written are not lost."""
     mixed.forward(IDS[:90])
     sequence, room = mixed.current, mixed.pool.memory.ring_capacity or 0
-    floor = sequence.floor
+    floor = sequence.ring_start
     sequence.begin(30)
     sequence.end([1])
-    assert sequence.floor == max(floor, 91 - room) < 91 + 29 - room
+    assert sequence.ring_start == max(floor, 91 - room) < 91 + 29 - room
 
 
 def test_a_run_with_a_nan_is_a_named_error(mixed: hybrid.InterpretedEngine) -> None:

@@ -19,8 +19,7 @@ from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.request.request import Job
-from rlx.engine.speculation.drafts import MOST, Counters, Drafts, Hits
-from rlx.engine.speculation.prompt_lookup import PromptLookup
+from rlx.engine.speculation.drafts import MOST, Counters, Drafts, Hits, PromptLookup
 from rlx.errors import NumericalError
 from rlx.runners import auto_runner
 from rlx.sampling import SampleOpts, Sampler
@@ -50,7 +49,7 @@ class Guesses:
         self.asked += 1
         self.next = []
 
-    def chances(self, limit: int) -> list[float]:
+    def acceptance_probs(self, limit: int) -> list[float]:
         count = self.runs[self.asked % len(self.runs)]
         good = self.right[self.seen : self.seen + count]
         after = self.right[self.seen + count : self.seen + count + 1]
@@ -69,7 +68,7 @@ class Same:
 
     def observe(self, token: int) -> None: ...
 
-    def chances(self, limit: int) -> list[float]:
+    def acceptance_probs(self, limit: int) -> list[float]:
         return [1.0] * min(limit, len(self.tokens))
 
     def propose(self, count: int) -> list[int]:
@@ -141,7 +140,7 @@ def test_no_draft_is_computed_that_nobody_can_want() -> None:
 
 
 def test_drafts_are_no_more_than_a_program_has_rows_for(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PromptLookup, "chances", lambda self, limit: [1.0] * limit)
+    monkeypatch.setattr(PromptLookup, "acceptance_probs", lambda self, limit: [1.0] * limit)
     monkeypatch.setattr(PromptLookup, "propose", lambda self, count: [7] * count)
     with auto_runner(demo_model, max_seq=96, profile={"buckets": {"seq": [1, 3]}}) as runner:
         plain = runner.generate([5, 6, 7], 20, stop_at_eog=False)
@@ -214,7 +213,7 @@ def test_native_programs_verify(goldens: Path, monkeypatch: pytest.MonkeyPatch, 
             guesses.seen = len(text) - len(prompt) - 1
 
         monkeypatch.setattr(PromptLookup, "observe", observe)
-        monkeypatch.setattr(PromptLookup, "chances", lambda self, limit: guesses.chances(limit))
+        monkeypatch.setattr(PromptLookup, "acceptance_probs", lambda self, limit: guesses.acceptance_probs(limit))
         monkeypatch.setattr(PromptLookup, "propose", lambda self, count: guesses.propose(count))
         assert runner.generate(prompt, 40, stop_at_eog=False, speculative="prompt-lookup") == plain
         assert runner.past_seq == len(prompt) + 39
@@ -253,7 +252,7 @@ def test_the_longer_nothing_is_guessed_the_longer_are_the_runs(monkeypatch: pyte
     assert asked == [1, 2, 4, 8, 8, 8, 8]
     asked.clear()
     drafter, proposals = Same(0), [[], [], [1.0], [1.0]]
-    monkeypatch.setattr(drafter, "chances", lambda limit: proposals.pop(0) if proposals else [])
+    monkeypatch.setattr(drafter, "acceptance_probs", lambda limit: proposals.pop(0) if proposals else [])
     generated(engine, 20, drafter, is_greedy=True)
     assert asked[:4] == [1, 2, 1, 2], "behind a guess, right or wrong, runs are short again"
 
@@ -263,9 +262,9 @@ def test_the_longer_nothing_is_guessed_the_longer_are_the_runs(monkeypatch: pyte
 
 def test_the_text_goes_on_as_it_did_before() -> None:
     drafter = PromptLookup([9, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6])
-    assert drafter.propose(len(drafter.chances(6)))[:2] == [7, 8]
+    assert drafter.propose(len(drafter.acceptance_probs(6)))[:2] == [7, 8]
     drafter.observe(0)
-    assert drafter.chances(6) == drafter.propose(6) == []
+    assert drafter.acceptance_probs(6) == drafter.propose(6) == []
 
 
 def test_the_longest_match_counts() -> None:
@@ -276,7 +275,7 @@ def test_the_longest_match_counts() -> None:
 def test_a_loop_goes_on_beyond_the_end_of_the_text() -> None:
     drafter = PromptLookup([1, 2, 3] * 30)
     assert drafter.propose(7) == [1, 2, 3, 1, 2, 3, 1]
-    assert len(drafter.chances(MOST)) >= 7
+    assert len(drafter.acceptance_probs(MOST)) >= 7
 
 
 def test_guesses_that_fail_are_not_made_any_more() -> None:
@@ -285,7 +284,7 @@ def test_guesses_that_fail_are_not_made_any_more() -> None:
     drafter, proposed = PromptLookup([]), 0
     for token in rng.integers(0, 12, 3000).tolist():
         drafter.observe(token)
-        proposed += len(drafter.chances(MOST))
+        proposed += len(drafter.acceptance_probs(MOST))
     assert proposed < 60
 
 
@@ -294,13 +293,13 @@ def test_a_text_that_begins_to_repeat_itself_is_noticed() -> None:
     drafter = PromptLookup(rng.integers(0, 12, 500).tolist())
     for token in [1, 2, 3, 4, 5, 6, 7, 8] * 8:
         drafter.observe(token)
-    assert len(drafter.chances(MOST)) == MOST
+    assert len(drafter.acceptance_probs(MOST)) == MOST
 
 
 @pytest.mark.parametrize(("rate", "drafts"), [(0.0, 0), (0.49, 0), (0.5, 1), (0.75, 2), (0.9, 6), (1.0, 15)])
 def test_how_many_drafts_pay(rate: float, drafts: int) -> None:
     """The last one is right, with all before it, at least every other time."""
-    chances = Hits(rate).chances(MOST)
+    chances = Hits(rate).acceptance_probs(MOST)
     assert chances == [rate ** (i + 1) for i in range(drafts)]
     assert min(chances, default=1.0) >= 0.5
 

@@ -125,7 +125,7 @@ class Case:
             for hit in [True] * (right - 1) + [False] * (right <= len(drafts)):
                 hits.count(hit)
             left = count - len(found)
-            wanted = min(left - 1, max(1, len(hits.chances(MOST))))
+            wanted = min(left - 1, max(1, len(hits.acceptance_probs(MOST))))
             guessed = [] if over or left < 2 else self.guesses(self.rows(text), found[-1], wanted)
             if not guessed:
                 return Rounds(found, right, sums[0], sums[1], sums[2], hits.rate)

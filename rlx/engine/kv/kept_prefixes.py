@@ -165,7 +165,7 @@ class KeptPrefixes:
             done = yield from self._fill(sequence, found, start)
             if state is not None and done == found.length:
                 sequence.memory.put(state)
-                sequence.end(prompt[start:done], floor=state.first)
+                sequence.end(prompt[start:done], ring_start=state.first)
             elif state is None and done > start:
                 sequence.end(prompt[start:done])
             else:

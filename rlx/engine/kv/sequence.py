@@ -42,7 +42,7 @@ class Sequence:
         done: how many ids the states contain. After a rewind it may be less than `len(ids)`: the rest must be
             recomputed.
         memory: its pages and slots.
-        floor: first position that its rings hold.
+        ring_start: first position that its rings hold.
         embeddings: its embedded spans, or None. They may lie behind the ids so far.
         saved: the copies while it is paused, or None.
         closed: whether it has ended.
@@ -60,11 +60,11 @@ class Sequence:
         self.memory = SequenceMemory(pool)
         self.saved: Saved | None = None
         self._rings, self._room = pool.memory.rings, pool.memory.ring_capacity or _EVERYTHING
-        self._shared, self._salt, self._marks = shared, salt, set[int]()
+        self._shared, self._salt, self._checkpoints = shared, salt, set[int]()
         self.use(embeddings)
         self._published = 0  # how many positions the prefix index knows of this sequence
-        self.floor = self._kept = 0  # first position that rings hold: now, and before the current step
-        self._torn = False  # whether recurrent states may be inconsistent with every length
+        self.ring_start = self._kept = 0  # first position that rings hold: now, and before the current step
+        self._dirty = False  # whether recurrent states may be inconsistent with every length
         self._ahead = 0  # caches hold the ids up to there, and recurrent states can be advanced by them
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class Sequence:
     def use(self, embeddings: PromptEmbeddings | None) -> None:
         """Sets the embedded spans, before anything of them is computed; ends of images become checkpoints."""
         self.embeddings = embeddings
-        self._marks.update(embeddings.image_ends if embeddings else ())
+        self._checkpoints.update(embeddings.image_ends if embeddings else ())
 
     @property
     def pages(self) -> Pages:
@@ -87,11 +87,11 @@ class Sequence:
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def begin(self, rows: int, *, aside: bool = False, alternating: bool = False) -> None:
+    def begin(self, rows: int, *, speculative: bool = False, alternating: bool = False) -> None:
         """Call before programs write `rows` positions after `done`.
 
         Args:
-            aside: recurrent states are unchanged; new ones are written to the spare slot.
+            speculative: recurrent states are unchanged; new ones are written to the spare slot.
             alternating: several programs run, which alternate between slot and spare slot. If their number is odd,
                 `memory.take_spare` follows.
 
@@ -99,28 +99,29 @@ class Sequence:
             PoolFullError: there is no room; nothing has changed. Not after `CachePool.reserve`.
             BusyError: it was closed, or is paused.
         """
-        self.check_open()
-        if not self.memory.is_ready(self.done, rows, aside or alternating):
-            self.pool.reserve([(self, rows, aside or alternating)])
-        if self.memory.has_slot and not self._torn and (self.done in self._marks or self.done % SPACING == 0):
+        if self.closed or self.saved is not None:
+            self.check_open()
+        if not self.memory.is_ready(self.done, rows, speculative or alternating):
+            self.pool.reserve([(self, rows, speculative or alternating)])
+        if self.memory.has_slot and not self._dirty and (self.done in self._checkpoints or self.done % SPACING == 0):
             self.remember()
-        lost = max(self.floor, self.done + rows - self._room)
-        self._kept, self.floor, self._torn, self._ahead = self.floor, lost, not aside, 0
+        lost = max(self.ring_start, self.done + rows - self._room)
+        self._kept, self.ring_start, self._dirty, self._ahead = self.ring_start, lost, not speculative, 0
 
-    def end(self, ids: Ids[int], *, aside: bool = False, floor: int = 0) -> None:
+    def end(self, ids: Ids[int], *, speculative: bool = False, ring_start: int = 0) -> None:
         """Call after the programs have run on `ids`, possibly fewer than announced.
 
         Args:
-            aside: as in `begin`.
-            floor: first position that rings hold, if not all positions before were written to them.
+            speculative: as in `begin`.
+            ring_start: first position that rings hold, if not all positions before were written to them.
         """
         end = self.done + len(ids)
         self.ids[self.done : end] = array("i", ids)
-        if aside:
+        if speculative:
             self._ahead = end
         else:
             self.done = end
-        self.floor, self._torn = max(self._kept, end - self._room, floor), False
+        self.ring_start, self._dirty = max(self._kept, end - self._room, ring_start), False
 
     @property
     def ahead(self) -> tuple[int, bool]:
@@ -130,18 +131,20 @@ class Sequence:
 
     def take(self, count: int) -> None:
         """Takes over the states in the spare slot, which contain the next `count` ids."""
-        self._torn = True  # an interrupt between the assignments must be detected
+        self._dirty = True  # an interrupt between the assignments must be detected
         self.memory.take_spare()
         self.done += count
-        self._ahead, self._torn = 0, False
+        self._ahead, self._dirty = 0, False
 
     def leave(self) -> None:
         """Discards what the last step computed in the spare slot."""
         self._ahead = 0
 
     def settle(self) -> None:
-        """Makes the states consistent after a step that was interrupted."""
-        if self._torn:
+        """Makes the states consistent after a step that was interrupted; `BusyError` as `begin`."""
+        if self.closed or self.saved is not None:
+            self.check_open()
+        if self._dirty:
             self.rewind(len(self.ids))
 
     def mark(self, length: int | None = None) -> None:
@@ -150,7 +153,7 @@ class Sequence:
         They are copied before the next step changes them. Without effect if the model has only full caches.
         """
         if self._shared and self.memory.has_slot:
-            self._marks.add(self.done if length is None else length)
+            self._checkpoints.add(self.done if length is None else length)
 
     def call_end(self, start: int, most: int) -> int:
         """End of a call of at most `most` rows from `start`; more only for an image whose rows see each other.
@@ -159,7 +162,7 @@ class Sequence:
         """
         end, embeddings = start + most, self.embeddings
         if self.memory.has_slot and self._shared and not (embeddings is not None and embeddings.is_biased(start)):
-            end = min([end, (start // SPACING + 1) * SPACING, *(mark for mark in self._marks if mark > start)])
+            end = min([end, (start // SPACING + 1) * SPACING, *(mark for mark in self._checkpoints if mark > start)])
         return end if embeddings is None else embeddings.call_end(start, end)
 
     # -- the prefix index -----------------------------------------------------------------------------------------
@@ -181,14 +184,14 @@ class Sequence:
             self.memory.grow(0, 0, False)
             if hit.checkpoint is not None and length:
                 self.memory.put(hit.checkpoint.state)
-                self.floor = hit.checkpoint.state.first
+                self.ring_start = hit.checkpoint.state.first
         self.memory.cut(length)
         self.ids.extend(prompt[:length])
         self.done = self._published = length
 
     def publish(self) -> None:
         """Adds what is computed to the prefix index."""
-        if not self._shared or self._torn or self.saved or self.done <= self._published:
+        if not self._shared or self._dirty or self.saved or self.done <= self._published:
             return
         if self.embeddings is not None and self.embeddings.bias is not None:
             return  # rows see later ones, so a prefix of it is no prefix
@@ -198,9 +201,9 @@ class Sequence:
 
     def remember(self) -> None:
         """As `publish`, with a checkpoint of the present states if they could not go back."""
-        if self.saved is not None or self._torn:
+        if self.saved is not None or self._dirty:
             return
-        self._marks.discard(self.done)
+        self._checkpoints.discard(self.done)
         self.publish()
         if self._shared and self.memory.slot != NO_SLOT and 0 < self.done <= self._published:
             self.pool.add_checkpoint(self)
@@ -225,10 +228,10 @@ class Sequence:
                 at, self._ahead = independent, 0
             self.embeddings = self.embeddings.cut(length)
         del self.ids[length:]
-        self._marks = {mark for mark in self._marks if mark <= length}
+        self._checkpoints = {mark for mark in self._checkpoints if mark <= length}
         self._published = min(self._published, at)
         if self._can_stand_at(at):
-            self.done, self._torn = at, False
+            self.done, self._dirty = at, False
             self.memory.cut(max(at, min(length, self._ahead)))  # those after `done` hold rows that a step has verified
         else:
             checkpoint = self.pool.index.checkpoint(self.keys(length)) if self._shared else None
@@ -237,16 +240,16 @@ class Sequence:
 
     def _can_stand_at(self, length: int) -> bool:
         """Whether the states can continue from there without a checkpoint."""
-        if self.recurrent and (self._torn or length != self.done):
+        if self.recurrent and (self._dirty or length != self.done):
             return False
-        return not self._rings or self.pool.memory.first_read(length) >= self.floor
+        return not self._rings or self.pool.memory.first_read(length) >= self.ring_start
 
     def _return_to(self, saved: SlotCopy | None) -> None:
         """Restores a checkpoint, or empty states."""
-        self._torn, self._ahead, self.floor = True, 0, _EVERYTHING  # an interrupt while copying must be detected
+        self._dirty, self._ahead, self.ring_start = True, 0, _EVERYTHING  # an interrupt while copying must be detected
         self.memory.put(saved)
-        length, self.floor = (saved.length, saved.first) if saved else (0, 0)
-        self.done, self._torn = length, False
+        length, self.ring_start = (saved.length, saved.first) if saved else (0, 0)
+        self.done, self._dirty = length, False
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -267,7 +270,7 @@ class Sequence:
         """
         if (saved := self.saved) is not None:
             self.memory.load(saved, self.done)
-            self.floor = max(self.floor, saved.slot.first if saved.slot else 0)
+            self.ring_start = max(self.ring_start, saved.slot.first if saved.slot else 0)
             self.saved = None
 
     def close(self) -> None:

@@ -26,10 +26,10 @@ def take_snapshot(sequence: Sequence, model: str) -> Snapshot:
         model: identity of the model.
     """
     memory, length, slot = sequence.pool.memory, sequence.done, max(0, sequence.memory.slot)
-    pages, floor = sequence.pages[: page_count(length, memory.page)], sequence.floor
-    rings = memory.ring_pages(floor // memory.page * memory.page, length)
+    pages, ring_start = sequence.pages[: page_count(length, memory.page)], sequence.ring_start
+    rings = memory.ring_pages(ring_start // memory.page * memory.page, length)
     arrays = {name: memory.read(name, pages, 0, 0, length) for name in memory.full}
-    arrays |= {name: memory.read(name, rings, slot, floor, length) for name in memory.rings}
+    arrays |= {name: memory.read(name, rings, slot, ring_start, length) for name in memory.rings}
     if sequence.memory.slot == NO_SLOT:  # nothing was computed yet
         arrays |= {name: np.zeros_like(memory.copy_state(name, 0)) for name in memory.recurrent}
     else:
@@ -44,7 +44,7 @@ def restore(sequence: Sequence, snapshot: Snapshot) -> None:
     Raises:
         PoolFullError: there is no room; the sequence is empty then.
     """
-    memory, length, floor = sequence.pool.memory, snapshot.position, 0
+    memory, length, ring_start = sequence.pool.memory, snapshot.position, 0
     sequence.publish()
     sequence.rewind(0)
     sequence.use(snapshot.embeddings)
@@ -57,11 +57,11 @@ def restore(sequence: Sequence, snapshot: Snapshot) -> None:
     for name in memory.rings:
         newest = snapshot.arrays[name][:, -(memory.ring_capacity or 0) :]
         start = length - newest.shape[1]
-        floor = max(floor, start)
+        ring_start = max(ring_start, start)
         memory.write(name, memory.ring_pages(start // memory.page * memory.page, length), slot, start, newest)
     for name in memory.recurrent:
         memory.put_state(name, slot, snapshot.arrays[name])
-    sequence.end(snapshot.ids, floor=floor)
+    sequence.end(snapshot.ids, ring_start=ring_start)
     sequence.mark()
 
 

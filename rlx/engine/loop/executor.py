@@ -201,7 +201,7 @@ class Executor:
         """The drafts of each job that pay in a step of all of them."""
         most = self._engine.most_rows - 1
         probs = [
-            job.drafts.chances(job.tokens, min(job.left - 1, most))
+            job.drafts.acceptance_probs(job.tokens, min(job.left - 1, most))
             if job.drafts and not job.has_forced  # drafts begin after computed tokens
             else ()
             for job in jobs

@@ -32,9 +32,9 @@ _ORDER = ("decode", "greedy", "prefill", "batch")
 
 def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
     """Runs the ids several times: the median time of every region, by kind of work, the longest first."""
-    engine.stepper.refresh(engine.current)
+    engine.model_runner.refresh(engine.current)
     engine.current.mark()  # so that rewinding costs only a copy
-    spec, env = engine.stepper.spec(len(ids), engine.past), {"SEQ": len(ids), "PAST_SEQ": engine.past}
+    spec, env = engine.model_runner.spec(len(ids), engine.past), {"SEQ": len(ids), "PAST_SEQ": engine.past}
     program, graph, steps = engine._programs[spec], engine._programs.final_graph(spec), []
     for _ in range(repeat):
         start = time.perf_counter()
@@ -57,7 +57,7 @@ def step_bytes(engine: Engine, past: int) -> int:
 
 def step_flops(engine: Engine, rows: int, past: int = 0) -> int:
     """Arithmetic operations of a call with `rows` ids, at most the largest bucket, after `past` others."""
-    graph = engine._programs.final_graph(engine.stepper.spec(rows, past))
+    graph = engine._programs.final_graph(engine.model_runner.spec(rows, past))
     return profiling.step_flops(graph, {"SEQ": rows, "PAST_SEQ": past})
 
 
@@ -180,7 +180,7 @@ def _ids(engine: Engine, count: int) -> list[int]:
 def _measure_forward(engine: Engine, spec: ProgramSpec, rows: int) -> StepTimes:
     """Steps of the engine, each followed by a return to the positions before it."""
     past, ids = engine.past, _ids(engine, rows)
-    engine.stepper.refresh(engine.current)
+    engine.model_runner.refresh(engine.current)
     engine.current.mark()  # so that rewinding costs only a copy
 
     def run() -> float:

@@ -164,12 +164,19 @@ class Bucketing:
             embeds, bias: as in `ProgramSpec`.
             verifies: whether rows may be rejected.
         """
+        if rows == 1 and self.decode == "dynamic" and not (bias or embeds):  # quick, for every token
+            return _spec(self.one, False, hidden)
         every = all_rows and rows > 1
         bounds = None if every else self.past(rows, past)
         if bias:  # its memory grows with the past, so the past is bounded
             bounds = (0, past_bucket(max_seq)[1])
         seq = self.bucket(rows) if every else self.rows(rows)
         return _spec(seq, every, hidden, bounds, embeds, bias, verifies=every and verifies)
+
+    @cached_property
+    def one(self) -> Range:
+        """The range of a single row."""
+        return self.bucket(1)
 
     def bucket(self, rows: int) -> Range:
         """The range that contains `rows`."""

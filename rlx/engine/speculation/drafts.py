@@ -10,13 +10,13 @@ by a token with the remaining distribution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlx.backends.drafts import MEMORY, MOST, WORTH, worth
+from rlx.backends.drafts import MEMORY, MOST, WORTH, max_useful_drafts
 
-__all__ = ["MOST", "WORTH", "Counters", "Drafter", "Drafts", "Hits"]
+__all__ = ["MOST", "WORTH", "Counters", "Drafter", "Drafts", "Hits", "PromptLookup"]
 
 LONGEST = 8  # maximum number of plain steps in a native run: drafts are looked for between runs only
 
@@ -28,7 +28,7 @@ class Drafter(Protocol):
         """Appends one token to the text."""
         ...
 
-    def chances(self, limit: int) -> list[float]:
+    def acceptance_probs(self, limit: int) -> list[float]:
         """The probability that the first draft is used, the second, and so on: at most `limit`, and what pays alone."""
         ...
 
@@ -52,9 +52,9 @@ class Hits:
     def count(self, hit: bool) -> None:
         self.rate += (hit - self.rate) / MEMORY
 
-    def chances(self, limit: int) -> list[float]:
+    def acceptance_probs(self, limit: int) -> list[float]:
         """The probabilities that the first draft is accepted, the first two are, and so on, as far as they pay."""
-        return [self.rate**count for count in range(1, worth(self.rate, limit) + 1)]
+        return [self.rate**count for count in range(1, max_useful_drafts(self.rate, limit) + 1)]
 
 
 @dataclass
@@ -85,12 +85,12 @@ class Drafts:
         self._seen = 0  # how many tokens of the answer the drafter has observed
         self._run = 1  # number of plain steps in the next native run
 
-    def chances(self, tokens: Sequence[int], limit: int) -> list[float]:
-        """As `Drafter.chances`, after the answer so far."""
+    def acceptance_probs(self, tokens: Sequence[int], limit: int) -> list[float]:
+        """As `Drafter.acceptance_probs`, after the answer so far."""
         for token in tokens[self._seen :]:
             self._drafter.observe(token)
         self._seen = len(tokens)
-        return self._drafter.chances(min(limit, MOST)) if limit > 0 else []
+        return self._drafter.acceptance_probs(min(limit, MOST)) if limit > 0 else []
 
     def propose(self, count: int) -> list[int]:
         """As `Drafter.propose`."""
@@ -116,9 +116,53 @@ class Drafts:
 
         The runs grow while no draft is found: drafts are looked for between runs only, so a long run finds them late.
         """
-        if self.chances(tokens, left - 1):
+        if self.acceptance_probs(tokens, left - 1):
             return []
         found = engine.greedy(sequence, tokens[-1], min(left, self._run), stops)
         self._run = min(2 * self._run, LONGEST)
         self._counters.steps += len(found)
         return found
+
+
+class PromptLookup:
+    """Prompt lookup: proposes what followed the last occurrence of the newest tokens.
+
+    It matches n-grams of a few lengths; the longest match wins. It tracks the acceptance rate of each length, also
+    without proposing. A text without repetitions therefore costs a few microseconds per token and no drafts.
+
+    Args:
+        ids: the text so far.
+    """
+
+    SIZES = (6, 4, 3, 2)  # n-gram lengths, the longest first
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        self._ids: list[int] = []
+        self._after: list[dict[tuple[int, ...], int]] = [{} for _ in self.SIZES]  # n-gram -> position after it
+        self._hits = [Hits(rate) for rate in (0.9, 0.8, 0.7, 0.5)]
+        self._match: tuple[int, int] | None = None  # index of the length, and position after the match
+        for token in ids:
+            self.observe(token)
+
+    def observe(self, token: int) -> None:
+        if self._match is not None:
+            size, at = self._match
+            self._hits[size].count(self._ids[at] == token)
+        self._ids.append(token)
+        self._match, end = None, len(self._ids)
+        for i, (size, table) in enumerate(zip(self.SIZES, self._after, strict=True)):
+            if size <= end:
+                newest = tuple(self._ids[-size:])
+                if self._match is None and newest in table:
+                    self._match = i, table[newest]
+                table[newest] = end
+
+    def acceptance_probs(self, limit: int) -> list[float]:
+        return [] if self._match is None else self._hits[self._match[0]].acceptance_probs(limit)
+
+    def propose(self, count: int) -> list[int]:
+        if self._match is None:
+            return []
+        at = self._match[1]
+        period = len(self._ids) - at  # a continuation beyond the end of the text repeats
+        return [self._ids[at + i % period] for i in range(count)]

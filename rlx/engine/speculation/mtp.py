@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,19 +28,21 @@ from rlx.backends.program import Program, TokenRun
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.kv import States
 from rlx.compiler.tensors import Tensors
-from rlx.engine.greedy import SECONDS
-from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed_positions, feed_tokens, shift_at
+from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed, feed_positions, feed_tokens, shift_at
 from rlx.engine.kv.sequence import Sequence
+from rlx.engine.model_runner import SECONDS, ModelRunner, end_run
 from rlx.engine.opening.opened import Source, check_types
 from rlx.engine.opening.setup import Setup
 from rlx.engine.programs.programs import Programs
 from rlx.engine.programs.specs import HIDDEN, ProgramSpec
-from rlx.engine.speculation.drafts import MOST, WORTH, Hits
+from rlx.engine.speculation.drafts import MOST, WORTH, Counters, Drafts, Hits
+from rlx.errors import NumericalError
 from rlx.models.variants import EmbeddedRows
 from rlx.weights import ModelWeights
 
 Floats = npt.NDArray[np.float32]
 
+TOKENS = 256  # maximum number per call
 DRAFTS = 3  # maximum in a row: each costs a step of the head, and is less likely to be accepted than the one before
 # Only the first ids are drafted. BPE merges create frequent tokens early, so low ids are frequent; with a large
 # vocabulary most of a draft's time goes into the output matrix.
@@ -237,10 +240,10 @@ class HeadDrafter:
                 self._open.clear()
         self._token = token
 
-    def chances(self, limit: int) -> list[float]:
-        """As `Drafter.chances`; a first draft is always worth a try, or the rate would never rise again."""
+    def acceptance_probs(self, limit: int) -> list[float]:
+        """As `Drafter.acceptance_probs`; a first draft is always worth a try, or the rate would never rise again."""
         most = min(limit, self._most)
-        return self._hits.chances(most) or [WORTH] * min(most, 1)
+        return self._hits.acceptance_probs(most) or [WORTH] * min(most, 1)
 
     def propose(self, count: int) -> list[int]:
         assert self._token is not None
@@ -278,4 +281,103 @@ class HeadDrafter:
         predictor.went_on(last)
         right = [ids[0], *found.tokens[:-1]][-found.right :]
         predictor.hear(last, right, models[(found.rounds - 1) % 2].output(HIDDEN, SEQ=found.right))
+        return found
+
+
+def drafted_run(
+    runner: ModelRunner,
+    sequence: Sequence,
+    drafter: HeadDrafter,
+    token: int,
+    count: int,
+    stops: Ids[int],
+    counters: Counters,
+) -> list[int]:
+    """As `ModelRunner.greedy`: appends `token` and the likeliest tokens after it. Returns [] if there are no drafts.
+
+    Nor are there any if the model has both rings and recurrent states: the programs alternate between two slots.
+
+    Args:
+        drafter: its MTP head has followed the sequence.
+        count, stops: as in `ModelRunner.greedy`.
+        counters: incremented.
+
+    Raises:
+        PromptError, PoolFullError, NumericalError: as `ModelRunner.greedy`.
+    """
+    runner.prepare(sequence, [token])
+    runner.catch_up(sequence)
+    if sequence.recurrent and not sequence.memory.can_alternate:
+        return []
+    past = sequence.done
+    most = min(count, TOKENS, runner.limits.max_seq - past)
+    drafter.observe(token)
+    ids = [token, *drafter.propose(len(drafter.acceptance_probs(min(most - 1, MOST))))]
+    if len(ids) == 1:
+        return []
+    sequence.begin(most, alternating=True)
+    models = _models(runner, sequence)
+    feed(models[0].inputs, ids, past, sequence.embeddings)
+    for model, swapped in zip(models, (False, True), strict=True):
+        model.prepare({"SEQ": len(ids), "PAST_SEQ": past, **runner.bind_slots(model, sequence, swapped=swapped)})
+        if model.then:
+            model.then.prepare({"SEQ": 1})
+    found = drafter.rounds(models, ids, count=most, rows=runner.limits.ids, stops=stops, seconds=SECONDS)
+    if found.rounds % 2 and sequence.recurrent:
+        sequence.memory.take_spare()
+    counters.steps += found.rounds
+    counters.drafted += found.drafted
+    counters.accepted += found.accepted
+    try:
+        end_run(sequence, token, found.tokens)
+    except NumericalError:
+        drafter.forget(len(sequence))
+        raise
+    return found.tokens
+
+
+def _models(runner: ModelRunner, sequence: Sequence) -> tuple[Program, Program]:
+    """The two verifying programs, in the order in which they run; each reads the slot that the other one writes.
+
+    They return the likeliest token after each row, and the hidden states for the MTP head.
+    """
+    spec = ProgramSpec(ROWS, all_rows=True, hidden=True, greedy=True, verifies=sequence.recurrent)
+    now, after = (runner.programs[replace(spec, swapped=swapped and sequence.recurrent)] for swapped in (False, True))
+    return now, after
+
+
+class HeadDrafts(Drafts):
+    """The drafts of the MTP head for one sequence, which it follows until `close`.
+
+    Args:
+        runner: runs the model; the head receives the hidden states of each step of the sequence.
+        drafter: drafts with the head.
+        counters: incremented.
+    """
+
+    def __init__(self, runner: ModelRunner, sequence: Sequence, drafter: HeadDrafter, counters: Counters) -> None:
+        super().__init__(drafter, counters)
+        self.sequence, self._runner, self._head = sequence, runner, drafter
+        runner.listener = self
+
+    def hear(self, start: int, ids: Ids[int], hidden: Any) -> None:
+        """Receives a step of the model, see `Predictor.hear`."""
+        self._head.hear(start, ids, hidden)
+
+    def forget(self, length: int) -> None:
+        self._head.forget(length)
+
+    def close(self) -> None:
+        if self._runner.listener is self:
+            self._runner.listener = None
+            self._head.close()
+
+    def run(self, engine: Any, sequence: Any, tokens: Ids[int], left: int, stops: Ids[int]) -> list[int]:
+        """Rounds of drafts and verifying steps in one native call; [] if the engine runs its steps one by one."""
+        if not engine.native_loops:
+            return []
+        for token in tokens[self._seen : -1]:
+            self._head.observe(token)
+        found = drafted_run(self._runner, self.sequence, self._head, tokens[-1], left, stops, self._counters)
+        self._seen = len(tokens) + max(0, len(found) - 1)
         return found

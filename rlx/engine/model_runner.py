@@ -1,9 +1,10 @@
-"""Steps: runs the segments of a batch on the programs of a model.
+"""Runs a model: a batch of segments -> programs -> logits, or a token -> the likeliest tokens after it.
 
 Runners stage, under `engine.py`. A batch of one segment runs the program for a single sequence. Several segments share
 a program whose rows belong to several sequences, as far as its largest bucket goes. The states of all sequences lie in
 the pool. Before a program runs, it is told where: the page table is an input, and the addresses of states in slots are
-written into its table of arguments.
+written into its table of arguments. Where nobody observes a token before the next one is computed, one native call
+computes several greedy tokens (`greedy`).
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from rlx.backends.program import Program
+from rlx.backends.program import Program, TokenRun
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.pool import CachePool
-from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed
+from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed, shift_at
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.programs.specs import HIDDEN, LOGITS, Bucketing, ProgramSpec
+from rlx.engine.programs.specs import GREEDY, HIDDEN, LOGITS, Bucketing, ProgramSpec
 from rlx.engine.request.output import Logits
-from rlx.errors import ArgumentError, PromptError
+from rlx.errors import ArgumentError, NumericalError, PromptError
 from rlx.models.variants import EmbeddedRows
 from rlx.passes.options import MAX_SEGMENTS
 
+#: Maximum steps and seconds of a native call of greedy tokens: an interrupt has to wait until the call returns.
+STEPS, SECONDS = 32, 0.05
 ALL_ROWS_VALUES = 1 << 24  # maximum number of logits per call when those of every position are requested
 
 
@@ -74,7 +77,7 @@ class _Verified:
     then: Program | None
 
 
-class Stepper:
+class ModelRunner:
     """Runs segments.
 
     Args:
@@ -93,7 +96,7 @@ class Stepper:
     ) -> None:
         self.programs, self.pool, self.bucketing, self.limits = programs, pool, bucketing, limits
         self.listener: Listener | None = None
-        self._load = load
+        self._load: Callable[[], None] | None = load
         self._verified: list[_Verified] = []
 
     # -- batches --------------------------------------------------------------------------------------------------
@@ -102,14 +105,17 @@ class Stepper:
         """Computes a batch: see `Engine.step`."""
         segments = list(batch.segments)
         if len(segments) == 1:  # quick, for every token of a sequence alone
-            self.reserve(segments[0].sequence, segments[0].tokens, _is_aside(segments[0]))
-            return [self._alone(segments[0])]
+            (segment,) = segments
+            self.prepare(segment.sequence, segment.tokens)
+            if len(segment.tokens) > 1 or segment.sequence.done < len(segment.sequence.ids):
+                self._bring_up(segment.sequence, len(segment.tokens), _is_speculative(segment))
+            return [self._alone(segment, batch.copies)]
         if len({id(segment.sequence) for segment in segments}) < len(segments):
             hint = "Give them one after the other."
             raise ArgumentError("two segments are of one sequence", where="Engine.step", hint=hint)
         for segment in segments:
             self.prepare(segment.sequence, segment.tokens)
-        needs = [(s.sequence, len(s.sequence) - s.sequence.done + len(s.tokens), _is_aside(s)) for s in segments]
+        needs = [(s.sequence, len(s.sequence) - s.sequence.done + len(s.tokens), _is_speculative(s)) for s in segments]
         self.pool.reserve(needs)
         for segment in segments:
             self.catch_up(segment.sequence)
@@ -118,7 +124,7 @@ class Stepper:
         copies = batch.copies or len(groups) > 1  # the next group may run the same program
         for group in groups:
             some = [segments[i] for i in group]
-            rows = self._together(some, copies) if len(some) > 1 else [self._alone(some[0])]
+            rows = self._together(some, copies) if len(some) > 1 else [self._alone(some[0], copies)]
             for i, logits in zip(group, rows, strict=True):
                 found[i] = logits
         return found
@@ -145,17 +151,20 @@ class Stepper:
         """Whether a program for several sequences can compute a segment."""
         sequence, rows = segment.sequence, len(segment.tokens)
         is_biased = sequence.embeddings is not None and sequence.embeddings.is_biased(sequence.done)
-        special = is_biased or _is_aside(segment) or self._hears(sequence)
+        hears = self.listener is not None and self.listener.sequence is sequence
+        special = is_biased or _is_speculative(segment) or hears
         return not special and rows <= self.limits.rows and _outs(segment) <= MAX_SEGMENTS
 
-    def _alone(self, segment: Segment) -> Logits | None:
+    def _alone(self, segment: Segment, copies: bool) -> Logits | None:
         """A segment with the programs of a single sequence."""
-        every = segment.logits == "all"
-        if segment.drafts:
-            pieces = [self.run(segment.sequence, segment.tokens, every, aside=_is_aside(segment))]
+        sequence, ids, every = segment.sequence, segment.tokens, segment.logits == "all"
+        if len(ids) == 1 or segment.drafts:
+            copies = copies and segment.logits != "none"
+            found = self.run(sequence, ids, every, speculative=_is_speculative(segment), copies=copies)
         else:
-            pieces = list(self.pieces(segment.sequence, segment.tokens, every))
-        return _shaped(segment, np.concatenate(pieces) if every else pieces[-1])
+            pieces = list(self.pieces(sequence, ids, every))
+            found = np.concatenate(pieces) if every else pieces[-1]
+        return _shaped(segment, found)
 
     def _together(self, segments: list[Segment], copies: bool) -> list[Logits | None]:
         """Segments with a program for the rows of several sequences."""
@@ -203,7 +212,7 @@ class Stepper:
             self._check_spans(sequence.embeddings, ids, len(sequence))
         elif max(ids) >= self.limits.ids:
             self._refuse_id(max(ids))
-        if len(sequence) + len(ids) > self.limits.max_seq:
+        if len(sequence.ids) + len(ids) > self.limits.max_seq:
             raise PromptError(
                 f"{len(ids)} tokens after {len(sequence)} do not fit the context of {self.limits.max_seq}",
                 hint="Shorten the prompt or open the model with a larger max_seq.",
@@ -223,19 +232,20 @@ class Stepper:
         what = f"token id {token} is out of range: the smallest embedding table has {self.limits.ids} rows"
         raise PromptError(what, hint="Ids above stand for parts of images or sound: leave them out.")
 
-    def reserve(self, sequence: Sequence, ids: Ids[int], drafts: bool = False) -> None:
+    def reserve(self, sequence: Sequence, ids: Ids[int]) -> None:
         """Checks that ids can follow a sequence, takes the room for them, and brings the states up to date.
-
-        Args:
-            drafts: whether recurrent states need a second slot, because rows may be rejected.
 
         Raises:
             PromptError, PoolFullError: as `step`.
         """
         self.prepare(sequence, ids)
-        rows = len(sequence) - sequence.done + len(ids)
-        if not sequence.memory.is_ready(sequence.done, rows, drafts):
-            self.pool.reserve([(sequence, rows, drafts)])
+        self._bring_up(sequence, len(ids), speculative=False)
+
+    def _bring_up(self, sequence: Sequence, count: int, speculative: bool) -> None:
+        """Takes the room for `count` more rows, and brings the states up to date."""
+        rows = len(sequence) - sequence.done + count
+        if not sequence.memory.is_ready(sequence.done, rows, speculative):
+            self.pool.reserve([(sequence, rows, speculative)])
         self.catch_up(sequence)
 
     def refresh(self, sequence: Sequence) -> None:
@@ -244,9 +254,11 @@ class Stepper:
         self.catch_up(sequence)
 
     def _ready(self, sequence: Sequence) -> None:
-        self._load()
-        self._advance()
-        sequence.check_open()
+        if self._load is not None:
+            self._load()
+            self._load = None
+        if self._verified:
+            self._advance()
         sequence.settle()
 
     def pieces(
@@ -268,28 +280,40 @@ class Stepper:
             sequence.mark()
 
     def run(
-        self, sequence: Sequence, ids: Ids[int], all_rows: bool = False, output: str = LOGITS, aside: bool = False
+        self,
+        sequence: Sequence,
+        ids: Ids[int],
+        all_rows: bool = False,
+        output: str = LOGITS,
+        *,
+        speculative: bool = False,
+        copies: bool = True,
     ) -> np.ndarray:
-        """Appends ids that fit one call: an output of the program, f32 [rows, width] or f32 [1, width]; a copy.
+        """Appends ids that fit one call: an output of the program, f32 [rows, width] or f32 [1, width].
 
         Args:
-            aside: whether recurrent states stay, because rows may be rejected.
+            speculative: whether recurrent states stay, because rows may be rejected.
+            copies: whether it is a copy; otherwise it is valid until the next step.
         """
-        rows, past, heard = len(ids), sequence.done, self._hears(sequence)
-        program = self.programs[self.spec(rows, past, all_rows, output == HIDDEN or heard, sequence, aside)]
-        sequence.begin(rows, aside=aside)
+        rows, past, listener = len(ids), sequence.done, self.listener
+        if listener is not None and listener.sequence is not sequence:
+            listener = None
+        hidden = output == HIDDEN or listener is not None
+        program = self.programs[self.spec(rows, past, all_rows, hidden, sequence, speculative)]
+        sequence.begin(rows, speculative=speculative)
         for each in self._verified:
             if each.then is program.then:  # this run overwrites what it reads
                 each.then = None
         feed(program.inputs, ids, past, sequence.embeddings)
-        env = {"SEQ": rows, "PAST_SEQ": past, **self.place(program, sequence)}
+        env = {"SEQ": rows, "PAST_SEQ": past, **self.bind_slots(program, sequence)}
         program.run(**env)
-        sequence.end(ids, aside=aside)
-        if aside:
+        sequence.end(ids, speculative=speculative)
+        if speculative:
             self._verified.append(_Verified(sequence, program.then))
-        if heard and self.listener is not None:
-            self.listener.hear(past, ids, program.output(HIDDEN, **env))
-        return program.output(output, **env).copy()
+        if listener is not None:
+            listener.hear(past, ids, program.output(HIDDEN, **env))
+        found = program.output(output, **env)
+        return found.copy() if copies else found
 
     def spec(
         self,
@@ -298,7 +322,7 @@ class Stepper:
         all_rows: bool = False,
         hidden: bool = False,
         sequence: Sequence | None = None,
-        aside: bool = False,
+        speculative: bool = False,
     ) -> ProgramSpec:
         """The spec of the program for a call of one sequence, see `Bucketing.spec`.
 
@@ -307,10 +331,10 @@ class Stepper:
         """
         spans = None if sequence is None else sequence.embeddings
         if sequence is None or spans is None:
-            return self.bucketing.spec(rows, past, all_rows, hidden, self.limits.max_seq, verifies=aside)
+            return self.bucketing.spec(rows, past, all_rows, hidden, self.limits.max_seq, verifies=speculative)
         embeds = self._embedded([sequence], [rows])
         bias = spans.bias.shape[1] if spans.bias is not None and spans.is_biased(past) else 0
-        return self.bucketing.spec(rows, past, all_rows, hidden, self.limits.max_seq, embeds, bias, aside)
+        return self.bucketing.spec(rows, past, all_rows, hidden, self.limits.max_seq, embeds, bias, speculative)
 
     def _embedded(self, sequences: Ids[Sequence], counts: Ids[int]) -> EmbeddedRows | None:
         """How a call takes the embedded rows among the next ones of some sequences; None if there are none."""
@@ -325,21 +349,50 @@ class Stepper:
         kind = self.limits.embeds
         return kind if any(span.two_way for span in spans) else replace(kind, two_way="none")
 
-    def place(self, program: Program, sequence: Sequence, *, swapped: bool = False) -> dict[str, int]:
+    def bind_slots(self, program: Program, sequence: Sequence, *, swapped: bool = False) -> dict[str, int]:
         """Tells a program where a sequence's states lie; returns the values of the symbols that say their sizes.
 
         Args:
             swapped: whether it reads recurrent states from the spare slot and writes them to the other one.
         """
-        slots = max(0, sequence.memory.slot), max(0, sequence.memory.spare)
+        memory = sequence.memory
+        slots = max(0, memory.slot), max(0, memory.spare)
         program.select_slot(*(slots[::-1] if swapped else slots))
-        pages = sequence.pages
+        pages = memory.pages
         if (table := program.inputs.get("pages")) is not None:
             table[: len(pages)] = pages
         return {**self.pool.memory.extents, "PAGES": len(pages)}
 
-    def _hears(self, sequence: Sequence) -> bool:
-        return self.listener is not None and self.listener.sequence is sequence
+    # -- greedy tokens --------------------------------------------------------------------------------------------
+
+    def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = ()) -> list[int]:
+        """Appends `token` to a sequence, then the likeliest tokens after it, one by one, in one native call.
+
+        Ties go to the lower token id. The sequence then also holds all tokens of the result but the last.
+
+        Args:
+            count: maximum number of tokens. At least one is returned, possibly fewer than `count`.
+            stops: token ids that end the run.
+
+        Raises:
+            PromptError: the context is full, or `token` is invalid.
+            PoolFullError: there is no room.
+            NumericalError: a logit is NaN or infinite; the sequence ends before the token that it followed.
+        """
+        self.prepare(sequence, [token])
+        self.catch_up(sequence)
+        program, past = self.programs[GREEDY], sequence.done
+        steps = min(count, STEPS, self.limits.max_seq - past)
+        sequence.begin(steps)
+        program.inputs["tokens"][:1] = token
+        if "positions" in program.inputs:  # absent if every layer is recurrent
+            program.inputs["positions"][:1] = past + shift_at(sequence.embeddings, past)
+        env = {"SEQ": 1, "PAST_SEQ": past, **self.bind_slots(program, sequence)}
+        found = program.repeat(TokenRun(steps, self.limits.ids, stops, SECONDS, env))
+        end_run(sequence, token, found)
+        return found
+
+    # -- recurrent states -----------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Advances recurrent states by the rows that the last step verified and nobody rejected."""
@@ -370,7 +423,7 @@ def _feed(inputs: Mapping[str, Any], segments: list[Segment], first: list[int], 
         inputs["positions"][:rows] = [i for p, n in zip(starts, counts, strict=True) for i in range(p, p + n)]
 
 
-def _is_aside(segment: Segment) -> bool:
+def _is_speculative(segment: Segment) -> bool:
     """Whether recurrent states must stay, because rows of the segment may be rejected."""
     return segment.drafts and len(segment.tokens) > 1 and segment.sequence.recurrent
 
@@ -391,3 +444,14 @@ def _shaped(segment: Segment, rows: Logits) -> Logits | None:
         return None
     last: Logits = rows if segment.logits == "all" else rows[-1]
     return last
+
+
+def end_run(sequence: Sequence, token: int, found: Ids[int]) -> None:
+    """Adds `token` and all of `found` but the last to the sequence; `NumericalError` as `ModelRunner.greedy`."""
+    sequence.end([token, *found[:-1]])
+    if found[-1] < 0:
+        sequence.rewind(sequence.done - 1)
+        raise NumericalError(
+            "a logit is NaN or infinite", where=f"position {len(sequence)}",
+            hint="the weights or the arithmetic are broken: check the file, or try precision='exact'",
+        )  # fmt: skip
