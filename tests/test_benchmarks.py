@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -58,41 +57,6 @@ class Llama:
     def generate(self, ids, temp):
         while True:
             yield 7
-"""
-
-IK_BENCH = """#!{python}
-import json, sys
-with open({log!r}, "a") as file:
-    file.write(" ".join(sys.argv[1:]) + "\\n")
-print(json.dumps([dict(build_commit="abc", avg_ts=1000.0 if sys.argv[sys.argv.index("-rtr") + 1] == "1" else 500.0)]))
-"""
-
-OPENVINO = """
-from types import SimpleNamespace
-__version__ = "0"
-Tensor = lambda array: array
-class Core:
-    def read_model(self, path):
-        size = SimpleNamespace(get_length=lambda: 2048)
-        return SimpleNamespace(output=lambda name: SimpleNamespace(partial_shape=[1, 1, size]))
-class TokenizedInputs(SimpleNamespace):
-    def __init__(self, ids, mask):
-        assert ids.shape == mask.shape and (mask == 1).all()
-        self.count = ids.shape[1]
-GenerationConfig = SimpleNamespace
-class SchedulerConfig(SimpleNamespace):
-    enable_prefix_caching = True
-class LLMPipeline:
-    def __init__(self, folder, device, **properties):
-        assert device == "CPU" and properties["INFERENCE_NUM_THREADS"] == 1
-        paged = properties["ATTENTION_BACKEND"] == "PA"
-        assert not paged or not properties["scheduler_config"].enable_prefix_caching
-        self.speed = 2.0 if paged else 1.0
-    def generate(self, inputs, config):
-        assert config.ignore_eos and not config.do_sample
-        time = lambda ms: lambda: SimpleNamespace(mean=ms / self.speed)
-        metrics = SimpleNamespace(get_ttft=time(8.0 * inputs.count), get_tpot=time(20.0 + config.max_new_tokens))
-        return SimpleNamespace(perf_metrics=metrics)
 """
 
 
@@ -159,17 +123,6 @@ def test_the_table_of_speeds(report: ModuleType) -> None:
     assert head.count("|") == rule.count("|") == line.count("|")
 
 
-def test_the_table_of_starts_has_a_dash_where_there_is_none(report: ModuleType) -> None:
-    table = report.start_table({"rlx": {"cold": [2.0], "warm": [0.3, 0.2, 0.4]}, "llama.cpp": {"warm": [0.5]}})
-    assert "| cold | 2.00 (2.00-2.00) | - |" in table
-    assert "| warm | 0.30 (0.20-0.40) | 0.50 (0.50-0.50) |" in table
-
-
-def test_memory_beyond_file_and_cache(report: ModuleType) -> None:
-    table = report.memory_table({"rlx": 700_000_000}, file_bytes=500_000_000, kv_bytes=100_000_000)
-    assert "| rlx | 700 | 100 |" in table
-
-
 def test_a_section_of_the_page_is_replaced_and_the_others_stay(report: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "measurements.md"
     report.write(page, "a", "first")
@@ -217,34 +170,6 @@ def test_wrong_arguments(
     assert wrong[0] in capsys.readouterr().err
 
 
-def test_a_model_that_is_not_there(versus: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        versus.arguments(["missing.gguf"])
-    assert "make_model.py" in capsys.readouterr().err
-
-
-def test_tasks_beyond_the_context_are_left_out(
-    versus: ModuleType, demo_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    args = versus.arguments([str(demo_model), "--prefill", "32,2048", "--decode", "0,1000", "--tokens", "32"])
-    assert [t.name for t in versus.tasks(args, 1024)] == ["prefill 32", "decode at 0"]
-    assert "prefill 2048: left out" in capsys.readouterr().out
-
-
-def test_long_prompts_are_tried_in_one_piece_too(versus: ModuleType) -> None:
-    assert [v["ubatch"] for v in versus.Task("prefill", 2048).variants()] == [512, 2048, 512, 2048]
-    assert {v["ubatch"] for v in versus.Task("decode", 32, 4096).variants()} == {512}
-    assert {v["flash"] for v in versus.Task("prefill", 32).variants()} == {True, False}
-
-
-def test_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    patience = module("timed_tasks", monkeypatch).Patience
-    now = time.monotonic()
-    assert not patience(3).enough(now - 1e6) and not patience(3).over
-    assert patience(3, row_seconds=1e5).enough(now - 2e5) and not patience(3, row_seconds=1e5).enough(now)
-    assert patience(3, end=now - 1).over and patience(3, end=now - 1).enough(now)
-
-
 def test_answers_of_a_side(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = module("drive", monkeypatch)
     assert drive.checked("x", "prefill", '{"seconds": 1.5}', io.BytesIO()) == {"seconds": 1.5}
@@ -279,50 +204,6 @@ def test_a_whole_run_beside_a_peer(
     assert used == {"context threads 1 flash 1", "context threads 1 flash 0", "Llama threads 1"}
     text = page.read_text()
     assert "| decode at 16 |" in text and "| kept | **" in text and "| 4 greedy tokens |" in text
-
-
-def test_sides_that_measure_themselves(
-    versus: ModuleType, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stand-ins for ik_llama.cpp's program and for OpenVINO, whose times are known."""
-    bench, log = tmp_path / "llama-bench", tmp_path / "log"
-    bench.write_text(IK_BENCH.format(python=sys.executable, log=str(log)))
-    bench.chmod(0o755)
-    (tmp_path / "openvino.py").write_text(OPENVINO)
-    (tmp_path / "openvino_genai.py").write_text("from openvino import *")
-    (tmp_path / "openvino_model.xml").write_text("")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(rlx.__file__).parent.parent)]))
-    told, page = tmp_path / "all.json", tmp_path / "page.md"
-    flags = [
-        "--only",
-        "prefill,decode",
-        "--quick",
-        "--repeat",
-        "1",
-        "--prefill",
-        "4",
-        "--decode",
-        "0,16",
-        "--tokens",
-        "2",
-    ]
-    peers = ["--ik-bench", str(bench), "--openvino-python", sys.executable, "--openvino-model", str(tmp_path)]
-    more = ["--threads", "1", "--peer-python", "missing-python", "--json", str(told), "--write", str(page)]
-    monkeypatch.setattr(sys, "argv", ["versus.py", str(demo_model), *flags, *peers, *more])
-    assert versus.main() == 0
-    (found,) = json.loads(told.read_text())["models"]
-    seconds = {
-        row["name"]: {n: side["seconds"][0] for n, side in row["sides"].items()} for row in found["measurements"]
-    }
-    assert seconds["prefill 4"].keys() == {"rlx", "ik_llama.cpp", "OpenVINO"}
-    assert seconds["prefill 4"]["ik_llama.cpp"] == 4 / 1000 and seconds["decode at 16"]["ik_llama.cpp"] == 1 / 1000
-    assert seconds["prefill 4"]["OpenVINO"] == pytest.approx(4 * 8e-3 / 2)
-    assert seconds["decode at 16"]["OpenVINO"] == pytest.approx((20 + 3) * 1e-3 / 2)
-    tasks = {line.split("-o json ")[1] for line in log.read_text().splitlines()}
-    assert {"-p 4 -n 0", "-p 0 -n 2", "-p 0 -n 0 -gp 16,2"} <= tasks
-    settings = {name: side["settings"] for name, side in found["measurements"][0]["sides"].items()}
-    assert settings["OpenVINO"].startswith("ATTENTION_BACKEND PA") and settings["ik_llama.cpp"] == "repack 1"
-    assert "| tokens/s | rlx | of the limit | ik_llama.cpp | ratio | OpenVINO | ratio |" in page.read_text()
 
 
 # -- the sides ------------------------------------------------------------------------------------------------------
