@@ -312,14 +312,14 @@ DEFECTS = (
     ),
     Defect(
         "scheduler: the lowest priority goes first",
-        "key=lambda job: (-job.priority, self._due(job), job.number)",
-        "key=lambda job: (job.priority, self._due(job), job.number)",
+        "lambda job: (-job.request.priority, self._due(job)",
+        "lambda job: (job.request.priority, self._due(job)",
         "tests/runners/test_executor.py",
     ),
     Defect(
         "pausing: paused jobs go on in the wrong order",
-        "for job in sorted((each for each in self._jobs if not each.held), key=lambda job: job.order):",
-        "for job in [each for each in self._jobs if not each.held]:",
+        "for job in sorted((each for each in self.paused if not each.backpressured), key=lambda job: job.order):",
+        "for job in [each for each in self.paused if not each.backpressured]:",
         "tests/runners/test_executor.py",
     ),
     Defect(
