@@ -21,13 +21,14 @@ from rlx.cli.command import Command
 from rlx.cli.main import INTERRUPTED, debug_option
 from rlx.cli.options import engine_options, model_argument, model_path, open_runner
 from rlx.cli.output import Bars, counted
-from rlx.cli.recording import check_no_trace, recorded, trace_options
+from rlx.cli.trace import check_no_trace, recorded, trace_options
+from rlx.engine.opening.options import SLOTS
+from rlx.tracing import Detail
 
 if TYPE_CHECKING:
     from rlx.serve.batch.results import Results
     from rlx.serve.batch.run import Progress
     from rlx.serve.batch.source import Source
-    from rlx.tracing import Detail
 
 Work = Callable[["Source", "Results", "Bar"], Awaitable["Progress"]]
 Opening = Callable[["Bar"], AbstractContextManager[Work]]
@@ -99,7 +100,6 @@ def batch(
 @contextmanager
 def _here(path: str, name: str, engine: dict[str, Any], bar: Bar) -> Iterator[Work]:
     """Answers in this process. The model opens before there is an event loop, which would hold back a Ctrl-C."""
-    from rlx.engine.opening.options import SLOTS
     from rlx.serve.batch.app import AHEAD, answering_with
     from rlx.serve.batch.run import answer_all
 
