@@ -112,7 +112,7 @@ def serve(
 
 def _named(models: list[str], options: ServerOptions, engine: dict[str, Any], *, yes: bool) -> list[Named]:
     """The models to serve: the path and the names of each."""
-    from rlx.serve.naming import check_names, names_of, split_name
+    from rlx.serve.registry import check_names, names_of, split_name
 
     found: list[Named] = []
     for own, model in map(split_name, models) if models else [(None, None)]:
