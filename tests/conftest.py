@@ -24,7 +24,8 @@ DATA = Path(__file__).parent / "data"
 MODULES = "RLX_TEST_MODULES"  # the folder of compiled LLVM modules, for the workers of a run
 
 # Times on a shared machine say nothing, so there are no deadlines; CI draws the same examples every time.
-settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("local", settings.get_profile("all"), max_examples=30)
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
@@ -46,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Point the compile cache at a fresh folder: shared by the workers of a run, never the user's own. Another one is
     for the unpacked checkpoints. `RLX_TARGET=avx512-vnni-bf16` runs the tests as a machine of that target would.
     """
+    if config.getoption("--all-cases"):
+        settings.load_profile("all")
     if os.environ.get("RLX_TARGET"):
         pretend_to_be(os.environ["RLX_TARGET"])
     if not hasattr(config, "workerinput"):  # the controller; xdist's workers inherit its environment

@@ -309,7 +309,7 @@ INTERESTING = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2300), st.sampled_from([1, 4, 8]), INTERESTING), min_size=1, max_size=4))
 def test_overwritten_fields_are_accepted_or_refused_by_name(changes: list[tuple[int, int, int]]) -> None:
     damaged = bytearray(small_model())
@@ -318,7 +318,7 @@ def test_overwritten_fields_are_accepted_or_refused_by_name(changes: list[tuple[
     accepts(bytes(damaged))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.binary(max_size=8), st.integers(0, 13), st.binary(max_size=24)), max_size=4),
     st.lists(

@@ -159,7 +159,7 @@ def build(tensors: list[tuple[str, list[int]]]) -> tuple[dict[str, Any], int]:
     return header, at
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SHAPES, st.randoms(use_true_random=False))
 def test_valid_files_agree_with_the_library(tensors: list[tuple[str, list[int]]], random: Any) -> None:
     header, size = build(tensors)
@@ -174,7 +174,7 @@ JUNK: st.SearchStrategy[Any] = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SHAPES.filter(bool), st.data())
 def test_changed_headers_are_no_more_than_the_library_accepts(tensors: list[tuple[str, list[int]]], data: Any) -> None:
     header, size = build(tensors)
@@ -191,7 +191,7 @@ def test_changed_headers_are_no_more_than_the_library_accepts(tensors: list[tupl
 SMALL = file({"__metadata__": {"format": "pt"}, "a": entry("F32", [2, 3], 0, 24), "bb": entry("BF16", [4], 24, 32)}, 32)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)), min_size=1, max_size=3))
 def test_changed_bytes_are_no_more_than_the_library_accepts(changes: list[tuple[int, int]]) -> None:
     damaged = bytearray(SMALL)
