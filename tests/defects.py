@@ -275,8 +275,8 @@ DEFECTS = (
     ),
     Defect(
         "grammar: a stop id ends an answer that is not complete",
-        "            if not self._matcher.is_accepting():\n                raise GrammarError(f\"the answer is not",
-        "            if self._matcher.is_error():\n                raise GrammarError(f\"the answer is not",
+        '            if not self._matcher.is_accepting():\n                raise GrammarError(f"the answer is not',
+        '            if self._matcher.is_error():\n                raise GrammarError(f"the answer is not',
         "tests/grammar",
     ),
     # The pool, and what is computed with it.

@@ -176,7 +176,8 @@ def toy_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyBackend]:
     """A backend in a module of its own, entered in the table of devices."""
     found = ToyBackend()
     monkeypatch.setitem(sys.modules, "toy_backend", SimpleNamespace(BACKEND=found))
-    monkeypatch.setitem(backends.MODULES, "toy", "toy_backend")
+    monkeypatch.setattr(backends, "MODULES", dict(backends.MODULES))
+    backends.register("toy", "toy_backend")
     yield found
 
 

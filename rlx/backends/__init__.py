@@ -1,7 +1,7 @@
 """Backends: what turns a scheduled program into something that runs. Between the passes and the runtime.
 
-A backend is a folder with a module `backend`, whose `BACKEND` implements `rlx.backends.device.Backend`, and a row of
-`MODULES`. Backends are imported at first use.
+A backend is a module whose `BACKEND` implements `rlx.backends.device.Backend`; `register` gives it a name. Backends are
+imported at first use.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from rlx import env
-from rlx.errors import TargetError
+from rlx.errors import ArgumentError, TargetError
 from rlx.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -18,10 +18,25 @@ if TYPE_CHECKING:
     from rlx.backends.device import Backend
 
 #: Device -> the module of its backend. The first is the default.
-MODULES = {
-    "cpu": "rlx.backends.cpu.backend",
-    "reference": "rlx.backends.reference.backend",
-}
+MODULES: dict[str, str] = {}
+
+
+def register(device: str, module: str) -> None:
+    """Adds a device.
+
+    Args:
+        module: its dotted name. `BACKEND` in it is the `Backend` of the device.
+
+    Raises:
+        ArgumentError: the name is in use, or has capitals.
+    """
+    if device in MODULES or device != device.lower():
+        raise ArgumentError(f"a device cannot be called {device!r}", hint="Give a new name, in lower case.")
+    MODULES[device] = module
+
+
+register("cpu", "rlx.backends.cpu.backend")
+register("reference", "rlx.backends.reference.backend")
 
 
 def __getattr__(name: str) -> Any:

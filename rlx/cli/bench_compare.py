@@ -11,16 +11,16 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlx import json_file
 from rlx.cli.output import table
-from rlx.engine.engine import Engine
 from rlx.errors import ArgumentError
-from rlx.store.key import versions
-from rlx.store.tuned import machine
+
+if TYPE_CHECKING:
+    from rlx.engine.engine import Engine
 
 SLOWER = 3
 """Exit code where `--at-least` is not reached."""
@@ -64,6 +64,9 @@ class Figure:
 
 def about(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str, Any]:
     """Model, conditions, machine and versions of a measurement."""
+    from rlx.store.key import versions
+    from rlx.store.tuned import machine
+
     stats, path = engine.stats(), engine.weights.loader.path
     described = engine._compiler.target.describe()
     return {

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlx.cli.options import Command, Decorator, collected
-from rlx.grammar import Grammar, after_thinking
-from rlx.runners import CachedRunner
+
+if TYPE_CHECKING:
+    from rlx.grammar import Grammar
+    from rlx.runners import CachedRunner
 
 _FORMS: dict[str, Decorator] = {
     "json_schema": click.option(
@@ -33,6 +35,8 @@ def answer_grammar(grammar: Grammar | None, runner: CachedRunner, prompt: list[i
     """The grammar of the answer to a prompt in the chat template, which may begin with thinking."""
     if grammar is None or not runner.tokenizer.chat_template:
         return grammar
+    from rlx.grammar import after_thinking
+
     return after_thinking(grammar, runner.tokenizer, prompt)
 
 
@@ -44,6 +48,8 @@ def _grammar(**values: Any) -> Grammar | None:
     names = [f"--{name.replace('_', '-')}" for name in given]
     if len(names) > 1:
         raise click.UsageError(f"{' and '.join(names)} exclude each other")
+    from rlx.grammar import Grammar
+
     ((name, value),) = given.items()
     if name == "regex":
         return Grammar.regex(value)

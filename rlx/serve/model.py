@@ -29,7 +29,8 @@ from rlx.serve.errors import context_overflow
 from rlx.serve.events import Asked, EventStream, Parser
 from rlx.serve.http import in_thread
 from rlx.serve.media import MediaOptions
-from rlx.text.answer import ThinkingTags, tool_format
+from rlx.text.answer import ThinkingTags
+from rlx.text.tool_calls import ToolFormat
 
 if TYPE_CHECKING:
     from rlx.grammar import Grammar
@@ -106,7 +107,7 @@ class ServedModel:
         """What requests may ask of it, in Ollama's words."""
         can = {
             "completion": True,
-            "tools": tool_format(self.tokenizer) is not None,
+            "tools": ToolFormat.of(self.tokenizer) is not None,
             "vision": self.runner.supports_multimodal,
             "insert": fill_in_ids(self.tokenizer) is not None,
             "thinking": self.tags is not None,

@@ -11,7 +11,7 @@ import huggingface_hub.constants
 import pytest
 from click.testing import CliRunner, Result
 
-from rlx.cli import downloads
+from rlx.cli import first_use, models
 from rlx.cli.main import cli
 from rlx.weights.downloaded import downloaded
 from rlx.weights.pull import pull
@@ -34,7 +34,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def in_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "is_terminal", lambda stream: True)
+    for module in (first_use, models):
+        monkeypatch.setattr(module, "is_terminal", lambda stream: True)
 
 
 def rlx(*words: str, input: str | None = None) -> Result:
