@@ -64,8 +64,8 @@ class Figure:
 
 def about(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str, Any]:
     """Model, conditions, machine and versions of a measurement."""
+    from rlx.compiler.tuned import machine
     from rlx.store.key import versions
-    from rlx.store.tuned import machine
 
     stats, path = engine.stats(), engine.weights.loader.path
     described = engine._compiler.target.describe()

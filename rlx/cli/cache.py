@@ -85,7 +85,9 @@ def show(digest: str, name: str | None, out: str | None) -> None:
     click.echo(printable(f"{entry.key}\n"))
     if entry.key.kind == "program":
         click.echo(_IN_EFFECT)
-    table(("file", "size"), ((name, size(len(entry.read(name)))) for name in entry.names), right=("size",))
+    sizes = [(name, len(entry.read(name))) for name in entry.names]
+    sizes += [(name, row["nbytes"]) for name, row in entry.large.items()]
+    table(("file", "size"), ((name, size(nbytes)) for name, nbytes in sizes), right=("size",))
     click.echo(printable(f"in {entry.folder}"))
 
 

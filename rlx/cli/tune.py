@@ -54,7 +54,7 @@ def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: f
 
 def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
     from rlx.compiler.limits import worker_count
-    from rlx.store.tuned import Measured, keep
+    from rlx.compiler.tuned import Measured, keep
 
     store = None if dry_run else _writable()
     target, workers = backends.backend().target(), worker_count(threads)
@@ -88,8 +88,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _show() -> None:
+    from rlx.compiler.tuned import find, path
     from rlx.store.cache import CompileCache
-    from rlx.store.tuned import FILE, find
 
     target, store = backends.backend().target(), CompileCache.default().store
     found = find(store, target) if store is not None else None
@@ -98,7 +98,7 @@ def _show() -> None:
     heads = "number", "in force", "default"
     table(heads, [(name, str(force[name]), str(default[name])) for name in default], right=heads[1:])
     if found and store is not None:
-        when, where = printable(found.date), printable(str(store.root / FILE))
+        when, where = printable(found.date), printable(str(path(store, target)))
         click.echo(f"target {target.level}: measured on {when} with {counted(found.threads, 'thread')}, in {where}")
     elif store is None:
         click.echo(f"target {target.level}: the defaults, because RLX_CACHE is off")
@@ -107,7 +107,7 @@ def _show() -> None:
 
 
 def _reset() -> None:
-    from rlx.store.tuned import remove
+    from rlx.compiler.tuned import remove
 
     click.echo("removed what was measured" if remove(_writable()) else "nothing was measured")
 

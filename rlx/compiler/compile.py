@@ -24,6 +24,7 @@ from rlx.backends.device import Files as BuiltFiles
 from rlx.backends.program import Program
 from rlx.compiler import step_trace
 from rlx.compiler.inspection import REPORT
+from rlx.compiler.tuned import tuned
 from rlx.errors import ArgumentError, named_refusals
 from rlx.ir import text as ir_text
 from rlx.ir.custom import CustomOp, used_by
@@ -37,7 +38,6 @@ from rlx.passes.options import Options
 from rlx.passes.report import Event, PassReport, Report, fold
 from rlx.store.cache import CompileCache, Files, checked_cache
 from rlx.store.key import CompileKey, digest_text, versions
-from rlx.store.tuned import tuned
 from rlx.tracing import span
 
 T = TypeVar("T")

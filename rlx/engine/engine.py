@@ -25,7 +25,6 @@ from rlx.compiler.packed_cache import PackedWeightCache, weights_key
 from rlx.compiler.tensors import Tensors
 from rlx.engine.batch import Batch
 from rlx.engine.images import ImageInput
-from rlx.engine.keeping import keeping
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.pool_memory import Sizes
 from rlx.engine.kv.pool_size import pool_bytes
@@ -44,6 +43,7 @@ from rlx.engine.opening.options import (
     parse_image_bytes,
 )
 from rlx.engine.opening.setup import Plan
+from rlx.engine.prefix_writer import keeping
 from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.programs import Programs
 from rlx.engine.programs.ready import TOWER, ProgramRecord, ReadyPrograms, compile_tower, ready_programs

@@ -2,6 +2,10 @@
 
 Runners stage, beside the engine loop. The loop's thread only copies some pages between two steps, when nobody computes
 anything or, if somebody always does, once a second. Checksums and files are made here.
+
+States are of use only to an engine that would compute the same bits. So their key holds the content of the model's
+files, the graph, the formats of the caches, the target, the options that change arithmetic, and the versions of
+everything that makes code or reads weights.
 """
 
 from __future__ import annotations
@@ -10,14 +14,24 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlx.engine.kv.kept_prefixes import KeptPrefixes
-from rlx.engine.opening.content import ContentDigest
+from rlx.compiler.compile import Compiler, program_name
+from rlx.engine.kv.disk_kv_cache import DiskKVCache
+from rlx.engine.kv.pool import CachePool
+from rlx.engine.kv.prefix_store import PrefixStore
+from rlx.engine.opening.setup import Setup
 from rlx.engine.threads import closed_at_exit
-from rlx.errors import BusyError, RlxError
-from rlx.store.key import CompileKey
+from rlx.errors import BusyError, ModelFileError, RlxError
+from rlx.ir.graph import Graph
+from rlx.passes.effective import effective
+from rlx.store.key import FORMAT, CompileKey, Json, digest_text, source_digest
+from rlx.store.store import Store
+from rlx.weights import WeightLoader
 
 if TYPE_CHECKING:
     from rlx.engine.loop.loop import EngineLoop
@@ -28,9 +42,65 @@ SMALL = 64 << 20  # bytes of a model that is read at once; a larger one is read 
 IDLE = 0.02  # seconds between two looks whether the loop is idle
 MOST = 1.0  # seconds that a copy waits for the loop to be idle
 
+_CHUNK = 8 << 20  # bytes of a file that are read at a time
+_CONTENT = "content.bin"
+_SOURCES = ("models/**/*.py", "weights/**/*.py", "vision/**/*.py", "audio/**/*.py", "engine/kv/*.py")
+_ARITHMETIC = ("precision", "bf16_dots", "bf16_tiles", "deterministic", "fusions", "passes")
+
+
+class ContentDigest:
+    """The content of a model's files as one digest, whatever their paths.
+
+    A model of 8 GB takes some seconds to read, so the digest is kept in a store, under what the system says of the
+    files: path, size, and the times of the last change of content and of the file's record. A file that was changed in
+    place, or put in the place of another one, has other times and is read again.
+
+    Args:
+        paths: the files, in order.
+        store: where the digest is kept.
+    """
+
+    def __init__(self, paths: Sequence[Path], store: Store) -> None:
+        self._paths, self._store = list(paths), store
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that have to be read if the digest is not known."""
+        return sum(path.stat().st_size for path in self._paths)
+
+    def noted(self) -> bytes | None:
+        """The digest, 32 bytes, if it is known for the files as they are now."""
+        entry = self._store.get(self._key())
+        return None if entry is None else entry.read(_CONTENT)
+
+    def read(self, keep_on: Callable[[], bool] = lambda: True) -> bytes | None:
+        """Reads the files, and keeps the digest; None if `keep_on()` was false meanwhile.
+
+        Raises:
+            OSError: a file cannot be read.
+            ModelFileError: a file was changed meanwhile.
+        """
+        before, total = self._key(), blake2b(digest_size=32)
+        for path in self._paths:
+            total.update(path.stat().st_size.to_bytes(8, "little"))
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    if not keep_on():
+                        return None
+                    total.update(chunk)
+        if self._key() != before:
+            raise ModelFileError("the file changed while it was read", where=self._paths[0], hint="open it again")
+        self._store.put(before, {_CONTENT: total.digest()})
+        return total.digest()
+
+    def _key(self) -> CompileKey:
+        rows = [(str(path), os.stat(path)) for path in self._paths]
+        stamps: list[Json] = [[name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev] for name, s in rows]
+        return CompileKey("content", self._paths[0].name, options={"files": stamps}, versions={"format": FORMAT})
+
 
 class PrefixWriter:
-    """Writes what `KeptPrefixes` finds worth it.
+    """Writes what `DiskKVCache` finds worth it.
 
     Args:
         kept: what is to be written.
@@ -38,7 +108,7 @@ class PrefixWriter:
         key_of: makes the key of all that values depend on from the digest of the content.
     """
 
-    def __init__(self, kept: KeptPrefixes, content: ContentDigest, key_of: Callable[[str], CompileKey]) -> None:
+    def __init__(self, kept: DiskKVCache, content: ContentDigest, key_of: Callable[[str], CompileKey]) -> None:
         self._kept, self._content, self._key_of = kept, content, key_of
         self._loop: Callable[[], EngineLoop | None] = lambda: None
         self._thread: threading.Thread | None = None
@@ -101,12 +171,11 @@ class PrefixWriter:
 
     def _use(self, digest: bytes | None) -> None:
         if digest is not None:
-            key = self._key_of(digest.hex())
-            self._kept.store.use(bytes.fromhex(key.digest), key.to_json())
+            self._kept.store.use(self._key_of(digest.hex()))
 
     def _fail(self, error: Exception) -> None:
         what = f"prompts are not kept on disk (cache_kv): the model's files cannot be read again: {error}"
-        self._kept.store.warn("model", what)
+        self._kept.store.store.warn("model", what)
 
     def _between_steps(self, work: Callable[[], T]) -> T | None:
         """Runs a call in the thread that drives the loop, when it is idle or after a second."""
@@ -139,3 +208,41 @@ def _called(loop: EngineLoop, work: Callable[[], Any]) -> Any:
         return loop.call(work)
     except BusyError:  # it was closed meanwhile
         return None
+
+
+def keeping(
+    setup: Setup, compiler: Compiler, graph: Graph, pool: CachePool, loader: WeightLoader
+) -> tuple[DiskKVCache | None, PrefixWriter | None]:
+    """What reads states of prompts, and what writes them; None without the option."""
+    if setup.cache_kv is None:
+        return None, None
+    sizes, has_states = pool.sizes, pool.memory.has_slots
+    store = PrefixStore(
+        setup.cache_kv, setup.cache_kv_bytes, page=sizes.page, page_bytes=sizes.page_bytes, has_states=has_states
+    )
+    kept = pool.kept = DiskKVCache(pool, store)
+    content = ContentDigest([Path(path) for path, _, _ in loader.stamps()], store.store)
+    return kept, PrefixWriter(kept, content, partial(prefix_key, setup, compiler, graph, pool))
+
+
+def prefix_key(setup: Setup, compiler: Compiler, graph: Graph, pool: CachePool, content: str) -> CompileKey:
+    """The key of all that the bits of states depend on.
+
+    Args:
+        content: digest of the model's files.
+    """
+    phases: dict[str, Any] = {}
+    for bucket in setup.profile.ranges:
+        options = effective(setup.profile.options(bucket, paged=True), graph, setup.target.capabilities)
+        chosen = {name: getattr(options, name) for name in _ARITHMETIC}
+        phases["-".join(map(str, bucket))] = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()
+        }
+    return compiler.key(
+        kind="prefix",
+        name=program_name(graph),
+        graph=digest_text(graph.canonical()),
+        states={name: state.format for name, state in pool.memory.table.items()},
+        profile=phases,
+        options={"content": content, "readers": source_digest(None, _SOURCES)},
+    )

@@ -16,7 +16,7 @@ from rlx.engine.request.context import Logits
 if TYPE_CHECKING:
     from rlx.engine.batch import Batch
     from rlx.engine.images import ImageInput
-    from rlx.engine.kv.kept_prefixes import KeptPrefixes
+    from rlx.engine.kv.disk_kv_cache import DiskKVCache
     from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
     from rlx.engine.kv.sequence import Sequence
     from rlx.engine.kv.snapshot import Snapshot
@@ -96,7 +96,7 @@ class TokenEngine(Protocol):
     device: str
     max_seq: int
     most_rows: int
-    kept: KeptPrefixes | None
+    kept: DiskKVCache | None
     prefix_writer: PrefixWriter | None
 
     def open_sequence(

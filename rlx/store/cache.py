@@ -17,7 +17,9 @@ from typing import Any, Protocol, TypeVar, cast
 from rlx import debug_output, env
 from rlx.arguments import whole
 from rlx.errors import ArgumentError, CacheError, CompileError
+from rlx.notebook import card
 from rlx.profile.keys import MAX_PROGRAMS
+from rlx.store import misses
 from rlx.store.entry import Entry, encode
 from rlx.store.key import CompileKey
 from rlx.store.store import Store
@@ -68,8 +70,6 @@ class CacheStats:
     damaged: int = 0
 
     def _repr_html_(self) -> str:
-        from rlx.notebook import card
-
         return card("compile cache", asdict(self).items())
 
 
@@ -233,9 +233,7 @@ class CompileCache:
 
     def why(self, key: CompileKey) -> str:
         """Why a key that is not in the cache is compiled: the nearest entry and what differs, or the policy."""
-        from rlx.store.misses import why  # a warm start needs no reason
-
-        return why(key, self.store, self.policy)
+        return misses.why(key, self.store, self.policy)
 
     def _lacks(self, key: CompileKey) -> CacheError:
         """Says what a read-only cache lacks, and why none of its entries fits."""
@@ -265,8 +263,6 @@ class CompileCache:
         return len(self._programs)
 
     def _repr_html_(self) -> str:
-        from rlx.notebook import card
-
         rows = [("policy", self.policy), ("in memory", len(self)), ("counters", asdict(self.stats))]
         return card("compile cache", [("folder", self.store.root if self.store else "none"), *rows])
 

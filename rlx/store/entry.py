@@ -1,12 +1,12 @@
-"""One entry of the compile cache on disk: a folder that is written whole, and checked whole before it is used.
+"""One entry of the store: a folder that is written whole, and checked whole before it is used.
 
-Compile cache: `key.json` says what was compiled. `checksums.json` holds the SHA-256 of every other file. The time of
-the empty file `last_used` says when the entry was used last. The other files are the caller's: object code, IR after
-each pass, kernel sources. The store (`rlx.store.store`) decides where entries lie, which are kept, and what happens
-to a damaged one.
+Store: `key.json` says what the entry is. `checksums.json` holds the SHA-256 of every other file. The time of the empty
+file `last_used` says when the entry was used last. The other files are the caller's: object code, IR after each pass,
+kernel sources. The store (`rlx.store.store`) decides where entries lie, which are kept, and what happens to a damaged
+one.
 
-A large file is mapped and never read as a whole. `large.json` holds its size, which is checked before each use, and its
-SHA-256, which only `problem` checks (`rlx cache verify`).
+A large file is mapped or read in pieces, and never read as a whole. `large.json` holds its size, which is checked
+before each use, and a digest of each piece, which `read_pieces` and `problem` (`rlx cache verify`) check.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlx.env import size
 from rlx.errors import ArgumentError, CacheError
+from rlx.notebook import card
 from rlx.store.folder import Damage, Folder, UntrustedFolder, reason
 from rlx.store.key import CompileKey, flatten
 
 KEY, CHECKSUMS, LAST_USED, LARGE = "key.json", "checksums.json", "last_used", "large.json"
 _OWN = (KEY, CHECKSUMS, LAST_USED, LARGE)
-_PIECE = 1 << 24  # bytes of a large file that are hashed at a time
+DIGEST = re.compile("[0-9a-f]{64}")
+PIECE = 1 << 24  # bytes of a large file that have one digest
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,13 @@ class LargeFile:
 
     Attributes:
         nbytes: size in bytes.
-        pieces: the contents, one piece after the other. A piece may be invalid once the next one is asked for.
+        chunks: the contents, one after the other. A chunk may be invalid once the next one is asked for.
+        piece: bytes that have one digest.
     """
 
     nbytes: int
-    pieces: Iterable[memoryview]
+    chunks: Iterable[memoryview]
+    piece: int = PIECE
 
 
 #: Large files by name.
@@ -51,22 +56,24 @@ Large = Mapping[str, LargeFile]
 
 
 class Entry:
-    """A program's files.
+    """The files of an entry.
 
     Args:
-        key: what it was compiled for.
+        key: what it is.
         files: name -> contents.
         root: the store's folder; None if the entry lives in memory only.
+
+    Attributes:
+        large: what `large.json` says of each large file: "nbytes", "piece" and "digests".
     """
 
     def __init__(self, key: CompileKey, files: Mapping[str, bytes], root: Path | None) -> None:
         self.key, self._root = key, root
-        self._sums = {name: sha256(data) for name, data in files.items()}
+        self._sums = {name: sha256(data) for name, data in files.items() if name not in _OWN}
         self._held: Mapping[str, bytes] | None = files
+        self.large = large_files(files)
 
     def _repr_html_(self) -> str:
-        from rlx.notebook import card
-
         sizes = "\n".join(f"{name:40} {size(len(self.read(name))):>9}" for name in self.names)
         return card(self.key.title, flatten(self.key).items(), [(f"{len(self.names)} files", sizes)])
 
@@ -100,6 +107,22 @@ class Entry:
             raise CacheError(f"{name} changed since it was checked", where=where, hint="Run `rlx cache verify`")
         return data
 
+    def read_pieces(self, name: str, first: int, out: memoryview) -> None:
+        """Reads pieces of a large file from piece `first` on into `out`, and checks each.
+
+        Raises:
+            Damage: one of them was changed, or the file is missing, short or cannot be trusted.
+            OSError: the entry is gone, or the system refuses.
+        """
+        row = self.large[name]
+        with self.open_file(name) as file:
+            file.seek(first * row["piece"])
+            if file.readinto(out) != len(out):  # type: ignore[attr-defined]
+                raise Damage(f"{name} was cut short")
+        for number, at in enumerate(range(0, len(out), row["piece"]), first):
+            if _piece_digest(out[at : at + row["piece"]]).hexdigest() != row["digests"][number]:
+                raise Damage(f"wrong checksum of piece {number} of {name}")
+
     @contextlib.contextmanager
     def open_file(self, name: str) -> Iterator[BinaryIO]:
         """A file of a stored entry, open for reading; its contents are not checked.
@@ -129,6 +152,7 @@ class Listing:
     """What a look at an entry's folder tells, without checking its files.
 
     Attributes:
+        digest: name of the folder.
         key: None if `key.json` cannot be read.
         nbytes: size of all files.
         last_used: seconds since the epoch.
@@ -141,8 +165,6 @@ class Listing:
     last_used: float
 
     def _repr_html_(self) -> str:
-        from rlx.notebook import card
-
         facts: list[tuple[str, object]] = [("size", size(self.nbytes))]
         facts += [] if self.key is None else flatten(self.key).items()
         return card(self.key.title if self.key else f"cache entry {self.digest[:12]}", facts)
@@ -174,6 +196,13 @@ def load(shelf: Folder, key: CompileKey) -> dict[str, bytes]:
     raise FileNotFoundError(shelf.path / key.digest)
 
 
+@contextlib.contextmanager
+def shelf_of(root: Folder, digest: str) -> Iterator[Folder]:
+    """The folder that holds an entry; `root` for what an earlier version left there."""
+    with root.child(digest[:2]) if DIGEST.fullmatch(digest) else contextlib.nullcontext(root) as shelf:
+        yield shelf
+
+
 def open_folder(shelf: Folder, digest: str) -> Folder:
     """The folder of an entry; `Damage` if it cannot be trusted, FileNotFoundError if there is none."""
     try:
@@ -202,7 +231,7 @@ def _check(folder: Folder, key: CompileKey) -> dict[str, bytes]:
 
 
 def large_files(files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """The large files of an entry by its other files: name -> {"nbytes": ..., "sha256": ...}."""
+    """The large files of an entry by its other files: name -> {"nbytes": ..., "piece": ..., "digests": [...]}."""
     rows: dict[str, dict[str, Any]] = json.loads(files.get(LARGE, b"{}"))
     return rows
 
@@ -225,7 +254,7 @@ def problem(shelf: Folder, digest: str) -> str | None:
             if key.digest != digest:
                 return f"{KEY} is of another program"
             files = load(shelf, key)
-            wrong = [name for name, row in large_files(files).items() if _hash_file(folder, name) != row["sha256"]]
+            wrong = [name for name, row in large_files(files).items() if not _is_whole(folder, name, row)]
             return f"wrong checksum of {', '.join(wrong)}" if wrong else None
     except FileNotFoundError:
         return None
@@ -236,12 +265,13 @@ def problem(shelf: Folder, digest: str) -> str | None:
         return None
 
 
-def _hash_file(folder: Folder, name: str) -> str:
-    total = hashlib.sha256()
+def _is_whole(folder: Folder, name: str, row: Mapping[str, Any]) -> bool:
+    """Whether all pieces of a large file fit their digests. Earlier formats had none: nobody reads their entries."""
+    digests = row.get("digests")
+    if digests is None:
+        return True
     with folder.open_file(name) as file:
-        while piece := file.read(_PIECE):
-            total.update(piece)
-    return total.hexdigest()
+        return all(_piece_digest(file.read(row["piece"])).hexdigest() == digest for digest in digests)
 
 
 def look(shelf: Folder, digest: str) -> Listing | None:
@@ -295,15 +325,6 @@ def _size(folder: Folder) -> int:
     return total
 
 
-def touch(shelf: Folder, digest: str) -> None:
-    """Notes that the entry was used now."""
-    with (
-        contextlib.suppress(OSError),
-        shelf.child(digest) as folder,
-    ):  # a cache that cannot be written is read all the same
-        folder.touch(LAST_USED)
-
-
 # -- writing --------------------------------------------------------------------------------------------------------
 
 
@@ -326,14 +347,32 @@ def _is_plain(name: str) -> bool:
     return plain and name not in _OWN
 
 
-def fill(folder: Folder, key: CompileKey, contents: Mapping[str, bytes], large: Large | None = None) -> None:
-    """Writes a whole entry into an empty folder and waits until it is on the disk."""
-    rows = {name: _write_large(folder, name, file.pieces) for name, file in (large or {}).items()}
-    files = {KEY: key.to_json().encode(), **contents}
+@dataclass(frozen=True)
+class Contents:
+    """What an entry is written from.
+
+    Attributes:
+        files: name -> contents.
+        large: its large files.
+        used: when the entry was used last, in seconds since the epoch; None for now.
+        sync: whether `fill` waits until all of it is on the disk.
+    """
+
+    files: Mapping[str, bytes]
+    large: Large = field(default_factory=dict)
+    used: float | None = None
+    sync: bool = True
+
+
+def fill(folder: Folder, key: CompileKey, contents: Contents) -> None:
+    """Writes a whole entry into an empty folder."""
+    sync = contents.sync
+    rows = {name: _write_large(folder, name, file, sync) for name, file in contents.large.items()}
+    files = {KEY: key.to_json().encode(), **contents.files}
     if rows:
         files[LARGE] = json.dumps(rows, indent=1, sort_keys=True).encode()
-    sums = _checksums({name: sha256(data) for name, data in files.items()})
-    files |= {CHECKSUMS: sums, LAST_USED: b""}
+    files[CHECKSUMS] = _checksums({name: sha256(data) for name, data in files.items()})
+    files[LAST_USED] = b""
     with contextlib.ExitStack() as stack:
         made = {"": folder}
         for place in sorted({name.rpartition("/")[0] for name in files}):
@@ -341,9 +380,13 @@ def fill(folder: Folder, key: CompileKey, contents: Mapping[str, bytes], large: 
                 if part not in made:
                     above, _, name = part.rpartition("/")
                     made[part] = stack.enter_context(made[above].make(name))
-        _write_files([(made[name.rpartition("/")[0]], name.rpartition("/")[2], data) for name, data in files.items()])
-        for written in made.values():
+        _write_files(
+            [(made[name.rpartition("/")[0]], name.rpartition("/")[2], data) for name, data in files.items()], sync
+        )
+        for written in made.values() if sync else ():
             written.sync()
+    if contents.used is not None:
+        folder.touch(LAST_USED, contents.used)
 
 
 def _parents(place: str) -> list[str]:
@@ -352,33 +395,42 @@ def _parents(place: str) -> list[str]:
     return ["/".join(parts[: n + 1]) for n in range(len(parts))]
 
 
-def _write_files(rows: Sequence[tuple[Folder, str, bytes]]) -> None:
-    """Side by side: a file system serves several fsyncs with one commit. 40 files took 20 ms, one by one 150."""
-    from concurrent.futures import ThreadPoolExecutor
+def _write_files(rows: Sequence[tuple[Folder, str, bytes]], sync: bool) -> None:
+    def write(row: tuple[Folder, str, bytes]) -> None:
+        folder, name, data = row
+        with folder.create(name, sync=sync) as file:
+            file.write(data)
 
+    if not sync:
+        for row in rows:
+            write(row)
+        return
+    # Side by side: a file system serves several fsyncs with one commit. 40 files took 20 ms, one by one 150.
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(_write_file, rows))
+        list(pool.map(write, rows))
 
 
-def _write_file(row: tuple[Folder, str, bytes]) -> None:
-    folder, name, data = row
-    with folder.create(name) as file:
-        file.write(data)
+def _write_large(folder: Folder, name: str, contents: LargeFile, sync: bool) -> dict[str, Any]:
+    """Writes the chunks one after the other; what `large.json` says of the file."""
+    digests: list[str] = []
+    piece, left, nbytes = _piece_digest(), contents.piece, 0
+    with folder.create(name, sync=sync) as file:
+        for chunk in contents.chunks:
+            nbytes += len(chunk)
+            while len(chunk):
+                part, chunk = chunk[:left], chunk[left:]
+                file.write(part)
+                piece.update(part)
+                left -= len(part)
+                if not left:
+                    digests.append(piece.hexdigest())
+                    piece, left = _piece_digest(), contents.piece
+    if left < contents.piece:
+        digests.append(piece.hexdigest())
+    return {"nbytes": nbytes, "piece": contents.piece, "digests": digests}
 
 
-def _write_large(folder: Folder, name: str, pieces: Iterable[memoryview]) -> dict[str, Any]:
-    """Writes the pieces one after the other; what `large.json` says of the file."""
-    total, nbytes = hashlib.sha256(), 0
-    with folder.create(name) as file:
-        for piece in pieces:
-            for at in range(0, len(piece), _PIECE):
-                file.write(piece[at : at + _PIECE])
-                total.update(piece[at : at + _PIECE])
-            nbytes += len(piece)
-    return {"nbytes": nbytes, "sha256": total.hexdigest()}
-
-
-def publish(base: Folder, name: str, shelf: Folder, digest: str) -> bool:
+def publish(base: Folder, name: str, shelf: Folder, digest: str, sync: bool) -> bool:
     """Moves a complete folder to its place; False if there is one already."""
     try:
         base.move(name, shelf, digest)
@@ -386,7 +438,8 @@ def publish(base: Folder, name: str, shelf: Folder, digest: str) -> bool:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return False
         raise
-    shelf.sync()
+    if sync:
+        shelf.sync()
     return True
 
 
@@ -397,3 +450,8 @@ def _checksums(sums: Mapping[str, str]) -> bytes:
 def sha256(data: bytes) -> str:
     """In hexadecimal."""
     return hashlib.sha256(data).hexdigest()
+
+
+def _piece_digest(data: memoryview | bytes = b"") -> hashlib.blake2b:
+    """The digest of a piece of a large file: BLAKE2b needs no instructions of its own to be quick."""
+    return hashlib.blake2b(data, digest_size=16)

@@ -1,4 +1,4 @@
-"""The size limit of the compile cache: the least recently used entries go when a new one needs their room."""
+"""The size limits of the store: the least recently used entries of a budget go when a new one needs their room."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from rlx import env
 from rlx.errors import CacheError
 from rlx.store import entry
 from rlx.store.entry import Listing
-from rlx.store.folder import REFUSED, Damage, Folder, reason
-from rlx.store.temporary import collect
+from rlx.store.folder import REFUSED, Damage, Folder, collect, reason
 
 if TYPE_CHECKING:
     from rlx.store.store import Store
 
 _LOCK = "lock"
-_TOTAL = "total"  # bytes of all entries, or more: looking at each takes half a millisecond, and there may be thousands
 _LOCK_SECONDS = 5.0
+_MANY, _MORE = 256, 32  # of so many entries, 1/32 of the limit goes at once: a look at all takes long
 
 # Digests that this process stored, by the folder of the store: all stores of a process share one folder's limit.
 _stored: dict[Path, set[str]] = {}
 
 
 class Eviction:
-    """Keeps the folder of a store below the store's limit."""
+    """Keeps what a folder holds of a store's budget below the store's limit.
+
+    The bytes of all entries are noted in a file, by every process: to look at each takes half a millisecond, and there
+    may be thousands.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -38,29 +41,32 @@ class Eviction:
                 collect(root)
                 with root.child(new[:2]) as shelf:
                     stored = entry.look(shelf, new)
-                total = self._total(root)
+                total = self._noted(root)
                 if total is None or stored is None or total + stored.nbytes > self._store.limit:
-                    self._note_total(self._shrink(root, new))
+                    self._note(self._shrink(root, new))
                 else:
-                    self._note_total(total + stored.nbytes)
+                    self._note(total + stored.nbytes)
         except TimeoutError:  # the process that holds the lock is evicting
             pass
         except (*REFUSED, CacheError) as error:
-            self._store.warn("evict", f"the compile cache {self._store.root} may outgrow its limit: {reason(error)}")
+            what = f"{self._store.budget.folder} {self._store.root} may outgrow its limit: {reason(error)}"
+            self._store.warn("evict", what)
 
     def _shrink(self, root: Folder, new: str) -> int:
         """Removes the least recently used entries until the limit holds; bytes of what is left.
 
-        Entries that this process stored go last, and never without a warning: the next start compiles them again.
+        Entries that the next start needs and that this process stored go last, and never without a warning.
         """
-        rows, own = self._store.entries(), _stored.get(self._store.root, set())
-        total = sum(row.nbytes for row in rows)
+        rows, own = self._store.evictable(), self._own()
+        total, most = sum(row.nbytes for row in rows), self._store.limit
+        if total > most and len(rows) > _MANY:
+            most -= most // _MORE
         for row in sorted(rows, key=lambda row: (row.digest in own, row.last_used)):
-            if total <= self._store.limit or row.digest == new:
+            if total <= most or row.digest == new:
                 continue
             if row.digest in own:
                 self._warn_too_small(rows)
-            with root.child(row.digest[:2]) as shelf:
+            with entry.shelf_of(root, row.digest) as shelf:
                 if self._store.discard(root, shelf, row.digest):
                     total -= row.nbytes
                     self._store.evicted += 1
@@ -68,26 +74,41 @@ class Eviction:
             self._warn_too_small(rows)
         return total
 
+    def _own(self) -> set[str]:
+        return _stored.get(self._store.root, set()) if self._store.budget.is_for_restarts else set()
+
     def _warn_too_small(self, rows: list[Listing]) -> None:
-        own = _stored.get(self._store.root, set())
+        own, budget = self._own(), self._store.budget
         needed = sum(row.nbytes for row in rows if row.digest in own)
         self._store.warn(
             "small",
-            f"the limit of the compile cache {self._store.root}, {env.size(self._store.limit)}, is too small: this"
+            f"the limit of {budget.folder} {self._store.root}, {env.size(self._store.limit)}, is too small: this"
             f" process stored {env.size(needed)}, evicts what it stored itself, and the next start compiles it again."
-            f" Raise RLX_CACHE_LIMIT (to {_limit_text(2 * needed)}, for example), or say RLX_CACHE=off",
+            f" Raise {budget.option} (to {_limit_text(2 * needed)}, for example), or say RLX_CACHE=off",
         )
 
-    def _total(self, root: Folder) -> int | None:
-        """Bytes of all entries as last noted, by any process; removed ones may still count. None if nobody noted it."""
+    def total(self) -> int:
+        """Bytes of all entries as last noted, by any process; removed ones may still count."""
+        if self._store.problem:
+            return 0
         try:
-            text = root.read(_TOTAL)
+            with Folder(self._store.root) as root:
+                noted = self._noted(root)
+            return sum(row.nbytes for row in self._store.evictable()) if noted is None else noted
+        except (OSError, CacheError):
+            return 0
+
+    def _noted(self, root: Folder) -> int | None:
+        """What the file says; None if there is none."""
+        try:
+            text = root.read(self._store.budget.total)
         except (OSError, Damage):
             return None
         return int(text) if re.fullmatch(rb"\d{1,18}", text) else None
 
-    def _note_total(self, nbytes: int) -> None:
-        self._store.write_file(_TOTAL, str(nbytes).encode())
+    def _note(self, nbytes: int) -> None:
+        with Folder(self._store.root) as root:
+            root.replace_file(self._store.budget.total, str(nbytes).encode(), sync=self._store.budget.is_synced)
 
 
 def _limit_text(nbytes: int) -> str:

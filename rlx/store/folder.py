@@ -1,12 +1,16 @@
 """A folder that is held open by its descriptor, and whose files are trusted only after a look at what was opened.
 
-Compile cache: the files of the cache are code, so a file counts only if it belongs to this user and nobody else can
-change it. A check of a path followed by an open of that path proves nothing, because whoever can write a parent folder
-can swap the folder in between. Here every name is opened relative to the descriptor of its folder (`openat`), without
-following symbolic links and without waiting for a FIFO. The checks look at the descriptor that was opened (`fstat`).
+Store: entries are code, and numbers that answers follow from, so a file counts only if it belongs to this user and
+nobody else can change it. A check of a path followed by an open of that path proves nothing, because whoever can write
+a parent folder can swap the folder in between. Here every name is opened relative to the descriptor of its folder
+(`openat`), without following symbolic links and without waiting for a FIFO. The checks look at the descriptor that was
+opened (`fstat`).
 
 Platforms without `dir_fd` (Windows) open by path. There the folder's own access list is what protects it: the default
 folder lies in the user's profile.
+
+An entry is written in a temporary folder, which its writer locks, and is renamed into place. A killed process loses its
+locks, so an unlocked temporary folder is left over; the next process that opens the store for writing removes it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import stat
 import time
@@ -29,12 +34,16 @@ _READ = os.O_RDONLY | _FLAGS | platform.flags("O_NONBLOCK")  # without it the op
 _FOLDER = os.O_RDONLY | _FLAGS | platform.flags("O_DIRECTORY")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
 
+_BASE = "tmp"
+_PREFIX = "new-"
+_OLD_SECONDS = 86_400.0  # age limit if locks do not work, and for folders of earlier versions of rlx
+
 #: What says that the system refused: disk and descriptors, threads, memory.
 REFUSED = (OSError, RuntimeError, MemoryError)
 
 
 class Damage(Exception):
-    """A file is missing, wrong or not to be trusted. Stays inside the cache, which reports it as a warning."""
+    """A file is missing, wrong or not to be trusted. Stays inside the store, which reports it as a warning."""
 
 
 class UntrustedFolder(OSError):
@@ -167,20 +176,22 @@ class Folder:
         return self.child(name)
 
     @contextlib.contextmanager
-    def create(self, name: str) -> Iterator[BinaryIO]:
-        """A new file in here that is on the disk afterwards."""
+    def create(self, name: str, *, sync: bool = True) -> Iterator[BinaryIO]:
+        """A new file in here; with `sync` it is on the disk afterwards."""
         where, at = self._place(name)
         with os.fdopen(os.open(where, _NEW, 0o600, **at), "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
 
-    def touch(self, name: str) -> None:
-        """Sets the time of a file in here to now; makes an empty one if it is missing."""
+    def touch(self, name: str, used: float | None = None) -> None:
+        """Sets the time of a file in here, by default to now; makes an empty one if it is missing."""
         where, at = self._place(name)
         descriptor = os.open(where, os.O_WRONLY | os.O_CREAT | _FLAGS | platform.flags("O_NONBLOCK"), 0o600, **at)
         try:
-            os.utime(descriptor if os.utime in os.supports_fd else self.path / name)
+            times = None if used is None else (used, used)
+            os.utime(descriptor if os.utime in os.supports_fd else self.path / name, times)
         finally:
             os.close(descriptor)
 
@@ -189,6 +200,13 @@ class Folder:
         (source, a), (target, b) = self._place(name), to._place(new)
         at = {"src_dir_fd": a["dir_fd"], "dst_dir_fd": b["dir_fd"]} if a else {}
         (os.replace if replace else os.rename)(source, target, **at)
+
+    def replace_file(self, name: str, data: bytes, *, sync: bool = True) -> None:
+        """Writes a file in here, whole or not at all; this folder then has one for temporary ones."""
+        with temporary(self) as (_, made):
+            with made.create(name, sync=sync) as file:
+                file.write(data)
+            made.move(name, self, name, replace=True)
 
     def unlink(self, name: str) -> None:
         """Removes a file in here."""
@@ -228,13 +246,8 @@ class Folder:
         Raises:
             TimeoutError: another process holds it for longer than `seconds`.
         """
-        if self._descriptor is None:
-            from filelock import FileLock
-
-            with FileLock(self.path / name, timeout=seconds):  # its Timeout is a TimeoutError
-                yield
-            return
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, dir_fd=self._descriptor)
+        where, at = self._place(name)
+        descriptor = os.open(where, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, **at)
         try:
             end = time.monotonic() + seconds
             while platform.current().lock(descriptor) is False:
@@ -259,3 +272,50 @@ class Folder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+# -- temporary folders ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def temporary(root: Folder) -> Iterator[tuple[Folder, Folder]]:
+    """(parent, new folder) on the store's file system. The new one is removed at the end unless it was renamed."""
+    with root.make(_BASE) as base:
+        made = _held(base)
+        try:
+            with made:
+                yield base, made
+        finally:
+            base.remove_tree(made.path.name)
+
+
+def _held(base: Folder) -> Folder:
+    """A new locked folder. If another process removes it as left over before it is locked, another one is made."""
+    while True:
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
+            made = stack.enter_context(base.make(f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"))
+            made.hold()
+            found = base.stat(made.path.name)
+            if (found.st_dev, found.st_ino) == made.identity:
+                stack.pop_all()
+                return made
+
+
+def collect(root: Folder) -> None:
+    """Removes folders that killed processes left over."""
+    with contextlib.suppress(FileNotFoundError), root.child(_BASE) as base:
+        for name in base.names():
+            with contextlib.suppress(OSError):
+                _collect(base, name)
+
+
+def _collect(base: Folder, name: str) -> None:
+    is_old = time.time() - base.stat(name).st_mtime > _OLD_SECONDS
+    if not name.startswith(_PREFIX):
+        if is_old:
+            base.remove_tree(name)
+        return
+    with base.child(name) as folder:
+        held = folder.is_held()
+        if is_old if held is None else not held:
+            base.remove_tree(name)  # while locked: a process that has just made it waits, then makes another

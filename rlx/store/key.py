@@ -1,6 +1,6 @@
-"""The key of a compiled program: everything that changes its code and nothing else, as values a person can read.
+"""The key of an entry: everything that changes its contents and nothing else, as values a person can read.
 
-Compile cache: programs with equal keys have equal code. Keys are compared by their digest, the SHA-256 of their
+Store: programs with equal keys have equal code. Keys are compared by their digest, the SHA-256 of their
 canonical JSON. `diff` lists the fields in which two keys differ; `rlx.store.misses` explains them.
 
 Making a key imports neither Numba nor llvmlite: their versions come from the metadata of the installed packages.
@@ -24,7 +24,7 @@ from typing import Any
 from rlx.errors import ArgumentError, CacheError
 
 #: To be increased when the meaning of the files of an entry changes. Entries of other formats have other keys.
-FORMAT = 1
+FORMAT = 2
 
 #: What a key may hold, recursively: values that JSON writes in one way only.
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
@@ -61,7 +61,7 @@ class CompileKey:
 
     Attributes:
         kind: "program"; "pack", code that packs weights; "runtime", the worker loop; "peak" and "linear", code that
-            `rlx bench` and `rlx tune` measure; "weights", a packed copy of weights.
+            `rlx bench` and `rlx tune` measure; "weights", a packed copy of weights; see `rlx.store.kinds`.
         name: for people: a model's family and size; tells small programs without a graph apart.
         graph: digest of the symbolic graph's text.
         phase: "prefill", "decode" or "batch"; or "greedy", a decode that gives the likeliest token, "verify", a prefill
@@ -72,6 +72,7 @@ class CompileKey:
         profile: the compile profile's contents.
         options: further choices: rows, symbols, the numbers that `rlx tune` measures, ...
         versions: of everything that makes code, see `versions`.
+        address: the digest, for a kind whose entries are found by what they begin with; by default that of all fields.
 
     Raises:
         ArgumentError: a value is not made of None, booleans, numbers, strings, sequences and string-keyed mappings.
@@ -87,6 +88,7 @@ class CompileKey:
     profile: Mapping[str, Json] = field(default_factory=dict)
     options: Mapping[str, Json] = field(default_factory=dict)
     versions: Mapping[str, Json] = field(default_factory=dict)
+    address: str = ""
 
     def __post_init__(self) -> None:
         for row in fields(self):
@@ -94,12 +96,13 @@ class CompileKey:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON, in hexadecimal."""
-        return digest_text(json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":")))
+        """The address, or the SHA-256 of the canonical JSON; 64 hexadecimal digits."""
+        return self.address or digest_text(json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":")))
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as plain dicts and lists."""
-        return {row.name: _thaw(getattr(self, row.name)) for row in fields(self)}
+        """The fields as plain dicts and lists; without an address that is not set."""
+        found = {row.name: _thaw(getattr(self, row.name)) for row in fields(self)}
+        return found if self.address else {name: value for name, value in found.items() if name != "address"}
 
     def to_json(self) -> str:
         """The key as indented JSON; `from_json` reads it back."""

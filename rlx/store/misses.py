@@ -15,18 +15,10 @@ from typing import Any
 
 from rlx.errors import CacheError
 from rlx.store.key import ABSENT, CompileKey, range_text
+from rlx.store.kinds import kind
 from rlx.store.store import Store
 
 _SHOWN = 4  # fields in a sentence
-_KINDS = {
-    "program": "program",
-    "pack": "code that packs weights",
-    "runtime": "worker loop",
-    "weights": "packed weights",
-    "peak": "measurement of a peak",
-    "linear": "measurement of a linear layer",
-    "encode": "encoder of weights",
-}
 _KV_STATE = re.compile(r"[kv]\.\d+")
 
 # How far apart two keys are that differ in a field: the same program under another choice is nearer than another one.
@@ -63,7 +55,7 @@ def explain_miss(key: CompileKey, store: Store) -> Miss:
 
 
 def _explain(key: CompileKey, stored: list[CompileKey]) -> Miss:
-    what = _KINDS.get(key.kind, key.kind)
+    what = kind(key.kind).words
     if not stored:
         return Miss(key, None, (), "the cache is empty")
     mine = fields(key)

@@ -1,10 +1,10 @@
-"""The compile cache on disk: a folder of entries that no other user can write, within a size limit.
+"""The store: a folder on disk of entries that no other user can write, within size limits.
 
-Compile cache: an entry (`rlx.store.entry`) lies at `<root>/<2 digits>/<digest>/`. It is written in a temporary folder
-(`rlx.store.temporary`) and appears by a rename, so readers need no lock, and a killed writer damages nothing. A
-damaged entry is reported, removed and counts as missing. Checksums are against accidents. Against other users, who
-could plant code, every folder and file is opened by descriptor and refused if somebody else owns it or can write it
-(`rlx.store.folder`).
+Store: everything that outlives a process, of the kinds in `rlx.store.kinds`. An entry (`rlx.store.entry`) lies at
+`<root>/<2 digits>/<digest>/`. It is written in a temporary folder and appears by a rename, so readers need no lock, and
+a killed writer damages nothing. A damaged entry is reported, removed and counts as missing. Checksums are against
+accidents. Against other users, who could plant code, every folder and file is opened by descriptor and refused if
+somebody else owns it or can write it (`rlx.store.folder`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from pathlib import Path
 
 from rlx import env, platform
 from rlx.errors import ArgumentError, CacheError
+from rlx.notebook import card
 from rlx.store import entry
-from rlx.store.entry import Entry, Listing
+from rlx.store.entry import Contents, Entry, Listing
 from rlx.store.eviction import Eviction
-from rlx.store.folder import REFUSED, Damage, Folder, UntrustedFolder, reason
+from rlx.store.folder import REFUSED, Damage, Folder, UntrustedFolder, collect, reason, temporary
 from rlx.store.key import CompileKey
-from rlx.store.temporary import collect, temporary
+from rlx.store.kinds import PROGRAMS, Budget, kind
 
+_SHELF = re.compile("[0-9a-f]{2}")
 
-class CacheWarning(UserWarning):
-    """The compile cache's folder cannot be used, or an entry was damaged; the program runs without it."""
+#: What earlier versions kept beside the shelves: listed and evicted, but never read.
+_EARLIER = re.compile(r"[0-9a-f]{32}(\.content)?|tuning\.json")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class StoreStats:
     """The folder in figures.
 
     Attributes:
-        nbytes, limit: size of all entries, and what it may grow to.
+        nbytes, limit: size of the entries of the store's budget, and what it may grow to.
         oldest: when the least recently used entry was used, in seconds since the epoch; None without entries.
         problem: why the folder is not used; None if it is.
     """
@@ -50,8 +52,6 @@ class StoreStats:
     problem: str | None
 
     def _repr_html_(self) -> str:
-        from rlx.notebook import card
-
         held = f"{env.size(self.nbytes)} of {env.size(self.limit)}"
         rows = [("entries", self.entries), ("size", held), ("problem", self.problem or "none")]
         return card(f"compile cache in {self.root}", rows)
@@ -78,43 +78,53 @@ def _home() -> Path:
 
 
 class Store:
-    """The folder of compiled programs.
+    """A folder of entries.
 
-    Where the folder cannot be trusted or used, a store with a `root` raises; one with the default root warns once,
-    finds nothing and keeps nothing.
+    Where the folder cannot be trusted or used, a store with a `root` raises; one with the default root, or that is
+    `lenient`, warns once, finds nothing and keeps nothing.
 
     Args:
         root: the folder; made if missing. By default RLX_CACHE_DIR or the user's cache folder.
         limit: bytes; beyond it the least recently used entries are evicted, those that this process stored last. By
             default RLX_CACHE_LIMIT or 2 GiB.
+        budget: what is evicted to keep the limit, and what messages say.
 
     Attributes:
         problem: why the folder is not used; None if it is.
         damaged: entries found damaged so far.
         evicted: entries evicted so far to keep below the limit.
+        eviction: keeps the folder below the limit.
 
     Raises:
         CacheError: `root` is given, and belongs to another user, can be written by others, or is a symbolic link.
         ArgumentError: `limit` is not above 0.
     """
 
-    def __init__(self, root: Path | str | None = None, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        root: Path | str | None = None,
+        limit: int | None = None,
+        budget: Budget = PROGRAMS,
+        *,
+        lenient: bool = False,
+    ) -> None:
+        self.budget = budget
         self.limit = env.cache_limit() if limit is None else limit
         if self.limit <= 0:
             hint = "Give bytes above 0; RLX_CACHE=off stores nothing"
             raise ArgumentError(f"limit = {self.limit}", where="Store", hint=hint)
         self.root = Path(default_root() if root is None else root).absolute()
         self.damaged = self.evicted = 0
-        self._eviction = Eviction(self)
+        self.eviction = Eviction(self)
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         self._keys: dict[str, CompileKey | None] = {}
         self.problem = self._prepare()
-        if self.problem and root is not None:
+        if self.problem and root is not None and not lenient:
             hint = "choose another folder with RLX_CACHE_DIR, or chmod 700 this one"
             raise CacheError(self.problem, where=self.root, hint=hint)
         if self.problem:
-            self.warn("folder", f"the compile cache {self.root} is not used: {self.problem}")
+            self.warn("folder", f"{budget.folder} {self.root} is not used: {self.problem}")
 
     def _prepare(self) -> str | None:
         """Makes the folder if it is missing; returns why it cannot be used, or None."""
@@ -130,11 +140,12 @@ class Store:
 
     # -- one entry ------------------------------------------------------------------------------------------------
 
-    def get(self, key: CompileKey, discard: bool = True) -> Entry | None:
+    def get(self, key: CompileKey, discard: bool = True, *, touch: bool = True) -> Entry | None:
         """The entry of a key, every file checked and held in memory; None if there is none.
 
         Args:
             discard: remove the entry if it is damaged.
+            touch: note that it was used.
         """
         if self.problem:
             return None
@@ -145,14 +156,16 @@ class Store:
                 except Damage as damage:
                     self._report_damage(root, shelf, key.digest, str(damage), discard)
                     return None
-                entry.touch(shelf, key.digest)
+                if touch:
+                    _touch(shelf, key.digest, None)
         except FileNotFoundError:
             return None
         except UntrustedFolder as error:
-            self.warn("trust", f"the compile cache {self.root} is not used: a folder in it cannot be trusted: {error}")
+            what = "is not used: a folder in it cannot be trusted"
+            self.warn("trust", f"{self.budget.folder} {self.root} {what}: {error}")
             return None
         except REFUSED as error:
-            self.warn("read", f"the compile cache {self.root} cannot be read, compiling again: {reason(error)}")
+            self.warn_unread(error)
             return None
         return Entry(key, files, self.root)
 
@@ -160,52 +173,75 @@ class Store:
         """Whether there is an entry of a key; what `get` finds of it may still be damaged."""
         return self.problem is None and (self.root / key.digest[:2] / key.digest).is_dir()
 
+    def near(self, prefix: str) -> list[str]:
+        """The digests that start with `prefix`, of two digits at least; no entry is looked at."""
+        if self.problem:
+            return []
+        try:
+            with Folder(self.root) as root, root.child(prefix[:2]) as shelf:
+                return [name for name in shelf.names() if name.startswith(prefix) and entry.DIGEST.fullmatch(name)]
+        except FileNotFoundError:
+            pass
+        except REFUSED as error:
+            self.warn_unread(error)
+        return []
+
+    def touch(self, digest: str, used: float | None = None) -> None:
+        """Notes when an entry was used, in seconds since the epoch; by default now."""
+        with contextlib.suppress(OSError), Folder(self.root) as root, root.child(digest[:2]) as shelf:
+            _touch(shelf, digest, used)
+
     def put(
         self,
         key: CompileKey,
         files: Mapping[str, bytes | str],
         replace: bool = False,
         large: entry.Large | None = None,
+        used: float | None = None,
     ) -> Entry:
         """Stores an entry and returns it. If the folder cannot be written, warns once and returns it unstored.
 
         An entry that is there already stays, unless `replace`: of two writers the second gets what the first stored.
 
         Args:
-            large: files that are mapped from the entry's folder and never read as a whole; an entry of which they would
-                outgrow the limit alone is not stored.
+            large: files that are mapped or read in pieces and never as a whole; an entry of which they would outgrow
+                the limit alone is not stored.
+            used: when it was used last, in seconds since the epoch; by default now.
 
         Raises:
             ArgumentError: a file's name is not a plain relative path, or is one of the store's own.
         """
-        contents = entry.encode(files)
-        nbytes = sum(file.nbytes for file in (large or {}).values())
+        contents = Contents(entry.encode(files), large or {}, used, self.budget.is_synced)
+        nbytes = sum(file.nbytes for file in contents.large.values())
         if nbytes > self.limit:
-            what = f"{nbytes} bytes are not kept in the compile cache {self.root}, whose limit is {self.limit}"
-            self.warn("limit", f"{what}; RLX_CACHE_LIMIT raises it")
+            what = f"{nbytes} bytes are not kept in {self.budget.folder} {self.root}, whose limit is {self.limit}"
+            self.warn("limit", f"{what}; {self.budget.option} raises it")
         if self.problem or nbytes > self.limit:
-            return Entry(key, contents, None)
+            return Entry(key, contents.files, None)
         try:
-            stored = self._write(key, contents, replace, large)
+            stored = self.write(key, contents, replace)
         except (*REFUSED, Damage) as error:
-            self.warn("write", f"the compile cache {self.root} cannot be written, running uncached: {reason(error)}")
-            return Entry(key, contents, None)
-        self._eviction.stored(key.digest)
+            what = f"{self.budget.folder} {self.root} cannot be written, running uncached"
+            self.warn("write", f"{what}: {reason(error)}")
+            return Entry(key, contents.files, None)
+        self.eviction.stored(key.digest)
         return Entry(key, stored, self.root)
 
-    def _write(
-        self, key: CompileKey, contents: dict[str, bytes], replace: bool, large: entry.Large | None
-    ) -> dict[str, bytes]:
-        """Writes the entry and moves it into place; returns what is there then."""
+    def write(self, key: CompileKey, contents: Contents, replace: bool) -> Mapping[str, bytes]:
+        """Writes an entry and moves it into place, whatever the limit; returns the files that are there then.
+
+        Raises:
+            OSError, Damage: the folder cannot be written or trusted, or the entry that was there first is damaged.
+        """
         if what := self._prepare():  # it may be gone, or no longer ours alone
             raise OSError(what)
         with Folder(self.root) as root, temporary(root) as (base, made):
-            entry.fill(made, key, contents, large)
+            entry.fill(made, key, contents)
             with root.make(key.digest[:2]) as shelf:
                 if replace:
                     self.discard(root, shelf, key.digest)
-                if entry.publish(base, made.path.name, shelf, key.digest):
-                    return contents
+                if entry.publish(base, made.path.name, shelf, key.digest, contents.sync):
+                    return contents.files
                 return entry.load(shelf, key)
 
     def discard(self, root: Folder, shelf: Folder, digest: str) -> bool:
@@ -224,51 +260,24 @@ class Store:
 
     def _report_damage(self, root: Folder, shelf: Folder, digest: str, what: str, discard: bool) -> None:
         self.damaged += 1
-        self.warn(digest, f"cache entry {digest[:12]} is damaged and not used: {what}")
+        about = digest if self.budget.is_for_restarts else "damaged"  # of thousands of others, one is said
+        self.warn(about, f"cache entry {digest[:12]} is damaged and not used: {what}")
         if discard:
             with contextlib.suppress(OSError):  # a read-only cache keeps it, and nobody trusts it
                 self.discard(root, shelf, digest)
 
     def warn(self, about: str, message: str) -> None:
-        """Warns of something, once each store."""
+        """Warns of something, once each store, with the budget's warning."""
         with self._lock:
             if about in self._warned:
                 return
             self._warned.add(about)
-        warnings.warn(message, CacheWarning, stacklevel=4)
+        warnings.warn(message, self.budget.warning, stacklevel=4)
 
-    # -- files beside the entries ---------------------------------------------------------------------------------
-
-    def read_file(self, name: str) -> bytes | None:
-        """A file in the folder itself, such as the measured tunings; None if there is none.
-
-        Raises:
-            OSError: it cannot be read or trusted.
-        """
-        try:
-            with Folder(self.root) as root:
-                root.stat(name)
-                return root.read(name)
-        except FileNotFoundError:
-            return None
-        except Damage as damage:
-            raise OSError(str(damage)) from damage
-
-    def write_file(self, name: str, data: bytes) -> None:
-        """Writes a file in the folder itself, whole or not at all; OSError if that fails."""
-        with Folder(self.root) as root, temporary(root) as (_, made):
-            with made.create(name) as file:
-                file.write(data)
-            made.move(name, root, name, replace=True)
-
-    def remove_file(self, name: str) -> bool:
-        """Removes a file in the folder itself; False if there was none, OSError if that fails."""
-        try:
-            with Folder(self.root) as root:
-                root.unlink(name)
-        except FileNotFoundError:
-            return False
-        return True
+    def warn_unread(self, error: BaseException) -> None:
+        """Warns that the system refuses to read."""
+        what = f"{self.budget.folder} {self.root} cannot be read, {self.budget.again}"
+        self.warn("read", f"{what}: {reason(error)}")
 
     def collect(self) -> None:
         """Removes what killed processes left. Nothing happens where the folder cannot be written."""
@@ -284,8 +293,13 @@ class Store:
         Raises:
             CacheError: the folder cannot be read.
         """
-        rows = [row for shelf, names in self._shelves() for name in names if (row := entry.look(shelf, name))]
+        shelves = self._shelves(earlier=True)
+        rows = [row for shelf, names in shelves for name in names if (row := entry.look(shelf, name))]
         return sorted(rows, key=lambda row: (-row.last_used, row.digest))
+
+    def evictable(self) -> list[Listing]:
+        """The entries that count for the limit of this store's budget: its kinds, and what nobody can read."""
+        return [row for row in self.entries() if _counts(row, self.budget)]
 
     def stored_keys(self) -> list[CompileKey]:
         """The keys of all entries, unchecked. Each is read from the disk once.
@@ -300,8 +314,12 @@ class Store:
         self._keys = found
         return [key for key in found.values() if key]
 
-    def _shelves(self) -> Iterator[tuple[Folder, list[str]]]:
-        """The folders that hold entries, each with the digests in it; those that cannot be trusted are left out."""
+    def _shelves(self, earlier: bool = False) -> Iterator[tuple[Folder, list[str]]]:
+        """The folders that hold entries, each with the digests in it; those that cannot be trusted are left out.
+
+        Args:
+            earlier: with the folder itself and what earlier versions left in it.
+        """
         if self.problem:
             return
         with self._named_errors():
@@ -311,10 +329,12 @@ class Store:
                 return
             with root:
                 for name in root.names():
-                    if not re.fullmatch("[0-9a-f]{2}", name):
+                    if earlier and _EARLIER.fullmatch(name):
+                        yield root, [name]
+                    if not _SHELF.fullmatch(name):
                         continue
                     with contextlib.suppress(FileNotFoundError, UntrustedFolder), root.child(name) as shelf:
-                        yield shelf, [digest for digest in shelf.names() if re.fullmatch("[0-9a-f]{64}", digest)]
+                        yield shelf, [digest for digest in shelf.names() if entry.DIGEST.fullmatch(digest)]
 
     def find(self, prefix: str) -> Listing:
         """The one entry whose digest starts with `prefix`.
@@ -355,12 +375,12 @@ class Store:
             CacheError: there is none or more than one, or the folder cannot be written.
         """
         row = self.find(prefix)
-        with self._named_errors(), Folder(self.root) as root, root.child(row.digest[:2]) as shelf:
+        with self._named_errors(), Folder(self.root) as root, entry.shelf_of(root, row.digest) as shelf:
             self.discard(root, shelf, row.digest)
         return row
 
     def clear(self) -> int:
-        """Removes all entries and what killed writers left; returns the number of entries.
+        """Removes all entries but measured tunings, and what killed writers left; returns the number of entries.
 
         Raises:
             CacheError: the folder cannot be read or written.
@@ -369,7 +389,9 @@ class Store:
             return 0
         with self._named_errors(), Folder(self.root) as root:
             collect(root)
-            return sum(self.discard(root, shelf, name) for shelf, names in self._shelves() for name in names)
+            shelves = self._shelves(earlier=True)
+            rows = ((shelf, name) for shelf, names in shelves for name in names if _may_go(shelf, name))
+            return sum(self.discard(root, shelf, name) for shelf, name in rows)
 
     def verify(self, discard: bool = True) -> list[tuple[str, str]]:
         """Checks every byte of every entry: (digest, what is wrong) of the damaged ones, which are removed.
@@ -393,7 +415,8 @@ class Store:
         """The folder in figures."""
         rows = self.entries()
         oldest = rows[-1].last_used if rows else None
-        return StoreStats(self.root, len(rows), sum(row.nbytes for row in rows), self.limit, oldest, self.problem)
+        nbytes = sum(row.nbytes for row in rows if _counts(row, self.budget))
+        return StoreStats(self.root, len(rows), nbytes, self.limit, oldest, self.problem)
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -401,3 +424,19 @@ class Store:
             yield
         except OSError as error:
             raise CacheError(f"the compile cache cannot be used: {reason(error)}", where=self.root) from error
+
+
+def _counts(row: Listing, budget: Budget) -> bool:
+    """Whether an entry counts for the limit of a budget; what nobody can read counts for each."""
+    return row.key is None or kind(row.key.kind).budget is budget
+
+
+def _touch(shelf: Folder, digest: str, used: float | None) -> None:
+    with contextlib.suppress(OSError), shelf.child(digest) as folder:  # what cannot be written is read all the same
+        folder.touch(entry.LAST_USED, used)
+
+
+def _may_go(shelf: Folder, digest: str) -> bool:
+    """Whether an entry goes with all others: a tuning was measured, and is removed by name."""
+    key = entry.read_key(shelf, digest)
+    return key is None or kind(key.kind).budget is not None

@@ -205,7 +205,7 @@ def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch
     def refuse(self: object, name: str, data: bytes) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("rlx.store.store.Store.write_file", refuse)
+    monkeypatch.setattr("rlx.store.folder.Folder.replace_file", refuse)
     found = Findings()
     assert installation.cache(found)["writable"] is False
     assert "cannot be written: Permission denied" in whats(found)[0]

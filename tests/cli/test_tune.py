@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,11 @@ from rlx.backends.cpu.autotune import Case
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.cli.main import cli
+from rlx.compiler import tuned
 from rlx.compiler.compile import Compiler
-from rlx.store import tuned
 from rlx.store.cache import CompileCache
-from rlx.store.store import CacheWarning, Store
+from rlx.store.kinds import CacheWarning
+from rlx.store.store import Store
 
 DEFAULT = Target.host().default_tuning
 
@@ -57,6 +59,11 @@ def rlx(*args: str, code: int = 0) -> Result:
     return result
 
 
+def kept(folder: Path) -> Path:
+    """The file with what was measured."""
+    return tuned.path(Store(folder), Target.host())
+
+
 def in_force() -> Tuning:
     """What a new compiler generates code with."""
     return Compiler(cache=CompileCache.default()).target.tuning
@@ -72,10 +79,10 @@ def test_what_is_measured_is_kept_and_used(folder: Path) -> None:
     assert "GB/s" in result.output
     assert in_force() == replace(DEFAULT, prefetch=16384)
     assert before.target.tuning == DEFAULT, "an open one stays as it is"
-    entry = next(iter(json.loads((folder / tuned.FILE).read_text())["entries"].values()))
-    assert entry["target"] == Target.host().describe()
-    assert (folder / tuned.FILE).stat().st_mode & 0o077 == 0
-    assert [path.name for path in folder.glob("tuning*")] == [tuned.FILE], "a temporary file is left"
+    entry = Store(folder).find(kept(folder).parent.name)
+    assert entry.key is not None and entry.key.as_dict()["target"] == Target.host().describe()
+    assert kept(folder).stat().st_mode & 0o077 == 0
+    assert not list(folder.glob("tmp/*")), "a temporary file is left"
 
 
 def test_show_and_reset(folder: Path) -> None:
@@ -87,13 +94,13 @@ def test_show_and_reset(folder: Path) -> None:
     assert "16384" in shown
     assert "with 1 thread," in shown
     assert "removed" in rlx("--reset").output
-    assert not (folder / tuned.FILE).exists()
+    assert not kept(folder).exists()
     assert in_force() == DEFAULT
 
 
 def test_a_dry_run_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nothing is kept" in rlx("--dry-run").output
-    assert not (folder / tuned.FILE).exists()
+    assert not kept(folder).exists()
     monkeypatch.setenv("RLX_CACHE", "readonly")
     assert "nothing is kept" in rlx("--dry-run").output
 
@@ -109,11 +116,11 @@ def test_a_cache_that_may_not_be_written_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     rlx()
-    kept = (folder / tuned.FILE).read_bytes()
+    before = kept(folder).read_bytes()
     monkeypatch.setenv("RLX_CACHE", policy)
     for arguments in ((), ("--reset",)):
         assert "may not be written" in rlx(*arguments, code=2).output
-    assert (folder / tuned.FILE).read_bytes() == kept
+    assert kept(folder).read_bytes() == before
     assert in_force() == (DEFAULT if policy == "off" else replace(DEFAULT, prefetch=16384))
     assert ("RLX_CACHE is off" in rlx("--show").output) == (policy == "off")
 
@@ -137,44 +144,53 @@ def test_a_time_is_finite(folder: Path, seconds: str) -> None:
     assert f"--seconds is {seconds}, expected a number" in rlx("--seconds", seconds, code=2).output
 
 
-def entries(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
-    def changed(text: str) -> str:
-        found = json.loads(text)
-        for entry in found["entries"].values():
-            change(entry)
-        return json.dumps(found)
-
-    return changed
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("change", "message"),
     [
-        (lambda text: text[:40], "is not used"),
-        (lambda text: "", "is not used"),
-        (lambda text: "\x00\x80", "is not used"),
-        (lambda text: "[" * 100_000, "is not used"),
-        (lambda text: "[1]", "holds no tunings"),
-        (lambda text: text.replace('"format": 1', '"format": 2'), "format 2"),
-        (entries(lambda e: e["tuning"].update(unrolling=4)), "unknown key 'unrolling'"),
-        (entries(lambda e: e["tuning"].pop("prefetch")), "no prefetch"),
-        (entries(lambda e: e["tuning"].update(prefetch=-64)), "prefetch = -64"),
-        (entries(lambda e: e["tuning"].update(prefetch="64")), "prefetch = '64'"),
-        (entries(lambda e: e.update(tuning=7)), "an entry is damaged"),
-        (entries(lambda e: e["versions"].update(generator="0")), "another version"),
+        (lambda row: [1], "holds no tuning"),
+        (lambda row: {**row, "tuning": 7}, "holds no tuning"),
+        (lambda row: {**row, "tuning": {**row["tuning"], "unrolling": 4}}, "unknown key 'unrolling'"),
+        (lambda row: {**row, "tuning": {**row["tuning"], "prefetch": -64}}, "prefetch = -64"),
+        (lambda row: {**row, "tuning": {**row["tuning"], "prefetch": "64"}}, "prefetch = '64'"),
+        (lambda row: {**row, "tuning": {n: v for n, v in row["tuning"].items() if n != "prefetch"}}, "no prefetch"),
+        (None, "Expecting value"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_a_warning(folder: Path, damage: Callable[[str], str], message: str) -> None:
+def test_numbers_that_cannot_be_used_are_a_warning(
+    folder: Path, change: Callable[[dict[str, Any]], object] | None, message: str
+) -> None:
+    """They stand in a whole entry, as a shared folder may hold it."""
     rlx()
-    path = folder / tuned.FILE
-    path.write_text(damage(path.read_text()), encoding="latin-1")
-    with pytest.warns(CacheWarning, match=message) as warned:
+    store, text = Store(folder), "\x00" if change is None else json.dumps(change(json.loads(kept(folder).read_text())))
+    store.put(store.open(kept(folder).parent.name).key, {tuned.FILE: text}, replace=True)
+    assert_unused(folder, message)
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:40], lambda text: "", lambda text: "[" * 100_000])
+def test_a_damaged_file_is_a_warning(folder: Path, damage: Callable[[str], str]) -> None:
+    rlx()
+    kept(folder).write_text(damage(kept(folder).read_text()))
+    assert_unused(folder, "is damaged and not used: wrong checksum of tuning.json")
+
+
+def test_a_measurement_of_another_version_is_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = tuned.versions()
+    with monkeypatch.context() as patch:
+        patch.setattr(tuned, "versions", lambda: {**usual, "generator": "0"})
+        rlx()
+        assert in_force().prefetch == 16384
+    assert_unused(folder, "another version of rlx.*rlx tune --reset")
+    assert len(Store(folder).near(kept(folder).parent.name[:32])) == 1, "the old one is replaced"
+
+
+def assert_unused(folder: Path, message: str) -> None:
+    """A warning says why, the defaults hold, and the next measurement takes the place of what was there."""
+    with pytest.warns(CacheWarning, match=message):
         assert in_force() == DEFAULT
-    assert "rlx tune --reset" in str(warned[0].message)
     shown = rlx("--show").output
-    assert message in shown
+    assert re.search(message.partition(".*")[0], shown)
     assert "the defaults" in shown
-    rlx()  # measures again, in the place of what was there
+    rlx()
     assert in_force() == replace(DEFAULT, prefetch=16384)
 
 

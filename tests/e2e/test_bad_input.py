@@ -36,7 +36,7 @@ from rlx.errors import (
     UnsupportedModelError,
     WeightError,
 )
-from rlx.store.store import CacheWarning
+from rlx.store.kinds import CacheWarning
 
 pytestmark = pytest.mark.any_machine
 

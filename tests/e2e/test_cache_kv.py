@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.engine.kv import kept_prefixes
-from rlx.engine.kv.prefix_store import PrefixStoreWarning
+from rlx.engine.kv import disk_kv_cache
 from rlx.errors import ArgumentError
+from rlx.store.kinds import PrefixStoreWarning
+from rlx.store.store import Store
 
 PROFILE: dict[str, Any] = {"buckets": {"seq": [1, 32]}}
 FAMILIES = ("gemma3n", "qwen35")  # full caches, windows and shared caches; recurrent states
@@ -38,7 +39,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def always_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "measured" not in request.fixturenames:
-        monkeypatch.setattr(kept_prefixes.KeptPrefixes, "_pays", lambda *args: True)
+        monkeypatch.setattr(disk_kv_cache.DiskKVCache, "_pays", lambda *args: True)
 
 
 def opened(path: Path, **options: Any) -> Any:
@@ -59,8 +60,10 @@ def read(runner: Any) -> int:
     return int(runner.stats()["cache_kv_tokens_hit"])
 
 
-def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix in (".pages", ".states"))
+def files(folder: Path, holds: str = "") -> list[Path]:
+    """The files with pages of full caches, or with rings and recurrent states, or with both."""
+    rows = [row for row in Store(folder).entries() if row.key and holds in str(row.key.options.get("holds", "-"))]
+    return sorted(row.folder / "states.bin" for row in rows if "holds" in row.key.options)
 
 
 def filled(path: Path, folder: Path, **options: Any) -> None:
@@ -132,17 +135,16 @@ def test_other_models_and_options_find_nothing(goldens: Path, tmp_path: Path) ->
             assert read(runner) == 0, (path, options)
 
 
-@pytest.mark.parametrize(("family", "kind"), [("llama", ".pages"), ("qwen35", ".pages"), ("qwen35", ".states")])
+@pytest.mark.parametrize(("family", "kind"), [("llama", "pages"), ("qwen35", "pages"), ("qwen35", "states")])
 def test_damage_is_computed_again(family: str, kind: str, goldens: Path, tmp_path: Path) -> None:
     path = model(goldens, family)
     filled(path, tmp_path)
     with opened(path) as runner:
         alone = runner.prefill_logits(question(5))
-    for file in files(tmp_path):
-        if file.suffix == kind:
-            data = bytearray(file.read_bytes())
-            data[-5] ^= 16
-            file.write_bytes(data)
+    for file in files(tmp_path, kind):
+        data = bytearray(file.read_bytes())
+        data[-5] ^= 16
+        file.write_bytes(data)
     with opened(path, cache_kv=tmp_path) as again:
         with pytest.warns(PrefixStoreWarning, match="is damaged") as seen:
             assert np.array_equal(again.prefill_logits(question(5)), alone)
@@ -171,7 +173,7 @@ os._exit(9)
 """
     found = subprocess.run([sys.executable, "-c", code], check=False, timeout=200, env={**os.environ})
     assert found.returncode == 9
-    assert len(files(tmp_path)) == 2 and not list(tmp_path.rglob("*.partial"))
+    assert len(files(tmp_path)) == 2
     with opened(model(goldens), cache_kv=tmp_path) as again:
         again.prefill_logits(question(7))
         assert read(again) == len(SYSTEM)
@@ -197,13 +199,13 @@ runner.submit(rlx.Request(question(1), 4, stop_at_eog=False)).result()
 def test_long_sequences_are_written_when_they_end(
     goldens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_prefixes, "LONG", 300)
+    monkeypatch.setattr(disk_kv_cache, "LONG", 300)
     with opened(model(goldens, "qwen35"), cache_kv=tmp_path) as runner:
         runner.submit(rlx.Request(question(1), 4, stop_at_eog=False)).result()
         end = time.monotonic() + 100
-        while not any(file.suffix == ".states" for file in files(tmp_path)) and time.monotonic() < end:
+        while not files(tmp_path, "states") and time.monotonic() < end:
             time.sleep(0.01)
-        assert any(file.suffix == ".states" for file in files(tmp_path))
+        assert files(tmp_path, "states")
 
 
 @pytest.mark.usefixtures("measured")
@@ -251,7 +253,7 @@ def test_a_pool_without_room_computes(goldens: Path, tmp_path: Path) -> None:
 
 
 def test_aborted_while_it_is_read(goldens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_prefixes, "PIECE_BYTES", 1)
+    monkeypatch.setattr(disk_kv_cache, "PIECE_BYTES", 1)
     filled(model(goldens), tmp_path)
     with opened(model(goldens), cache_kv=tmp_path) as runner:
         used = runner._engine.pool.pages.used

@@ -20,7 +20,8 @@ from rlx.env import Policy
 from rlx.store.cache import CompileCache
 from rlx.store.entry import Listing
 from rlx.store.key import CompileKey
-from rlx.store.store import CacheWarning, Store
+from rlx.store.kinds import CacheWarning
+from rlx.store.store import Store
 from rlx.weights import open_weights
 from rlx.weights.gguf import GgufFile
 

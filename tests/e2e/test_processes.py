@@ -23,7 +23,8 @@ import rlx
 from rlx.engine.programs.reporting import profile_step, step_bytes
 from rlx.errors import CacheError
 from rlx.store.cache import CompileCache
-from rlx.store.store import CacheWarning, Store, default_root
+from rlx.store.kinds import CacheWarning
+from rlx.store.store import Store, default_root
 
 pytestmark = pytest.mark.any_machine
 

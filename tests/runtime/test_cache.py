@@ -19,7 +19,8 @@ from rlx.env import Policy
 from rlx.errors import ArgumentError, CacheError, CompileError
 from rlx.store.cache import CacheStats, CompileCache, Files
 from rlx.store.key import CompileKey
-from rlx.store.store import CacheWarning, Store
+from rlx.store.kinds import CacheWarning
+from rlx.store.store import Store
 
 pytestmark = pytest.mark.any_machine
 

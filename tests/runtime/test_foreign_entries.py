@@ -15,7 +15,8 @@ from rlx.backends.cpu.launch.code import machine_of
 from rlx.backends.cpu.target import Target
 from rlx.errors import ForeignCodeError
 from rlx.store.cache import CompileCache
-from rlx.store.store import CacheWarning, Store
+from rlx.store.kinds import CacheWarning
+from rlx.store.store import Store
 
 #: Headers of object files: 64 bytes are enough for a look at the machine.
 HEADERS = {

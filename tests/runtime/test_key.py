@@ -70,7 +70,7 @@ def test_the_order_of_fields_and_entries_does_not_matter(key: CompileKey) -> Non
     assert CompileKey(**turned(key.as_dict())).digest == key.digest
 
 
-@given(compile_keys, st.sampled_from([f.name for f in dataclasses.fields(CompileKey)]), values)
+@given(compile_keys, st.sampled_from([f.name for f in dataclasses.fields(CompileKey) if f.name != "address"]), values)
 def test_any_changed_field_changes_the_digest(key: CompileKey, name: str, value: Any) -> None:
     changed = CompileKey(**{**key.as_dict(), name: value})
     same = json.dumps(value, sort_keys=True) == json.dumps(key.as_dict()[name], sort_keys=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import struct
-import subprocess
 import sys
 import time
 import warnings
@@ -18,22 +17,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.engine.kv import prefix_folder, prefix_store
-from rlx.engine.kv.prefix_file import MAGIC
-from rlx.engine.kv.prefix_names import BLOCK, Digests
-from rlx.engine.kv.prefix_store import PrefixStore, PrefixStoreWarning
+from rlx.engine.kv import prefix_store
+from rlx.engine.kv.prefix_store import BLOCK, PrefixStore
+from rlx.store.key import CompileKey
+from rlx.store.kinds import PrefixStoreWarning
+from rlx.store.store import Store
 
 pytestmark = pytest.mark.any_machine
 
-PAGE, PAGE_BYTES, MODEL = 64, 96, bytes(range(32))
+PAGE, PAGE_BYTES, MODEL = 64, 96, "a model"
 KEYS = np.random.default_rng(3).integers(-(2**60), 2**60, 3000)
 
 Array = np.ndarray[Any, Any]
 
 
-def opened(folder: Path, limit: int | None = None, states: bool = False, model: bytes = MODEL) -> PrefixStore:
+def opened(folder: Path, limit: int | None = None, states: bool = False, model: str = MODEL) -> PrefixStore:
     store = PrefixStore(folder, limit, page=PAGE, page_bytes=PAGE_BYTES, has_states=states)
-    store.use(model, "{}")
+    store.use(CompileKey("prefix", model))
     return store
 
 
@@ -43,36 +43,41 @@ def page(keys: Array, number: int) -> bytes:
     return struct.pack("<Q", total) * (PAGE_BYTES // 8)
 
 
-def put(store: PrefixStore, keys: Array) -> list[bool]:
-    """Writes the pages of all keys, a block at a time."""
-    digests, found = Digests(keys), []
-    for start in range(0, len(keys), BLOCK):
+def put(store: PrefixStore, keys: Array, first: int = 0) -> list[bool]:
+    """Writes the pages of all keys from a block on, a block at a time."""
+    digests, found, used = store.digests(keys), [], time.time()
+    for start in range(first, len(keys), BLOCK):
         end = min(start + BLOCK, len(keys))
         pages = [page(keys, number) for number in range(start // PAGE, -(-end // PAGE))]
-        found.append(store.write_pages(digests, start, end, pages))
+        found.append(store.write_pages(digests, end, pages, used=used))
     return found
 
 
 def got(store: PrefixStore, keys: Array) -> int:
     """How many positions of some keys are found; whole pages of them are checked."""
-    found = store.find(Digests(keys), len(keys))
+    found = store.find(store.digests(keys), len(keys))
     if found is None:
         return 0
     for run in found.runs:
-        file = store.open_run(run)
-        if file is None:
+        entry = store.open_run(run)
+        if entry is None:
             return run.start
-        with file:
-            for number in range(run.start // PAGE, run.used // PAGE):
-                parts = store.read(file, run.name, number - run.start // PAGE, 1)
-                if parts is None:
-                    return number * PAGE
-                assert parts.tobytes() == page(keys, number)
+        for number in range(run.start // PAGE, run.used // PAGE):
+            pages = store.read(entry, number - run.start // PAGE, 1, PAGE_BYTES)
+            if pages is None:
+                return number * PAGE
+            assert pages.tobytes() == page(keys, number)
     return found.length
 
 
-def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix in (".pages", ".states"))
+def entries(folder: Path) -> list[Path]:
+    """The folders of the entries, by the positions that they hold."""
+    rows = [row for row in Store(folder).entries() if row.key is not None]
+    return [row.folder for row in sorted(rows, key=lambda row: row.key.options["positions"])]  # type: ignore[union-attr]
+
+
+def nbytes(folder: Path) -> int:
+    return sum(row.nbytes for row in Store(folder).entries())
 
 
 def test_a_beginning_is_found_to_the_position(tmp_path: Path) -> None:
@@ -82,130 +87,134 @@ def test_a_beginning_is_found_to_the_position(tmp_path: Path) -> None:
     for shared in (0, 1, 63, 64, 255, 256, 257, 512, 600, 699, 700):
         assert got(store, np.concatenate([KEYS[:shared], other])) == shared, shared
     assert got(store, KEYS[:500]) == 500 and got(store, KEYS[:3000]) == 700
-    assert got(opened(tmp_path, model=MODEL[::-1]), KEYS[:700]) == 0, "the states of another model"
+    assert got(opened(tmp_path, model="another"), KEYS[:700]) == 0, "the states of another model"
     assert got(store, np.concatenate([other, KEYS[:700]])) == 0
 
 
 def test_branches_share_what_they_have_in_common(tmp_path: Path) -> None:
     store, branches = opened(tmp_path), [np.concatenate([KEYS[:600], KEYS[at : at + 300]]) for at in (1000, 2000)]
     for keys in branches:
-        runs = store.covering(Digests(keys), len(keys))
+        runs = store.covering(store.digests(keys), len(keys))
         covered = runs[-1].used if runs else 0
         assert covered == (0 if keys is branches[0] else 600)
-        digests = Digests(keys)
-        for start in range(covered // BLOCK * BLOCK, 900, BLOCK):
-            end = min(start + BLOCK, 900)
-            store.write_pages(digests, start, end, [page(keys, n) for n in range(start // PAGE, -(-end // PAGE))])
-    assert len(files(tmp_path)) == 4 + 2, "the first two blocks once"
+        put(store, keys, covered // BLOCK * BLOCK)
+    assert len(entries(tmp_path)) == 4 + 2, "the first two blocks once"
     assert [got(opened(tmp_path), keys) for keys in branches] == [900, 900]
+
+
+def test_a_block_that_many_prompts_leave(tmp_path: Path) -> None:
+    """What is known to the last position is found among any number of others."""
+    store = opened(tmp_path)
+    prompts = [np.concatenate([KEYS[:300], KEYS[at : at + 100]]) for at in range(1000, 1080)]
+    for keys in prompts:
+        put(store, keys, 0 if keys is prompts[0] else BLOCK)
+    again = opened(tmp_path)
+    assert [got(again, keys) for keys in prompts] == [400] * 80
+    assert got(again, KEYS[:330]) == 300
 
 
 def test_states_end_where_they_were_taken(tmp_path: Path) -> None:
     store = opened(tmp_path, states=True)
     put(store, KEYS[:900])
     for end in (300, 600):
-        assert store.write_states(Digests(KEYS), end, struct.pack("<Q", end) * 5)
+        assert store.write_states(store.digests(KEYS), end, struct.pack("<Q", end) * 5)
     for length, expected in ((900, 600), (600, 600), (599, 300), (299, None)):
-        found = store.find(Digests(KEYS[:length]), length)
+        found = store.find(store.digests(KEYS[:length]), length)
         assert (found and found.length) == expected
         if found is not None:
-            file = store.open_states(found, 40)
-            assert file is not None and found.states is not None
-            with file:
-                (part,) = store.read(file, found.states, 0, 1)  # type: ignore[misc]
+            entry = store.open_states(found)
+            assert entry is not None
+            (part,) = store.read(entry, 0, 1, 40)  # type: ignore[misc]
             assert part.tobytes() == struct.pack("<Q", found.length) * 5
             assert found.runs[-1].used == found.length
     other = np.concatenate([KEYS[:450], KEYS[2000:2100]])
-    assert store.find(Digests(other), 550).length == 300  # type: ignore[union-attr]
+    assert store.find(store.digests(other), 550).length == 300  # type: ignore[union-attr]
 
 
-#: What is done to a file, given its bytes; each is a class of bytes of the format.
-DAMAGE = {
-    "magic": lambda data: b"X" + data[1:],
-    "version": lambda data: data[:8] + b"\x09" + data[9:],
-    "count of parts": lambda data: data[:12] + b"\xff\xff\xff\x7f" + data[16:],
-    "start": lambda data: data[:16] + b"\x01" + data[17:],
-    "end": lambda data: data[:24] + b"\xff" * 8 + data[32:],
-    "size of a part": lambda data: data[:32] + b"\xff" * 8 + data[40:],
-    "rate": lambda data: data[:44] + b"\x01" + data[45:],
-    "model": lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:],
-    "digest": lambda data: data[:90] + bytes([data[90] ^ 1]) + data[91:],
-    "keys": lambda data: data[:120] + bytes([data[120] ^ 1]) + data[121:],
-    "digests of parts": lambda data: data[: 112 + 8 * 256 + 3] + b"\x55\x66" + data[112 + 8 * 256 + 5 :],
-    "a part": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
-    "cut short": lambda data: data[:-1],
-    "cut in the header": lambda data: data[:50],
-    "empty": lambda data: b"",
-    "longer": lambda data: data + b"x",
-    "another file": lambda data: b"PK\x03\x04" + bytes(len(data)),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_file_is_removed_with_one_warning(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["key.json", "checksums.json", "large.json", "prefix.bin", "states.bin"])
+@pytest.mark.parametrize("harm", ["first byte", "last byte", "cut short", "empty", "longer", "gone"])
+def test_a_damaged_entry_is_removed_with_one_warning(harm: str, name: str, tmp_path: Path) -> None:
     put(opened(tmp_path), KEYS[:768])
-    second = files(tmp_path)[1]
-    whole = second.read_bytes()
-    assert whole.startswith(MAGIC) and second.name.startswith("00000100")
-    damaged = DAMAGE[kind](whole)
-    assert damaged != whole
-    second.write_bytes(damaged)
+    second = entries(tmp_path)[1]
+    whole = (second / name).read_bytes()
+    harms = {
+        "first byte": bytes([whole[0] ^ 1]) + whole[1:],
+        "last byte": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "cut short": whole[:-1],
+        "empty": b"",
+        "longer": whole + b"x",
+    }
+    (second / name).write_bytes(harms[harm]) if harm in harms else (second / name).unlink()
     store = opened(tmp_path)
-    with pytest.warns(PrefixStoreWarning, match="is damaged and is not used") as seen:
+    with pytest.warns(PrefixStoreWarning, match="is damaged and not used") as seen:
         found = got(store, KEYS[:768])
-    assert found in (256, 256 + 3 * 64) and len(seen) == 1 and store.counters.damaged == 1
+    assert found in (256, 256 + 3 * 64) and len(seen) == 1 and store.store.damaged == 1
     assert not second.exists(), "it is removed"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert got(store, KEYS[:768]) == 256
     put(store, KEYS[:768])
-    assert second.read_bytes() == whole and got(store, KEYS[:768]) == 768, "and written again"
+    assert (second / name).read_bytes() == whole and got(store, KEYS[:768]) == 768, "and written again"
 
 
-def test_what_is_no_file_of_states_is_left_alone(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+def test_states_of_another_size_are_damage(tmp_path: Path) -> None:
+    put(opened(tmp_path), KEYS[:256])
+    store = PrefixStore(tmp_path, page=PAGE, page_bytes=PAGE_BYTES // 2, has_states=False)
+    store.use(CompileKey("prefix", MODEL))
+    (run,) = store.covering(store.digests(KEYS), 256)
+    entry = store.open_run(run)
+    assert entry is not None
+    with pytest.warns(PrefixStoreWarning, match="another size"):
+        assert store.read(entry, 0, 1, PAGE_BYTES // 2) is None
+
+
+def test_what_an_earlier_version_left_goes_first_and_other_files_stay(tmp_path: Path) -> None:
+    """It had a folder for each model, with a file for each block, and notes of the content of model files."""
+    folder, note, strange = tmp_path / ("0" * 32), tmp_path / f"{'1' * 32}.content", tmp_path / "mine.pages"
+    folder.mkdir(mode=0o700)
+    for path in (folder / "key.json", folder / "00000000-x.pages", note, strange):
+        path.write_bytes(bytes(20_000))
+        os.utime(path, (1e9, 1e9))
+    os.utime(folder, (1e9, 1e9))
+    store = opened(tmp_path, limit=10_000)
     put(store, KEYS[:300])
-    folder = files(tmp_path)[0].parent
-    strange = [folder / "notes.txt", folder / "00000000-x.pages", tmp_path / "mine.pages"]
-    for path in strange:
-        path.write_text("mine")
-    (folder / f"{0:08x}-{Digests(KEYS)[0]}-{256:08x}-{'0' * 32}.pages").mkdir()
-    if hasattr(os, "mkfifo"):
-        os.mkfifo(folder / f"{0:08x}-{Digests(KEYS)[0]}-{128:08x}-{'1' * 32}.pages")
-    again = opened(tmp_path)
-    with pytest.warns(PrefixStoreWarning):
-        assert got(again, KEYS[:200]) == 200
-    opened(tmp_path, limit=1).size.make_room(1)
-    assert [path for path in files(folder) if path.is_file() and path not in strange] == []
-    assert all(path.exists() for path in strange)
+    assert got(store, KEYS[:300]) == 300
+    assert not folder.exists() and not note.exists() and strange.exists()
 
 
 def test_the_folder_stays_below_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_folder, "RESCAN", 0.0)
     monkeypatch.setattr(prefix_store, "TOUCH", 0.0)
     one = opened(tmp_path / "one")
     put(one, KEYS[:256])
-    size = files(tmp_path)[0].stat().st_size
-    store = opened(tmp_path, limit=5 * size)
+    size = nbytes(tmp_path / "one")
+    store = opened(tmp_path / "two", limit=5 * size)
     prompts = [np.concatenate([KEYS[i : i + 1], KEYS[:511]]) for i in range(6)]
     for keys in prompts:
         put(store, keys)
-        assert sum(path.stat().st_size for path in files(tmp_path) if path.parent.parent == tmp_path) <= 5 * size
-        found = store.find(Digests(prompts[0]), 512)
+        assert nbytes(tmp_path / "two") <= 5 * size
+        found = store.find(store.digests(prompts[0]), 512)
         assert found is not None and found.length == 512, "what is used stays"
-        store.touch(found.names)
+        store.touch(found.addresses)
         time.sleep(0.01)
-    assert store.size.evictions >= 6 and got(store, prompts[1]) == 0
+    assert store.store.evicted >= 6 and got(store, prompts[1]) == 0
     assert store.stats()["cache_kv_used_bytes"] <= 5 * size
-    with pytest.warns(PrefixStoreWarning, match="raise cache_kv_bytes"):
-        assert put(opened(tmp_path / "small", limit=1000), KEYS[:256]) == [False]
-    assert not files(tmp_path / "small")
+    with pytest.warns(PrefixStoreWarning, match="cache_kv_bytes raises it"):
+        assert put(opened(tmp_path / "small", limit=100), KEYS[:256]) == [False]
+    assert not entries(tmp_path / "small")
+
+
+def test_the_end_of_a_prompt_goes_before_its_beginning(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    put(store, KEYS[:1024])
+    store.store.limit = nbytes(tmp_path) * 2 // 3
+    put(store, KEYS[2000:2256])
+    assert got(store, KEYS[:1024]) == 256 and got(store, KEYS[2000:2256]) == 256
 
 
 def test_the_default_limit_follows_the_disk(tmp_path: Path) -> None:
     free = os.statvfs(tmp_path)
     store = opened(tmp_path)
-    assert 0 < store.size.limit <= min(64 << 30, free.f_bavail * free.f_frsize // 9)
+    assert 0 < store.store.limit <= min(64 << 30, free.f_bavail * free.f_frsize // 9)
 
 
 @pytest.mark.system("permissions")
@@ -217,20 +226,20 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monkey
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    with pytest.warns(PrefixStoreWarning, match="every user of this machine can write it"):
+    with pytest.warns(PrefixStoreWarning, match="other users can write it"):
         assert put(opened(shared), KEYS[:256]) == [False]
     full = opened(tmp_path / "full")
     put(full, KEYS[:256])
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        patch.setattr(prefix_store.prefix_file, "write", _refuse)
+        patch.setattr(os, "mkdir", _refuse)
         assert put(full, KEYS[:1024]) == [False] * 4
         assert put(full, KEYS[:1024]) == [False] * 4
     assert [str(each.message) for each in found if "No space left" in str(each.message)], found
     assert len(found) == 1 and got(full, KEYS[:1024]) == 256, "it still reads"
 
 
-def _refuse(*args: Any) -> None:
+def _refuse(*args: Any, **options: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
@@ -260,22 +269,5 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
         process.join(120)
         assert process.exitcode == 0
     assert problems.empty(), problems.get()
-    assert sum(path.stat().st_size for path in files(tmp_path)) <= 60_000
-    assert not list(tmp_path.rglob("*.partial"))
-
-
-@pytest.mark.system("locks")
-def test_a_killed_writer_leaves_nothing_that_is_read(tmp_path: Path) -> None:
-    put(opened(tmp_path), KEYS[:256])
-    folder = files(tmp_path)[0].parent
-    code = (
-        "import os, sys; from pathlib import Path; from rlx.partial_file import into_place\n"
-        f"with into_place(Path({str(folder)!r}) / {('0' * 8 + '-' + 'a' * 32 + '.states')!r}) as partial:\n"
-        "    partial.write_bytes(b'half'); os._exit(9)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 9
-    assert list(folder.glob("*.partial"))
-    store = opened(tmp_path)
-    assert got(store, KEYS[:256]) == 256
-    put(store, KEYS[:512])
-    assert not list(folder.glob("*.partial")), "the next writer removes it"
+    assert nbytes(tmp_path) <= 60_000
+    assert not list(tmp_path.glob("tmp/*")) and not Store(tmp_path).verify()

@@ -153,9 +153,12 @@ def cache(findings: Findings) -> Facts:
 
 
 def _writable(store: Any, findings: Findings) -> bool:
+    from rlx.store.folder import Folder
+
     try:
-        store.write_file(_PROBE, b"")
-        store.remove_file(_PROBE)
+        with Folder(store.root) as root:
+            root.replace_file(_PROBE, b"")
+            root.unlink(_PROBE)
     except OSError as error:
         hint = "make it writable for this user, or choose another one with RLX_CACHE_DIR"
         findings.problem(f"the compile cache {store.root} cannot be written: {error.strerror or error}", hint)
@@ -175,7 +178,7 @@ def _damaged(store: Any, nbytes: int, findings: Findings) -> int | None:
 
 def _tuning(store: Any, findings: Findings) -> str:
     """Where the machine-dependent numbers in kernels come from."""
-    from rlx.store.tuned import find
+    from rlx.compiler.tuned import find
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -15,7 +15,7 @@ _BUSY = 0.5  # load per CPU from which measurements say little
 
 def cpu(findings: Findings) -> Facts:
     """The processor, the target, and the features that its code uses and does not use."""
-    from rlx.store.tuned import machine
+    from rlx.compiler.tuned import machine
 
     device = backends.backend()
     facts: Facts = {"model": machine(), "architecture": this_machine(), "levels": device.levels()}

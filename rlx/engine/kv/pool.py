@@ -33,7 +33,7 @@ from rlx.ir.graph import Graph
 from rlx.passes.options import MAX_PAST
 
 if TYPE_CHECKING:
-    from rlx.engine.kv.kept_prefixes import KeptPrefixes
+    from rlx.engine.kv.disk_kv_cache import DiskKVCache
 
 SLOTS = 128  # maximum number of slots; a slot that is not used takes no memory
 CHECKPOINT_SHARE = 4  # checkpoints may take this part of the pool, one in so many
@@ -97,7 +97,7 @@ class CachePool:
         self.pages = PageAllocator(count, page_count(max_seq, sizes.page))
         self.index = PrefixIndex(self.pages, sizes.page, self._freed)
         self.counters = PrefixCounters()
-        self.kept: KeptPrefixes | None = None
+        self.kept: DiskKVCache | None = None
         self._reserve = Reserve()
         self._slots = _Slots(list(range(slots - 1, -1, -1)))
         self._warm: set[int] = set()  # free pages that may be resident

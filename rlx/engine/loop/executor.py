@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 
 from rlx.engine.batch import Batch, Segment
-from rlx.engine.kv.kept_prefixes import KeptPrefixes
+from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.loop.room import Room
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.request import record
@@ -41,7 +41,7 @@ class Executor:
     """
 
     def __init__(
-        self, engine: StepEngine, scheduler: Scheduler, clock: Callable[[], float], kept: KeptPrefixes | None = None
+        self, engine: StepEngine, scheduler: Scheduler, clock: Callable[[], float], kept: DiskKVCache | None = None
     ) -> None:
         self._engine, self.scheduler, self._clock = engine, scheduler, clock
         self.inbox: deque[Message] = deque()

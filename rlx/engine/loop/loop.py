@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, TypeVar, overload
 
 from rlx import env
-from rlx.engine.kv.kept_prefixes import KeptPrefixes
+from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.loop.executor import Executor, Message
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.opening.options import SLOTS, STALL_MS
@@ -64,7 +64,7 @@ class EngineLoop:
         slots: int = SLOTS,
         stall_ms: float = STALL_MS,
         clock: Callable[[], float] = time.perf_counter,
-        kept: KeptPrefixes | None = None,
+        kept: DiskKVCache | None = None,
     ) -> None:
         self._closed, self.clock = False, clock
         self.scheduler = Scheduler(slots, stall_ms / 1000, engine.most_rows)

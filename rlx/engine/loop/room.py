@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
-from rlx.engine.kv.kept_prefixes import KeptPrefixes
+from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.request import record
 from rlx.engine.request.record import LoopCounters
@@ -39,7 +39,7 @@ class Room:
         pauses: how often a job was paused.
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], kept: KeptPrefixes | None) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], kept: DiskKVCache | None) -> None:
         self._scheduler, self._clock, self._kept = scheduler, clock, kept
         self.counters = LoopCounters()
         self.idle: weakref.WeakSet[Any] = weakref.WeakSet()

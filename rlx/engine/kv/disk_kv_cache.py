@@ -29,8 +29,7 @@ import numpy as np
 from rlx.engine.kv.pages import page_count
 from rlx.engine.kv.pool_memory import SlotCopy
 from rlx.engine.kv.prefix import Keys
-from rlx.engine.kv.prefix_names import BLOCK, Digests, Found, Run
-from rlx.engine.kv.prefix_store import PrefixStore
+from rlx.engine.kv.prefix_store import BLOCK, Digests, Found, PrefixStore, Run
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, keys_of
 from rlx.engine.kv.sequence import SPACING
 from rlx.errors import PoolFullError
@@ -68,12 +67,12 @@ class _Worth:
     used: float | None = None
 
 
-class KeptPrefixes:
-    """Reads and writes the states of prompts.
+class DiskKVCache:
+    """Moves the states of prompts between the pool and the disk.
 
     Args:
         pool: the states in memory.
-        store: the files.
+        store: the states on disk.
 
     Attributes:
         hit: tokens of prompts whose states were read.
@@ -125,7 +124,7 @@ class KeptPrefixes:
         keys = keys_of(prompt, embeddings, salt)[: len(prompt) - 1]
         if len(keys) < LEAST:
             return None
-        known, digests = self._known(keys), Digests(keys)
+        known, digests = self._known(keys), self.store.digests(keys)
         found = self.store.find(digests, len(keys))
         if found is None or found.length - known < LEAST or not self._pays(found, known, self.rate):
             return None
@@ -153,7 +152,7 @@ class KeptPrefixes:
             state = self._state_of(found)
             if state is None:  # damaged: perhaps an earlier one is not
                 again = self.store.find(digests, len(digests.keys))
-                if again is not None and again.length - known >= LEAST and again.names != found.names:
+                if again is not None and again.length - known >= LEAST and again.addresses != found.addresses:
                     yield from self._read(prompt, opened, digests, again, known)
                 return
         sequence = opened()
@@ -171,7 +170,7 @@ class KeptPrefixes:
             else:
                 return
             self.hit += sequence.done - start
-            self.store.touch(found.names)
+            self.store.touch(found.addresses)
         except PoolFullError:
             return
         finally:
@@ -184,24 +183,23 @@ class KeptPrefixes:
         for run in found.runs:
             if run.used <= start:
                 continue
-            file = self.store.open_run(run)
-            if file is None:
+            entry = self.store.open_run(run)
+            if entry is None:
                 return max(start, done)
-            with file:
-                rate = self.rate or file.header.rate
-                while done < run.used:
-                    began = time.perf_counter()
-                    count = min(most, page_count(run.used - done, page))
-                    parts = self.store.read(file, run.name, (done - run.start) // page, count)
-                    if parts is None:
-                        return max(start, done)
-                    at = done // page
-                    memory.load_pages(sequence.pages[at : at + count], self._split(parts))
-                    done = min(run.used, done + count * page)
-                    self._measure(parts.nbytes, time.perf_counter() - began)
-                    if done < found.length and not found.states and not self._pays(found, done, rate):
-                        return done
-                    yield
+            rate = self.rate or self.store.rate(entry)
+            while done < run.used:
+                began = time.perf_counter()
+                count = min(most, page_count(run.used - done, page))
+                pages = self.store.read(entry, (done - run.start) // page, count, self.store.page_bytes)
+                if pages is None:
+                    return max(start, done)
+                at = done // page
+                memory.load_pages(sequence.pages[at : at + count], self._split(pages))
+                done = min(run.used, done + count * page)
+                self._measure(pages.nbytes, time.perf_counter() - began)
+                if done < found.length and not found.states and not self._pays(found, done, rate):
+                    return done
+                yield
         return found.length
 
     def _measure(self, nbytes: int, seconds: float) -> None:
@@ -221,11 +219,8 @@ class KeptPrefixes:
         shapes = self.pool.memory.slot_shapes(found.length)
         nbytes = sum(np.dtype(dtype).itemsize * int(np.prod(shape)) for dtype, shape in shapes)
         began = time.perf_counter()
-        file = self.store.open_states(found, nbytes)
-        if file is None or found.states is None:
-            return None
-        with file:
-            parts = self.store.read(file, found.states, 0, 1)
+        entry = self.store.open_states(found)
+        parts = None if entry is None else self.store.read(entry, 0, 1, nbytes)
         if parts is None:
             return None
         self._measure(parts.nbytes, time.perf_counter() - began)
@@ -257,10 +252,10 @@ class KeptPrefixes:
     def write_all(self, call: Call[Any]) -> None:
         """Writes what waits and what else the prefix index knows, for at most `CLOSE_SECONDS`."""
         end = time.monotonic() + CLOSE_SECONDS
-        most = self.store.counters.written_bytes + self.store.size.limit // 2
+        most = self.store.written_bytes + self.store.store.limit // 2
 
         def keep_on() -> bool:
-            return self.store.may_write and time.monotonic() < end and self.store.counters.written_bytes < most
+            return self.store.may_write and time.monotonic() < end and self.store.written_bytes < most
 
         if keep_on():
             call(self.pool.remember)
@@ -276,7 +271,7 @@ class KeptPrefixes:
     def _write(self, worth: _Worth, call: Call[Any], keep_on: Callable[[], bool]) -> None:
         keys = worth.keys
         if not self.store.has_states:
-            self._write_pages(Digests(keys), len(keys), worth.used, call, keep_on)
+            self._write_pages(self.store.digests(keys), len(keys), worth.used, call, keep_on)
             return
         states: list[tuple[int, Any]] = call(partial(self.pool.index.checkpoints, keys)) or []
         wanted = [
@@ -284,7 +279,7 @@ class KeptPrefixes:
             for length, state in states
             if length >= LEAST and (length == len(keys) or (worth.whole and length % SPACING))
         ]
-        digests = Digests(keys)
+        digests = self.store.digests(keys)
         for length, state in wanted:
             if self.store.has_states_at(digests, length):
                 self._touch(digests, length)
@@ -297,23 +292,24 @@ class KeptPrefixes:
     def _touch(self, digests: Digests, length: int) -> None:
         found = self.store.find(digests, length)
         if found is not None:
-            self.store.touch(found.names)
+            self.store.touch(found.addresses)
 
     def _write_pages(
         self, digests: Digests, length: int, used: float | None, call: Call[Any], keep_on: Callable[[], bool]
     ) -> bool:
         """Writes the pages of the first `length` positions that are not on disk; returns whether all of them are."""
+        used = time.time() if used is None else used  # of all blocks: the store then removes the last ones first
         if not self.store.page_bytes:
             return True
         runs: list[Run] = self.store.covering(digests, length)
         covered = runs[-1].used if runs else 0
         if covered >= length:
-            self.store.touch([run.name for run in runs])
+            self.store.touch([run.address for run in runs])
             return True
         for start in range(covered // BLOCK * BLOCK, length, BLOCK):
             end = min(start + BLOCK, length)
             parts = self._copied(digests.keys[:end], start, call, keep_on)
-            if parts is None or not self.store.write_pages(digests, start, end, parts, self.rate, used):
+            if parts is None or not self.store.write_pages(digests, end, parts, self.rate, used):
                 return False
         return True
 

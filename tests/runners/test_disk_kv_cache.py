@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from rlx.compiler import kv
-from rlx.engine.kv import kept_prefixes
-from rlx.engine.kv.kept_prefixes import KeptPrefixes
+from rlx.engine.kv import disk_kv_cache
+from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.kv.prefix_store import PrefixStore
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.models.variants import EmbeddedRows
+from rlx.store.key import CompileKey
 
 Array = np.ndarray[Any, Any]
 
@@ -36,19 +37,19 @@ ROWS = np.random.default_rng(1).standard_normal((2, 12, hybrid.WIDTH)).astype(np
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of 16 positions, and always read: what the machine measures does not count."""
     monkeypatch.setattr(kv, "RING", 16)
-    monkeypatch.setattr(KeptPrefixes, "_pays", lambda *args: True)
+    monkeypatch.setattr(DiskKVCache, "_pays", lambda *args: True)
 
 
-def opened(kinds: Sequence[str], folder: Path, model: bytes = b"m" * 32, **options: Any) -> hybrid.InterpretedEngine:
+def opened(kinds: Sequence[str], folder: Path, model: str = "m", **options: Any) -> hybrid.InterpretedEngine:
     engine = hybrid.InterpretedEngine(hybrid.graph(kinds), embeds=EmbeddedRows((2, 1, 1)), kv_bytes=4 << 20, **options)
     sizes, has_slots = engine.pool.sizes, engine.pool.memory.has_slots
     store = PrefixStore(folder, page=sizes.page, page_bytes=sizes.page_bytes, has_states=has_slots)
-    store.use(model, "{}")
-    engine.pool.kept = KeptPrefixes(engine.pool, store)
+    store.use(CompileKey("prefix", model))
+    engine.pool.kept = DiskKVCache(engine.pool, store)
     return engine
 
 
-def kept(engine: hybrid.InterpretedEngine) -> KeptPrefixes:
+def kept(engine: hybrid.InterpretedEngine) -> DiskKVCache:
     assert engine.pool.kept is not None
     return engine.pool.kept
 
@@ -111,14 +112,14 @@ def test_states_of_another_model_are_not_found(tmp_path: Path) -> None:
     engine = opened(KINDS["full"], tmp_path)
     computed(engine, TEXT[:120])
     kept(engine).write_all(direct)
-    other = opened(KINDS["full"], tmp_path, model=b"o" * 32)
+    other = opened(KINDS["full"], tmp_path, model="o")
     assert computed(other, TEXT[:130])[0] == 0
     engine.close()
     other.close()
 
 
 def test_a_reading_that_is_closed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlx.engine.kv.kept_prefixes.PIECE_BYTES", 1)
+    monkeypatch.setattr("rlx.engine.kv.disk_kv_cache.PIECE_BYTES", 1)
     engine = opened(KINDS["everything"], tmp_path)
     computed(engine, TEXT[:120])
     kept(engine).write_all(direct)
@@ -151,11 +152,11 @@ def test_what_the_pool_has_evicted_is_not_written(tmp_path: Path) -> None:
 
 def test_a_full_queue_keeps_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not finished goes back to the front only where there is room for it."""
-    monkeypatch.setattr(kept_prefixes, "WAITING", 3)
+    monkeypatch.setattr(disk_kv_cache, "WAITING", 3)
     engine = opened(("full",), tmp_path)
     try:
         keeper = kept(engine)
-        ids = [np.arange(at, at + kept_prefixes.LONG, dtype=np.int64) for at in range(9)]
+        ids = [np.arange(at, at + disk_kv_cache.LONG, dtype=np.int64) for at in range(9)]
         for each in ids[:3]:
             keeper.ended(each)
         ended = ids[3:]
