@@ -10,11 +10,11 @@ import far
 import numpy as np
 import pytest
 from heads import random_head, with_head
+from rlx.engine.kv.kept_prefixes import KeptPrefixes
 from starlette.testclient import TestClient
 
 import rlx
 from rlx import demo
-from rlx.engine.kv.kept_prefixes import KeptPrefixes
 from rlx.runners import CachedRunner
 from rlx.serve import ServedModel, create_app
 from rlx.store.cache import CompileCache
