@@ -16,7 +16,7 @@ from rlx.backends.device import Target
 from rlx.compiler import arrays, guards
 from rlx.compiler.compile import CompiledProgram, Compiler
 from rlx.compiler.inspection import Inspectable
-from rlx.compiler.kv import States
+from rlx.compiler.kv import StateMemory, extents_of
 from rlx.compiler.limits import worker_count
 from rlx.compiler.measuring import LEAST_BYTES, MEMORY_BYTES, measure_step
 from rlx.compiler.profiling import step_bytes
@@ -43,7 +43,7 @@ DEFAULT_SEQ, DEFAULT_CTX = (1, 512), 1024
 
 @dataclass(frozen=True)
 class _Room:
-    """The capacities of the states, see `States`; `slots` is None if all rows belong to one sequence."""
+    """The capacities of the states, see `extents_of`; `slots` is None if all rows belong to one sequence."""
 
     rows: int
     ctx: int
@@ -78,7 +78,8 @@ class Executable(Inspectable):
         self._program = compiled.instance(self._pool)
         self.graph: Graph = text.loads(compiled.final)
         form = self.graph if room.slots is None else source  # the states of a single sequence
-        self._states = States(form, compiler.backend.memory, room.ctx, room.rows, room.window_ctx, room.slots or 1)
+        extents = extents_of(form, room.ctx, room.rows, room.window_ctx, room.slots or 1)
+        self._states = StateMemory(form, compiler.backend.memory, extents)
         self._slots = room.slots
         rows = compiled.manifest["inputs"]
         self._input_shapes = {name: tuple(map(dims.parse_dim, row["shape"])) for name, row in rows.items()}
@@ -211,7 +212,7 @@ class Executable(Inspectable):
         """Sets recurrent states to zeros. Caches need no reset: a call reads only earlier positions."""
         self._check_open()
         for slot in range(self._slots or 1):
-            self._states.slot(slot).zero()
+            self._states.zero_recurrent(slot)
 
     # -- inspection; `Inspectable` has ir, source, llvm, asm and explain -------------------------------------------
 

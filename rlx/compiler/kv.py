@@ -7,16 +7,14 @@ positions so far. Memory is anonymous: unused positions take none, and everythin
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlx.backends.kv_tiles import TILE, row_width, rows_of, tiles_of
-from rlx.backends.memory import Buffer, Memory
+from rlx.backends.memory import Buffer, Grid, Memory
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import dims
 from rlx.ir.dtypes import KV_DTYPES, DType
@@ -27,7 +25,6 @@ from rlx.passes.program import root
 
 Array = np.ndarray[Any, Any]
 
-_LINE = 64  # alignment of a recurrent state in bytes
 RING = 64  # ring capacities are multiples of it: attention reads positions in aligned groups of this size
 
 
@@ -54,6 +51,16 @@ def capacities(graph: Graph, ctx: int, rows: int) -> dict[str, int]:
     return {"CTX": _round_up(ctx, TILE), "WINDOW_CTX": needed}
 
 
+def extents_of(graph: Graph, ctx: int, rows: int, window_ctx: int | None = None, slots: int = 1) -> dict[str, int]:
+    """`capacities`, and the number of slots.
+
+    Args:
+        window_ctx: the capacity of rings instead; rounded up to a multiple of 64.
+    """
+    found = {**capacities(graph, ctx, rows), "SLOTS": slots}
+    return found if window_ctx is None else {**found, "WINDOW_CTX": _round_up(window_ctx, RING)}
+
+
 def largest_window(graph: Graph) -> int | None:
     """The largest sliding window over rings; None if there is no ring, or attention reads one without a window."""
     kinds, attentions = _uses(graph)
@@ -76,7 +83,7 @@ def _uses(graph: Graph) -> tuple[dict[Node, str], list[Node]]:
 
 
 def state_bytes(graph: Graph, ctx: int, rows: int) -> int:
-    """Bytes of `States(graph, ctx, rows)` when every position is used."""
+    """Bytes of the states of `capacities(graph, ctx, rows)` when every position is used."""
     sizes = capacities(graph, ctx, rows)
     return sum(n.dtype.size([dims.value(d, sizes) for d in n.shape]) for n in graph.leaves("state").values())
 
@@ -128,159 +135,131 @@ class State:
         return f"{self.kind} {self.dtype.name} {list(shape)}"
 
 
-class States:
-    """Memory for every state of a graph.
+class StateMemory:
+    """Memory for every state of a graph: one buffer each, with a copy for each slot.
+
+    A cache consists of pages: page p is the places p * page to (p + 1) * page - 1 of every head.
 
     Args:
         graph: a graph before or after specialization.
         memory: of the device.
-        ctx: positions the caches have room for; rounded up to a multiple of 16.
-        rows: maximum number of rows in a call.
-        window_ctx: capacity of rings instead of that of `capacities`; rounded up to a multiple of 64.
-        slots: number of sequences to hold. Each state has one copy per slot, one after the other. This object is the
-            first slot; `slot` returns the others.
+        extents: values of CTX, WINDOW_CTX and SLOTS, see `extents_of`.
+        page: positions per page.
+        paged: whether the pages of full caches belong to all slots, which find theirs in page tables.
 
     Attributes:
-        extents: values of CTX, WINDOW_CTX and SLOTS, which programs take at run time.
+        table: the states by name, with the shape of one slot.
+        extents: as given; programs take them at run time.
         window: the largest sliding window over rings; None without rings.
+        buffers: of each state: all its pages or slots.
+        strides: bytes from a slot to the next, of states that have slots.
 
     Raises:
         GraphError: a key cache of fixed size is not a multiple of a tile, or a ring not a multiple of 64.
+        ResourceError: the system refuses the memory.
     """
 
     def __init__(
-        self, graph: Graph, memory: Memory, ctx: int, rows: int, window_ctx: int | None = None, slots: int = 1
+        self, graph: Graph, memory: Memory, extents: Mapping[str, int], page: int = TILE, paged: bool = False
     ) -> None:
-        self.extents = {**capacities(graph, ctx, rows), "SLOTS": slots}
-        if window_ctx is not None:
-            self.extents["WINDOW_CTX"] = _round_up(window_ctx, RING)
-        self.window = largest_window(graph)
-        self.table = {state.name: state for state in states_of(graph, self.extents)}
+        self.extents, self.page, self.window = dict(extents), page, largest_window(graph)
+        self.table = {state.name: state for state in states_of(graph, extents)}
         for state in self.table.values():
             _check_capacity(state)
-        caches = {name: s for name, s in self.table.items() if s.kind != "recurrent"}
-        self._buffers = {name: memory.allocate(slots * s.nbytes) for name, s in caches.items()}
-        sizes = {name: _round_up(slots * self.table[name].nbytes, _LINE) for name in self.names("recurrent")}
-        ends = list(itertools.accumulate(sizes.values(), initial=0))
-        self._starts = dict(zip(sizes, ends, strict=False))
-        self._recurrent = memory.allocate(ends[-1], huge=True)
-        self._slot = 0
-
-    @property
-    def ctx(self) -> int:
-        return self.extents["CTX"]
-
-    def slot(self, number: int) -> States:
-        """The states of another slot: a view, valid as long as this object."""
-        view = copy(self)
-        view._slot = number
-        return view
-
-    @property
-    def buffers(self) -> dict[str, Buffer]:
-        """The memory of each state: of this slot, followed by the next slots."""
-        return {name: self._from(name) for name in self.table}
-
-    def _from(self, name: str) -> Buffer:
-        """The memory of a state from this slot on."""
-        state = self.table[name]
-        buffer, start = (self._recurrent, self._starts[name]) if name in self._starts else (self._buffers[name], 0)
-        return buffer.part(start + self._slot * state.nbytes)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all slots when every position is used."""
-        return sum(buffer.nbytes for buffer in (*self._buffers.values(), self._recurrent))
-
-    def names(self, kind: str) -> list[str]:
-        """The states of a kind."""
-        return [name for name, state in self.table.items() if state.kind == kind]
+        self.full, self.rings, self.recurrent = (self._names(kind) for kind in ("full", "ring", "recurrent"))
+        self.strides = {name: s.nbytes for name, s in self.table.items() if not (paged and s.kind == "full")}
+        self.buffers: dict[str, Buffer] = {}
+        try:
+            for name, state in self.table.items():
+                slots = extents["SLOTS"] if name in self.strides else 1
+                self.buffers[name] = memory.allocate(slots * state.nbytes, huge=name in self.recurrent)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def ring_capacity(self) -> int | None:
         """Capacity of the rings in positions; None without rings."""
-        return min((self.table[name].shape[1] for name in self.names("ring")), default=None)
+        return min((self.table[name].shape[1] for name in self.rings), default=None)
 
     def first_read(self, length: int) -> int:
         """First ring position that a step at `length` reads, masked or not: the start of its group of 64."""
         oldest = max(0, length - self.window + 1) if self.window else 0
         return oldest // RING * RING
 
-    def zero(self) -> None:
-        """Resets recurrent states to zeros. Caches need no reset: dropped positions are not read."""
-        for name in self.names("recurrent"):
-            self._from(name).part(0, self.table[name].nbytes).zero()
-
-    def copy(self, name: str) -> Array:
-        """A read-only copy of a whole state: `State.element` [..., `State.width`]."""
-        return _frozen(self._whole(name).copy())
-
-    def put(self, name: str, value: Array) -> None:
-        """The inverse of `copy`."""
-        self._whole(name)[...] = value
-
-    def copy_positions(self, name: str, start: int, stop: int) -> Array:
-        """A read-only copy of positions [start, stop) of a cache: `State.element` [heads, stop - start, width]."""
+    def _pages_of(self, name: str, slot: int = 0) -> Grid:
+        """A cache as pages, which have a row for each head."""
         state = self.table[name]
-        out = np.empty((state.shape[0], stop - start, state.width), state.element)
-        for at, begin, end in _pieces(start, stop, state.shape[1]):
-            out[:, at : at + end - begin] = self._rows(name, begin, end)
-        return _frozen(out)
+        heads, pages = state.shape[0], state.shape[1] // self.page
+        buffer = self.slot_of(name, slot) if name in self.strides else self.buffers[name]
+        return Grid(buffer, heads, pages, state.nbytes // heads // pages)
 
-    def put_positions(self, name: str, start: int, values: Array) -> None:
-        """The inverse of `copy_positions`: values [heads, n, width] become positions start .. start + n."""
-        for at, begin, end in _pieces(start, start + values.shape[1], self.table[name].shape[1]):
-            self._put_rows(name, begin, values[:, at : at + end - begin])
+    def zero_recurrent(self, slot: int) -> None:
+        """Sets the recurrent states of a slot to zeros."""
+        for name in self.recurrent:
+            self.slot_of(name, slot).zero()
 
-    def _whole(self, name: str) -> Array:
+    def ring_pages(self, first: int, length: int) -> Array:
+        """The pages of a ring that hold positions first .. length; `first` begins a page."""
+        count = (self.ring_capacity or self.page) // self.page
+        return np.arange(first // self.page, -(-length // self.page)) % count
+
+    def slot_of(self, name: str, slot: int) -> Buffer:
+        """The memory of a state of a slot."""
+        nbytes = self.table[name].nbytes
+        return self.buffers[name].part(slot * nbytes, nbytes)
+
+    def read(self, name: str, places: Any, slot: int, start: int, stop: int) -> Array:
+        """A read-only copy of positions start .. stop of a cache: `State.element` [heads, stop - start, width].
+
+        Args:
+            places: the pages that hold them, from the one with `start` on.
+        """
+        state, skip = self.table[name], start % self.page
+        rows = self._rows(state, self._pages_of(name, slot).take(places))
+        out = rows[:, skip : skip + stop - start].copy()
+        out.flags.writeable = False
+        return out
+
+    def write(self, name: str, places: Any, slot: int, start: int, values: Array) -> None:
+        """The inverse of `read`; other positions of these pages keep what they hold."""
+        state, pages, at = self.table[name], self._pages_of(name, slot), start % self.page
+        for place in places:  # one by one: in a ring the first and the last may be the same
+            rows = self._rows(state, pages.take([place])).copy()
+            part, values = values[:, : self.page - at], values[:, self.page - at :]
+            rows[:, at : at + part.shape[1]] = part
+            if state.tiled:
+                rows = tiles_of(rows, state.dtype)
+            pages.put([place], np.ascontiguousarray(rows).view(np.uint8).reshape(pages.rows, 1, -1))
+            at = 0
+
+    def copy_state(self, name: str, slot: int) -> Array:
+        """A read-only copy of a recurrent state: `State.element` [..., `State.width`]."""
         state = self.table[name]
-        found = self._from(name).part(0, state.nbytes).view(state.element, (*state.shape[:-1], state.width))
-        assert found is not None, "the memory of the host"
-        return found
+        out = self.slot_of(name, slot).read(state.element, state.values)
+        out.flags.writeable = False
+        return out
 
-    def _tiles(self, name: str, begin: int, end: int) -> tuple[Array, slice]:
-        """The tiles [heads, tiles, 16 * width] that hold places begin .. end, and the range of those places in them."""
-        heads, capacity, _ = self.table[name].shape
-        whole = self._whole(name).reshape(heads, capacity // TILE, -1)
-        first = begin // TILE
-        return whole[:, first : -(-end // TILE)], slice(begin - first * TILE, end - first * TILE)
+    def put_state(self, name: str, slot: int, value: Array) -> None:
+        """The inverse of `copy_state`."""
+        self.slot_of(name, slot).write(value)
 
-    def _rows(self, name: str, begin: int, end: int) -> Array:
-        """Places begin .. end of a cache: [heads, places, width]."""
-        if not self.table[name].tiled:
-            return self._whole(name)[:, begin:end]
-        tiles, inside = self._tiles(name, begin, end)
-        return rows_of(tiles, self.table[name].dtype)[:, inside]
+    @staticmethod
+    def _rows(state: State, pages: Array) -> Array:
+        """Pages uint8 [heads, pages, bytes] as positions [heads, positions, width]."""
+        values = np.ascontiguousarray(pages).view(state.element)
+        heads = values.shape[0]
+        if state.tiled and values.size:
+            return rows_of(values.reshape(heads, -1, TILE * state.width), state.dtype)
+        return values.reshape(heads, values.size // heads // state.width, state.width)
 
-    def _put_rows(self, name: str, begin: int, values: Array) -> None:
-        end = begin + values.shape[1]
-        if not self.table[name].tiled:
-            self._whole(name)[:, begin:end] = values
-            return
-        tiles, inside = self._tiles(name, begin, end)
-        dtype = self.table[name].dtype
-        rows = rows_of(tiles, dtype).copy()  # preserves the other places of the first and the last tile
-        rows[:, inside] = values
-        tiles[...] = tiles_of(rows, dtype)
+    def _names(self, kind: str) -> list[str]:
+        return [name for name, state in self.table.items() if state.kind == kind]
 
     def close(self) -> None:
-        for buffer in (*self._buffers.values(), self._recurrent):
+        """Releases the memory."""
+        for buffer in self.buffers.values():
             buffer.close()
-
-
-def _frozen(array: Array) -> Array:
-    array.flags.writeable = False
-    return array
-
-
-def _pieces(start: int, stop: int, capacity: int) -> Iterator[tuple[int, int, int]]:
-    """Contiguous runs of positions start .. stop: (position - start, first place, end place) of each."""
-    at = start
-    while at < stop:
-        place = at % capacity
-        count = min(stop - at, capacity - place)
-        yield at - start, place, place + count
-        at += count
 
 
 def states_of(graph: Graph, sizes: Mapping[str, int]) -> Iterator[State]:

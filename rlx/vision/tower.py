@@ -20,7 +20,7 @@ from rlx.backends.device import Workers
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program
 from rlx.compiler.compile import CompiledProgram, Compiler, Progress
-from rlx.compiler.kv import States
+from rlx.compiler.kv import StateMemory, extents_of
 from rlx.compiler.profiling import step_flops
 from rlx.compiler.tensors import Tensors
 from rlx.errors import ModelFileError, named_refusals
@@ -206,7 +206,8 @@ class Tower:
                 self._run("embedding", graphs.embedding, begin, end, given).copy_to(_rows(x, size, begin, end))
                 yield
             if graphs.layers:
-                states = States(graphs.layers[0][1].graph, memory, count, self._ranges[-1][1])
+                graph = graphs.layers[0][1].graph
+                states = StateMemory(graph, memory, extents_of(graph, count, self._ranges[-1][1]))
                 with closing(states):
                     yield from self._layers(x, count, states, places, seconds)
             rows = np.empty((count // config.patches_per_row, config.out_hidden), np.float32)
@@ -224,7 +225,7 @@ class Tower:
         self,
         x: Buffer,
         count: int,
-        states: States,
+        states: StateMemory,
         places: Mapping[str, npt.NDArray[Any]],
         seconds: float | None,
     ) -> Generator[None, None, None]:
@@ -269,7 +270,7 @@ class Tower:
         end: int,
         given: Mapping[str, npt.NDArray[Any]],
         x: Buffer | None = None,
-        states: States | None = None,
+        states: StateMemory | None = None,
         past: int = 0,
     ) -> Buffer:
         """Runs a graph for the rows begin .. end: its output "y", valid until the next run; keys have none.

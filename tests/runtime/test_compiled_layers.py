@@ -119,7 +119,7 @@ def test_states_that_are_written_aside(level: str, cache: CompileCache) -> None:
             part = {n: a[:count] for n, a in arrays.items()}
             want, after = interp.run(graph, {**part, "taps": taps, **zeros}, {"SEQ": count}, dtype=np.float64)
             assert after.keys() == {"rows'", "delta'"}
-            found = {**exe(**part), **{n: exe._states.copy(n) for n in after}}
+            found = {**exe(**part), **{n: exe._states.copy_state(n, 0) for n in after}}
             for name, value in {**want, **after}.items():
                 assert np.abs(found[name] - value).max() <= EXACT_CEILING * np.abs(value).max(), name
 

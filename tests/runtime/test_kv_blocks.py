@@ -8,11 +8,11 @@ import gguf
 import numpy as np
 import pytest
 from compiled import at_once, levels, through
+from state_rows import positions, put_positions, states_of
 
-from rlx.backends.host import HOST
 from rlx.backends.kv_tiles import rows_of, tiles_of
 from rlx.compiler.executable import compile
-from rlx.compiler.kv import States, state_bytes
+from rlx.compiler.kv import state_bytes
 from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX
 from rlx.ir.dtypes import I32, Q4_0, Q8_0, DType
@@ -94,27 +94,27 @@ def test_states_hold_the_bytes_of_gguf(dtype: DType, cache: CompileCache) -> Non
         through(exe, {name: x[:91] for name, x in arrays.items()}, [45, 1, 45])
         states = exe._states
         for name, x in (("keys", arrays["k"]), ("values", arrays["v"])):
-            found = states.copy_positions(name, 3, 91)
+            found = positions(states, name, 3, 91)
             want = gguf.quants.quantize(np.ascontiguousarray(x[3:91].swapaxes(0, 1)), kind)
             if name == "keys" and dtype is Q4_0:  # nibbles of neighbours share a byte
                 assert np.array_equal(found.reshape(88, -1, 18)[..., :2], want.reshape(88, -1, 18)[..., :2])
             else:
                 assert np.array_equal(found, want)
         size = KV_HEADS * 336 * dtype.row_bytes(WIDTH)
-        assert states.nbytes == 2 * size == state_bytes(graph, LENGTH, 45)
+        assert sum(buffer.nbytes for buffer in states.buffers.values()) == 2 * size == state_bytes(graph, LENGTH, 45)
 
 
 @types
 def test_positions_are_copied_through_tiles_and_wraps(dtype: DType) -> None:
     rng = np.random.default_rng(1)
-    states = States(block_graph(dtype, 20), HOST, 512, 16, 64)
+    states = states_of(block_graph(dtype, 20))
     width = dtype.row_bytes(WIDTH)
     before, after = (rng.integers(0, 256, (KV_HEADS, n, width)).astype(np.uint8) for n in (64, 37))
     for name in ("keys", "values"):
-        states.put_positions(name, 0, before)
-        states.put_positions(name, 113, after)  # places 49 .. 64 and 0 .. 22
-        assert np.array_equal(states.copy_positions(name, 113, 150), after)
-        assert np.array_equal(states.copy_positions(name, 22, 49), before[:, 22:49])
+        put_positions(states, name, 0, before)
+        put_positions(states, name, 113, after)  # places 49 .. 64 and 0 .. 22
+        assert np.array_equal(positions(states, name, 113, 150), after)
+        assert np.array_equal(positions(states, name, 22, 49), before[:, 22:49])
     states.close()
     tiles = rng.integers(0, 256, (3, 2, 16 * width)).astype(np.uint8)
     rows = rows_of(tiles, dtype)

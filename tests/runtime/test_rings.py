@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from compiled import at_once, levels, through
+from state_rows import positions, put_positions, states_of
 
 from rlx.backends.cpu.kernels.attention.shape import CHUNK
 from rlx.backends.host import HOST
 from rlx.compiler.executable import compile
-from rlx.compiler.kv import RING, States, capacities, largest_window, state_bytes
+from rlx.compiler.kv import RING, StateMemory, capacities, extents_of, largest_window, state_bytes
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, DimLike
@@ -117,12 +118,13 @@ def test_capacities() -> None:
     assert largest_window(whole) is None
     assert capacities(whole, 700, 1)["WINDOW_CTX"] == 704, "attention without a window needs every position"
     assert state_bytes(graph, 32768, 512) == 2 * 4 * KV_HEADS * WIDTH * 1088
-    with_states = States(graph, HOST, 300, 8)  # a window of 512: rings never wrap
-    assert (with_states.nbytes, with_states.names("ring")) == (2 * 4 * KV_HEADS * WIDTH * 320, ["keys", "values"])
+    with_states = StateMemory(graph, HOST, extents_of(graph, 300, 8))  # a window of 512: rings never wrap
+    sizes = [buffer.nbytes for buffer in with_states.buffers.values()]
+    assert (sum(sizes), with_states.rings) == (2 * 4 * KV_HEADS * WIDTH * 320, ["keys", "values"])
     assert [with_states.first_read(length) for length in (0, 511, 574, 575, 638, 639)] == [0, 0, 0, 64, 64, 128]
     with_states.close()
     for rows in (1, 64, 200):  # whatever a step of so many rows reads is there when all of them are written
-        states = States(graph, HOST, 1 << 20, rows)
+        states = StateMemory(graph, HOST, extents_of(graph, 1 << 20, rows))
         assert all(states.first_read(n) >= n + rows - (states.ring_capacity or 0) for n in range(2000))
         states.close()
 
@@ -131,19 +133,20 @@ def test_positions_are_copied_through_tiles_and_wraps() -> None:
     """What is put at positions comes back from them, and every other place keeps what it held."""
     rng = np.random.default_rng(1)
     for dtype in (F32, F16, BF16):
-        states = States(ring_graph(20, dtype), HOST, 512, 16, 64)
+        states = states_of(ring_graph(20, dtype))
         assert states.ring_capacity == 64
         before = rng.integers(0, 1000, (KV_HEADS, 64, WIDTH)).astype(dtype.numpy)
         after = rng.integers(0, 1000, (KV_HEADS, 37, WIDTH)).astype(dtype.numpy)
         for name in ("keys", "values"):
-            states.put_positions(name, 0, before)
-            assert np.array_equal(states.copy_positions(name, 64, 128), before), "the same places"
-            states.put_positions(name, 113, after)  # places 49 .. 64 and 0 .. 22
-            assert np.array_equal(states.copy_positions(name, 113, 150), after)
-            assert np.array_equal(states.copy_positions(name, 22, 49), before[:, 22:49])
-            assert not states.copy_positions(name, 5, 9).flags.writeable
-        tiles = states._buffers["keys"].view(dtype.numpy or "", (KV_HEADS, 4, WIDTH, 16))
-        assert np.array_equal(tiles[1, 0, 3], states.copy_positions("keys", 64, 80)[1, :, 3]), "keys lie in tiles"
+            put_positions(states, name, 0, before)
+            assert np.array_equal(positions(states, name, 64, 128), before), "the same places"
+            put_positions(states, name, 113, after)  # places 49 .. 64 and 0 .. 22
+            assert np.array_equal(positions(states, name, 113, 150), after)
+            assert np.array_equal(positions(states, name, 22, 49), before[:, 22:49])
+            assert not positions(states, name, 5, 9).flags.writeable
+        tiles = states.buffers["keys"].view(dtype.numpy or "", (KV_HEADS, 4, WIDTH, 16))
+        assert tiles is not None
+        assert np.array_equal(tiles[1, 0, 3], positions(states, "keys", 64, 80)[1, :, 3]), "keys lie in tiles"
         states.close()
 
 

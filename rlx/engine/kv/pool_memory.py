@@ -6,7 +6,7 @@ recurrent states have a leading axis of slots. Memory is anonymous: what was nev
 zeros, and what is released becomes zeros again.
 
 A page of a head is contiguous, whatever the layout of keys and values. So copies between pages, and copies that come
-back to where they were made, move bytes. Only `read` and `write`, which serve snapshots, know the layouts.
+back to where they were made, move bytes. Only `StateMemory.read` and `write`, which serve snapshots, know the layouts.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.kv_tiles import TILE, rows_of, tiles_of
-from rlx.backends.memory import Buffer, Grid, Memory
+from rlx.backends.memory import Memory
 from rlx.compiler import kv
-from rlx.compiler.kv import State, capacities, largest_window, states_of
+from rlx.compiler.kv import StateMemory, capacities, states_of
 from rlx.env import size
 from rlx.errors import ResourceError
 from rlx.ir.graph import Graph
@@ -70,7 +69,7 @@ class Sizes:
         return -(-length // self.page) * self.page_bytes + self.slot_bytes
 
 
-class PoolMemory:
+class PoolMemory(StateMemory):
     """Memory for every state of a graph, for many sequences.
 
     Args:
@@ -79,56 +78,27 @@ class PoolMemory:
         pages: number of pages.
         slots: number of slots; 0 if the model has neither rings nor recurrent states.
 
-    Attributes:
-        table: the states by name; the shape of a full cache is that of all pages, the others are of one slot.
-        extents: values of CTX, WINDOW_CTX and SLOTS, which programs take at run time.
-        window: the largest sliding window over rings; None without rings.
-        buffers: of each state: all its pages or slots.
-        strides: bytes from a slot to the next, of states that have slots.
-
     Raises:
         ResourceError: the system refuses the memory.
     """
 
     def __init__(self, graph: Graph, memory: Memory, sizes: Sizes, pages: int, slots: int) -> None:
-        self.page, self.window = sizes.page, largest_window(graph)
-        self.extents = {"CTX": pages * sizes.page, "WINDOW_CTX": sizes.window_ctx, "SLOTS": max(1, slots)}
-        self.table = {state.name: state for state in states_of(graph, self.extents)}
-        self.full, self.rings, self.recurrent = (self._names(kind) for kind in ("full", "ring", "recurrent"))
-        self.buffers: dict[str, Buffer] = {}
-        self._in_slots = [*self.rings, *self.recurrent, *self._names("fixed")]
-        nbytes = {name: state.nbytes for name, state in self.table.items()}
-        nbytes |= {name: slots * nbytes[name] for name in self._in_slots}
+        extents = {"CTX": pages * sizes.page, "WINDOW_CTX": sizes.window_ctx, "SLOTS": max(1, slots)}
         try:
-            for name, count in nbytes.items():
-                self.buffers[name] = memory.allocate(count, huge=name in self.recurrent)
+            super().__init__(graph, memory, extents, sizes.page, paged=True)
         except ResourceError as error:
-            self.close()
-            what = f"the system refuses {size(sum(nbytes.values()))} for the pool of caches"
+            what = f"the system refuses {size(pages * sizes.page_bytes + slots * sizes.slot_bytes)}"
             each = f"a page of {sizes.page} positions takes {size(sizes.page_bytes)}, a slot {size(sizes.slot_bytes)}"
             hint = "Give the pool less (kv_bytes), or raise the memory limit of this process."
-            raise ResourceError(f"{what} ({each})", where="kv_bytes", hint=hint) from error
+            found = f"{what} for the pool of caches ({each})"
+            raise ResourceError(found, where="kv_bytes", hint=hint) from error
         # Made once, because prompts that share a beginning copy a page each.
         self._full_pages = {name: self._pages_of(name) for name in self.full}
-        self.strides = {name: self.table[name].nbytes for name in self._in_slots}
-
-    def _names(self, kind: str) -> list[str]:
-        return [name for name, state in self.table.items() if state.kind == kind]
 
     @property
     def has_slots(self) -> bool:
         """Whether the model has rings or recurrent states."""
-        return bool(self._in_slots)
-
-    @property
-    def ring_capacity(self) -> int | None:
-        """Capacity of the rings in positions; None without rings."""
-        return min((self.table[name].shape[1] for name in self.rings), default=None)
-
-    def first_read(self, length: int) -> int:
-        """First ring position that a step at `length` reads, masked or not: the start of its page."""
-        oldest = max(0, length - self.window + 1) if self.window else 0
-        return oldest // self.page * self.page
+        return bool(self.strides)
 
     # -- pages ----------------------------------------------------------------------------------------------------
 
@@ -156,13 +126,6 @@ class PoolMemory:
         for each in self._full_pages.values():
             each.discard(pages)
 
-    def _pages_of(self, name: str, slot: int = 0) -> Grid:
-        """A cache as pages, which have a row for each head."""
-        state = self.table[name]
-        heads, pages = state.shape[0], state.shape[1] // self.page
-        buffer = self._slot_of(name, slot) if name in self.rings else self.buffers[name]
-        return Grid(buffer, heads, pages, state.nbytes // heads // pages)
-
     # -- slots ----------------------------------------------------------------------------------------------------
 
     def save_slot(self, slot: int, length: int) -> SlotCopy:
@@ -185,81 +148,19 @@ class PoolMemory:
         for name, value in zip(self.rings, saved.arrays, strict=False):
             self._pages_of(name, slot).put(places, value)
         for name, value in zip(self.recurrent, saved.arrays[len(self.rings) :], strict=True):
-            self._slot_of(name, slot).write(value)
+            self.slot_of(name, slot).write(value)
 
     def copy_recurrent(self, source: int, target: int) -> None:
         """Copies the recurrent states of a slot to another one."""
         for name in self.recurrent:
-            self._slot_of(name, source).copy_to(self._slot_of(name, target))
-
-    def zero_recurrent(self, slot: int) -> None:
-        """Sets the recurrent states of a slot to zeros."""
-        for name in self.recurrent:
-            self._slot_of(name, slot).zero()
+            self.slot_of(name, source).copy_to(self.slot_of(name, target))
 
     def release_slot(self, slot: int) -> None:
         """Sets a slot to zeros, and gives its memory back to the system as far as it consists of whole memory pages."""
-        for name in self._in_slots:
-            self._slot_of(name, slot).discard()
-
-    def ring_pages(self, first: int, length: int) -> Array:
-        """The pages of a ring that hold positions first .. length; `first` begins a page."""
-        count = (self.ring_capacity or self.page) // self.page
-        return np.arange(first // self.page, -(-length // self.page)) % count
-
-    def _slot_of(self, name: str, slot: int) -> Buffer:
-        """The memory of a state of a slot."""
-        nbytes = self.table[name].nbytes
-        return self.buffers[name].part(slot * nbytes, nbytes)
-
-    # -- positions, for snapshots -----------------------------------------------------------------------------------
-
-    def read(self, name: str, places: Any, slot: int, start: int, stop: int) -> Array:
-        """A read-only copy of positions start .. stop of a cache: `State.element` [heads, stop - start, width].
-
-        Args:
-            places: the pages that hold them, from the one with `start` on.
-        """
-        state, skip = self.table[name], start % self.page
-        rows = self._rows(state, self._pages_of(name, slot).take(places))
-        out = rows[:, skip : skip + stop - start].copy()
-        out.flags.writeable = False
-        return out
-
-    def write(self, name: str, places: Any, slot: int, start: int, values: Array) -> None:
-        """The inverse of `read`; other positions of these pages keep what they hold."""
-        state, pages, at = self.table[name], self._pages_of(name, slot), start % self.page
-        for place in places:  # one by one: in a ring the first and the last may be the same
-            rows = self._rows(state, pages.take([place])).copy()
-            part, values = values[:, : self.page - at], values[:, self.page - at :]
-            rows[:, at : at + part.shape[1]] = part
-            if state.tiled:
-                rows = tiles_of(rows, state.dtype)
-            pages.put([place], np.ascontiguousarray(rows).view(np.uint8).reshape(pages.rows, 1, -1))
-            at = 0
-
-    def copy_state(self, name: str, slot: int) -> Array:
-        """A read-only copy of a recurrent state: `State.element` [..., `State.width`]."""
-        state = self.table[name]
-        out = self._slot_of(name, slot).read(state.element, state.values)
-        out.flags.writeable = False
-        return out
-
-    def put_state(self, name: str, slot: int, value: Array) -> None:
-        """The inverse of `copy_state`."""
-        self._slot_of(name, slot).write(value)
-
-    @staticmethod
-    def _rows(state: State, pages: Array) -> Array:
-        """Pages uint8 [heads, pages, bytes] as positions [heads, positions, width]."""
-        values = np.ascontiguousarray(pages).view(state.element)
-        heads = values.shape[0]
-        if state.tiled and values.size:
-            return rows_of(values.reshape(heads, -1, TILE * state.width), state.dtype)
-        return values.reshape(heads, values.size // heads // state.width, state.width)
+        for name in self.strides:
+            self.slot_of(name, slot).discard()
 
     def close(self) -> None:
         """Releases the memory."""
         self._full_pages = {}
-        for buffer in self.buffers.values():
-            buffer.close()
+        super().close()

@@ -26,7 +26,7 @@ from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program, TokenRun
 from rlx.compiler.compile import Compiler, Progress
-from rlx.compiler.kv import States
+from rlx.compiler.kv import StateMemory, extents_of
 from rlx.compiler.tensors import Tensors
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed, feed_positions, feed_tokens, shift_at
 from rlx.engine.kv.sequence import Sequence
@@ -72,7 +72,7 @@ class Predictor:
         self,
         programs: Programs,
         ranges: Ids[tuple[int, int]],
-        states: States,
+        states: StateMemory,
         rows: int,
         embeds: EmbeddedRows,
         backend: Backend,
@@ -112,7 +112,8 @@ class Predictor:
         programs = Programs(graph, setup, compiler, lambda: pool, buffers, packed=(head,))
         own = {name: row for name, row in programs.weights.items() if name != models.DRAFT_HEAD}
         tensors.load(own, Source(weights, config), progress)
-        states = States(graph, compiler.backend.memory, setup.max_seq, setup.profile.buckets[-1])
+        extents = extents_of(graph, setup.max_seq, setup.profile.buckets[-1])
+        states = StateMemory(graph, compiler.backend.memory, extents)
         programs.bind(states.buffers)
         return cls(programs, setup.profile.ranges, states, rows, EmbeddedRows.of(config), compiler.backend)
 
