@@ -44,7 +44,7 @@ pytest: pytest-lower $(VENV)/.rlx-test-installed
 pytest-lower pytest-lower-all: $(VENV)/.rlx-test-installed
 	@for target in $$($(PY) tests/targets.py); do \
 	  RLX_TARGET=$$target $(PY) -m pytest -n $(JOBS) --dist worksteal -m 'machine and not slow' \
-	    $(if $(findstring all,$@),--all-cases) $(PYTEST_ARGS) || test $$? = 5 || exit 1; done
+	    $(if $(findstring all,$@),--all-cases,$$($(PY) tests/targets.py files)) $(PYTEST_ARGS) || test $$? = 5 || exit 1; done
 
 test-all: pytest-lower-all
 	@$(PY) -m pytest -m '' --all-cases -n $(JOBS) --dist worksteal $(PYTEST_ARGS)

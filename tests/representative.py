@@ -15,7 +15,9 @@ import pytest
 
 def chosen(cases: Sequence[Sequence[object]]) -> list[int]:
     """The numbers of the cases that are enough, in order. A case: the values of a test's parameters."""
-    shown = [set(enumerate(case)) or {(0, None)} for case in cases]
+    if any(len(set(values)) == len(cases) for values in zip(*cases, strict=False)) or not cases[0]:
+        return list(range(len(cases)))  # each shows something of its own
+    shown = [set(enumerate(case)) for case in cases]
     left, found, often = set[object]().union(*shown), list[int](), Counter[object]()
     while left:
         best = max(range(len(cases)), key=lambda at: (len(shown[at] & left), -sum(often[each] for each in shown[at])))
@@ -27,9 +29,10 @@ def chosen(cases: Sequence[Sequence[object]]) -> list[int]:
 
 def split(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The tests to run and those that are left out, both in order."""
-    tests = dict[tuple[object, str], list[pytest.Item]]()
+    tests = dict[tuple[object, ...], list[pytest.Item]]()
     for item in items:
-        tests.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
+        name = getattr(item, "originalname", item.name)
+        tests.setdefault((item.path, getattr(item, "cls", None), name), []).append(item)
     kept, others = list[pytest.Item](), list[pytest.Item]()
     for same in tests.values():
         enough = set(chosen([_values(item) for item in same]))

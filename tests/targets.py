@@ -4,11 +4,13 @@
 mark is that of tests in which a whole model is computed, and of those that depend on the level by themselves: of some
 files, and of single tests. With `--all-cases`, as in `make test-all`, it is that of all tests in folders that depend on
 kernels, packing or printed text; a file there that depends on nothing of this is marked `any_machine`. What names its
-target itself is not repeated. `python tests/targets.py` prints the lower levels.
+target itself is not repeated. `python tests/targets.py` prints the lower levels, `python tests/targets.py files` the
+files with such tests.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -56,5 +58,11 @@ def summary(nodeids: Iterable[str]) -> str:
     return f"target {Target.host().level}: {counts.total()} cases ran ({parts})"
 
 
+def files() -> list[str]:
+    """Folders and files that have tests marked `machine`, from the root of the repository."""
+    marked = [path for path in TESTS.rglob("test_*.py") if "pytest.mark.machine" in path.read_text("utf-8")]
+    return sorted(str(path.relative_to(TESTS.parent)) for path in [*marked, *(TESTS / name for name in FILES)])
+
+
 if __name__ == "__main__":
-    print(*lower_levels())
+    print(*(files() if "files" in sys.argv else lower_levels()))
