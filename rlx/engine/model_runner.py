@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from rlx.backends.memory import Buffer
 from rlx.backends.program import Program, TokenRun
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.pool import CachePool
@@ -44,7 +45,7 @@ class Listener(Protocol):
 
     sequence: Sequence
 
-    def hear(self, start: int, ids: Ids[int], hidden: Any) -> None:
+    def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None:
         """`ids` from position `start` on, and hidden f32 [len(ids), width], which is to be copied."""
 
 
@@ -311,7 +312,7 @@ class ModelRunner:
         if speculative:
             self._verified.append(_Verified(sequence, program.then))
         if listener is not None:
-            listener.hear(past, ids, program.output(HIDDEN, **env))
+            listener.hear(past, ids, program.result(HIDDEN, **env))
         found = program.output(output, **env)
         return found.copy() if copies else found
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from heads import BASE, EPS, HEADS, HIDDEN, KV_HEADS, LAYER, SIZE, TURNED, echo, random_head, with_head
 
+from rlx.backends.host import HOST
+from rlx.backends.memory import Buffer
 from rlx.backends.program import Program
 from rlx.backends.verify import Verifier
 from rlx.engine.batch import Batch, Segment
@@ -112,6 +114,11 @@ def layer(w: dict[str, Array], embedded: Array, hidden: Array, places: Array | N
     return normed(x, w["mtp.norm.weight"])
 
 
+def in_memory(hidden: Array) -> Buffer:
+    """Hidden states in memory of the CPU."""
+    return HOST.adopt(hidden.astype(np.float32).reshape(-1).view(np.uint8))
+
+
 def test_drafts_are_those_of_the_equations(
     checkpoint: Path, head: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,8 +126,8 @@ def test_drafts_are_those_of_the_equations(
     heard: list[Array] = []
     hear = Predictor.hear
 
-    def spy(self: Predictor, start: int, ids: Any, hidden: Array) -> None:
-        heard.append(hidden.astype(np.float64))
+    def spy(self: Predictor, start: int, ids: Any, hidden: Buffer) -> None:
+        heard.append(hidden.read(np.float32, (len(ids), -1)).astype(np.float64))
         hear(self, start, ids, hidden)
 
     monkeypatch.setattr(Predictor, "hear", spy)
@@ -138,7 +145,7 @@ def test_drafts_are_those_of_the_equations(
         second = layer(head, table[[*IDS[5:34], found[0]]], np.concatenate([hidden, first[-1:]]))
         assert found[1] == int((table @ second[-1]).argmax())
         assert engine._predictor is not None
-        program, extents = engine._predictor.fed(32, [IDS[33]], hidden[-1:].astype(np.float32))
+        program, extents = engine._predictor.fed(32, [IDS[33]], in_memory(hidden[-1:]))
         program.run(**extents)
         own = program.output("next_hidden")
         assert np.abs(own[0] - first[-1]).max() <= CEILING * np.abs(first).max()
@@ -157,8 +164,8 @@ def test_drafts_after_an_image_are_those_of_the_equations(
     heard: list[Array] = []
     hear = Predictor.hear
 
-    def spy(self: Predictor, start: int, ids: Any, hidden: Array) -> None:
-        heard.append(hidden.astype(np.float64))
+    def spy(self: Predictor, start: int, ids: Any, hidden: Buffer) -> None:
+        heard.append(hidden.read(np.float32, (len(ids), -1)).astype(np.float64))
         hear(self, start, ids, hidden)
 
     monkeypatch.setattr(Predictor, "hear", spy)
@@ -177,7 +184,7 @@ def test_drafts_after_an_image_are_those_of_the_equations(
         embedded[5:17] = image.spans[0].rows
         first = layer(head, embedded[1:], hidden, places)
         assert engine._predictor is not None
-        program, extents = engine._predictor.fed(32, [ids[33]], hidden[-1:].astype(np.float32))
+        program, extents = engine._predictor.fed(32, [ids[33]], in_memory(hidden[-1:]))
         program.run(**extents)
         own = program.output("next_hidden")
         assert np.abs(own[0] - first[-1]).max() <= CEILING * np.abs(first).max()
@@ -407,7 +414,7 @@ def test_nothing_is_drafted_from_what_is_no_number(checkpoint: Path) -> None:
         for ids in (IDS, IDS[:1]):  # several rows, and one
             engine.forward(ids)
             assert engine._predictor is not None and engine._predictor._hidden is not None
-            engine._predictor._hidden[:] = np.nan
+            engine._predictor._hidden.view(np.float32)[:] = np.nan
             drafter.observe(3)
             assert drafter.propose(3) == []
     engine.close()

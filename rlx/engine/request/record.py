@@ -21,6 +21,7 @@ from rlx.tracing import REQUESTS, Slice, Trace
 if TYPE_CHECKING:
     from rlx.engine.request.request import Job
 
+
 @dataclass(frozen=True)
 class RequestStats:
     """What a request cost so far, or in all once it ended.

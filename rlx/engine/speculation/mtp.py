@@ -17,9 +17,6 @@ from collections.abc import Sequence as Ids
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from rlx import models
 from rlx.backends.device import Backend, Workers
 from rlx.backends.drafts import Heads, Rounds
@@ -39,8 +36,6 @@ from rlx.engine.speculation.drafts import MOST, WORTH, Counters, Drafts, Hits
 from rlx.errors import NumericalError
 from rlx.models.variants import EmbeddedRows
 from rlx.weights import ModelWeights
-
-Floats = npt.NDArray[np.float32]
 
 TOKENS = 256  # maximum number per call
 DRAFTS = 3  # maximum in a row: each costs a step of the head, and is less likely to be accepted than the one before
@@ -83,7 +78,9 @@ class Predictor:
         self._base = self._next = 0  # the head has processed positions [base, next)
         self._start = 0  # position of the first stored row that it has not processed
         self._ids: list[int] = []
-        self._hidden: Floats | None = None
+        self._hidden: Buffer | None = None  # hidden states of these rows, a part of `_room`
+        self._room: Buffer | None = None
+        self._width = 0  # bytes of a row
 
     @classmethod
     def of(
@@ -122,15 +119,22 @@ class Predictor:
         self.sequence = sequence
         self.forget(0)
 
-    def hear(self, start: int, ids: Ids[int], hidden: Floats) -> None:
-        """Receives a step of the model: `ids` from position `start` on, and hidden [len(ids), width] (copied)."""
+    def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None:
+        """Receives a step of the model: `ids` from position `start` on, and hidden f32 [len(ids), width] (copied)."""
         self.catch_up(start, ids[0])
         if not self._base <= start <= self._next + 1:
             self._base = self._next = start
         self._next = max(self._next, start)
         self._start = max(self._next, start)
-        known = self._start - start
-        self._ids, self._hidden = list(ids[known:]), hidden[known:].copy()
+        known = min(self._start - start, len(ids))
+        self._ids, self._hidden = list(ids[known:]), None
+        if self._room is None or self._room.nbytes < hidden.nbytes:
+            self._release()
+            self._room = hidden.memory.allocate(hidden.nbytes)
+        self._width = hidden.nbytes // len(ids)
+        fresh = hidden.part(known * self._width)
+        self._hidden = self._room.part(0, fresh.nbytes)
+        fresh.copy_to(self._hidden)
 
     def forget(self, length: int) -> None:
         """Follows a rewind: the session was cut to its first `length` tokens."""
@@ -153,16 +157,17 @@ class Predictor:
         found, after = list[int](), [*self._ids[1:rows], token]
         most = self._ranges[-1][1]
         for at in range(0, rows, most):
-            part = slice(at, min(at + most, rows))
-            found = self._drafts(self._start + at, after[part], self._hidden[part], count if part.stop == rows else 1)
+            end = min(at + most, rows)
+            part = self._hidden.part(at * self._width, (end - at) * self._width)
+            found = self._drafts(self._start + at, after[at:end], part, count if end == rows else 1)
         self._next = length
-        self._ids, self._hidden, self._start = self._ids[rows:], self._hidden[rows:], length
+        self._ids, self._hidden, self._start = self._ids[rows:], self._hidden.part(rows * self._width), length
         return found
 
-    def _drafts(self, position: int, ids: Ids[int], hidden: Floats, count: int) -> list[int]:
+    def _drafts(self, position: int, ids: Ids[int], hidden: Buffer, count: int) -> list[int]:
         """At most `count` drafts after the last of `ids`, which run through the head first: one native call."""
         last = len(ids) - 1
-        program, env = self.fed(position + last, ids[last:], hidden[last:])
+        program, env = self.fed(position + last, ids[last:], hidden.part(last * self._width))
         first = None
         if last:
             first, rows = self.fed(position, ids, hidden)
@@ -170,11 +175,11 @@ class Predictor:
         found = program.repeat(TokenRun(count, self._rows, (), SECONDS, env, CARRIED, first))
         return [token for token in found if token >= 0]
 
-    def fed(self, position: int, ids: Ids[int], hidden: Floats) -> tuple[Program, dict[str, int]]:
+    def fed(self, position: int, ids: Ids[int], hidden: Buffer) -> tuple[Program, dict[str, int]]:
         """The program for these rows at a session position, with its inputs set; and its symbol values."""
         rows, past, images = len(ids), position - self._base, self._images
         program = self._program(rows, position, images)
-        program.inputs["hidden"][:rows] = hidden
+        program.fill(HIDDEN, hidden)
         feed_positions(program.inputs, rows, position, images)
         feed_tokens(program.inputs, ids, position, images and images.ahead)
         return program, {"SEQ": rows, "PAST_SEQ": past, **self.states.extents}
@@ -215,9 +220,15 @@ class Predictor:
         self._next = self._start = start
         self._ids = []
 
+    def _release(self) -> None:
+        if self._room is not None:
+            self._room.close()
+        self._room = self._hidden = None
+
     def close(self) -> None:
         self._programs.close()
         self.states.close()
+        self._release()
 
 
 class HeadDrafter:
@@ -254,7 +265,7 @@ class HeadDrafter:
         self._open = list(drafts)
         return drafts
 
-    def hear(self, start: int, ids: Ids[int], hidden: Floats) -> None:
+    def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None:
         """Receives a step of the model, see `Predictor.hear`."""
         self._predictor.hear(start, ids, hidden)
 
@@ -281,7 +292,7 @@ class HeadDrafter:
         last = start + len(found.tokens) - found.right
         predictor.went_on(last)
         right = [ids[0], *found.tokens[:-1]][-found.right :]
-        predictor.hear(last, right, models[(found.rounds - 1) % 2].output(HIDDEN, SEQ=found.right))
+        predictor.hear(last, right, models[(found.rounds - 1) % 2].result(HIDDEN, SEQ=found.right))
         return found
 
 
@@ -361,7 +372,7 @@ class HeadDrafts(Drafts):
         self.sequence, self._runner, self._head = sequence, runner, drafter
         runner.listener = self
 
-    def hear(self, start: int, ids: Ids[int], hidden: Any) -> None:
+    def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None:
         """Receives a step of the model, see `Predictor.hear`."""
         self._head.hear(start, ids, hidden)
 
