@@ -7,19 +7,20 @@ import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from rlx import env
 from rlx.cli.command import Group
 from rlx.cli.main import debug_option
 from rlx.cli.output import ago, counted, is_terminal, printable, size, table, width
-from rlx.errors import CacheError
-
-if TYPE_CHECKING:
-    from rlx.store.entry import Entry, Listing
-    from rlx.store.key import CompileKey
-    from rlx.store.store import Store
+from rlx.errors import CacheError, RlxError
+from rlx.store.entry import Entry, Listing
+from rlx.store.key import ABSENT, CompileKey, range_text
+from rlx.store.key import diff as differences
+from rlx.store.misses import differing, fields
+from rlx.store.store import Store, default_root, may_go
 
 _SHOWN, _FEW = 12, 8  # digits of a digest that tell entries apart, and those in a narrow terminal
 _NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -53,7 +54,7 @@ def ls(as_json: bool) -> None:
     Of a program: what it does (greedy and verify give tokens, the others logits), how many new tokens a call takes
     (SEQ), how many tokens may be before them (PAST), sequences side by side (batch), precision, type of the KV cache,
     model and number of weights, level of the target, size, time since its last use. In a narrow terminal an entry
-    takes several lines.
+    takes several lines. Of states of a prompt, PAST is their positions.
     """
     rows = _store().entries()
     if as_json:
@@ -112,10 +113,6 @@ def diff(a: str, b: str) -> None:
 
 def _key_rows(a: CompileKey, b: CompileKey) -> list[tuple[str, str, str]]:
     """The fields of the keys that differ, in the user's words; then those that only follow from others."""
-    from rlx.store.key import ABSENT
-    from rlx.store.key import diff as differences
-    from rlx.store.misses import differing, fields
-
     left, right = fields(a), fields(b)
     names = [name for name in differing(left, right) if name not in ("graph", "states")]
     rows = [(name, *_apart(left.get(name, ABSENT), right.get(name, ABSENT))) for name in names]
@@ -130,8 +127,7 @@ def _key_rows(a: CompileKey, b: CompileKey) -> list[tuple[str, str, str]]:
 
 def _graph_rows(a: Entry, b: Entry) -> list[tuple[str, str, str]]:
     """How the graphs of two programs differ, by the text that is stored with them."""
-    from rlx.errors import RlxError
-    from rlx.ir import text
+    from rlx.ir import text  # imports NumPy
     from rlx.ir.compare import differences
 
     if a.key.graph == b.key.graph:
@@ -148,8 +144,6 @@ def _graph_rows(a: Entry, b: Entry) -> list[tuple[str, str, str]]:
 @debug_option
 def stats(as_json: bool) -> None:
     """Show the folder, its size and its limit."""
-    from rlx import env
-
     store = _store()
     found, kinds = store.stats(), Counter(_kind(row) for row in store.entries())
     facts = {"folder": str(found.root), "policy": env.cache_policy(), "entries": found.entries}
@@ -175,7 +169,7 @@ def stats(as_json: bool) -> None:
 def rm(digests: tuple[str, ...], everything: bool, yes: bool) -> None:
     """Remove entries.
 
-    --all asks first in a terminal, and needs --yes elsewhere.
+    --all asks first in a terminal, and needs --yes elsewhere. It leaves what `rlx tune` measured.
     """
     if everything == bool(digests):
         raise click.UsageError("Name the entries to remove, or say --all.")
@@ -195,10 +189,10 @@ def rm(digests: tuple[str, ...], everything: bool, yes: bool) -> None:
 
 def _confirm(store: Store, yes: bool) -> None:
     """Asks whether everything shall go; an answer of no ends the command with exit code 1."""
-    found = store.stats()
-    if yes or not found.entries:
+    rows = [row for row in store.entries() if may_go(row.key)]
+    if yes or not rows:
         return
-    what = f"{counted(found.entries, 'entry')} of {size(found.nbytes)} in {found.root}"
+    what = f"{counted(len(rows), 'entry')} of {size(sum(row.nbytes for row in rows))} in {store.root}"
     if not is_terminal(sys.stdin):
         raise click.UsageError(
             f"rm --all would remove {printable(what)}; say --yes, because there is no terminal to ask."
@@ -228,8 +222,6 @@ def verify(ctx: click.Context, keep: bool) -> None:
 
 def _store() -> Store:
     """The store in its usual place. Naming the folder makes a bad one an error: here somebody asks for it."""
-    from rlx.store.store import Store, default_root
-
     return Store(default_root())
 
 
@@ -246,8 +238,6 @@ def _as_dict(row: Listing) -> dict[str, Any]:
 
 def _facts(row: Listing) -> dict[str, str]:
     """The cells of an entry by column; "" where it has no such thing."""
-    from rlx.store.misses import fields
-
     cells = dict.fromkeys(_HEADS, "")
     if row.key is None:
         cells["phase"] = "?"
@@ -257,6 +247,7 @@ def _facts(row: Listing) -> dict[str, str]:
         cells["phase"] = found["phase"] if program else row.key.kind
         cells["model"] = row.key.name
         cells["level"] = str(found["target level"] or "")
+        cells["PAST"] = range_text(row.key.options.get("positions"))
         if program:
             cells |= {name: str(found[name] or "") for name in ("SEQ", "PAST", "batch", "precision")}
             cells["kv"] = found["KV cache type"]
@@ -299,8 +290,6 @@ def _apart(a: Any, b: Any) -> tuple[str, str]:
 
 
 def _text(value: Any) -> str:
-    from rlx.store.key import ABSENT
-
     if value is ABSENT or isinstance(value, str):
         return str(value)
     return json.dumps(value, default=list)

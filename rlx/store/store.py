@@ -390,7 +390,7 @@ class Store:
         with self._named_errors(), Folder(self.root) as root:
             collect(root)
             shelves = self._shelves(earlier=True)
-            rows = ((shelf, name) for shelf, names in shelves for name in names if _may_go(shelf, name))
+            rows = ((shelf, name) for shelf, names in shelves for name in names if may_go(entry.read_key(shelf, name)))
             return sum(self.discard(root, shelf, name) for shelf, name in rows)
 
     def verify(self, discard: bool = True) -> list[tuple[str, str]]:
@@ -436,7 +436,6 @@ def _touch(shelf: Folder, digest: str, used: float | None) -> None:
         folder.touch(entry.LAST_USED, used)
 
 
-def _may_go(shelf: Folder, digest: str) -> bool:
+def may_go(key: CompileKey | None) -> bool:
     """Whether an entry goes with all others: a tuning was measured, and is removed by name."""
-    key = entry.read_key(shelf, digest)
     return key is None or kind(key.kind).budget is not None

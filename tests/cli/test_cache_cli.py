@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -19,6 +20,7 @@ from rlx.backends.cpu.target import Target
 from rlx.cli import cache as cli_cache
 from rlx.cli.main import cli
 from rlx.cli.output import ago
+from rlx.engine.kv.prefix_store import PrefixStore
 from rlx.errors import CacheError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
@@ -163,6 +165,23 @@ def test_ls_lists_an_entry_whose_key_is_unreadable(store: Store) -> None:
     break_file(store, DECODE, "key.json")
     assert [DECODE.digest[:12], "?"] in [row[:2] for row in listed(rlx("ls").stdout)]
     assert json.loads(rlx("ls", "--json").stdout)[-1]["key"] is None
+
+
+def test_a_folder_with_states_of_prompts_is_listed_compared_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    made = PrefixStore(tmp_path, page=64, page_bytes=8, has_states=False)
+    made.use(CompileKey("prefix", "llama 2M", target={"level": "avx2"}))
+    digests = made.digests(np.arange(300))
+    assert made.write_pages(digests, 256, [bytes(8)] * 4) and made.write_pages(digests, 300, [bytes(8)])
+    rows = [row for row in listed(rlx("ls").stdout) if row[1:2] == ["prefix"]]
+    assert sorted(row[2] for row in rows) == ["0-256", "256-300"] and rows[0][3:5] == ["llama 2M", "avx2"]
+    assert "prefix: 2" in rlx("stats").stdout
+    assert ["states.bin", "8 B"] in listed(rlx("show", digests.address("a", 300)).stdout)
+    assert "option positions" in rlx("diff", rows[0][0], rows[1][0]).stdout
+    assert "2 entries, all as they were written" in rlx("verify").stdout
+    assert "removed 2 entries" in rlx("rm", "--all", "--yes").stdout
 
 
 # ---------------------------------------------------------------------------------------------------- show

@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from rlx.errors import RlxError
@@ -29,6 +30,7 @@ from rlx.export.convert import convert
 from rlx.store.cache import CompileCache
 from rlx.store.entry import LargeFile
 from rlx.store.key import CompileKey
+from rlx.store.kinds import PREFIXES, PROGRAMS, Budget
 from rlx.store.store import Store
 
 GOLDEN = Path(__file__).parent.parent / "data" / "goldens" / "qwen3" / "hf"
@@ -98,8 +100,8 @@ class Harness:
         try:
             for digest, damage in store.verify(discard=False):
                 say(f"{what}: entry {digest[:12]}: {damage}")
-            for number in range(KEYS):
-                entry = store.get(key(number))
+            for number, budget in product(range(KEYS), (PROGRAMS, PREFIXES)):
+                entry = store.get(key(number, budget))
                 if entry is not None and entry.read("number") != str(number).encode():
                     say(f"{what}: entry {number} has other contents")
             if self.out.exists() and self.out.read_bytes() != self.right:
@@ -115,24 +117,26 @@ class Harness:
             say(f"{what}: left behind: {left}")
 
     def _store_forever(self) -> None:
-        """Entries of several sizes, in place of others, some of them large, with a limit that evicts."""
+        """Entries of all budgets and several sizes, in place of others, some of them large, with limits that evict."""
         generator = random.Random(os.getpid())
-        store = Store(self.root, limit=400_000)
+        stores = [Store(self.root, 400_000, budget) for budget in (PROGRAMS, PREFIXES)]
         while os.getppid() == self.parent:
+            store = generator.choice(stores)
             number = generator.randrange(KEYS)
             contents = files(number, generator.randrange(1, 40_000))
             file = LargeFile(50_000, [memoryview(bytes(50_000))])
             large = {"weights.bin": file} if generator.random() < 0.3 else None
-            store.put(key(number), contents, replace=True, large=large)
-            store.get(key(generator.randrange(KEYS)))
+            store.put(key(number, store.budget), contents, replace=True, large=large)
+            store.get(key(generator.randrange(KEYS), store.budget))
 
     def _convert_forever(self) -> None:
         while os.getppid() == self.parent:
             self._convert()
 
 
-def key(number: int) -> CompileKey:
-    return CompileKey("program", "tiny", options={"number": number})
+def key(number: int, budget: Budget = PROGRAMS) -> CompileKey:
+    kind = "program" if budget is PROGRAMS else "prefix"
+    return CompileKey(kind, "tiny", options={"number": number}, address=f"{number:064x}" if kind == "prefix" else "")
 
 
 def files(number: int, size: int) -> dict[str, bytes | str]:

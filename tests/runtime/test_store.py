@@ -32,8 +32,8 @@ from rlx.platform.macos import Macos
 from rlx.platform.windows import Windows
 from rlx.store import eviction
 from rlx.store import store as stores
-from rlx.store.entry import Entry, LargeFile
-from rlx.store.folder import Folder, temporary
+from rlx.store.entry import Contents, Entry, LargeFile
+from rlx.store.folder import Damage, Folder, temporary
 from rlx.store.key import CompileKey
 from rlx.store.kinds import PREFIXES, PROGRAMS, CacheWarning
 from rlx.store.store import default_root
@@ -247,6 +247,20 @@ def assert_damaged(store: Store, match: str) -> None:
 
 
 CHECKED = [*FILES, "key.json", "checksums.json"]
+
+
+@pytest.mark.parametrize("of_kind", ["weights", "prefix"], indirect=True)
+def test_a_flip_in_a_large_file_is_seen_by_whoever_reads_or_verifies_it(store: Store, stored: Path) -> None:
+    got, found = store.get(key()), bytearray(len(LARGE))
+    assert got is not None
+    for at in (0, 99, 100, len(LARGE) // 2, len(LARGE) - 1):
+        (stored / "large.bin").write_bytes(LARGE[:at] + bytes([LARGE[at] ^ 4]) + LARGE[at + 1 :])
+        with pytest.raises(Damage, match=f"wrong checksum of piece {at // 100} of large.bin"):
+            got.read_pieces("large.bin", 0, memoryview(found))
+        assert store.verify(discard=False) == [(key().digest, "wrong checksum of large.bin")]
+    (stored / "large.bin").write_bytes(LARGE[:-1])
+    with pytest.raises(Damage, match="cut short"):
+        got.read_pieces("large.bin", 0, memoryview(found))
 
 
 @each_kind
@@ -1013,6 +1027,23 @@ def test_what_this_process_stored_goes_last_and_with_a_warning(tmp_path: Path, n
     assert "the limit of the compile cache" in said
     assert "1 MB, is too small: this process stored 1.2 MB, evicts what it stored itself" in said
     assert "Raise RLX_CACHE_LIMIT (to 3M, for example)" in said
+
+
+def test_budgets_have_limits_of_their_own(tmp_path: Path, no_sync: None, small: None) -> None:
+    """Programs, states of prompts and a tuning in one folder: each evicts its own kind, and nobody the tuning."""
+    root = tmp_path / "cache"
+    programs, prefixes = stores.Store(root, 50_000), stores.Store(root, 30_000, PREFIXES)
+    programs.write(CompileKey("tuning", "x"), Contents({"x": bytes(60_000)}), replace=False)
+    for number in range(20):
+        for store, kind in ((programs, "program"), (prefixes, "prefix")):
+            made = CompileKey(kind, "x", options={"number": number})
+            store.put(made, {"x": bytes(5_000)}, used=1e9 + number)
+            assert sum(row.nbytes for row in store.evictable()) <= store.limit
+    kinds = [row.key.kind for row in programs.entries() if row.key]
+    assert (kinds.count("tuning"), kinds.count("program") > kinds.count("prefix") > 2) == (1, True)
+    assert programs.stats().nbytes <= 50_000 and prefixes.stats().nbytes <= 30_000
+    programs.clear()
+    assert [row.key.kind for row in programs.entries() if row.key] == ["tuning"]
 
 
 @pytest.mark.parametrize("limit", [0, -1])
