@@ -21,7 +21,7 @@ import numpy as np
 import rlx
 from rlx import demo
 from rlx.grammar import Grammar, GrammarCompiler
-from rlx.sampling.masks import masked
+from rlx.sampling.choice import masked
 from rlx.text import Tokenizer, load_tokenizer
 from rlx.text.vocabulary import BYTE_ALPHABET, Spelling, TokenType, Vocabulary
 

@@ -63,6 +63,12 @@ def fastmath(*flags: str) -> Callable[[Fn], Fn]:
     return mark
 
 
+def outlined(fn: Fn) -> Fn:
+    """Marks a helper function: it is compiled once instead of into each of its callers."""
+    fn.outlined = True  # type: ignore[attr-defined]
+    return fn
+
+
 def checked_flags(flags: Sequence[str], fn: Callable[..., Any]) -> tuple[str, ...]:
     """The flags in order, each once.
 

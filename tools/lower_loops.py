@@ -23,6 +23,7 @@ from rlx.backends.cpu.kernels.cache import kv
 from rlx.backends.cpu.kernels.delta import plain as delta_plain
 from rlx.backends.cpu.kernels.packing import pack
 from rlx.backends.cpu.kernels.rows import (
+    choose,
     copy,
     embedding,
     gather,
@@ -90,6 +91,7 @@ def kernels() -> Iterator[Callable[[], object]]:
     yield partial(gather.overlay_rows, width)
     yield from (partial(make, width) for make in (reduce.argmax, reduce.pick))
     yield from (partial(make, width) for make in (copy.copy_rows, copy.last_row, copy.take_rows))
+    yield choose.choose
     yield from (partial(reduce.top_k, 128, 8), partial(softmax.softmax, width))
     yield from (partial(gather.take, width, 8, shared=shared) for shared in both)
     for order, aside in itertools.product(("tiled", "grouped"), both):

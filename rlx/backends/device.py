@@ -28,6 +28,7 @@ from rlx.passes import program as passes
 from rlx.passes.capabilities import Capabilities
 from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.options import Options
+from rlx.sampling.choice import Choice, Chosen, choose
 
 Files = Mapping[str, bytes | str]
 T = TypeVar("T")
@@ -162,6 +163,10 @@ class Packer:
     pack: Callable[[NDArray[np.uint8], Buffer, int, int], None]
 
 
+#: Chooses a token from each of some rows of logits, float32[vocab].
+Choose = Callable[[Sequence[NDArray[np.float32]], Sequence[Choice]], list[Chosen]]
+
+
 @dataclass(frozen=True)
 class Loop:
     """A loop kernel outside of programs, in the language of `rlx.scalars`.
@@ -294,6 +299,10 @@ class Backend(ABC):
     def prepare_packing(self, dtypes: Iterable[DType], builder: Builder) -> None:
         """Compiles what `packer` needs, where it needs code, and loads nothing."""
         return
+
+    def chooser(self, workers: Any, builder: Builder) -> Choose:
+        """What chooses tokens; `rlx.sampling.choice.choose` is its meaning, to the bit."""
+        return lambda rows, choices: [choose(row, choice) for row, choice in zip(rows, choices, strict=True)]
 
     def bandwidth(self, workers: Any, nbytes: int) -> float:
         """The rate in 10^9 bytes per second at which all workers together read a buffer of `nbytes`, measured.

@@ -57,13 +57,13 @@ from rlx.models.variants import EmbeddedRows
 from rlx.models.vision_config import VisionConfig
 from rlx.passes.layout import weight_bytes
 from rlx.sampling import SampleOpts
-from rlx.sampling.recommended import recommended
 from rlx.text.chat import template_text
 from rlx.tracing import span
 from rlx.vision.opening import MmprojPath, Vision
 from rlx.vision.tower import Tower
 from rlx.vision.weights import TowerWeights
 from rlx.weights import WeightLoader, open_weights
+from rlx.weights.recommended import recommended
 
 if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource

@@ -19,10 +19,10 @@ from rlx.export.hf_required import check_tensors
 from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensor
 from rlx.export.hf_tokenizer import tokenizer_metadata
 from rlx.export.model import ExportModel, ExportTensor, model_from_gguf
-from rlx.sampling.recommended import gguf_keys, recommended
 from rlx.weights import ModelWeights, WeightLoader, open_weights
 from rlx.weights.gguf import GgufFile
 from rlx.weights.prediction import WithPrediction, predicting_blocks
+from rlx.weights.recommended import gguf_keys, recommended
 from rlx.weights.safetensors import SafetensorsFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -1,7 +1,7 @@
 """Sampling stage: the last row of logits -> the next token.
 
-`options.py` defines the options, and `recommended.py` reads those that a model's files recommend. `sampler.py` chooses
-a token: `penalties.py` changes logits first, then `filters.py` or `mirostat.py` select the tokens to draw from.
+`options.py` defines the options. `sampler.py` keeps the state of a generation, `penalties.py` finds what changes
+logits. `choice.py` is what a device is asked for each token and what that means, over the filters of `filters.py`.
 """
 
 from rlx.sampling.options import SampleOpts

@@ -1,16 +1,15 @@
 """The sampling filters, which select the tokens that may be drawn: one small function each.
 
-Sampling stage, under `sampler.py`. A filter gets the logits of the remaining tokens: floating point, in ascending order
-of token ids, without NaN and +inf. It returns the indices that it keeps, ascending, at least one. Of equal logits the
-first is preferred. Probabilities and surprises are computed in float64 for any type of logits. Filters that only need
-the order make no copy.
+Sampling stage, under `choice.py`. A filter gets the values of the remaining tokens, in ascending order of token ids,
+without NaN and +inf. It returns the indices that it keeps, ascending, at least one. Of equal values the first is
+preferred. Sums run from the first to the last, and `exp` is one of our own: every device computes the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import log
+from math import factorial, log
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,13 @@ Logits = npt.NDArray[np.floating[Any]]
 Floats = npt.NDArray[np.float64]
 Filter = Callable[[Logits], Places]
 
-_CHUNK = 256  # logits per chunk; the maxima of chunks are compared first
-_FIRST_GUESS = 128  # tokens that are first searched for the nucleus
+#: Constants of `exp`. LN2_HIGH has so few bits that its products with exponents are exact. ROUND added to a number
+#: leaves its nearest integer in the low bits.
+LOG2_E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.6931471803691238, 1.9082149292705877e-10
+ROUND, EXP_LEAST = 1.5 * 2.0**52, -708.0
+#: Intervals of values in which `_first` sums, for each 1.0 and altogether.
+PER_NAT, INTERVALS = 32.0, 1024
+EXP_TERMS = tuple(1 / factorial(power) for power in range(13, 1, -1))
 
 
 def filters_of(opts: SampleOpts) -> tuple[Filter, ...]:
@@ -39,103 +43,99 @@ def filters_of(opts: SampleOpts) -> tuple[Filter, ...]:
     return tuple(keep for keep, is_on in filters if is_on)
 
 
-def tempered(logits: Logits, temperature: float = 1.0) -> Floats:
-    """(logits - max) / temperature, float64: a new array, which the caller may change in place."""
-    below: Floats = np.subtract(logits, logits.max(), dtype=np.float64)
-    if temperature != 1:
-        with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
-            below /= temperature
-    return below
+def exp(x: Floats) -> Floats:
+    """e^x for x <= 0, with an error below one unit in the last place; 0 below -708.
 
-
-def weights(logits: Logits, temperature: float = 1.0) -> Floats:
-    """Unnormalized probabilities, float64: softmax(logits / temperature), scaled so that the largest is 1."""
-    found = tempered(logits, temperature)
-    np.exp(found, out=found)  # in place: the pages of another array would cost more than the exponentials
-    return found
-
-
-def log_shares(logits: Logits) -> Floats:
-    """log softmax(logits), float64; -inf for a probability of 0."""
-    found = tempered(logits)
-    found -= log(np.exp(found).sum())
-    return found
-
-
-def largest(logits: Logits, count: int) -> Places:
-    """Top-k: the indices of the `count` largest logits."""
-    if count >= len(logits):
-        return np.arange(len(logits))
-    if count < len(logits) // _CHUNK:
-        # `count` chunks have a logit as large as the border, so whatever is smaller is not among the largest.
-        chunks = logits[: len(logits) // _CHUNK * _CHUNK].reshape(-1, _CHUNK)
-        places = np.flatnonzero(logits >= _nth_largest(chunks.max(axis=1), count))
-        return places[_largest(logits[places], count)]
-    return _largest(logits, count)
-
-
-def _largest(logits: Logits, count: int) -> Places:
-    border = _nth_largest(logits, count)
-    kept = logits > border
-    kept[np.flatnonzero(logits == border)[: count - np.count_nonzero(kept)]] = True
-    return np.flatnonzero(kept)
-
-
-def _nth_largest(values: Logits, count: int) -> Any:
-    return np.partition(values, len(values) - count)[-count]
-
-
-def top_p(logits: Logits, share: float) -> Places:
-    """The nucleus: the smallest set of the likeliest tokens whose probabilities sum to at least `share`."""
-    target, count = share * weights(logits).sum(), _FIRST_GUESS
-    while True:
-        places = largest(logits, count)
-        found = logits[places]
-        shares = weights(np.sort(found)[::-1]).cumsum()
-        if shares[-1] >= target or count >= len(logits):
-            size = int(shares.searchsorted(target)) + 1
-            return places[largest(found, size)]
-        count *= 32
-
-
-def min_p(logits: Logits, share: float) -> Places:
-    """Tokens that are at least `share` times as likely as the likeliest."""
-    border = np.float64(logits.max()) + log(share)
-    return np.flatnonzero(logits >= border)
-
-
-def top_n_sigma(logits: Logits, count: float) -> Places:
-    """Logits within `count` standard deviations of the largest (Tang et al. 2024).
-
-    The standard deviation is that of the population of finite logits.
+    Only additions and multiplications, each rounded: x = n ln 2 + r, a polynomial for e^r, times 2^n.
     """
-    finite = logits[logits > -np.inf]
-    border = np.float64(logits.max()) - count * finite.std(dtype=np.float64)
-    return np.flatnonzero(logits >= border)
+    y = np.maximum(x, EXP_LEAST)
+    n = (y * LOG2_E + ROUND) - ROUND
+    r = (y - n * LN2_HIGH) - n * LN2_LOW
+    p = np.full_like(r, EXP_TERMS[0])
+    for term in EXP_TERMS[1:]:
+        p = p * r + term
+    p = (r * r * p + r) + 1.0
+    return np.where(x >= EXP_LEAST, np.ldexp(p, n.astype(np.int32)), 0.0)
 
 
-def typical_p(logits: Logits, share: float) -> Places:
+def total(values: Floats) -> np.float64:
+    """The sum of at least one value, from the first to the last."""
+    return np.float64(values.cumsum()[-1])
+
+
+def tempered(values: Logits, temperature: float = 1.0) -> Floats:
+    """(values - max) / temperature."""
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
+        return np.asarray(np.subtract(values, values.max(), dtype=np.float64) / temperature)
+
+
+def weights(values: Logits, temperature: float = 1.0) -> Floats:
+    """Unnormalized probabilities: softmax(values / temperature), scaled so that the largest is 1."""
+    return exp(tempered(values, temperature))
+
+
+def _first(keys: Floats, masses: Floats, share: float) -> Places:
+    """The smallest set of the smallest keys that has at least a share of all masses.
+
+    Masses are summed by intervals of keys, which are not negative, then in the interval in which the share is reached.
+    """
+    intervals = np.minimum(keys * PER_NAT, INTERVALS - 1).astype(np.intp)
+    rising = np.bincount(intervals, masses, INTERVALS).cumsum()
+    target = max(share * rising[-1], np.nextafter(0, 1))  # one mass at least
+    at = min(int(rising.searchsorted(target)), INTERVALS - 1)
+    inside = np.flatnonzero(intervals == at)
+    order = inside[keys[inside].argsort(kind="stable")]
+    sums = np.append(rising[at - 1] if at else 0.0, masses[order]).cumsum()[1:]
+    return np.sort(np.append(np.flatnonzero(intervals < at), order[: int(sums.searchsorted(target)) + 1]))
+
+
+def largest(values: Logits, count: int) -> Places:
+    """Top-k: the indices of the `count` largest values."""
+    return np.sort((-values).argsort(kind="stable")[:count])
+
+
+def top_p(values: Logits, share: float) -> Places:
+    """The nucleus: the smallest set of the likeliest tokens whose probabilities sum to at least `share`."""
+    below = tempered(values)
+    return _first(-below, exp(below), share)
+
+
+def min_p(values: Logits, share: float) -> Places:
+    """Tokens that are at least `share` times as likely as the likeliest."""
+    return np.flatnonzero(values >= np.float64(values.max()) + log(share))
+
+
+def top_n_sigma(values: Logits, count: float) -> Places:
+    """Values within `count` standard deviations of the largest (Tang et al. 2024).
+
+    The standard deviation is that of the population of finite values.
+    """
+    finite = values[values > -np.inf].astype(np.float64)
+    apart = finite - total(finite) / len(finite)
+    return np.flatnonzero(values >= np.float64(values.max()) - count * np.sqrt(total(apart * apart) / len(finite)))
+
+
+def typical_p(values: Logits, share: float) -> Places:
     """The smallest set of the most typical tokens whose probabilities sum to at least `share` (Meister et al. 2022).
 
-    A token is the more typical, the nearer its surprise (-ln p) is to the entropy, which is the expected surprise.
+    A token is the more typical, the nearer its surprise (-ln p) is to the entropy, the expected surprise. So it is the
+    nearer, the nearer its value is to the expected value.
     """
-    logs = log_shares(logits)
-    shares = np.exp(logs)
-    entropy = -np.dot(shares, np.where(shares > 0, logs, 0))
-    order = np.abs(logs + entropy).argsort(kind="stable")
-    size = int(shares[order].cumsum().searchsorted(share)) + 1
-    return np.sort(order[:size])
+    below = tempered(values)
+    masses = exp(below)
+    expected = total(masses * np.where(masses > 0, below, 0)) / total(masses)
+    return _first(np.abs(below - expected), masses, share)
 
 
-def xtc_excluded(logits: Logits, threshold: float) -> Places:
+def xtc_excluded(values: Logits, threshold: float) -> Places:
     """The tokens that XTC removes: all with a probability of at least `threshold`, except the least likely of them.
 
     With fewer than two such tokens it removes none. Of equal ones the last counts as the least likely. Definition: the
     pull request of its author, oobabooga/text-generation-webui 6335.
     """
-    shares = weights(logits)
-    above = np.flatnonzero((shares >= threshold * shares.sum()) & (shares > 0))
+    masses = weights(values)
+    above = np.flatnonzero((masses >= threshold * total(masses)) & (masses > 0))
     if len(above) < 2:
         return above[:0]
-    least = len(above) - 1 - int(logits[above][::-1].argmin())
+    least = len(above) - 1 - int(values[above][::-1].argmin())
     return np.delete(above, least)

@@ -1,57 +1,103 @@
-"""Changes to logits: bias, penalties for repeated tokens, and DRY for repeated sequences.
+"""Changes to logits: bias, bans, penalties for repeated tokens, and DRY for repeated sequences.
 
-Sampling stage, under `sampler.py`. Everything here works in place on a float64 copy of the logits.
+Sampling stage, under `sampler.py`. What is found here are ids and numbers; a device applies them (`choice.py`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from math import ceil, log
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import SamplingError
+from rlx.sampling.choice import Changes
 from rlx.sampling.options import SampleOpts
 
-if TYPE_CHECKING:
-    from rlx.text.tokenizer import Tokenizer
-
-Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.intp]
 
 _BEYOND_ALL = 1e30  # a penalty this large is not increased further
 
 
-class Bias:
-    """Numbers that are added to the logits of some ids.
+class Tokenizer(Protocol):
+    """What sequence breakers ask of a tokenizer."""
+
+    def tokens_with(self, text: str) -> Collection[int]:
+        """The ids of all tokens whose text contains this one."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for."""
+
+
+class Penalties:
+    """The changes of logits by bias, bans and what was written so far.
 
     Args:
-        pairs: ids, ascending, and numbers.
+        opts: the options.
+        tokenizer: called for the tokenizer if DRY has sequence breakers that are texts.
     """
 
-    def __init__(self, pairs: Sequence[tuple[int, float]]) -> None:
-        self._last = pairs[-1][0] if pairs else -1
-        self._ids = np.array([token for token, _ in pairs] if self._last < 2**62 else [], np.intp)
-        self._values = np.array([value for _, value in pairs])
+    def __init__(self, opts: SampleOpts, tokenizer: Callable[[], Tokenizer] | None = None) -> None:
+        bias: Sequence[tuple[int, float]] = opts.logit_bias  # type: ignore[assignment]  # stored as pairs
+        self._opts, self._largest = opts, bias[-1][0] if bias else -1
+        known = [pair for pair in bias if pair[0] < 2**31]
+        self._bias = _changes([token for token, _ in known], amounts=[value for _, value in known])
+        self._dry = Dry(opts, tokenizer) if opts.dry_multiplier else None
 
-    def add(self, logits: Floats) -> None:
-        """Adds the numbers; `SamplingError` for an id outside the vocabulary."""
-        if self._last >= len(logits):
-            what = f"logit_bias names token {self._last}, and the vocabulary holds {len(logits)}"
-            raise SamplingError(what, where="sampling", hint=f"ids run from 0 to {len(logits) - 1}")
-        logits[self._ids] += self._values
+    def changes(self, recent: Collection[int], banned: Collection[int], vocab: int) -> Changes | None:
+        """The changes of the next choice; None if there are none.
+
+        Args:
+            recent: the last tokens.
+            banned: ids that must not be chosen.
+            vocab: number of tokens.
+
+        Raises:
+            SamplingError: the bias names an id outside the vocabulary.
+        """
+        opts, parts = self._opts, list[Changes]()
+        if opts.logit_bias:
+            if self._largest >= vocab:
+                what = f"logit_bias names token {self._largest}, and the vocabulary holds {vocab}"
+                raise SamplingError(what, where="sampling", hint=f"ids run from 0 to {vocab - 1}")
+            parts.append(self._bias)
+        if banned:
+            parts.append(_changes([*banned], amounts=[-np.inf] * len(banned)))
+        if recent and (opts.has_penalties or self._dry):
+            ids = list(recent)
+            if opts.has_penalties:
+                counts = Counter(_last(ids, opts.repetition_window))
+                parts.append(_changes([*counts], counts=[*counts.values()]))
+            if self._dry:
+                found = self._dry.penalties(np.array(_last(ids, opts.dry_penalty_last_n), np.intp))
+                parts.append(_changes([*found], amounts=[-each for each in found.values()]))
+        if len(parts) > 1:
+            return Changes(*map(np.concatenate, zip(*parts, strict=True)))
+        return parts[0] if parts else None
 
 
-def penalize(logits: Floats, recent: Ids, opts: SampleOpts) -> None:
-    """Repetition penalty, then the frequency and presence penalties, for the tokens in `recent`."""
-    tokens, counts = np.unique(recent, return_counts=True)
-    found, factor = logits[tokens], opts.repetition_penalty
-    scaled = np.where(found > 0, found / factor, found * factor)
-    logits[tokens] = scaled - counts * opts.frequency_penalty - opts.presence_penalty
+def _changes(ids: list[int], counts: Sequence[float] = (), amounts: Sequence[float] = ()) -> Changes:
+    """Changes that are all penalties, or all additions."""
+    none = np.zeros(len(ids))
+    return Changes(np.array(ids, np.int32), np.array(counts, float) if counts else none,
+                   np.array(amounts, float) if amounts else none)  # fmt: skip
+
+
+def _last(recent: list[int], window: int | None) -> list[int]:
+    return recent if window is None else recent[max(len(recent) - window, 0) :]
+
+
+def window(opts: SampleOpts) -> int | None:
+    """How many of the last tokens penalties and DRY look at; None is all."""
+    windows = [opts.repetition_window] if opts.has_penalties else []
+    windows += [opts.dry_penalty_last_n] if opts.dry_multiplier else []
+    bounded = [each for each in windows if each is not None]
+    return max(bounded, default=0) if len(bounded) == len(windows) else None
 
 
 class Dry:
@@ -76,11 +122,14 @@ class Dry:
         self._longest = self._allowed + min(steps, 2**16)
         self._breakers = _Breakers(opts, tokenizer)
 
-    def penalize(self, logits: Floats, recent: Ids) -> None:
-        """Subtracts the penalties from `logits`; `recent` are the tokens to search, in order."""
-        for token, length in self.repetitions(recent).items():
-            if length >= self._allowed:
-                logits[token] -= self._multiplier * self._base ** (length - self._allowed)
+    def penalties(self, recent: Ids) -> dict[int, float]:
+        """What is subtracted from the logits of tokens; `recent` are the tokens to search, in order."""
+        found = self.repetitions(recent).items()
+        return {
+            token: self._multiplier * self._base ** (length - self._allowed)
+            for token, length in found
+            if length >= self._allowed
+        }
 
     def repetitions(self, recent: Ids) -> dict[int, int]:
         """Token -> length of the longest earlier sequence that equals the last tokens and that it followed."""

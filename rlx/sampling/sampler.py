@@ -1,7 +1,6 @@
-"""The sampler: from logits to a token, as `SampleOpts` says.
+"""The sampler: the state of one generation's choices, from `SampleOpts` to what a device is told for each token.
 
-Sampling stage, between the last row of logits and the next token. `penalties.py` changes logits, `filters.py` and
-`mirostat.py` select tokens, and one uniform random number draws one of them.
+Sampling stage, between the engine, which has the logits, and `choice.py`.
 """
 
 from __future__ import annotations
@@ -11,29 +10,58 @@ from collections.abc import Callable, Collection, Iterable
 from copy import deepcopy
 from functools import cached_property
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from rlx.errors import NumericalError, SamplingError
-from rlx.sampling.filters import Floats, Logits, filters_of, tempered, weights, xtc_excluded
-from rlx.sampling.masks import Constraint, masked
-from rlx.sampling.mirostat import Mirostat
+from rlx.errors import SamplingError
+from rlx.sampling.choice import (
+    LEAST_SHARE,
+    UNIFORM,
+    Choice,
+    Chosen,
+    Ids,
+    Words,
+    changed,
+    choose,
+    refuse,
+    shares_of,
+    surprises,
+)
+from rlx.sampling.filters import Floats, Logits
 from rlx.sampling.options import SampleOpts
-from rlx.sampling.penalties import Bias, Dry, penalize
+from rlx.sampling.penalties import Penalties, Tokenizer, window
 
-if TYPE_CHECKING:
-    from rlx.text.tokenizer import Tokenizer
 
-Ids = npt.NDArray[np.intp]
+class Constraint(Protocol):
+    """What the tokens of one answer may be; `rlx.grammar.Constraint` implements it."""
+
+    def mask(self) -> Words | None:
+        """int32[ceil(vocab / 32)]: bit i % 32 of word i // 32 says whether id i may come next. None: any may."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Goes on with a token."""
+        ...
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next; `[]` if there is a choice."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may follow."""
+        ...
+
+    def copy(self) -> Self: ...
 
 
 class Sampler:
     """Chooses the tokens of one generation.
 
-    The random number generator (PCG64) advances by one number per token, so that equal logits, options and seeds give
-    equal tokens. Of equally likely tokens, that with the lowest id comes first.
+    `choice` says how the next token is chosen, a device chooses it, and `took` goes on with it. `sample` does all three
+    in NumPy. The random number generator (PCG64) advances by one number per token, so that equal logits, options and
+    seeds give equal tokens. Of equally likely tokens, that with the lowest id comes first.
 
     Args:
         opts: the options.
@@ -55,15 +83,45 @@ class Sampler:
         if not isinstance(opts, SampleOpts):
             hint = "SampleOpts.greedy() is the default"  # type: ignore[unreachable]
             raise SamplingError(f"found {opts!r}, expected a SampleOpts", where="sample", hint=hint)
-        self.opts, self._constraint = opts, constraint
-        self._filters, self._bias = filters_of(opts), Bias(opts.logit_bias)  # type: ignore[arg-type]
-        self._mirostat = Mirostat(opts.mirostat_tau, opts.mirostat_eta) if opts.mirostat else None
-        self._dry = Dry(opts, tokenizer) if opts.dry_multiplier else None
-        self._recent = deque(history, _window(opts))
+        self.opts, self._constraint, self._choice = opts, constraint, Choice(opts)
+        self._draws = not opts.is_greedy
+        self._penalties = Penalties(opts, tokenizer)
+        self._recent = deque(history, window(opts))
+        self._bound = 2 * opts.mirostat_tau  # of the surprise, in bits
+        self._surprises: Floats | None = None  # of the last distribution, with Mirostat
 
     @cached_property
     def _random(self) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64(self.opts.seed))  # a greedy sampler needs none
+
+    def choice(self, vocab: int, banned: Collection[int] = ()) -> Choice:
+        """How the next token is chosen from logits, float[vocab]; valid until the next call. Takes a random number.
+
+        Args:
+            banned: ids that are never chosen.
+
+        Raises:
+            SamplingError: the bias names an id outside the vocabulary.
+            GrammarError: the grammar is too complex at this place of the text.
+        """
+        choice = self._prepared(vocab, banned)
+        if self._draws:
+            choice.numbers[UNIFORM] = self._random.random()
+        return choice
+
+    def took(self, chosen: Chosen, logits: Logits) -> int:
+        """Goes on with what was chosen by the last `choice` from `logits`; the token.
+
+        Raises:
+            NumericalError: a logit is NaN or +inf, or all are -inf. A single -inf excludes its token.
+            SamplingError: bias, `banned` and the mask leave no token.
+        """
+        if chosen.token < 0:
+            refuse(logits, self._choice)
+        if self.opts.mirostat and self._draws:
+            self._adapt(chosen.surprise)
+        self._append(chosen.token)
+        return chosen.token
 
     def sample(self, logits: Logits, banned: Collection[int] = ()) -> int:
         """Chooses the next token for `logits`, float[vocab], and appends it to the history.
@@ -72,126 +130,63 @@ class Sampler:
             banned: ids that are never chosen.
 
         Raises:
-            NumericalError: a logit is NaN or +inf, or all are -inf. A single -inf excludes its token.
-            SamplingError: bias, `banned` and the mask leave no token, or name one outside the vocabulary.
-            GrammarError: the grammar is too complex at this place of the text.
+            NumericalError, SamplingError, GrammarError: as `choice` and `took`.
         """
-        token = self._likeliest(logits, banned) if self.opts.is_greedy else self._draw(logits, banned)
-        self.accept(token)
-        return token
+        return self.took(choose(logits, self.choice(len(logits), banned)), logits)
 
     def accept(self, token: int) -> None:
         """Appends `token` to the history as if it had been drawn: for callers of `distribution`, and for tokens that a
         grammar forces.
 
-        With Mirostat this also updates the bound, by the surprise of `token` in the last distribution computed.
+        With Mirostat, the first call after `distribution` also updates the bound, by the surprise of `token` there.
         """
-        self._recent.append(token)
-        if self._mirostat:
-            self._mirostat.accept(token)
-        if self._constraint is not None:
-            self._constraint.accept(token)
+        surprises, self._surprises = self._surprises, None
+        if surprises is not None and token < len(surprises):
+            self._adapt(float(surprises[token]))
+        self._append(token)
 
     def distribution(self, logits: Logits, banned: Collection[int] = ()) -> tuple[Ids, Floats]:
         """Ids, ascending, and their probabilities in the next draw (float64, sum 1). Nothing is drawn.
 
         XTC applies at random; the probabilities average over both cases. With Mirostat they depend on its bound.
         """
-        if self.opts.is_greedy:
-            return np.array([self._likeliest(logits, banned)]), np.ones(1)
-        ids, shares = self._shares(logits, banned)
-        return np.arange(len(shares)) if ids is None else ids, shares / shares.sum()
+        choice = self._prepared(len(logits), banned)
+        values = changed(logits, choice)
+        if not (isfinite(logits.max()) and isfinite(values.max())):
+            refuse(logits, choice)
+        if not self._draws:
+            return np.array([values.argmax()]), np.ones(1)
+        if self.opts.mirostat:
+            self._surprises = surprises(values, choice)
+        ids, shares = shares_of(values, choice)
+        return ids, shares / shares.sum()
 
     def copy(self) -> Sampler:
         """A copy with the same state, including the random number generator; for drafts that may be discarded."""
         other = object.__new__(Sampler)
-        other.opts, other._filters, other._bias, other._dry = self.opts, self._filters, self._bias, self._dry
-        other._random, other._recent = deepcopy(self._random), self._recent.copy()
-        other._mirostat = self._mirostat.copy() if self._mirostat else None
+        other.__dict__.update(self.__dict__, _choice=Choice(self.opts), _recent=self._recent.copy())
+        other._random = deepcopy(self._random)
         other._constraint = self._constraint.copy() if self._constraint is not None else None
         return other
 
-    def _likeliest(self, logits: Logits, banned: Collection[int]) -> int:
-        values = self._changed(logits, banned)
-        token = int(values.argmax())  # the place of a NaN, if there is one
-        _check_top(values[token], logits)
-        return token
+    def _prepared(self, vocab: int, banned: Collection[int]) -> Choice:
+        """The next choice without its random number."""
+        choice = self._choice
+        choice.mask = None if self._constraint is None else self._constraint.mask()
+        if self._recent or banned or self.opts.logit_bias:
+            choice.changes = self._penalties.changes(self._recent, banned, vocab)
+        else:
+            choice.changes = None
+        if self.opts.mirostat:
+            choice.numbers[LEAST_SHARE] = np.exp2(-self._bound)
+        return choice
 
-    def _draw(self, logits: Logits, banned: Collection[int]) -> int:
-        ids, shares = self._shares(logits, banned)
-        rising = shares.cumsum(out=shares)
-        at = rising.searchsorted(self._random.random() * rising[-1], side="right")
-        last = rising.searchsorted(rising[-1])  # where rounding must not go beyond: the last token that has a share
-        place = int(min(at, last))
-        return place if ids is None else int(ids[place])
+    def _adapt(self, surprise: float) -> None:
+        """Updates Mirostat's bound by the surprise of the token that was drawn."""
+        if isfinite(surprise):
+            self._bound -= self.opts.mirostat_eta * (surprise - self.opts.mirostat_tau)
 
-    def _shares(self, logits: Logits, banned: Collection[int]) -> tuple[Ids | None, Floats]:
-        """Ids that may be drawn, ascending, or None for all, and their probabilities up to a factor."""
-        values, temperature = self._changed(logits, banned), self.opts.temperature
-        _check_top(values.max(), logits)
-        if self._mirostat:
-            values = tempered(values, temperature)
-            kept = self._mirostat.keep(values)
-            return kept, weights(values[kept])
-        ids, values = self._filtered(values)
-        shares = weights(values, temperature)
-        return ids, self._mixed(values, shares) if self.opts.xtc_probability else shares
-
-    def _mixed(self, values: Logits, shares: Floats) -> Floats:
-        """The mixture of the draws in which XTC applies and of those in which it does not."""
-        gone, probability = xtc_excluded(values, self.opts.xtc_threshold), self.opts.xtc_probability
-        left = np.delete(np.arange(len(values)), gone)
-        without = weights(values[left], self.opts.temperature)
-        shares *= (1 - probability) / shares.sum()
-        shares[left] += without * (probability / without.sum())
-        return shares
-
-    def _filtered(self, values: Logits) -> tuple[Ids | None, Logits]:
-        """The tokens that the filters keep: ascending ids, or None for all, and their logits."""
-        ids: Ids | None = None
-        for keep in self._filters:
-            places = keep(values)
-            ids, values = (places if ids is None else ids[places]), values[places]
-        return ids, values
-
-    def _changed(self, logits: Logits, banned: Collection[int]) -> Logits:
-        """The logits after mask, bias, penalties and DRY; the same array if none of them applies."""
-        opts = self.opts
-        if self._constraint is not None and (words := self._constraint.mask()) is not None:
-            logits = masked(logits, words)
-        if not (opts.logit_bias or banned or self._recent):
-            return logits
-        values = logits.astype(np.float64)
-        self._bias.add(values)
-        values[[token for token in banned if token < len(values)]] = -np.inf
-        recent = np.fromiter(self._recent, np.intp, len(self._recent))
-        if opts.has_penalties:
-            penalize(values, _last(recent, opts.repetition_window), opts)
-        if self._dry:
-            self._dry.penalize(values, _last(recent, opts.dry_penalty_last_n))
-        return values
-
-
-def _window(opts: SampleOpts) -> int | None:
-    """How many tokens of the history are needed; None is all."""
-    windows = [opts.repetition_window] if opts.has_penalties else []
-    windows += [opts.dry_penalty_last_n] if opts.dry_multiplier else []
-    bounded = [window for window in windows if window is not None]
-    return max(bounded, default=0) if len(bounded) == len(windows) else None
-
-
-def _last(recent: Ids, window: int | None) -> Ids:
-    return recent if window is None else recent[max(len(recent) - window, 0) :]
-
-
-def _check_top(top: Any, logits: Logits) -> None:
-    """`SamplingError` if bias and bans exclude every token, `NumericalError` if a logit is NaN or infinite."""
-    if isfinite(top):
-        return
-    if top == -np.inf and isfinite(logits.max()):
-        hint = "ban fewer tokens: logit_bias of -inf and min_tokens do, also under a grammar"
-        raise SamplingError("bias and bans exclude every token", where="sampling", hint=hint)
-    raise NumericalError(
-        f"the largest logit is {top}", where="sampling",
-        hint="the weights or the arithmetic are broken: check the file, or try precision='exact'",
-    )  # fmt: skip
+    def _append(self, token: int) -> None:
+        self._recent.append(token)
+        if self._constraint is not None:
+            self._constraint.accept(token)

@@ -20,8 +20,8 @@ from rlx.errors import ArgumentError, ModelFileError, TokenizerError, WeightErro
 from rlx.export.convert import convert
 from rlx.export.hf import open_model
 from rlx.ir.dtypes import F8_E4M3
-from rlx.sampling.recommended import recommended
 from rlx.weights import open_weights
+from rlx.weights.recommended import recommended
 
 
 def field(reader: GGUFReader, key: str) -> Any:

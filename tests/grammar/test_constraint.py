@@ -18,7 +18,7 @@ from schemas import SCHEMAS
 from rlx import demo
 from rlx.errors import GrammarError
 from rlx.grammar import Constraint, Grammar, GrammarCompiler, after_thinking
-from rlx.sampling.masks import masked
+from rlx.sampling.choice import masked
 from rlx.text import Tokenizer, load_tokenizer
 from rlx.text.vocabulary import Spelling, TokenType, Vocabulary
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from rlx.sampling import SampleOpts, filters
-from rlx.sampling.filters import filters_of, largest, log_shares, min_p, top_n_sigma, top_p, typical_p, xtc_excluded
+from rlx.sampling.filters import exp as exp_of
+from rlx.sampling.filters import filters_of, largest, min_p, top_n_sigma, top_p, typical_p, xtc_excluded
 
 Array = np.ndarray[Any, Any]
 
@@ -53,7 +54,6 @@ def test_top_k_of_a_long_row(kind: str, count: int, dtype: Any) -> None:
         "ends": np.where(np.arange(5200) % 5190 < 12, random.normal(size=5200) + 50, 0),
         "excluded": np.where(np.arange(5200) % 500 == 7, 1.0, -np.inf),
     }[kind].astype(dtype)
-    assert len(logits) // filters._CHUNK == 20, "the counts lie on both sides of the number of chunks"
     order = np.lexsort((np.arange(len(logits)), -logits))
     assert largest(logits, count).tolist() == np.sort(order[:count]).tolist()
 
@@ -181,10 +181,18 @@ def test_filters_keep_the_likeliest_and_never_nothing(
 
 
 @given(logits_rows)
-def test_shares(logits: Array) -> None:
-    np.testing.assert_allclose(np.exp(log_shares(logits)), softmax(logits), rtol=1e-12)
-    tempered = filters.weights(logits, 0.7)
-    np.testing.assert_allclose(tempered / tempered.sum(), softmax(logits.astype(np.float64) / 0.7), rtol=1e-9)
+def test_weights_are_probabilities(logits: Array) -> None:
+    for temperature in (1.0, 0.7):
+        shares = filters.weights(logits, temperature)
+        expected = softmax(logits.astype(np.float64) / temperature)
+        np.testing.assert_allclose(shares / shares.sum(), expected, rtol=1e-9)
+
+
+def test_exp_is_right_to_the_last_place() -> None:
+    x = -np.concatenate([np.linspace(0, 708, 20_001), np.geomspace(1e-300, 1, 2000)])
+    right = np.exp(x)
+    assert (np.abs(exp_of(x) - right) <= 2 * np.spacing(right)).all()
+    assert exp_of(np.array([0.0, -0.0, -709.0, -np.inf])).tolist() == [1, 1, 0, 0]
 
 
 def test_only_what_is_on_filters() -> None:

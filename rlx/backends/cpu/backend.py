@@ -13,6 +13,7 @@ import numpy as np
 from rlx.backends.cpu import link, machine, steps
 from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.chooser import Chooser
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.drafts import run_rounds
 from rlx.backends.cpu.launch.native import NativeProgram
@@ -25,6 +26,7 @@ from rlx.backends.device import (
     Backend,
     Builder,
     Built,
+    Choose,
     Code,
     FeatureUse,
     Loadable,
@@ -104,6 +106,9 @@ class Cpu(Backend):
     def prepare_packing(self, dtypes: Iterable[DType], builder: Builder) -> None:
         for dtype in dtypes:
             steps.packing(builder, dtype)
+
+    def chooser(self, workers: WorkerPool, builder: Builder) -> Choose:
+        return Chooser(workers, steps.choosing(builder))
 
     def bandwidth(self, workers: WorkerPool, nbytes: int) -> float:
         return machine.read_bandwidth(workers, nbytes=nbytes)

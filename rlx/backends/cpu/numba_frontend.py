@@ -180,6 +180,7 @@ class _Library:
     """Replaces Numba's code library: creates a module and keeps the one function that is lowered into it."""
 
     recorded_timings = None
+    is_outlined = False
 
     def __init__(self, name: str, fastmath: tuple[str, ...]) -> None:
         self.name, self.fastmath, self.module = name, fastmath, None
@@ -299,7 +300,8 @@ class Frontend:
         if (fn, args) not in self.helpers:
             name = f"{fn.__name__}({', '.join(map(_type_name, args))})"
             library = _Library(name, getattr(fn, "fastmath", ()))
-            text = self._function(fn, args, None, library, _flags(forceinline=True))
+            library.is_outlined = hasattr(fn, "outlined")
+            text = self._function(fn, args, None, library, _flags(forceinline=not library.is_outlined))
             self.target.insert_func_defn([(_call(name, text.signature), fn, args)])
             self.helpers[fn, args] = text
         return self.helpers[fn, args]
@@ -333,6 +335,8 @@ def _assemble(library: _Library, signature: Any, callees: list[_Text]) -> _Text:
                 raise CompileError("two helpers have this name and argument types", where=name, hint="Rename one.")
     for function in library.module.functions:
         if not function.is_declaration:
+            if library.is_outlined:
+                function.attributes.add("noinline")
             # Branch weights refer to numbered metadata of the module; they only guard the step of `range`.
             text.functions[library.name] = re.sub(r", !prof !\d+", "", str(function))
         elif function.name not in text.functions:

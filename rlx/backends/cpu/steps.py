@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from rlx import platform
@@ -15,6 +15,7 @@ from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.threads import RuntimeLibrary, runtime_llvm
 from rlx.backends.cpu.layouts import BLOCK_ROWS, LAYOUTS
+from rlx.backends.cpu.ranges import range_step, row_step
 from rlx.backends.cpu.target import Target
 from rlx.backends.device import Builder, Files, Stored
 from rlx.ir.dtypes import DType
@@ -54,21 +55,27 @@ def objects(stored: Stored) -> list[bytes]:
     return [stored.read(name) for name in stored.names if name.endswith(".o")]
 
 
-def step_of(builder: Builder, make: Callable[[], Kernel], *, what: str, **fields: Any) -> NativeCode:
+def step_of(
+    builder: Builder,
+    make: Callable[[], Kernel],
+    *,
+    what: str,
+    step: Callable[[Kernel], tuple[str, str]] = range_step,
+    **fields: Any,
+) -> NativeCode:
     """A kernel as a step of its own, see `rlx.backends.cpu.ranges`; its one symbol is the step.
 
     Args:
         make: makes the kernel, if it must be compiled.
         what: it is, for whoever waits for it.
+        step: writes the step.
         fields: of the compile key.
     """
 
     def build() -> Files:
-        from rlx.backends.cpu.ranges import range_step
-
         kernel = make()
-        name, step = range_step(kernel)
-        files = _compiled(builder.target, kernel=kernel.llvm, program=step)
+        name, text = step(kernel)
+        files = _compiled(builder.target, kernel=kernel.llvm, program=text)
         return files | {"symbol.txt": name, "kernel.txt": kernel.source}
 
     def load(stored: Stored) -> NativeCode:
@@ -89,6 +96,18 @@ def packing(builder: Builder, dtype: DType) -> NativeCode:
     return step_of(
         builder, kernel, what=f"the packing of {dtype.name} weights", kind="pack", name=dtype.name, options=options
     )
+
+
+def choosing(builder: Builder) -> NativeCode:
+    """The step that chooses the tokens of some rows of logits."""
+
+    def kernel() -> Kernel:
+        from rlx.backends.cpu.kernels.rows.choose import choose
+
+        return choose()
+
+    rows = partial(row_step, scratch=6)
+    return step_of(builder, kernel, what="the choice of tokens", step=rows, kind="choice", name="choose")
 
 
 def peak(builder: Builder, kind: str) -> NativeCode:

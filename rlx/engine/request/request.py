@@ -23,7 +23,7 @@ from rlx.engine.speculation.drafts import Drafts
 from rlx.engine.threads import Notifier
 from rlx.errors import ArgumentError
 from rlx.grammar.grammar import Grammar
-from rlx.sampling.masks import Constraint
+from rlx.sampling.sampler import Constraint
 from rlx.sampling.options import Sample, SampleOpts
 
 AHEAD = 8  # most tokens that are computed before their consumer has taken them

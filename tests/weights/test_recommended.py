@@ -13,8 +13,8 @@ import pytest
 
 from rlx import auto_runner, demo
 from rlx.sampling import SampleOpts
-from rlx.sampling.recommended import recommended
 from rlx.weights import open_weights
+from rlx.weights.recommended import recommended
 
 
 def hf(**config: Any) -> Any:
@@ -104,7 +104,7 @@ def test_the_names_are_those_of_the_format() -> None:
     """The `gguf` package names every key; all but the order of the steps are read."""
     from gguf.constants import Keys
 
-    from rlx.sampling import recommended as module
+    from rlx.weights import recommended as module
 
     names = {value for name, value in vars(Keys.General).items() if name.startswith("SAMPLING_")}
     assert names - {"general.sampling.sequence"} == {f"general.sampling.{key}" for key in module._GGUF_KEYS}

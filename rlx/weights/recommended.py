@@ -1,6 +1,6 @@
 """The sampling options that a model's files recommend, as `SampleOpts`.
 
-Sampling stage, over the open file. For safetensors this reads `generation_config.json`, with the meaning that
+Weights stage, over the open file. For safetensors this reads `generation_config.json`, with the meaning that
 transformers gives it; for GGUF the keys `general.sampling.*`, whose names are llama.cpp's.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from rlx.errors import SamplingError
 from rlx.sampling.options import SampleOpts
-from rlx.weights import WeightLoader
+from rlx.weights.loader import WeightLoader
 
 _GGUF = "general.sampling."
 _GGUF_KEYS = {
