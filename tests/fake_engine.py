@@ -18,6 +18,7 @@ from rlx.engine.opening.options import EngineOptions
 from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.ready import ProgramRecord, ReadyPrograms
 from rlx.errors import NumericalError
+from rlx.sampling.choice import choose_rows
 
 
 def tokens_as_numbers(eog_ids: Collection[int] = ()) -> Any:
@@ -147,6 +148,8 @@ class FakeEngine:
 
     def check_fits(self, positions: int) -> None:
         """There is room enough."""
+
+    choose = staticmethod(choose_rows)
 
     def step(self, batch: Any) -> list[Any]:
         self.steps.append(len(batch.segments))

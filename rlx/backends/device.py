@@ -28,7 +28,7 @@ from rlx.passes import program as passes
 from rlx.passes.capabilities import Capabilities
 from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.options import Options
-from rlx.sampling.choice import Choice, Chosen, choose
+from rlx.sampling.choice import Choose, choose_rows
 
 Files = Mapping[str, bytes | str]
 T = TypeVar("T")
@@ -161,10 +161,6 @@ class Packer:
 
     nbytes: Callable[[int, int], int]
     pack: Callable[[NDArray[np.uint8], Buffer, int, int], None]
-
-
-#: Chooses a token from each of some rows of logits, float32[vocab].
-Choose = Callable[[Sequence[NDArray[np.float32]], Sequence[Choice]], list[Chosen]]
 
 
 @dataclass(frozen=True)
@@ -301,8 +297,8 @@ class Backend(ABC):
         return
 
     def chooser(self, workers: Any, builder: Builder) -> Choose:
-        """What chooses tokens; `rlx.sampling.choice.choose` is its meaning, to the bit."""
-        return lambda rows, choices: [choose(row, choice) for row, choice in zip(rows, choices, strict=True)]
+        """What chooses the tokens of some rows of logits; `choose_rows` is its meaning, to the bit."""
+        return choose_rows
 
     def bandwidth(self, workers: Any, nbytes: int) -> float:
         """The rate in 10^9 bytes per second at which all workers together read a buffer of `nbytes`, measured.

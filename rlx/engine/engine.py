@@ -57,6 +57,7 @@ from rlx.models.variants import EmbeddedRows
 from rlx.models.vision_config import VisionConfig
 from rlx.passes.layout import weight_bytes
 from rlx.sampling import SampleOpts
+from rlx.sampling.choice import Choose
 from rlx.text.chat import template_text
 from rlx.tracing import span
 from rlx.vision.opening import MmprojPath, Vision
@@ -94,6 +95,7 @@ class Engine(SingleSequence):
     """
 
     images: ImageInput | None = None
+    choose: Choose
     _workers: Workers
     _tensors: Tensors
     _predictor: Predictor | None = None  # created at first use
@@ -126,6 +128,7 @@ class Engine(SingleSequence):
         try:
             self._workers = self._compiler.workers(setup.threads)
             self._tensors = Tensors(self._compiler, self._workers)
+            self.choose = self._compiler.backend.chooser(self._workers, self._compiler)
             sizes = Sizes.of(self.graph, self.max_seq, self.most_rows)
             nbytes = pool_bytes(setup.kv_bytes, sizes, self.max_seq, weight_bytes(self._programs.weights.values()))
             self.pool = CachePool(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rlx.engine.request.context import Logits
+from rlx.sampling.choice import Choose, choose_rows
 
 if TYPE_CHECKING:
     from rlx.engine.batch import Batch
@@ -40,6 +41,11 @@ class StepEngine(Protocol):
     """
 
     most_rows: int
+
+    @property
+    def choose(self) -> Choose:
+        """Chooses tokens from rows of logits."""
+        ...
 
     def open_sequence(self, prompt: Ids[int] = (), embeddings: Any = None, *, salt: str = "") -> Any:
         """A sequence that will hold `prompt`. It begins with the longest prefix that the cache knows for this salt."""
@@ -88,6 +94,9 @@ class TokenEngine(Protocol):
 
     @property
     def weights(self) -> ModelWeights: ...
+
+    @property
+    def choose(self) -> Choose: ...
 
     @property
     def recommended(self) -> SampleOpts | None: ...
@@ -193,7 +202,7 @@ class RecomputeEngine:
         logits: the logits after some ids, float32[vocab]; of those and prompt embeddings where there are some.
     """
 
-    most_rows = MOST_ROWS
+    most_rows, choose = MOST_ROWS, staticmethod(choose_rows)
 
     def __init__(self, logits: Callable[..., Logits]) -> None:
         self._logits = logits

@@ -6,6 +6,7 @@ every device finds the same tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import log, log2
 from typing import Any, NamedTuple, NoReturn
@@ -93,6 +94,15 @@ def choose(logits: Logits, choice: Choice) -> Chosen:
     last = rising.searchsorted(rising[-1])  # where rounding must not go beyond: the last token that has a share
     token = int(ids[min(at, last)])
     return Chosen(token, is_finite, float(surprises(values, choice)[token]) if choice.opts.mirostat else 0.0)
+
+
+def choose_rows(rows: Sequence[Logits], choices: Sequence[Choice]) -> list[Chosen]:
+    """Chooses a token from each of some rows."""
+    return [choose(row, choice) for row, choice in zip(rows, choices, strict=True)]
+
+
+#: As `choose_rows`, of float32[vocab]: what a device has.
+Choose = Callable[[Sequence[npt.NDArray[np.float32]], Sequence[Choice]], list[Chosen]]
 
 
 def masked(logits: Logits, words: Words) -> Logits:

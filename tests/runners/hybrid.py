@@ -22,6 +22,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.variants import EmbeddedRows
 from rlx.profile import CompileProfile
+from rlx.sampling.choice import choose_rows
 
 Array = np.ndarray[Any, Any]
 
@@ -229,6 +230,8 @@ class InterpretedEngine(SingleSequence):
         rows: how many rows were computed so far.
         advanced: how many rows were taken into recurrent states after they were verified.
     """
+
+    choose = staticmethod(choose_rows)
 
     def __init__(
         self,

@@ -245,7 +245,7 @@ def test_one_that_fails_fails_alone() -> None:
 
 def test_a_sampler_that_raises() -> None:
     class Broken:
-        def sample(self, logits: Any, banned: Any = ()) -> int:
+        def choice(self, vocab: int, banned: Any = ()) -> Any:
             raise KeyError("no")
 
     made, good = executor(ToyEngine()), job(prompt(5, 1), 20)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 from fake_tower import BEGIN, END, HIDDEN, PIECES, PLACEHOLDER, FakeTower, config, image, images
-from toy_engine import Greedy, ToyEngine, answer, asked, executor, give
+from toy_engine import ToyEngine, answer, asked, executor, give
 from toy_engine import job as toy_job
 
 import rlx
@@ -20,6 +20,7 @@ from rlx.engine.request.request import Job
 from rlx.errors import ArgumentError, BusyError, ConfigError, ImageError, MultimodalError, PromptError
 from rlx.prompt import Prompt
 from rlx.runners.cached import CachedRunner
+from rlx.sampling import SampleOpts, Sampler
 
 IDS = [1, 2, BEGIN, PLACEHOLDER, END, 3]
 ROWS = 6  # of `image`
@@ -98,7 +99,7 @@ def job(prompt: list[int], made: ImageInput | None = None, seed: int = 0, limit:
     if made is None:
         return toy_job(prompt, limit)
     found = placed(Prompt([*prompt, PLACEHOLDER, 7], [image(seed)]), made, 29, None, "prompt", "model")
-    return Job(replace(asked(found.ids, limit), ids=found), Greedy(), streaming=False)
+    return Job(replace(asked(found.ids, limit), ids=found), Sampler(SampleOpts.greedy()), streaming=False)
 
 
 def run(made: Executor) -> None:

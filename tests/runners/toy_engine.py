@@ -16,7 +16,8 @@ from rlx.engine.request.context import Context
 from rlx.engine.request.request import Job, Request
 from rlx.engine.token_engine import ComputedAnew
 from rlx.errors import PoolFullError
-from rlx.sampling import SampleOpts
+from rlx.sampling import SampleOpts, Sampler
+from rlx.sampling.choice import choose_rows
 
 VOCAB = 50
 
@@ -81,6 +82,8 @@ class ToyEngine:
         self.views: list[Any] = []  # what the last step returned without a copy
         self.broken: set[int] = set()  # a sequence whose first id is one of these has logits that are NaN
 
+    choose = staticmethod(choose_rows)
+
     def clock(self) -> float:
         return self.now
 
@@ -138,18 +141,6 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-class Greedy:
-    """A sampler that takes the likeliest token."""
-
-    def accept(self, token: int) -> None:
-        """It remembers nothing."""
-
-    def sample(self, logits: Any, banned: Any = ()) -> int:
-        logits = logits.copy()
-        logits[list(banned)] = -np.inf
-        return int(logits.argmax())
-
-
 def executor(engine: ToyEngine, slots: int = 8, stall: float = 0.1) -> Executor:
     """An executor over the engine, on its clock."""
     return Executor(engine, Scheduler(slots, stall, engine.most_rows), engine.clock)
@@ -175,5 +166,5 @@ def asked(
 def job(ids: Sequence[int], limit: int = 10, **options: Any) -> Job:
     """A job that nobody looks at before it ends."""
     own = {name: options.pop(name) for name in [*options] if name not in (*ASKED, "is_greedy", "with_logits")}
-    sampler = own.pop("sampler", None) or Greedy()
+    sampler = own.pop("sampler", None) or Sampler(SampleOpts.greedy())
     return Job(asked(ids, limit, **options), sampler, **{"streaming": False, **own})

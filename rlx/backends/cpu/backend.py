@@ -12,8 +12,8 @@ import numpy as np
 
 from rlx.backends.cpu import link, machine, steps
 from rlx.backends.cpu.calls import Units
-from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.chooser import Chooser
+from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.drafts import run_rounds
 from rlx.backends.cpu.launch.native import NativeProgram
@@ -26,7 +26,6 @@ from rlx.backends.device import (
     Backend,
     Builder,
     Built,
-    Choose,
     Code,
     FeatureUse,
     Loadable,
@@ -41,6 +40,7 @@ from rlx.backends.host import HOST, address
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program
 from rlx.ir.dtypes import DType
+from rlx.sampling.choice import Choose
 from rlx.tracing import span
 
 _GRAINS = 64  # ranges of units that the workers of a loop take
@@ -108,7 +108,7 @@ class Cpu(Backend):
             steps.packing(builder, dtype)
 
     def chooser(self, workers: WorkerPool, builder: Builder) -> Choose:
-        return Chooser(workers, steps.choosing(builder))
+        return Chooser(workers, builder)
 
     def bandwidth(self, workers: WorkerPool, nbytes: int) -> float:
         return machine.read_bandwidth(workers, nbytes=nbytes)

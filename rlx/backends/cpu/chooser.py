@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends.cpu.launch.code import NativeCode
+from rlx.backends.cpu import steps
 from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.device import Builder
 from rlx.sampling.choice import NUMBERS, Choice, Chosen, surprise
 from rlx.sampling.filters import INTERVALS
 
@@ -22,22 +23,24 @@ _SCRATCH, _WORDS, _FOUND = (8, 8, 8, 4, 4, 0), 10, 4
 
 
 class Chooser:
-    """Chooses tokens, see `rlx.backends.device.Choose`; one thread at a time.
+    """Chooses tokens, see `rlx.sampling.choice.Choose`; one thread at a time. Its code is loaded by the first call.
 
     Args:
         workers: those that share rows.
-        code: the step.
+        builder: compiles the code.
     """
 
-    def __init__(self, workers: WorkerPool, code: NativeCode) -> None:
-        self._workers, self._code = workers, code
-        (self._address,) = code.addresses.values()
-        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(self._address)
+    def __init__(self, workers: WorkerPool, builder: Builder) -> None:
+        self._workers, self._builder = workers, builder
         self._context = np.zeros(3 + 2 * len(_SCRATCH), np.int64)
         self._rows = self._vocab = 0
 
     def _fit(self, rows: int, vocab: int) -> None:
         """Makes the tables and the memory of the workers, which becomes resident where it is used."""
+        if not self._rows:
+            self._code = steps.choosing(self._builder)
+            (self._address,) = self._code.addresses.values()
+            self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(self._address)
         self._rows, self._vocab = rows, vocab
         self._table = np.zeros((rows, _WORDS), np.int64)
         self._numbers, self._found = np.zeros((rows, len(NUMBERS))), np.zeros((rows, _FOUND))

@@ -7,7 +7,7 @@ prompt rows or of a task, bounded in time while somebody decodes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping
 
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.disk_kv_cache import DiskKVCache
@@ -20,10 +20,40 @@ from rlx.engine.request.stopping import FinishReason
 from rlx.engine.threads import Notifier
 from rlx.engine.token_engine import StepEngine
 from rlx.errors import DeadlineError, PoolFullError
+from rlx.sampling.choice import Choice
 from rlx.tracing import span
 
 Message = Job | Task | tuple[Job, ...]
 """New jobs or a task, or news of a known job: its consumer has taken tokens, or wants no more."""
+
+
+class _Pick:
+    """The choice of a job's next tokens from the logits of a segment: of one, or of several as far as drafts are right.
+
+    Attributes:
+        rows: the logits, [rows, vocab].
+        at: the row that the next token comes from.
+        drafts: what it is compared with, for each row but the last.
+        is_first: whether it is the first token of the answer.
+        are_drafts: whether drafts were made, not forced by a grammar.
+    """
+
+    def __init__(self, job: Job, segment: Segment, logits: Logits) -> None:
+        self.job, self.at = job, 0
+        self.rows = logits[None] if logits.ndim == 1 else logits
+        self.drafts = segment.tokens[1:] if segment.logits == "all" else ()
+        self.is_first, self.are_drafts = not job.tokens, not job.forced
+        self._start = len(job.sequence) - len(self.rows)
+
+    @property
+    def length(self) -> int:
+        """How many positions come before the row."""
+        return self._start + self.at
+
+    @property
+    def where(self) -> str:
+        """What names the row in errors."""
+        return self.job.label or ("prefill" if self.is_first else f"position {self.length}")
 
 
 class Executor:
@@ -193,9 +223,7 @@ class Executor:
         found = self._compute(segments)
         if found and not forced:
             self.scheduler.cost.observe(sum(len(segments[job].tokens) for job in found), self._clock() - start)
-        for job, logits in found.items():
-            if logits is not None:
-                self._accept(job, segments[job].tokens[1:] if segments[job].logits == "all" else (), logits)
+        self._accept(found, segments)
 
     def _drafts(self, jobs: list[Job]) -> dict[Job, list[int]]:
         """The drafts of each job that pay in a step of all of them."""
@@ -212,29 +240,66 @@ class Executor:
         pairs = zip(jobs, self.scheduler.draft_rows(probs), strict=True)
         return {job: job.drafts.propose(count) for job, count in pairs if job.drafts and count}
 
-    def _accept(self, job: Job, drafts: Sequence[int], logits: Logits) -> None:
-        """Chooses a token from each row as long as the draft before it was right; drops the rows after that."""
-        rows = logits[None] if logits.ndim == 1 else logits
-        start, is_first, are_drafts = len(job.sequence) - len(rows), not job.tokens, not job.forced
+    def _accept(self, found: Mapping[Job, Logits | None], segments: Mapping[Job, Segment]) -> None:
+        """Chooses a token from the first row of each job, then from the next one as long as the draft was right."""
+        picks = [_Pick(job, segments[job], rows) for job, rows in found.items() if rows is not None]
         with span("choose a token", "loop"):
-            for at, row in enumerate(rows):
-                where = job.label or ("prefill" if is_first else f"position {start + at}")
-                try:
-                    token = job.choose(check_finite(row, where))
-                    reason = job.end_with(token)
-                except BaseException as error:
-                    self.room.end(job, error, start + at)
-                    return
-                if reason is not None or at >= len(drafts) or drafts[at] != token:
-                    break
-                self._add(job, token, row, None)
-        if at + 1 < len(rows):
-            job.rewind(start + at + 1)
-        if job.drafts and not is_first:
-            job.drafts.verified(len(drafts), at) if are_drafts else job.drafts.verified(0, 0)
+            while picks:
+                chosen = self._choose(picks)
+                picks = [
+                    pick for pick in picks if (token := chosen.get(pick.job)) is not None and self._took(pick, token)
+                ]
+
+    def _choose(self, picks: list[_Pick]) -> dict[Job, int]:
+        """The tokens from the next row of each pick, all in one call of the device; jobs that fail end."""
+        tokens, asked, choices = dict[Job, int](), list[_Pick](), list[Choice]()
+        for pick in picks:
+            job = pick.job
+            try:
+                if job.constraint is not None and job.is_forced():
+                    check_finite(pick.rows[pick.at], pick.where)
+                    tokens[job] = job.take_forced()
+                else:
+                    choices.append(job.sampler.choice(len(pick.rows[0]), job.banned))
+                    asked.append(pick)
+            except BaseException as error:
+                self.room.end(job, error, pick.length)
+        rows = [pick.rows[pick.at] for pick in asked]
+        try:
+            found = self._engine.choose(rows, choices) if rows else ()
+        except BaseException as error:
+            for pick in asked:
+                self.room.end(pick.job, error, pick.length)
+            return tokens
+        for pick, chosen in zip(asked, found, strict=True):
+            try:
+                if not chosen.is_finite:
+                    check_finite(pick.rows[pick.at], pick.where)
+                tokens[pick.job] = pick.job.sampler.took(chosen, pick.rows[pick.at])
+            except BaseException as error:
+                self.room.end(pick.job, error, pick.length)
+        return tokens
+
+    def _took(self, pick: _Pick, token: int) -> bool:
+        """Adds a token; returns whether a token comes from the next row, too. If not, the rows after it are dropped."""
+        job, row, at = pick.job, pick.rows[pick.at], pick.at
+        try:
+            reason = job.end_with(token)
+        except BaseException as error:
+            self.room.end(job, error, pick.length)
+            return False
+        if reason is None and at < len(pick.drafts) and pick.drafts[at] == token:
+            self._add(job, token, row, None)
+            pick.at += 1
+            return True
+        if at + 1 < len(pick.rows):
+            job.rewind(pick.length + 1)
+        if job.drafts and not pick.is_first:
+            job.drafts.verified(len(pick.drafts), at) if pick.are_drafts else job.drafts.verified(0, 0)
         is_over = self._add(job, token, row, reason)
         if job.constraint is not None and not is_over and not job.with_logits:
             self._add_forced(job)
+        return False
 
     def _add_forced(self, job: Job) -> None:
         """Adds the tokens that the grammar forces; they are computed in the next step."""
@@ -301,7 +366,7 @@ class Executor:
         for job, logits in found.items():
             if logits is not None:
                 self.scheduler.started(job)
-                self._accept(job, (), logits)
+        self._accept(found, segments)
         return True
 
     def _admit(self) -> None:

@@ -23,8 +23,9 @@ from rlx.engine.speculation.drafts import Drafts
 from rlx.engine.threads import Notifier
 from rlx.errors import ArgumentError
 from rlx.grammar.grammar import Grammar
-from rlx.sampling.sampler import Constraint
+from rlx.sampling.choice import Choice, Chosen
 from rlx.sampling.options import Sample, SampleOpts
+from rlx.sampling.sampler import Constraint
 
 AHEAD = 8  # most tokens that are computed before their consumer has taken them
 
@@ -97,9 +98,11 @@ _numbers = itertools.count()
 
 
 class Chooser(Protocol):
-    """Chooses the next token from logits; `rlx.sampling.Sampler` does."""
+    """Chooses the tokens of one answer; `rlx.sampling.Sampler` does."""
 
-    def sample(self, logits: Logits, banned: Collection[int] = ()) -> int: ...
+    def choice(self, vocab: int, banned: Collection[int] = ()) -> Choice: ...
+
+    def took(self, chosen: Chosen, logits: Logits) -> int: ...
 
     def accept(self, token: int) -> None: ...
 
@@ -225,12 +228,6 @@ class Job:
         if not self.is_greedy or self.with_logits or self.banned or self.constraint is not None:
             return False
         return not (self.streaming and (self.drafts or self.sequence.recurrent))
-
-    def choose(self, logits: Logits) -> int:
-        """The next token, for these logits, float32[vocab]."""
-        if self.constraint is not None and self.is_forced():
-            return self.take_forced()
-        return self.sampler.sample(logits, self.banned)
 
     def is_forced(self) -> bool:
         """Whether the next token must be `forced[0]`, whatever its logits are."""

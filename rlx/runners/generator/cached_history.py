@@ -62,7 +62,8 @@ class CachedHistory:
         logits = self._logits if self._logits is not None else (yield from self._computed())
         if self._sampler is None or self._sampler.opts != opts:
             self._sampler = Sampler(opts, self.tokens)
-        token = self._sampler.sample(logits)
+        (chosen,) = self._engine.choose([logits], [self._sampler.choice(len(logits))])
+        token = self._sampler.took(chosen, logits)
         self.tokens.append(token)
         self._logits = None
         return token

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from rlx.backends import backend
 from rlx.backends.cpu.kernels.rows import choose as kernel
 from rlx.backends.cpu.loops import python_form
-from rlx.backends.device import Choose
 from rlx.compiler.compile import Compiler
 from rlx.sampling import SampleOpts, Sampler
-from rlx.sampling.choice import NUMBERS, Choice, Chosen, choose, surprise
+from rlx.sampling.choice import NUMBERS, Choice, Choose, Chosen, choose, surprise
 from rlx.sampling.filters import INTERVALS, exp
 
 Array = np.ndarray[Any, Any]
