@@ -100,7 +100,7 @@ def model_source(
 
 def _usual_shape(engine: dict[str, Any]) -> str | None:
     """The shape to compile for a profile of a family of which there is no model; None where there is one."""
-    from rlx.engine.opening.model_choice import family_without_model
+    from rlx.engine.opening.source import family_without_model
     from rlx.models.shapes import USUAL
 
     profile = read_profile(engine)

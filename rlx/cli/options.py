@@ -124,7 +124,7 @@ def model_path(
         ModelFileError, DownloadError: the model is not there and cannot be downloaded.
     """
     from rlx import demo
-    from rlx.engine.opening.model_choice import choose_model
+    from rlx.engine.opening.source import choose_model
 
     loaded = read_profile(engine) if model is None else None
     choice, profile = choose_model(model, loaded), loaded and loaded.source

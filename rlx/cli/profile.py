@@ -53,7 +53,7 @@ def init(model: str, output: str | None, force: bool) -> None:
     The values are the defaults of MODEL, so the file as written changes nothing. Those that depend on the machine, the
     environment or other keys begin with a #: remove it to fix them.
     """
-    from rlx.engine.opening.pools import pools_of
+    from rlx.engine.opening.setup import pools_of
 
     with open_plan(model, {"profile": {}}) as plan:
         weights = plan.weights.loader.path

@@ -149,7 +149,7 @@ def _serve_here(models: list[Named], options: ServerOptions, engine: dict[str, A
 
 def _pools(paths: list[str], engine: dict[str, Any]) -> list[dict[str, Any]]:
     """For each of several models the option that says how large its pool of caches is: their shares of the memory."""
-    from rlx.engine.opening.pools import pools_of
+    from rlx.engine.opening.setup import pools_of
 
     if len(paths) == 1:
         return [{}]

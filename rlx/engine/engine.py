@@ -33,8 +33,7 @@ from rlx.engine.kv.sequence import Sequence
 from rlx.engine.kv.sequence_snapshot import restore, take_snapshot
 from rlx.engine.kv.snapshot import Snapshot
 from rlx.engine.model_runner import ALL_ROWS_VALUES, Limits, ModelRunner
-from rlx.engine.opening.identity import identity
-from rlx.engine.opening.opened import Source, tokenizer_of
+from rlx.engine.opening.opened import Source, identity, tokenizer_of
 from rlx.engine.opening.options import (
     IMAGE_CACHE_BYTES,
     STALL_MS,

@@ -120,8 +120,7 @@ def auto_runner(path: ModelSource | None = None, *, options: RunnerOptions) -> F
         ArgumentError, ProfileError, TargetError: an option is out of its range.
         ResourceError: the system refuses memory, threads or file descriptors.
     """
-    from rlx.engine.opening.configured import open_with
-    from rlx.engine.opening.model_choice import choose_model
+    from rlx.engine.opening.source import choose_model, open_with
 
     if isinstance(path, str | PathLike) or path is None:
         path = choose_model(path, options.profile).path

@@ -43,7 +43,7 @@ class FamilyRunner(CachedRunner):
             ModelFileError: the file cannot be used.
             ArgumentError, ProfileError, TargetError: an option is out of its range.
         """
-        from rlx.engine.opening.configured import open_with
+        from rlx.engine.opening.source import open_with
 
         engine = open_engine(path if options.config is None else open_with(path, options.config), options)
         try:

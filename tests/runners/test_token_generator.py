@@ -16,8 +16,7 @@ import pytest
 import rlx
 from rlx import models
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
-from rlx.engine.opening.opened import open_model
-from rlx.engine.opening.weights_cache import WeightsCache
+from rlx.engine.opening.opened import WeightsCache, open_model
 from rlx.engine.programs.programs import Made, ProgramTable
 from rlx.engine.programs.specs import past_bucket, past_buckets
 from rlx.errors import ArgumentError, BusyError, ProfileError, PromptError, SnapshotError

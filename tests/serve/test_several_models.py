@@ -204,7 +204,7 @@ def test_the_models_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pool is half of its share of what the weights of all leave."""
     from rlx.cli.options import open_plan
     from rlx.engine.kv import pool_size
-    from rlx.engine.opening.pools import pools_of
+    from rlx.engine.opening.setup import pools_of
 
     monkeypatch.setattr(pool_size, "MOST_SEQUENCES", 1 << 30)
     monkeypatch.setattr(pool_size, "available_memory", lambda: 64 << 30)

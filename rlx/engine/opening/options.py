@@ -27,7 +27,7 @@ from rlx.vision.options import ImageOptions
 
 if TYPE_CHECKING:
     from rlx.compiler.compile import Progress
-    from rlx.engine.opening.configured import Config
+    from rlx.engine.opening.source import Config
     from rlx.engine.request.stopping import OnToken
     from rlx.profile import ProfileLike
     from rlx.sampling.options import Sample

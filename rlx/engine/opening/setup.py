@@ -5,6 +5,7 @@ Runners stage, under the engine. This happens before a compiler or a thread is s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from rlx.backends import backend
 from rlx.backends.device import Target
 from rlx.compiler.kv import kv_dtype as cache_type
 from rlx.compiler.limits import context_length, warn_beyond, worker_count
+from rlx.engine.kv.pool_memory import Sizes
+from rlx.engine.kv.pool_size import pool_bytes
 from rlx.engine.opening.opened import check_types, open_model
 from rlx.engine.opening.options import EngineOptions
 from rlx.errors import ProfileError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
+from rlx.passes.layout import weight_bytes, weight_table
 from rlx.profile import CompileProfile
 from rlx.profile.profile_options import parse_bytes, parse_cache_kv_bytes, parse_folder
 from rlx.store.cache import CompileCache, checked_cache
@@ -144,3 +148,17 @@ class Plan:
         graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
         check_types(graph, weights, setup.target.capabilities.layouts)
         return Plan(config, weights, graph, setup)
+
+
+def pools_of(plans: Sequence[Plan]) -> list[int]:
+    """The size in bytes of the pool of each model, none of which is loaded yet: what its options say, or its share."""
+    weights = sum(
+        weight_bytes(weight_table(plan.graph, plan.setup.target.capabilities.layouts).values()) for plan in plans
+    )
+    return [_pool(plan, weights, len(plans)) for plan in plans]
+
+
+def _pool(plan: Plan, weights: int, pools: int) -> int:
+    setup = plan.setup
+    sizes = Sizes.of(plan.graph, setup.max_seq, setup.profile.buckets[-1])
+    return pool_bytes(setup.kv_bytes, sizes, setup.max_seq, weights, pools)

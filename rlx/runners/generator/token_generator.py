@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from rlx import env
 from rlx.arguments import bound, check_arguments, whole
-from rlx.engine.opening.configured import open_with
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import profile_beside
+from rlx.engine.opening.source import open_with
 from rlx.engine.programs.specs import past_buckets
 from rlx.engine.request.context import check_ids
 from rlx.errors import ArgumentError
@@ -31,7 +31,7 @@ from rlx.runners.generator.original_names import OriginalNames
 
 if TYPE_CHECKING:
     from rlx.engine.engine import Engine
-    from rlx.engine.opening.weights_cache import WeightsCache
+    from rlx.engine.opening.opened import WeightsCache
     from rlx.weights.loader import WeightLoader
 
 _INPUTS = 3  # kinds of prompt input: tokens, embeddings, embeddings with a bias
@@ -234,7 +234,7 @@ class TokenGenerator(OriginalNames):
     @property
     def weights_cache(self) -> WeightsCache:
         """The model's tensors as float32 arrays, read from the file at each access."""
-        from rlx.engine.opening.weights_cache import WeightsCache
+        from rlx.engine.opening.opened import WeightsCache
 
         return WeightsCache(self._engine.weights, self.config, mtp=self._mtp)
 
