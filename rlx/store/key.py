@@ -97,7 +97,12 @@ class CompileKey:
     @cached_property
     def digest(self) -> str:
         """The address, or the SHA-256 of the canonical JSON; 64 hexadecimal digits."""
-        return self.address or digest_text(json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":")))
+        return self.address or digest_text(self.canonical)
+
+    @cached_property
+    def canonical(self) -> str:
+        """The key as JSON that is written in one way only."""
+        return canonical(self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as plain dicts and lists; without an address that is not set."""
@@ -136,6 +141,11 @@ class CompileKey:
     def __str__(self) -> str:
         rows = [f"{name}: {json.dumps(value)}" for name, value in flatten(self).items()]
         return "\n".join([f"key {self.digest[:12]}", *(f"  {row}" for row in rows)])
+
+
+def canonical(value: Any) -> str:
+    """JSON without spaces, with the names in order."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def digest_text(text: str) -> str:
