@@ -53,6 +53,8 @@ class MappedWeights:
         platform.current().read_ahead(self._map)
         self._whole = memory.adopt(np.frombuffer(self._map, np.uint8))
         self.nbytes = len(self._map)
+        if self._whole.view() is None:  # a copy
+            self._map.close()
         self.buffers = {name: self._whole.part(at) for name, at in places.items()}
 
     def close(self) -> None:
