@@ -10,11 +10,11 @@ import far
 import numpy as np
 import pytest
 from heads import random_head, with_head
-from rlx.engine.kv.kept_prefixes import KeptPrefixes
 from starlette.testclient import TestClient
 
 import rlx
 from rlx import demo
+from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.runners import CachedRunner
 from rlx.serve import ServedModel, create_app
 from rlx.store.cache import CompileCache
@@ -138,7 +138,7 @@ def test_drafts(opened: Any, goldens: Path, tmp_path: Path, cache: CompileCache)
 @pytest.mark.parametrize("family", KINDS)
 def test_states_on_disk(goldens: Path, tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What prompts have in common comes back from files, pages and recurrent states alike."""
-    monkeypatch.setattr(KeptPrefixes, "_pays", lambda *args: True)
+    monkeypatch.setattr(DiskKVCache, "_pays", lambda *args: True)
     ids, found, read = prompt(goldens, family), [], 0
     options = {**OPTIONS, "max_seq": 192, "device": "far", "cache_kv": tmp_path}
     for _ in range(2):
