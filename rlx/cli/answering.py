@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.output import Answer, Out
-
-if TYPE_CHECKING:
-    from rlx.engine.request.context import PromptLike
-    from rlx.grammar import Grammar
-    from rlx.runners import CachedRunner
-    from rlx.sampling import SampleOpts
-    from rlx.vision.image import Image
+from rlx.engine.programs.ready import TOWER
+from rlx.engine.request.context import PromptLike
+from rlx.grammar import Grammar
+from rlx.runners import CachedRunner
+from rlx.sampling import SampleOpts
+from rlx.text.chat import thinking_variables
+from rlx.vision.image import Image
 
 Message = dict[str, Any]
 
@@ -56,8 +56,6 @@ def read_images(files: Sequence[str]) -> list[Image]:
     """The images that a user names; `ImageError` names the one that cannot be read."""
     if not files:
         return []
-    from rlx.vision.image import Image
-
     return [Image.of(file if file.startswith("data:") else Path(file).expanduser()) for file in files]
 
 
@@ -69,15 +67,11 @@ def question(text: str, images: Sequence[Image] = ()) -> Message:
 
 def template_variables(runner: CachedRunner, thinking: bool | None) -> dict[str, Any]:
     """The variables of the chat template that the options set; `ChatTemplateError` if the template ignores them."""
-    from rlx.text.chat import thinking_variables
-
     return thinking_variables(runner.tokenizer, thinking, "--thinking")
 
 
 def _program_seconds(runner: CachedRunner) -> float:
     """The seconds so far in which calls waited for programs that were compiled, or read from the compile cache."""
-    from rlx.engine.programs.ready import TOWER
-
     towers = (each.record.seconds for each in runner.programs if each.record.phase == TOWER)
     return float(sum(row.seconds for row in runner.stats()["programs"].values()) + sum(towers))
 

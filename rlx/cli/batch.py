@@ -21,13 +21,13 @@ from rlx.cli.command import Command
 from rlx.cli.main import INTERRUPTED, debug_option
 from rlx.cli.options import engine_options, model_argument, model_path, open_runner
 from rlx.cli.output import Bars, counted
-from rlx.cli.recording import check_no_trace, recorded, trace_options
+from rlx.cli.trace import check_no_trace, recorded, trace_options
+from rlx.engine.opening.options import SLOTS
+from rlx.tracing import Detail
 
 if TYPE_CHECKING:
-    from rlx.serve.batch.results import Results
-    from rlx.serve.batch.run import Progress
+    from rlx.serve.batch.results import Progress, Results
     from rlx.serve.batch.source import Source
-    from rlx.tracing import Detail
 
 Work = Callable[["Source", "Results", "Bar"], Awaitable["Progress"]]
 Opening = Callable[["Bar"], AbstractContextManager[Work]]
@@ -69,7 +69,7 @@ def batch(
     from rlx.serve import check_installed
     from rlx.serve.batch.results import Results
     from rlx.serve.batch.source import Source
-    from rlx.serve.naming import model_name
+    from rlx.serve.registry import model_name
 
     if on_ray:
         from rlx.ray import check_installed
@@ -99,9 +99,8 @@ def batch(
 @contextmanager
 def _here(path: str, name: str, engine: dict[str, Any], bar: Bar) -> Iterator[Work]:
     """Answers in this process. The model opens before there is an event loop, which would hold back a Ctrl-C."""
-    from rlx.engine.opening.options import SLOTS
-    from rlx.serve.batch.app import AHEAD, answering_with
-    from rlx.serve.batch.run import answer_all
+    from rlx.serve.app import AHEAD, answering_with
+    from rlx.serve.batch.results import answer_all
 
     async def work(source: Source, results: Results, bar: Bar) -> Progress:
         async with answering_with(runner, name) as answering:
@@ -117,7 +116,7 @@ def _on_ray(path: str, name: str, engine: dict[str, Any], replicas: int | None, 
 
     async def work(source: Source, results: Results, bar: Bar) -> Progress:
         from rlx.ray.batch import answering_on_ray
-        from rlx.serve.batch.run import answer_all
+        from rlx.serve.batch.results import answer_all
 
         bar.opening.waiting("opening the model on the cluster")
         async with answering_on_ray(path, name, engine, replicas) as (answering, at_once):

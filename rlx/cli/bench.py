@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import click
 
+from rlx import demo
+from rlx.cli import bench_compare
 from rlx.cli.answering import read_images
 from rlx.cli.command import Command
 from rlx.cli.main import debug_option
 from rlx.cli.options import model_argument, some_engine_options
 from rlx.cli.output import Bars, counted, size, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from rlx.compiler.profiling import OpTime
-    from rlx.engine.engine import Engine
-    from rlx.vision.image import Image
+from rlx.compiler.profiling import OpTime
+from rlx.engine.engine import Engine
+from rlx.engine.programs import reporting
+from rlx.runners.auto import runner_class
+from rlx.vision.image import Image
+from rlx.weights import open_weights
 
 _COUNT = click.IntRange(1)
 
@@ -65,12 +67,6 @@ def bench(
     rlx bench model.gguf --json > before.json
     rlx bench model.gguf --compare before.json
     """
-    from rlx import demo
-    from rlx.cli import bench_compare
-    from rlx.engine.engine import Engine
-    from rlx.runners.auto import runner_class
-    from rlx.weights import open_weights
-
     if at_least is not None and compare is None:
         raise click.UsageError("--at-least needs --compare")
     old = None if compare is None else bench_compare.earlier(compare)
@@ -111,8 +107,6 @@ def measure(
     Args:
         warm: called when the programs are compiled, before the first run.
     """
-    from rlx.engine.programs import reporting
-
     ids = [(7919 * i) % engine.config.vocab_size for i in range(prompt)]
     engine.forward(ids)  # compiles, and touches every page
     engine.forward(ids[:1])

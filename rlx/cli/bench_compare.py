@@ -11,16 +11,16 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rlx import json_file
 from rlx.cli.output import table
+from rlx.compiler.tuned import machine
+from rlx.engine.engine import Engine
 from rlx.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from rlx.engine.engine import Engine
+from rlx.store.key import versions
 
 SLOWER = 3
 """Exit code where `--at-least` is not reached."""
@@ -64,9 +64,6 @@ class Figure:
 
 def about(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str, Any]:
     """Model, conditions, machine and versions of a measurement."""
-    from rlx.compiler.tuned import machine
-    from rlx.store.key import versions
-
     stats, path = engine.stats(), engine.weights.loader.path
     described = engine._compiler.target.describe()
     return {

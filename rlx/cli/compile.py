@@ -6,7 +6,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,10 +15,14 @@ from rlx.cli.main import debug_option
 from rlx.cli.options import engine_options, model_argument, model_path, named, open_plan, open_runner, read_profile
 from rlx.cli.output import Bars, counted, size
 from rlx.cli.stages import Shown, shown_options
-
-if TYPE_CHECKING:
-    from rlx.engine.programs.ready import ProgramRecord
-    from rlx.weights import WeightLoader
+from rlx.engine.opening.source import family_without_model
+from rlx.engine.programs.ready import ProgramRecord
+from rlx.engine.programs.specs import programs_of
+from rlx.export.unwritten import header_of_config, header_of_shape
+from rlx.models.shapes import USUAL
+from rlx.store.key import range_text
+from rlx.weights import WeightLoader
+from rlx.weights.locate import models_in
 
 CONFIG = "config.json"
 
@@ -84,14 +88,10 @@ def model_source(
         raise click.UsageError(f"--shape {shape} takes the place of a MODEL, and {model} is one")
     shape = shape or (_usual_shape(engine) if model is None else None)
     if shape is not None:
-        from rlx.export.unwritten import header_of_shape
-
         return header_of_shape(shape, weights)
     path = model_path(model, engine, tell_demo=True)
     config = _config_alone(path)
     if config is not None:
-        from rlx.export.unwritten import header_of_config
-
         return header_of_config(config, weights)
     if weights is not None:
         raise click.UsageError(f"--weights {weights} is for a config.json or --shape; {path} has weights")
@@ -100,9 +100,6 @@ def model_source(
 
 def _usual_shape(engine: dict[str, Any]) -> str | None:
     """The shape to compile for a profile of a family of which there is no model; None where there is one."""
-    from rlx.engine.opening.source import family_without_model
-    from rlx.models.shapes import USUAL
-
     profile = read_profile(engine)
     family = family_without_model(None, profile)
     if profile is None or family is None:
@@ -116,8 +113,6 @@ def _config_alone(name: str) -> Path | None:
     """The configuration to compile without weights: a JSON file that is no index, or one alone in a directory."""
     path = Path(name).expanduser()
     if path.is_dir():
-        from rlx.weights.locate import models_in
-
         return path / CONFIG if (path / CONFIG).is_file() and not models_in(path) else None
     return path if path.suffix == ".json" and not path.name.endswith(".index.json") and path.is_file() else None
 
@@ -162,9 +157,6 @@ def _line(record: ProgramRecord) -> str:
 
 def _check(model: str | WeightLoader, engine: dict[str, Any], programs: dict[str, Any], as_json: bool) -> None:
     """Raises an error for what does not fit; otherwise prints a line per program that would be compiled."""
-    from rlx.engine.programs.specs import programs_of
-    from rlx.store.key import range_text
-
     with open_plan(model, engine) as plan:
         setup = plan.setup
         specs = programs_of(setup.profile, **programs)

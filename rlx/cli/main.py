@@ -1,6 +1,6 @@
 """The `rlx` command: finds and imports subcommands by name, and reports errors.
 
-Nothing here imports more than click, so that `rlx --help` is quick; each subcommand imports what it needs when it runs.
+Nothing here imports more than click, so that `rlx --help` is quick; a subcommand is imported when it runs.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from rlx import env
 from rlx.cli.command import COMMAND, TYPED, Group
 from rlx.errors import RlxError
 
-# Subcommand -> where it is. A new one is a row here and a click command in a module that imports little.
+# Subcommand -> where it is, and the first sentence of its help: to list them imports none.
 _COMMANDS = {
-    "run": "rlx.cli.run:run",
-    "chat": "rlx.cli.chat.command:chat",
-    "serve": "rlx.cli.serve:serve",
-    "compile": "rlx.cli.compile:compile_",
-    "profile": "rlx.cli.profile:profile",
-    "inspect": "rlx.cli.inspect:inspect",
-    "report": "rlx.cli.report:report",
-    "batch": "rlx.cli.batch:batch",
-    "bench": "rlx.cli.bench:bench",
-    "ppl": "rlx.cli.ppl:ppl",
-    "trace": "rlx.cli.trace:trace",
-    "tune": "rlx.cli.tune:tune",
-    "doctor": "rlx.cli.doctor.command:doctor",
-    "pull": "rlx.cli.pull:pull",
-    "list": "rlx.cli.models:list_",
-    "rm": "rlx.cli.models:rm",
-    "convert": "rlx.cli.convert:convert",
-    "quantize": "rlx.cli.quantize:quantize",
-    "cache": "rlx.cli.cache:cache",
+    "run": ("rlx.cli.run:run", "Answer PROMPT."),
+    "chat": ("rlx.cli.chat.command:chat", "Talk with MODEL, by default the demo model."),
+    "serve": ("rlx.cli.serve:serve", "Serve MODEL over HTTP, by default the demo model."),
+    "compile": ("rlx.cli.compile:compile_", "Compile the programs of MODEL ahead of its first run."),
+    "profile": ("rlx.cli.profile:profile", "Write and show compile profiles."),
+    "inspect": ("rlx.cli.inspect:inspect", "Show what is in MODEL, by default the demo model."),
+    "report": ("rlx.cli.report:report", "Write one HTML page about MODEL, by default the demo model."),
+    "batch": ("rlx.cli.batch:batch", "Answer the requests of a file with MODEL."),
+    "bench": ("rlx.cli.bench:bench", "Measure prefill and decode of MODEL, and the encoding of images."),
+    "ppl": ("rlx.cli.ppl:ppl", "Measure the perplexity of the text in FILE."),
+    "trace": ("rlx.cli.trace:trace", "Answer PROMPT, and write a time line of what is done."),
+    "tune": ("rlx.cli.tune:tune", "Measure which numbers suit this machine, and use them."),
+    "doctor": ("rlx.cli.doctor.command:doctor", "Show what rlx finds on this machine, for bug reports."),
+    "pull": ("rlx.cli.downloads:pull", "Download a model from the Hugging Face hub."),
+    "list": ("rlx.cli.downloads:list_", "List the downloaded models, the most recently used first."),
+    "rm": ("rlx.cli.downloads:rm", "Remove downloaded models."),
+    "convert": ("rlx.cli.convert:convert", "Write the safetensors model IN as the GGUF file OUT."),
+    "quantize": ("rlx.cli.convert:quantize", "Write the model IN as the GGUF file OUT of another TYPE."),
+    "cache": ("rlx.cli.cache:cache", "Look into the compile cache, and clean it up."),
 }
 INTERRUPTED = 130  # exit code after SIGINT
 UNREAD = 141  # exit code where the reader of stdout goes away, as after SIGPIPE
@@ -74,10 +74,14 @@ class Commands(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module, name = _COMMANDS[cmd_name].split(":")
+        module, name = _COMMANDS[cmd_name][0].split(":")
         command = getattr(import_module(module), name)
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the environment variables; an option overrides its variable."""

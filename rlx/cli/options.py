@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from rlx.cli.first_use import download_if_agreed
+from rlx import demo
+from rlx.cli.downloads import download_if_agreed
+from rlx.engine.opening.source import choose_model
 from rlx.engine.opening.options import EngineOptions
+from rlx.engine.opening.setup import Plan
+from rlx.profile import CompileProfile
 from rlx.profile.option import Option, options_of
-
-if TYPE_CHECKING:
-    from rlx.engine.opening.setup import Plan
-    from rlx.profile import CompileProfile
-    from rlx.runners import CachedRunner
-    from rlx.runners.auto import Progress
-    from rlx.weights import WeightLoader
+from rlx.runners import CachedRunner, auto_runner
+from rlx.runners.auto import Progress, runner_class
+from rlx.weights import WeightLoader, open_weights
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
@@ -123,9 +123,6 @@ def model_path(
         AmbiguousModelError, ProfileError: as `choose_model`.
         ModelFileError, DownloadError: the model is not there and cannot be downloaded.
     """
-    from rlx import demo
-    from rlx.engine.opening.source import choose_model
-
     loaded = read_profile(engine) if model is None else None
     choice, profile = choose_model(model, loaded), loaded and loaded.source
     reasons = {"profile": f"named by {profile}", "beside": f"beside {profile}", "demo": "no model was named"}
@@ -148,8 +145,6 @@ def read_profile(engine: dict[str, Any]) -> CompileProfile | None:
     Raises:
         ProfileError: it cannot be read.
     """
-    from rlx.profile import CompileProfile
-
     if engine.get("profile") is not None:
         engine["profile"] = CompileProfile.load(engine["profile"])
     return engine.get("profile")
@@ -167,10 +162,6 @@ def open_plan(model: str | WeightLoader, engine: dict[str, Any]) -> Iterator[Pla
     Raises:
         ModelFileError, ProfileError, ArgumentError, TargetError: as `auto_runner`.
     """
-    from rlx.engine.opening.setup import Plan
-    from rlx.runners.auto import runner_class
-    from rlx.weights import open_weights
-
     with open_weights(model) if isinstance(model, str) else model as loader:
         runner_class(loader)  # names what an unknown architecture lacks
         yield Plan.of(loader, EngineOptions(**engine))
@@ -180,7 +171,5 @@ def open_runner(
     model: str | WeightLoader | None, engine: dict[str, Any], progress: Progress | None, *, load: bool = True
 ) -> CachedRunner:
     """The runner for the model that `model_path` finds, or for an open file; `load` packs its weights at once."""
-    from rlx.runners import auto_runner
-
     source = model_path(model, engine) if model is None or isinstance(model, str) else model
     return auto_runner(source, progress=progress, load=load, **engine)

@@ -11,18 +11,18 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from io import TextIOWrapper
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
+from rlx.engine.request.stopping import AnswerText
 from rlx.env import size as size
+from rlx.text import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-
     from rich.progress import Progress
 
-    from rlx.text import Tokenizer
 
 # C0 and C1 control characters but tab and newline: in a terminal they move the cursor, change its title and worse.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -151,8 +151,6 @@ class Answer:
         keep: Set[int] = frozenset(),
         waited: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        from rlx.engine.request.stopping import AnswerText
-
         self.ids: list[int] = []
         self._answer, self._min_tokens = AnswerText(tokenizer, stop, keep), min_tokens
         self._out, self._before = out, before

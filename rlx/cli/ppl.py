@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,11 +15,11 @@ from rlx.cli.main import debug_option
 from rlx.cli.options import model_argument, model_path, some_engine_options
 from rlx.cli.output import Bars, counted, printable
 from rlx.cli.prompt import STDIN
+from rlx.engine.engine import Engine
 from rlx.errors import ArgumentError, PromptError, file_error
-
-if TYPE_CHECKING:
-    from rlx.engine.engine import Engine
-    from rlx.runners.perplexity import Window
+from rlx.runners.auto import runner_class
+from rlx.runners.perplexity import Window, halved_windows, score, sliding_windows
+from rlx.weights import open_weights
 
 MAX_BYTES = 16 << 20  # of a text; a token takes some 100 bytes of memory
 
@@ -120,8 +120,6 @@ def cut(
     engine: Engine, text: str, window: int, stride: int | None, halves: bool, tokens: int | None
 ) -> tuple[list[Window], int]:
     """The windows of a text, and the number of its tokens."""
-    from rlx.runners.perplexity import halved_windows, sliding_windows
-
     tokenizer = engine.tokenizer
     ids = tokenizer.encode(text, add_special_tokens=halves)
     ids = ids[:tokens]
@@ -131,12 +129,6 @@ def cut(
 
 
 def _opened(path: str, window: int, bars: Bars, **options: Any) -> Any:
-    from contextlib import closing
-
-    from rlx.engine.engine import Engine
-    from rlx.runners.auto import runner_class
-    from rlx.weights import open_weights
-
     loader = open_weights(path)
     runner_class(loader)  # whether there is one
     return closing(Engine.open(loader, max_seq=window, progress=bars, **options))
@@ -153,8 +145,6 @@ def _same_tokens(engine: Engine, base: Engine, text: str, path: str, base_path: 
 
 
 def _scored(engine: Engine, base: Engine | None, windows: list[Window], rows: int | None, bars: Bars) -> dict[str, Any]:
-    from rlx.runners.perplexity import score
-
     total = sum(window.scored for window in windows)
     bars.waiting("scoring")
     return score(engine, windows, base, rows=rows, on_tokens=lambda count: bars("scoring", count, total)).as_dict()

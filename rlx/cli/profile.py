@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from rlx import demo
 from rlx.cli.command import Group
 from rlx.cli.main import debug_option
 from rlx.cli.options import engine_options, model_argument, model_path, open_plan
+from rlx.engine.opening.setup import pools_of
+from rlx.engine.opening.setup import Plan
 from rlx.errors import ProfileError, file_error
 from rlx.partial_file import into_place
-
-if TYPE_CHECKING:
-    from rlx.engine.opening.setup import Plan
-    from rlx.profile import CompileProfile
-
+from rlx.profile import CompileProfile
 
 #: Keys whose default depends on the machine, the environment or other keys. Written as values they would override it.
 _DEPENDENT = (
@@ -53,8 +52,6 @@ def init(model: str, output: str | None, force: bool) -> None:
     The values are the defaults of MODEL, so the file as written changes nothing. Those that depend on the machine, the
     environment or other keys begin with a #: remove it to fix them.
     """
-    from rlx.engine.opening.setup import pools_of
-
     with open_plan(model, {"profile": {}}) as plan:
         weights = plan.weights.loader.path
         path = Path(output) if output not in (None, "-") else _folder(weights) / f"{plan.config.family}.rlx.toml"
@@ -91,8 +88,6 @@ def show(model: str | None, engine: dict[str, Any]) -> None:
 
 def _folder(weights: Path) -> Path:
     """Where a profile goes by default: beside the model, and never into the installed package."""
-    from rlx import demo
-
     return Path() if weights.absolute().parent == demo.path().absolute().parent else weights.parent
 
 

@@ -14,6 +14,7 @@ import click
 from rlx import platform
 from rlx.cli.answering import readable
 from rlx.errors import PromptError, file_error
+from rlx.weights.locate import can_be_downloaded, is_model
 
 STDIN = "-"
 WAIT_SECONDS = 3.0
@@ -147,8 +148,6 @@ def _file_text(name: str) -> str:
 
 def _told_apart(word: str, context: str) -> tuple[str | None, str | None]:
     """A lone argument as (model, prompt): it is a model if it is called like one, and then stdin is the prompt."""
-    from rlx.weights.locate import can_be_downloaded, is_model
-
     if not is_model(word) and not can_be_downloaded(word):
         return None, word
     if not context.strip():

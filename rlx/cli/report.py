@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rlx.cli.command import Command
 from rlx.cli.compile import model_source
+from rlx.cli.inspect import describe
 from rlx.cli.main import Mistake, debug_option
 from rlx.cli.options import engine_options, model_argument, named
 from rlx.cli.output import Bars, counted, size
 from rlx.cli.stages import chosen_programs
+from rlx.engine.engine import Engine
+from rlx.engine.programs.ready import TOWER
+from rlx.engine.programs.reporting import measure_programs, program_sources
+from rlx.engine.programs.specs import programs_of
 from rlx.errors import RlxError
-
-if TYPE_CHECKING:
-    from rlx.report.page import ReportPage
-    from rlx.report.source import Problem, Source, Subject
-    from rlx.weights import WeightLoader
+from rlx.report.page import ReportPage, make_page, unwritable
+from rlx.report.source import Problem, Source, Subject
+from rlx.runners.auto import runner_class
+from rlx.weights import WeightLoader, open_weights
 
 
 @click.command(cls=Command)
@@ -89,8 +93,6 @@ class _Wanted:
 
 def _check_writable(out: Path) -> None:
     """Raises `OutputError` where the file cannot be written, before anything is compiled."""
-    from rlx.report.page import unwritable
-
     if out.is_dir():
         raise unwritable(out, IsADirectoryError(21, "it is a directory"))
     if not out.expanduser().absolute().parent.is_dir():
@@ -99,11 +101,6 @@ def _check_writable(out: Path) -> None:
 
 def _make(source: str | WeightLoader, wanted: _Wanted, bars: Bars) -> tuple[ReportPage, Problem | None]:
     """The page, and the first error that is in it."""
-    from rlx.cli.inspect import describe
-    from rlx.report.page import make_page
-    from rlx.report.source import Problem, Source, Subject
-    from rlx.weights import open_weights
-
     name = Path(named(source)).name or named(source)
     command = f"rlx report {named(source)} --measure"
     subject, sources, loader = Subject(name), list[Source](), None
@@ -125,13 +122,6 @@ def _make(source: str | WeightLoader, wanted: _Wanted, bars: Bars) -> tuple[Repo
 
 def _programs(loader: WeightLoader, subject: Subject, wanted: _Wanted, bars: Bars) -> tuple[Subject, list[Source]]:
     """Opens the model; the subject with the machine's limits, if they are measured, and the sources of its programs."""
-    from rlx.engine.engine import Engine
-    from rlx.engine.programs.ready import TOWER
-    from rlx.engine.programs.reporting import measure_programs, program_sources
-    from rlx.engine.programs.specs import programs_of
-    from rlx.report.source import Problem
-    from rlx.runners.auto import runner_class
-
     runner_class(loader)  # names what an unknown architecture lacks
     engine = Engine.open(loader, progress=bars, load=False, **wanted.engine)
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -31,16 +32,12 @@ from rlx.cli.prompt import Words
 from rlx.cli.sampling import described, ending_options, sample_opts, sampling_options
 from rlx.cli.structured import answer_grammar, structured_options
 from rlx.errors import ChatTemplateError
+from rlx.grammar import Grammar
 from rlx.profile.keys import BUCKETS
+from rlx.prompt import Prompt
+from rlx.runners import CachedRunner
 from rlx.tracing import span
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rlx.grammar import Grammar
-    from rlx.prompt import Prompt
-    from rlx.runners import CachedRunner
-    from rlx.vision.image import Image
+from rlx.vision.image import Image
 
 
 @click.command(cls=Command)

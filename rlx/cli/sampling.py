@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rlx.cli.options import Command, Decorator, collected
+from rlx.engine.request.stopping import stop_strings
 from rlx.errors import SamplingError
-
-if TYPE_CHECKING:
-    from rlx.sampling import SampleOpts
+from rlx.sampling import SampleOpts
+from rlx.sampling.options import combined
 
 
 class _Window(click.ParamType):  # type: ignore[type-arg]
@@ -104,9 +104,6 @@ def sample_opts(recommended: SampleOpts | None, given: dict[str, Any]) -> Sample
 
     An option without an effect is an error: a filter at temperature 0 or with Mirostat.
     """
-    from rlx.sampling import SampleOpts
-    from rlx.sampling.options import combined
-
     try:
         return combined(recommended or SampleOpts.greedy(), given, _option)
     except SamplingError as error:
@@ -115,8 +112,6 @@ def sample_opts(recommended: SampleOpts | None, given: dict[str, Any]) -> Sample
 
 def described(opts: SampleOpts, recommended: SampleOpts | None) -> dict[str, Any]:
     """The sampling options for a report: those that differ from their defaults, and whether they are recommended."""
-    from rlx.sampling import SampleOpts
-
     plain = SampleOpts()
     changed = {f.name: getattr(opts, f.name) for f in fields(opts) if getattr(opts, f.name) != getattr(plain, f.name)}
     changed.pop("repetition_window", None) if not opts.has_penalties else None
@@ -125,8 +120,6 @@ def described(opts: SampleOpts, recommended: SampleOpts | None) -> dict[str, Any
 
 def _given(**values: Any) -> dict[str, Any]:
     """The values that were given, checked before a model is opened."""
-    from rlx.sampling import SampleOpts
-
     given = {name: value for name, value in values.items() if value not in (None, ())}
     given |= {name: None for name in ("repetition_window", "dry_penalty_last_n") if given.get(name) == _ALL}
     SampleOpts(**given)
@@ -135,8 +128,6 @@ def _given(**values: Any) -> dict[str, Any]:
 
 def _ending(**values: Any) -> dict[str, Any]:
     """The values, checked before a model is opened."""
-    from rlx.engine.request.stopping import stop_strings
-
     if values["min_tokens"] > values["max_tokens"]:
         raise click.UsageError(f"--min-tokens {values['min_tokens']} is more than --max-tokens {values['max_tokens']}")
     return {**values, "stop": stop_strings(values["stop"])}

@@ -13,6 +13,7 @@ import click
 from rlx.cli.answering import speculative_option
 from rlx.cli.command import Command
 from rlx.cli.main import debug_option
+from rlx.cli.options import Command as Function
 from rlx.cli.options import (
     collected,
     command_line_option,
@@ -24,17 +25,18 @@ from rlx.cli.options import (
     yes_option,
 )
 from rlx.cli.output import Bars, counted
-from rlx.cli.recording import check_no_trace, recorded, trace_options
 from rlx.cli.sampling import sampling_options
+from rlx.cli.trace import check_no_trace, recorded, trace_options
 from rlx.engine.opening.options import RunnerOptions
+from rlx.engine.opening.setup import pools_of
 from rlx.profile.option import options_of
 from rlx.serve.options import ServerOptions, served
+from rlx.tracing import Detail
+from rlx.weights.locate import resolve_model_path
 
 if TYPE_CHECKING:
-    from rlx.cli.options import Command as Function
     from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
-    from rlx.tracing import Detail
 
 
 Named: TypeAlias = tuple[str, list[str]]  # where a model is, and its names
@@ -110,7 +112,7 @@ def serve(
 
 def _named(models: list[str], options: ServerOptions, engine: dict[str, Any], *, yes: bool) -> list[Named]:
     """The models to serve: the path and the names of each."""
-    from rlx.serve.naming import check_names, names_of, split_name
+    from rlx.serve.registry import check_names, names_of, split_name
 
     found: list[Named] = []
     for own, model in map(split_name, models) if models else [(None, None)]:
@@ -124,7 +126,6 @@ def _serve_here(models: list[Named], options: ServerOptions, engine: dict[str, A
     """Serves in this process, until SIGINT or SIGTERM."""
     from rlx.serve import ServedModel, create_app
     from rlx.serve.lifecycle import addresses, listening, run
-    from rlx.weights.locate import resolve_model_path
 
     paths, names = [path for path, _ in models], [names for _, names in models]
     for path in paths:
@@ -149,8 +150,6 @@ def _serve_here(models: list[Named], options: ServerOptions, engine: dict[str, A
 
 def _pools(paths: list[str], engine: dict[str, Any]) -> list[dict[str, Any]]:
     """For each of several models the option that says how large its pool of caches is: their shares of the memory."""
-    from rlx.engine.opening.setup import pools_of
-
     if len(paths) == 1:
         return [{}]
     with ExitStack() as stack:

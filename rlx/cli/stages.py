@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rlx.cli.options import Command, Decorator, collected, open_plan, open_runner
 from rlx.cli.output import Bars
+from rlx.compiler.inspection import unknown
+from rlx.engine.programs.specs import programs_of
 from rlx.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from rlx.weights import WeightLoader
+from rlx.passes import pipeline
+from rlx.passes.effective import effective
+from rlx.weights import WeightLoader
 
 PHASES = ("prefill", "decode", "greedy", "batch", "tower")
 # What --emit takes: IR after a pass, which needs no code to be made, or a form of the code.
@@ -97,10 +99,6 @@ class Shown:
 
     def _print_stage(self, model: str | WeightLoader, engine: dict[str, Any], batch: int, stage: str) -> None:
         """Runs the passes up to a stage, and prints what they made. No code is made, and nothing is stored."""
-        from rlx.engine.programs.specs import programs_of
-        from rlx.passes import pipeline
-        from rlx.passes.effective import effective
-
         with open_plan(model, engine) as plan:
             profile, target = plan.setup.profile, plan.setup.target
             for spec in programs_of(profile, **self.programs(batch)):
@@ -140,9 +138,6 @@ def chosen_programs(command: Command) -> Command:
 
 def _check_stage(stage: str, phase: str) -> None:
     """Raises `ArgumentError` unless the programs of a phase have the pass."""
-    from rlx.compiler.inspection import unknown
-    from rlx.passes import pipeline
-
     known = {name: ["graph", *pipeline.names(name)] for name in ("prefill", "decode", "batch")}
     others = [name for name, passes in known.items() if stage in passes]
     if stage not in known[phase] and others:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rlx.cli.options import Command, Decorator, collected
-
-if TYPE_CHECKING:
-    from rlx.grammar import Grammar
-    from rlx.runners import CachedRunner
+from rlx.grammar import Grammar, after_thinking
+from rlx.runners import CachedRunner
 
 _FORMS: dict[str, Decorator] = {
     "json_schema": click.option(
@@ -35,8 +33,6 @@ def answer_grammar(grammar: Grammar | None, runner: CachedRunner, prompt: list[i
     """The grammar of the answer to a prompt in the chat template, which may begin with thinking."""
     if grammar is None or not runner.tokenizer.chat_template:
         return grammar
-    from rlx.grammar import after_thinking
-
     return after_thinking(grammar, runner.tokenizer, prompt)
 
 
@@ -48,8 +44,6 @@ def _grammar(**values: Any) -> Grammar | None:
     names = [f"--{name.replace('_', '-')}" for name in given]
     if len(names) > 1:
         raise click.UsageError(f"{' and '.join(names)} exclude each other")
-    from rlx.grammar import Grammar
-
     ((name, value),) = given.items()
     if name == "regex":
         return Grammar.regex(value)

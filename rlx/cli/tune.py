@@ -8,20 +8,20 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING
 
 import click
 
-from rlx import backends
+from rlx import backends, env
+from rlx.backends.device import Outcome, Row, Target
 from rlx.cli.command import Command
 from rlx.cli.main import debug_option
 from rlx.cli.output import Bars, counted, printable, table
+from rlx.compiler.compile import Compiler
+from rlx.compiler.limits import worker_count
+from rlx.compiler.tuned import Measured, find, keep, path, remove
 from rlx.errors import CacheError
 from rlx.platform import cpu_count
-
-if TYPE_CHECKING:
-    from rlx.backends.device import Outcome, Row, Target
-    from rlx.store.store import Store
+from rlx.store.cache import CompileCache
 
 
 @click.command(cls=Command)
@@ -53,9 +53,6 @@ def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: f
 
 
 def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
-    from rlx.compiler.limits import worker_count
-    from rlx.compiler.tuned import Measured, keep
-
     store = None if dry_run else _writable()
     target, workers = backends.backend().target(), worker_count(threads)
     _warn_if_busy()
@@ -73,9 +70,6 @@ def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
 
 
 def _measure(target: Target, workers: int, seconds: float) -> Outcome:
-    from rlx.compiler.compile import Compiler
-    from rlx.store.cache import CompileCache
-
     candidates = CompileCache(capacity=1024, policy="off")  # nobody else can use their code
     with Bars() as bars, contextlib.closing(Compiler(target).workers(workers)) as pool:
         builders = partial(Compiler, cache=candidates)
@@ -88,9 +82,6 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _show() -> None:
-    from rlx.compiler.tuned import find, path
-    from rlx.store.cache import CompileCache
-
     target, store = backends.backend().target(), CompileCache.default().store
     found = find(store, target) if store is not None else None
     default = target.backend.default_tuning(target)
@@ -107,8 +98,6 @@ def _show() -> None:
 
 
 def _reset() -> None:
-    from rlx.compiler.tuned import remove
-
     click.echo("removed what was measured" if remove(_writable()) else "nothing was measured")
 
 
@@ -118,9 +107,6 @@ def _writable() -> Store:
     Raises:
         CacheError: it does not.
     """
-    from rlx import env
-    from rlx.store.store import Store, default_root
-
     policy = env.cache_policy()
     if policy in ("off", "readonly"):
         hint = "--dry-run measures and keeps nothing."

@@ -10,14 +10,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import rlx
 from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ResourceError
 from rlx.ray.places import at_least_one, cpus_of, path_on_nodes
-from rlx.serve.batch.app import AHEAD, answering_with
-from rlx.serve.batch.run import Answering
+from rlx.serve.app import AHEAD, answering_with
+from rlx.serve.batch.results import Answering
 from rlx.serve.batch.source import BatchRequest
-from rlx.serve.prefix_table import PrefixTable
-from rlx.serve.prompt_prefix import prefix_keys, prompt_text
+from rlx.serve.prefixes import PrefixTable, prefix_keys, prompt_text
+from rlx.weights import open_weights
 
 START_SECONDS = 600  # for the first actor to open the model; a cluster that grows takes minutes
 
@@ -26,8 +27,6 @@ class Worker:
     """What an actor does: it opens the model, and answers requests as a server would."""
 
     def __init__(self, model: str, name: str, engine: dict[str, Any]) -> None:
-        import rlx
-
         self._runner, self._name = rlx.auto_runner(model, **engine), name
         self._stack, self._opening = AsyncExitStack(), asyncio.Lock()
         self._answering: Answering | None = None
@@ -61,8 +60,6 @@ async def answering_on_ray(
         ResourceError: no node has the cores for an actor, or none could open the model.
     """
     import ray
-
-    from rlx.weights import open_weights
 
     with open_weights(model):  # a mistake in its name is told here, not by a process on another node
         pass

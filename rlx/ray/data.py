@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import rlx
 from rlx.arguments import SAMPLING, check_arguments
 from rlx.engine.opening.options import SLOTS, RunnerOptions
 from rlx.errors import ArgumentError, RlxError
-from rlx.serve.prompt_prefix import prompt_text
+from rlx.ray.places import at_least_one, cpus_of, path_on_nodes, range_of
+from rlx.serve.prefixes import prompt_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,8 +73,6 @@ def generate(
     """
     from ray.data import ActorPoolStrategy
 
-    from rlx.ray.places import at_least_one, cpus_of, path_on_nodes, range_of
-
     check_arguments("generate", options, [*_CHAT, *sorted(SAMPLING)], frozenset())
     cpus = cpus_of(num_cpus)
     opening = {"threads": cpus, **(engine or {})}
@@ -103,8 +103,6 @@ class Rows:
         chat: bool | None,
         max_tokens: int | None,
     ) -> None:
-        import rlx
-
         self._runner = rlx.auto_runner(model, **engine)
         self._chat = bool(self._runner.tokenizer.chat_template) if chat is None else chat
         self._options, self._column, self._output, self._most = options, column, output, max_tokens

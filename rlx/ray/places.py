@@ -9,6 +9,7 @@ import os
 from contextlib import suppress
 from typing import Any
 
+from rlx.compiler.limits import worker_count
 from rlx.errors import ArgumentError
 
 
@@ -44,8 +45,6 @@ def cpus_of(num_cpus: int | None) -> int:
     Raises:
         ArgumentError: it is no whole number from 1 on.
     """
-    from rlx.compiler.limits import worker_count
-
     return worker_count(None) if num_cpus is None else at_least_one("num_cpus", num_cpus)
 
 

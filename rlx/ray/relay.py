@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from rlx.serve.errors import ApiError, shape_of
 from rlx.serve.http import EVENTS, LINES, event, json_bytes, until_gone
-from rlx.serve.prompt_prefix import prefix_keys, prompt_text
+from rlx.serve.prefixes import prefix_keys, prompt_text
 
 log = logging.getLogger("rlx.ray")
 

@@ -11,8 +11,11 @@ from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import rlx
 from rlx.errors import BusyError
+from rlx.serve.app import create_app
 from rlx.serve.asgi import call, messages
+from rlx.serve.model import ServedModel
 
 if TYPE_CHECKING:
     from starlette.types import Message
@@ -36,9 +39,6 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, model: str, names: Sequence[str], server: ServerOptions, options: dict[str, Any]
     ) -> None:
-        import rlx
-        from rlx.serve import ServedModel, create_app
-
         self._stack, self._name = AsyncExitStack(), _own_name()
         self._runner = await asyncio.to_thread(partial(rlx.auto_runner, model, **options))
         self._app = create_app(ServedModel(self._runner, names[0], names[1:]), server)

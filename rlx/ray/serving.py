@@ -19,18 +19,55 @@ from ray import exceptions, serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError
 from rlx.ray.places import at_least_one, cpus_of, path_on_nodes, range_of
 from rlx.ray.relay import Relay
 from rlx.ray.replica import Replica
-from rlx.ray.router import PrefixRouter
-from rlx.serve.naming import names_of
 from rlx.serve.options import ServerOptions, served
+from rlx.serve.prefixes import PrefixTable
+from rlx.serve.registry import names_of
 
 if TYPE_CHECKING:
     from starlette.types import Message
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is an extra, and Any for the type checker
+    """Ranks replicas by `PrefixTable`. Ray Serve asks one after the other whether it has room."""
+
+    def initialize_state(self, imbalance: int = 8) -> None:  # the name is Ray's
+        """Called by Ray Serve with the `request_router_kwargs`.
+
+        Args:
+            imbalance: as of `PrefixTable`.
+        """
+        self._table: PrefixTable[str] = PrefixTable(imbalance)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._table.keep({replica.replica_id.unique_id for replica in replicas})
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The replicas for a request, each a rank of its own, the best one first."""
+        if pending_request is None:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True  # sleep between rounds in which all are full
+        found = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        loads = {name: self.replica_queue_len_cache.get(each.replica_id) or 0 for name, each in found.items()}
+        return [[found[name]] for name in self._table.ranked(keys_of(pending_request), loads)]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        self._table.remember(keys_of(pending_request), replica_id.unique_id)
+
+
+def keys_of(request: PendingRequest) -> list[int]:
+    """The prefix keys of a request for `Replica.answer`."""
+    keys = request.kwargs.get("keys")
+    return keys if isinstance(keys, list) else []
+
 
 LOST = (
     exceptions.RayActorError, exceptions.NodeDiedError, exceptions.ObjectLostError, exceptions.WorkerCrashedError,

@@ -25,7 +25,7 @@ from rlx.grammar.tool_calls import calls_grammar
 from rlx.prompt import Prompt, read_images
 from rlx.runners.base import LmRunner
 from rlx.sampling.options import combined
-from rlx.text.tool_calls.call import ToolCall, whole_calls
+from rlx.text.tool_calls.format import ToolCall, whole_calls
 from rlx.tracing import span
 
 if TYPE_CHECKING:
@@ -213,9 +213,9 @@ class TextRunner(LmRunner):
         return self.checked_prompt(self.tokenizer.encode(prompt))
 
     def _chat_call(self, where: str, messages: Messages, options: dict[str, Any]) -> _Call:
-        from rlx.text.answer import ThinkingTags
+        from rlx.text.answer import ThinkingTags, tool_format
         from rlx.text.chat import thinking_variables
-        from rlx.text.tool_calls import ToolFormat, checked_choice, checked_tools
+        from rlx.text.tool_calls import checked_choice, checked_tools
 
         variables = {**(options.pop("variables", None) or {})}
         variables |= thinking_variables(self.tokenizer, options.pop("thinking", None), "thinking")
@@ -230,7 +230,7 @@ class TextRunner(LmRunner):
         call = _Call(where, context, tags, tags is not None and tags.is_open(self.tokenizer, context.ids))
         if not tools:
             return call
-        return replace(call, calls=_Calls(ToolFormat.of(self.tokenizer), tools, choice, parallel))
+        return replace(call, calls=_Calls(tool_format(self.tokenizer), tools, choice, parallel))
 
     def _answered(self, call: _Call, max_tokens: int | None, options: dict[str, Any]) -> Answer:
         """The complete answer."""

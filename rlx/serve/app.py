@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -24,22 +25,25 @@ from rlx.errors import RlxError
 from rlx.serve import messages, ollama, page, record, responses, status
 from rlx.serve.admission import ConcurrencyLimiter
 from rlx.serve.asgi import call
-from rlx.serve.batch.jobs import BatchJobs
-from rlx.serve.batch.store import FileStore
+from rlx.serve.batch.jobs import BatchJobs, FileStore
+from rlx.serve.batch.results import Answering
+from rlx.serve.batch.source import MAX_LINE, BatchRequest
 from rlx.serve.body import body_error
 from rlx.serve.document import completed
 from rlx.serve.errors import ApiError, api_error, shape_of
 from rlx.serve.http import ClientGone, in_thread, json_bytes
 from rlx.serve.lifecycle import Lifecycle, load, unavailable
-from rlx.serve.log import Log
+from rlx.serve.log import Log, Telemetry
 from rlx.serve.metrics import Metrics
 from rlx.serve.middleware import Middleware
 from rlx.serve.model import ServedModel
-from rlx.serve.openai import batches, chat, completions, embeddings, files, models, tokens
+from rlx.serve.openai import chat, completions, embeddings, files, tokens
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
 from rlx.serve.registry import Loader, Registry
-from rlx.serve.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from rlx.runners import CachedRunner
 
 log = logging.getLogger("rlx.serve")
 
@@ -113,16 +117,19 @@ class Server:
         self.metrics.count(found)
 
 
+AHEAD = 2
+"""Requests with the engine for each slot: while one is computed the next one is tokenized."""
+
 Router = Callable[[Server], APIRouter]
 
 #: What makes the routers. Their paths are there with and without the prefix /v1.
 VERSIONED: tuple[Router, ...] = (
-    models.router,
+    status.models_router,
     chat.router,
     completions.router,
     embeddings.router,
     files.router,
-    batches.router,
+    files.batch_router,
     tokens.router,
     responses.router,
     messages.router,
@@ -190,6 +197,23 @@ def create_app(
         done=server.done,
     )
     return app
+
+
+@asynccontextmanager
+async def answering_with(runner: CachedRunner, name: str) -> AsyncIterator[Answering]:
+    """What answers requests with a runner.
+
+    Args:
+        name: of the model, in answers.
+    """
+    options = ServerOptions(queue=100_000, max_body_mb=MAX_LINE / 1e6 + 1, log="none")
+    app = create_app(ServedModel(runner, name), options)
+
+    async def answer(request: BatchRequest, request_id: str) -> tuple[int, Any]:
+        return await call(app, request.url, request.body, [("x-request-id", request_id)])
+
+    async with app.router.lifespan_context(app):
+        yield answer
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:

@@ -1,12 +1,13 @@
 """Counters for Prometheus: what the server has done, and how long its requests took.
 
 Server stage. Requests are counted when they end; what the engine knows is read when somebody asks for the metrics, so
-a token costs nothing here. Names and labels follow vLLM's, with the prefix `rlx:`; an option repeats them as `vllm:`.
+a token costs nothing here. Names and labels follow vLLM's, with the prefix `rlx:`; options repeat them as `vllm:`, and
+under the names of llama-server, for dashboards and scripts that read those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,9 +21,72 @@ import rlx
 from rlx.engine.request.record import GAP_BOUNDS
 from rlx.errors import BusyError
 from rlx.serve.admission import ConcurrencyLimiter
-from rlx.serve.llama_metrics import llama_metrics
 from rlx.serve.record import Answered, RequestRecord
 from rlx.serve.registry import Registry
+
+LLAMA = "llamacpp:"
+
+Totals = Mapping[str, float]
+Value = Callable[[Totals], float]
+
+
+def _ratio(above: str, below: str) -> Value:
+    return lambda totals: totals.get(above, 0.0) / below_ if (below_ := totals.get(below, 0.0)) else 0.0
+
+
+def _of(name: str) -> Value:
+    return lambda totals: totals.get(name, 0.0)
+
+
+def _computed(totals: Totals) -> float:
+    return totals.get("prompt_tokens_total", 0.0) - totals.get("prompt_tokens_cached_total", 0.0)
+
+
+def _prompt_rate(totals: Totals) -> float:
+    seconds = totals.get("request_prefill_time_seconds_sum", 0.0)
+    return _computed(totals) / seconds if seconds else 0.0
+
+
+#: Name -> meaning, and the value from the totals of the server's own metrics.
+_COUNTERS: dict[str, tuple[str, Value]] = {
+    "prompt_tokens": ("Tokens of prompts that were computed", _computed),
+    "prompt_tokens_cached": ("Tokens of prompts that the cache knew", _of("prompt_tokens_cached_total")),
+    "prompt_seconds": ("Time of prompts", _of("request_prefill_time_seconds_sum")),
+    "tokens_predicted": ("Tokens of answers", _of("generation_tokens_total")),
+    "tokens_predicted_seconds": ("Time of answers", _of("request_decode_time_seconds_sum")),
+    "n_decode": ("Calls of the engine", _of("engine_steps_total")),
+    "spec_decode_num_drafts": ("Steps with drafts", _of("spec_decode_num_drafts_total")),
+    "spec_decode_num_draft_tokens": ("Tokens that were drafted", _of("spec_decode_num_draft_tokens_total")),
+    "spec_decode_num_accepted_tokens": ("Drafts that were right", _of("spec_decode_num_accepted_tokens_total")),
+}
+_GAUGES: dict[str, tuple[str, Value]] = {
+    "prompt_tokens_seconds": ("Tokens of prompts a second", _prompt_rate),
+    "predicted_tokens_seconds": (
+        "Tokens of answers a second",
+        _ratio("generation_tokens_total", "request_decode_time_seconds_sum"),
+    ),
+    "requests_processing": ("Choices that are computed", _of("num_requests_running")),
+    "requests_deferred": ("Choices that wait for a slot", _of("num_requests_waiting")),
+    "n_busy_slots_per_decode": ("Tokens of a call of the engine", _ratio("engine_tokens_total", "engine_steps_total")),
+}
+
+
+def llama_metrics(metrics: Iterable[Metric]) -> Iterator[Metric]:
+    """The metrics of llama-server.
+
+    Args:
+        metrics: those of the server.
+    """
+    totals: dict[str, float] = {}
+    for metric in metrics:
+        for each in metric.samples:
+            name = each.name.removeprefix(PREFIX)
+            totals[name] = totals.get(name, 0.0) + each.value
+    for name, (text, value) in _COUNTERS.items():
+        yield CounterMetricFamily(LLAMA + name, text, value=value(totals))
+    for name, (text, value) in _GAUGES.items():
+        yield GaugeMetricFamily(LLAMA + name, text, value=value(totals))
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -240,7 +304,7 @@ class _WithAliases:
             if self._vllm and metric.name.removeprefix(PREFIX) in SHARED:
                 yield _renamed(metric)
         if self._llama:
-            yield from llama_metrics(own, PREFIX)
+            yield from llama_metrics(own)
 
 
 def _renamed(metric: Metric) -> Metric:

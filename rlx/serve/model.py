@@ -29,8 +29,7 @@ from rlx.serve.errors import context_overflow
 from rlx.serve.events import Asked, EventStream, Parser
 from rlx.serve.http import in_thread
 from rlx.serve.media import MediaOptions
-from rlx.text.answer import ThinkingTags
-from rlx.text.tool_calls import ToolFormat
+from rlx.text.answer import ThinkingTags, tool_format
 
 if TYPE_CHECKING:
     from rlx.grammar import Grammar
@@ -107,7 +106,7 @@ class ServedModel:
         """What requests may ask of it, in Ollama's words."""
         can = {
             "completion": True,
-            "tools": ToolFormat.of(self.tokenizer) is not None,
+            "tools": tool_format(self.tokenizer) is not None,
             "vision": self.runner.supports_multimodal,
             "insert": fill_in_ids(self.tokenizer) is not None,
             "thinking": self.tags is not None,

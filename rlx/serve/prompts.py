@@ -18,7 +18,7 @@ from rlx.serve import record
 from rlx.serve.conversation import checked_messages, checked_variables, last_answer, merged_system
 from rlx.serve.errors import OVERFLOW, ApiError, invalid
 from rlx.serve.media import load_images
-from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids
+from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids, tool_format
 from rlx.text.chat import thinking_variables
 from rlx.text.tool_calls import Tool, ToolChoice, ToolFormat, checked_choice, checked_tools
 
@@ -106,17 +106,17 @@ def chat_prompt(
     kept = kept_ids(tokenizer, tags, None)
     if not splits or last is not None:
         tags = None
-    tool_format = ToolFormat.of(tokenizer) if offered else None
+    form = tool_format(tokenizer) if offered else None
     found = partial(
         ChatPrompt, context, tags=tags, thinks=thinks, choice=choice, parallel=parallel, begins=not continues
     )
-    if tags is None and tool_format is None:
+    if tags is None and form is None:
         return found(keep_ids=frozenset() if splits else kept)
     callable_tools = known if offered else ()
     return found(
-        parser=partial(AnswerParser, tags, thinks, tool_format, callable_tools),
-        keep_ids=kept | kept_ids(tokenizer, None, tool_format),
-        tool_format=tool_format,
+        parser=partial(AnswerParser, tags, thinks, form, callable_tools),
+        keep_ids=kept | kept_ids(tokenizer, None, form),
+        tool_format=form,
         tools=callable_tools,
     )
 

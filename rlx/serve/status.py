@@ -1,6 +1,6 @@
-"""What a server says of itself: health, properties, slots, versions, metrics.
+"""What a server says of itself and of its models: health, properties, slots, versions, metrics, `/v1/models`.
 
-Server stage, beside the APIs. The fields follow llama-server and vLLM, whose clients and probes ask for them.
+Server stage, beside the APIs. The fields follow OpenAI, llama-server and vLLM, whose clients and probes ask for them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rlx.serve.errors import ApiError, openai_body
 from rlx.serve.http import json_bytes, new_router
 from rlx.serve.metrics import CONTENT_TYPE
 from rlx.serve.model import ServedModel
+from rlx.serve.ollama.describe import tag
 from rlx.serve.openai.native import sampling_settings
 
 if TYPE_CHECKING:
@@ -159,3 +160,52 @@ def _busy(each: ActiveRequest) -> dict[str, Any]:
         "params": {"n_predict": each.limit},
         "next_token": {"has_next_token": left > 0, "n_remain": left, "n_decoded": each.tokens},
     }
+
+
+def models_router(server: Server) -> APIRouter:
+    """`GET /models` and `GET /models/NAME`."""
+    found = new_router(tags=["models"])
+
+    @found.get("/models")
+    async def models() -> dict[str, Any]:
+        """The models that are served; `models` has them in the form of Ollama, as llama-server does."""
+        data = [described(model) for model in server.models]
+        return {"object": "list", "data": data, "models": [listed(model) for model in server.models]}
+
+    @found.get("/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """One model."""
+        return described(server.named(name))
+
+    return found
+
+
+def described(model: ServedModel) -> dict[str, Any]:
+    """A model as OpenAI's clients, llama-server's (`meta`) and vLLM's (`max_model_len`) expect it."""
+    runner = model.runner
+    config, (parameters, nbytes) = runner.config, model.sizes
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "rlx",
+        "aliases": list(model.aliases),
+        "root": model.name,
+        "max_model_len": runner.max_seq,
+        "meta": {
+            "family": runner.family,
+            "n_vocab": runner.vocab_size,
+            "n_ctx": runner.max_seq,
+            "n_ctx_train": config.context,
+            "n_embd": config.hidden,
+            "n_params": parameters,
+            "size": nbytes,
+            "images": runner.supports_multimodal,
+        },
+    }
+
+
+def listed(model: ServedModel) -> dict[str, Any]:
+    """A model as Ollama's clients expect it, with what it can do in llama-server's words."""
+    sees = ["multimodal"] if model.runner.supports_multimodal else []
+    return {**tag(model, model.name), "type": "model", "capabilities": [*model.capabilities, *sees]}

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from rlx.errors import ChatTemplateError
+from rlx.text.chat import template_of
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.tool_calls import Part, Tool, ToolCallDelta, ToolFormat, new_call_id
+from rlx.text.tool_calls.bare import LlamaFormat, PromptedFormat
+from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4, GemmaFormat
+from rlx.text.tool_calls.tagged import HermesFormat, XmlFormat
 
 _TAGS = (
     ("<think>", "</think>"),
@@ -131,7 +137,7 @@ class AnswerParser:
 
     The pieces that it is given may end anywhere: joined, the parts are the same for any split.
 
-        parser = AnswerParser(tags, is_open, ToolFormat.of(tokenizer), checked_tools(tools))
+        parser = AnswerParser(tags, is_open, tool_format(tokenizer), checked_tools(tools))
         parts = [part for text in texts for part in parser.push(text)] + parser.finish()
 
     Args:
@@ -180,3 +186,29 @@ def kept_ids(tokenizer: Tokenizer, tags: ThinkingTags | None, tool_format: ToolF
     """The control tokens that an `AnswerParser` has to see in the text of an answer."""
     kept = tags.ids(tokenizer) if tags is not None else frozenset()
     return kept | tool_format.keep_ids(tokenizer) if tool_format is not None else kept
+
+
+#: What the chat template of a model has in it -> how the model writes calls. The first that fits counts.
+_FORMATS: tuple[tuple[str, Callable[[Tokenizer], ToolFormat]], ...] = (
+    (GEMMA4.begin, partial(GemmaFormat, GEMMA4)),
+    (FUNCTION_GEMMA.begin, partial(GemmaFormat, FUNCTION_GEMMA)),
+    ("<function=", XmlFormat),
+    ("<tool_call>", HermesFormat),
+    ("", LlamaFormat),
+)
+
+
+def tool_format(tokenizer: Tokenizer) -> ToolFormat | None:
+    """How a model writes tool calls; None without a chat template, or if that cannot be rendered.
+
+    A template that does not show tools to the model gets the prompted form, whatever the vocabulary has.
+    """
+    if tokenizer.chat_template is None and "tool_use" not in tokenizer.chat_templates:
+        return None
+    try:
+        template = template_of(tokenizer, tools=True)
+    except ChatTemplateError:
+        return None
+    if not template.takes_tools:
+        return PromptedFormat(tokenizer)
+    return next(make(tokenizer) for text, make in _FORMATS if text in template.source)

@@ -279,3 +279,12 @@ def test_closed_bars_write_nothing_more() -> None:
     bars.waiting("prompt")
     bars.close()
     assert file.getvalue() == before
+
+
+def test_the_list_of_commands_says_what_each_command_says() -> None:
+    """`rlx --help` imports no command: their first sentences stand in a table."""
+    from rlx.cli.main import _COMMANDS
+
+    for name, (_, summary) in _COMMANDS.items():
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None and command.get_short_help_str(100) == summary

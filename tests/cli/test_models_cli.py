@@ -11,7 +11,7 @@ import huggingface_hub.constants
 import pytest
 from click.testing import CliRunner, Result
 
-from rlx.cli import first_use, models
+from rlx.cli import downloads
 from rlx.cli.main import cli
 from rlx.weights.downloaded import downloaded
 from rlx.weights.pull import pull
@@ -34,8 +34,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def in_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (first_use, models):
-        monkeypatch.setattr(module, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(downloads, "is_terminal", lambda stream: True)
 
 
 def rlx(*words: str, input: str | None = None) -> Result:

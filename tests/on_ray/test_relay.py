@@ -11,8 +11,7 @@ import pytest
 
 from rlx.ray.relay import ATTEMPTS, Relay, keys_of
 from rlx.serve.asgi import call, messages, scope_of
-from rlx.serve.prefix_table import PrefixTable
-from rlx.serve.prompt_prefix import PIECE, prefix_keys
+from rlx.serve.prefixes import PIECE, PrefixTable, prefix_keys
 
 START = {"type": "http.response.start", "status": 200}
 JSON_START = {**START, "headers": [(b"content-type", b"application/json")]}

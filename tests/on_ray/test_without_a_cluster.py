@@ -94,7 +94,7 @@ def test_wrong_options_of_generate_are_told_before_it_starts(wrong: dict[str, An
 
 @needs_ray
 def test_the_router_ranks_replicas_by_prefix_and_load() -> None:
-    from rlx.ray.router import PrefixRouter
+    from rlx.ray.serving import PrefixRouter
 
     def request(keys: list[int]) -> Any:
         return SimpleNamespace(kwargs={"keys": keys}, routing_context=SimpleNamespace(should_backoff=False))

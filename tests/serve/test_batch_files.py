@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.errors import BatchError
-from rlx.serve.batch.results import Results
-from rlx.serve.batch.run import Progress, answer_all
+from rlx.serve.batch.results import Progress, Results, answer_all
 from rlx.serve.batch.source import BatchRequest, LineProblem, Source
 from rlx.serve.body import MAX_VALUES
-from rlx.serve.prompt_prefix import PIECE, prefix_keys, prompt_text
+from rlx.serve.prefixes import PIECE, prefix_keys, prompt_text
 
 CHAT = "/v1/chat/completions"
 

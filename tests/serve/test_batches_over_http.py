@@ -189,7 +189,7 @@ def test_a_full_queue_is_no_answer(tmp_path: Path) -> None:
     import asyncio
 
     from rlx.serve.batch import jobs
-    from rlx.serve.batch.store import FileStore
+    from rlx.serve.batch.jobs import FileStore
 
     store, answers = FileStore(10**6), [(429, {}), (503, {}), (200, {"choices": []})]
     source = store.add("", "in.jsonl", "batch", lines({"messages": QUESTION}))

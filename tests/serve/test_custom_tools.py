@@ -10,8 +10,7 @@ import pytest
 from exchanges import PATH, chunks_of, error_of
 
 from rlx.errors import GrammarError
-from rlx.serve.custom_tools import reading_inputs
-from rlx.serve.lark_regex import regex_of
+from rlx.serve.custom_tools import reading_inputs, regex_of
 from rlx.serve.prompts import ChatPrompt
 from rlx.text.answer import AnswerPart
 from rlx.text.tool_calls import ToolCallDelta

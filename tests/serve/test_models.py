@@ -14,8 +14,8 @@ import pytest
 
 from rlx import demo
 from rlx.serve import ServedModel, create_app
-from rlx.serve.naming import names_of
 from rlx.serve.options import ServerOptions
+from rlx.serve.registry import names_of
 
 QUESTION = [{"role": "user", "content": "What is 27 + 45?"}]
 

@@ -9,7 +9,7 @@ import pytest
 from golden_folder import goldens
 
 from rlx.text import Tokenizer, chat_ids, load_tokenizer
-from rlx.text.tool_calls import ToolFormat
+from rlx.text.answer import tool_format
 
 TOOLS = [{
     "type": "function",
@@ -61,19 +61,19 @@ def using(tokenizer: Tokenizer, template: str) -> Tokenizer:
     ],
 )
 def test_the_format_follows_the_template(tokenizer: Tokenizer, template: str, name: str) -> None:
-    found = ToolFormat.of(using(tokenizer, template))
+    found = tool_format(using(tokenizer, template))
     assert found is not None
     assert found.name == name
     assert found.prompted == (name == "prompted")
 
 
 def test_without_a_template_there_is_no_format(tokenizer: Tokenizer) -> None:
-    assert ToolFormat.of(replace(tokenizer, chat_templates={})) is None
+    assert tool_format(replace(tokenizer, chat_templates={})) is None
 
 
 def test_answers_keep_the_control_tokens_of_calls() -> None:
     tokenizer = load_tokenizer(next((goldens() / "llama").glob("model*.gguf")))
-    found = ToolFormat.of(using(tokenizer, SHOWS + PLAIN))
+    found = tool_format(using(tokenizer, SHOWS + PLAIN))
     assert found is not None
     assert found.keep_ids(tokenizer) == {tokenizer.token_to_id("<|python_tag|>")}
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,10 +22,11 @@ from rlx.cli.main import INTERRUPTED, debug_option, show_mistake
 from rlx.cli.options import engine_options, model_argument, model_path, open_runner, yes_option
 from rlx.cli.output import Bars, is_terminal, sampled
 from rlx.cli.sampling import described, ending_options, sampling_options
+from rlx.engine.opening.opened import has_chat_template
 from rlx.errors import ChatTemplateError, RlxError
-
-if TYPE_CHECKING:
-    from rlx.runners import CachedRunner
+from rlx.runners import CachedRunner
+from rlx.runners.auto import runner_class
+from rlx.weights import open_weights
 
 
 @click.command(cls=Command)
@@ -104,10 +105,6 @@ def _messages(interrupts: Interrupts, keep_history: bool) -> Iterator[Iterator[s
 
 def _opened(model: str | None, engine: dict[str, Any], yes: bool, bars: Bars, interrupts: Interrupts) -> CachedRunner:
     """The runner; a model that is not supported or has no chat template is refused before its weights are loaded."""
-    from rlx.engine.opening.opened import has_chat_template
-    from rlx.runners.auto import runner_class
-    from rlx.weights import open_weights
-
     path = model_path(model, engine, yes=yes)
     bars.waiting("opening the model")
     try:

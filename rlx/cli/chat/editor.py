@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rlx import platform
 from rlx.cli.chat.commands import COMMANDS
+from rlx.cli.chat.history import PrivateHistory, history_path
 from rlx.cli.chat.lines import AGAIN, PROMPT, is_unfinished, message
 from rlx.cli.chat.settings import DEFAULT, Settings
 from rlx.cli.interrupts import Interrupts
@@ -80,8 +81,6 @@ class Editor:
     @contextmanager
     def _nudges(self) -> Iterator[Callable[[], None]]:
         """While the prompt is shown, a SIGINT is a key like Ctrl-C. Yields what to call just before it is shown."""
-        from contextlib import ExitStack
-
         with ExitStack() as stack:
             app = self._session.app
 
@@ -186,8 +185,6 @@ def terminal_messages(interrupts: Interrupts, keep_history: bool) -> Iterator[It
     from prompt_toolkit.input import create_input
     from prompt_toolkit.output import create_output
     from prompt_toolkit.output.vt100 import Vt100_Output
-
-    from rlx.cli.chat.history import PrivateHistory, history_path
 
     output = create_output(sys.stdout if sys.stdout and sys.stdout.isatty() else sys.stderr)
     if isinstance(output, Vt100_Output):

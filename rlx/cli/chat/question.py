@@ -7,13 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlx.cli.answering import Message
 from rlx.errors import ChatError, ImageError
-
-if TYPE_CHECKING:
-    from rlx.vision.image import Image
+from rlx.vision.image import Image
 
 _DATA = "data:"  # begins the URI of an image that stands in a conversation's file itself
 
@@ -32,8 +30,6 @@ class AttachedImage:
         Raises:
             ImageError: the file is missing, or no image that can be used.
         """
-        from rlx.vision.image import Image
-
         if name.startswith(_DATA):
             return AttachedImage(name, Image.of(name))
         path = Path(name).expanduser()

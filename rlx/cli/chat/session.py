@@ -17,14 +17,15 @@ from rlx.cli.chat.question import AttachedImage, Question
 from rlx.cli.chat.settings import Settings
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.output import ENDS, Answer, Bars, counted, stdout
+from rlx.engine.request.context import Context
 from rlx.errors import MultimodalError, PromptError
+from rlx.prompt import Prompt
+from rlx.runners import CachedRunner
+from rlx.text import StreamDetokenizer
 from rlx.text.answer import ThinkingSplitter, ThinkingTags
 
 if TYPE_CHECKING:
     from rlx.cli.chat.display import Display
-    from rlx.engine.request.context import Context
-    from rlx.prompt import Prompt
-    from rlx.runners import CachedRunner
 
 _COMPLETE = ("stop", "stop_string")  # ends of which there is nothing to say
 _ROOM = (
@@ -217,8 +218,6 @@ def said(runner: CachedRunner, answer: Answer, end: str) -> str:
     """
     if end == "stop_string":
         return answer.text
-    from rlx.text import StreamDetokenizer
-
     text = StreamDetokenizer(runner.tokenizer, continues=True)
     ids = answer.ids[:-1] if answer.ids[-1] in runner.stop_ids else answer.ids
     return "".join(map(text.push, ids)) + text.finish()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,10 +13,8 @@ from rlx.cli.answering import speculative_option, thinking_option
 from rlx.cli.command import ALIASES
 from rlx.cli.sampling import ending_options, sample_opts, sampling_options
 from rlx.errors import ChatError, RlxError
+from rlx.sampling import SampleOpts
 from rlx.suggest import did_you_mean
-
-if TYPE_CHECKING:
-    from rlx.sampling import SampleOpts
 
 DEFAULT = "default"  # as a value: take the setting back
 _ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}

@@ -7,6 +7,7 @@ import json
 import click
 
 from rlx.cli.command import Command
+from rlx.cli.doctor.page import examine, lines
 from rlx.cli.main import debug_option
 from rlx.cli.output import Bars, stdout
 
@@ -26,9 +27,6 @@ def doctor(ctx: click.Context, measure: bool, as_json: bool) -> None:
     run. Keys are hidden, and the home folder is shown as ~. The exit code is 2 if something prevents models from
     running.
     """
-    from rlx.cli.doctor.examination import examine
-    from rlx.cli.doctor.page import lines
-
     with Bars() as bars:
         bars.waiting("examining the machine")
         findings = examine(measure)

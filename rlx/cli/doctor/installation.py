@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from rlx import __version__, backends, env
+from rlx import demo as models
 from rlx.cli.doctor.findings import Facts, Findings, shown_path
+from rlx.compiler.tuned import find
+from rlx.errors import CacheError
+from rlx.store.store import Store, default_root
+from rlx.suggest import did_you_mean
 
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 _NOT_FOR_USERS = ("test", "dev", "docs")
@@ -97,8 +102,6 @@ def _version(name: str) -> str | None:
 
 def environment(findings: Findings) -> Facts:
     """The variables that are set: those of rlx, checked, and NUMBA_*, which change compiled code. Keys are hidden."""
-    from rlx.suggest import did_you_mean
-
     known = {variable.name for variable in env.VARIABLES}
     for name in sorted(os.environ):
         if name.startswith("RLX_") and name not in known:
@@ -128,9 +131,6 @@ def _shown_value(name: str) -> str:
 
 def cache(findings: Findings) -> Facts:
     """The compile cache: where it is, how large, whether it is sound and can be written."""
-    from rlx.errors import CacheError
-    from rlx.store.store import Store, default_root
-
     policy = env.cache_policy()
     if policy == "off":
         return {"policy": policy}
@@ -178,8 +178,6 @@ def _damaged(store: Any, nbytes: int, findings: Findings) -> int | None:
 
 def _tuning(store: Any, findings: Findings) -> str:
     """Where the machine-dependent numbers in kernels come from."""
-    from rlx.compiler.tuned import find
-
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = find(store, backends.backend().target())
@@ -190,8 +188,6 @@ def _tuning(store: Any, findings: Findings) -> str:
 
 def demo(findings: Findings) -> Facts:
     """Whether the models inside the package are there."""
-    from rlx import demo as models
-
     found: Facts = {}
     for name in models.FILES:
         with findings.noting(name):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from platform import machine as this_machine
 
 from rlx import backends, env, platform
 from rlx.cli.doctor.findings import Facts, Findings
+from rlx.compiler.limits import worker_count
+from rlx.compiler.tuned import machine
+from rlx.engine.kv.pool_size import available_memory
 from rlx.platform import cpu_count, usable_cpus
 
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -15,8 +19,6 @@ _BUSY = 0.5  # load per CPU from which measurements say little
 
 def cpu(findings: Findings) -> Facts:
     """The processor, the target, and the features that its code uses and does not use."""
-    from rlx.compiler.tuned import machine
-
     device = backends.backend()
     facts: Facts = {"model": machine(), "architecture": this_machine(), "levels": device.levels()}
     with findings.noting("RLX_TARGET", prevents=True):
@@ -43,10 +45,6 @@ def _widest(findings: Findings, level: str, levels: list[str]) -> None:
 
 def threads(findings: Findings) -> Facts:
     """The number of worker threads, and why it is that."""
-    import warnings
-
-    from rlx.compiler.limits import worker_count
-
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         workers = worker_count()
@@ -84,8 +82,6 @@ def _reason(facts: Facts) -> str:
 
 def memory(findings: Findings) -> Facts:
     """Memory of the machine and of this process, and huge pages."""
-    from rlx.engine.kv.pool_size import available_memory
-
     huge = platform.current().huge_pages()
     if huge == "never":
         hint = f"echo madvise > {_HUGE_PAGES} (as root); weights are then read with fewer misses of the TLB"

@@ -12,8 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 
-from rlx import env
+import rlx
+from rlx import SEQ, env, ops
 from rlx.cli.doctor.findings import REINSTALL, Facts, Findings
+from rlx.compiler.compile import Compiler
+from rlx.compiler.limits import worker_count
+from rlx.engine.kv.pool_size import available_memory
+from rlx.errors import RlxError
 
 _SECONDS = 180  # after which a trial counts as hanging
 _CEILING = 1e-4  # of the result's largest value: f32 arithmetic in another order
@@ -59,8 +64,6 @@ def _ended(code: int, stderr: str) -> str:
 
 def main() -> None:
     """Prints the facts as one line of JSON."""
-    from rlx.errors import RlxError
-
     try:
         facts = _run()
         if "--measure" in sys.argv[1:] and env.jit():
@@ -77,9 +80,6 @@ def main() -> None:
 def _run() -> Facts:
     """Compiles a gated linear layer and compares its result with NumPy's."""
     import numpy as np
-
-    import rlx
-    from rlx import SEQ, ops
 
     graph = rlx.Graph("doctor")
     x = graph.input("x", [SEQ, 64])
@@ -103,10 +103,6 @@ def _run() -> Facts:
 
 def _measured() -> Facts:
     """The read bandwidth and the arithmetic peaks of all workers."""
-    from rlx.compiler.compile import Compiler
-    from rlx.compiler.limits import worker_count
-    from rlx.engine.kv.pool_size import available_memory
-
     compiler = Compiler()
     workers = compiler.workers(worker_count())
     try:

@@ -1,28 +1,178 @@
-"""Batches over HTTP: files of requests, answered one batch after the other while there is nothing better to do.
+"""Batches over HTTP, and the files that they read and write.
 
-Serve stage, under `/v1/batches`. The requests of a batch go through the application like all others, with the key of
-the client and a priority below every interactive request.
+Serve stage, under `/v1/files` and `/v1/batches`. A batch is a file of requests, answered one after the other while
+there is nothing better to do. They go through the application like all others, with the key of the client and a
+priority below every interactive request. Files are in a temporary folder, bounded in bytes and number, and gone when
+the server ends. Who holds one key does not see what those of another have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rlx.errors import RlxError
-from rlx.serve.batch.results import Results
-from rlx.serve.batch.run import Progress, answer_all
+from rlx.serve.batch.results import Progress, Results, answer_all
 from rlx.serve.batch.source import BatchRequest, Source
-from rlx.serve.batch.store import FileStore, StoredFile
 from rlx.serve.errors import ApiError
+
+MOST_FILES = 1000
+
+
+class Owned(Protocol):
+    """A thing that one client has."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def owner(self) -> str:
+        """Whose it is."""
+        ...
+
+
+O = TypeVar("O", bound=Owned)
+
+
+def find(entries: Mapping[str, O], owner: str, ident: str, kind: str) -> O:
+    """A thing of a client.
+
+    Args:
+        kind: what it is called.
+
+    Raises:
+        ApiError: 404, the client has no such thing.
+    """
+    found = entries.get(ident)
+    if found is None or found.owner != owner:
+        raise ApiError(404, f"there is no {kind} {ident[:80]!r}", param="id", code=f"{kind}_not_found")
+    return found
+
+
+def owned(entries: Mapping[str, O], owner: str) -> list[O]:
+    """The things of a client, the newest first."""
+    return [each for each in reversed(list(entries.values())) if each.owner == owner]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file.
+
+    Attributes:
+        id: its name here, such as `file-0f3e...`.
+        owner: whose it is.
+        name: that the client gave.
+        purpose: what it is for.
+        path: where it is.
+        nbytes: its size.
+        created: Unix time.
+    """
+
+    id: str
+    owner: str
+    name: str
+    purpose: str
+    path: Path
+    nbytes: int
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def as_json(self) -> dict[str, Any]:
+        """The file as OpenAI's clients read it."""
+        return {
+            "id": self.id, "object": "file", "bytes": self.nbytes, "created_at": self.created, "filename": self.name,
+            "purpose": self.purpose, "status": "processed", "expires_at": None,
+        }  # fmt: skip
+
+
+class FileStore:
+    """All files of a server.
+
+    Args:
+        most: bytes of all files together.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._files: dict[str, StoredFile] = {}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def used(self) -> int:
+        """Bytes of all files."""
+        return sum(each.nbytes for each in self._files.values())
+
+    def new_path(self) -> Path:
+        """Where a new file may be written."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="rlx-files-")
+        return Path(self._folder.name) / f"file-{uuid.uuid4().hex}"
+
+    def check_room(self, nbytes: int) -> None:
+        """Refuses a file that there is no room for.
+
+        Raises:
+            ApiError: as said.
+        """
+        if self.used + nbytes > self.most or len(self._files) >= MOST_FILES:
+            what = f"there is no room for the file: {MOST_FILES} with {self.most / 1e6:g} MB together are kept"
+            hint = "delete files, or start the server with a larger --files-mb"
+            raise ApiError(413, what, param="file", code="storage_full", hint=hint)
+
+    def add(self, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
+        """Keeps the content of a file.
+
+        Raises:
+            ApiError: there is no room.
+            OSError: the disk is full.
+        """
+        self.check_room(len(data))
+        path = self.new_path()
+        path.write_bytes(data)
+        return self.adopt(owner, name, purpose, path)
+
+    def adopt(self, owner: str, name: str, purpose: str, path: Path) -> StoredFile:
+        """Keeps a file that was written to a `new_path`."""
+        made = StoredFile(path.name, owner, name, purpose, path, path.stat().st_size)
+        self._files[made.id] = made
+        return made
+
+    def find(self, owner: str, file_id: str) -> StoredFile:
+        """A file of a client; `ApiError` 404 if it has no such file."""
+        return find(self._files, owner, file_id, "file")
+
+    def of(self, owner: str) -> list[StoredFile]:
+        """The files of a client, the newest first."""
+        return owned(self._files, owner)
+
+    def delete(self, owner: str, file_id: str) -> None:
+        """Removes a file.
+
+        Raises:
+            ApiError: 404, the client has no such file.
+        """
+        found = self.find(owner, file_id)
+        del self._files[file_id]
+        with suppress(OSError):  # a system that keeps open files removes it with the folder
+            found.path.unlink()
+
+    def close(self) -> None:
+        """Removes all files."""
+        self._files.clear()
+        if self._folder is not None:
+            with suppress(OSError):
+                self._folder.cleanup()
+
 
 MOST_BATCHES = 1000
 MOST_LINES = 50_000  # of a batch, as at OpenAI
@@ -126,19 +276,12 @@ class BatchJobs:
         return len(self._batches)
 
     def find(self, owner: str, batch_id: str) -> Batch:
-        """A batch of a client.
-
-        Raises:
-            ApiError: 404, the client has no such batch.
-        """
-        found = self._batches.get(batch_id)
-        if found is None or found.owner != owner:
-            raise ApiError(404, f"there is no batch {batch_id[:80]!r}", param="id", code="batch_not_found")
-        return found
+        """A batch of a client; `ApiError` 404 if it has no such batch."""
+        return find(self._batches, owner, batch_id, "batch")
 
     def of(self, owner: str) -> list[Batch]:
         """The batches of a client, the newest first."""
-        return [each for each in reversed(self._batches.values()) if each.owner == owner]
+        return owned(self._batches, owner)
 
     def cancel(self, batch: Batch) -> None:
         """Ends a batch; what was answered is kept.

@@ -25,7 +25,7 @@ from rlx.errors import BatchError
 from rlx.json_file import open_regular
 from rlx.serve.body import check_size
 from rlx.serve.errors import ApiError
-from rlx.serve.prompt_prefix import prefix_keys, prompt_text
+from rlx.serve.prefixes import prefix_keys, prompt_text
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_LINE = 64 << 20  # bytes

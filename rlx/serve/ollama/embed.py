@@ -13,7 +13,7 @@ from rlx.serve.http import OpenRoute, in_thread, json_rows, while_connected
 from rlx.serve.model import ServedModel
 from rlx.serve.ollama.requests import EmbedBody, EmbeddingsBody, options_of
 from rlx.serve.ollama.routes import named
-from rlx.serve.vectors import vectors_of
+from rlx.serve.openai.embeddings import vectors_of
 
 if TYPE_CHECKING:
     from rlx.engine.request.output import Logits

@@ -21,9 +21,8 @@ from rlx.serve.openai.common import (
     timings_dict,
     usage_dict,
 )
+from rlx.serve.openai.fields import most_tokens, named_grammar, text_grammar
 from rlx.serve.openai.native import verbose, verbose_end
-from rlx.serve.openai.sampling import most_tokens
-from rlx.serve.openai.structured import named_grammar, text_grammar
 from rlx.serve.openai.tools import Offered, offered
 from rlx.serve.prompts import ChatPrompt, chat_prompt, effort_variables, grammar_maker, switch_variables
 

@@ -17,7 +17,7 @@ from rlx.serve.answers import Writer
 from rlx.serve.errors import ApiError, invalid, openai_body
 from rlx.serve.events import Asked, Choice, Delta, End, Event, Finished, Progress, Timings, TokenInfo, Usage
 from rlx.serve.http import comment, event, json_bytes
-from rlx.serve.openai.sampling import ending, sample_opts
+from rlx.serve.openai.fields import ending, sample_opts
 
 if TYPE_CHECKING:
     from rlx.runners import TokenLogprob

@@ -19,10 +19,9 @@ from rlx.serve.events import Asked, Choice, Delta, End, Finished, Progress, Toke
 from rlx.serve.http import in_thread, new_router, while_connected
 from rlx.serve.openai.bodies import CompletionBody, MediaPrompt
 from rlx.serve.openai.common import OpenAIWriter, asked_fields, progress_dict, timings_dict, usage_dict
+from rlx.serve.openai.fields import most_tokens, named_grammar, text_grammar
 from rlx.serve.openai.native import NativeWriter, verbose, verbose_end
 from rlx.serve.openai.prompts import filled_in, media_prompt, prompt_ids, prompts
-from rlx.serve.openai.sampling import most_tokens
-from rlx.serve.openai.structured import named_grammar, text_grammar
 from rlx.serve.prompts import grammar_maker
 
 if TYPE_CHECKING:

@@ -1,23 +1,52 @@
-"""/v1/embeddings: texts as vectors. Server stage, one of OpenAI's paths."""
+"""/v1/embeddings: texts as vectors. Server stage, one of OpenAI's paths; Ollama's use `vectors_of`, too."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from rlx.serve.errors import invalid
 from rlx.serve.http import in_thread, json_rows, new_router, while_connected
 from rlx.serve.openai.bodies import EmbeddingBody
 from rlx.serve.openai.prompts import prompt_ids, prompts
-from rlx.serve.vectors import vectors_of
 
 if TYPE_CHECKING:
     from rlx.engine.request.context import Context
     from rlx.engine.request.output import Logits
     from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
+
+
+async def vectors_of(
+    model: ServedModel,
+    contexts: Sequence[Context],
+    dimensions: int | None = None,
+    pooling: str = "mean",
+    normalize: bool = True,
+) -> list[Logits]:
+    """The vectors of prompts in order, each computed when the one before is there: whoever goes away stops them.
+
+    Args:
+        dimensions: how many of the first numbers of a vector it keeps; None for all.
+        pooling: as for `embed`.
+        normalize: scale what is kept to length 1.
+
+    Returns:
+        For each prompt float32[dimensions].
+    """
+    embed = partial(model.runner.embed, pooling=pooling, normalize=False)
+    return [_shortened(await in_thread(partial(embed, each)), dimensions, normalize) for each in contexts]
+
+
+def _shortened(vector: Logits, dimensions: int | None, normalize: bool) -> Logits:
+    kept = vector[:dimensions].astype(np.float64)
+    length = float(np.linalg.norm(kept)) if normalize else 1.0
+    return (kept / (length or 1.0)).astype(np.float32)
 
 
 def router(server: Server) -> APIRouter:

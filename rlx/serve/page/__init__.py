@@ -1,7 +1,7 @@
 """The chat page at `/`: one HTML document without any other file, which speaks to the server's own API.
 
 The sources lie beside this module: `index.html`, `styles.css` and `scripts/*.js`. `document` joins them, see
-`rlx.web_page`.
+`rlx.web_page`. The folder `docs` has those of the page at `/docs`: what `/openapi.json` says, for people.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 
 from rlx import web_page
-from rlx.serve import docs_page
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -31,13 +30,13 @@ class Document:
 
 
 @cache
-def document(package: str = __name__) -> Document:
+def document(folder: str = ".") -> Document:
     """Joins the sources of a page to one document, and computes its headers.
 
     Args:
-        package: where the sources lie.
+        folder: where the sources lie, from this module.
     """
-    sources = web_page.join(resources.files(package))
+    sources = web_page.join(resources.files(__name__) / folder)
     body = sources.html.encode()
     headers = {
         "Content-Security-Policy": _policy(sources),
@@ -78,8 +77,8 @@ def router(server: Server) -> APIRouter:
     They need no API key: the pages ask for it.
     """
     found = APIRouter()
-    for path, package in (("/", __name__), ("/docs", docs_page.__name__)) if server.options.page else ():
-        found.add_api_route(path, _showing(document(package)), methods=["GET", "HEAD"], include_in_schema=False)
+    for path, folder in (("/", "."), ("/docs", "docs")) if server.options.page else ():
+        found.add_api_route(path, _showing(document(folder)), methods=["GET", "HEAD"], include_in_schema=False)
     return found
 
 

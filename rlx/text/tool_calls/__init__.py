@@ -4,8 +4,7 @@ Text stage. `format.py` is the interface; each format is a file; `tools.py` chec
 brings conversations with calls into the form that chat templates take.
 """
 
-from rlx.text.tool_calls.call import ToolCall
-from rlx.text.tool_calls.format import CallParser, Part, ToolCallDelta, ToolFormat, new_call_id
+from rlx.text.tool_calls.format import CallParser, Part, ToolCall, ToolCallDelta, ToolFormat, new_call_id
 from rlx.text.tool_calls.tools import Tool, ToolChoice, checked_choice, checked_tools
 
 __all__ = [

@@ -2,23 +2,23 @@
 
 Text stage. Llama 3 writes `{"name": "f", "parameters": {...}}` as its whole answer, maybe after `<|python_tag|>`.
 Models whose template knows no tools, such as Gemma 3, write the JSON that the prompt asks for, or a fence of `json` or
-`tool_code`. Nothing but the name says that such a text is a call: it must be the name of a tool.
+`tool_code`: `print(f(city="Paris", days=3))`, which is read, never run. Nothing but the name says that such a text is a
+call: it must be the name of a tool.
 
 Source: the model cards of Llama 3.1 to 3.3 (Meta) and the guide to function calling with Gemma 3 (Google).
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlx.text.tool_calls.format import CallParser, ToolFormat, new_call_id
-from rlx.text.tool_calls.json_call import JsonCall
 from rlx.text.tool_calls.lark import ANY_TEXT, Lark, escaped, json_value, literal
-from rlx.text.tool_calls.python_call import called, tool_name
-from rlx.text.tool_calls.scan import CallScanner, State
+from rlx.text.tool_calls.reader import BLANKS, CallReader, CutOff, Reading, Unreadable
 from rlx.text.tool_calls.tools import Tool
 
 PYTHON_TAG = "<|python_tag|>"
@@ -29,111 +29,89 @@ _FUNCTION_BEGIN = re.compile(r"\[?\s*(?:print\s*\(\s*)?([A-Za-z_][\w.]{0,200})?\
 _MAX_CODE = 100_000
 
 
-class BareParser(CallScanner):
+class BareReader(CallReader):
     """Reads calls at the start of an answer, and those that a marker begins."""
 
     def __init__(self, markers: Sequence[str], tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
         super().__init__(markers, new_id)
         self._tools = {tool.name: tool for tool in tools}
-        self._state = self._start
-        self._json = JsonCall()
-        self._list = self._fence = False
+        self._fence = False  # whether the calls stand in one
 
-    def _start(self) -> bool:
-        """The start of the answer."""
+    def _begin_answer(self) -> Reading[None]:
+        while not self._held.strip():
+            if self._final:
+                return
+            yield
         blanks = len(self._held) - len(self._held.lstrip())
-        if blanks == len(self._held):
-            return False
         if self._held[blanks] in "{[":
-            self._use(blanks)
-            self._marked, self._fence, self._state = blanks + 1, False, self._body
-        else:
-            self._state = self._text
-        return True
+            self._at, self._marked = blanks, blanks + 1
+            yield from self._body()
 
-    def _opened(self, marker: str) -> State:
+    def _call(self, marker: str) -> Reading[None]:
         self._fence = marker.startswith(FENCE)
-        return self._body
+        yield from self._body()
 
-    def _body(self) -> bool:
+    def _body(self) -> Reading[None]:
         """What follows a marker: JSON, a list of it, or Python."""
-        self._list = False
-        if not self._skip_blanks():
-            return False
-        if self._held[0] == "[" and not self._held[1:].strip():
-            return False
-        if self._held[0] == "[" and self._held[1:].lstrip()[0] == "{":
-            self._use(1)
-            self._skip_blanks()
-            self._list = True
-        if self._held[0] == "{":
-            self._json, self._state = JsonCall(self._tools), self._json_body
-            return True
-        found = _FUNCTION.match(self._held)
-        if found is None and _FUNCTION_BEGIN.fullmatch(self._held):
-            return False
-        if found is not None and tool_name(found[1], self._tools) is not None:
-            self._state = self._code
-        else:
-            self._abandon()
-        return True
+        char = yield from self._peek(BLANKS)
+        while char == "[" and not self._held[self._at + 1 :].strip():
+            yield from self._wait()
+        inner = self._held[self._at + 1 :].lstrip()
+        if is_list := char == "[" and inner[0] == "{":
+            self._at = len(self._held) - len(inner)
+        if is_list or char == "{":
+            while (yield from self._json_call(self._tools)) and (yield from self._has_next(is_list)):
+                pass
+            return
+        while (found := _FUNCTION.match(self._held, self._at)) is None:
+            if not _FUNCTION_BEGIN.fullmatch(self._held, self._at):
+                raise Unreadable
+            yield from self._wait()
+        if tool_name(found[1], self._tools) is None:
+            raise Unreadable
+        yield from self._code()
 
-    def _json_body(self) -> bool:
-        return self._read_json(self._json, self._between)
+    def _has_next(self, is_list: bool) -> Reading[bool]:
+        """After a call: whether there is a further one, or the end of the list or the fence.
 
-    def _between(self) -> bool:
-        """After a call: a further one, or the end of the list or the fence."""
-        if not self._skip_blanks():
-            return False
-        char = self._held[0]
-        if char in ";,":
-            self._use(1)
-            return True
-        if char == "]" and self._list:
-            self._held, self._begun, self._list = self._held[1:], "", False
-            return True
-        if char == "{":
-            self._marked, self._json, self._state = len(self._begun) + 1, JsonCall(self._tools), self._json_body
-            return True
-        if self._fence and FENCE.startswith(self._held[: len(FENCE)]):
-            if len(self._held) < len(FENCE):
+        Separators that separate nothing are text.
+        """
+        while True:
+            try:
+                char = yield from self._peek(BLANKS)
+                while self._fence and FENCE.startswith(self._rest) and self._rest != FENCE:
+                    yield from self._wait()
+            except CutOff:
+                self._held, self._at = self._held[: self._at].strip() + self._rest, 0
                 return False
-            self._held = self._held[len(FENCE) :]
-        else:
-            self._held = self._begun + self._held  # separators that separate nothing are text
-        self._begun, self._state = "", self._text
-        return True
+            if char in ";,":
+                self._at += 1
+            elif char == "]" and is_list:
+                self._at += 1
+                self._drop()
+                is_list = False
+            elif char == "{":
+                self._marked = self._at + 1
+                return True
+            else:
+                is_fence = self._fence and self._rest.startswith(FENCE)
+                self._at = self._at + len(FENCE) if is_fence else 0
+                return False
 
-    def _code(self) -> bool:
+    def _code(self) -> Reading[None]:
         """Python, up to the end of its fence or of the answer."""
-        end = self._held.find(FENCE) if self._fence else -1
-        if end < 0 and not self._final:
-            if len(self._held) <= _MAX_CODE:
-                return False
-            self._abandon()
-            return True
-        code = self._held if end < 0 else self._held[:end]
-        calls = called(code, self._tools)
+        while (end := self._held.find(FENCE, self._at) if self._fence else -1) < 0 and not self._final:
+            if len(self._rest) > _MAX_CODE:
+                raise Unreadable
+            yield
+        calls = called(self._rest if end < 0 else self._held[self._at : end], self._tools)
         if not calls:
-            self._abandon()
-            return True
-        self._held = "" if end < 0 else self._held[end + len(FENCE) :]
+            raise Unreadable
+        self._at = len(self._held) if end < 0 else end + len(FENCE)
         for name, arguments in calls:
             self._begin(name)
             self._argue(json.dumps(arguments, ensure_ascii=False))
             self._end()
-        return True
-
-    def _cut_off(self) -> None:
-        if self._state == self._json_body and self._json.begun:
-            self._argue(self._json.close())
-            self._end()
-        elif self._state == self._between:
-            self._held, self._begun, self._state = self._begun.strip() + self._held, "", self._text
-        elif self._state == self._start:
-            self._state = self._text
-        else:
-            self._abandon()
 
 
 class LlamaFormat(ToolFormat):
@@ -147,7 +125,7 @@ class LlamaFormat(ToolFormat):
         return (PYTHON_TAG,)
 
     def parser(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_call_id) -> CallParser:
-        return BareParser(self.markers, tools, new_id)
+        return BareReader(self.markers, tools, new_id)
 
     def _call(self, lark: Lark, tool: Tool, arguments: str) -> str:
         return f'''{literal(f'{tool.name}", "parameters": ')} {arguments} "}}"'''
@@ -168,3 +146,48 @@ class PromptedFormat(LlamaFormat):
     @property
     def markers(self) -> tuple[str, ...]:
         return FENCES
+
+
+Calls = list[tuple[str, dict[str, Any]]]
+
+
+def called(code: str, tools: Mapping[str, Tool]) -> Calls:
+    """Names and arguments of the calls that a text consists of; empty if there is anything else in it."""
+    try:
+        found = [_call(node, tools) for node in _nodes(ast.parse(code.strip()))]
+        return json.loads(json.dumps(found, allow_nan=False)) and found
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return []
+
+
+def tool_name(dotted: str, tools: Mapping[str, Tool]) -> str | None:
+    """The tool that a function's name means: `f`, `f.call` as Llama writes it, or `module.f`; None if there is none."""
+    names = (dotted, dotted.removesuffix(".call"), dotted.rpartition(".")[2])
+    return next((name for name in names if name in tools), None)
+
+
+def _nodes(tree: ast.Module) -> Iterator[ast.expr]:
+    for statement in tree.body:
+        if not isinstance(statement, ast.Expr | ast.Assign):
+            raise ValueError("not a call")
+        value = statement.value
+        yield from value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
+
+
+def _call(node: ast.expr, tools: Mapping[str, Tool]) -> tuple[str, dict[str, Any]]:
+    if not isinstance(node, ast.Call):
+        raise ValueError("not a call")
+    dotted = ast.unparse(node.func)
+    if dotted == "print" and dotted not in tools and len(node.args) == 1 and not node.keywords:
+        return _call(node.args[0], tools)
+    name = tool_name(dotted, tools)
+    if name is None:
+        raise ValueError("not a tool")
+    keys = list(tools[name].properties)
+    if len(node.args) > len(keys):
+        raise ValueError("more arguments than parameters")
+    found = {key: ast.literal_eval(value) for key, value in zip(keys, node.args, strict=False)}
+    for keyword in node.keywords:
+        value = ast.literal_eval(keyword.value)
+        found |= value if keyword.arg is None else {keyword.arg: value}
+    return name, found

@@ -6,9 +6,10 @@ pieces of any size, into texts and calls. A grammar makes the model write calls 
 
 from __future__ import annotations
 
+import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,13 +83,6 @@ class ToolFormat(ABC):
         """Args: tokenizer: says which texts are control tokens; without one none is."""
         self._tokens = control_tokens(tokenizer, self.markers)
 
-    @staticmethod
-    def of(tokenizer: Tokenizer) -> ToolFormat | None:
-        """The format of a model, from its chat template and vocabulary; None without a chat template."""
-        from rlx.text.tool_calls.detect import format_of
-
-        return format_of(tokenizer)
-
     @abstractmethod
     def parser(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_call_id) -> CallParser:
         """A parser for one answer.
@@ -155,3 +149,47 @@ class ToolFormat(ABC):
     @abstractmethod
     def markers(self) -> tuple[str, ...]:
         """The texts around and in calls that may be control tokens."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool, which the model asks for.
+
+        for call in answer.tool_calls:
+            messages.append(call.result(FUNCTIONS[call.name](**call.arguments)))
+
+    Attributes:
+        id: of the call; its result refers to it.
+        name: of the function. It may be one that is not there.
+        arguments: by name. The model chose them: check them before they do harm. If the answer ended at `max_tokens`,
+            those of the last call may be incomplete.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+    def result(self, value: Any) -> dict[str, Any]:
+        """The message that tells the model what the call returned.
+
+        Args:
+            value: a text as it stands; anything else becomes JSON.
+        """
+        content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return {"role": "tool", "tool_call_id": self.id, "name": self.name, "content": content}
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The call as an entry of `tool_calls` in a message."""
+        function = {"name": self.name, "arguments": json.dumps(self.arguments, ensure_ascii=False)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+def whole_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """The calls of an answer."""
+    heads: dict[int, ToolCallDelta] = {}
+    texts: dict[int, str] = {}
+    for delta in deltas:
+        heads.setdefault(delta.index, delta)
+        texts[delta.index] = texts.get(delta.index, "") + delta.arguments
+    return tuple(ToolCall(head.id, head.name, json.loads(texts[index])) for index, head in heads.items())

@@ -16,12 +16,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlx.errors import ToolError
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.tool_calls.format import CallParser, ToolFormat, new_call_id
-from rlx.text.tool_calls.gemma_lark import gemma_arguments
-from rlx.text.tool_calls.json_reader import MAX_DEPTH, JsonReader
-from rlx.text.tool_calls.lark import Lark, literal
-from rlx.text.tool_calls.scan import CallScanner, State, quoted, tail_of
+from rlx.text.tool_calls.lark import ANY_TEXT, Lark, branches, either, json_value, literal, text_terminals
+from rlx.text.tool_calls.reader import (
+    BLANKS,
+    MAX_DEPTH,
+    CallReader,
+    CutOff,
+    Reading,
+    Unreadable,
+    quoted,
+    tail_of,
+)
 from rlx.text.tool_calls.tools import Tool
 from rlx.text.tool_calls.values import cast, child, types_of
 
@@ -45,216 +53,134 @@ GEMMA4 = Marks("<|tool_call>", "<tool_call|>", '<|"|>')
 FUNCTION_GEMMA = Marks("<start_function_call>", "<end_function_call>", "<escape>")
 
 
-@dataclass
-class _Frame:
-    """An object or a list that is open: its closing bracket, its schema, and whether it has an entry."""
-
-    close: str
-    schema: Any
-    filled: bool = False
-
-
-class GemmaParser(CallScanner):
+class GemmaReader(CallReader):
     """Reads calls whose arguments are written without JSON's quotes."""
 
     def __init__(self, marks: Marks, tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
         super().__init__((marks.begin,), new_id)
         self._marks, self._tools = marks, {tool.name: tool for tool in tools}
-        self._tool = Tool("")
-        self._frames: list[_Frame] = []
-        self._pending = ""  # a comma and a key, which wait for a value
-        self._schema: Any = {}  # of the value that comes
-        self._string = ""  # of a value that is no string by its schema
-        self._streams = False
-        self._json = JsonReader()
+        self._root: Mapping[str, Any] = {}  # the schema of the arguments
 
-    def _opened(self, marker: str) -> State:
-        return self._head
-
-    def _head(self) -> bool:
-        found = _HEAD.match(self._held)
-        if found is None:
-            if _HEAD_BEGIN.fullmatch(self._held):
-                return False
-            self._abandon()
-            return True
-        self._use(found.end())
-        self._tool = self._tools.get(found[1], Tool(found[1]))
-        self._begin(found[1])
-        self._frames, self._schema = [], self._tool.parameters
-        self._open("{")
-        return True
-
-    def _open(self, bracket: str) -> None:
-        self._give(bracket)
-        self._frames.append(_Frame("}" if bracket == "{" else "]", self._schema))
-        self._state = self._key if bracket == "{" else self._value
-
-    def _give(self, text: str) -> None:
-        """JSON of a value that begins."""
-        self._argue(self._pending + text)
-        self._pending = ""
-        if self._frames:
-            self._frames[-1].filled = True
-
-    def _key(self) -> bool:
-        if not self._skip_blanks():
-            return False
-        if self._closes():
-            return True
-        found = self._found_key()
-        if found is None:
-            return False
-        key, used = found
-        if not used:
-            return self._give_up()
-        self._held = self._held[used:]
-        self._pending = f"{', ' if self._frames[-1].filled else ''}{json.dumps(key, ensure_ascii=False)}: "
-        self._schema = child(self._frames[-1].schema, key, self._tool.parameters)
-        self._state = self._value
-        return True
-
-    def _found_key(self) -> tuple[str, int] | None:
-        """A key and the characters up to its value; None if more text decides, none of them if it is unreadable."""
-        quote = self._marks.quote
-        if self._held.startswith(quote) or quote.startswith(self._held):  # keys with quotes are keys, too
-            key, _, rest = self._held[len(quote) :].partition(quote)
-            if not rest.strip():
-                return None
-            used = len(self._held) - len(rest.lstrip()) + 1
-            return (key, used) if rest.lstrip()[0] == ":" else ("", 0)
-        found = _KEY.match(self._held)
-        if found is None:
-            return None if _KEY_BEGIN.fullmatch(self._held) else ("", 0)
-        return found[1].strip(), found.end()
-
-    def _value(self) -> bool:
-        if not self._skip_blanks():
-            return False
-        frame = self._frames[-1]
-        if frame.close == "]" and not self._pending:
-            if self._closes():
-                return True
-            self._pending = ", " if frame.filled else ""
-            self._schema = child(frame.schema, None, self._tool.parameters)
-        quote = self._marks.quote
-        if self._held[0] in "{[" and len(self._frames) < MAX_DEPTH:
-            bracket, self._held = self._held[0], self._held[1:]
-            self._open(bracket)
-        elif self._held.startswith(quote):
-            self._held = self._held[len(quote) :]
-            self._streams = "string" in types_of(self._schema, self._tool.parameters)
-            self._string, self._state = "", self._text_value
-            if self._streams:
-                self._give('"')
-        elif quote.startswith(self._held) and not self._final:
-            return False
-        elif self._held[0] == '"':
-            self._json, self._state = JsonReader(), self._json_value
-        else:
-            return self._bare()
-        return True
-
-    def _text_value(self) -> bool:
-        """A string between the family's quotes."""
-        text, found, rest = self._held.partition(self._marks.quote)
-        waits = 0 if found else tail_of(text, (self._marks.quote,))
-        self._held = rest if found else text[len(text) - waits :]
-        self._more(text if found else text[: len(text) - waits])
-        if not found:
-            return False
-        self._close_text()
-        self._state = self._next
-        return True
-
-    def _more(self, text: str) -> None:
-        if self._streams:
-            self._argue(quoted(text))
-        else:
-            self._string += text
-
-    def _close_text(self) -> None:
-        if self._streams:
-            self._argue('"')
-        else:
-            self._give(cast(self._string, self._schema, self._tool.parameters))
-
-    def _json_value(self) -> bool:
-        """A string between JSON's quotes."""
-        used = self._json.push(self._held)
-        self._held = self._held[used:]
-        if found := self._json.take():
-            self._give(found)
-        if self._json.done:
-            self._state = self._next
-        return self._json.done or (self._json.broken and self._give_up())
-
-    def _bare(self) -> bool:
-        """A number or a word: it ends before a comma or a bracket."""
-        found = _BARE.match(self._held)
-        assert found is not None
-        if found.end() == len(self._held):
-            return False
-        text = found[0].strip()
-        if not text or self._held[found.end()] in "{[":
-            return self._give_up()
-        self._held = self._held[found.end() :]
-        self._give(cast(text, self._schema, self._tool.parameters))
-        self._state = self._next
-        return True
-
-    def _next(self) -> bool:
-        """After a value."""
-        if not self._skip_blanks():
-            return False
-        if self._closes():
-            return True
-        if self._held[0] != ",":
-            return self._give_up()
-        self._held = self._held[1:]
-        self._state = self._key if self._frames[-1].close == "}" else self._value
-        return True
-
-    def _closes(self) -> bool:
-        """Takes the closing bracket of what is open, if it comes."""
-        if self._held[0] != self._frames[-1].close:
-            return False
-        self._held = self._held[1:]
-        self._argue(self._frames.pop().close)
-        self._state = self._next
-        if not self._frames:
-            self._end(self._close)
-        return True
-
-    def _close(self) -> bool:
-        """After a call: its end, which may be missing."""
-        self._held = self._held.lstrip()
-        end = self._marks.end
-        if end.startswith(self._held) and self._held != end and not self._final:
-            return False
-        self._held = self._held.removeprefix(end)
-        self._state = self._text
-        return True
-
-    def _give_up(self) -> bool:
-        self._cut_off()
-        return True
-
-    def _cut_off(self) -> None:
-        if self._state == self._head:
-            self._abandon()
+    def _call(self, marker: str) -> Reading[None]:
+        while (head := _HEAD.match(self._held, self._at)) is None:
+            if not _HEAD_BEGIN.fullmatch(self._held, self._at):
+                raise Unreadable
+            yield from self._wait()
+        self._at = head.end() - 1
+        self._begin(head[1])
+        self._root = self._tools.get(head[1], Tool("")).parameters
+        try:
+            yield from self._value("", self._root, 0)
+        except Unreadable as error:
+            if isinstance(error, CutOff):
+                self._at = len(self._held)
+            self._end()
             return
-        if self._state == self._text_value and self._streams:
-            self._argue(quoted(self._held) + '"')
-            self._held = ""
-        elif self._state == self._json_value:
-            self._argue(self._json.close())
-        elif self._final:
-            self._held = ""  # of a value that is not whole
-        self._pending = ""
-        self._argue("".join(frame.close for frame in reversed(self._frames)))
-        self._frames = []
         self._end()
+        while True:  # the end of the call may be missing
+            self._held = self._held.lstrip()
+            if not self._marks.end.startswith(self._held) or self._held == self._marks.end or self._final:
+                break
+            yield
+        self._held = self._held.removeprefix(self._marks.end)
+
+    def _value(self, lead: str, schema: Any, depth: int) -> Reading[None]:
+        """A value.
+
+        Args:
+            lead: the JSON before it, which is given out when the value begins.
+            depth: of the objects and lists around it.
+        """
+        quote, char = self._marks.quote, (yield from self._peek(BLANKS))
+        while quote.startswith(self._rest) and self._rest != quote and not self._final:
+            yield
+        if char in "{[" and depth < MAX_DEPTH:
+            self._at += 1
+            self._argue(lead + char)
+            end = "}" if char == "{" else "]"
+            try:
+                yield from self._entries(end, schema, depth + 1)
+            finally:
+                self._argue(end)
+        elif self._held.startswith(quote, self._at):
+            self._at += len(quote)
+            yield from self._text_value(lead, schema)
+        elif char == '"':
+            self._at += 1
+            self._argue(lead + char)
+            yield from self.json_string(self._argue)
+        else:
+            found = yield from self._bare()
+            self._argue(lead + cast(found, schema, self._root))
+
+    def _entries(self, end: str, schema: Any, depth: int) -> Reading[None]:
+        """The entries of an object or a list, and its end."""
+        lead = ""
+        while (char := (yield from self._peek(BLANKS))) != end:
+            key = (yield from self._key()) if end == "}" else None
+            inner = child(schema, key, self._root)
+            yield from self._value(lead if key is None else f"{lead}{_json(key)}: ", inner, depth)
+            char, lead = (yield from self._peek(BLANKS)), ", "
+            if char not in ("," + end):
+                raise Unreadable
+            self._at += char == ","
+        self._at += 1
+
+    def _key(self) -> Reading[str]:
+        """A key and its colon. Keys with quotes are keys, too."""
+        quote = self._marks.quote
+        while True:
+            rest = self._rest
+            if rest.startswith(quote) or quote.startswith(rest):
+                key, _, behind = rest[len(quote) :].partition(quote)
+                if behind.strip():
+                    if behind.lstrip()[0] != ":":
+                        raise Unreadable
+                    self._at = len(self._held) - len(behind.lstrip()) + 1
+                    return key
+            elif found := _KEY.match(rest):
+                self._at += found.end()
+                return found[1].strip()
+            elif not _KEY_BEGIN.fullmatch(rest):
+                raise Unreadable
+            yield from self._wait()
+
+    def _text_value(self, lead: str, schema: Any) -> Reading[None]:
+        """A string after the family's first quote."""
+        quote, ended, value = self._marks.quote, False, ""
+        streams = "string" in types_of(schema, self._root)
+        self._argue(lead + '"' if streams else "")
+        while not ended:
+            self._drop()
+            said, found, _ = self._held.partition(quote)
+            ended = bool(found)
+            said = said if ended or self._final else said[: len(said) - tail_of(said, (quote,))]
+            self._at = len(said) + len(found)
+            value += said
+            self._argue(quoted(said) if streams else "")
+            if self._final and not ended:
+                self._argue('"' if streams else "")
+                raise CutOff
+            if not ended:
+                yield
+        self._argue('"' if streams else lead + cast(value, schema, self._root))
+
+    def _bare(self) -> Reading[str]:
+        """A number or a word: it ends before a comma or a bracket."""
+        while True:
+            found = _BARE.match(self._held, self._at)
+            assert found is not None
+            if found.end() < len(self._held):
+                break
+            yield from self._wait()
+        if not found[0].strip() or self._held[found.end()] in "{[":
+            raise Unreadable
+        self._at = found.end()
+        return found[0].strip()
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 class GemmaFormat(ToolFormat):
@@ -275,10 +201,135 @@ class GemmaFormat(ToolFormat):
         return self.marks.begin, self.marks.end, self.marks.quote
 
     def parser(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_call_id) -> CallParser:
-        return GemmaParser(self.marks, tools, new_id)
+        return GemmaReader(self.marks, tools, new_id)
 
     def _call(self, lark: Lark, tool: Tool, arguments: str) -> str:
         return f"{literal(f'call:{tool.name}')} {arguments} {lark.mark(self.marks.end)}"
 
     def _arguments(self, lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
         return gemma_arguments(lark, self.marks.quote, tool, schema)
+
+
+_PLAIN_KEY = re.compile(r'[^:{}\[\],"<>\s][^:{}\[\],"<>]*')
+_ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]*/"
+
+
+class GemmaValues:
+    """Writes the rules for the values of one tool.
+
+    Args:
+        quote: the text around strings.
+        root: the schema that `$ref` refers to.
+        where: the tool, for messages.
+    """
+
+    def __init__(self, lark: Lark, quote: str, root: Mapping[str, Any], where: str) -> None:
+        self._lark, self._quote, self._root, self._where = lark, quote, root, where
+        self._known: dict[str, str] = {}  # rules of schemas that others refer to
+
+    def value(self, schema: Any) -> str:
+        """The body of the rule for a value.
+
+        Raises:
+            ToolError: a part of the schema cannot be enforced.
+        """
+        reference = schema.get("$ref") if isinstance(schema, Mapping) and len(schema) == 1 else None
+        if not isinstance(reference, str):
+            return either([self._single(each) for each in branches(schema, self._root, self._where)])
+        if reference not in self._known:
+            name = self._known[reference] = self._lark.reserve("value")
+            found = [self._single(each) for each in branches(schema, self._root, self._where)]
+            self._lark.define(name, either(found))
+        return self._known[reference]
+
+    def _single(self, schema: Mapping[str, Any]) -> str:
+        if "const" in schema:
+            return self._written(schema["const"])
+        kind = schema.get("type")
+        if kind is None:
+            return self._anything()
+        if kind in ("integer", "number", "boolean", "null"):
+            return json_value(schema)
+        if kind == "string":
+            return self._text(*text_terminals(schema, self._where))
+        if kind == "array":
+            return self._list(schema)
+        if kind != "object":
+            raise ToolError(f"there is no type {kind!r}", where=self._where)
+        return self.object(schema)
+
+    def _text(self, *terminals: str) -> str:
+        return f"{self._lark.mark(self._quote)} {self._lark.before(self._quote, *terminals)}"
+
+    def _written(self, value: Any) -> str:
+        """A value as the model writes it."""
+        mark = self._lark.mark(self._quote)
+        if isinstance(value, str):
+            return f"{mark} {literal(value)} {mark}" if value else f"{mark} {mark}"
+        if isinstance(value, list):
+            inner = ' "," '.join(self._written(each) for each in value)
+            return f'"[" {inner} "]"'
+        if isinstance(value, Mapping):
+            inner = ' "," '.join(f"{self._key(key)} {self._written(each)}" for key, each in value.items())
+            return f'"{{" {inner} "}}"'
+        return literal(json.dumps(value))
+
+    def _key(self, name: str) -> str:
+        if not _PLAIN_KEY.fullmatch(name) or name != name.strip():
+            raise ToolError(f"a key cannot be called {name!r} in the model's format", where=self._where)
+        return literal(f"{name}:")
+
+    def _anything(self) -> str:
+        """Any value."""
+        if "" not in self._known:
+            name = self._known[""] = self._lark.reserve("any")
+            text, number = self._text(ANY_TEXT), json_value({"type": ["number", "boolean", "null"]})
+            entries = f'{_ANY_KEY} ":" {name} ("," {_ANY_KEY} ":" {name})*'
+            self._lark.define(name, f'{text} | {number} | "[" ({name} ("," {name})*)? "]" | "{{" ({entries})? "}}"')
+        return self._known[""]
+
+    def _list(self, schema: Mapping[str, Any]) -> str:
+        low, high = schema.get("minItems", 0), schema.get("maxItems")
+        if high == 0:
+            return '"[]"'
+        item = self._lark.rule("item", self.value(schema.get("items", {})))
+        more = f'{item} ("," {item}){{{max(0, low - 1)},{"" if high is None else high - 1}}}'
+        return f'"[" {more} "]"' if low else f'"[" ({more})? "]"'
+
+    def object(self, schema: Mapping[str, Any]) -> str:
+        """The body of the rule for an object: its properties in order, as the chat template sorts them."""
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        for name in required:
+            if name not in properties:
+                raise ToolError(f"{name!r} is required, but it is no property", where=self._where)
+        names = sorted(properties, key=str.lower)
+        entries = [self._lark.rule("entry", f"{self._key(name)} {self.value(properties[name])}") for name in names]
+        more = schema.get("additionalProperties", True)
+        last = None
+        if more is not False:
+            last = self._lark.rule("entry", f'{_ANY_KEY} ":" {self.value(more if isinstance(more, Mapping) else {})}')
+        first = self._chain(entries, [name in required for name in names], last)
+        return f'"{{" {first} "}}"'
+
+    def _chain(self, entries: Sequence[str], needed: Sequence[bool], last: str | None) -> str:
+        """Entries with commas between them, of which some may be missing, and any number of `last` at the end.
+
+        There are two rules for each place: one where an entry stands before it, one where none does.
+        """
+        after = self._lark.rule("rest", f'("," {last})*' if last else '""')
+        begin = self._lark.rule("rest", f'({last} ("," {last})*)?' if last else '""')
+        for entry, is_needed in zip(reversed(entries), reversed(needed), strict=True):
+            first, further = f"{entry} {after}", f'"," {entry} {after}'
+            begin = self._lark.rule("rest", first if is_needed else f"{first} | {begin}")
+            after = self._lark.rule("rest", further if is_needed else f"{further} | {after}")
+        return begin
+
+
+def gemma_arguments(lark: Lark, quote: str, tool: Tool, schema: Mapping[str, Any]) -> str:
+    """The body of the rule for the arguments of a tool."""
+    where = f"tool {tool.name}"
+    found = [each for each in branches(schema, schema, where) if each.get("type") == "object"]
+    if not found:
+        raise ToolError("the parameters are no object", where=where)
+    values = GemmaValues(lark, quote, schema, where)
+    return either([values.object(each) for each in found])

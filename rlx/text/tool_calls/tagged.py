@@ -21,146 +21,114 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlx.errors import ToolError
 from rlx.text.tool_calls.format import CallParser, ToolFormat, new_call_id
-from rlx.text.tool_calls.json_call import JsonCall
-from rlx.text.tool_calls.lark import Lark, json_value, literal
-from rlx.text.tool_calls.scan import CallScanner, State, quoted, tail_of
+from rlx.text.tool_calls.lark import ANY_TEXT, Lark, branches, either, json_value, literal, text_terminals
+from rlx.text.tool_calls.reader import BLANKS, CallReader, Reading, Unreadable, quoted, tail_of
 from rlx.text.tool_calls.tools import Tool
-from rlx.text.tool_calls.values import cast, child, is_text
-from rlx.text.tool_calls.xml_lark import parameters
+from rlx.text.tool_calls.values import cast, child, is_text, types_of
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _FUNCTION, _PARAMETER, _VALUE_END, _FUNCTION_END = "<function=", "<parameter=", "</parameter>", "</function>"
+_END_LINE = "\n" + _VALUE_END
 _NAME = re.compile(r"([^<>\s]{1,200})>")
+_WHOLE_NAME = re.compile(r"[^<>\s]{1,200}")
 _NAME_BEGIN = re.compile(r"[^<>\s]{0,200}")
 
 
-class TaggedParser(CallScanner):
+class TaggedReader(CallReader):
     """Reads calls between tags. `<function=` without `<tool_call>` before it begins a call, too."""
 
     def __init__(self, tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
         super().__init__((BEGIN, _FUNCTION), new_id)
-        self._schemas: dict[str, Tool] = {tool.name: tool for tool in tools}
-        self._json = JsonCall()
-        self._tool = Tool("")
-        self._parameters, self._at_start = 0, False  # of the call so far; whether a value begins
-        self._name, self._value = "", ""  # of the parameter that is read
-        self._schema: Any = {}
-        self._streams = False
+        self._tools = {tool.name: tool for tool in tools}
 
-    def _opened(self, marker: str) -> State:
-        return self._body if marker == BEGIN else self._function
+    def _call(self, marker: str) -> Reading[None]:
+        if marker == BEGIN and (yield from self._peek(BLANKS)) == "{":
+            if not (yield from self._json_call()):
+                return
+        else:
+            if marker == BEGIN:
+                while not self._rest.startswith(_FUNCTION):
+                    if not _FUNCTION.startswith(self._rest):
+                        raise Unreadable
+                    yield from self._wait()
+                self._at += len(_FUNCTION)
+            yield from self._function()
+        yield from self._close()
 
-    def _body(self) -> bool:
-        if not self._skip_blanks():
-            return False
-        if self._held[0] == "{":
-            self._json, self._state = JsonCall(), self._json_body
-            return True
-        if self._held.startswith(_FUNCTION):
-            self._use(len(_FUNCTION))
-            self._state = self._function
-            return True
-        if _FUNCTION.startswith(self._held):
-            return False
-        self._abandon()
-        return True
-
-    def _json_body(self) -> bool:
-        return self._read_json(self._json, self._close)
-
-    def _close(self) -> bool:
+    def _close(self) -> Reading[None]:
         """After a call: `</tool_call>`, which may be missing. Models also write a bracket too many before it."""
-        rest = self._held.lstrip(" \t\r\n}")
-        if END.startswith(rest) and rest != END and not self._final:
-            return False
-        self._held = rest.removeprefix(END) if rest.startswith(END) else self._held
-        self._state = self._text
-        return True
+        while True:
+            rest = self._held.lstrip(" \t\r\n}")
+            if rest.startswith(END):
+                self._held = rest.removeprefix(END)
+            if not END.startswith(rest) or rest == END or self._final:
+                return
+            yield
 
-    def _function(self) -> bool:
-        found = _NAME.match(self._held)
-        if found is None:
-            if _NAME_BEGIN.fullmatch(self._held):
+    def _function(self) -> Reading[None]:
+        """A function: its name, and parameters as long as there are some."""
+        name = yield from self._name()
+        self._begin(name)
+        tool, lead = self._tools.get(name, Tool(name)), "{"
+        try:
+            while (yield from self._has_parameter()):
+                yield from self._parameter((yield from self._name()), tool.parameters, lead)
+                lead = ", "
+        except Unreadable:
+            self._at = 0  # what was looked at is text
+        self._argue("}" if lead == ", " else "{}")
+        self._end()
+
+    def _has_parameter(self) -> Reading[bool]:
+        """Whether there is a further parameter; then its tag is read up to the name, otherwise the function's end."""
+        yield from self._peek(BLANKS)
+        self._drop()
+        while not self._held.startswith((_PARAMETER, _FUNCTION_END)):
+            if not (_PARAMETER.startswith(self._held) or _FUNCTION_END.startswith(self._held)):
                 return False
-            self._abandon()
-            return True
-        self._use(found.end())
-        self._tool = self._schemas.get(found[1], Tool(found[1]))
-        self._begin(found[1])
-        self._parameters, self._state = 0, self._between
-        return True
+            yield from self._wait()
+        is_parameter = self._held.startswith(_PARAMETER)
+        self._at = len(_PARAMETER if is_parameter else _FUNCTION_END)
+        return is_parameter
 
-    def _between(self) -> bool:
-        """Between two parameters."""
-        self._held = self._held.lstrip()
-        if self._held.startswith(_FUNCTION_END):
-            self._held = self._held[len(_FUNCTION_END) :]
-            self._close_arguments()
-            return True
-        if self._held.startswith(_PARAMETER):
-            found = _NAME.match(self._held, len(_PARAMETER))
-            if found is not None:
-                self._held = self._held[found.end() :]
-                self._open_parameter(found[1])
-                return True
-            if _NAME_BEGIN.fullmatch(self._held, len(_PARAMETER)):
-                return False
-        elif _PARAMETER.startswith(self._held) or _FUNCTION_END.startswith(self._held):
-            return False
-        self._close_arguments()
-        return True
+    def _name(self) -> Reading[str]:
+        """A name, and the bracket after it."""
+        while (found := _NAME.match(self._held, self._at)) is None:
+            if not _NAME_BEGIN.fullmatch(self._held, self._at):
+                raise Unreadable
+            yield from self._wait()
+        self._at = found.end()
+        return found[1]
 
-    def _open_parameter(self, name: str) -> None:
-        self._name, self._value, self._state = name, "", self._parameter
-        self._schema = child(self._tool.parameters, name, self._tool.parameters, {"type": "string"})
-        self._streams = is_text(self._schema, self._tool.parameters)
-        lead = f'{", " if self._parameters else "{"}"{quoted(name)}": '
-        self._argue(lead + '"' if self._streams else lead)
-        self._parameters += 1
-        self._at_start = True
+    def _parameter(self, name: str, root: Mapping[str, Any], lead: str) -> Reading[None]:
+        """A parameter after its name: the value, without the line breaks next to the tags.
 
-    def _parameter(self) -> bool:
-        """The value, without the line breaks next to the tags."""
-        if self._at_start and self._held:
-            self._held, self._at_start = self._held.removeprefix("\n"), False
-        value, found, rest = self._held.partition(_VALUE_END)
-        if found:
-            self._more(value.removesuffix("\n"))
-            self._held, self._state = rest, self._between
-            self._close_value()
-            return True
-        waits = tail_of(value, ("\n" + _VALUE_END, _VALUE_END))
-        self._more(value[: len(value) - waits])
-        self._held = value[len(value) - waits :]
-        return False
-
-    def _more(self, value: str) -> None:
-        if self._streams:
-            self._argue(quoted(value))
-        else:
-            self._value += value
-
-    def _close_value(self) -> None:
-        self._argue('"' if self._streams else cast(self._value, self._schema, self._tool.parameters))
-
-    def _close_arguments(self) -> None:
-        self._argue("}" if self._parameters else "{}")
-        self._end(self._close)
-
-    def _cut_off(self) -> None:
-        if self._state == self._json_body and self._json.begun:
-            self._argue(self._json.close())
-            self._end()
-        elif self._state == self._parameter:
-            self._more(self._held)
-            self._held = ""
-            self._close_value()
-            self._close_arguments()
-        elif self._state == self._between:
-            self._close_arguments()
-        else:
-            self._abandon()
+        Args:
+            root: the schema of all parameters.
+            lead: the JSON before it.
+        """
+        schema = child(root, name, root, {"type": "string"})
+        streams, value, ended = is_text(schema, root), "", False
+        self._argue(f'{lead}"{quoted(name)}": ' + ('"' if streams else ""))
+        self._drop()
+        while not self._held and not self._final:
+            yield
+        self._held = self._held.removeprefix("\n")
+        while not ended:
+            said, found, rest = self._held.partition(_VALUE_END)
+            ended = bool(found) or self._final
+            waits = 0 if ended else tail_of(said, (_END_LINE, _VALUE_END))
+            self._held = rest if found else said[len(said) - waits :]
+            said = said.removesuffix("\n") if found else said[: len(said) - waits]
+            if streams:
+                self._argue(quoted(said))
+            else:
+                value += said
+            if not ended:
+                yield
+        self._argue('"' if streams else cast(value, schema, root))
 
 
 class HermesFormat(ToolFormat):
@@ -173,7 +141,7 @@ class HermesFormat(ToolFormat):
         return BEGIN, END
 
     def parser(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_call_id) -> CallParser:
-        return TaggedParser(tools, new_id)
+        return TaggedReader(tools, new_id)
 
     def _call(self, lark: Lark, tool: Tool, arguments: str) -> str:
         head = literal(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
@@ -194,3 +162,51 @@ class XmlFormat(HermesFormat):
 
     def _arguments(self, lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
         return parameters(lark, tool, schema)
+
+
+def parameters(lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
+    """The body of the rule for the parameters of a tool: those that the schema names, in its order.
+
+    Raises:
+        ToolError: a part of the schema cannot be enforced.
+    """
+    where = f"tool {tool.name}"
+    found = branches(schema, schema, where)
+    if len(found) != 1:
+        raise ToolError("the parameters are a choice between several schemas", where=where)
+    properties, required = found[0].get("properties", {}), found[0].get("required", [])
+    for name in required:
+        if name not in properties:
+            raise ToolError(f"{name!r} is required, but it is no property", where=where)
+    parts = []
+    for name, each in properties.items():
+        if not _WHOLE_NAME.fullmatch(name):
+            raise ToolError(f"a parameter cannot be called {name!r} in the model's format", where=where)
+        value = _value(lark, each, schema, f"{where}, parameter {name}")
+        head = literal(f"\n<parameter={name}>\n")
+        rule = lark.rule("parameter", f"{head} {value}")
+        parts.append(rule if name in required else f"{rule}?")
+    if found[0].get("additionalProperties", True) is not False:
+        more = found[0].get("additionalProperties")
+        value = _value(lark, more if isinstance(more, Mapping) else {"type": "string"}, schema, where)
+        rule = lark.rule("parameter", rf'"\n<parameter=" /[A-Za-z_][A-Za-z0-9_-]*/ ">\n" {value}')
+        parts.append(f"{rule}*")
+    return " ".join(parts) or '""'
+
+
+def _value(lark: Lark, schema: Any, root: Mapping[str, Any], where: str) -> str:
+    """A value and its end."""
+    mixed = types_of(schema, root) != {"string"}
+    found = []
+    for each in branches(schema, root, where):
+        kind = each.get("type")
+        if "const" in each:
+            value = each["const"]
+            found.append(literal((value if isinstance(value, str) else json.dumps(value)) + _END_LINE))
+        elif kind == "string" or not each:
+            terminals = text_terminals({**each, "type": ["string", "null"]} if mixed else each, where)
+            found.append(lark.before(_END_LINE, *([ANY_TEXT] if not each else terminals)))
+        else:
+            roots = {key: root[key] for key in ("$defs", "definitions") if key in root}
+            found.append(f"{json_value({**roots, **each})} {literal(_END_LINE)}")
+    return either(found)
