@@ -12,7 +12,7 @@ from rlx.engine.images import ImageInput
 from rlx.errors import MultimodalError
 from rlx.models.vision_config import VisionConfig
 from rlx.vision.encoder import Floats
-from rlx.vision.options import ImageOptions
+from rlx.vision.image import ImageOptions
 from rlx.vision.processors import Patches
 
 HIDDEN, PLACEHOLDER, BEGIN, END = 8, 30, 28, 29

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from rlx import env
+from rlx.arguments import did_you_mean
 from rlx.errors import ArgumentError, TargetError
-from rlx.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.target import Target as Target

@@ -32,8 +32,8 @@ from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT, weight_table
 from rlx.profile import CompileProfile
 from rlx.runners.auto import runner_class
+from rlx.vision.image import ImageOptions
 from rlx.vision.opening import open_tower
-from rlx.vision.options import ImageOptions
 from rlx.vision.processors import ImageProcessor
 from rlx.vision.tower import tower_table
 from rlx.vision.weights import TowerWeights

@@ -5,21 +5,54 @@ Nothing here imports more than click, so that `rlx --help` is quick; a subcomman
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 import click
 
 from rlx import env
-from rlx.cli.command import COMMAND, TYPED, Group
-from rlx.errors import RlxError
+from rlx.cli.command import COMMAND, TYPED, Group, in_options, option_names
+from rlx.cli.command import message as in_words
+from rlx.errors import ArgumentError, RlxError
+
+_WHERE = "RLX_IMPORT"
+
+
+def import_all(names: Sequence[str]) -> None:
+    """Imports files (`ops.py`, `folder/ops.py`) and installed modules (`package.ops`).
+
+    Raises:
+        ArgumentError: one is not there, or raises an error.
+    """
+    for name in names:
+        try:
+            if name.endswith(".py"):
+                _import_file(Path(name).expanduser())
+            else:
+                import_module(name)
+        except RlxError:
+            raise
+        except Exception as error:  # whatever the user's code raises
+            hint = "Name files that end in .py, or modules that Python finds."
+            raise ArgumentError(f"{name}: {type(error).__name__}: {error}", where=_WHERE, hint=hint) from error
+
+
+def _import_file(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # its functions are found by the module's name
+    spec.loader.exec_module(module)
+
 
 # Subcommand -> where it is, and the first sentence of its help: to list them imports none.
 _COMMANDS = {
@@ -35,7 +68,7 @@ _COMMANDS = {
     "ppl": ("rlx.cli.ppl:ppl", "Measure the perplexity of the text in FILE."),
     "trace": ("rlx.cli.trace:trace", "Answer PROMPT, and write a time line of what is done."),
     "tune": ("rlx.cli.tune:tune", "Measure which numbers suit this machine, and use them."),
-    "doctor": ("rlx.cli.doctor.command:doctor", "Show what rlx finds on this machine, for bug reports."),
+    "doctor": ("rlx.cli.doctor.page:doctor", "Show what rlx finds on this machine, for bug reports."),
     "pull": ("rlx.cli.downloads:pull", "Download a model from the Hugging Face hub."),
     "list": ("rlx.cli.downloads:list_", "List the downloaded models, the most recently used first."),
     "rm": ("rlx.cli.downloads:rm", "Remove downloaded models."),
@@ -133,8 +166,6 @@ def show_mistake(ctx: click.Context, error: RlxError) -> None:
 
 def message(error: Exception, ctx: click.Context) -> str:
     """What a user of the command line reads about an error."""
-    from rlx.cli.wording import message as in_words
-
     return in_words(error, ctx.meta.get(COMMAND), ctx.meta.get(TYPED, "rlx"))
 
 
@@ -148,7 +179,6 @@ def _show_warning(
 ) -> None:
     """Prints a warning without its place in the code."""
     from rlx.cli.output import wrapped
-    from rlx.cli.wording import in_options, option_names
 
     ctx = click.get_current_context(silent=True)
     options = option_names(ctx.meta.get(COMMAND) if ctx else None)
@@ -186,8 +216,6 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
 def cli() -> None:
     """Run language models with native code compiled for this machine."""
     if env.get("RLX_IMPORT"):
-        from rlx.cli.imports import import_all
-
         import_all(env.imports())
 
 

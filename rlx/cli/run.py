@@ -15,10 +15,12 @@ from rlx import env
 from rlx.cli.answering import (
     INTERRUPTED_ANSWER,
     Answerer,
+    answer_grammar,
     image_option,
     question,
     read_images,
     speculative_option,
+    structured_options,
     system_messages,
     system_option,
     template_variables,
@@ -30,7 +32,6 @@ from rlx.cli.options import engine_options, model_path, open_runner, yes_option
 from rlx.cli.output import Answer, Bars, speeds, stdout, wrapped
 from rlx.cli.prompt import Words
 from rlx.cli.sampling import described, ending_options, sample_opts, sampling_options
-from rlx.cli.structured import answer_grammar, structured_options
 from rlx.errors import ChatTemplateError
 from rlx.grammar import Grammar
 from rlx.profile.keys import BUCKETS

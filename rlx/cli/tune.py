@@ -22,6 +22,7 @@ from rlx.compiler.tuned import Measured, find, keep, path, remove
 from rlx.errors import CacheError
 from rlx.platform import cpu_count
 from rlx.store.cache import CompileCache
+from rlx.store.store import Store, default_root
 
 
 @click.command(cls=Command)

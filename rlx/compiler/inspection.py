@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx import backends, env
+from rlx.arguments import nearest
 from rlx.backends.device import Target
 from rlx.errors import ArgumentError, CacheError
 from rlx.passes.report import Report
 from rlx.report.source import KernelText, Machine, Source, StepTimes, Subject
-from rlx.suggest import nearest
 
 if TYPE_CHECKING:
     from rlx.compiler.compile import CompiledProgram

@@ -21,8 +21,7 @@ from rlx.models.vision_config import VISION_FAMILIES
 from rlx.prompt import Prompt
 from rlx.text.image_parts import ImageTokens
 from rlx.vision.encoder import Encoder, Encoding, FeatureCache
-from rlx.vision.image import Image
-from rlx.vision.options import ImageOptions
+from rlx.vision.image import Image, ImageOptions
 from rlx.vision.processors import ImageProcessor
 
 if TYPE_CHECKING:

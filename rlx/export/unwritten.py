@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.arguments import did_you_mean
 from rlx.errors import ArgumentError, ConfigError, UnsupportedModelError
 from rlx.export.convert import file_dtype
 from rlx.export.hf import describe
@@ -22,9 +23,7 @@ from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.models import from_hf
 from rlx.models.expected import expected_shapes
 from rlx.models.shapes import SHAPES, Shape, metadata, rope_freqs, tensors
-from rlx.suggest import did_you_mean
-from rlx.weights.header import Header
-from rlx.weights.mapped import TensorInfo
+from rlx.weights.mapped import Header, TensorInfo
 from rlx.weights.names import file_names
 from rlx.weights.safetensors import read_config
 

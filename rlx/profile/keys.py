@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rlx import env
+from rlx.arguments import did_you_mean
 from rlx.errors import ProfileError
 from rlx.passes.options import FUSION_MEANINGS, PASS_MEANINGS, PRECISIONS
 from rlx.profile.option import Option, Values
 from rlx.profile.profile_options import profile_options
-from rlx.suggest import did_you_mean
 
 PHASES = ("prefill", "decode")
 #: Families of models, as runners name them.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
+from rlx.arguments import did_you_mean
 from rlx.errors import ArgumentError, RlxError
-from rlx.suggest import did_you_mean
 
 _KIND_NAMES = {
     str: "a string",

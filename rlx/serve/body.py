@@ -20,11 +20,11 @@ from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandl
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from rlx.arguments import nearest
 from rlx.errors import GrammarError, SamplingError, ToolError
 from rlx.grammar import Grammar
 from rlx.sampling import SampleOpts
 from rlx.serve.errors import ApiError, invalid
-from rlx.suggest import nearest
 from rlx.text.tool_calls import checked_tools
 
 MAX_DEPTH = 200  # of nested arrays and objects

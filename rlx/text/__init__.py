@@ -1,17 +1,16 @@
 """Text stage: tokenizers, streaming detokenization and chat templates.
 
 `vocabulary.py` holds the pieces, `from_gguf.py` and `from_hf.py` read them, `pretokenizers.py`, `spm.py` and
-`vocabulary.py` encode, `tokenizer.py` is what they become; `detokenize.py` streams; `chat.py` and `dialect.py` render
+`vocabulary.py` encode, `tokenizer.py` is what they become, and streams text; `chat.py` and `dialect.py` render
 conversations; `confined.py` runs what is not trusted in a process with limits. Importing this package imports neither
 `tokenizers` nor `jinja2`.
 """
 
 from rlx.text.chat import ChatTemplate, chat_ids, template_of
-from rlx.text.detokenize import StreamDetokenizer
 from rlx.text.from_gguf import tokenizer_from_gguf
 from rlx.text.from_hf import templates_from_hf, tokenizer_from_hf
 from rlx.text.load import load_tokenizer
-from rlx.text.tokenizer import Tokenizer
+from rlx.text.tokenizer import StreamDetokenizer, Tokenizer
 
 __all__ = [
     "ChatTemplate",

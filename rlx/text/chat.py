@@ -12,16 +12,47 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlx.arguments import nearest
 from rlx.errors import ArgumentError, ChatTemplateError, MultimodalError
 from rlx.json_file import read_text
-from rlx.suggest import nearest
 from rlx.text.confined import NOT_STARTED, Confined, ConfinedError
 from rlx.text.fence import Fence
 from rlx.text.image_parts import ImageTokens
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.tool_calls.messages import has_calls, prompted, with_calls
+from rlx.text.vocabulary import TokenType
 
-_WHERE = "chat_template"
+_QUESTION, _ANSWER = {"role": "user", "content": "qzquestion"}, {"role": "assistant", "content": "qzanswer"}
+
+
+def turn_ends(tokenizer: Tokenizer) -> frozenset[int]:
+    """The control token behind an answer, if the template puts the same one there before a next turn and at the end.
+
+    A token that follows in one case only belongs to something else, such as the head of the next turn. If the template
+    cannot be rendered the result is empty; using the template raises its error.
+    """
+    if tokenizer.chat_template is None:
+        return frozenset()
+    from rlx.text.chat import template_of
+
+    try:
+        template = template_of(tokenizer)
+        last, inner = (_behind_answer(tokenizer, template, messages) for messages in ([], [_QUESTION]))
+    except ChatTemplateError:
+        return frozenset()
+    return frozenset({last}) if last is not None and last == inner else frozenset()
+
+
+def _behind_answer(tokenizer: Tokenizer, template: ChatTemplate, more: list[dict[str, str]]) -> int | None:
+    """The control token that follows the answer in a conversation that goes on with `more`, spaces aside."""
+    text = template.render([_QUESTION, _ANSWER, *more], add_generation_prompt=False)
+    _, found, behind = text.partition(_ANSWER["content"])
+    for first in tokenizer.control_splitter.split(behind.lstrip()) if found else ():
+        return first if isinstance(first, int) and tokenizer.vocabulary.types[first] == TokenType.CONTROL else None
+    return None
+
+
+_ARGUMENT = "chat_template"
 _JINJA = ("{{", "{%")
 _HEADED = (
     "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>{{ '\n\n' }}"
@@ -56,13 +87,13 @@ def template_text(value: Any) -> str:
     if isinstance(value, str) and value in NAMED:
         return NAMED[value]
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise ArgumentError(f"{value!r} is no path", where=_WHERE, hint="name a file with a Jinja template")
+        raise ArgumentError(f"{value!r} is no path", where=_ARGUMENT, hint="name a file with a Jinja template")
     file = Path(os.fsdecode(value)).expanduser()
     try:
         return read_text(file, ArgumentError)
     except ArgumentError as error:
         hint = f"name a file with a Jinja template, or one of {', '.join(NAMED)}"
-        raise ArgumentError(f"{str(value)[:200]!r}: {error.what}", where=_WHERE, hint=hint) from None
+        raise ArgumentError(f"{str(value)[:200]!r}: {error.what}", where=_ARGUMENT, hint=hint) from None
 
 
 Message = Mapping[str, Any]

@@ -16,10 +16,10 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from rlx.errors import TokenizerError
+from rlx.text.chat import turn_ends
 from rlx.text.pretokenizers import PRE_TOKENIZERS, Encode, PreTokenizer, byte_level_bpe, gemma4_bpe
 from rlx.text.spm import SentencePieceMerger
 from rlx.text.tokenizer import Tokenizer
-from rlx.text.turns import turn_ends
 from rlx.text.vocabulary import SpecialSplitter, Spelling, TokenType, Vocabulary, end_ids, is_byte_token
 
 _GGML = "tokenizer.ggml."

@@ -14,11 +14,11 @@ from typing import Any
 
 from rlx import json_file
 from rlx.errors import TokenizerError
+from rlx.text.chat import turn_ends
 from rlx.text.confined import Confined
 from rlx.text.fast import FastTokenizer, may_read
 from rlx.text.pretokenizers import KNOWN_EXPRESSIONS
 from rlx.text.tokenizer import Tokenizer
-from rlx.text.turns import turn_ends
 from rlx.text.vocabulary import SPACE, Spelling, TokenType, Vocabulary, end_ids, is_byte_token
 
 MAX_BYTES = 128 << 20  # of a tokenizer.json

@@ -1,18 +1,58 @@
-"""Text to token ids and back: the class of every tokenizer, whatever file it comes from.
+"""Text to token ids and back: the class of every tokenizer, whatever file it comes from; ids to text as they come.
 
-Text stage: built by `from_gguf.py` or `from_hf.py`; used by the runners, `detokenize.py` and `chat.py`.
+Text stage: built by `from_gguf.py` or `from_hf.py`; used by the runners and `chat.py`.
 """
 
 from __future__ import annotations
 
+import codecs
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
 from rlx.errors import TokenizerError
 from rlx.text.vocabulary import SpecialSplitter, TokenType, Vocabulary
+
+
+class StreamDetokenizer:
+    """Turns ids into text one at a time and never emits a part of a character.
+
+    The pieces from `push` and `finish`, joined, equal `tokenizer.decode(ids, skip_special_tokens)`.
+
+    Args:
+        skip_special_tokens: leave control tokens out.
+        continues: the ids go on after a text (an answer after its prompt), so that a leading space is a real one.
+        keep: control tokens that are not left out.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = False,
+        *,
+        continues: bool = False,
+        keep: Set[int] = frozenset(),
+    ) -> None:
+        self._bytes_of = tokenizer.token_bytes
+        self._skip = tokenizer.special_ids - keep if skip_special_tokens else frozenset()
+        self._drop_space = tokenizer.drop_space and not continues
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes, perhaps none; `TokenizerError` for an id outside the vocabulary."""
+        if token in self._skip:
+            return ""
+        piece = self._bytes_of(token)
+        if self._drop_space and piece:
+            piece, self._drop_space = piece.removeprefix(b" "), False
+        return self._decoder.decode(piece)
+
+    def finish(self) -> str:
+        """What is left: U+FFFD if the last character never became whole."""
+        return self._decoder.decode(b"", final=True)
+
 
 PIECE = 1 << 16  # characters that are encoded at once where it may turn out that the text is too long
 USUAL_CHARACTERS = 8  # of a token at most, in usual texts
@@ -32,7 +72,7 @@ class Tokenizer:
         declared_ends: ids that end a generation by what the files say and by their names.
         drop_space: SentencePiece put a space before the text, so `decode` takes one off its start.
         chat_templates: Jinja templates by name.
-        turn_ends: finds the ids that the template ends an answer with, see `rlx.text.turns`.
+        turn_ends: finds the ids that the template ends an answer with, see `rlx.text.chat`.
     """
 
     vocabulary: Vocabulary

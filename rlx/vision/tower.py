@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from rlx.compiler.compile import CompiledProgram, Compiler, Progress
 from rlx.compiler.kv import StateMemory, extents_of
 from rlx.compiler.profiling import step_flops
 from rlx.compiler.tensors import Tensors
-from rlx.errors import ModelFileError, named_refusals
+from rlx.errors import ModelFileError, MultimodalError, named_refusals
 from rlx.ir.dtypes import BF16, F32, DType
 from rlx.ir.graph import Graph
 from rlx.models.vision import TowerModel
@@ -33,9 +34,55 @@ from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import weight_table
 from rlx.passes.quantize import multiplies_bf16
 from rlx.profile import CompileProfile
-from rlx.vision.places import place_inputs
 from rlx.vision.processors import Patches
 from rlx.vision.weights import TowerWeights
+
+Inputs = Mapping[str, npt.NDArray[Any]]
+Places = npt.NDArray[np.int32]
+
+
+def place_inputs(config: VisionConfig, places: Places) -> Inputs:
+    """Input name -> values, with one entry for each patch on the first axis.
+
+    Args:
+        places: i32 [N, 2], row and column of each patch.
+
+    Raises:
+        MultimodalError: the image has more rows or columns than the position table.
+    """
+    if config.family == "qwen35":
+        return {**_interpolated(places, isqrt(config.positions)), "positions": places}
+    rows, columns = places[:, 0], places[:, 1]
+    if config.family == "gemma3":
+        side = config.image_size // config.patch
+        _check(max(rows.max(), columns.max()), side, config)
+        return {"places": rows * side + columns}
+    _check(max(rows.max(), columns.max()), config.positions, config)
+    found = {"rows": rows, "columns": columns}
+    return found if config.family == "gemma4_unified" else {**found, "positions": places}
+
+
+def _check(most: int, size: int, config: VisionConfig) -> None:
+    if most >= size:
+        unit = config.patch * (config.merge if config.family == "gemma4_unified" else 1)
+        what = f"the resized image has a side of {(most + 1) * unit} pixels, the model's positions end at {size * unit}"
+        raise MultimodalError(what, where="image", hint="choose fewer tokens for an image, or cut the image")
+
+
+def _interpolated(places: Places, side: int) -> Inputs:
+    """Four rows of a square table for each patch, and their shares: bilinear, the corners of table and image meet."""
+    low, high, part = [], [], []
+    for axis in (0, 1):
+        last = int(places[:, axis].max())
+        at = places[:, axis] * ((side - 1) / last if last else 0.0)
+        low.append(np.minimum(at.astype(np.int32), side - 1))
+        high.append(np.minimum(low[-1] + 1, side - 1))
+        part.append((at - low[-1]).astype(np.float32))
+    (top, left), (bottom, right), (down, along) = low, high, part
+    taps = np.stack([row * side + column for row in (top, bottom) for column in (left, right)], axis=1)
+    shares = np.stack([a * b for a in (1 - down, down) for b in (1 - along, along)], axis=1)
+    return {"taps": taps.astype(np.int32), "shares": shares.astype(np.float32)[:, None]}
+
 
 Rows = npt.NDArray[np.float32]
 Range = tuple[int, int]

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlx.arguments import nearest
 from rlx.errors import ModelFileError, file_error
-from rlx.suggest import nearest
 from rlx.weights import hub
 from rlx.weights.locate import FoundModel, models_in, split_quantization
 

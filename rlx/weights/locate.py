@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlx import demo
+from rlx.arguments import nearest
 from rlx.env import size
 from rlx.errors import AmbiguousModelError, ArgumentError, ConfigError, ModelFileError, file_error
 from rlx.json_file import JsonObject, read_object
-from rlx.suggest import nearest
 from rlx.weights import hub
 from rlx.weights.gguf import part_number
 from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME

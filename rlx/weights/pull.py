@@ -20,9 +20,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 from urllib.parse import quote
 
+from rlx.arguments import nearest
 from rlx.env import size
 from rlx.errors import AmbiguousModelError, DownloadError, ModelFileError
-from rlx.suggest import nearest
 from rlx.weights import hub
 from rlx.weights.gguf import GgufFile, part_number
 from rlx.weights.hub import RemoteFile, RemoteModel, Repository, asked, look_up, named_http_errors

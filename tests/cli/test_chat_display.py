@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.cli.chat.display import Display
-from rlx.cli.chat.markdown import MarkdownStream
+from rlx.cli.chat.markdown import Display, MarkdownStream
 from rlx.cli.output import printable
 from rlx.text.answer import ThinkingSplitter, ThinkingTags
 

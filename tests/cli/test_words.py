@@ -13,10 +13,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from rlx.cli.command import ALIASES, ELSEWHERE, Command
+from rlx.cli.command import ALIASES, ELSEWHERE, Command, in_options, message, option_names
 from rlx.cli.main import cli
 from rlx.cli.prompt import Words
-from rlx.cli.wording import in_options, message, option_names
 from rlx.errors import ArgumentError, PromptError, SamplingError
 
 PACKAGE = Path(__file__).parents[2] / "rlx"

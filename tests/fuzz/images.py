@@ -33,8 +33,7 @@ def make_image(rng: random.Random, folder: Path) -> None:
 def use_image(folder: Path) -> None:
     """Reads the image, and makes of it what the towers of all families take."""
     from rlx.models.vision_config import VisionConfig
-    from rlx.vision.image import Image
-    from rlx.vision.options import ImageOptions
+    from rlx.vision.image import Image, ImageOptions
     from rlx.vision.processors import ImageProcessor
 
     uri = folder / "uri"

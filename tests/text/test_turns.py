@@ -11,7 +11,7 @@ import pytest
 from vocabularies import CONTROL, NORMAL, USER, byte_level
 
 from rlx.text import Tokenizer, load_tokenizer, tokenizer_from_gguf
-from rlx.text.turns import turn_ends
+from rlx.text.chat import turn_ends
 
 # Names that no list knows.
 TOKENS = ["<|first|>", "<|second|>", "<|third|>", "<|shown|>"]

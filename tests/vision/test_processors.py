@@ -21,8 +21,7 @@ from drawn import drawn
 import rlx
 from rlx.errors import ArgumentError, ImageError, MultimodalError
 from rlx.models.vision_config import VisionConfig
-from rlx.vision.image import Image
-from rlx.vision.options import ImageOptions
+from rlx.vision.image import Image, ImageOptions
 from rlx.vision.processors import ImageProcessor, ImageWarning
 
 FOLDER = Path(__file__).parent / "pixels"

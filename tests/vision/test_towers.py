@@ -13,9 +13,8 @@ from rlx import backends, models
 from rlx.compiler.compile import Compiler
 from rlx.errors import MultimodalError
 from rlx.profile import CompileProfile
-from rlx.vision.image import Image
+from rlx.vision.image import Image, ImageOptions
 from rlx.vision.opening import open_tower
-from rlx.vision.options import ImageOptions
 from rlx.vision.processors import ImageProcessor, Patches
 from rlx.vision.tower import Tower
 from rlx.weights import open_weights

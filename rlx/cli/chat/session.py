@@ -25,7 +25,7 @@ from rlx.text import StreamDetokenizer
 from rlx.text.answer import ThinkingSplitter, ThinkingTags
 
 if TYPE_CHECKING:
-    from rlx.cli.chat.display import Display
+    from rlx.cli.chat.markdown import Display
 
 _COMPLETE = ("stop", "stop_string")  # ends of which there is nothing to say
 _ROOM = (
@@ -198,7 +198,7 @@ class Session:
         """What draws the answer in a terminal; None where plain text is wanted."""
         if not can_draw():
             return None
-        from rlx.cli.chat.display import Display
+        from rlx.cli.chat.markdown import Display
 
         is_open = self._tags is not None and self._tags.is_open(self.runner.tokenizer, ids)
         splitter = ThinkingSplitter(self._tags, is_open)

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
+from rlx.arguments import did_you_mean
 from rlx.cli.answering import speculative_option, thinking_option
 from rlx.cli.command import ALIASES
 from rlx.cli.sampling import ending_options, sample_opts, sampling_options
 from rlx.errors import ChatError, RlxError
 from rlx.sampling import SampleOpts
-from rlx.suggest import did_you_mean
 
 DEFAULT = "default"  # as a value: take the setting back
 _ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}

@@ -15,11 +15,11 @@ from typing import Any
 
 from rlx import __version__, backends, env
 from rlx import demo as models
+from rlx.arguments import did_you_mean
 from rlx.cli.doctor.findings import Facts, Findings, shown_path
 from rlx.compiler.tuned import find
 from rlx.errors import CacheError
 from rlx.store.store import Store, default_root
-from rlx.suggest import did_you_mean
 
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 _NOT_FOR_USERS = ("test", "dev", "docs")

@@ -23,7 +23,7 @@ from rlx.passes.options import MAX_PAST, PRECISIONS
 from rlx.profile.option import option, options_of
 from rlx.profile.profile_options import ProfileOptions, byte_count
 from rlx.text.chat import template_text
-from rlx.vision.options import ImageOptions
+from rlx.vision.image import ImageOptions
 
 if TYPE_CHECKING:
     from rlx.compiler.compile import Progress

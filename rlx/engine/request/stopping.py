@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import ArgumentError
-from rlx.text.detokenize import StreamDetokenizer
+from rlx.text.tokenizer import StreamDetokenizer
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
