@@ -12,9 +12,9 @@ import click
 
 from rlx import demo
 from rlx.cli.downloads import download_if_agreed
-from rlx.engine.opening.source import choose_model
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan
+from rlx.engine.opening.source import choose_model
 from rlx.profile import CompileProfile
 from rlx.profile.option import Option, options_of
 from rlx.runners import CachedRunner, auto_runner

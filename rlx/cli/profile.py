@@ -12,8 +12,7 @@ from rlx import demo
 from rlx.cli.command import Group
 from rlx.cli.main import debug_option
 from rlx.cli.options import engine_options, model_argument, model_path, open_plan
-from rlx.engine.opening.setup import pools_of
-from rlx.engine.opening.setup import Plan
+from rlx.engine.opening.setup import Plan, pools_of
 from rlx.errors import ProfileError, file_error
 from rlx.partial_file import into_place
 from rlx.profile import CompileProfile
