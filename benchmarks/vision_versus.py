@@ -46,8 +46,7 @@ from rlx.compiler.compile import Compiler
 from rlx.engine.engine import Engine
 from rlx.models.shapes import SHAPES
 from rlx.platform import cpu_count
-from rlx.vision.image import Image
-from rlx.vision.image import ImageOptions
+from rlx.vision.image import Image, ImageOptions
 from rlx.vision.processors import ImageProcessor
 
 ENCODED = re.compile(r"(?:image slice encoded|mtmd batch encoding done) in (\d+) ms")
