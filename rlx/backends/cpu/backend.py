@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu import link, machine, steps
+from rlx.backends.cpu import machine, steps
 from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.chooser import Chooser
 from rlx.backends.cpu.kernel import Kernel
@@ -41,7 +40,6 @@ from rlx.backends.memory import Buffer
 from rlx.backends.program import Program
 from rlx.ir.dtypes import DType
 from rlx.sampling.choice import Choose
-from rlx.tracing import span
 
 _GRAINS = 64  # ranges of units that the workers of a loop take
 
@@ -60,30 +58,9 @@ class Cpu(Backend):
         return Target.host(level)
 
     def build(self, program: Lowered, target: Target, on_kernel: OnKernel) -> Built:
-        from rlx.backends.cpu.llvm import Modules
+        from rlx.backends.cpu.build import build_program  # imports the kernels, which only a compile needs
 
-        start = time.perf_counter()
-        with Modules(target, steps.recent(target)) as modules:
-            count = (0, 1)
-
-            def counted(done: int, total: int) -> None:
-                nonlocal count
-                count = done, total
-                on_kernel(*count)
-
-            with span("generate the kernels", "compile"):
-                linked = link.link_program(program, target, modules.add, counted)
-            generated = time.perf_counter()
-            with span("wait for LLVM", "compile"):
-                compiled = modules.results(lambda: on_kernel(*count))
-        for call in linked.custom:
-            from rlx.backends.cpu.trials import check_kernel
-
-            check_kernel(call, compiled[f"kernels/{call.kernel.symbol}"].code, program.graph.bounds)
-        files = steps.files_of(compiled)
-        seconds = {"kernels": generated - start, "llvm": time.perf_counter() - generated}
-        files |= {f"kernels/{symbol}.txt": kernel.source for symbol, kernel in linked.kernels.items()}
-        return Built(files, linked.manifest, len(linked.kernels), seconds)
+        return build_program(program, target, on_kernel)
 
     def load(self, stored: Loadable) -> Code:
         objects = steps.objects(stored.files)

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import llvmlite.binding as llvm
+from llvmlite.binding import ffi
+
 from rlx.backends.cpu.levels import AARCH64, architecture
 from rlx.backends.cpu.llvm_text import WRITTEN
 from rlx.backends.cpu.target import Target
@@ -48,8 +51,6 @@ class Module:
     """
 
     def __init__(self, text: str, target: Target) -> None:
-        import llvmlite.binding as llvm
-
         self._machine, self._module, self._code = target.machine(), None, b""  # the first initializes LLVM
         self._few, self._text = needs_few_passes(text, target), ""
         # Each module has its own context: only one thread at a time may work on modules that share one.
@@ -71,8 +72,6 @@ class Module:
         of the use lists, which the text does not contain, and it changes the module. This way `assembly` of the text
         shows exactly the code that was emitted.
         """
-        import llvmlite.binding as llvm
-
         optimize(self._module, self._machine, few=self._few)
         self._text = str(self._module)
         with llvm.parse_assembly(self._text, self._context) as module:
@@ -122,8 +121,6 @@ def optimize(module: Any, machine: Any, *, few: bool = False) -> None:
         few: runs a sixth of the pipeline, in time, which leaves code that is vector code already as fast. No pass of
             either changes a result: what rounds is decided by the text (flags, `llvm.fmuladd`).
     """
-    import llvmlite.binding as llvm
-
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.slp_vectorization = False  # tile kernels are vector code already; loop kernels use the loop vectorizer
     builder = llvm.create_pass_builder(machine, options)
@@ -136,8 +133,6 @@ def optimize(module: Any, machine: Any, *, few: bool = False) -> None:
 
 def _emit(module: Any, machine: Any) -> bytes:
     """Object code of an optimized module."""
-    from llvmlite.binding import ffi
-
     with ffi.OutputString() as message:
         memory = _unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, 1, message)
         if not memory:
@@ -151,8 +146,6 @@ def _emit(module: Any, machine: Any) -> bytes:
 @cache
 def _unlocked(name: str) -> Callable[..., Any]:
     """A function of llvmlite's library, called without llvmlite's global lock."""
-    from llvmlite.binding import ffi
-
     locked = getattr(ffi.lib, name)
     function = ctypes.CDLL(ffi.lib._name)[name]
     function.argtypes, function.restype = locked.argtypes, locked.restype

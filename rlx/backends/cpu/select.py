@@ -7,23 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
+from rlx.backends.cpu import pages, segments
 from rlx.backends.cpu.calls import SCRATCH, Call, Units
 from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.kernels.attention import attention, bf16_dots, bf16_row, bf16_tiles
+from rlx.backends.cpu.kernels.attention import shape as shape_kernels
+from rlx.backends.cpu.kernels.attention import split as split_kernels
+from rlx.backends.cpu.kernels.cache import kv
+from rlx.backends.cpu.kernels.delta import conv, delta
+from rlx.backends.cpu.kernels.experts import experts as experts_kernels
+from rlx.backends.cpu.kernels.linear import linear, pick, stream
+from rlx.backends.cpu.kernels.rows import (
+    copy,
+    custom,
+    elementwise,
+    embedding,
+    gather,
+    lookup,
+    mix,
+    norm,
+    quantize,
+    reduce,
+    rope,
+    runs,
+    softmax,
+)
 from rlx.backends.cpu.layouts import BLOCK_ROWS
 from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError, CustomOpError
-from rlx.ir import dims
+from rlx.ir import dims, infer
 from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
 from rlx.ir.op_table import traits
 from rlx.ir.segments import is_segmented
 from rlx.ir.tracing import Untraceable, meaning_of
 from rlx.passes.program import root
-
-if TYPE_CHECKING:
-    from rlx.backends.cpu.kernels.attention.split import Split
 
 
 def rows(node: Node) -> DimLike:
@@ -59,87 +78,81 @@ def _call(
 
 
 def _embedding(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.embedding import embedding
-    from rlx.backends.cpu.kernels.rows.lookup import lookup, pieces
 
     table = n.inputs[0]
     if table.op == "pack" and table["layout"] == "file":
-        kernel = lookup(table.dtype, width(n), n["scale"])
-        return _call(n, kernel, Units(rows(n), times=pieces(table.dtype, width(n))))
-    return _call(n, embedding(table.dtype, width(n), n["scale"], signed=target.isa.signed_codes), Units(rows(n)))
+        kernel = lookup.lookup(table.dtype, width(n), n["scale"])
+        return _call(n, kernel, Units(rows(n), times=lookup.pieces(table.dtype, width(n))))
+    return _call(
+        n, embedding.embedding(table.dtype, width(n), n["scale"], signed=target.isa.signed_codes), Units(rows(n))
+    )
 
 
 def _linear(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, together, units
-    from rlx.backends.cpu.kernels.linear.stream import parts
 
     x, w = n.inputs[:2]
     flags = {name: n[name] for name in ("residual", "bias", "gated", "out")}
     single = rows(n) == 1
-    kernel = linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
-    again = macro_rows(width(w), x.dtype.name, target)
+    kernel = linear.linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
+    again = linear.macro_rows(width(w), x.dtype.name, target)
     if again is None:
-        at_once = (parts if single else together)(target, 2 if n["gated"] else 1)
+        at_once = (stream.parts if single else linear.together)(target, 2 if n["gated"] else 1)
         count = Units(width(n), BLOCK_ROWS, together=at_once)
     else:
-        count = Units(rows(n), again, units(width(n)))
+        count = Units(rows(n), again, linear.units(width(n)))
     return _call(n, kernel, count, *([] if single else [rows(n)]), width(n))
 
 
 def _expert_linear(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.experts.experts import expert_linear, units
 
     x, ids, w = n.inputs[:3]
     experts, slots, single = static(w, 0), static(ids, 1), ids.shape[0] == 1
     options = {"x_slots": len(x.shape) == 3, "gated": n["gated"], "tiles": n["tiles"], "single": single}
-    kernel = expert_linear(w.dtype, width(n), width(w), x.dtype.name, target, experts=experts, slots=slots, **options)
-    count = units(width(n), experts=experts, slots=slots, single=single)
+    kernel = experts_kernels.expert_linear(
+        w.dtype, width(n), width(w), x.dtype.name, target, experts=experts, slots=slots, **options
+    )
+    count = experts_kernels.units(width(n), experts=experts, slots=slots, single=single)
     return _call(n, kernel, Units(count), *([] if single else [ids.shape[0]]))
 
 
 def _rms_norm(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.norm import rms_norm
 
-    return _call(n, rms_norm(width(n), n["eps"], out=n["out"], weighted=len(n.inputs) > 1), Units(rows(n)))
+    return _call(n, norm.rms_norm(width(n), n["eps"], out=n["out"], weighted=len(n.inputs) > 1), Units(rows(n)))
 
 
 def _layer_norm(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.norm import layer_norm
 
-    return _call(n, layer_norm(width(n), n["eps"], out=n["out"], weights=len(n.inputs) - 1), Units(rows(n)))
+    return _call(n, norm.layer_norm(width(n), n["eps"], out=n["out"], weights=len(n.inputs) - 1), Units(rows(n)))
 
 
 def _overlay_rows(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.gather import overlay_rows
 
-    return _call(n, overlay_rows(width(n)), Units(rows(n)))
+    return _call(n, gather.overlay_rows(width(n)), Units(rows(n)))
 
 
 def _quantize(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.quantize import quantize
 
-    return _call(n, quantize(width(n), n["out"]), Units(rows(n)))
+    return _call(n, quantize.quantize(width(n), n["out"]), Units(rows(n)))
 
 
 def _rope_angles(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.rope import rope_angles
 
     options = {name: n[name] for name in ("scale", "sections", "interleaved")}
-    return _call(n, rope_angles(width(n) // 2, **options), Units(rows(n)))
+    return _call(n, rope.rope_angles(width(n) // 2, **options), Units(rows(n)))
 
 
 def _rope(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.rope import rope
 
     x, angles = n.inputs[0], n.inputs[-1]
-    return _call(n, rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"]), Units(rows(n)))
+    return _call(
+        n, rope.rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"]), Units(rows(n))
+    )
 
 
 def _kv_write(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.cache.kv import kv_write
 
     cache, x = n.inputs[:2]
-    kernel = kv_write(static(x, 1), width(x), n["dtype"], layout=_cache_layout(cache), wrap=n["wrap"])
+    kernel = kv.kv_write(static(x, 1), width(x), n["dtype"], layout=_cache_layout(cache), wrap=n["wrap"])
     return _write(n, kernel, target)
 
 
@@ -150,29 +163,25 @@ def _write(n: Node, kernel: Kernel, target: Target) -> Call:
     call = _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=(*range(1, last), len(n.inputs)))
     if not n["paged"]:
         return call
-    from rlx.backends.cpu.pages import paged_write
 
     together = 16 if _cache_layout(cache) == "k_tiles" else 1
-    return paged_write(call, static(x, 1), together, target)
+    return pages.paged_write(call, static(x, 1), together, target)
 
 
 def _rope_kv_write(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.rope import rope
 
     cache, x, angles = n.inputs[0], n.inputs[1], n.inputs[-2 if n["paged"] else -1]
     if _cache_layout(cache) != "k_tiles":
         raise CompileError("rotated rows go into a key cache only", where=repr(n))
     store = {"store": "k_tiles", "kv_dtype": n["dtype"], "wrap": n["wrap"]}
-    kernel = rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"], **store)
+    kernel = rope.rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"], **store)
     return _write(n, kernel, target)
 
 
 def _as_cache(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.cache.kv import as_cache
-    from rlx.ir.infer import ROOM
 
-    heads, positions = static(n, 0), n.shape[1] - ROOM
-    kernel = as_cache(heads, width(n), n.dtype, _cache_layout(n), n["order"])
+    heads, positions = static(n, 0), n.shape[1] - infer.ROOM
+    kernel = kv.as_cache(heads, width(n), n.dtype, _cache_layout(n), n["order"])
     return _call(n, kernel, Units(positions, times=heads), positions, n.shape[1])
 
 
@@ -181,12 +190,6 @@ def _cache_layout(cache: Node) -> str:
 
 
 def _attention(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.attention import split as pieces
-    from rlx.backends.cpu.kernels.attention.attention import attention
-    from rlx.backends.cpu.kernels.attention.bf16_dots import DottedAttention
-    from rlx.backends.cpu.kernels.attention.bf16_row import DottedRow
-    from rlx.backends.cpu.kernels.attention.bf16_tiles import TiledAttention
-    from rlx.backends.cpu.kernels.attention.shape import row_tile
 
     q, k = n.inputs[:2]
     shape = (static(q, 1), static(k, 0), width(q))
@@ -195,60 +198,56 @@ def _attention(n: Node, target: Target) -> Call:
         **{name: n[name] for name in ("scale", "window", "softcap", "mask", "out", "paged")},
     }
     options["bias"] = static(n.inputs[3], 1) if n["mask"] == "bias" else None
-    options["split"] = pieces.split(shape[1], n["window"])
+    options["split"] = split_kernels.split(shape[1], n["window"])
     extents = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
     if q.shape[0] == 1:  # decode needs no tiles of query rows
         # Tiles need many rows: where there are some, a segment of one row keeps f32, as a decode step does.
-        dotted = DottedRow if n["bf16"] and not target.has_bf16_tiles else None
-        kernel = attention(*shape, target, rows_static=1, writer=dotted, **options)
+        dotted = bf16_row.DottedRow if n["bf16"] and not target.has_bf16_tiles else None
+        kernel = attention.attention(*shape, target, rows_static=1, writer=dotted, **options)
         return _attention_of_a_row(n, kernel, shape, options["split"], extents)
-    units = Units(q.shape[0], row_tile(*shape, bf16=n["bf16"]), static(k, 0))
-    in_bf16 = TiledAttention if target.has_bf16_tiles else DottedAttention
+    units = Units(q.shape[0], shape_kernels.row_tile(*shape, bf16=n["bf16"]), static(k, 0))
+    in_bf16 = bf16_tiles.TiledAttention if target.has_bf16_tiles else bf16_dots.DottedAttention
     writer = in_bf16 if n["bf16"] else None
-    return _call(n, attention(*shape, target, writer=writer, **options), units, *extents)
+    return _call(n, attention.attention(*shape, target, writer=writer, **options), units, *extents)
 
 
 def _attention_of_a_row(
-    n: Node, kernel: Kernel, shape: tuple[int, int, int], split: Split | None, extents: Sequence[DimLike]
+    n: Node, kernel: Kernel, shape: tuple[int, int, int], split: split_kernels.Split | None, extents: Sequence[DimLike]
 ) -> Call:
     """The call for one query row. Units share its positions if there are too few KV heads for all workers."""
-    from rlx.backends.cpu.kernels.attention import split as pieces
-
     heads, kv_heads, head_dim = shape
     if split is None:
         return _call(n, kernel, Units(kv_heads), *extents)
     busy = kv_heads * split.parts
-    units = Units(busy) if pieces.few(kv_heads, split) else Units(n["length"], split.least, kv_heads, busy)
-    scratch = pieces.scratch_bytes(heads // kv_heads, head_dim, split) * busy
+    units = Units(busy) if split_kernels.few(kv_heads, split) else Units(n["length"], split.least, kv_heads, busy)
+    scratch = split_kernels.scratch_bytes(heads // kv_heads, head_dim, split) * busy
     return _call(n, kernel, units, *extents, args=(*range(len(n.inputs)), SCRATCH, len(n.inputs)), scratch=scratch)
 
 
 def _elementwise(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.elementwise import elementwise
 
     full = n.shape
     kind = {full[-1:]: "row", (*full[:-1], 1): "column", (1,): "scalar", full: "full"}
     kinds = [kind[i.shape] for i in n.inputs]
-    return _call(n, elementwise(n["expr"], kinds, width(n), target, out=n["out"]), Units(rows(n)), rows(n))
+    return _call(n, elementwise.elementwise(n["expr"], kinds, width(n), target, out=n["out"]), Units(rows(n)), rows(n))
 
 
 def _reduce(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.reduce import column_reduce, row_reduce
 
     x, kind = n.inputs[0], n.op.removeprefix("reduce_")
-    kernel = row_reduce(width(x), kind) if n["axis"] == -1 else column_reduce(static(x, 1), width(x), kind)
+    kernel = (
+        reduce.row_reduce(width(x), kind) if n["axis"] == -1 else reduce.column_reduce(static(x, 1), width(x), kind)
+    )
     return _call(n, kernel, Units(rows(n)))
 
 
 def _take(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.gather import take
 
     x = n.inputs[0]
-    return _call(n, take(width(x), width(n), shared=len(x.shape) == 1), Units(rows(n)))
+    return _call(n, gather.take(width(x), width(n), shared=len(x.shape) == 1), Units(rows(n)))
 
 
 def _mix(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows import mix
 
     values, coefficients = n.inputs
     kernel = mix.mix(static(coefficients, 1), static(values, 1), width(n), target)
@@ -256,19 +255,17 @@ def _mix(n: Node, target: Target) -> Call:
 
 
 def _slice(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.runs import slice_rows
 
     outer, inner = _around(n, n["axis"])
     size = static(n.inputs[0], n["axis"])
-    kernel = slice_rows(size * inner, n["start"] * inner, n["stop"] * inner, target)
+    kernel = runs.slice_rows(size * inner, n["start"] * inner, n["stop"] * inner, target)
     return _call(n, kernel, Units(n.shape[0], times=outer))
 
 
 def _concat(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.runs import concat_rows
 
     outer, inner = _around(n, n["axis"])
-    kernel = concat_rows([static(i, n["axis"]) * inner for i in n.inputs], target)
+    kernel = runs.concat_rows([static(i, n["axis"]) * inner for i in n.inputs], target)
     return _call(n, kernel, Units(n.shape[0], times=outer))
 
 
@@ -279,63 +276,53 @@ def _around(n: Node, axis: int) -> tuple[int, int]:
 
 
 def _softmax(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.softmax import softmax
 
-    return _call(n, softmax(width(n)), Units(rows(n)))
+    return _call(n, softmax.softmax(width(n)), Units(rows(n)))
 
 
 def _argmax(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.reduce import argmax
 
-    return _call(n, argmax(width(n.inputs[0])), Units(rows(n.inputs[0])))
+    return _call(n, reduce.argmax(width(n.inputs[0])), Units(rows(n.inputs[0])))
 
 
 def _pick(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.reduce import pick
 
-    return _call(n, pick(width(n.inputs[0])), Units(rows(n.inputs[0])))
+    return _call(n, reduce.pick(width(n.inputs[0])), Units(rows(n.inputs[0])))
 
 
 def _linear_pick(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.linear import linear
-    from rlx.backends.cpu.kernels.linear import pick as linear_pick
 
     x, w = n.inputs
     count = static(w, 0)
     inner = linear.linear(w.dtype, count, width(w), x.dtype.name, target, single=True)
-    kernel = linear_pick.linear_pick(inner, n["cap"], target)
-    return _call(n, kernel, Units(count, BLOCK_ROWS), count, args=(0, 1, SCRATCH, 2), scratch=linear_pick.SCRATCH_BYTES)
+    kernel = pick.linear_pick(inner, n["cap"], target)
+    return _call(n, kernel, Units(count, BLOCK_ROWS), count, args=(0, 1, SCRATCH, 2), scratch=pick.SCRATCH_BYTES)
 
 
 def _top_k(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.reduce import top_k
 
     scratch = rows(n) * (4 * n["k"])  # the k largest values of a row, which the kernel writes and nothing reads
-    return _call(n, top_k(width(n.inputs[0]), n["k"]), Units(rows(n)), args=(0, SCRATCH, 1), scratch=scratch)
+    return _call(n, reduce.top_k(width(n.inputs[0]), n["k"]), Units(rows(n)), args=(0, SCRATCH, 1), scratch=scratch)
 
 
 def _last_row(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.copy import last_row
 
     x = n.inputs[0]
-    return _call(n, last_row(prod(d for d in x.shape[1:] if isinstance(d, int))), Units(1), x.shape[0])
+    return _call(n, copy.last_row(prod(d for d in x.shape[1:] if isinstance(d, int))), Units(1), x.shape[0])
 
 
 def _take_rows(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.copy import take_rows
 
-    return _call(n, take_rows(prod(static(n, axis) for axis in range(1, len(n.shape)))), Units(n.shape[0]))
+    return _call(n, copy.take_rows(prod(static(n, axis) for axis in range(1, len(n.shape)))), Units(n.shape[0]))
 
 
 def _causal_conv(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.delta import conv
 
     kernel = conv.causal_conv(width(n), width(n.inputs[2]), target, aside=n["aside"])
     return _call(n, kernel, Units(width(n), conv.CHANNELS), rows(n))
 
 
 def _gated_delta(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.delta import delta
 
     state, keys = n.inputs[:2]
     heads, key_dim, value_dim = (static(state, axis) for axis in range(3))
@@ -349,8 +336,6 @@ def _gated_delta(n: Node, target: Target) -> Call:
 
 def _custom(n: Node, target: Target) -> Call:
     """The kernel of a custom op."""
-    from rlx.backends.cpu.kernels.rows.custom import custom
-
     op = traits(n).custom
     assert op is not None
     units = op.units(n)
@@ -362,7 +347,7 @@ def _custom(n: Node, target: Target) -> Call:
         raise CustomOpError(what, where=f"custom op {n.op}")
     constants = tuple((name, None if isinstance(known[name], dims.Dim) else known[name]) for name in op.constants)
     extents = [known[name] for name, value in constants if value is None]
-    return _call(n, custom(op, constants), Units(units), *extents)
+    return _call(n, custom.custom(op, constants), Units(units), *extents)
 
 
 KERNELS: dict[str, Callable[[Node, Target], Call]] = {
@@ -408,9 +393,8 @@ def select(node: Node, target: Target) -> Call:
         raise CompileError(f"no kernel serves {node!r}", hint=f"Ops with kernels: {', '.join(KERNELS)}.")
     if not is_segmented(node):
         return build(node, target)
-    from rlx.backends.cpu.segments import segmented
 
-    return segmented(node, lambda single: build(single, target), target)
+    return segments.segmented(node, lambda single: build(single, target), target)
 
 
 def _without_kernel(node: Node) -> CustomOpError:
