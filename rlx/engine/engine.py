@@ -129,7 +129,8 @@ class Engine(SingleSequence):
             self._tensors = Tensors(self._compiler, self._workers)
             self.choose = self._compiler.backend.chooser(self._workers, self._compiler)
             sizes = Sizes.of(self.graph, self.max_seq, self.most_rows)
-            nbytes = pool_bytes(setup.kv_bytes, sizes, self.max_seq, weight_bytes(self._programs.weights.values()))
+            weights = weight_bytes(self._programs.weights.values())
+            nbytes = pool_bytes(self._compiler.backend.memory, setup.kv_bytes, sizes, self.max_seq, weights)
             self.pool = CachePool(
                 self.graph, self._compiler.backend.memory, max_seq=self.max_seq, rows=self.most_rows, kv_bytes=nbytes
             )

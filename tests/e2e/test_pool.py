@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.backends.host import HostMemory
+from rlx.backends.host import HOST, HostMemory
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.engine import Engine
 from rlx.engine.kv import pool_size
@@ -255,8 +255,8 @@ def test_the_size_of_the_pool(goldens: Path, monkeypatch: pytest.MonkeyPatch) ->
     engine = opened(goldens, "llama", kv_bytes="2MiB", load=False)
     assert engine.stats()["kv_bytes"] == 2 << 20
     sizes, one = engine.pool.sizes, engine.pool.sizes.sequence_bytes(4096)
-    assert pool_bytes(None, sizes, 4096, 1 << 60) == one, "at least one sequence"
-    assert pool_bytes(None, sizes, 64, 0) == 64 * sizes.sequence_bytes(64), "at most 64"
+    assert pool_bytes(HOST, None, sizes, 4096, 1 << 60) == one, "at least one sequence"
+    assert pool_bytes(HOST, None, sizes, 64, 0) == 64 * sizes.sequence_bytes(64), "at most 64"
     engine.close()
 
 
@@ -305,7 +305,7 @@ def test_memory_is_given_back_while_others_need_it(engine: Engine, monkeypatch: 
     held, running = pool.used_bytes, engine.open_sequence(IDS[300:400])
     fed(engine, running, IDS[300:400])
     assert pool.used_bytes > held and pool.index.known(np.array(IDS[:200])) == 200
-    monkeypatch.setattr(pool_size, "available_memory", lambda: 0)
+    monkeypatch.setattr(pool_size, "available_memory", lambda memory: 0)
     found = fed(engine, running, IDS[300:440])
     assert pool.index.known(np.array(IDS[:200])) == 0
     assert same(found, alone(engine, IDS[300:440]))

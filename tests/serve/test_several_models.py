@@ -207,7 +207,7 @@ def test_the_models_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlx.engine.opening.setup import pools_of
 
     monkeypatch.setattr(pool_size, "MOST_SEQUENCES", 1 << 30)
-    monkeypatch.setattr(pool_size, "available_memory", lambda: 64 << 30)
+    monkeypatch.setattr(pool_size, "available_memory", lambda memory: 64 << 30)
     paths = [str(demo.path(name)) for name in NAMES]
     with open_plan(paths[0], {}) as one, open_plan(paths[1], {}) as two:
         (alone,), shared = pools_of([one]), pools_of([one, two])

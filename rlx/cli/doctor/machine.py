@@ -7,6 +7,7 @@ import warnings
 from platform import machine as this_machine
 
 from rlx import backends, env, platform
+from rlx.backends.host import HOST
 from rlx.cli.doctor.findings import Facts, Findings
 from rlx.compiler.limits import worker_count
 from rlx.compiler.tuned import machine
@@ -86,4 +87,8 @@ def memory(findings: Findings) -> Facts:
     if huge == "never":
         hint = f"echo madvise > {_HUGE_PAGES} (as root); weights are then read with fewer misses of the TLB"
         findings.problem("transparent huge pages are off", hint)
-    return {"total_bytes": platform.current().total_memory(), "available_bytes": available_memory(), "huge_pages": huge}
+    return {
+        "total_bytes": platform.current().total_memory(),
+        "available_bytes": available_memory(HOST),
+        "huge_pages": huge,
+    }

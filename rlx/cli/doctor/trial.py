@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import rlx
 from rlx import SEQ, env, ops
+from rlx.backends.host import HOST
 from rlx.cli.doctor.findings import REINSTALL, Facts, Findings
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
@@ -106,7 +107,7 @@ def _measured() -> Facts:
     compiler = Compiler()
     workers = compiler.workers(worker_count())
     try:
-        nbytes = min(_MEASURED_BYTES, available_memory() // 4)
+        nbytes = min(_MEASURED_BYTES, available_memory(HOST) // 4)
         bandwidth = compiler.backend.bandwidth(workers, nbytes)
         peaks = compiler.backend.peaks(workers, compiler)
     finally:

@@ -98,7 +98,7 @@ class CachePool:
         self.index = PrefixIndex(self.pages, sizes.page, self._freed)
         self.counters = PrefixCounters()
         self.kept: DiskKVCache | None = None
-        self._reserve = Reserve()
+        self._reserve = Reserve(memory)
         self._slots = _Slots(list(range(slots - 1, -1, -1)))
         self._warm: set[int] = set()  # free pages that may be resident
         self._sequences = LiveSet[Sequence]()

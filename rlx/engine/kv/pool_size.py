@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 
-from rlx import platform
+from rlx.backends.memory import Memory
 from rlx.engine.kv.pool_memory import Sizes
 
 MOST_SEQUENCES = 64
@@ -21,10 +21,13 @@ LOOK = 1.0  # seconds between two looks at how much memory there is
 _UNKNOWN = 8 << 30  # of systems that do not say how much memory there is
 
 
-def pool_bytes(chosen: int | None, sizes: Sizes, max_seq: int, weight_bytes: int, pools: int = 1) -> int:
+def pool_bytes(
+    memory: Memory, chosen: int | None, sizes: Sizes, max_seq: int, weight_bytes: int, pools: int = 1
+) -> int:
     """The size of the pool in bytes.
 
     Args:
+        memory: of the device.
         chosen: what the user says, or None.
         sizes: of the model's states.
         max_seq: maximum number of positions of a sequence.
@@ -34,21 +37,22 @@ def pool_bytes(chosen: int | None, sizes: Sizes, max_seq: int, weight_bytes: int
     if chosen is not None:
         return chosen
     one = sizes.sequence_bytes(max_seq)
-    left = max(0, available_memory() - weight_bytes) // (SHARE * pools)
+    left = max(0, available_memory(memory) - weight_bytes) // (SHARE * pools)
     return max(one, min(left, MOST_SEQUENCES * one))
 
 
-def available_memory() -> int:
-    """Bytes of memory that this process may still use; 8 GiB if the system does not say."""
-    found = platform.current().available_memory()
+def available_memory(memory: Memory) -> int:
+    """Bytes of a memory that this process may still use; 8 GiB if nobody knows."""
+    found = memory.available()
     return int(found) if math.isfinite(found) else _UNKNOWN
 
 
 class Reserve:
     """Memory that the pool leaves to others, whatever its size: 128 MiB, or an eighth of what there is at the start."""
 
-    def __init__(self) -> None:
-        self._bytes, self._look_at = min(RESERVE, available_memory() // 8), 0.0
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._bytes, self._look_at = min(RESERVE, available_memory(memory) // 8), 0.0
 
     def short(self, needed: int) -> int:
         """How many bytes the system lacks for `needed` more beside the reserve; looks once a second, 0 meanwhile."""
@@ -56,4 +60,4 @@ class Reserve:
         if now < self._look_at:
             return 0
         self._look_at = now + LOOK
-        return max(0, needed + self._bytes - available_memory())
+        return max(0, needed + self._bytes - available_memory(self._memory))

@@ -161,4 +161,4 @@ def pools_of(plans: Sequence[Plan]) -> list[int]:
 def _pool(plan: Plan, weights: int, pools: int) -> int:
     setup = plan.setup
     sizes = Sizes.of(plan.graph, setup.max_seq, setup.profile.buckets[-1])
-    return pool_bytes(setup.kv_bytes, sizes, setup.max_seq, weights, pools)
+    return pool_bytes(setup.target.backend.memory, setup.kv_bytes, sizes, setup.max_seq, weights, pools)
