@@ -16,8 +16,8 @@ from rlx.arguments import NOTES, SAMPLING, SYNONYMS, known_arguments
 from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError, UnknownArgumentError
 from rlx.profile.option import options_of
-from rlx.runners.cached import CachedRunner
-from rlx.runners.text_runner import _CHAT, _OPTIONS
+from rlx.runners import CachedRunner
+from rlx.runners.text import _CHAT, _OPTIONS
 
 GENERATE = CachedRunner(FakeEngine()).generate
 

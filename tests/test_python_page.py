@@ -13,8 +13,8 @@ import rlx
 from rlx import demo
 from rlx.arguments import SAMPLING
 from rlx.engine.opening.options import RunnerOptions, meanings
-from rlx.runners.families import FamilyRunner
-from rlx.runners.text_runner import _CHAT, _OPTIONS
+from rlx.runners import Model
+from rlx.runners.text import _CHAT, _OPTIONS
 from rlx.sampling import SampleOpts
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ def arguments(function: Any) -> set[str]:
     return set(inspect.signature(function).parameters) - {"self"}
 
 
-@pytest.mark.parametrize("owner", [FamilyRunner, rlx.TokenGenerator, rlx.Answer, rlx.Step, rlx.TokenLogprob])
+@pytest.mark.parametrize("owner", [Model, rlx.TokenGenerator, rlx.Answer, rlx.Step, rlx.TokenLogprob])
 def test_every_method_is_on_the_page(owner: type) -> None:
     assert public(owner) - SPANS - {"FAMILY"} == set()
 
@@ -41,7 +41,7 @@ def test_every_option_of_opening_a_model_has_its_row() -> None:
     assert {name: table[name] for name in meanings(RunnerOptions)} == meanings(RunnerOptions)
 
 
-METHODS = [rlx.LmRunner.generate, FamilyRunner.embed, FamilyRunner.chat_ids, FamilyRunner.compile]
+METHODS = [rlx.LmRunner.generate, Model.embed, Model.chat_ids, Model.compile]
 
 
 @pytest.mark.parametrize("function", [rlx.auto_runner, *METHODS])

@@ -46,7 +46,7 @@ def test_every_public_name_is_in_the_reference(staged: Path) -> None:
     assert not missing(), "add the modules of these names to a group of tools/site/reference.py"
     pages = "".join((staged / "pages" / group.path).read_text(encoding="utf-8") for group in GROUPS)
     entries = [line.removeprefix("::: rlx.") for line in pages.splitlines() if line.startswith("::: ")]
-    assert sorted([*entries, "__version__"]) == sorted([*rlx.__all__, "runners.families.FamilyRunner"])
+    assert sorted([*entries, "__version__"]) == sorted([*rlx.__all__, "runners.model.Model"])
 
 
 def test_every_link_of_the_pages_leads_to_a_page(staged: Path) -> None:

@@ -12,11 +12,12 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from rlx.engine.opening.options import RunnerOptions, takes_options
+from rlx.engine.opening.source import choose_model, open_with
 from rlx.errors import ConfigError, UnsupportedModelError, named_refusals
 from rlx.models import FAMILIES, SUPPORTED
 from rlx.models.architectures import MODEL_TYPES
 from rlx.models.gguf_config import check_language_model
-from rlx.runners.families import RUNNERS, FamilyRunner
+from rlx.runners.model import Model
 from rlx.tracing import span
 
 if TYPE_CHECKING:
@@ -28,6 +29,29 @@ Progress = Callable[[str, int, int], None]
 
 Weights: ("packing weights", bytes, bytes). Programs: ("compiling the prefill program", 11, 31), counted in kernels.
 """
+
+
+def _runner(family: str, name: str, about: str) -> type[Model]:
+    """The runner class of a family. It differs from others in the family that it accepts."""
+    return type(name, (Model,), {"FAMILY": family, "__doc__": about, "__module__": __name__})
+
+
+#: Family -> its runner class, for `auto_runner` and for code that knows its model's family.
+RUNNERS: dict[str, type[Model]] = {
+    "llama32": _runner(
+        "llama32", "Llama32Runner", "Llama 3 and models of the same architecture, Mistral and Mixtral among them."
+    ),
+    "qwen3": _runner("qwen3", "Qwen3Runner", "Qwen 2, 2.5 and 3, and Qwen 3 with experts."),
+    "qwen35": _runner("qwen35", "Qwen35Runner", "Qwen 3.5, dense and with experts."),
+    "gemma": _runner("gemma", "GemmaRunner", "Gemma 1 to 4: text, and the text part of models that take images."),
+}
+if TYPE_CHECKING:
+    Llama32Runner = Model
+    Qwen3Runner = Model
+    Qwen35Runner = Model
+    GemmaRunner = Model
+else:
+    Llama32Runner, Qwen3Runner, Qwen35Runner, GemmaRunner = RUNNERS.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +110,7 @@ def sniff(loader: WeightLoader) -> Sniffed:
     return Sniffed(key, found, arch, None if arch else KNOWN_UNIMPLEMENTED.get(found.lower()))
 
 
-def runner_class(loader: WeightLoader) -> type[FamilyRunner]:
+def runner_class(loader: WeightLoader) -> type[Model]:
     """The runner class for the open file.
 
     Raises:
@@ -104,7 +128,7 @@ def runner_class(loader: WeightLoader) -> type[FamilyRunner]:
 
 @named_refusals()
 @takes_options(RunnerOptions)
-def auto_runner(path: ModelSource | None = None, *, options: RunnerOptions) -> FamilyRunner:
+def auto_runner(path: ModelSource | None = None, *, options: RunnerOptions) -> Model:
     """Opens a model and returns the runner for its family.
 
     Args:
@@ -120,8 +144,6 @@ def auto_runner(path: ModelSource | None = None, *, options: RunnerOptions) -> F
         ArgumentError, ProfileError, TargetError: an option is out of its range.
         ResourceError: the system refuses memory, threads or file descriptors.
     """
-    from rlx.engine.opening.source import choose_model, open_with
-
     if isinstance(path, str | PathLike) or path is None:
         path = choose_model(path, options.profile).path
     with span("open the file", "open", path=str(path)):

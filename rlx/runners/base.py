@@ -1,7 +1,7 @@
 """The interface of every language model runner.
 
 Runners stage. A runner makes jobs of requests, and the engine loop computes them. Here the loop has an engine that
-recomputes the whole context for every token: slow, and the reference for the cached decode of `cached.py`.
+recomputes the whole context for every token: slow, and the reference for the cached decode of `model.py`.
 """
 
 from __future__ import annotations
@@ -293,12 +293,10 @@ class LmRunner(ABC):
 
     # ---------------------------------------------------------------------------------------------- the loop
 
-    @property
+    @cached_property
     def _loop(self) -> EngineLoop:
         """Computes the requests of this runner."""
-        found: EngineLoop = self.__dict__.get("_own_loop") or self.__dict__.setdefault(
-            "_own_loop", EngineLoop(RecomputeEngine(self.predict_logits))
-        )
+        found: EngineLoop = self.__dict__.setdefault("_loop", EngineLoop(RecomputeEngine(self.predict_logits)))
         return found
 
     def _plan(
@@ -394,7 +392,7 @@ class LmRunner(ABC):
         *arguments: Any,
         **options: Any,
     ) -> Generation:
-        """`generate` for text with images: see `MultimodalRunner`, which runners of models are.
+        """`generate` for text with images: see `Model`, which runners of models are.
 
         Raises:
             MultimodalError: always; this runner takes text only.
@@ -426,6 +424,20 @@ class LmRunner(ABC):
             ImageError: the model takes no image of such a size.
         """
         return placed(prompt, self._images, self.vocab_size, self.max_seq, what, f"{self.family} model")
+
+
+def submitted_together(runner: LmRunner, requests: Sequence[Request]) -> RequestGroup:
+    """Hands over requests that begin together.
+
+    Raises:
+        RlxError: as `LmRunner.submit`; then none of them is computed.
+    """
+    notifier, plans = Notifier(), [runner._plan(request) for request in requests]
+    for job, _ in plans:
+        job.notifier = notifier
+    group = RequestGroup(runner._loop, runner._started(plans), notifier)
+    runner._loop.wake()
+    return group
 
 
 def checked_speculation(name: str | None) -> str | None:

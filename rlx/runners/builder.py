@@ -1,22 +1,24 @@
 """Builder for runners: `Qwen3Runner.builder().weights(path).max_seq(8192).build()`.
 
-Runners stage, beside `families.py`. It has a method for each field of `RunnerOptions`, and those below for what RLX
+Runners stage, under `model.py`. It has a method for each field of `RunnerOptions`, and those below for what RLX
 calls differently. `Qwen3Runner.from_path(path, max_seq=8192)` is the equivalent with keyword arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from rlx import env
 from rlx.engine.opening.options import EngineOptions, RunnerOptions
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, named_refusals
 from rlx.profile.option import options_of
 
 if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource
     from rlx.engine.request.stopping import OnToken
+    from rlx.engine.token_engine import TokenEngine
 
 R = TypeVar("R")
 
@@ -102,3 +104,14 @@ def setter(option: Field[Any], options: type[EngineOptions]) -> Callable[..., An
 
 for _option in fields(RunnerOptions):
     setattr(RunnerBuilder, _option.name, setter(_option, RunnerOptions))
+
+
+@named_refusals()
+def open_engine(path: ModelSource, options: RunnerOptions) -> TokenEngine:
+    """`Engine.open`; imported here because the engine imports the compiler."""
+    from rlx.engine.engine import Engine
+
+    if options.compile_ahead is None:
+        options = replace(options, compile_ahead=env.compile_ahead())
+    engine: TokenEngine = Engine.open(path, **options.engine())
+    return engine

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from rlx.engine.loop.handle import RequestGroup
 from rlx.engine.request.output import candidate
 from rlx.runners import FinishReason, Request, Step, TokenLogprob
-from rlx.runners.together import Together
 
 if TYPE_CHECKING:
     from rlx.grammar import Grammar
@@ -231,7 +231,7 @@ class EventStream(AsyncIterator[Event]):
 
     _closed = True  # until `__init__` is through
 
-    def __init__(self, tokenizer: Tokenizer, asked: Sequence[Asked], together: Together, note: Note) -> None:
+    def __init__(self, tokenizer: Tokenizer, asked: Sequence[Asked], together: RequestGroup, note: Note) -> None:
         self._together, self._note = together, note
         every = [each for each in asked for _ in range(each.n)]
         self._choices = [

@@ -21,7 +21,7 @@ from rlx.engine.request.context import Context
 from rlx.errors import DeadlineError, PromptError
 from rlx.prompt import Prompt
 from rlx.runners import Request
-from rlx.runners.together import Together
+from rlx.runners.base import submitted_together
 from rlx.sampling import SampleOpts
 from rlx.serve import record
 from rlx.serve.answers import W
@@ -240,7 +240,7 @@ class ServedModel:
         Raises:
             RlxError: one is invalid or refused; then none of them is computed.
         """
-        together = Together(self.runner, [request for each in asked for request in self._requests(each)])
+        together = submitted_together(self.runner, [request for each in asked for request in self._requests(each)])
         handles = iter(together.handles)
         choices = [[next(handles) for _ in range(each.n)] for each in asked]
         note = record.observer(choices, [each.limit for each in asked], lambda: [self._prompt(each) for each in asked])

@@ -20,7 +20,7 @@ from rlx.engine.programs.specs import DECODE
 from rlx.errors import ArgumentError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
-from rlx.runners.cached import CachedRunner
+from rlx.runners import CachedRunner
 from rlx.weights import ModelWeights, open_weights
 
 Array = np.ndarray[Any, Any]

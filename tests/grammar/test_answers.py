@@ -160,13 +160,13 @@ def test_a_long_forced_text_is_computed_in_pieces(runner: Any, ids: list[int], m
     form, sizes = Grammar.regex("[ab]" + "the brave fox " * 10 + "[cd]"), list[int]()
     one = answer(runner, ids, grammar=form)
     monkeypatch.setattr(runner._loop.scheduler, "budget", lambda decodes, past: 4)
-    step = runner._loop.executor._engine.step
+    step = runner._loop.executor.engine.step
 
     def counted(batch: Any) -> Any:
         sizes.extend(len(segment.tokens) for segment in batch.segments)
         return step(batch)
 
-    monkeypatch.setattr(runner._loop.executor._engine, "step", counted)
+    monkeypatch.setattr(runner._loop.executor.engine, "step", counted)
     assert answer(runner, ids, grammar=form) == one and max(sizes) <= 4
     sizes.clear()
     assert answer(runner, ids, grammar=form, top_logprobs=0) == one and max(sizes) <= 4

@@ -20,7 +20,7 @@ from rlx.errors import ArgumentError, ProfileError
 from rlx.passes.options import FUSIONS, PASSES, Options
 from rlx.profile import FAMILIES, PhaseProfile
 from rlx.profile.keys import FOREIGN, KEYS
-from rlx.runners.families import RUNNERS
+from rlx.runners.auto import RUNNERS
 
 
 def parsed(text: str) -> CompileProfile:

@@ -17,7 +17,7 @@ from typing import Any
 import jsonschema
 
 import rlx
-from rlx.runners.text_runner import TextRunner
+from rlx.runners import TextRunner
 
 sys.path.append(str(Path(__file__).parent.parent / "text"))
 from tool_schemas import SCHEMAS

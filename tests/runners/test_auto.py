@@ -28,8 +28,7 @@ from rlx.runners import (
     Qwen35Runner,
     auto_runner,
 )
-from rlx.runners.auto import KNOWN_UNIMPLEMENTED
-from rlx.runners.families import RUNNERS
+from rlx.runners.auto import KNOWN_UNIMPLEMENTED, RUNNERS
 from rlx.sampling import SampleOpts
 
 FAMILIES = {

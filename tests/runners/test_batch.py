@@ -11,8 +11,8 @@ from fake_engine import FakeEngine
 
 from rlx.engine.request.stopping import FinishReason
 from rlx.errors import ArgumentError, NumericalError, PromptError, SamplingError
+from rlx.runners import CachedRunner
 from rlx.runners.auto import auto_runner
-from rlx.runners.cached import CachedRunner
 from rlx.sampling import SampleOpts
 
 PROMPTS = [[3, 1, 4, 1, 5], [2], [7, 1, 8], [2, 8], [1, 8, 2, 8, 1, 8]]

@@ -24,9 +24,9 @@ from rlx.errors import (
     TokenizerError,
     UnsupportedModelError,
 )
+from rlx.runners import CachedRunner
+from rlx.runners.auto import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
 from rlx.runners.base import LmRunner
-from rlx.runners.cached import CachedRunner
-from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
 from rlx.sampling import SampleOpts
 
 PROMPT = [3, 1, 4, 1, 5]

@@ -171,7 +171,7 @@ def test_the_engine_runs_ahead_by_a_bounded_number_of_tokens(loop: EngineLoop) -
 
 def test_after_a_long_turn_the_caller_drives_again(loop: EngineLoop) -> None:
     """The thread of the loop computes the first turn, whose time nobody knows, and hands over to the one that waits."""
-    engine, threads = loop.executor._engine, list[threading.Thread]()
+    engine, threads = loop.executor.engine, list[threading.Thread]()
     step = engine.step
 
     def recorded(*arguments: Any, **options: Any) -> Any:
@@ -229,7 +229,7 @@ def test_a_callback_may_use_the_loop(loop: EngineLoop) -> None:
 
 
 def test_a_request_that_fails(loop: EngineLoop) -> None:
-    loop.executor._engine.broken = {9}  # type: ignore[attr-defined]
+    loop.executor.engine.broken = {9}  # type: ignore[attr-defined]
     good, bad = handle(loop, 30), handle(loop, 30, [9, 9])
     with pytest.raises(NumericalError):
         list(bad)
@@ -239,7 +239,7 @@ def test_a_request_that_fails(loop: EngineLoop) -> None:
 def test_a_deadline_counts_from_the_submission(loop: EngineLoop) -> None:
     """Not from when the loop reads it: a long step of others may be in between."""
     made = handle(loop, timeout=0.5)
-    loop.executor._engine.now += 1  # type: ignore[attr-defined]
+    loop.executor.engine.now += 1  # type: ignore[attr-defined]
     with pytest.raises(DeadlineError, match="it has 0 tokens"):
         made.result()
 
@@ -278,7 +278,7 @@ def test_several_that_are_read_together(loop: EngineLoop) -> None:
     RequestGroup(loop, handles, notifier).results()
     for i, made in enumerate(handles):
         assert made.result() == answer([i], 5 + i) == [token for at, token in told if at == i]
-    loop.executor._engine.broken = {9}  # type: ignore[attr-defined]
+    loop.executor.engine.broken = {9}  # type: ignore[attr-defined]
     handles = [handle(loop, 500, [i], notifier=notifier) for i in (1, 9, 2)]
     with pytest.raises(NumericalError):
         RequestGroup(loop, handles, notifier).results()
@@ -414,24 +414,24 @@ def test_stats_say_where_the_time_of_a_request_went(loop: EngineLoop) -> None:
     first = handle(loop, 5, [*PROMPT, 9, 2])
     assert first.stats.prompt_tokens == 7 and first.stats.tokens == first.stats.decode_s == 0
     assert first.result()
-    alone = loop.executor._engine.now  # type: ignore[attr-defined]
+    alone = loop.executor.engine.now  # type: ignore[attr-defined]
     third = handle(loop, 4, [*PROMPT, 9, 2])
     assert len(third.result()) == 4
     found = third.stats
     assert (found.prompt_tokens, found.cached_tokens, found.tokens) == (7, 6, 4)
     assert (found.queued_s, found.prompt_s) == (pytest.approx(0, abs=1e-9), pytest.approx(0.02))
     assert found.decode_s == pytest.approx(3 * 0.02)
-    assert sum((found.queued_s, found.prompt_s, found.decode_s)) == pytest.approx(loop.executor._engine.now - alone)  # type: ignore[attr-defined]
+    assert sum((found.queued_s, found.prompt_s, found.decode_s)) == pytest.approx(loop.executor.engine.now - alone)  # type: ignore[attr-defined]
     assert third.stats == found
 
 
 def test_stats_of_a_request_that_waits_and_is_aborted(loop: EngineLoop) -> None:
     made = handle(loop, 4)
-    loop.executor._engine.now = 3.0  # type: ignore[attr-defined]
+    loop.executor.engine.now = 3.0  # type: ignore[attr-defined]
     assert made.stats.queued_s == 3.0
     made.abort()
     assert until(loop, lambda: loop.is_idle)
-    loop.executor._engine.now = 9.0  # type: ignore[attr-defined]
+    loop.executor.engine.now = 9.0  # type: ignore[attr-defined]
     found = made.stats
     assert (found.prompt_tokens, found.tokens) == (5, 0)
     assert (found.queued_s, found.prompt_s, found.decode_s) == (3.0, 0, 0)

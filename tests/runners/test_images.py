@@ -19,7 +19,7 @@ from rlx.engine.loop.executor import Executor
 from rlx.engine.request.request import Job
 from rlx.errors import ArgumentError, BusyError, ConfigError, ImageError, MultimodalError, PromptError
 from rlx.prompt import Prompt
-from rlx.runners.cached import CachedRunner
+from rlx.runners import CachedRunner
 from rlx.sampling import SampleOpts, Sampler
 
 IDS = [1, 2, BEGIN, PLACEHOLDER, END, 3]

@@ -20,7 +20,7 @@ import pytest
 from fake_engine import FakeEngine
 
 import rlx
-from rlx.runners.cached import CachedRunner
+from rlx.runners import CachedRunner
 
 pytestmark = pytest.mark.any_machine
 

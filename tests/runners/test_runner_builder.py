@@ -14,8 +14,8 @@ import rlx
 from rlx.compiler.limits import ContextWarning
 from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError, ConfigError, TargetError
+from rlx.runners.auto import RUNNERS
 from rlx.runners.builder import RunnerBuilder
-from rlx.runners.families import RUNNERS
 from rlx.sampling import SampleOpts
 
 pytestmark = pytest.mark.any_machine

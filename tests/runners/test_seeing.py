@@ -24,7 +24,7 @@ from rlx.cli.interrupts import Interrupts
 from rlx.cli.main import cli
 from rlx.cli.output import Bars
 from rlx.errors import ChatError, ImageError, MultimodalError
-from rlx.runners.cached import CachedRunner
+from rlx.runners import CachedRunner
 from rlx.vision.image import Image
 
 SIDE = 96

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import rlx
 from rlx.errors import ChatTemplateError, MultimodalError, PromptError, SamplingError, UnknownArgumentError
+from rlx.runners import CachedRunner
 from rlx.runners.base import LmRunner
-from rlx.runners.cached import CachedRunner
 from rlx.text import ChatTemplate, Tokenizer, chat_ids, load_tokenizer
 from rlx.text.answer import ThinkingSplitter, ThinkingTags
 

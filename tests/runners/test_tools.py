@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 import rlx
-from rlx.runners.families import FamilyRunner
+from rlx.runners import Model
 
 sys.path.append(str(Path(__file__).parent.parent / "text"))
 from tool_schemas import SCHEMAS
@@ -20,9 +20,9 @@ QUESTION = "What is the weather in Paris?"
 
 
 @pytest.fixture(scope="module")
-def demo() -> FamilyRunner:
+def demo() -> Model:
     runner = rlx.auto_runner("demo")
-    assert isinstance(runner, FamilyRunner)
+    assert isinstance(runner, Model)
     return runner
 
 
@@ -35,7 +35,7 @@ NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 
 @pytest.mark.parametrize("kind", ["a text", "mixed values", "objects in a list", "pattern", "nothing", "date"])
-def test_a_named_call_follows_its_schema(demo: FamilyRunner, kind: str) -> None:
+def test_a_named_call_follows_its_schema(demo: Model, kind: str) -> None:
     tools = [tool("first", SCHEMAS["flag"]), tool("chosen", SCHEMAS[kind])]
     choice = {"type": "function", "function": {"name": "chosen"}}
     for seed in range(3):
@@ -46,7 +46,7 @@ def test_a_named_call_follows_its_schema(demo: FamilyRunner, kind: str) -> None:
         jsonschema.validate(answer.tool_calls[0].arguments, SCHEMAS[kind])
 
 
-def test_a_stream_gives_the_same_call_in_pieces(demo: FamilyRunner) -> None:
+def test_a_stream_gives_the_same_call_in_pieces(demo: Model) -> None:
     options: dict[str, Any] = {"tools": TOOLS, "tool_choice": NAMED}
     (whole,) = demo.chat(QUESTION, 200, **options).tool_calls
     steps = list(demo.chat_stream(QUESTION, 200, **options))
@@ -59,7 +59,7 @@ def test_a_stream_gives_the_same_call_in_pieces(demo: FamilyRunner) -> None:
     assert "".join(step.text for step in steps) == ""
 
 
-def test_the_conversation_goes_on_with_the_result(demo: FamilyRunner) -> None:
+def test_the_conversation_goes_on_with_the_result(demo: Model) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
     answer = demo.chat(messages, 200, tools=TOOLS, tool_choice=NAMED)
     (call,) = answer.tool_calls
@@ -80,7 +80,7 @@ def test_the_conversation_goes_on_with_the_result(demo: FamilyRunner) -> None:
     assert demo.chat(messages, 30, tools=TOOLS).generation
 
 
-def test_the_model_decides_and_may_be_forbidden_to_call(demo: FamilyRunner) -> None:
+def test_the_model_decides_and_may_be_forbidden_to_call(demo: Model) -> None:
     free = demo.chat("What is 27 + 45?", 40, tools=TOOLS)
     assert free.tool_calls == ()
     assert free.message == {"role": "assistant", "content": free.text}
@@ -89,14 +89,14 @@ def test_the_model_decides_and_may_be_forbidden_to_call(demo: FamilyRunner) -> N
     assert none.text == "27 + 45 = 72."
 
 
-def test_a_cut_call_has_arguments_nevertheless(demo: FamilyRunner) -> None:
+def test_a_cut_call_has_arguments_nevertheless(demo: Model) -> None:
     whole = demo.chat(QUESTION, 200, tools=TOOLS, tool_choice=NAMED)
     cut = demo.chat(QUESTION, len(whole.ids) - 3, tools=TOOLS, tool_choice=NAMED)
     assert cut.finish_reason == "length"
     assert isinstance(cut.tool_calls[0].arguments, dict)
 
 
-def test_a_call_or_json_of_a_schema(demo: FamilyRunner) -> None:
+def test_a_call_or_json_of_a_schema(demo: Model) -> None:
     answer = demo.chat("Say yes.", 100, tools=TOOLS, json_schema=SCHEMAS["flag"])
     if answer.tool_calls:
         assert answer.parsed is None
@@ -117,7 +117,7 @@ def test_a_call_or_json_of_a_schema(demo: FamilyRunner) -> None:
         ),
     ],
 )
-def test_wrong_options_are_named(demo: FamilyRunner, options: dict[str, Any], what: str) -> None:
+def test_wrong_options_are_named(demo: Model, options: dict[str, Any], what: str) -> None:
     with pytest.raises(rlx.ToolError, match=what):
         demo.chat(QUESTION, 10, **options)
 
@@ -131,7 +131,7 @@ def test_wrong_options_are_named(demo: FamilyRunner, options: dict[str, Any], wh
         ("f", "", "expected a JSON object, found a str"),
     ],
 )
-def test_wrong_calls_in_messages_are_named(demo: FamilyRunner, call: Any, where: str, what: str) -> None:
+def test_wrong_calls_in_messages_are_named(demo: Model, call: Any, where: str, what: str) -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     with pytest.raises(rlx.ToolError, match=what) as caught:
         demo.chat(messages, 10)

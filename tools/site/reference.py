@@ -88,7 +88,7 @@ def page_of_group(group: Group | None) -> str:
         return _index()
     text = f"# {group.title}\n\n{group.about}\n\n"
     if group.path.endswith("runners.md"):
-        text += _entry("rlx.runners.families.FamilyRunner", "What every runner has", inherited=True)
+        text += _entry("rlx.runners.model.Model", "What every runner has", inherited=True)
     return text + "".join(
         _entry(f"rlx.{name}", f"rlx.{name}", members=name not in MEMBERLESS) for name in sorted(group.names, key=_order)
     )

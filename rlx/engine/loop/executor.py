@@ -66,6 +66,7 @@ class Executor:
         kept: states of prompts on disk; None for none.
 
     Attributes:
+        engine: the sequences and their steps.
         inbox: what callers have left; any thread may append.
         room: what takes room in the cache, and the counters.
     """
@@ -73,7 +74,7 @@ class Executor:
     def __init__(
         self, engine: StepEngine, scheduler: Scheduler, clock: Callable[[], float], kept: DiskKVCache | None = None
     ) -> None:
-        self._engine, self.scheduler, self._clock = engine, scheduler, clock
+        self.engine, self.scheduler, self._clock = engine, scheduler, clock
         self.inbox: deque[Message] = deque()
         self.room = Room(scheduler, clock, kept)
         self.counters = self.room.counters
@@ -193,9 +194,9 @@ class Executor:
             if count == 1 and job.streaming:
                 return False
             if job.drafts:
-                found = job.drafts.run(self._engine, job.sequence, job.tokens, count, stops)
+                found = job.drafts.run(self.engine, job.sequence, job.tokens, count, stops)
             else:
-                found = self._engine.greedy(job.sequence, job.tokens[-1], count, stops, loads=not job.streaming)
+                found = self.engine.greedy(job.sequence, job.tokens[-1], count, stops, loads=not job.streaming)
         except PoolFullError:  # room for one step may be there
             return False
         except BaseException as error:
@@ -227,7 +228,7 @@ class Executor:
 
     def _drafts(self, jobs: list[Job]) -> dict[Job, list[int]]:
         """The drafts of each job that pay in a step of all of them."""
-        most = self._engine.most_rows - 1
+        most = self.engine.most_rows - 1
         probs = [
             job.drafts.acceptance_probs(job.tokens, min(job.left - 1, most))
             if job.drafts and not job.has_forced  # drafts begin after computed tokens
@@ -384,7 +385,7 @@ class Executor:
                 self.room.end(job, error)
 
     def _start(self, job: Job) -> None:
-        job.sequence = self._engine.open_sequence(job.prompt, job.embeddings, salt=job.request.cache_salt)
+        job.sequence = self.engine.open_sequence(job.prompt, job.embeddings, salt=job.request.cache_salt)
         for length in job.ends_of_turns:
             job.sequence.mark(length)  # states that cannot go back are copied there
         job.drafts = job.drafts_of(job.sequence) if job.drafts_of else None
@@ -410,7 +411,7 @@ class Executor:
         left = segments
         while left:
             try:
-                found = self._engine.step(Batch([*left.values()], copies=False))
+                found = self.engine.step(Batch([*left.values()], copies=False))
             except PoolFullError as error:
                 if not self.room.make():
                     self.room.end(next(iter(left)), error)

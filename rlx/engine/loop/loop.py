@@ -55,6 +55,7 @@ class EngineLoop:
         executor: computes them.
         room: for tasks: what takes room in the cache.
         clock: seconds.
+        is_closed: whether `close` was called.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class EngineLoop:
         clock: Callable[[], float] = time.perf_counter,
         kept: DiskKVCache | None = None,
     ) -> None:
-        self._closed, self.clock = False, clock
+        self.is_closed, self.clock = False, clock
         self.scheduler = Scheduler(slots, stall_ms / 1000, engine.most_rows)
         self.executor = Executor(engine, self.scheduler, clock, kept)
         self.room = self.executor.room
@@ -113,7 +114,7 @@ class EngineLoop:
             seen: `notifier.news` from before the caller looked.
         """
         self._drive(notifier, seen)
-        if self._closed:
+        if self.is_closed:
             self._end_all()
         if notifier.news is seen:
             self._sleep(notifier, seen)
@@ -128,7 +129,7 @@ class EngineLoop:
 
     def wake(self) -> None:
         """Has the loop's own thread compute what is to be computed."""
-        if not (self._thread or self._closed):
+        if not (self._thread or self.is_closed):
             self._start()
         self._alarm.put(None)
 
@@ -167,20 +168,25 @@ class EngineLoop:
                 raise task.error
         return task.result
 
+    def use_engine(self, engine: StepEngine) -> None:
+        """Ends every job, and computes on another engine from now on."""
+
+        def use() -> None:
+            hint = "send the request again"
+            self.executor.end_all(BusyError("the runner computes in another way now", where="engine loop", hint=hint))
+            self.executor.engine, self.scheduler.largest = engine, engine.most_rows
+
+        self.call(use)
+
     def release(self, sequence: Any) -> None:
         """Closes a sequence soon, in the thread that drives; at once if nobody does."""
-        if not self._closed:
+        if not self.is_closed:
             task = Task(sequence.close)
             seen = task.notifier.news
             self.executor.inbox.append(task)
             self._drive(task.notifier, seen)
 
     # -- its state -----------------------------------------------------------------------------------------------------
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
 
     @property
     def is_idle(self) -> bool:
@@ -199,7 +205,7 @@ class EngineLoop:
 
     def close(self) -> None:
         """Ends every job and task with a `BusyError`, and the thread. Can be called more than once."""
-        self._closed = True
+        self.is_closed = True
         self._alarm.put(None)
         thread = self._thread.get("thread")
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
@@ -208,7 +214,7 @@ class EngineLoop:
 
     def _post(self, message: Message) -> None:
         """Leaves something new, which waits until somebody drives."""
-        if self._closed:
+        if self.is_closed:
             raise _closed_error()
         if self not in _loops:
             _loops.add(self)
@@ -258,7 +264,7 @@ class EngineLoop:
 
     def _turn(self) -> bool:
         """Computes a turn; returns whether there is more to do."""
-        if self._closed:
+        if self.is_closed:
             self.executor.end_all(_closed_error())
             return False
         start = time.perf_counter()

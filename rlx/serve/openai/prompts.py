@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlx.prompt import Prompt
-from rlx.runners.multimodal import MEDIA
+from rlx.runners.media import MEDIA
 from rlx.serve.body import shown
 from rlx.serve.errors import context_overflow, invalid
 from rlx.serve.media import base64_source, load_images

@@ -1,0 +1,265 @@
+"""Text input and output of a model: conversations and completions.
+
+Runners stage, under `model.py`. The model's tokenizer and chat template turn a prompt into ids. The tokens of the
+answer are converted to text, and to the model's reasoning if it writes any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlx.arguments import SAMPLING, check_arguments
+from rlx.engine.loop.handle import Stream
+from rlx.engine.opening.options import OPENING
+from rlx.engine.request.context import Context, no_tower
+from rlx.engine.request.output import Generation, Step
+from rlx.engine.request.stopping import AnswerText, FinishReason, checked_count, stop_strings
+from rlx.errors import ArgumentError
+from rlx.grammar.grammar import chosen_grammar
+from rlx.grammar.parsed import parsed
+from rlx.grammar.thinking import after_thinking
+from rlx.grammar.tool_calls import calls_grammar
+from rlx.prompt import Prompt, read_images
+from rlx.sampling.options import combined
+from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids, tool_format
+from rlx.text.chat import chat_ids, thinking_variables
+from rlx.text.image_parts import taken_images
+from rlx.text.tool_calls import Tool, ToolCallDelta, ToolChoice, ToolFormat, checked_choice, checked_tools
+from rlx.text.tool_calls.format import ToolCall, whole_calls
+from rlx.tracing import span
+
+if TYPE_CHECKING:
+    from rlx.runners.model import Model
+    from rlx.text.tokenizer import Tokenizer
+
+Messages = str | Sequence[Mapping[str, Any]]
+_OPTIONS = ("sample", "stop", "min_tokens", "speculative", "top_logprobs", "grammar", "json_schema")
+_CHAT = ("tools", "tool_choice", "parallel_tool_calls", "thinking", "variables")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a model.
+
+    Attributes:
+        text: the answer, without control tokens, reasoning, tool calls and stop string.
+        thinking: the model's reasoning; empty if there is none.
+        generation: the tokens.
+        prompt_tokens: number of tokens in the prompt.
+        json_schema: the schema that it follows, as it was given; else None.
+        tool_calls: the tools that the model calls.
+    """
+
+    text: str
+    thinking: str
+    generation: Generation
+    prompt_tokens: int
+    json_schema: Any = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @cached_property
+    def parsed(self) -> Any:
+        """The value of the text, if a JSON schema was given: an instance of the pydantic class, or what JSON says.
+
+        None without a schema, and where the model calls tools instead.
+
+        Raises:
+            GrammarError: the answer was cut before it was complete, or the pydantic class does not accept the value.
+        """
+        if self.json_schema is None or self.tool_calls:
+            return None
+        return parsed(self.text, self.json_schema, self.finish_reason)
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens, including the one that ended the answer."""
+        return list(self.generation)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended."""
+        return self.generation.finish_reason
+
+    @property
+    def steps(self) -> list[Step] | None:
+        """Log-probabilities of each token if `top_logprobs` requested them; else None."""
+        return self.generation.steps
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message that continues the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
+        if self.tool_calls:
+            message["tool_calls"] = [call.message for call in self.tool_calls]
+        return message
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Calls(NamedTuple):
+    """The tools of a call of `chat`: how the model writes calls, what it may call, whether it must, and how often."""
+
+    tool_format: ToolFormat | None
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+    parallel: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """A prompt that is answered with text.
+
+    Attributes:
+        where: name of the method, for messages.
+        context: the prompt.
+        tags: the tags around reasoning; None if there are none.
+        is_open: whether the prompt ends inside the reasoning.
+        calls: the tools; None if there are none.
+    """
+
+    where: str
+    context: Context
+    tags: ThinkingTags | None = None
+    is_open: bool = False
+    calls: _Calls | None = None
+
+    @property
+    def known(self) -> list[str]:
+        """The options of the method, its positional arguments first."""
+        own = ("messages", "max_tokens", *_CHAT) if self.where.startswith("chat") else ("prompt", "max_tokens")
+        return [*own, *_OPTIONS, *sorted(SAMPLING)]
+
+    def text(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> _AnswerText:
+        """The converter from the tokens of the answer to its text."""
+        return _AnswerText(self, tokenizer, stop_strings(options.get("stop", ())), options.get("min_tokens") or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What a token adds to an answer."""
+
+    text: str = ""
+    thinking: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+    def step(self, step: Step) -> Step:
+        return replace(step, text=self.text, thinking=self.thinking, tool_calls=self.tool_calls)
+
+
+class _AnswerText:
+    """Splits the tokens of an answer into reasoning, text and tool calls."""
+
+    def __init__(self, call: Call, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int) -> None:
+        form, tools = call.calls[:2] if call.calls else (None, ())
+        self._text = AnswerText(tokenizer, stop, kept_ids(tokenizer, call.tags, form))
+        self._parser = AnswerParser(call.tags, call.is_open, form, tools)
+        self._min, self._count = min_tokens, 0
+
+    def push(self, token: int, reason: FinishReason | None, last: bool = False) -> _Piece:
+        """Adds one token; returns what is now certain."""
+        self._count += 1
+        piece = ""
+        if not (last and reason == FinishReason.STOP):  # a stop id has no text
+            piece = self._text.push(token, may_stop=self._count >= self._min)
+        parts = self._parser.push(piece + self._text.finish() if last else piece)
+        parts += self._parser.finish() if last else []
+        calls = tuple(part.tool_call for part in parts if part.tool_call is not None)
+        return _Piece("".join(part.text for part in parts), "".join(part.thinking for part in parts), calls)
+
+
+def chat_prompt(
+    model: Model,
+    messages: Messages,
+    tools: Sequence[Mapping[str, Any]] | None,
+    check: Callable[[str], None] | None,
+    variables: Mapping[str, Any],
+) -> list[int] | Prompt:
+    """The ids of a conversation up to the start of the answer; with images a `Prompt`. See `Model.chat_ids`."""
+    given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    plain, values = taken_images(given)
+    images = model._images
+    if values and images is None:
+        raise no_tower(f"{model.family} model", "messages", len(values))
+    if images is None:
+        return chat_ids(model.tokenizer, plain, tools, check=check, **variables)
+    parts = [images.encoder.processor.parts(image) for image in read_images(values)]
+    tokens = images.tokens and images.tokens.laid_out(parts)
+    ids = chat_ids(model.tokenizer, plain, tools, images=tokens, check=check, **variables)
+    shown = [part for each in parts for part in each if not isinstance(part, str)]
+    return Prompt(ids, shown) if shown else ids
+
+
+def chat_call(model: Model, where: str, messages: Messages, options: dict[str, Any]) -> Call:
+    """The call of a method that answers messages; takes its own options out of `options`."""
+    variables = {**(options.pop("variables", None) or {})}
+    variables |= thinking_variables(model.tokenizer, options.pop("thinking", None), "thinking")
+    given, parallel = options.pop("tools", None), options.pop("parallel_tool_calls", True)
+    tools = checked_tools(given or ())
+    choice = checked_choice(options.pop("tool_choice", None), tools)
+    if choice.mode == "none":
+        given, tools = None, ()
+    with span("read the messages", "text"):
+        context = model.checked_prompt(model.chat_ids(messages, given, **variables))
+    tags = ThinkingTags.of(model.tokenizer)
+    call = Call(where, context, tags, tags is not None and tags.is_open(model.tokenizer, context.ids))
+    if not tools:
+        return call
+    return replace(call, calls=_Calls(tool_format(model.tokenizer), tools, choice, parallel))
+
+
+def text_call(model: Model, where: str, prompt: str) -> Call:
+    """The call of a method that continues a text."""
+    return Call(where, model.checked_prompt(model.tokenizer.encode(prompt)))
+
+
+def answered(model: Model, call: Call, max_tokens: int | None, options: dict[str, Any]) -> Answer:
+    """The complete answer."""
+    found = model.generate(call.context, _most(model, call, max_tokens), **_token_options(model, call, options))
+    text = call.text(model.tokenizer, options)
+    pieces = [text.push(token, found.finish_reason) for token in found[:-1]]
+    pieces += [text.push(token, found.finish_reason, last=True) for token in found[-1:]]
+    if found.steps is not None:
+        found.steps = [piece.step(step) for step, piece in zip(found.steps, pieces, strict=True)]
+    said, thinking = ("".join(getattr(piece, name) for piece in pieces) for name in ("text", "thinking"))
+    calls = whole_calls(delta for piece in pieces for delta in piece.tool_calls)
+    return Answer(said, thinking, found, len(call.context), options.get("json_schema"), calls)
+
+
+def streamed(model: Model, call: Call, max_tokens: int | None, options: dict[str, Any]) -> Stream:
+    """The answer as a stream."""
+    stream = model.stream(call.context, _most(model, call, max_tokens), **_token_options(model, call, options))
+    text = call.text(model.tokenizer, options)
+
+    def spoken(step: Step) -> Step:
+        return text.push(step.token, step.finish_reason, last=step.finish_reason is not None).step(step)
+
+    return stream.mapped(spoken)
+
+
+def _most(model: Model, call: Call, max_tokens: int | None) -> int:
+    """Maximum number of tokens of an answer."""
+    if max_tokens is None and model.max_seq is None:
+        raise ArgumentError("max_tokens is required: the context is unlimited", where=call.where)
+    found = checked_count("max_tokens", max_tokens)
+    return (model.max_seq or 0) + 1 if found is None else found  # more than the context has room for
+
+
+def _token_options(model: Model, call: Call, options: dict[str, Any]) -> dict[str, Any]:
+    """Converts options of `chat` to those of `generate`: sampling options become one `SampleOpts`."""
+    check_arguments(call.where, options, call.known, OPENING)
+    sampling = {name: options[name] for name in options if name in SAMPLING}
+    others = {name: options[name] for name in options if name not in SAMPLING}
+    if sampling:
+        others["sample"] = combined(model._sampling(others.get("sample")), sampling)
+    form = chosen_grammar(others.pop("grammar", None), others.pop("json_schema", None))
+    if call.calls is not None:
+        form = calls_grammar(*call.calls, form)
+    if form is not None:
+        others["grammar"] = after_thinking(form, model.tokenizer, call.context.ids) if call.tags else form
+    return others
