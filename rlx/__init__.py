@@ -81,7 +81,7 @@ if TYPE_CHECKING:
         TokenLogprob,
         auto_runner,
     )
-    from rlx.runners.generator.token_generator import GemmaGenerator, TokenGenerator
+    from rlx.runners.generator import GemmaGenerator, TokenGenerator
     from rlx.sampling import SampleOpts
     from rlx.store.cache import CompileCache
     from rlx.text import StreamDetokenizer, Tokenizer, load_tokenizer
@@ -106,7 +106,7 @@ _HOME = {
     "Graph": "rlx.ir.graph",
     "CompileProfile": "rlx.profile",
     "Prompt": "rlx.prompt",
-    "GemmaGenerator": "rlx.runners.generator.token_generator",
+    "GemmaGenerator": "rlx.runners.generator",
     "GemmaRunner": "rlx.runners",
     "Grammar": "rlx.grammar.grammar",
     "Llama32Runner": "rlx.runners",
@@ -119,7 +119,7 @@ _HOME = {
     "Executable": "rlx.compiler.executable",
     "compile": "rlx.compiler.executable",
     "StreamDetokenizer": "rlx.text",
-    "TokenGenerator": "rlx.runners.generator.token_generator",
+    "TokenGenerator": "rlx.runners.generator",
     "Tokenizer": "rlx.text",
     "load_tokenizer": "rlx.text",
     "ToolCall": "rlx.text.tool_calls",

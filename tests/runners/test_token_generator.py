@@ -23,7 +23,7 @@ from rlx.errors import ArgumentError, BusyError, ProfileError, PromptError, Snap
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
 from rlx.models import variants
-from rlx.runners.generator.token_generator import GemmaGenerator, TokenGenerator
+from rlx.runners.generator import GemmaGenerator, TokenGenerator
 from rlx.store.cache import CompileCache
 from rlx.weights import open_weights
 

@@ -267,7 +267,7 @@ class Executor:
                 self.room.end(job, error, pick.length)
         rows = [pick.rows[pick.at] for pick in asked]
         try:
-            found = self._engine.choose(rows, choices) if rows else ()
+            found = self.engine.choose(rows, choices) if rows else ()
         except BaseException as error:
             for pick in asked:
                 self.room.end(pick.job, error, pick.length)

@@ -1,1 +1,0 @@
-"""The token generator: a token history with selectable profiles and cache modes."""
