@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from rlx.passes.capabilities import Capabilities
 from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.options import Options
 from rlx.sampling.choice import Choose, choose_rows
+
+if TYPE_CHECKING:
+    from rlx.backends.reference.formats import Formats
 
 Files = Mapping[str, bytes | str]
 T = TypeVar("T")
@@ -96,7 +99,7 @@ class Built:
     Attributes:
         files: its code by file name, and "kernels/<symbol>.txt", the readable source of each kernel.
         manifest: plain JSON data: `name` and `phase` of the program, `symbols` and their `bounds`; `arena`, the bytes
-            of its values, and `private`, those of each worker; `signed_codes`, whether packed weights have them;
+            of its values, and `private`, those of each worker;
             `inputs`, `outputs`, `weights` and `states` by name; and for each region `regions` and `prologues`: [number
             of the node, symbol of its kernel] in order.
         kernels: number of different kernels.
@@ -332,6 +335,12 @@ class Backend(ABC):
         """
         raise NotImplementedError
 
+    def formats(self, manifest: Manifest) -> Formats:
+        """What reads and writes the values of a program in this device's memory; `RLX_VERIFY` asks."""
+        from rlx.backends.reference.formats import Formats  # nothing else needs the reference
+
+        return Formats()
+
     # -- the machine --------------------------------------------------------------------------------------------------
 
     def levels(self) -> list[str]:
@@ -400,12 +409,11 @@ class Backend(ABC):
         raise ArgumentError("no loop kernels", where=f"device {self.name!r}", hint="Choose another device.")
 
 
-def manifest_of(program: Lowered, symbol: Callable[[Node], str], *, signed_codes: bool = False) -> dict[str, Any]:
+def manifest_of(program: Lowered, symbol: Callable[[Node], str]) -> dict[str, Any]:
     """The manifest of a lowered program, see `Built`.
 
     Args:
         symbol: the name of a node's kernel.
-        signed_codes: whether packed weights have signed codes, see `rlx.backends.cpu.layouts`.
     """
     graph = program.graph
     number = {node: i for i, node in enumerate(graph.nodes())}
@@ -421,7 +429,6 @@ def manifest_of(program: Lowered, symbol: Callable[[Node], str], *, signed_codes
         "bounds": {s: list(graph.bounds[s]) for s in program.symbols},
         "arena": program.arena,
         "private": program.private,
-        "signed_codes": signed_codes,
         "prologues": prologues,
         "regions": regions,
         "inputs": {n.name: _place(program, n) for n in graph.leaves("input").values()},

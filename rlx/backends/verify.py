@@ -19,9 +19,8 @@ import numpy as np
 from rlx import debug_output
 from rlx.backends.device import Lowered
 from rlx.backends.program import Manifest, Observer, Program
-from rlx.backends.reference import formats
 from rlx.backends.reference.evaluate import Evaluation, Memory, Weights
-from rlx.backends.reference.formats import Array, Bytes
+from rlx.backends.reference.formats import Array, Bytes, Formats
 from rlx.backends.reference.program import parts_in_use
 from rlx.backends.reference.used import Used
 from rlx.errors import VerificationError
@@ -40,6 +39,7 @@ _STEPS = {F16: 2.0**-10, BF16: 2.0**-7}
 # The largest code of a block: neighbouring values differ by its largest magnitude divided by this.
 _CODES = {Q8A: 127, Q8_0: 127, Q4_0: 8}
 _BLOCK = 32
+_PLAIN = Formats()  # rounds as every device does
 _UNTOUCHED = 0xFF  # fills private memory before a step
 
 SECONDS = 5.0  # between two lines about progress
@@ -123,12 +123,13 @@ class Verifier(Observer):
     Args:
         lowered: the program after all passes, whose values share no memory.
         manifest: names the kernels.
+        formats: how values lie in the memory of the device.
     """
 
     each_step = True
 
-    def __init__(self, lowered: Lowered, manifest: Manifest) -> None:
-        self._lowered, self._weights = lowered, Weights(manifest["signed_codes"])
+    def __init__(self, lowered: Lowered, manifest: Manifest, formats: Formats) -> None:
+        self._lowered, self._weights = lowered, Weights(formats)
         nodes = lowered.graph.nodes()
         self._names = lowered.graph.names()
         self._prologues, self._regions = (
@@ -240,7 +241,7 @@ def _in_bf16(node: Node) -> bool:
 def _compare(dtype: DType, found: Array, expected: Array, ceiling: float) -> Difference | None:
     if dtype is I32:
         return _worst(found, expected, np.zeros(found.shape))
-    rounded = expected if dtype in (Q8_0, Q4_0) else formats.read(dtype, formats.written(dtype, expected), found.shape)
+    rounded = expected if dtype in (Q8_0, Q4_0) else _PLAIN.read(dtype, _PLAIN.written(dtype, expected), found.shape)
     size = np.where(np.isfinite(rounded), np.abs(rounded), 0)
     allowed = ceiling * size.max(-1, keepdims=True, initial=0) + np.zeros_like(size)
     if dtype in _CODES:

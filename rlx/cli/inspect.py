@@ -153,9 +153,9 @@ def _memory(graphs: Mapping[str, Graph], config: ModelConfig) -> dict[str, Any]:
     """
     layouts = backends.backend().target().capabilities.layouts
     tokens, rows = min(config.context, _TOKENS), CompileProfile().buckets[-1]
-    states = {name: state_bytes(graph, tokens, rows) for name, graph in graphs.items()}
+    states = {name: state_bytes(graph, tokens, rows, layouts) for name, graph in graphs.items()}
     far, farther = (1 << 20, 1 << 21)  # beyond what windows keep
-    grown = {n: state_bytes(g, farther, rows) - state_bytes(g, far, rows) for n, g in graphs.items()}
+    grown = {n: state_bytes(g, farther, rows, layouts) - state_bytes(g, far, rows, layouts) for n, g in graphs.items()}
     return {
         "weights": weight_bytes(weight_table(next(iter(graphs.values())), layouts), layouts),
         "tokens": tokens,

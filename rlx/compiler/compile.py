@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from rlx import backends, debug_output, env
 from rlx.backends.device import Code, Loadable, OnKernel, Packer, Stored, Target, Workers, uses
 from rlx.backends.device import Files as BuiltFiles
-from rlx.backends.program import Program
+from rlx.backends.program import Manifest, Program
 from rlx.compiler import step_trace
 from rlx.compiler.inspection import REPORT
 from rlx.compiler.tuned import tuned
@@ -65,6 +65,7 @@ class CompiledProgram:
         key: its compile key.
         cached: False if this process compiled it.
         seconds: time to compile or load.
+        formats: `Backend.formats` of its device.
     """
 
     code: Code
@@ -76,6 +77,7 @@ class CompiledProgram:
     key: CompileKey
     cached: bool
     seconds: float
+    formats: Callable[[Manifest], Any]
 
     @property
     def object_bytes(self) -> int:
@@ -93,7 +95,7 @@ class CompiledProgram:
             from rlx.backends.verify import Verifier
 
             graph = ir_text.loads(self.final)
-            program.observe(Verifier(pipeline.place(graph, self.options), self.manifest))
+            program.observe(Verifier(pipeline.place(graph, self.options), self.manifest, self.formats(self.manifest)))
         step_trace.register(program, lambda: ir_text.loads(self.final), workers)
         return program
 
@@ -178,7 +180,9 @@ class Compiler:
             text = files.read(final).decode()
             code = self.backend.load(Loadable(manifest, files, lambda: ir_text.loads(text), options))
             seconds = time.perf_counter() - start
-            program = CompiledProgram(code, manifest, files, text, stats, options, key, not built, seconds)
+            program = CompiledProgram(
+                code, manifest, files, text, stats, options, key, not built, seconds, self.backend.formats
+            )
             if debug_output.shows(debug_output.PASSES):
                 from rlx.compiler.debug import show_program
 

@@ -78,12 +78,13 @@ class Executable(Inspectable):
         self._program = compiled.instance(self._pool)
         self.graph: Graph = text.loads(compiled.final)
         form = self.graph if room.slots is None else source  # the states of a single sequence
-        extents = extents_of(form, room.ctx, room.rows, room.window_ctx, room.slots or 1)
-        self._states = StateMemory(form, compiler.backend.memory, extents)
+        layouts = self._target.capabilities.layouts
+        extents = extents_of(form, layouts, room.ctx, room.rows, room.window_ctx, room.slots or 1)
+        self._states = StateMemory(form, compiler.backend.memory, layouts, extents)
         self._slots = room.slots
         rows = compiled.manifest["inputs"]
         self._input_shapes = {name: tuple(map(dims.parse_dim, row["shape"])) for name, row in rows.items()}
-        self._rooms, self._ids = guards.rooms(form), guards.row_numbers(self.graph)
+        self._rooms, self._ids = guards.rooms(form, layouts.page), guards.row_numbers(self.graph)
         self._program.bind(self._states.buffers)
         weights = compiled.manifest["weights"]
         self._order = [name for name in source.inputs if name in rows] + [n for n in rows if n not in source.inputs]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlx.compiler.kv import RING
 from rlx.errors import ArgumentError, CompileError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
@@ -27,6 +26,7 @@ class Room:
     """A use of a cache of `capacity` positions up to `end`, by `rows` rows that start at `end - rows`.
 
     Attributes:
+        page: of the device; capacities of rings are multiples of it.
         kept: for rings, how many positions the use needs besides the rows; None for full caches.
     """
 
@@ -34,17 +34,18 @@ class Room:
     end: DimLike
     rows: DimLike
     capacity: DimLike
+    page: int
     kept: int | None = None
 
     def check(self, env: Mapping[str, int]) -> None:
         """`ArgumentError` if the positions are not inside the cache."""
         end, rows, capacity = (dims.value(dim, env) for dim in (self.end, self.rows, self.capacity))
-        wraps = self.kept is not None and rows + self.kept <= capacity and capacity % RING == 0
+        wraps = self.kept is not None and rows + self.kept <= capacity and capacity % self.page == 0
         if not 0 <= end - rows <= end or (end > capacity and not wraps):
             what = f"positions {end - rows} to {end - 1} do not fit a cache of {capacity}"
             symbol, less = "CTX", "a smaller PAST_SEQ"
             if self.kept is not None:
-                what += f", which wraps if it is a multiple of {RING} and has room for {rows + self.kept}"
+                what += f", which wraps if it is a multiple of {self.page} and has room for {rows + self.kept}"
                 symbol, less = "WINDOW_CTX", "fewer rows"
             hint = f'Compile with a larger capacity, bind={{"{symbol}": ...}}, or pass {less}.'
             raise ArgumentError(what, where=f"state {self.state!r}", hint=hint)
@@ -108,23 +109,23 @@ def check_segments(segments: np.ndarray, slots: int, env: Mapping[str, int]) -> 
     return [{**env, "SEQ": rows, "PAST_SEQ": past} for rows, past in filled[:, [ROWS, PAST]].tolist()]
 
 
-def rooms(graph: Graph) -> list[Room | Queries]:
-    """The checks for every use of keys and values, without duplicates."""
-    return list(dict.fromkeys(room for node in graph.nodes() for room in _rooms(node)))
+def rooms(graph: Graph, page: int) -> list[Room | Queries]:
+    """The checks for every use of keys and values, without duplicates, on a device with such pages."""
+    return list(dict.fromkeys(room for node in graph.nodes() for room in _rooms(node, page)))
 
 
-def _rooms(node: Node) -> Iterator[Room | Queries]:
+def _rooms(node: Node, page: int) -> Iterator[Room | Queries]:
     if traits(node).writes:
         cache, x = node.inputs[:2]
         kept = 0 if node["wrap"] else None
-        yield Room(root(cache).name, node["at"] + x.shape[0], x.shape[0], cache.shape[1], kept)
+        yield Room(root(cache).name, node["at"] + x.shape[0], x.shape[0], cache.shape[1], page, kept)
     if node.op == "attention" and node.inputs[1].op == "as_cache":
         if node["mask"] != "none":
             yield Queries(node["length"], node.inputs[0].shape[0])
     elif node.op == "attention":
         kept = node["window"] - 1 if node["window"] is not None else None
         for cache in node.inputs[1:3]:
-            yield Room(root(cache).name, node["length"], node.inputs[0].shape[0], cache.shape[1], kept)
+            yield Room(root(cache).name, node["length"], node.inputs[0].shape[0], cache.shape[1], page, kept)
 
 
 def row_numbers(graph: Graph) -> list[Ids]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.kv_tiles import TILE, row_width, rows_of, tiles_of
 from rlx.backends.memory import Buffer, Grid, Memory
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import dims
@@ -21,11 +20,11 @@ from rlx.ir.dtypes import KV_DTYPES, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op_table import OPS
+from rlx.passes.capabilities import Layouts
 from rlx.passes.program import root
 
 Array = np.ndarray[Any, Any]
 
-RING = 64  # ring capacities are multiples of it: attention reads positions in aligned groups of this size
 
 
 def kv_dtype(name: str | None, exact: bool, default: str = "f16") -> DType:
@@ -37,28 +36,31 @@ def kv_dtype(name: str | None, exact: bool, default: str = "f16") -> DType:
     return known[chosen]
 
 
-def capacities(graph: Graph, ctx: int, rows: int) -> dict[str, int]:
+def capacities(graph: Graph, ctx: int, rows: int, layouts: Layouts) -> dict[str, int]:
     """The symbols of cache sizes, for sessions of `ctx` positions and calls of at most `rows` rows.
 
     CTX is `ctx` rounded up to whole tiles. WINDOW_CTX is window + rows - 1 (the positions that the first row sees plus
-    the rows of the call), plus 63 (attention reads aligned groups of 64, and the first may begin before the window),
-    rounded up to a multiple of 64. `window` is the largest over all rings. WINDOW_CTX never exceeds `ctx`, rounded up
+    the rows of the call), plus a page less 1 (attention reads whole pages, and the first may begin before the window),
+    rounded up to whole pages. `window` is the largest over all rings. WINDOW_CTX never exceeds `ctx`, rounded up
     in the same way, and equals it if attention without a window reads such a cache.
     """
-    needed, window = _round_up(ctx, RING), largest_window(graph)
+    page, window = layouts.page, largest_window(graph)
+    needed = _round_up(ctx, page)
     if window is not None:
-        needed = min(needed, _round_up(window + rows - 1 + RING - 1, RING))
-    return {"CTX": _round_up(ctx, TILE), "WINDOW_CTX": needed}
+        needed = min(needed, _round_up(window + rows - 1 + page - 1, page))
+    return {"CTX": _round_up(ctx, layouts.tile), "WINDOW_CTX": needed}
 
 
-def extents_of(graph: Graph, ctx: int, rows: int, window_ctx: int | None = None, slots: int = 1) -> dict[str, int]:
+def extents_of(
+    graph: Graph, layouts: Layouts, ctx: int, rows: int, window_ctx: int | None = None, slots: int = 1
+) -> dict[str, int]:
     """`capacities`, and the number of slots.
 
     Args:
-        window_ctx: the capacity of rings instead; rounded up to a multiple of 64.
+        window_ctx: the capacity of rings instead; rounded up to whole pages.
     """
-    found = {**capacities(graph, ctx, rows), "SLOTS": slots}
-    return found if window_ctx is None else {**found, "WINDOW_CTX": _round_up(window_ctx, RING)}
+    found = {**capacities(graph, ctx, rows, layouts), "SLOTS": slots}
+    return found if window_ctx is None else {**found, "WINDOW_CTX": _round_up(window_ctx, layouts.page)}
 
 
 def largest_window(graph: Graph) -> int | None:
@@ -82,9 +84,9 @@ def _uses(graph: Graph) -> tuple[dict[Node, str], list[Node]]:
     return kinds, attentions
 
 
-def state_bytes(graph: Graph, ctx: int, rows: int) -> int:
+def state_bytes(graph: Graph, ctx: int, rows: int, layouts: Layouts) -> int:
     """Bytes of the states of `capacities(graph, ctx, rows)` when every position is used."""
-    sizes = capacities(graph, ctx, rows)
+    sizes = capacities(graph, ctx, rows, layouts)
     return sum(n.dtype.size([dims.value(d, sizes) for d in n.shape]) for n in graph.leaves("state").values())
 
 
@@ -99,7 +101,7 @@ class State:
     Attributes:
         kind: "full", "ring", "recurrent", or "fixed" if nothing updates it.
         shape: of a cache [heads, capacity, head_dim].
-        tiled: whether it is a key cache, with tiles of 16 positions in memory (see `kv_tiles.py`).
+        tiled: whether it is a key cache, in the layout that the device has for keys (`Layouts.keys`).
     """
 
     name: str
@@ -116,7 +118,7 @@ class State:
     @property
     def width(self) -> int:
         """Elements per row of a copy: numbers, or the bytes of blocks."""
-        return row_width(self.dtype, self.shape[-1])
+        return self.dtype.row_bytes(self.shape[-1]) if self.dtype.is_quantized else self.shape[-1]
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -143,8 +145,9 @@ class StateMemory:
     Args:
         graph: a graph before or after specialization.
         memory: of the device.
+        layouts: of the device.
         extents: values of CTX, WINDOW_CTX and SLOTS, see `extents_of`.
-        page: positions per page.
+        page: positions that are read and written together; by default a tile.
         paged: whether the pages of full caches belong to all slots, which find theirs in page tables.
 
     Attributes:
@@ -155,17 +158,24 @@ class StateMemory:
         strides: bytes from a slot to the next, of states that have slots.
 
     Raises:
-        GraphError: a key cache of fixed size is not a multiple of a tile, or a ring not a multiple of 64.
+        GraphError: a key cache of fixed size is not a multiple of a tile, or a ring not one of a page.
         ResourceError: the system refuses the memory.
     """
 
     def __init__(
-        self, graph: Graph, memory: Memory, extents: Mapping[str, int], page: int = TILE, paged: bool = False
+        self,
+        graph: Graph,
+        memory: Memory,
+        layouts: Layouts,
+        extents: Mapping[str, int],
+        page: int | None = None,
+        paged: bool = False,
     ) -> None:
-        self.extents, self.page, self.window = dict(extents), page, largest_window(graph)
-        self.table = {state.name: state for state in states_of(graph, extents)}
+        self.extents, self.page, self.window = dict(extents), page or layouts.tile, largest_window(graph)
+        self._layouts = layouts
+        self.table = {state.name: state for state in states_of(graph, extents, layouts)}
         for state in self.table.values():
-            _check_capacity(state)
+            _check_capacity(state, layouts)
         self.full, self.rings, self.recurrent = (self._names(kind) for kind in ("full", "ring", "recurrent"))
         self.strides = {name: s.nbytes for name, s in self.table.items() if not (paged and s.kind == "full")}
         self.buffers: dict[str, Buffer] = {}
@@ -183,9 +193,9 @@ class StateMemory:
         return min((self.table[name].shape[1] for name in self.rings), default=None)
 
     def first_read(self, length: int) -> int:
-        """First ring position that a step at `length` reads, masked or not: the start of its group of 64."""
+        """First ring position that a step at `length` reads, masked or not: the start of its page."""
         oldest = max(0, length - self.window + 1) if self.window else 0
-        return oldest // RING * RING
+        return oldest // self._layouts.page * self._layouts.page
 
     def _pages_of(self, name: str, slot: int = 0) -> Grid:
         """A cache as pages, which have a row for each head."""
@@ -229,7 +239,7 @@ class StateMemory:
             part, values = values[:, : self.page - at], values[:, self.page - at :]
             rows[:, at : at + part.shape[1]] = part
             if state.tiled:
-                rows = tiles_of(rows, state.dtype)
+                rows = self._layouts.stored_of(rows, state.dtype)
             pages.put([place], np.ascontiguousarray(rows).view(np.uint8).reshape(pages.rows, 1, -1))
             at = 0
 
@@ -244,13 +254,13 @@ class StateMemory:
         """The inverse of `copy_state`."""
         self.slot_of(name, slot).write(value)
 
-    @staticmethod
-    def _rows(state: State, pages: Array) -> Array:
+    def _rows(self, state: State, pages: Array) -> Array:
         """Pages uint8 [heads, pages, bytes] as positions [heads, positions, width]."""
         values = np.ascontiguousarray(pages).view(state.element)
         heads = values.shape[0]
         if state.tiled and values.size:
-            return rows_of(values.reshape(heads, -1, TILE * state.width), state.dtype)
+            tiles = values.reshape(heads, -1, self._layouts.tile * state.width)
+            return self._layouts.rows_of(tiles, state.dtype)
         return values.reshape(heads, values.size // heads // state.width, state.width)
 
     def _names(self, kind: str) -> list[str]:
@@ -262,21 +272,22 @@ class StateMemory:
             buffer.close()
 
 
-def states_of(graph: Graph, sizes: Mapping[str, int]) -> Iterator[State]:
+def states_of(graph: Graph, sizes: Mapping[str, int], layouts: Layouts) -> Iterator[State]:
     """The states of a graph, with the sizes of CTX and WINDOW_CTX."""
     kinds, attentions = _uses(graph)
     keys = {root(n.inputs[1]) for n in attentions}
     for name, node in graph.leaves("state").items():
         shape = tuple(dims.value(d, sizes) for d in node.shape)
-        # The layout pass marks tiled caches. Before it, these are the caches that attention reads as keys.
-        yield State(name, kinds.get(node, "fixed"), node.dtype, shape, node["layout"] == "tiles" or node in keys)
+        # The layout pass marks key caches. Before it, these are the caches that attention reads as keys.
+        is_key = node["layout"] != "rows" or node in keys
+        yield State(name, kinds.get(node, "fixed"), node.dtype, shape, is_key and layouts.keys != "rows")
 
 
-def _check_capacity(state: State) -> None:
+def _check_capacity(state: State, layouts: Layouts) -> None:
     where = f"state {state.name!r}"
-    if state.tiled and state.shape[1] % TILE:
-        hint = f"Keys lie in tiles of {TILE} positions: take a multiple of it, or CTX."
+    if state.tiled and state.shape[1] % layouts.tile:
+        hint = f"Keys lie in tiles of {layouts.tile} positions: take a multiple of it, or CTX."
         raise GraphError(f"the cache has {state.shape[1]} positions", where=where, hint=hint)
-    if state.kind == "ring" and state.shape[1] % RING:
-        hint = f"Rings are read in groups of {RING} positions: take a multiple of it, or WINDOW_CTX."
+    if state.kind == "ring" and state.shape[1] % layouts.page:
+        hint = f"Rings are read in groups of {layouts.page} positions: take a multiple of it, or WINDOW_CTX."
         raise GraphError(f"the ring has {state.shape[1]} positions", where=where, hint=hint)

@@ -128,11 +128,11 @@ class Engine(SingleSequence):
             self._workers = self._compiler.workers(setup.threads)
             self._tensors = Tensors(self._compiler, self._workers)
             self.choose = self._compiler.backend.chooser(self._workers, self._compiler)
-            sizes = Sizes.of(self.graph, self.max_seq, self.most_rows)
+            sizes = Sizes.of(self.graph, setup.layouts, self.max_seq, self.most_rows)
             weights = weight_bytes(self._programs.weights.values())
             nbytes = pool_bytes(self._compiler.backend.memory, setup.kv_bytes, sizes, self.max_seq, weights)
             self.pool = CachePool(
-                self.graph, self._compiler.backend.memory, max_seq=self.max_seq, rows=self.most_rows, kv_bytes=nbytes
+                self.graph, self._compiler.backend.memory, setup.layouts, max_seq=self.max_seq, rows=self.most_rows, kv_bytes=nbytes
             )
             self.kept, self.prefix_writer = keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
             self._programs.bind(self.pool.memory.buffers, self.pool.memory.strides)

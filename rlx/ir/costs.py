@@ -49,7 +49,7 @@ def _work(node: Node, env: Mapping[str, int]) -> tuple[int, list[int], int]:
     if is_segmented(node):
         return _of_segments(node, env)
     attrs = {k: value(v, env) if isinstance(v, Dim) else v for k, v in node.attrs}
-    operands = node.inputs[:-1] if attrs.get("paged") else node.inputs
+    operands = node.inputs[:-1] if attrs.get("page") else node.inputs
     sizes, result = [_size(i, env) for i in operands], _size(node, env)
     read, written = _touched(node, sizes, result, attrs)
     moved = [i.dtype.size(s) for i, s in zip(operands, read, strict=True)]
@@ -63,17 +63,13 @@ def arithmetic(node: Node) -> str:
     return "bf16" if node.op == "attention" and node["bf16"] else "f32"
 
 
-#: Kinds of arithmetic units that compute a kind of arithmetic; the first that a machine has is the one that is used.
-_UNITS = {"int8": ("int8", "f32"), "bf16": ("amx-bf16", "bf16", "f32"), "f32": ("f32",)}
-
-
 def peak(kind: str, peaks: Mapping[str, float]) -> float:
-    """Peak rate of the units that compute a kind of arithmetic; AMX tiles multiply only bf16.
+    """Peak rate of a kind of arithmetic; a machine without it computes in f32.
 
     Args:
-        peaks: rates by kind of unit, "f32" among them.
+        peaks: rates by kind, "f32" among them.
     """
-    return next(peaks[unit] for unit in _UNITS[kind] if unit in peaks)
+    return peaks.get(kind, peaks["f32"])
 
 
 def filled(env: Mapping[str, int]) -> dict[str, int]:

@@ -33,7 +33,7 @@ TOLERANCE = 5e-5
 FLOPS = 8
 #: Attributes that passes give a meaning to.
 _RESERVED = frozenset(
-    ("segments", "paged", "aside", "out", "layout", "name", "length", "shape", "dtype", "begin", "end")
+    ("segments", "page", "aside", "out", "layout", "name", "length", "shape", "dtype", "begin", "end")
 )
 _VALUES = (bool, int, float, str, type(None))
 #: Ops that passes before `fuse` may put into a graph that has none.

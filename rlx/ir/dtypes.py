@@ -101,8 +101,9 @@ Q1_0 = DType("q1_0", 128, 18, None, 41)
 # 8-bit floats of safetensors checkpoints, rearranged into blocks: an f32 scale, then 32 e4m3fn bytes.
 F8_E4M3 = DType("f8_e4m3", 32, 36)
 
-# An int8 activation row: see rlx/backends/cpu/layouts.py for its bytes. Does not occur in files.
-Q8A = DType("q8a", 32, 44)
+# Quantized activations: int8 with a float32 scale per 32 elements. Does not occur in files; a device may lay its bytes
+# out in another way and add to them (`Layouts.size`).
+Q8A = DType("q8a", 32, 36)
 
 #: Activation types of a linear: f32, or the output types of `quantize`.
 ACTIVATIONS: dict[str, DType] = {t.name: t for t in (F32, Q8A, BF16)}

@@ -18,7 +18,6 @@ Rule = Callable[[Inputs, Attrs], tuple[Shape, DType]]
 
 MASKS = ("causal", "none", "visible", "bias")  # of attention
 MAX_COMPONENTS = 4  # of a position
-ROOM = 15  # places of `as_cache` after the last position: keys are read in tiles of 16
 _CACHED = {"f32": F32, "f16": F16, "bf16": BF16}  # types of `as_cache`
 
 
@@ -251,7 +250,7 @@ def rope_kv_write(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 def as_cache(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     orders = {"rows": "[positions, heads, head_dim]", "heads": "[heads, positions, head_dim]"}
-    for name, known in (("order", orders), ("dtype", _CACHED), ("layout", ("rows", "tiles"))):
+    for name, known in (("order", orders), ("dtype", _CACHED)):
         if attrs[name] not in known:
             raise ShapeError(f"{name} must be one of {', '.join(known)}, found {attrs[name]!r}", where="as_cache")
     order = attrs["order"]
@@ -260,7 +259,7 @@ def as_cache(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     _check(ok, "as_cache", inputs, f"f32 x {orders[order]}")
     first, second, head_dim = inputs[0].shape
     heads, positions = (second, first) if order == "rows" else (first, second)
-    return (heads, positions + ROOM, head_dim), _CACHED[attrs["dtype"]]
+    return (heads, positions + attrs["room"], head_dim), _CACHED[attrs["dtype"]]
 
 
 def is_cache(node: Node) -> bool:
@@ -287,8 +286,8 @@ def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     if isinstance(attrs["window"], int) and attrs["window"] < 1:
         raise ShapeError(f"window must be at least 1, found {attrs['window']}", where="attention")
     for cache in (k, v):
-        if cache.op == "as_cache" and cache.shape[1] - ROOM != attrs["length"]:
-            what = f"length is {attrs['length']}, but there are {cache.shape[1] - ROOM} keys"
+        if cache.op == "as_cache" and cache.shape[1] - cache["room"] != attrs["length"]:
+            what = f"length is {attrs['length']}, but there are {cache.shape[1] - cache['room']} keys"
             raise ShapeError(what, where="attention", hint="Leave it out: plain keys and values are all of them.")
     if mask in _MASK_OPERANDS:
         _MASK_OPERANDS[mask](inputs, heads, attrs["length"])

@@ -333,11 +333,11 @@ def rope_kv_write(x: list[Array], a: Attrs, env: Env) -> Array:
 
 def as_cache(x: list[Array], a: Attrs, env: Env) -> Array:
     """x [positions, heads, head_dim], or [heads, positions, head_dim] with `order` "heads", as a cache holds it:
-    [heads, positions + 15, head_dim], rounded to `dtype`. The places after the last position are zeros here; nothing
+    [heads, positions + room, head_dim], rounded to `dtype`. The places after the last position are zeros here; nothing
     reads them.
     """
     y = x[0] if a["order"] == "heads" else x[0].swapaxes(0, 1)
-    return np.pad(round_to(y, a["dtype"]), ((0, 0), (0, 15), (0, 0)))
+    return np.pad(round_to(y, a["dtype"]), ((0, 0), (0, a["room"]), (0, 0)))
 
 
 def attention(x: list[Array], a: Attrs, env: Env) -> Array:

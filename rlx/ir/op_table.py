@@ -56,7 +56,7 @@ class Op:
             one row it is a single unit of work or a few small ones.
         numbers: the operand with row numbers, which are checked before a run; None if there is none.
         roles: for ops over states the roles of the operands and of the result, see `rlx.ir.segments`. The op then has
-            the attribute `segments`, and `paged` if one of them is a cache.
+            the attribute `segments`, and `page` if one of them is a cache.
         custom: for an op that a user added, see `rlx.ir.custom`: what it was made of.
     """
 
@@ -84,7 +84,7 @@ _NORM = {"eps": REQUIRED, "out": "f32"}
 _ANGLES = {"scale": 1.0, "sections": None, "interleaved": False}
 _ROPE = {"style": REQUIRED, "norm_eps": None}
 _WRITE = {"at": PAST_SEQ, "dtype": "f32", "wrap": False}
-_AS_CACHE = {"order": "rows", "dtype": "f32", "layout": "rows"}
+_AS_CACHE = {"order": "rows", "dtype": "f32", "layout": "rows", "room": 0}
 _ATTENTION = {
     "scale": REQUIRED,
     "window": None,
@@ -100,12 +100,12 @@ _ASIDE = {"aside": False}
 
 
 def _extended(row: Op) -> Op:
-    """The row of an op over a state, extended by the attributes `paged` and `segments`, see `pages` and `segments`."""
+    """The row of an op over a state, extended by the attributes `page` and `segments`, see `pages` and `segments`."""
     if row.roles is None:
         return row
     rule, meant, attrs = row.infer, row.meaning, dict(row.attrs)
     if "c" in row.roles[0]:
-        rule, meant, attrs["paged"] = pages.rule(row.name, rule), pages.meaning(row.name, meant), False
+        rule, meant, attrs["page"] = pages.rule(row.name, rule), pages.meaning(row.name, meant), 0
     rule, meant = segments.rule(row.name, row.roles, rule), segments.meaning(row.roles, meant)
     return replace(row, attrs={**attrs, "segments": False}, infer=rule, meaning=meant)
 

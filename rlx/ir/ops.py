@@ -176,17 +176,17 @@ def attention(
         raise ShapeError("more than one mask is given", where="attention", hint=hint)
     k, v = (_cached(q, x) for x in (k, v))
     if length is None:
-        length = k.shape[1] - infer.ROOM if k.op == "as_cache" else PAST_SEQ + SEQ
+        length = k.shape[1] - k["room"] if k.op == "as_cache" else PAST_SEQ + SEQ
     operands = filter(None, (q, k, v, bias, visible))
     attrs = {"scale": float(scale), "window": window, "softcap": softcap, "length": length, "any_scale": any_scale}
     return make("attention", *operands, **attrs, mask=masks[0] if masks else "causal")
 
 
 def as_cache(x: Node, *, order: str = "rows") -> Node:
-    """Plain keys or values [positions, heads, head_dim] in the form of a cache: f32 [heads, positions + 15, head_dim].
+    """Plain keys or values [positions, heads, head_dim] in the form of a cache: f32 [heads, positions, head_dim].
 
-    15 more places make room for whole tiles of 16 keys. `order` "heads" is for x [heads, positions, head_dim]. The
-    attributes `dtype`, set by the pass `quantize`, and `layout`, set by the pass `layout`, say how the result lies in
+    `order` "heads" is for x [heads, positions, head_dim]. The attributes `dtype`, set by the pass `quantize`, and
+    `layout` and `room`, more places after the last position, set by the pass `layout`, say how the result lies in
     memory.
     """
     return make("as_cache", x, order=order)

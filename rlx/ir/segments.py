@@ -6,8 +6,9 @@ each segment the first row, the number of rows, the number of tokens before them
 
 The meaning: the op without the attribute, applied to the rows of each segment, with SEQ = rows and PAST_SEQ = past.
 
-- States have a leading axis of slots, and the segment uses those of its slot. Caches of `paged` ops have no slots,
-  because all sequences share their pages; the page tables are then `pages` i32[SEGMENTS, PAGES], one row a segment.
+- States have a leading axis of slots, and the segment uses those of its slot. Caches of ops with a `page` have no
+  slots, because all sequences share their pages; the page tables are then `pages` i32[SEGMENTS, PAGES], one row a
+  segment.
 - An op with `aside` reads the state of the segment's slot and writes the other state in a slot of its own. `segments`
   is i32[SEGMENTS, 5] then: the fifth number is the slot that is written. Other ops ignore it.
 - A segment may have no rows. Rows of no segment are not computed: their results may hold anything.
@@ -53,7 +54,7 @@ def roles(plain: Roles, attrs: Mapping[str, Any]) -> Roles:
         operands += "r"
     if attrs.get("aside"):
         operands += "a"
-    if attrs.get("paged"):
+    if attrs.get("page"):
         return f"{operands}p", result
     return operands.replace("c", "s"), result.replace("c", "s")
 

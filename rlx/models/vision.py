@@ -133,9 +133,9 @@ def heads(tower: TowerModel, x: Node, name: str) -> Node:
 
 
 def cache(tower: TowerModel, name: str) -> Node:
-    """The state "k" or "v" [heads, CTX, head_dim] of all keys or values. Keys lie in tiles, as attention reads them."""
+    """The state "k" or "v" [heads, CTX, head_dim] of all keys or values. Keys lie as attention reads them."""
     config = tower.config
-    layout = {"layout": "tiles"} if name == "k" else {}
+    layout = {"layout": "keys"} if name == "k" else {}
     return ops.leaf("state", name, (config.heads, CTX, config.head_dim), tower.cache, **layout)
 
 

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from rlx.ir.dtypes import DTYPES, DType
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """How values lie in the memory of a device. The defaults are plain: matrices as in the file, keys row by row.
+    """How values lie in the memory of a device. The defaults are plain: one row after the other, as in files.
 
     A device with other layouts has a class over this one. Only its own folder knows what the names mean.
 
     Attributes:
         matrices: name of the layout of matrices that linears multiply, into which the device's packer brings them.
         matrices_meaning: what that is, for people.
+        keys: name of the layout of key caches, and of plain keys; values lie in "rows".
+        keys_meaning: what that is, for people.
+        tile: capacities of key caches are multiples of so many positions.
+        room: places after the last position of plain keys and values, which may be read and count for nothing.
+        page: positions of a page of a full cache; capacities of rings are multiples of it.
+        align: alignment of values in bytes.
     """
 
     matrices: str = "blocks"
     matrices_meaning: str = "row by row, as in the file"
+    keys: str = "rows"
+    keys_meaning: str = "keys row by row"
+    tile: int = 1
+    room: int = 0
+    page: int = 32
+    align: int = 8
 
     @property
     def matrix_types(self) -> tuple[DType, ...]:
@@ -29,6 +47,18 @@ class Layouts:
     def matrix_bytes(self, dtype: DType, n: int, k: int) -> int:
         """Bytes of a matrix [n, k] in memory; `ShapeError` if no kernel reads it."""
         return dtype.size((n, k))
+
+    def size(self, dtype: DType, shape: Sequence[int]) -> int:
+        """Bytes of a value that a step computes."""
+        return dtype.size(shape)
+
+    def rows_of(self, stored: Array, dtype: DType) -> Array:
+        """Keys as they lie, [heads, tiles, tile * width], row by row: [heads, positions, width], or bytes of blocks."""
+        return stored.reshape(stored.shape[0], -1, stored.shape[2] // self.tile)
+
+    def stored_of(self, rows: Array, dtype: DType) -> Array:
+        """The inverse of `rows_of`."""
+        return rows.reshape(rows.shape[0], -1, rows.shape[2] * self.tile)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 - Matrices of linears are packed in the layout of the device (`Layouts.matrices`). A stack of experts is packed expert
   by expert.
 - A table that is only looked up, in this graph and in all others of the model, stays as it is in the file (`file`).
-- Key caches, and plain keys in the form of one, lie in tiles of 16 positions, so that attention scores need no
-  horizontal sums.
+- Key caches, and plain keys in the form of one, lie as the device reads keys (`Layouts.keys`). A state whose layout is
+  "keys" is a key cache that another graph reads.
 """
 
 from __future__ import annotations
@@ -45,20 +45,27 @@ def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     for node in graph.leaves("weight").values():
         if node.name in lies:
             log.done(lies[node.name], names[node], _MEANINGS.get(lies[node.name], layouts.matrices_meaning))
+    keys |= {node for node in graph.leaves("state").values() if node["layout"] == "keys"}
     for node in graph.leaves("state").values():
         if node in keys:
-            log.done("tiles", names[node], "keys in tiles of 16 positions")
+            log.done(layouts.keys, names[node], layouts.keys_meaning)
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "state" and old in keys:
-            return ops.rebuild(old, (), layout="tiles")
-        if old.op == "attention" and inputs[1].op == "as_cache":
-            inputs = (inputs[0], ops.rebuild(inputs[1], inputs[1].inputs, layout="tiles"), *inputs[2:])
+            return ops.rebuild(old, (), layout=layouts.keys)
+        if old.op == "attention":
+            lies_as = ((inputs[1], layouts.keys), (inputs[2], "rows"))
+            inputs = (inputs[0], *(_placed(node, layout, layouts) for node, layout in lies_as), *inputs[3:])
         if traits(old).multiplies or old.op == "embedding":
             inputs = tuple(ops.make("pack", i, layout=lies[i.name]) if _is_matrix(i) else i for i in inputs)
         return ops.rebuild(old, inputs)
 
     return graph.map(visit)
+
+
+def _placed(node: Node, layout: str, layouts: Layouts) -> Node:
+    """Plain keys or values with their layout; caches are left as they are."""
+    return ops.rebuild(node, node.inputs, layout=layout, room=layouts.room) if node.op == "as_cache" else node
 
 
 def weight_table(graph: Graph, layouts: Layouts, packed: Iterable[str] = ()) -> dict[str, dict[str, Any]]:

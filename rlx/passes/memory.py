@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 
 from rlx.errors import GraphError
 from rlx.ir.node import Node
+from rlx.passes.capabilities import Layouts
 from rlx.passes.program import Buffer, Program, Region, nbytes, root
 from rlx.passes.report import SILENT, Log
 from rlx.passes.schedule import last_use
-
-ALIGN = 64
 
 
 @dataclass(frozen=True)
@@ -30,25 +29,26 @@ class _Span:
     until: int
 
 
-def memory(program: Program, log: Log = SILENT, *, reuse: bool = True) -> Program:
+def memory(program: Program, layouts: Layouts, log: Log = SILENT, *, reuse: bool = True) -> Program:
     """The program with a buffer for every value, except views, which share their operand's.
 
     Args:
+        layouts: those of the device: sizes and alignment.
         reuse: whether values that do not live at the same time may share bytes.
     """
     last = last_use(program)
-    buffers = {n: _bound(n, program) for n in program.graph.nodes() if n.op in ("weight", "state", "pack")}
+    buffers = {n: _bound(n, program, layouts) for n in program.graph.nodes() if n.op in ("weight", "state", "pack")}
     taken: list[_Span] = []
     for node, made in _order(program):
-        size = nbytes(node, program.graph)
+        size = nbytes(node, program.graph, layouts)
         taken = [s for s in taken if s.until >= made or not reuse]
-        offset = _first_fit(taken, size)
+        offset = _first_fit(taken, size, layouts.align)
         taken.append(_Span(offset, offset + size, last[node]))
         buffers[node] = Buffer("arena", offset=offset, nbytes=size)
     replicated: dict[Node, Buffer] = {}
     for prologue in program.prologues:
         start = 0 if reuse else max((b.offset + b.nbytes for b in replicated.values()), default=0)
-        replicated |= _replicated(prologue, program, start)
+        replicated |= _replicated(prologue, program, start, layouts)
     arena, private = (
         max((b.offset + b.nbytes for b in some.values() if b.kind == kind), default=0)
         for some, kind in ((buffers, "arena"), (replicated, "private"))
@@ -57,22 +57,23 @@ def memory(program: Program, log: Log = SILENT, *, reuse: bool = True) -> Progra
         log.remark("values share no memory: left out by the options")
     log.fact("values", sum(b.kind == "arena" for b in buffers.values()))
     log.fact("bytes of values", sum(b.nbytes for b in buffers.values() if b.kind == "arena"))
-    log.fact("bytes of the arena", _align(arena))
-    log.fact("bytes of each worker", _align(private))
-    return replace(program, buffers=buffers, arena=_align(arena), replicated=replicated, private=_align(private))
+    arena, private = _align(arena, layouts.align), _align(private, layouts.align)
+    log.fact("bytes of the arena", arena)
+    log.fact("bytes of each worker", private)
+    return replace(program, buffers=buffers, arena=arena, replicated=replicated, private=private)
 
 
-def _replicated(prologue: Region, program: Program, end: int) -> Iterator[tuple[Node, Buffer]]:
+def _replicated(prologue: Region, program: Program, end: int, layouts: Layouts) -> Iterator[tuple[Node, Buffer]]:
     """The values of a prologue with their places, one after the other from `end` on."""
     for node in prologue:
-        buffer = Buffer("private", offset=_align(end), nbytes=nbytes(node, program.graph))
+        buffer = Buffer("private", offset=_align(end, layouts.align), nbytes=nbytes(node, program.graph, layouts))
         end = buffer.offset + buffer.nbytes
         yield node, buffer
 
 
-def _bound(node: Node, program: Program) -> Buffer:
+def _bound(node: Node, program: Program, layouts: Layouts) -> Buffer:
     source = node.inputs[0] if node.op == "pack" else node
-    size = 0 if node.op == "state" else nbytes(source, program.graph)
+    size = 0 if node.op == "state" else nbytes(source, program.graph, layouts)
     return Buffer("state" if node.op == "state" else "weight", source.name, 0, size)
 
 
@@ -89,17 +90,17 @@ def lifetimes(program: Program) -> Iterator[tuple[Node, int, int]]:
     yield from ((node, made, last[node]) for node, made in _order(program))
 
 
-def _first_fit(taken: list[_Span], size: int) -> int:
+def _first_fit(taken: list[_Span], size: int, align: int) -> int:
     offset = 0
     for span in sorted(taken, key=lambda s: s.offset):
         if offset + size <= span.offset:
             break
-        offset = max(offset, _align(span.end))
+        offset = max(offset, _align(span.end, align))
     return offset
 
 
-def _align(n: int) -> int:
-    return (n + ALIGN - 1) // ALIGN * ALIGN
+def _align(n: int, to: int) -> int:
+    return -(-n // to) * to
 
 
 def check_memory(program: Program) -> None:

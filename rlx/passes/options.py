@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from rlx.errors import ArgumentError
-from rlx.ir.pages import PAGE
 from rlx.passes.capabilities import Capabilities
 
 MAX_SLOTS = 1 << 20  # upper bound of SLOTS
@@ -125,7 +124,8 @@ class Options:
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:
         """Bounds of every symbol."""
-        usual = {"SEQ": self.seq, "PAST_SEQ": (0, MAX_PAST), "PAGES": (1, MAX_PAST // PAGE), "SLOTS": (1, MAX_SLOTS)}
+        pages = (1, MAX_PAST // self.capabilities.layouts.page)
+        usual = {"SEQ": self.seq, "PAST_SEQ": (0, MAX_PAST), "PAGES": pages, "SLOTS": (1, MAX_SLOTS)}
         usual |= dict.fromkeys(("CTX", "WINDOW_CTX"), (16, MAX_CTX))
         usual |= dict.fromkeys(("SEGMENTS", "OUTS"), (1, min(self.seq[1], MAX_SEGMENTS)))
         return {**usual, **dict(self.symbols)}

@@ -29,10 +29,10 @@ def pages(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     table = ops.leaf("input", PAGES_INPUT, (PAGES,), I32)
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
-        if ("paged", False) not in old.attrs or not all(root(i) in paged for i in _caches(old)):
+        if ("page", 0) not in old.attrs or not all(root(i) in paged for i in _caches(old)):
             return ops.rebuild(old, inputs)
         log.done("pages", names[old], "positions are found by the sequence's page table")
-        return ops.rebuild(old, (*inputs, table), paged=True)
+        return ops.rebuild(old, (*inputs, table), page=options.capabilities.layouts.page)
 
     bounds = {**graph.bounds, **({"PAGES": options.bounds["PAGES"]} if paged else {})}
     return graph.map(visit, bounds=bounds)

@@ -75,7 +75,7 @@ def resume(graph: Graph, options: Options, after: str) -> Program:
 
 def place(graph: Graph, options: Options) -> Program:
     """The program of a graph that has been through all passes but the last two, such as one read from its text."""
-    return memory(schedule(graph, options), reuse="reuse_memory" in options.passes)
+    return memory(schedule(graph, options), options.capabilities.layouts, reuse="reuse_memory" in options.passes)
 
 
 def stages(
@@ -112,7 +112,7 @@ def _checked(number: int, before: Graph | Program, options: Options, log: Log) -
     """As `_run`."""
     passes = _passes(options.phase)
     if isinstance(before, Program):
-        program = memory(before, log, reuse="reuse_memory" in options.passes)
+        program = memory(before, options.capabilities.layouts, log, reuse="reuse_memory" in options.passes)
         check_memory(program)
     elif number > len(passes):
         program = schedule(before, options, log)

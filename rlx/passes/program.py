@@ -10,6 +10,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
 from rlx.ir.op_table import traits
 from rlx.ir.segments import is_segmented
+from rlx.passes.capabilities import Layouts
 
 Region = tuple[Node, ...]
 
@@ -22,7 +23,7 @@ class Buffer:
         kind: "arena" (offset into the program's arena), "private" (offset into each worker's own memory), or "weight"
             and "state" (bound by name).
         name: the weight's or state's name; empty in the arena and in private memory.
-        offset, nbytes: bytes, at the upper bounds of the symbols; offsets are multiples of 64.
+        offset, nbytes: bytes, at the upper bounds of the symbols; offsets are multiples of `Layouts.align`.
     """
 
     kind: str
@@ -115,6 +116,6 @@ def is_work(node: Node) -> bool:
     return node.op not in LEAVES and node.op not in ("reshape", "pack")
 
 
-def nbytes(node: Node, graph: Graph) -> int:
+def nbytes(node: Node, graph: Graph, layouts: Layouts) -> int:
     """Bytes of a value at the upper bounds of its symbols."""
-    return node.dtype.size([bounds(d, graph.bounds)[1] for d in node.shape])
+    return layouts.size(node.dtype, [bounds(d, graph.bounds)[1] for d in node.shape])

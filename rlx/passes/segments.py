@@ -32,7 +32,7 @@ def segments(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     aside = any(ops.traits(node).effect and node["aside"] for node in nodes)
     columns = 1 + (SLOT_WRITTEN if aside else SLOT)
     table = ops.leaf("input", SEGMENTS_INPUT, (SEGMENTS, columns), I32)
-    pooled = {root(node) for node in nodes if ops.traits(node).writes and node["paged"]}
+    pooled = {root(node) for node in nodes if ops.traits(node).writes and node["page"]}
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "state" and old not in pooled and not _has_rows(old):

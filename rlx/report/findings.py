@@ -17,7 +17,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes import fuse, pipeline
 from rlx.passes.options import FUSION_MEANINGS, FUSIONS, Options
-from rlx.passes.program import Program, is_work, nbytes, root
+from rlx.passes.program import Program, is_work, root
 from rlx.passes.report import Event, PassReport
 
 _VALUE = re.compile(r"%([A-Za-z0-9_.*]*(?:\*-1)?[A-Za-z0-9_.]*[A-Za-z0-9_])")
@@ -106,7 +106,7 @@ def _saved(event: Event, program: Program) -> dict[str, Any]:
         if at is None:
             continue  # every worker computes it for itself, in its own cache: there is nothing to save
         if event.rule != "prologue":
-            total_bytes += 2 * nbytes(root(between), program.graph)
+            total_bytes += 2 * program.buffer(root(between)).nbytes
         if _alone(between, at, program):
             regions.add(at)
     return {"value": values[0], "bytes": total_bytes, "regions": len(regions)} if values else {}

@@ -254,7 +254,9 @@ class Tower:
                 yield
             if graphs.layers:
                 graph = graphs.layers[0][1].graph
-                states = StateMemory(graph, memory, extents_of(graph, count, self._ranges[-1][1]))
+                layouts = self._compiler.target.capabilities.layouts
+                extents = extents_of(graph, layouts, count, self._ranges[-1][1])
+                states = StateMemory(graph, memory, layouts, extents)
                 with closing(states):
                     yield from self._layers(x, count, states, places, seconds)
             rows = np.empty((count // config.patches_per_row, config.out_hidden), np.float32)

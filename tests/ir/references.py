@@ -287,7 +287,7 @@ def reduced(x: Array, axis: int, f: Callable[[list[float]], list[float]]) -> Arr
 def as_cache(x: list[Array], a: dict[str, Any]) -> Array:
     """Head after head; behind the last position there is room that holds zeros."""
     y = x[0] if a["order"] == "heads" else np.array([x[0][:, h] for h in range(x[0].shape[1])])
-    out = np.zeros((y.shape[0], y.shape[1] + 15, y.shape[2]))
+    out = np.zeros((y.shape[0], y.shape[1] + a["room"], y.shape[2]))
     for h, t, d in np.ndindex(*y.shape):
         out[h, t, d] = nearest(float(y[h, t, d]), a["dtype"])
     return out

@@ -15,7 +15,6 @@ from rlx.ir.dims import CTX, PAGES, PAST_SEQ, SEGMENTS, SEQ, SLOTS, value
 from rlx.ir.dtypes import F16, F32, I32, Q8_0
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.ir.pages import PAGE
 from rlx.ir.verify import verify
 
 Array = np.ndarray[Any, Any]
@@ -25,6 +24,7 @@ SEGMENTS_OF_CALL = np.array([[4, 3, 130, 4, 6], [0, 0, 9, 9, 9], [0, 1, 0, 0, 5]
 TABLES = np.array([[7, 2, 9], [-1, -1, -1], [4, -1, -1], [0, 8, -1]])  # pages in any order, -1: not used
 ENV = {"SEQ": 7, "SEGMENTS": 4, "PAGES": 3, "CTX": 640, "SLOTS": 7}
 
+PAGE = 64
 Q, K, ANGLES = G.input("q", [SEQ, 4, 32]), G.input("k", [SEQ, 2, 32]), G.input("angles", [SEQ, 8])
 NORM, TAPS = G.weight("norm", [32]), G.weight("taps", [8, 4])
 GATES = [G.input(name, [SEQ, 4]) for name in ("g", "beta")]
@@ -72,7 +72,7 @@ def segmented(op: str, operands: tuple[Node, ...], attrs: dict[str, Any], paged:
     table = G.input("segments", [SEGMENTS, 5], I32)
     if paged:
         return ops.make(
-            op, *operands, G.input("pages", [SEGMENTS, PAGES], I32), table, **attrs, paged=True, segments=True
+            op, *operands, G.input("pages", [SEGMENTS, PAGES], I32), table, **attrs, page=PAGE, segments=True
         )
     slots = [ops.rebuild(n, (), shape=(SLOTS, *n.shape)) if n.op == "state" else n for n in operands]
     return ops.make(op, *slots, table, **attrs, segments=True)
@@ -145,7 +145,7 @@ def test_each_segment_is_computed_alone(
 def test_one_sequence_over_pages(op: str, operands: tuple[Node, ...], attrs: dict[str, Any]) -> None:
     """Without segments the page table has one axis; the values are those over a contiguous cache."""
     rows, past, table = 7, 125, np.array([3, 9, 0])
-    node = ops.make(op, *operands, G.input("pages", [PAGES], I32), **attrs, paged=True)
+    node = ops.make(op, *operands, G.input("pages", [PAGES], I32), **attrs, page=PAGE)
     arrays = feeds(node)
     env = {**ENV, "PAST_SEQ": past}
     outputs, states = interp.run(Graph(outputs={"y": node}), {**arrays, "pages": table}, env, dtype=np.float64)
@@ -192,9 +192,9 @@ def test_what_does_not_fit() -> None:
     plain = Q, G.state("a", [2, CTX, 32]), G.state("b", [2, CTX, 32])
     for pages in (G.input("floats", [PAGES]), G.input("tables", [SEGMENTS, PAGES], I32), Q):
         with pytest.raises(ShapeError, match="page table"):
-            ops.make("attention", *plain, pages, **LENGTH, paged=True)
+            ops.make("attention", *plain, pages, **LENGTH, page=PAGE)
     with pytest.raises(ShapeError, match="ring"):
-        ops.make("kv_write", plain[1], K, G.input("pages", [PAGES], I32), wrap=True, paged=True)
+        ops.make("kv_write", plain[1], K, G.input("pages", [PAGES], I32), wrap=True, page=PAGE)
     with pytest.raises(ShapeError, match="5"):  # where the new state goes
         after = G.state("new", [SLOTS, 3, 8])
         ops.make("causal_conv", G.state("rows", [SLOTS, 3, 8]), ANGLES, TAPS, after, table, aside=True, segments=True)

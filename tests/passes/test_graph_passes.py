@@ -31,7 +31,7 @@ from rlx.ir.dtypes import (
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
 from rlx.ir.verify import verify
-from rlx.passes.capabilities import Layouts
+from rlx.passes.capabilities import Capabilities, Layouts
 from rlx.passes.fuse import fuse
 from rlx.passes.layout import layout
 from rlx.passes.options import MAX_CTX, MAX_PAST, Options
@@ -239,13 +239,16 @@ def test_what_is_prepared_already_is_left() -> None:
 # --- layout -----------------------------------------------------------------------------------------------------------
 
 
+TILED = Capabilities(layouts=Layouts(keys="tiles", tile=16))
+
+
 def caches(graph: Graph) -> dict[str, str]:
     return {name: node["layout"] for name, node in graph.leaves("state").items()}
 
 
 @pytest.mark.parametrize("family", toy.FAMILIES)
 def test_every_matrix_is_packed_and_key_caches_are_tiled(family: str) -> None:
-    graph = layout(toy.build(toy.FAMILIES[family]), Options())
+    graph = layout(toy.build(toy.FAMILIES[family]), Options(capabilities=TILED))
     verify(graph)
     matrices = {name for name, n in graph.leaves("weight").items() if len(n.shape) == 2}
     packs = [n for n in graph.nodes() if n.op == "pack"]
@@ -274,7 +277,7 @@ def test_a_key_cache_that_is_only_read_is_tiled() -> None:
     """Layers that share the cache of an earlier one, and cross attention."""
     q = G.input("q", [SEQ, 4, 16])
     y = ops.attention(q, G.state("k", [2, CTX, 16]), G.state("v", [2, CTX, 16]), scale=1.0)
-    assert caches(layout(Graph(outputs={"y": y}), Options())) == {"k": "tiles", "v": "rows"}
+    assert caches(layout(Graph(outputs={"y": y}), Options(capabilities=TILED))) == {"k": "tiles", "v": "rows"}
 
 
 def test_vectors_and_other_states_keep_their_rows() -> None:

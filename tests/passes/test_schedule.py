@@ -18,7 +18,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op_table import traits
 from rlx.passes import pipeline
-from rlx.passes.capabilities import Capabilities
+from rlx.passes.capabilities import Capabilities, Layouts
 from rlx.passes.layout import layout
 from rlx.passes.options import FUSIONS, Options
 from rlx.passes.program import Program, is_work, root
@@ -190,8 +190,10 @@ def test_a_signature_sees_dtypes_shapes_attributes_and_layouts() -> None:
     assert signature((packed,)) != base
     q = G.input("q", [SEQ, 4, 16])
     caches = [G.state(n, [2, CTX, 16]) for n in "kv"]
+    tiles = Capabilities(layouts=Layouts(keys="tiles", tile=16))
     plain = ops.attention(q, *caches, scale=1.0)
-    tiled = layout(Graph(outputs={"y": plain}), Options()).outputs["y"]
+    tiled = layout(Graph(outputs={"y": plain}), Options(capabilities=tiles)).outputs["y"]
+
     assert signature((plain,)) != signature((tiled,))
     assert signature((plain,)) != signature((ops.attention(q, *caches, scale=2.0),))
 

@@ -21,6 +21,7 @@ from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.variants import EmbeddedRows
+from rlx.passes.capabilities import Layouts
 from rlx.profile import CompileProfile
 from rlx.sampling.choice import choose_rows
 
@@ -85,6 +86,9 @@ def reference(g: Graph, ids: Sequence[int], **inputs: Array) -> Array:
     feeds = {**weights(g), **{n: np.zeros(shape) for n, shape in shapes.items()}}
     feeds |= {"tokens": np.array(ids, np.int32), "positions": np.arange(len(ids), dtype=np.int32), **inputs}
     return interp.run(g, feeds, env, dtype=np.float64)[0]["logits"]
+
+#: Those of the engine here; a test may set smaller pages.
+LAYOUTS = Layouts(page=64)
 
 
 # As they are here, so that a test may put others in their place for sequences alone.
@@ -242,12 +246,15 @@ class InterpretedEngine(SingleSequence):
         embeds: EmbeddedRows = EmbeddedRows(),  # noqa: B008  (frozen)
     ) -> None:
         self.graph, self.max_seq, self.rows, self.advanced = g, max_seq, 0, 0
+        layouts = LAYOUTS
         self.most_rows, self._identity, self._path = buckets[-1], "a model", "toy.gguf"
         self.values = {n: w.astype(np.float32) for n, w in weights(g).items()}
         self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
-        nbytes = 4 * Sizes.of(g, max_seq, buckets[-1]).sequence_bytes(max_seq) if kv_bytes is None else kv_bytes
-        self.pool = CachePool(g, HOST, max_seq=max_seq, rows=buckets[-1], kv_bytes=nbytes)
+        nbytes = (
+            4 * Sizes.of(g, layouts, max_seq, buckets[-1]).sequence_bytes(max_seq) if kv_bytes is None else kv_bytes
+        )
+        self.pool = CachePool(g, HOST, layouts, max_seq=max_seq, rows=buckets[-1], kv_bytes=nbytes)
         programs: Any = InterpretedPrograms(Interpreted(self))
         limits = Limits(max_seq, buckets[-1], buckets[-1], VOCAB, embeds, WIDTH)
         bucketing = Bucketing(CompileProfile(buckets=buckets).ranges)

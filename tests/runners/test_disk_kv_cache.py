@@ -12,7 +12,7 @@ import hybrid
 import numpy as np
 import pytest
 
-from rlx.compiler import kv
+from rlx.passes.capabilities import Layouts
 from rlx.engine.kv import disk_kv_cache
 from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.kv.prefix_store import PrefixStore
@@ -36,7 +36,7 @@ ROWS = np.random.default_rng(1).standard_normal((2, 12, hybrid.WIDTH)).astype(np
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of 16 positions, and always read: what the machine measures does not count."""
-    monkeypatch.setattr(kv, "RING", 16)
+    monkeypatch.setattr(hybrid, "LAYOUTS", Layouts(page=16))
     monkeypatch.setattr(DiskKVCache, "_pays", lambda *args: True)
 
 

@@ -12,7 +12,7 @@ import hybrid
 import numpy as np
 import pytest
 
-from rlx.compiler import kv
+from rlx.passes.capabilities import Layouts
 from rlx.engine.kv import sequence as sequence_module
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings, keys_of
 from rlx.engine.kv.sequence import Sequence as PoolSequence
@@ -103,7 +103,7 @@ def expected(case: str, ids: Sequence[int], spans: Sequence[EmbeddedSpan]) -> Ar
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings of 64 positions, and a checkpoint every 24."""
-    monkeypatch.setattr(kv, "RING", 16)
+    monkeypatch.setattr(hybrid, "LAYOUTS", Layouts(page=16))
     monkeypatch.setattr(sequence_module, "SPACING", 24)
 
 

@@ -12,7 +12,7 @@ import hybrid
 import numpy as np
 import pytest
 
-from rlx.compiler import kv
+from rlx.passes.capabilities import Layouts
 from rlx.engine.kv import pool as pool_module
 from rlx.engine.kv.pool_memory import PoolMemory
 from rlx.engine.kv.sequence import Sequence as PoolSequence
@@ -36,7 +36,7 @@ GRAPHS = {
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings of 64 positions instead of 128, which the interpreter can do with: sessions may be shorter."""
-    monkeypatch.setattr(kv, "RING", 16)
+    monkeypatch.setattr(hybrid, "LAYOUTS", Layouts(page=16))
 
 
 @pytest.fixture(params=GRAPHS)

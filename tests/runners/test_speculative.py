@@ -14,7 +14,7 @@ from fake_engine import FakeEngine
 from toy_engine import give
 from toy_engine import job as toy_job
 
-from rlx.compiler import kv
+from rlx.passes.capabilities import Layouts
 from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.scheduler import Scheduler
@@ -316,7 +316,7 @@ GRAPHS = {
 
 @pytest.fixture(params=GRAPHS)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[hybrid.InterpretedEngine]:
-    monkeypatch.setattr(kv, "RING", 16)
+    monkeypatch.setattr(hybrid, "LAYOUTS", Layouts(page=16))
     made = hybrid.InterpretedEngine(GRAPHS[request.param])
     yield made
     made.close()

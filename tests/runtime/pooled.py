@@ -14,7 +14,6 @@ from rlx.compiler.tensors import Source, Tensors
 from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
-from rlx.ir.pages import PAGE
 from rlx.ir.rounding import to_bf16
 from rlx.passes.layout import weight_table
 from rlx.passes.options import Options
@@ -47,8 +46,12 @@ class Pool:
         window_ctx: int = 64,
     ) -> None:
         self.graph = graph
-        self.extents = {"CTX": pages * PAGE, "WINDOW_CTX": window_ctx, "SLOTS": slots}
         self.compiler = Compiler(backend(target).target() if target == "reference" else Target.host(target), cache)
+        self.extents = {
+            "CTX": pages * self.compiler.target.capabilities.layouts.page,
+            "WINDOW_CTX": window_ctx,
+            "SLOTS": slots,
+        }
         self.workers = self.compiler.workers(threads)
         self.tensors = Tensors(self.compiler, self.workers)
         self._load(weights)

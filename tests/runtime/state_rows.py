@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.backends.host import HOST
 from rlx.compiler.kv import StateMemory, extents_of
 from rlx.ir.graph import Graph
@@ -15,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 def states_of(graph: Graph) -> StateMemory:
     """Room for 512 positions, and rings of 64."""
-    return StateMemory(graph, HOST, extents_of(graph, 512, 16, 64))
+    return StateMemory(graph, HOST, LAYOUTS, extents_of(graph, LAYOUTS, 512, 16, 64))
 
 
 def positions(states: StateMemory, name: str, start: int, stop: int) -> Array:

@@ -15,7 +15,7 @@ from rlx.compiler.profiling import BARRIER_SECONDS, Limit, OpTime
 from rlx.engine.engine import Engine
 from rlx.engine.programs.reporting import profile_step
 
-PEAKS = {"int8": 800.0, "amx-int8": 2000.0, "bf16": 400.0, "amx-bf16": 1000.0, "f32": 200.0}
+PEAKS = {"int8": 800.0, "amx-int8": 2000.0, "bf16-dots": 400.0, "amx-bf16": 1000.0, "bf16": 1000.0, "f32": 200.0}
 
 
 def work(seconds: float, nbytes: int = 0, regions: int = 1, **operations: int) -> OpTime:

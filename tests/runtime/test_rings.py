@@ -9,10 +9,11 @@ import pytest
 from compiled import at_once, levels, through
 from state_rows import positions, put_positions, states_of
 
+from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.backends.cpu.kernels.attention.shape import CHUNK
 from rlx.backends.host import HOST
 from rlx.compiler.executable import compile
-from rlx.compiler.kv import RING, StateMemory, capacities, extents_of, largest_window, state_bytes
+from rlx.compiler.kv import StateMemory, capacities, extents_of, largest_window, state_bytes
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, DimLike
@@ -105,26 +106,26 @@ def test_the_interpreter_wraps_alike() -> None:
 
 
 def test_capacities() -> None:
-    assert RING == CHUNK, "a group of positions that attention reads at once must be in one piece"
+    assert LAYOUTS.page == CHUNK, "a group of positions that attention reads at once must be in one piece"
     graph = ring_graph(512)
     assert largest_window(graph) == 512
-    assert capacities(graph, 32768, 512) == {"CTX": 32768, "WINDOW_CTX": 1088}, "512 + 511 + 63, rounded up"
-    assert capacities(graph, 32768, 514) == {"CTX": 32768, "WINDOW_CTX": 1088}
-    assert capacities(graph, 32768, 515) == {"CTX": 32768, "WINDOW_CTX": 1152}
-    assert capacities(graph, 700, 512) == {"CTX": 704, "WINDOW_CTX": 704}
-    assert capacities(graph, 17, 512) == {"CTX": 32, "WINDOW_CTX": 64}
+    assert capacities(graph, 32768, 512, LAYOUTS) == {"CTX": 32768, "WINDOW_CTX": 1088}, "512 + 511 + 63, rounded up"
+    assert capacities(graph, 32768, 514, LAYOUTS) == {"CTX": 32768, "WINDOW_CTX": 1088}
+    assert capacities(graph, 32768, 515, LAYOUTS) == {"CTX": 32768, "WINDOW_CTX": 1152}
+    assert capacities(graph, 700, 512, LAYOUTS) == {"CTX": 704, "WINDOW_CTX": 704}
+    assert capacities(graph, 17, 512, LAYOUTS) == {"CTX": 32, "WINDOW_CTX": 64}
     assert largest_window(ring_graph(512, capacity=CTX, wrap=False)) is None
     whole = ring_graph(None)
     assert largest_window(whole) is None
-    assert capacities(whole, 700, 1)["WINDOW_CTX"] == 704, "attention without a window needs every position"
-    assert state_bytes(graph, 32768, 512) == 2 * 4 * KV_HEADS * WIDTH * 1088
-    with_states = StateMemory(graph, HOST, extents_of(graph, 300, 8))  # a window of 512: rings never wrap
+    assert capacities(whole, 700, 1, LAYOUTS)["WINDOW_CTX"] == 704, "attention without a window needs every position"
+    assert state_bytes(graph, 32768, 512, LAYOUTS) == 2 * 4 * KV_HEADS * WIDTH * 1088
+    with_states = StateMemory(graph, HOST, LAYOUTS, extents_of(graph, LAYOUTS, 300, 8))  # a window of 512: rings never wrap
     sizes = [buffer.nbytes for buffer in with_states.buffers.values()]
     assert (sum(sizes), with_states.rings) == (2 * 4 * KV_HEADS * WIDTH * 320, ["keys", "values"])
     assert [with_states.first_read(length) for length in (0, 511, 574, 575, 638, 639)] == [0, 0, 0, 64, 64, 128]
     with_states.close()
     for rows in (1, 64, 200):  # whatever a step of so many rows reads is there when all of them are written
-        states = StateMemory(graph, HOST, extents_of(graph, 1 << 20, rows))
+        states = StateMemory(graph, HOST, LAYOUTS, extents_of(graph, LAYOUTS, 1 << 20, rows))
         assert all(states.first_read(n) >= n + rows - (states.ring_capacity or 0) for n in range(2000))
         states.close()
 

@@ -12,6 +12,8 @@ from compiled import levels
 from pooled import Pool
 from runners import hybrid
 
+from rlx.backends import backend
+from rlx.backends.cpu.layouts import PAGE
 from rlx.backends.program import TokenRun
 from rlx.compiler.executable import compile
 from rlx.engine.opening.opened import Source
@@ -22,7 +24,6 @@ from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, value
 from rlx.ir.dtypes import BF16, F16, I32, KV_DTYPES, DType
 from rlx.ir.graph import Graph
-from rlx.ir.pages import PAGE
 from rlx.models import variants
 from rlx.passes import pipeline
 from rlx.passes.options import Options
@@ -119,8 +120,10 @@ def test_every_kind_of_state_over_a_pool(level: str, cache: CompileCache, monkey
     graph = hybrid.graph()
     ids, rng = texts(hybrid.VOCAB), np.random.default_rng(8)
     wants, positions = [hybrid.reference(graph, one) for one in ids], [np.arange(n, dtype=np.int32) for n in LENGTHS]
-    tables = page_tables(LENGTHS, 20, rng)
-    options = {"target": level, "cache": cache, "pages": 20, "slots": 6, "window_ctx": 128}
+    page = (backend(level) if level == "reference" else backend()).target().capabilities.layouts.page
+    count = 20 * PAGE // page
+    tables = page_tables(LENGTHS, page, count, rng)
+    options = {"target": level, "cache": cache, "pages": count, "slots": 6, "window_ctx": 128}
     with Pool(graph, hybrid.weights(graph), **options) as pool:
         batch = pool.program((2, MOST_ROWS), segments=True)
         single, chunk = pool.program((1, 1)), pool.program((2, MOST_ROWS), all_rows=True)
@@ -131,12 +134,12 @@ def test_every_kind_of_state_over_a_pool(level: str, cache: CompileCache, monkey
                     program = single if rows == 1 else chunk
                     program.select_slot(SLOTS[i])
                     own = {"tokens": ids[i][past:][:rows], "positions": range(past, past + rows), "pages": tables[i]}
-                    found = pool.run(program, own, SEQ=rows, PAST_SEQ=past, PAGES=3)["logits"]
+                    found = pool.run(program, own, SEQ=rows, PAST_SEQ=past, PAGES=tables.shape[1])["logits"]
                     check(found, wants[i][past : past + rows])
                 continue
             chosen = [first + r for first, rows, *_ in step.segments for r in range(rows)][::-2]
             inputs |= {"segments": step.segments, "pages": tables[[i for i, *_ in step.parts]], "logit_rows": chosen}
-            sizes = {"SEQ": step.rows, "SEGMENTS": len(step.parts), "PAGES": 3, "OUTS": len(chosen)}
+            sizes = {"SEQ": step.rows, "SEGMENTS": len(step.parts), "PAGES": tables.shape[1], "OUTS": len(chosen)}
             check(pool.run(batch, inputs, **sizes)["logits"], step.put(wants)[chosen])
 
 
@@ -182,7 +185,7 @@ def check_bits(graph: Graph, pictures: bool, cache: CompileCache, **options: Any
     shapes = {"q": 4, "k": 2, "v": 2}
     rows = {n: [rng.standard_normal((m, heads, 32)).astype(np.float32) for m in lengths] for n, heads in shapes.items()}
     rows |= {"visible": [np.arange(m, dtype=np.int32) // 12 * 12 + 11 for m in lengths]} if pictures else {}
-    tables, found = page_tables(lengths, 20, rng), [np.zeros((m, 128), np.float32) for m in lengths]
+    tables, found = page_tables(lengths, PAGE, 20, rng), [np.zeros((m, 128), np.float32) for m in lengths]
     taken = []
     with Pool(graph, weights, cache=cache, pages=20) as pool:
         batch = pool.program((1, MOST_ROWS), segments=True, all_rows=True, **options)
@@ -203,10 +206,10 @@ def check_bits(graph: Graph, pictures: bool, cache: CompileCache, **options: Any
     assert sum(count == 1 and past > 300 for _, past, count in taken) > 2
 
 
-def page_tables(lengths: Sequence[int], pages: int, rng: np.random.Generator) -> Array:
+def page_tables(lengths: Sequence[int], page: int, pages: int, rng: np.random.Generator) -> Array:
     """Page tables for sequences of these lengths: pages anywhere in the pool, and -1 for those that none needs."""
     free = rng.permutation(pages).tolist()
-    counts = [-(-length // PAGE) for length in lengths]
+    counts = [-(-length // page) for length in lengths]
     return np.array([[free.pop() for _ in range(n)] + [-1] * (max(counts) - n) for n in counts], np.int32)
 
 
@@ -221,8 +224,9 @@ def test_the_compiled_graph_means_the_same(cache: CompileCache) -> None:
     assert batch.phase == "batch"
     ids = texts(hybrid.VOCAB)[1:]
     wants, positions = [hybrid.reference(graph, one) for one in ids], [np.arange(n, dtype=np.int32) for n in lengths]
-    tables = page_tables(lengths, 9, rng)
-    env = {"SLOTS": 6, "CTX": 9 * PAGE, "WINDOW_CTX": 128, "PAGES": tables.shape[1]}
+    page = options.capabilities.layouts.page
+    tables = page_tables(lengths, page, 18, rng)
+    env = {"SLOTS": 6, "CTX": 18 * page, "WINDOW_CTX": 128, "PAGES": tables.shape[1]}
     states = {n: np.zeros([value(d, env) for d in leaf.shape]) for n, leaf in batch.leaves("state").items()}
     for step in steps(lengths):
         chosen = np.array([first + r for first, rows, *_ in step.segments for r in range(rows)])
@@ -255,7 +259,7 @@ def test_drafts_of_several_sequences(cache: CompileCache) -> None:
     slots, spare = [0, 1, 2], [3, 4, 5]
     ids = [rng.integers(0, hybrid.VOCAB, n).astype(np.int32) for n in lengths]
     wants, positions = [hybrid.reference(graph, one) for one in ids], [np.arange(n, dtype=np.int32) for n in lengths]
-    tables = page_tables(lengths, 3, rng)
+    tables = page_tables(lengths, PAGE, 3, rng)
     with Pool(graph, hybrid.weights(graph), cache=cache, pages=3, slots=6, window_ctx=128) as pool:
         verify = pool.program((1, MOST_ROWS), variants.verifying(graph), segments=True, all_rows=True)
         verify.lead(pool.program((1, MOST_ROWS), variants.advancing(graph), segments=True, all_rows=True))
@@ -292,7 +296,7 @@ def test_golden_logits_of_a_family(family: str, goldens: Path, cache: CompileCac
     loader = open_weights(goldens / family / "model-f16.gguf")
     plan = Plan.of(loader, EngineOptions(precision="exact"))
     graph = plan.graph.replace(outputs={"logits": plan.graph.outputs["logits"]})
-    tables, checked = page_tables(lengths, 5, rng), 0
+    tables, checked = page_tables(lengths, PAGE, 5, rng), 0
     with Pool(graph, Source(plan.weights, plan.config), cache=cache, pages=5, slots=6, window_ctx=128) as pool:
         batch = pool.program((1, MOST_ROWS), segments=True)
         for step in steps(lengths):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,9 +37,12 @@ from rlx.backends.device import (
 from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.host import HOST, address
 from rlx.backends.memory import Buffer
-from rlx.backends.program import Program
+from rlx.backends.program import Manifest, Program
 from rlx.ir.dtypes import DType
 from rlx.sampling.choice import Choose
+
+if TYPE_CHECKING:
+    from rlx.backends.reference.formats import Formats
 
 _GRAINS = 64  # ranges of units that the workers of a loop take
 
@@ -97,6 +100,11 @@ class Cpu(Backend):
         from rlx.backends.cpu.llvm import assembly
 
         return assembly(text, target)
+
+    def formats(self, manifest: Manifest) -> Formats:
+        from rlx.backends.cpu.formats import CpuFormats  # imports the reference
+
+        return CpuFormats(manifest["signed_codes"])
 
     def stored_assembly(self, described: Mapping[str, Any], text: str, code: bytes) -> str:
         from rlx.backends.cpu.llvm import Module

@@ -42,9 +42,10 @@ codebook indices: each element has a small code instead (see `blocks.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ from numpy.typing import NDArray
 
 from rlx.backends.cpu import blocks
 from rlx.backends.cpu.blocks import BLOCKS, Blocks
+from rlx.backends.cpu.kv_tiles import rows_of, tiles_of
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import BF16, F16, F32, Q8A, DType
 from rlx.ir.rounding import from_bf16
@@ -64,6 +66,13 @@ _u8 = np.uint8
 
 #: Rows of a row block: one per lane of a 16-lane vector.
 BLOCK_ROWS = 16
+#: Positions of a page of a cache. Attention reads as many at a time.
+PAGE = 64
+#: Positions of a tile of keys.
+TILE = 16
+
+ALIGN = 64  # of values, in bytes: a cache line, and the widest vector
+_Q8A_BLOCK = 44  # bytes of 32 codes, their scale and their two sums
 
 
 @dataclass(frozen=True)
@@ -120,7 +129,7 @@ def unpack(dtype: DType, packed: Bytes, n: int, k: int, *, signed: bool = False)
 
 def q8a_bytes(k: int) -> int:
     """Bytes of one q8a row: k int8 codes, k/32 f32 scales, k/16 i32 sums of 16 codes each."""
-    return Q8A.row_bytes(k)
+    return k // 32 * _Q8A_BLOCK
 
 
 def q8a_quantize(x: Floats) -> Bytes:
@@ -345,6 +354,12 @@ class CpuLayouts(Layouts):
 
     matrices: str = "r16k4"
     matrices_meaning: str = "packed at load in blocks of 16 rows"
+    keys: str = "tiles"
+    keys_meaning: str = "keys in tiles of 16 positions"  # so that attention scores need no horizontal sums
+    tile: int = TILE
+    room: int = TILE - 1  # plain keys are read in whole tiles
+    page: int = PAGE
+    align: int = ALIGN
 
     @property
     def matrix_types(self) -> tuple[DType, ...]:
@@ -352,6 +367,15 @@ class CpuLayouts(Layouts):
 
     def matrix_bytes(self, dtype: DType, n: int, k: int) -> int:
         return packed_bytes(dtype, n, k)
+
+    def size(self, dtype: DType, shape: Sequence[int]) -> int:
+        return prod(shape[:-1]) * q8a_bytes(shape[-1]) if dtype is Q8A else dtype.size(shape)
+
+    def rows_of(self, stored: NDArray[Any], dtype: DType) -> NDArray[Any]:
+        return rows_of(stored, dtype)
+
+    def stored_of(self, rows: NDArray[Any], dtype: DType) -> NDArray[Any]:
+        return tiles_of(rows, dtype)
 
 
 LAYOUTS = CpuLayouts()

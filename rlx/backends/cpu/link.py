@@ -26,6 +26,7 @@ from typing import Any
 from rlx.backends.cpu.calls import Call
 from rlx.backends.cpu.context import CONTEXT, MARK, mark_number
 from rlx.backends.cpu.kernel import Kernel, symbol
+from rlx.backends.cpu.layouts import ALIGN
 from rlx.backends.cpu.llvm_text import WRITTEN, Text
 from rlx.backends.cpu.select import select
 from rlx.backends.cpu.target import Target
@@ -34,7 +35,6 @@ from rlx.backends.device import manifest_of
 from rlx.ir import dims
 from rlx.ir.node import Node
 from rlx.ir.op_table import traits
-from rlx.passes.memory import ALIGN
 from rlx.passes.program import Program, root
 from rlx.passes.schedule import signature
 from rlx.tracing import span
@@ -385,7 +385,7 @@ def _manifest(linker: _Linker, regions: list[_Bound]) -> dict[str, Any]:
         "units": [[[c.units.most(limits), grain(c.units, limits)] for c in region.calls] for region in regions],
     }
     symbols = {call.node: call.kernel.symbol for region in regions for call in region.all_calls}
-    described = manifest_of(linker.program, symbols.__getitem__, signed_codes=linker.target.isa.signed_codes)
+    described = manifest_of(linker.program, symbols.__getitem__) | {"signed_codes": linker.target.isa.signed_codes}
     return {**described, "arena": _align(linker.scratch), "private": _align(linker.private), "args": args, **shared}
 
 

@@ -62,7 +62,10 @@ def arithmetic_peaks(compiler: Builder, pool: WorkerPool) -> dict[str, float]:
     """`arithmetic_peak` of every kind that the compiler's target has instructions for."""
     from rlx.backends.cpu.kernels.linear.peak import kinds
 
-    return {kind: arithmetic_peak(kind, compiler, pool) for kind in kinds(compiler.target)}
+    found = {kind: arithmetic_peak(kind, compiler, pool) for kind in kinds(compiler.target)}
+    if "amx-bf16" in found:  # products of bf16 are then computed on tiles, those of int8 are not
+        found |= {"bf16": found["amx-bf16"]} | ({"bf16-dots": found["bf16"]} if "bf16" in found else {})
+    return found
 
 
 def arithmetic_peak(kind: str, compiler: Builder, pool: WorkerPool, seconds: float = 0.1) -> float:

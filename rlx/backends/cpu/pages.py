@@ -20,10 +20,10 @@ from llvmlite import ir
 
 from rlx.backends.cpu.calls import Call
 from rlx.backends.cpu.kernel import Kernel, symbol
+from rlx.backends.cpu.layouts import PAGE
 from rlx.backends.cpu.loops import is_python_only, python_form
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import I32, I64, POINTER, Emitter
-from rlx.ir.pages import PAGE
 
 
 def paged_write(contiguous: Call, heads: int, together: int, target: Target) -> Call:

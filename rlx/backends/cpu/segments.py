@@ -20,6 +20,7 @@ from llvmlite import ir
 
 from rlx.backends.cpu.calls import SCRATCH, Call, Units
 from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.layouts import ALIGN, LAYOUTS
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import I32, I64, POINTER, Emitter, Index
 from rlx.backends.cpu.work_stealing import CHUNKS
@@ -29,7 +30,6 @@ from rlx.ir.dims import SEGMENTS, SEQ, DimLike
 from rlx.ir.node import Node
 from rlx.ir.op_table import of_segment, roles
 from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT, SLOT_WRITTEN
-from rlx.passes.memory import ALIGN
 
 PARTS = CHUNKS  # the parts of a call, each a range of its own
 
@@ -91,7 +91,7 @@ def _stride(node: Node, arg: int, scratch: int) -> Stride:
         return Stride(None, width * value.dtype.row_bytes(1))
     if not isinstance(width, int):
         raise CompileError(f"rows of {width} elements", where=repr(value), hint="Bind its symbol.")
-    size = _product(outer) * value.dtype.row_bytes(width)
+    size = _product(outer) * LAYOUTS.size(value.dtype, (width,))
     return Stride({"r": FIRST_ROW, "s": SLOT, "a": SLOT_WRITTEN}[role], size)
 
 

@@ -159,9 +159,9 @@ def _kv_write(n: Node, target: Target) -> Call:
 def _write(n: Node, kernel: Kernel, target: Target) -> Call:
     """The call for a cache write. Its buffers are the operands after the cache, then the result."""
     cache, x = n.inputs[:2]
-    last = len(n.inputs) - n["paged"]
+    last = len(n.inputs) - bool(n["page"])
     call = _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=(*range(1, last), len(n.inputs)))
-    if not n["paged"]:
+    if not n["page"]:
         return call
 
     together = 16 if _cache_layout(cache) == "k_tiles" else 1
@@ -170,7 +170,7 @@ def _write(n: Node, kernel: Kernel, target: Target) -> Call:
 
 def _rope_kv_write(n: Node, target: Target) -> Call:
 
-    cache, x, angles = n.inputs[0], n.inputs[1], n.inputs[-2 if n["paged"] else -1]
+    cache, x, angles = n.inputs[0], n.inputs[1], n.inputs[-2 if n["page"] else -1]
     if _cache_layout(cache) != "k_tiles":
         raise CompileError("rotated rows go into a key cache only", where=repr(n))
     store = {"store": "k_tiles", "kv_dtype": n["dtype"], "wrap": n["wrap"]}
@@ -179,8 +179,7 @@ def _rope_kv_write(n: Node, target: Target) -> Call:
 
 
 def _as_cache(n: Node, target: Target) -> Call:
-
-    heads, positions = static(n, 0), n.shape[1] - infer.ROOM
+    heads, positions = static(n, 0), n.shape[1] - n["room"]
     kernel = kv.as_cache(heads, width(n), n.dtype, _cache_layout(n), n["order"])
     return _call(n, kernel, Units(positions, times=heads), positions, n.shape[1])
 
@@ -195,7 +194,8 @@ def _attention(n: Node, target: Target) -> Call:
     shape = (static(q, 1), static(k, 0), width(q))
     options = {
         "kv_dtype": k.dtype,
-        **{name: n[name] for name in ("scale", "window", "softcap", "mask", "out", "paged")},
+        **{name: n[name] for name in ("scale", "window", "softcap", "mask", "out")},
+        "paged": bool(n["page"]),
     }
     options["bias"] = static(n.inputs[3], 1) if n["mask"] == "bias" else None
     options["split"] = split_kernels.split(shape[1], n["window"])

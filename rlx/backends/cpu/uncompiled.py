@@ -12,9 +12,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rlx.backends.cpu import layouts
 from rlx.backends.cpu.backend import Cpu
 from rlx.backends.cpu.calls import SCRATCH, Call, Units
+from rlx.backends.cpu.formats import CpuFormats
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.loops import NoPythonForm, python_form, python_forms
 from rlx.backends.cpu.segments import strides
@@ -22,9 +25,8 @@ from rlx.backends.cpu.select import select
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.backends.device import Builder, Built, Code, Loadable, Loop, Lowered, OnKernel, Outcome, Packer, manifest_of
-from rlx.backends.memory import Memory
+from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest
-from rlx.backends.reference.backend import packer
 from rlx.backends.reference.evaluate import Evaluation, Weights
 from rlx.backends.reference.evaluate import Memory as Values
 from rlx.backends.reference.formats import Bytes
@@ -65,7 +67,7 @@ class Uncompiled(Cpu):
             on_kernel(done, len(nodes))
             name(node)
         lowered_for = {"target": [target.level, target.triple, target.cpu, target.features]}
-        manifest = manifest_of(program, name, signed_codes=target.isa.signed_codes)
+        manifest = manifest_of(program, name) | {"signed_codes": target.isa.signed_codes}
         return Built(sources, manifest | lowered_for, len(sources))
 
     def load(self, stored: Loadable) -> Code:
@@ -74,10 +76,16 @@ class Uncompiled(Cpu):
         return Code(partial(UncompiledProgram, lowered, stored.manifest, kernels, self.memory), 0)
 
     def workers(self, count: int, builder: Builder) -> Alone:  # type: ignore[override]
-        return Alone(Weights(_signed_codes(builder)))
+        return Alone(Weights(CpuFormats(_signed_codes(builder))))
 
     def packer(self, dtype: DType, workers: Alone, builder: Builder) -> Packer:  # type: ignore[override]
-        return packer(dtype, signed=_signed_codes(builder))
+        """What packs weights by the definition of their layout, see `layouts.py`."""
+        signed = _signed_codes(builder)
+
+        def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:
+            target.write(layouts.pack(dtype, raw.reshape(-1), n, k, signed=signed))
+
+        return Packer(partial(layouts.packed_bytes, dtype), pack)
 
     def prepare_packing(self, dtypes: object, builder: Builder) -> None:
         """Packing takes no code."""

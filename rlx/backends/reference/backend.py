@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends import backend
-from rlx.backends.cpu import layouts
-from rlx.backends.cpu.target import Target as CpuTarget
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer, manifest_of
 from rlx.backends.host import HOST
 from rlx.backends.memory import Buffer
@@ -18,24 +15,23 @@ from rlx.backends.reference.program import Alone, ReferenceProgram
 from rlx.ir.dtypes import DType
 from rlx.ir.ops import OPS
 from rlx.passes import pipeline
-from rlx.passes.capabilities import Capabilities
+from rlx.passes.capabilities import Capabilities, Layouts
+
+#: Nothing is rounded but what the IR says, and no worker has memory of its own.
+CAPABILITIES = Capabilities(bf16_dots=False, bf16_tiles=False, own_cost=0, own_cost_rows=0)
 
 
 @dataclass(frozen=True)
 class Target:
-    """The reference for one CPU: programs are lowered as for it, and hold the same values.
+    """The reference has one level."""
 
-    Attributes:
-        capabilities: those of the CPU.
-    """
-
-    capabilities: Capabilities
     level: str = "reference"
+    capabilities: Capabilities = CAPABILITIES
 
     @property
     def backend(self) -> Backend:
         """The reference backend."""
-        return backend("reference")
+        return BACKEND
 
     @property
     def tuning(self) -> dict[str, int]:
@@ -43,8 +39,8 @@ class Target:
         return {}
 
     def describe(self) -> dict[str, str]:
-        """The level, and the capabilities of the CPU."""
-        return {"level": self.level, **{name: str(value) for name, value in asdict(self.capabilities).items()}}
+        """The level."""
+        return {"level": self.level}
 
 
 class Reference(Backend):
@@ -53,8 +49,8 @@ class Reference(Backend):
     name, memory = "reference", HOST
 
     def target(self, level: str | None = None) -> Target:
-        """The reference for this machine's CPU at a level."""
-        return Target(CpuTarget.host(level).capabilities)
+        """The reference. Levels of other devices change nothing: there is no machine code."""
+        return Target()
 
     def build(self, program: Lowered, target: Target, on_kernel: OnKernel) -> Built:
         """Makes no code: the meaning of each op stands for its kernel."""
@@ -73,20 +69,12 @@ class Reference(Backend):
         return Alone()
 
     def packer(self, dtype: DType, workers: Alone, builder: Builder) -> Packer:
-        return packer(dtype)
+        """Copies matrices: they lie as in the file."""
 
+        def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:
+            target.write(np.ascontiguousarray(raw).reshape(-1))
 
-def packer(dtype: DType, *, signed: bool = False) -> Packer:
-    """What packs weights by the definition of their layout, see `rlx.backends.cpu.layouts`.
-
-    Args:
-        signed: codes of 8 bits are signed bytes.
-    """
-
-    def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:
-        target.write(layouts.pack(dtype, raw.reshape(-1), n, k, signed=signed))
-
-    return Packer(partial(layouts.packed_bytes, dtype), pack)
+        return Packer(partial(Layouts().matrix_bytes, dtype), pack)
 
 
 BACKEND = Reference()

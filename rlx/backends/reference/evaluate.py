@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.reference import formats
-from rlx.backends.reference.formats import Array, Bytes
+from rlx.backends.reference.formats import Array, Bytes, Formats
 from rlx.backends.reference.used import Used
 from rlx.ir import dims
 from rlx.ir.node import Node
@@ -35,11 +34,11 @@ class Weights:
     """Decoded weights, the last ones used: a step reads all of them.
 
     Args:
-        signed: whether packed codes are signed.
+        formats: those of the device whose weights they are.
     """
 
-    def __init__(self, signed: bool = False) -> None:
-        self.signed = signed
+    def __init__(self, formats: Formats) -> None:
+        self.formats = formats
         # With the bytes of each, which stay where they are meanwhile: their place tells weights of one name apart.
         self._found: OrderedDict[tuple[str, int], tuple[Bytes, Array]] = OrderedDict()
         self._bytes = 0
@@ -53,7 +52,7 @@ class Weights:
         """The values of the weight `node`, float32 of its shape."""
         key = node.name, raw.ctypes.data
         if key not in self._found:
-            self._found[key] = raw, formats.read_weight(node.dtype, raw, shape, layout, self.signed)
+            self._found[key] = raw, self.formats.read_weight(node.dtype, raw, shape, layout)
             self._bytes += self._found[key][1].nbytes
             while self._bytes > _KEPT_BYTES and len(self._found) > 1:
                 self._bytes -= self._found.popitem(last=False)[1][1].nbytes
@@ -73,6 +72,7 @@ class Evaluation:
 
     def __init__(self, memory: Memory, env: Env, weights: Weights, used: Used) -> None:
         self.memory, self.env, self._weights, self._used = memory, env, weights, used
+        self._formats = weights.formats
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """The sizes of a value."""
@@ -83,8 +83,8 @@ class Evaluation:
         where = root(node)
         if where.op in ("weight", "pack"):
             source, layout = _source(where)
-            return formats.weight_bytes(source.dtype, self.shape(source), layout)
-        return where.dtype.size(self.shape(where))
+            return self._formats.weight_bytes(source.dtype, self.shape(source), layout)
+        return self._formats.layouts.size(where.dtype, self.shape(where))
 
     def result(self, node: Node, memory: Memory | None = None) -> tuple[Array, Array | None]:
         """(the value of a node by its meaning, the new value of the state that it updates, if it does).
@@ -112,10 +112,10 @@ class Evaluation:
         used, numbers = np.unique(ids, return_inverse=True)
         source, layout = _source(table)
         shape = self.shape(source)
-        raw = memory(table, formats.weight_bytes(source.dtype, shape, layout))
+        raw = memory(table, self._formats.weight_bytes(source.dtype, shape, layout))
         if used.size and not 0 <= used[0] <= used[-1] < shape[0]:
             return [np.empty((0, shape[1]), np.float32), ids]  # the meaning says which id is wrong
-        table_rows = formats.read_table(source.dtype, raw, shape, layout, used, self._weights.signed)
+        table_rows = self._formats.read_table(source.dtype, raw, shape, layout, used)
         return [table_rows, numbers.reshape(ids.shape)]
 
     def value(self, node: Node, memory: Memory) -> Array:
@@ -123,28 +123,28 @@ class Evaluation:
         where, shape = root(node), self.shape(node)
         if where.op in ("weight", "pack"):
             source, layout = _source(where)
-            raw = memory(where, formats.weight_bytes(source.dtype, self.shape(source), layout))
+            raw = memory(where, self._formats.weight_bytes(source.dtype, self.shape(source), layout))
             return self._weights.get(source, raw, self.shape(source), layout).reshape(shape)
         if where.op == "state":
-            found = formats.read_state(where.dtype, *self._state(where, memory), where["layout"])
+            found = self._formats.read_state(where.dtype, *self._state(where, memory), where["layout"])
             return found if node.shape == where.shape else found.reshape(shape)
         if where in self._used.tables:
             return self._used.tables[where].reshape(shape)
-        raw = memory(where, where.dtype.size(self.shape(where)))
+        raw = memory(where, self._formats.layouts.size(where.dtype, self.shape(where)))
         if where.op == "as_cache":
-            return formats.read_as_cache(where.dtype, raw, shape, where["layout"])
-        return formats.read(where.dtype, raw, self.shape(where)).reshape(shape)
+            return self._formats.read_as_cache(where.dtype, raw, shape, where["layout"], where["room"])
+        return self._formats.read(where.dtype, raw, self.shape(where)).reshape(shape)
 
     def write(self, node: Node, value: Array, state: Array | None, memory: Memory) -> None:
         """Writes the result of a node, and the state that it updates."""
         if traits(node).writes:
             self._write_state(root(node), value, memory)
             return
-        raw = memory(node, node.dtype.size(self.shape(node)))
+        raw = memory(node, self._formats.layouts.size(node.dtype, self.shape(node)))
         if node.op == "as_cache":
-            formats.write_as_cache(node.dtype, raw, node["layout"], value)
+            self._formats.write_as_cache(node.dtype, raw, node["layout"], value)
         else:
-            raw[...] = formats.written(node.dtype, value)
+            raw[...] = self._formats.written(node.dtype, value)
         if state is not None:
             self._write_state(root(updated(node)), state, memory)
 
@@ -157,9 +157,9 @@ class Evaluation:
 
     def _write_state(self, state: Node, value: Array, memory: Memory) -> None:
         raw, shape = self._state(state, memory)
-        before = formats.read_state(state.dtype, raw, shape, state["layout"])
+        before = self._formats.read_state(state.dtype, raw, shape, state["layout"])
         same = (before == value) | (np.isnan(before) & np.isnan(value))
-        formats.write_state(state.dtype, raw, shape, state["layout"], value, ~same.all(-1))
+        self._formats.write_state(state.dtype, raw, shape, state["layout"], value, ~same.all(-1))
         whole = self.shape(state)
         self._used.put(state, memory(state, state.dtype.size(whole)), whole, raw)
 

@@ -18,7 +18,7 @@ from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest, Program, StepClocks, StepLog
 from rlx.backends.reference.evaluate import Evaluation, Weights
 from rlx.backends.reference.evaluate import Memory as Values
-from rlx.backends.reference.formats import Bytes
+from rlx.backends.reference.formats import Bytes, Formats
 from rlx.backends.reference.used import Used
 from rlx.ir.node import Node
 from rlx.passes.program import root
@@ -28,7 +28,7 @@ from rlx.passes.program import root
 class Alone:
     """The one worker of the reference backend: the thread that calls a program. It keeps decoded weights."""
 
-    weights: Weights = field(default_factory=Weights)
+    weights: Weights = field(default_factory=lambda: Weights(Formats()))
     n: int = 1
 
     def close(self) -> None:
@@ -110,5 +110,5 @@ class ReferenceProgram(Program):
 
 def parts_in_use(lowered: Lowered, memory: Values, env: Mapping[str, int]) -> Used:
     """The parts of states that the next step uses; its inputs are set."""
-    plain = Evaluation(memory, env, Weights(), Used({}, {}))
+    plain = Evaluation(memory, env, Weights(Formats()), Used({}, {}))
     return Used.of(lowered.graph, lambda node: plain.value(node, memory), env)

@@ -18,7 +18,6 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op_table import roles as op_roles
 from rlx.ir.op_table import traits
-from rlx.ir.pages import PAGE
 from rlx.passes.program import root
 
 Array = NDArray[Any]
@@ -32,13 +31,13 @@ class Used:
     """The parts that one step uses.
 
     Attributes:
-        states: the states that have parts, with the numbers of those that are used, ascending, and whether they are
-            pages. All others are used as a whole.
+        states: the states that have parts, with the numbers of those that are used, ascending, and the positions
+            of a page, 0 for slots. All others are used as a whole.
         tables: page tables and segments, which are inputs, as the numbers of what remains.
         rows: numbers of the rows that belong to a segment; None without segments.
     """
 
-    states: Mapping[Node, tuple[Array, bool]]
+    states: Mapping[Node, tuple[Array, int]]
     tables: Mapping[Node, Array]
     rows: Array | None = None
 
@@ -51,23 +50,23 @@ class Used:
             env: the values of the symbols.
         """
         ops = [node for node in graph.nodes() if traits(node).roles]
-        paged = [node for node in ops if dict(node.attrs).get("paged")]
+        paged = [node for node in ops if dict(node.attrs).get("page")]
         slotted = [node for node in ops if segments.is_segmented(node)]
         rows = read(slotted[0].inputs[-1]) if slotted else None
-        states: dict[Node, tuple[Array, bool]] = {}
+        states: dict[Node, tuple[Array, int]] = {}
         tables: dict[Node, Array] = {}
         if paged:
             table = paged[0].inputs[-2 if slotted else -1]
             numbers = read(table)
             pages = _numbers(entry for node in paged for entry in _pages(node, numbers, rows, env))
             tables[table] = _renumbered(numbers, pages)
-            states |= {root(i): (pages, True) for node in paged for i in _states(node, "c")}
+            states |= {root(i): (pages, node["page"]) for node in paged for i in _states(node, "c")}
         if rows is not None:
             filled, columns = rows[:, segments.ROWS] > 0, slice(segments.SLOT, None)
             slots = _numbers(iter(rows[filled, columns].reshape(-1)))
             tables[slotted[0].inputs[-1]] = after = rows.copy()
             after[:, columns] = np.where(filled[:, None], _renumbered(rows[:, columns], slots), 0)
-            states |= {root(i): (slots, False) for node in slotted for i in _states(node, "sa")}
+            states |= {root(i): (slots, 0) for node in slotted for i in _states(node, "sa")}
             covered = [np.arange(first, first + count) for first, count, *_ in rows.tolist()]
             return Used(states, tables, np.concatenate(covered))
         return Used(states, tables)
@@ -81,24 +80,24 @@ class Used:
         """The shape of the used parts of a state of this shape."""
         if state not in self.states:
             return shape
-        numbers, pages = self.states[state]
-        return (shape[0], len(numbers) * PAGE, *shape[2:]) if pages else (len(numbers), *shape[1:])
+        numbers, page = self.states[state]
+        return (shape[0], len(numbers) * page, *shape[2:]) if page else (len(numbers), *shape[1:])
 
     def taken(self, state: Node, raw: Bytes, shape: Shape) -> Bytes:
         """The bytes of the used parts: a copy, or `raw` itself if the state is used as a whole."""
         if state not in self.states:
             return raw
-        numbers, pages = self.states[state]
-        parts = raw.reshape(shape[0], shape[1] // PAGE, -1)[:, numbers] if pages else raw.reshape(shape[0], -1)[numbers]
+        numbers, page = self.states[state]
+        parts = raw.reshape(shape[0], shape[1] // page, -1)[:, numbers] if page else raw.reshape(shape[0], -1)[numbers]
         return np.ascontiguousarray(parts).reshape(-1)
 
     def put(self, state: Node, raw: Bytes, shape: Shape, parts: Bytes) -> None:
         """The inverse of `taken`: writes the used parts to the bytes of the state."""
         if state not in self.states:
             return
-        numbers, pages = self.states[state]
-        if pages:
-            raw.reshape(shape[0], shape[1] // PAGE, -1)[:, numbers] = parts.reshape(shape[0], len(numbers), -1)
+        numbers, page = self.states[state]
+        if page:
+            raw.reshape(shape[0], shape[1] // page, -1)[:, numbers] = parts.reshape(shape[0], len(numbers), -1)
         else:
             raw.reshape(shape[0], -1)[numbers] = parts.reshape(len(numbers), -1)
 
@@ -113,11 +112,11 @@ def _pages(node: Node, table: Array, rows: Array | None, env: Env) -> Iterator[i
     """The pages that a node uses."""
     end = node["length"] if node.op == "attention" else node["at"] + node.inputs[1].shape[0]
     if rows is None:
-        yield from table[: -(-dims.value(end, env) // PAGE)].tolist()
+        yield from table[: -(-dims.value(end, env) // node["page"])].tolist()
         return
     for own, (_, count, past, *_) in zip(table.tolist(), rows.tolist(), strict=True):
         if count:
-            yield from own[: -(-dims.value(end, {**env, "SEQ": count, "PAST_SEQ": past}) // PAGE)]
+            yield from own[: -(-dims.value(end, {**env, "SEQ": count, "PAST_SEQ": past}) // node["page"])]
 
 
 def _numbers(found: Iterator[int]) -> Array:

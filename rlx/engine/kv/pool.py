@@ -30,6 +30,7 @@ from rlx.engine.kv.sequence import Sequence
 from rlx.env import size
 from rlx.errors import ArgumentError, PoolFullError
 from rlx.ir.graph import Graph
+from rlx.passes.capabilities import Layouts
 from rlx.passes.options import MAX_PAST
 
 if TYPE_CHECKING:
@@ -84,8 +85,10 @@ class CachePool:
         ResourceError: the system refuses the memory.
     """
 
-    def __init__(self, graph: Graph, memory: Memory, *, max_seq: int, rows: int, kv_bytes: int) -> None:
-        self.sizes = sizes = Sizes.of(graph, max_seq, rows)
+    def __init__(
+        self, graph: Graph, memory: Memory, layouts: Layouts, *, max_seq: int, rows: int, kv_bytes: int
+    ) -> None:
+        self.sizes = sizes = Sizes.of(graph, layouts, max_seq, rows)
         self.kv_bytes, self.max_seq, self.rows = kv_bytes, max_seq, rows
         smallest = sizes.page_bytes + sizes.slot_bytes
         if kv_bytes < smallest:
@@ -93,7 +96,7 @@ class CachePool:
             raise ArgumentError(what, where="kv_bytes", hint="Give more, or leave it out.")
         count = min(kv_bytes // sizes.page_bytes if sizes.page_bytes else MAX_PAST, MAX_PAST // sizes.page)
         slots = min(kv_bytes // sizes.slot_bytes, SLOTS) if sizes.slot_bytes else 0
-        self.memory = PoolMemory(graph, memory, sizes, count, slots)
+        self.memory = PoolMemory(graph, memory, layouts, sizes, count, slots)
         self.pages = PageAllocator(count, page_count(max_seq, sizes.page))
         self.index = PrefixIndex(self.pages, sizes.page, self._freed)
         self.counters = PrefixCounters()

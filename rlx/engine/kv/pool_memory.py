@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.memory import Memory
-from rlx.compiler import kv
 from rlx.compiler.kv import StateMemory, capacities, states_of
 from rlx.env import size
 from rlx.errors import ResourceError
 from rlx.ir.graph import Graph
+from rlx.passes.capabilities import Layouts
 
 Array = np.ndarray[Any, Any]
 
@@ -57,12 +57,12 @@ class Sizes:
     window_ctx: int
 
     @staticmethod
-    def of(graph: Graph, max_seq: int, rows: int) -> Sizes:
+    def of(graph: Graph, layouts: Layouts, max_seq: int, rows: int) -> Sizes:
         """The sizes for sequences of at most `max_seq` positions and calls of at most `rows` rows."""
-        window_ctx = capacities(graph, max_seq, rows)["WINDOW_CTX"]
-        table = list(states_of(graph, {"CTX": kv.RING, "WINDOW_CTX": window_ctx}))
+        window_ctx = capacities(graph, max_seq, rows, layouts)["WINDOW_CTX"]
+        table = list(states_of(graph, {"CTX": layouts.page, "WINDOW_CTX": window_ctx}, layouts))
         full = sum(state.nbytes for state in table if state.kind == "full")
-        return Sizes(kv.RING, full, sum(state.nbytes for state in table) - full, window_ctx)
+        return Sizes(layouts.page, full, sum(state.nbytes for state in table) - full, window_ctx)
 
     def sequence_bytes(self, length: int) -> int:
         """Bytes of a sequence of so many positions."""
@@ -74,6 +74,7 @@ class PoolMemory(StateMemory):
 
     Args:
         memory: of the device.
+        layouts: those of the device.
         sizes: those of the graph.
         pages: number of pages.
         slots: number of slots; 0 if the model has neither rings nor recurrent states.
@@ -82,10 +83,10 @@ class PoolMemory(StateMemory):
         ResourceError: the system refuses the memory.
     """
 
-    def __init__(self, graph: Graph, memory: Memory, sizes: Sizes, pages: int, slots: int) -> None:
+    def __init__(self, graph: Graph, memory: Memory, layouts: Layouts, sizes: Sizes, pages: int, slots: int) -> None:
         extents = {"CTX": pages * sizes.page, "WINDOW_CTX": sizes.window_ctx, "SLOTS": max(1, slots)}
         try:
-            super().__init__(graph, memory, extents, sizes.page, paged=True)
+            super().__init__(graph, memory, layouts, extents, sizes.page, paged=True)
         except ResourceError as error:
             what = f"the system refuses {size(pages * sizes.page_bytes + slots * sizes.slot_bytes)}"
             each = f"a page of {sizes.page} positions takes {size(sizes.page_bytes)}, a slot {size(sizes.slot_bytes)}"

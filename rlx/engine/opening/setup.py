@@ -21,6 +21,7 @@ from rlx.engine.opening.options import EngineOptions
 from rlx.errors import ProfileError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
+from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import weight_bytes, weight_table
 from rlx.profile import CompileProfile
 from rlx.profile.profile_options import parse_bytes, parse_cache_kv_bytes, parse_folder
@@ -54,6 +55,11 @@ class Setup:
     max_seq: int
     cache: CompileCache
     dump_ir: Path | None
+
+    @property
+    def layouts(self) -> Layouts:
+        """How values lie in the memory of the device."""
+        return self.target.capabilities.layouts
 
     @property
     def kv_bytes(self) -> int | None:
@@ -146,19 +152,19 @@ class Plan:
         setup = Setup.of(config, weights, options)
         warn_beyond(config.context, setup.max_seq)
         graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
-        check_types(graph, weights, setup.target.capabilities.layouts)
+        check_types(graph, weights, setup.layouts)
         return Plan(config, weights, graph, setup)
 
 
 def pools_of(plans: Sequence[Plan]) -> list[int]:
     """The size in bytes of the pool of each model, none of which is loaded yet: what its options say, or its share."""
     weights = sum(
-        weight_bytes(weight_table(plan.graph, plan.setup.target.capabilities.layouts).values()) for plan in plans
+        weight_bytes(weight_table(plan.graph, plan.setup.layouts).values()) for plan in plans
     )
     return [_pool(plan, weights, len(plans)) for plan in plans]
 
 
 def _pool(plan: Plan, weights: int, pools: int) -> int:
     setup = plan.setup
-    sizes = Sizes.of(plan.graph, setup.max_seq, setup.profile.buckets[-1])
+    sizes = Sizes.of(plan.graph, setup.layouts, setup.max_seq, setup.profile.buckets[-1])
     return pool_bytes(setup.target.backend.memory, setup.kv_bytes, sizes, setup.max_seq, weights, pools)

@@ -101,7 +101,7 @@ class Predictor:
         """
         rows, head = min(config.vocab_size, HEAD_ROWS), models.predictor_head(config)
         graph = models.build_predictor(config, weights, setup.kv_type, rows, place=weights.place)
-        check_types(graph, weights, compiler.target.capabilities.layouts)
+        check_types(graph, weights, setup.layouts)
 
         def buffers() -> dict[str, Buffer]:
             return {**tensors.buffers, models.DRAFT_HEAD: tensors.buffers[head]}
@@ -109,8 +109,8 @@ class Predictor:
         programs = Programs(graph, setup, compiler, lambda: pool, buffers, packed=(head,))
         own = {name: row for name, row in programs.weights.items() if name != models.DRAFT_HEAD}
         tensors.load(own, Source(weights, config), progress)
-        extents = extents_of(graph, setup.max_seq, setup.profile.buckets[-1])
-        states = StateMemory(graph, compiler.backend.memory, extents)
+        extents = extents_of(graph, setup.layouts, setup.max_seq, setup.profile.buckets[-1])
+        states = StateMemory(graph, compiler.backend.memory, setup.layouts, extents)
         programs.bind(states.buffers)
         return cls(programs, setup.profile.ranges, states, rows, EmbeddedRows.of(config), compiler.backend)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from rlx.backends.cpu.kernels.attention.split import Split
+from rlx.backends.cpu.layouts import PAGE
 from rlx.backends.cpu.tiles import LANES, Index
 from rlx.ir.dtypes import DType
-from rlx.ir.pages import PAGE
 
 CHUNK = PAGE  # positions of a chunk, whose scores are in scratch memory together
 KEY_TILES = CHUNK // LANES  # tiles of keys of a chunk

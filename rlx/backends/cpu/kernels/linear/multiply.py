@@ -15,7 +15,7 @@ from llvmlite import ir
 from rlx.backends.cpu import blocks, dots
 from rlx.backends.cpu.blocks import BLOCKS
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, GROUPS, SUB, Format
-from rlx.backends.cpu.layouts import PACKINGS
+from rlx.backends.cpu.layouts import LAYOUTS, PACKINGS
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import BF16X32, F32X16, FLOAT, I8X64, I32, Emitter, Index, vector
 from rlx.ir.dtypes import ACTIVATIONS, BF16, F32, DType
@@ -86,7 +86,7 @@ class Shape:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row of activations."""
-        return ACTIVATIONS[self.act].row_bytes(self.k)
+        return LAYOUTS.size(ACTIVATIONS[self.act], (self.k,))
 
     @property
     def block_bytes(self) -> int:

@@ -9,9 +9,10 @@ product with it is NaN. bf16 is rounded to nearest even; NaN stays NaN.
 from __future__ import annotations
 
 from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.layouts import q8a_bytes
 from rlx.backends.cpu.loops import loop_kernel
 from rlx.errors import ArgumentError, ShapeError
-from rlx.ir.dtypes import ACTIVATIONS, F32, Q8A
+from rlx.ir.dtypes import ACTIVATIONS, F32
 from rlx.scalars import (
     HOLE,
     Helper,
@@ -61,7 +62,7 @@ def row_holes(width: int, out: str) -> dict[str, object]:
     part = {"f32": 1, "q8a": 32, "bf16": 2}[out]
     if width % part or width <= 0:
         raise ShapeError(f"a {out} row needs a multiple of {part} elements, found {width}")
-    size = Q8A.row_bytes(width) if out == "q8a" else width
+    size = q8a_bytes(width) if out == "q8a" else width
     return {"WIDTH": width, "ROW_SIZE": size, "PREPARE": _PREPARE[out]}
 
 

@@ -1,6 +1,6 @@
 """Conversion of key caches between tiles of 16 positions and rows.
 
-CPU backend, for `rlx.compiler.kv`. A tile of f32, f16 or bf16 is [head_dim][16 positions]. A tile of a block type has,
+CPU backend, beside `layouts.py`. A tile of f32, f16 or bf16 is [head_dim][16 positions]. A tile of a block type has,
 for each block of 32 elements, 16 scales of two bytes and then the codes as pieces [n][16 positions]; see
 `rlx.backends.cpu.kernels.attention.cache`. A row holds the blocks of one position, as bytes that are moved unchanged.
 """
@@ -18,11 +18,6 @@ Array = np.ndarray[Any, Any]
 TILE = 16  # positions per tile of keys
 _SCALE = 2  # bytes
 _PIECE = {Q8_0: 1, Q4_0: 4}  # consecutive bytes of one position's codes
-
-
-def row_width(dtype: DType, head_dim: int) -> int:
-    """Array elements per head and position: numbers, or the bytes of its blocks."""
-    return dtype.row_bytes(head_dim) if dtype.is_quantized else head_dim
 
 
 def rows_of(tiles: Array, dtype: DType) -> Array:
