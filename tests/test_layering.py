@@ -118,6 +118,10 @@ def layering_error(module: str, target: str) -> str | None:
         return f"rlx.{here} imports only {', '.join(f'rlx.{a}' for a in sorted(allowed))}"
     if target.startswith("rlx.backends.cpu") and here != "backends":
         return "a device's insides are its own: ask rlx.backends for the device"
+    if target.startswith("rlx.backends.cpu") and module.startswith("rlx.backends.reference"):
+        return "the reference stands alone"
+    if target.startswith("rlx.backends") and here in ("ir", "passes"):
+        return "ir and passes know no machine"
     return f"rlx.{there} comes after rlx.{here}" if RANK[there] > RANK[here] else None
 
 

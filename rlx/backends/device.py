@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest, Program
+from rlx.backends.versions import sources_of
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
@@ -29,6 +30,7 @@ from rlx.passes.capabilities import Capabilities
 from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.options import Options
 from rlx.sampling.choice import Choose, choose_rows
+from rlx.passes.pipeline import Pass, usual_passes
 
 if TYPE_CHECKING:
     from rlx.backends.reference.formats import Formats
@@ -250,6 +252,26 @@ class Backend(ABC):
     name: str
     memory: Memory
     native_loops = False
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Patterns of the sources that its code depends on: its folder, and what devices share. Part of the key."""
+        name = type(self).__module__.removeprefix("rlx.backends.")
+        return sources_of(*([name.split(".")[0]] if name != type(self).__module__ else []))
+
+    def versions(self) -> Mapping[str, Any]:
+        """Versions of the compilers that its code depends on. Part of the key."""
+        return {}
+
+    def passes(self, phase: str) -> tuple[Pass, ...]:
+        """The passes over the graph of a program, in order, before it is scheduled.
+
+        A device may add passes to the usual ones, replace them, leave them out, or order them otherwise.
+
+        Args:
+            phase: "prefill", "decode" or "batch".
+        """
+        return usual_passes(phase)
 
     def without_code(self) -> Backend:
         """The mode of this device that makes no machine code, for RLX_JIT=0, if it has one."""

@@ -104,7 +104,11 @@ class Shown:
             for spec in programs_of(profile, **self.programs(batch)):
                 _check_stage(stage, spec.phase)
                 graph = spec.variant(plan.graph)
-                stages = pipeline.stages(graph, effective(spec.options(profile), graph, target.capabilities))
+                stages = pipeline.stages(
+                    graph,
+                    effective(spec.options(profile), graph, target.capabilities),
+                    passes=target.backend.passes(spec.phase),
+                )
                 text = next(str(result) for name, result in stages if name.split("-", 1)[1] == stage)
                 _print(f"{spec.name} after {stage}" if stage != "graph" else f"{spec.name} before all passes", text)
 

@@ -276,7 +276,7 @@ class Compiler:
         dump: pipeline.Hook = lambda stage, result: files.update({f"ir/{stage}.txt": str(result)})  # noqa: E731
         check_meanings(graph.nodes(), graph.bounds)
         with span("passes", "compile"):
-            program = pipeline.lower(graph, options, dump, reports)
+            program = pipeline.lower(graph, options, dump, reports, self.backend.passes(options.phase))
         check_meanings(program.graph.nodes(), program.graph.bounds)  # those that `fuse` put in
         files |= {f"ops/{name}.txt": op.source for name, op in _custom_ops(graph, options).items()}
         seconds = {"passes": time.perf_counter() - start}
@@ -304,7 +304,7 @@ class Compiler:
 
     def key(self, **fields: Any) -> CompileKey:
         """A key for this target and these versions of everything."""
-        return CompileKey(target=self.target.describe(), versions=versions(), **fields)
+        return CompileKey(target=self.target.describe(), versions=versions(self.backend), **fields)
 
 
 def _custom_ops(graph: Graph, options: Options) -> dict[str, CustomOp]:

@@ -7,7 +7,7 @@ one by one, `lower` the last one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rlx import tracing
 from rlx.ir.graph import Graph
@@ -42,33 +42,40 @@ BATCH = (*PREFILL, ("sequences", (segments,)))
 BACKEND = ("schedule", "memory")
 
 
-def lower(graph: Graph, options: Options, hook: Hook | None = None, reports: list[PassReport] | None = None) -> Program:
+def lower(
+    graph: Graph,
+    options: Options,
+    hook: Hook | None = None,
+    reports: list[PassReport] | None = None,
+    passes: Sequence[Pass] | None = None,
+) -> Program:
     """Runs the whole pipeline.
 
     Args:
         hook: called with the name and the verified result of each stage.
         reports: gets what each pass did.
+        passes: as of `stages`.
 
     Raises:
         GraphError: as `stages`.
     """
-    for stage, result in stages(graph, options, reports):
+    for stage, result in stages(graph, options, reports, passes):
         if hook:
             hook(stage, result)
     assert isinstance(result, Program)
     return result
 
 
-def resume(graph: Graph, options: Options, after: str) -> Program:
+def resume(graph: Graph, options: Options, after: str, passes: Sequence[Pass] | None = None) -> Program:
     """The program of a graph that has been through the passes up to the one called `after`.
 
     Raises:
         GraphError: what a pass makes of it does not verify.
     """
     result: Graph | Program = graph
-    every = names(options.phase)
-    for number in range(every.index(after) + 2, len(every) + 1):
-        result = _run(number, result, options, SILENT)
+    rest = _stages(options.phase, passes)
+    for name, run in rest[[name for name, _ in rest].index(after) + 1 :]:
+        result = _run(name, run, result, options, SILENT)
     assert isinstance(result, Program)
     return result
 
@@ -79,12 +86,16 @@ def place(graph: Graph, options: Options) -> Program:
 
 
 def stages(
-    graph: Graph, options: Options, reports: list[PassReport] | None = None
+    graph: Graph,
+    options: Options,
+    reports: list[PassReport] | None = None,
+    passes: Sequence[Pass] | None = None,
 ) -> Iterator[tuple[str, Graph | Program]]:
     """The pipeline step by step: ("00-graph", the graph as it was built), then each pass with its verified result.
 
     Args:
         reports: gets what each pass did.
+        passes: those over the graph, in order (`Backend.passes`); by default the usual ones.
 
     Raises:
         GraphError: the graph, or what a pass made of it, does not verify.
@@ -92,9 +103,9 @@ def stages(
     verify(graph)
     yield "00-graph", graph
     result: Graph | Program = graph
-    for i, name in enumerate(names(options.phase), 1):
+    for i, (name, run) in enumerate(_stages(options.phase, passes), 1):
         start, log, before = time.perf_counter(), SILENT if reports is None else Log(), result
-        result = _run(i, before, options, log)
+        result = _run(name, run, before, options, log)
         if reports is not None:
             sizes = len(_graph(before).nodes()), len(_graph(result).nodes())
             changed = isinstance(result, Program) or result != before
@@ -102,40 +113,45 @@ def stages(
         yield f"{i:02}-{name}", result
 
 
-def _run(number: int, before: Graph | Program, options: Options, log: Log) -> Graph | Program:
-    """The result of a pass of the options' phase, counted from 1, verified."""
-    with tracing.span(names(options.phase)[number - 1], "pass"):
-        return _checked(number, before, options, log)
-
-
-def _checked(number: int, before: Graph | Program, options: Options, log: Log) -> Graph | Program:
-    """As `_run`."""
-    passes = _passes(options.phase)
-    if isinstance(before, Program):
-        program = memory(before, options.capabilities.layouts, log, reuse="reuse_memory" in options.passes)
-        check_memory(program)
-    elif number > len(passes):
-        program = schedule(before, options, log)
-        verify_schedule(program)
-    else:
-        graph = passes[number - 1](before, options, log)
+def _run(name: str, run: Pass | None, before: Graph | Program, options: Options, log: Log) -> Graph | Program:
+    """The verified result of a stage: of a pass over the graph, or of one of `BACKEND`."""
+    with tracing.span(name, "pass"):
+        if isinstance(before, Program):
+            program = memory(before, options.capabilities.layouts, log, reuse="reuse_memory" in options.passes)
+            check_memory(program)
+            return program
+        if run is None:
+            program = schedule(before, options, log)
+            verify_schedule(program)
+            return program
+        graph = run(before, options, log)
         verify(graph)
         return graph
-    return program
 
 
 def _graph(stage: Graph | Program) -> Graph:
     return stage.graph if isinstance(stage, Program) else stage
 
 
-def _passes(phase: str) -> list[Pass]:
+def usual_passes(phase: str) -> tuple[Pass, ...]:
+    """The passes over the graph of a program, in order.
+
+    Args:
+        phase: "prefill", "decode" or "batch".
+    """
     groups = {"prefill": PREFILL, "decode": DECODE, "batch": BATCH}[phase]
-    return [run for _, group in groups for run in group]
+    return tuple(run for _, group in groups for run in group)
 
 
-def names(phase: str) -> list[str]:
+def _stages(phase: str, passes: Sequence[Pass] | None) -> list[tuple[str, Pass | None]]:
+    """The name of each stage, and its pass over the graph."""
+    found = usual_passes(phase) if passes is None else passes
+    return [*((run.__name__, run) for run in found), *((name, None) for name in BACKEND)]
+
+
+def names(phase: str, passes: Sequence[Pass] | None = None) -> list[str]:
     """The names of the passes of a phase, in order."""
-    return [*(run.__name__ for run in _passes(phase)), *BACKEND]
+    return [name for name, _ in _stages(phase, passes)]
 
 
 def describe() -> str:

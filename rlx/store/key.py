@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,8 +18,9 @@ from enum import Enum
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
+from rlx.backends.versions import compiler_versions, sources_of
 from rlx.errors import ArgumentError, CacheError
 
 #: To be increased when the meaning of the files of an entry changes. Entries of other formats have other keys.
@@ -28,15 +28,6 @@ FORMAT = 2
 
 #: What a key may hold, recursively: values that JSON writes in one way only.
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
-
-# What writes code.
-_GENERATORS = ("ir/**/*.py", "passes/**/*.py", "backends/**/*.py", "backends/**/*.xz", "scalars.py")
-
-# Numba's settings that change what its front end emits.
-_NUMBA_SETTINGS = (
-    "BOUNDSCHECK CPU_FEATURES CPU_NAME DEBUGINFO DISABLE_INTEL_SVML ENABLE_AVX ENABLE_PROFILING LLVM_REFPRUNE_PASS "
-    "LOOP_VECTORIZE OPT SLP_VECTORIZE"
-).split()
 
 
 class Absent(Enum):
@@ -209,33 +200,37 @@ def _thaw(value: Any) -> Any:
 # -- versions -------------------------------------------------------------------------------------------------------
 
 
-def versions() -> dict[str, Json]:
-    """Versions of everything that makes code. A change of any of them is a change of every key.
+class Maker(Protocol):
+    """What makes code: a device."""
 
-    `generator` is the digest of our own sources that write code, so that editing a kernel invalidates. `llvm` is the
-    digest that the package's record holds for llvmlite's library, which has LLVM inside. `numba_settings` are those
-    NUMBA_* variables that change code and are set.
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Patterns of its source files, and of those that it shares with other devices."""
+
+    def versions(self) -> Mapping[str, Json]:
+        """Versions of the compilers that it uses."""
+
+
+def versions(maker: Maker | None = None) -> dict[str, Json]:
+    """Versions of everything that makes code. A change of any of them is a change of every key of the device.
+
+    `generator` is the digest of our own sources that write code, so that editing a kernel invalidates.
+
+    Args:
+        maker: the device; by default all of them, with the compilers of the default one.
     """
-    settings = {name: os.environ.get(f"NUMBA_{name}") for name in _NUMBA_SETTINGS}
-    return {**_installed(), "numba_settings": {name: value for name, value in settings.items() if value}}
-
-
-@cache
-def _installed() -> dict[str, Json]:
-    from importlib import metadata
-
-    llvmlite = metadata.distribution("llvmlite")
+    own = compiler_versions() if maker is None else maker.versions()
+    sources = sources_of("**") if maker is None else maker.sources
     return {
         "rlx": _own_version(),
         "format": FORMAT,
-        "generator": source_digest(),
+        "generator": source_digest(None, sources),
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "numba": metadata.version("numba"),
-        "llvmlite": llvmlite.version,
-        "llvm": _library_digest(llvmlite),
+        **own,
     }
 
 
+@cache
 def _own_version() -> str:
     from importlib import metadata
 
@@ -245,23 +240,11 @@ def _own_version() -> str:
         return "source"
 
 
-def _library_digest(llvmlite: Any) -> str:
-    """Which build of LLVM this is: hash and size from the package's RECORD, else size and time of the file."""
-    libraries = [path for path in llvmlite.files or [] if path.name.startswith(("libllvmlite.", "llvmlite."))]
-    binaries = [path for path in libraries if path.suffix in (".so", ".dylib", ".dll")]
-    if not binaries:
-        raise CacheError("llvmlite's library is not among its installed files", hint="Reinstall llvmlite with pip")
-    if binaries[0].hash:
-        return f"{binaries[0].hash.mode}={binaries[0].hash.value}"
-    stat = Path(binaries[0].locate()).stat()
-    return f"{stat.st_size} bytes of {stat.st_mtime_ns}"
-
-
 @cache
-def source_digest(package: Path | None = None, patterns: tuple[str, ...] = _GENERATORS) -> str:
+def source_digest(package: Path | None = None, patterns: tuple[str, ...] = sources_of("**")) -> str:
     """SHA-256 over the names and contents of sources; those that write code by default."""
     root = package or Path(__file__).parent.parent
     total = hashlib.sha256()
-    for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
+    for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
         total.update(path.relative_to(root).as_posix().encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()

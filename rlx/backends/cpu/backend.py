@@ -38,6 +38,7 @@ from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.host import HOST, address
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Manifest, Program
+from rlx.backends.versions import compiler_versions
 from rlx.ir.dtypes import DType
 from rlx.sampling.choice import Choose
 
@@ -51,6 +52,9 @@ class Cpu(Backend):
     """The device "cpu"."""
 
     name, memory, native_loops = "cpu", HOST, True
+
+    def versions(self) -> Mapping[str, Any]:
+        return compiler_versions()
 
     def without_code(self) -> Backend:
         from rlx.backends.cpu.uncompiled import UNCOMPILED  # imports the reference

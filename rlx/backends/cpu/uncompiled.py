@@ -31,6 +31,7 @@ from rlx.backends.reference.evaluate import Evaluation, Weights
 from rlx.backends.reference.evaluate import Memory as Values
 from rlx.backends.reference.formats import Bytes
 from rlx.backends.reference.program import Alone, ReferenceProgram
+from rlx.backends.versions import sources_of
 from rlx.errors import ArgumentError
 from rlx.ir import dims
 from rlx.ir.dims import SEQ
@@ -50,6 +51,10 @@ class Uncompiled(Cpu):
     """Loop kernels as the Python functions that they are; all other kernels by the NumPy meaning of their ops."""
 
     native_loops = False
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return sources_of("cpu", "reference")
 
     def build(self, program: Lowered, target: Target, on_kernel: OnKernel) -> Built:
         """Makes no code. The sources are those of the Python functions, or say what an op means."""

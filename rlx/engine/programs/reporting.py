@@ -122,8 +122,9 @@ def _failed(engine: Engine, spec: ProgramSpec, error: RlxError) -> Source:
     graph, options = engine._programs.lowering(spec)
     stages, reports = list[tuple[str, str]](), list[PassReport]()
     at = "kernels"
-    steps: Iterator[tuple[str, object]] = pipeline.stages(graph, options, reports)
-    names = ["graph", *pipeline.names(options.phase)]
+    passes = engine._compiler.backend.passes(options.phase)
+    steps: Iterator[tuple[str, object]] = pipeline.stages(graph, options, reports, passes)
+    names = ["graph", *pipeline.names(options.phase, passes)]
     try:
         stages.extend((name, str(result)) for name, result in steps)
     except RlxError:
