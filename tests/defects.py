@@ -294,8 +294,8 @@ DEFECTS = (
     ),
     Defect(
         "rings: their room is one position short for calls of many rows",
-        "needed = min(needed, _round_up(window + rows - 1 + RING - 1, RING))",
-        "needed = min(needed, _round_up(window + rows - 1, RING))",
+        "needed = min(needed, _round_up(window + rows - 1 + page - 1, page))",
+        "needed = min(needed, _round_up(window + rows - 1, page))",
         "tests/runtime/test_rings.py",
     ),
     Defect(

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest, Program
-from rlx.backends.versions import sources_of
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
@@ -29,8 +28,9 @@ from rlx.passes import program as passes
 from rlx.passes.capabilities import Capabilities
 from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.options import Options
-from rlx.sampling.choice import Choose, choose_rows
 from rlx.passes.pipeline import Pass, usual_passes
+from rlx.sampling.choice import Choose, choose_rows
+from rlx.store.versions import sources_of
 
 if TYPE_CHECKING:
     from rlx.backends.reference.formats import Formats

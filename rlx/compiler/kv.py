@@ -26,7 +26,6 @@ from rlx.passes.program import root
 Array = np.ndarray[Any, Any]
 
 
-
 def kv_dtype(name: str | None, exact: bool, default: str = "f16") -> DType:
     """The cache's type: by default f32 for exact precision, else `default`; docs/caches.md lists the error of each."""
     chosen = name or ("f32" if exact else default)

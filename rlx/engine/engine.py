@@ -132,7 +132,12 @@ class Engine(SingleSequence):
             weights = weight_bytes(self._programs.weights.values())
             nbytes = pool_bytes(self._compiler.backend.memory, setup.kv_bytes, sizes, self.max_seq, weights)
             self.pool = CachePool(
-                self.graph, self._compiler.backend.memory, setup.layouts, max_seq=self.max_seq, rows=self.most_rows, kv_bytes=nbytes
+                self.graph,
+                self._compiler.backend.memory,
+                setup.layouts,
+                max_seq=self.max_seq,
+                rows=self.most_rows,
+                kv_bytes=nbytes,
             )
             self.kept, self.prefix_writer = keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
             self._programs.bind(self.pool.memory.buffers, self.pool.memory.strides)

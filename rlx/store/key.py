@@ -20,8 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from rlx.backends.versions import compiler_versions, sources_of
 from rlx.errors import ArgumentError, CacheError
+from rlx.store.versions import compiler_versions, sources_of
 
 #: To be increased when the meaning of the files of an entry changes. Entries of other formats have other keys.
 FORMAT = 2

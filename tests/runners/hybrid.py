@@ -87,6 +87,7 @@ def reference(g: Graph, ids: Sequence[int], **inputs: Array) -> Array:
     feeds |= {"tokens": np.array(ids, np.int32), "positions": np.arange(len(ids), dtype=np.int32), **inputs}
     return interp.run(g, feeds, env, dtype=np.float64)[0]["logits"]
 
+
 #: Those of the engine here; a test may set smaller pages.
 LAYOUTS = Layouts(page=64)
 

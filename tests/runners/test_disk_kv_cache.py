@@ -12,12 +12,12 @@ import hybrid
 import numpy as np
 import pytest
 
-from rlx.passes.capabilities import Layouts
 from rlx.engine.kv import disk_kv_cache
 from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.kv.prefix_store import PrefixStore
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.models.variants import EmbeddedRows
+from rlx.passes.capabilities import Layouts
 from rlx.store.key import CompileKey
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,6 @@ import hybrid
 import numpy as np
 import pytest
 
-from rlx.passes.capabilities import Layouts
 from rlx.engine.kv import sequence as sequence_module
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings, keys_of
 from rlx.engine.kv.sequence import Sequence as PoolSequence
@@ -20,6 +19,7 @@ from rlx.engine.kv.snapshot import Snapshot
 from rlx.errors import PromptError
 from rlx.models import variants
 from rlx.models.variants import EmbeddedRows
+from rlx.passes.capabilities import Layouts
 
 Array = np.ndarray[Any, Any]
 

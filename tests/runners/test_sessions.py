@@ -12,13 +12,13 @@ import hybrid
 import numpy as np
 import pytest
 
-from rlx.passes.capabilities import Layouts
 from rlx.engine.kv import pool as pool_module
 from rlx.engine.kv.pool_memory import PoolMemory
 from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.engine.kv.snapshot import Snapshot
 from rlx.errors import ArgumentError, NumericalError, PromptError, SnapshotError
 from rlx.ir.graph import Graph
+from rlx.passes.capabilities import Layouts
 
 Array = np.ndarray[Any, Any]
 

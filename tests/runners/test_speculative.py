@@ -14,13 +14,13 @@ from fake_engine import FakeEngine
 from toy_engine import give
 from toy_engine import job as toy_job
 
-from rlx.passes.capabilities import Layouts
 from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.request.request import Job
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts, Hits, PromptLookup
 from rlx.errors import NumericalError
+from rlx.passes.capabilities import Layouts
 from rlx.runners import auto_runner
 from rlx.sampling import SampleOpts, Sampler
 

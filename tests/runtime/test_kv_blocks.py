@@ -10,8 +10,8 @@ import pytest
 from compiled import at_once, levels, through
 from state_rows import positions, put_positions, states_of
 
-from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.backends.cpu.kv_tiles import rows_of, tiles_of
+from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.compiler.executable import compile
 from rlx.compiler.kv import state_bytes
 from rlx.ir import ops
@@ -102,7 +102,11 @@ def test_states_hold_the_bytes_of_gguf(dtype: DType, cache: CompileCache) -> Non
             else:
                 assert np.array_equal(found, want)
         size = KV_HEADS * 336 * dtype.row_bytes(WIDTH)
-        assert sum(buffer.nbytes for buffer in states.buffers.values()) == 2 * size == state_bytes(graph, LENGTH, 45, LAYOUTS)
+        assert (
+            sum(buffer.nbytes for buffer in states.buffers.values())
+            == 2 * size
+            == state_bytes(graph, LENGTH, 45, LAYOUTS)
+        )
 
 
 @types

@@ -9,8 +9,8 @@ import pytest
 from compiled import at_once, levels, through
 from state_rows import positions, put_positions, states_of
 
-from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.backends.cpu.kernels.attention.shape import CHUNK
+from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.backends.host import HOST
 from rlx.compiler.executable import compile
 from rlx.compiler.kv import StateMemory, capacities, extents_of, largest_window, state_bytes
@@ -119,7 +119,9 @@ def test_capacities() -> None:
     assert largest_window(whole) is None
     assert capacities(whole, 700, 1, LAYOUTS)["WINDOW_CTX"] == 704, "attention without a window needs every position"
     assert state_bytes(graph, 32768, 512, LAYOUTS) == 2 * 4 * KV_HEADS * WIDTH * 1088
-    with_states = StateMemory(graph, HOST, LAYOUTS, extents_of(graph, LAYOUTS, 300, 8))  # a window of 512: rings never wrap
+    with_states = StateMemory(
+        graph, HOST, LAYOUTS, extents_of(graph, LAYOUTS, 300, 8)
+    )  # a window of 512: rings never wrap
     sizes = [buffer.nbytes for buffer in with_states.buffers.values()]
     assert (sum(sizes), with_states.rings) == (2 * 4 * KV_HEADS * WIDTH * 320, ["keys", "values"])
     assert [with_states.first_read(length) for length in (0, 511, 574, 575, 638, 639)] == [0, 0, 0, 64, 64, 128]

@@ -38,9 +38,10 @@ from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.host import HOST, address
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Manifest, Program
-from rlx.backends.versions import compiler_versions
 from rlx.ir.dtypes import DType
 from rlx.sampling.choice import Choose
+from rlx.store.versions import compiler_versions
+from rlx.tracing import span
 
 if TYPE_CHECKING:
     from rlx.backends.reference.formats import Formats

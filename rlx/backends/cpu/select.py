@@ -36,7 +36,7 @@ from rlx.backends.cpu.kernels.rows import (
 from rlx.backends.cpu.layouts import BLOCK_ROWS
 from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError, CustomOpError
-from rlx.ir import dims, infer
+from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
 from rlx.ir.op_table import traits

@@ -31,7 +31,6 @@ from rlx.backends.reference.evaluate import Evaluation, Weights
 from rlx.backends.reference.evaluate import Memory as Values
 from rlx.backends.reference.formats import Bytes
 from rlx.backends.reference.program import Alone, ReferenceProgram
-from rlx.backends.versions import sources_of
 from rlx.errors import ArgumentError
 from rlx.ir import dims
 from rlx.ir.dims import SEQ
@@ -43,6 +42,7 @@ from rlx.ir.segments import PAST, ROWS, is_segmented
 from rlx.passes import pipeline
 from rlx.passes.schedule import signature
 from rlx.platform import cpu_count
+from rlx.store.versions import sources_of
 
 Env = Mapping[str, int]
 

@@ -1,6 +1,6 @@
 """What the code of a device depends on, for compile keys: its sources, and the versions of the compilers that it uses.
 
-Backends: nothing here imports a compiler; versions come from the metadata of the installed packages.
+Store, beside `key.py`: nothing here imports a compiler; versions come from the metadata of the installed packages.
 """
 
 from __future__ import annotations
