@@ -41,7 +41,6 @@ from rlx.backends.program import Manifest, Program
 from rlx.ir.dtypes import DType
 from rlx.sampling.choice import Choose
 from rlx.store.versions import compiler_versions
-from rlx.tracing import span
 
 if TYPE_CHECKING:
     from rlx.backends.reference.formats import Formats
