@@ -9,8 +9,12 @@ the extra `ray` installs it.
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from rlx.errors import ArgumentError
+from rlx.serve import check_installed as check_server
 
 if TYPE_CHECKING:
     from rlx.ray.data import generate
@@ -22,8 +26,6 @@ _HOMES = {"deployment": "rlx.ray.serving", "generate": "rlx.ray.data"}
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
     if name not in _HOMES:
         raise AttributeError(f"module 'rlx.ray' has no attribute {name!r}")
     check_installed()
@@ -32,9 +34,6 @@ def __getattr__(name: str) -> Any:
 
 def check_installed() -> None:
     """Raises an `ArgumentError` if the extra `ray` is missing."""
-    from rlx.errors import ArgumentError
-    from rlx.serve import check_installed as check_server
-
     check_server()
     if find_spec("ray") is None:
         what = "the package ray is not installed"

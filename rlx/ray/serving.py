@@ -33,6 +33,7 @@ from rlx.serve.registry import names_of
 if TYPE_CHECKING:
     from starlette.types import Message
 
+
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is an extra, and Any for the type checker
     """Ranks replicas by `PrefixTable`. Ray Serve asks one after the other whether it has room."""
 

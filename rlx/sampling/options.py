@@ -6,7 +6,8 @@ Sampling stage. `sampler.py` applies them, `recommended.py` reads those in a mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import partial
 from math import inf, isfinite
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -90,10 +91,9 @@ class SampleOpts:
     logit_bias: LogitBias = ()
 
     def __post_init__(self) -> None:
-        for name, allowed in _RANGES.items():
-            object.__setattr__(self, name, allowed.checked(name, getattr(self, name)))
-        object.__setattr__(self, "dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        for name, (default, checked) in _CHECKS.items():
+            if (value := getattr(self, name)) is not default:
+                object.__setattr__(self, name, checked(value))
         if self.repetition_penalty == 0:
             raise SamplingError("repetition_penalty is 0", where="SampleOpts", hint="1 is off; more than 1 penalizes")
         if self.mirostat == 1:
@@ -267,3 +267,12 @@ def _breaker(value: Any) -> Breaker:
             return tuple(map(int, ids))
     what = f"dry_sequence_breakers holds {value!r}, expected a text or a sequence of ids"
     raise SamplingError(what, where="SampleOpts")
+
+
+_CONVERTED: dict[str, Callable[[Any], Any]] = {
+    **{name: partial(allowed.checked, name) for name, allowed in _RANGES.items()},
+    "dry_sequence_breakers": _breakers,
+    "logit_bias": _biases,
+}
+#: Name of an option -> its default, and what checks and converts another value.
+_CHECKS = {each.name: (each.default, _CONVERTED[each.name]) for each in fields(SampleOpts)}

@@ -12,8 +12,11 @@ outside.
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from rlx.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rlx.serve.app import create_app
@@ -31,8 +34,6 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "llgui
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
     if name not in _HOMES:
         raise AttributeError(f"module 'rlx.serve' has no attribute {name!r}")
     if name == "create_app":
@@ -42,8 +43,6 @@ def __getattr__(name: str) -> Any:
 
 def check_installed() -> None:
     """Raises an `ArgumentError` if a package of the extra `serve` is missing."""
-    from rlx.errors import ArgumentError
-
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         what = f"the server needs the package {missing[0].replace('_', '-')}, which is not installed"

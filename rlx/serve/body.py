@@ -9,9 +9,9 @@ is for what cannot: it is accepted, and the header `X-Rlx-Ignored` of the respon
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, NoReturn, TypeGuard, TypeVar, get_args
 
 import numpy as np
@@ -342,6 +342,41 @@ def shown(value: Any) -> str:
         if len(text) > MAX_SHOWN:
             return f"{text[:MAX_SHOWN]}..."
     return text
+
+
+def string(value: Any, where: str) -> str:
+    """A value that is a text.
+
+    Raises:
+        ApiError: it is something else.
+    """
+    if not isinstance(value, str):
+        raise invalid(where, f"expected a string, found {shown(value)}")
+    return value
+
+
+def form_grammar(
+    wanted: Mapping[str, Any] | None, field: str, kinds: Sequence[str] = ("text", "json_object", "json_schema")
+) -> Callable[[], Grammar] | None:
+    """What makes the grammar of a form such as `{"type": "json_schema", "schema": {...}}`; None for free text.
+
+    Args:
+        field: what the form is called in the request.
+        kinds: the types that the API has.
+
+    Raises:
+        ApiError: the form is malformed.
+    """
+    if wanted is None:
+        return None
+    if (kind := wanted.get("type")) not in kinds:
+        expected = " or ".join(", ".join(kinds).rsplit(", ", 1))
+        raise invalid(f"{field}.type", f"expected {expected}, found {shown(kind)}")
+    if kind != "json_schema":
+        return Grammar.json_object if kind == "json_object" else None
+    if "schema" not in wanted:
+        raise invalid(f"{field}.schema", "it is required")
+    return partial(schema_grammar, wanted["schema"], f"{field}.schema", lenient=wanted.get("strict") is False)
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)

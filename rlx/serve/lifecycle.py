@@ -17,12 +17,14 @@ from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+import uvicorn
+
 from rlx import platform
 from rlx.errors import ArgumentError
 from rlx.serve.errors import ApiError
+from rlx.serve.protocol import BoundedProtocol, Turns, most_connections
 
 if TYPE_CHECKING:
-    import uvicorn
     from fastapi import FastAPI
 
     from rlx.serve.admission import ConcurrencyLimiter
@@ -168,10 +170,6 @@ def run(app: FastAPI, options: ServerOptions, listeners: list[socket.socket]) ->
 
 def http_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
     """The HTTP server of an application, with bounds for every connection. While it drains it goes on listening."""
-    import uvicorn
-
-    from rlx.serve.protocol import BoundedProtocol, Turns, most_connections
-
     limiter: ConcurrencyLimiter = app.state.server.limiter
     own = {
         "send_seconds": options.send_timeout,
@@ -194,51 +192,54 @@ def http_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
         h11_max_incomplete_event_size=64 << 10,
         limit_concurrency=most_connections(),
     )
-    return _draining(config, app.state.server, options.drain)
+    return DrainingServer(config, app.state.server, options.drain)
 
 
-def _draining(config: uvicorn.Config, shared: Server, seconds: float) -> uvicorn.Server:
-    """A `uvicorn.Server` that goes on listening while it drains, so that new requests get an answer."""
-    import uvicorn
+class DrainingServer(uvicorn.Server):
+    """A server that goes on listening while it drains, so that new requests get an answer.
 
-    lifecycle = shared.lifecycle
+    Args:
+        config: of the HTTP server.
+        shared: what it serves.
+        seconds: how long requests have to end.
+    """
 
-    class DrainingServer(uvicorn.Server):
-        deadline: float | None = None
+    def __init__(self, config: uvicorn.Config, shared: Server, seconds: float) -> None:
+        super().__init__(config)
+        self._shared, self._seconds = shared, seconds
+        self._deadline: float | None = None
 
-        async def on_tick(self, counter: int) -> bool:
-            over = await super().on_tick(counter)
-            if self.deadline is None or over:
-                return over or lifecycle.state == State.FAILED
-            if not lifecycle.in_flight:
-                return True
-            if time.monotonic() < self.deadline:
-                return False
-            shared.registry.close()
-            return time.monotonic() >= self.deadline + CUT_SECONDS
+    async def on_tick(self, counter: int) -> bool:
+        over, lifecycle = await super().on_tick(counter), self._shared.lifecycle
+        if self._deadline is None or over:
+            return over or lifecycle.state == State.FAILED
+        if not lifecycle.in_flight:
+            return True
+        if time.monotonic() < self._deadline:
+            return False
+        self._shared.registry.close()
+        return time.monotonic() >= self._deadline + CUT_SECONDS
 
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            if threading.current_thread() is not threading.main_thread():
-                yield
-                return
-            loop, hang_up = asyncio.get_running_loop(), [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
-            with (
-                platform.current().on_signals(loop, (signal.SIGINT, signal.SIGTERM), self.end),
-                platform.current().on_signals(loop, hang_up, shared.log.reopen),
-            ):
-                yield
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop, hang_up = asyncio.get_running_loop(), [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
+        with (
+            platform.current().on_signals(loop, (signal.SIGINT, signal.SIGTERM), self.end),
+            platform.current().on_signals(loop, hang_up, self._shared.log.reopen),
+        ):
+            yield
 
-        def end(self) -> None:
-            """What a signal does: drains, and ends at once if it does so already."""
-            if self.deadline is not None:
-                self.force_exit = self.should_exit = True
-                logging.getLogger("uvicorn.error").disabled = True  # that requests were cut is what was asked for
-                return
-            self.deadline = time.monotonic() + seconds
-            lifecycle.drain()
-
-    return DrainingServer(config)
+    def end(self) -> None:
+        """What a signal does: drains, and ends at once if it does so already."""
+        if self._deadline is not None:
+            self.force_exit = self.should_exit = True
+            logging.getLogger("uvicorn.error").disabled = True  # that requests were cut is what was asked for
+            return
+        self._deadline = time.monotonic() + self._seconds
+        self._shared.lifecycle.drain()
 
 
 async def load(lifecycle: Lifecycle, opening: Callable[[], None]) -> None:

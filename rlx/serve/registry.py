@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from rlx import demo
 from rlx.errors import ArgumentError, RlxError
 from rlx.grammar import trial
 from rlx.serve.errors import ApiError
@@ -69,8 +70,6 @@ def model_name(path: str | Path) -> str:
     >>> model_name("/models/big-00001-of-00003.gguf")
     'big'
     """
-    from rlx import demo
-
     for name in (demo.TEXT, demo.VISION):
         if Path(path) == demo.path(name):
             return name

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.serve import record
-from rlx.serve.body import check_tool, shown
+from rlx.serve.body import check_tool, shown, string
 from rlx.serve.errors import invalid
 from rlx.serve.media import ImageSource, base64_source
 
@@ -175,10 +175,7 @@ def _text(block: Mapping[str, Any], where: str) -> str:
 
 
 def _string(block: Mapping[str, Any], name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"{where}.{name}", f"expected a string, found {shown(value)}")
-    return value
+    return string(block.get(name), f"{where}.{name}")
 
 
 # ---------------------------------------------------------------------------------------------- tools

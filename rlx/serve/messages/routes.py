@@ -7,7 +7,6 @@ send. Content blocks are checked where they are read, in `blocks.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -23,10 +22,10 @@ from rlx.serve.body import (
     Body,
     Ignored,
     changed_sample,
+    form_grammar,
     given,
     hint,
     only,
-    schema_grammar,
     shown,
 )
 from rlx.serve.conversation import check_continued
@@ -200,14 +199,6 @@ def _stops(body: MessagesBody) -> tuple[str, ...]:
 
 def _text_grammar(body: CountBody) -> Callable[[], Grammar] | None:
     """What makes the grammar of `output_config.format`, or of its older name."""
-    config = body.output_config
-    field, wanted = "output_config.format", config.format if config is not None else None
-    if wanted is None:
-        field, wanted = "output_format", body.output_format
-    if wanted is None:
-        return None
-    if wanted.get("type") != "json_schema":
-        raise invalid(f"{field}.type", f"expected json_schema, found {shown(wanted.get('type'))}")
-    if "schema" not in wanted:
-        raise invalid(f"{field}.schema", "it is required")
-    return partial(schema_grammar, wanted["schema"], f"{field}.schema")
+    wanted = body.output_config.format if body.output_config is not None else None
+    field = "output_format" if wanted is None else "output_config.format"
+    return form_grammar(body.output_format if wanted is None else wanted, field, ("json_schema",))

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from rlx.serve.answers import JsonObject, ObjectWriter
 from rlx.serve.errors import ApiError
-from rlx.serve.events import Delta, End, Event, Finished, Progress, Timings, TokenInfo, Usage
+from rlx.serve.events import Delta, End, Event, Finished, Progress, Timings, Usage
 from rlx.serve.http import LINES, json_bytes
+from rlx.serve.openai.common import logprob_dicts
 
 Kind = Literal["chat", "generate"]
 
@@ -69,7 +70,7 @@ class OllamaWriter(ObjectWriter):
             for call in event.tool_calls:
                 yield from self._call(call)
             if event.text or event.thinking or event.logprobs:
-                logprobs = {"logprobs": [logprob_json(info) for info in event.logprobs]} if event.logprobs else {}
+                logprobs = {"logprobs": logprob_dicts(event.logprobs, as_id=False)} if event.logprobs else {}
                 yield {**self.piece(event.text, event.thinking), **logprobs}
         elif isinstance(event, End):
             yield from self._called()
@@ -129,15 +130,6 @@ def joined(kind: Kind, pieces: Sequence[JsonObject]) -> JsonObject:
     if logprobs := [info for piece in pieces for info in piece.get("logprobs", ())]:
         found["logprobs"] = logprobs
     return found
-
-
-def logprob_json(info: TokenInfo) -> JsonObject:
-    """The log-probabilities of a token."""
-    return {**_one(info.chosen), "top_logprobs": [_one(each) for each in info.top]}
-
-
-def _one(token: Any) -> JsonObject:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
 def error_json(error: ApiError) -> JsonObject:

@@ -28,6 +28,7 @@ from rlx.serve.body import (
     is_one_of,
     only,
     shown,
+    string,
     unknown_field,
 )
 from rlx.serve.errors import invalid
@@ -144,7 +145,7 @@ def _message(message: Mapping[str, Any], where: str) -> JsonObject:
     if role == "assistant":
         thinking = message.get("thinking")
         if thinking:
-            found["reasoning_content"] = _string(thinking, f"{where}.thinking")
+            found["reasoning_content"] = string(thinking, f"{where}.thinking")
         if message.get("tool_calls"):
             found["tool_calls"] = _calls(message["tool_calls"], f"{where}.tool_calls")
     return found
@@ -152,7 +153,7 @@ def _message(message: Mapping[str, Any], where: str) -> JsonObject:
 
 def user_content(text: Any, images: Any, where: str = "", field: str = "content") -> Any:
     """A text, or parts of a text and its images, which come first."""
-    said = "" if text is None else _string(text, f"{where}.{field}".lstrip("."))
+    said = "" if text is None else string(text, f"{where}.{field}".lstrip("."))
     if not images:
         return said
     place = f"{where}.images".lstrip(".")
@@ -173,7 +174,7 @@ def _calls(calls: Any, where: str) -> list[JsonObject]:
         arguments = function.get("arguments")
         if not isinstance(arguments, Mapping):
             raise invalid(f"{where}[{i}].function.arguments", f"expected an object, found {shown(arguments)}")
-        name = _string(function.get("name"), f"{where}[{i}].function.name")
+        name = string(function.get("name"), f"{where}[{i}].function.name")
         identity = call["id"] if isinstance(call.get("id"), str) else f"call_{i}"
         found.append({"id": identity, "type": "function", "function": {"name": name, "arguments": dict(arguments)}})
     return found
@@ -189,12 +190,6 @@ def _answered(message: Mapping[str, Any], called: list[JsonObject]) -> str:
         called.remove(call)
         return str(call["id"])
     return "call_0"
-
-
-def _string(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise invalid(where, f"expected a string, found {shown(value)}")
-    return value
 
 
 # ---------------------------------------------------------------------------------------------- options

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.serve import record
-from rlx.serve.body import check_tool, shown
+from rlx.serve.body import check_tool, shown, string
 from rlx.serve.custom_tools import as_function, call_of
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.media import ImageSource
@@ -165,10 +165,7 @@ def _part(part: Any, where: str) -> JsonObject:
 
 
 def _text(item: Mapping[str, Any], name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"{where}.{name}", f"expected a string, found {shown(value)}")
-    return value
+    return string(item.get(name), f"{where}.{name}")
 
 
 # ---------------------------------------------------------------------------------------------- tools

@@ -6,14 +6,11 @@ are read, in `items.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from rlx.grammar import Grammar
 from rlx.sampling import SampleOpts
 from rlx.serve.answers import answered
 from rlx.serve.body import (
@@ -25,14 +22,13 @@ from rlx.serve.body import (
     Body,
     Ignored,
     changed_sample,
+    form_grammar,
     given,
     hint,
     only,
-    schema_grammar,
-    shown,
 )
 from rlx.serve.custom_tools import reading_inputs
-from rlx.serve.errors import ApiError, invalid
+from rlx.serve.errors import ApiError
 from rlx.serve.http import in_thread, new_router
 from rlx.serve.prompts import ChatPrompt, effort_variables, fitting_prompt, grammar_maker
 from rlx.serve.responses.items import (
@@ -183,6 +179,7 @@ def _writer(model: ServedModel, body: ResponsesBody) -> ResponseWriter:
     prompt, functions = _prompt(model, body, body.max_output_tokens)
     sample = changed_sample(model.default_sample, given(temperature=body.temperature, top_p=body.top_p))
     wants_logprobs = body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ())
+    text_format = body.text.format if body.text is not None else None
     asked = model.asked(
         prompt.context,
         body.max_output_tokens,
@@ -190,24 +187,9 @@ def _writer(model: ServedModel, body: ResponsesBody) -> ResponseWriter:
         parser=prompt.parser,
         keep_ids=prompt.keep_ids,
         top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        grammar=grammar_maker(model, _text_grammar(body), prompt),
+        grammar=grammar_maker(model, form_grammar(text_format, "text.format"), prompt),
     )
     return ResponseWriter(_echo(model, body, sample, functions), custom_of(body.tools), [asked])
-
-
-def _text_grammar(body: InputBody) -> Callable[[], Grammar] | None:
-    """What makes the grammar of `text.format`."""
-    wanted = body.text.format if body.text is not None else None
-    kind = wanted.get("type") if wanted is not None else "text"
-    if wanted is None or kind == "text":
-        return None
-    if kind == "json_object":
-        return Grammar.json_object
-    if kind != "json_schema":
-        raise invalid("text.format.type", f"expected text, json_object or json_schema, found {shown(kind)}")
-    if "schema" not in wanted:
-        raise invalid("text.format.schema", "it is required")
-    return partial(schema_grammar, wanted["schema"], "text.format.schema", lenient=wanted.get("strict") is False)
 
 
 def _echo(model: ServedModel, body: ResponsesBody, sample: SampleOpts, functions: list[Any]) -> dict[str, Any]:
