@@ -1,4 +1,4 @@
-"""What answers the requests of `rlx batch --ray`: actors on the nodes of a cluster, each with the model.
+"""Actors that answer the requests of `rlx batch --ray`: they are on the nodes of a cluster, each with the model.
 
 Ray stage. The files stay with the command; it gives each request to the actor that has its prefix.
 """
@@ -24,7 +24,7 @@ START_SECONDS = 600  # for the first actor to open the model; a cluster that gro
 
 
 class Worker:
-    """What an actor does: it opens the model, and answers requests as a server would."""
+    """An actor: it opens the model, and answers requests as a server would."""
 
     def __init__(self, model: str, name: str, engine: dict[str, Any]) -> None:
         self._runner, self._name = rlx.auto_runner(model, **engine), name
@@ -46,7 +46,7 @@ class Worker:
 async def answering_on_ray(
     model: str, name: str, engine: dict[str, Any], replicas: int | None = None
 ) -> AsyncIterator[tuple[Answering, int]]:
-    """What answers requests on a cluster, and how many it takes at a time.
+    """A function that answers requests on a cluster, and how many it takes at a time.
 
     If an actor is killed, Ray starts another one, which answers what that one had.
 

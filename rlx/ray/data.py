@@ -91,7 +91,7 @@ def generate(
 
 
 class Rows:
-    """What an actor of the pool does: answers one batch of rows after the other."""
+    """An actor of the pool: it answers one batch of rows after the other."""
 
     def __init__(
         self,

@@ -49,5 +49,5 @@ def cpus_of(num_cpus: int | None) -> int:
 
 
 def path_on_nodes(model: str | os.PathLike[str]) -> str:
-    """What names a model in another process: an absolute path, or the name of a downloaded or embedded model."""
+    """The name of a model in another process: an absolute path, or the name of a downloaded or embedded model."""
     return os.path.abspath(model) if os.path.exists(model) else os.fspath(model)

@@ -101,7 +101,7 @@ class Relay:
 
 
 class _Sent:
-    """What of an answer has gone to the client. Its head waits for the first part of its body."""
+    """The part of an answer that has gone to the client. Its head waits for the first part of its body."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -131,7 +131,7 @@ class _Sent:
 
 
 def last_words(path: str, content_type: str) -> bytes | None:
-    """What ends a stream whose replica is lost; None where there is no form for it."""
+    """The end of a stream whose replica is lost; None where there is no form for it."""
     error = ApiError(
         503, "the replica that computed this answer was lost in the middle of it", code="replica_lost",
         hint="send the request again",

@@ -18,7 +18,7 @@ from rlx.engine.request.context import no_tower
 from rlx.engine.request.output import Generation, Logits
 from rlx.errors import ArgumentError, MultimodalError
 from rlx.prompt import Prompt, read_images
-from rlx.text.fence import Fence
+from rlx.text.escape import EscapedMessages
 from rlx.text.image_parts import ImageTokens
 from rlx.vision.image import Image
 
@@ -91,7 +91,7 @@ def _formatted(model: Model, text: str, images: list[Any], tokens: ImageTokens) 
         what = f"the number of images is {len(images)}, and that of their places in the prompt is {places}"
         hint = f"write {tokens.text} or {MEDIA} for each image"
         raise MultimodalError(what, where="generate_multimodal", hint=hint)
-    ids = tokens.expanded(Fence(model.tokenizer, [], tokens).encode(text))
+    ids = tokens.expanded(EscapedMessages(model.tokenizer, [], tokens).encode(text))
     prefix = model.tokenizer.prefix
     ids = ids if tuple(ids[: len(prefix)]) == prefix else [*prefix, *ids]
     return Prompt(ids, [part for each in parts for part in each if not isinstance(part, str)])

@@ -1,4 +1,4 @@
-"""Who may come in: a bounded number of requests, and a bounded number of bytes of their bodies, in bounded time.
+"""Admission of requests: a bounded number of them, and a bounded number of bytes of their bodies, in bounded time.
 
 Server stage, under `middleware.py`. A request that is refused costs nothing, its body is not even read. One whose body
 is not complete has no place in the queue. What was not sent takes no room, and who sends too slowly is told so.
@@ -155,7 +155,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """What one body takes of the budget.
+    """The bytes that one body takes of the budget.
 
     Attributes:
         size: bytes, beside those of the reserve.

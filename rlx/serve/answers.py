@@ -46,16 +46,16 @@ class Writer(ABC):
         self.asked = asked
 
     def first(self) -> bytes:
-        """What comes before anything is computed."""
+        """The bytes that come before anything is computed."""
         return b""
 
     @abstractmethod
     def of(self, event: Event) -> bytes:
-        """What an event becomes in a stream, perhaps nothing."""
+        """The bytes that an event becomes in a stream, perhaps none."""
 
     @abstractmethod
     def waiting(self, progress: Progress) -> bytes:
-        """What says that the prompt is still computed, so that nobody takes the connection for dead."""
+        """The sign that the prompt is still computed, so that nobody takes the connection for dead."""
 
     @abstractmethod
     def failed(self, error: ApiError) -> bytes:

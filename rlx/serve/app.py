@@ -49,7 +49,7 @@ log = logging.getLogger("rlx.serve")
 
 
 class Server:
-    """What all routers share.
+    """The parts that all routers share.
 
     Args:
         sources: the models, or what opens them; it then answers 503 until all are there.
@@ -201,7 +201,7 @@ def create_app(
 
 @asynccontextmanager
 async def answering_with(runner: CachedRunner, name: str) -> AsyncIterator[Answering]:
-    """What answers requests with a runner.
+    """A function that answers requests of a batch with a runner.
 
     Args:
         name: of the model, in answers.

@@ -39,7 +39,7 @@ def scope_of(path: str, headers: Iterable[tuple[str, str]] = (), method: str = "
 
 
 async def messages(app: App, scope: Message, body: bytes) -> AsyncGenerator[Message, None]:
-    """What the app sends: `http.response.start`, then parts of the body, each as soon as it is there.
+    """The messages of the app: `http.response.start`, then parts of the body, each as soon as it is there.
 
     To close the iterator is what a client does that goes away: the app is told, and its task cancelled.
 

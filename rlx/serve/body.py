@@ -358,7 +358,7 @@ def string(value: Any, where: str) -> str:
 def form_grammar(
     wanted: Mapping[str, Any] | None, field: str, kinds: Sequence[str] = ("text", "json_object", "json_schema")
 ) -> Callable[[], Grammar] | None:
-    """What makes the grammar of a form such as `{"type": "json_schema", "schema": {...}}`; None for free text.
+    """The maker of the grammar of a form such as `{"type": "json_schema", "schema": {...}}`; None for free text.
 
     Args:
         field: what the form is called in the request.

@@ -1,7 +1,7 @@
 """The OpenAPI document: what FastAPI knows of the routes, with the answers and errors that they really send.
 
 Server stage, beside the application. Answers are described here and not checked while the server runs: generated
-requests check them (`tests/fuzz/test_api.py`).
+requests check them (`tests/serve/fuzz_api.py`).
 """
 
 from __future__ import annotations

@@ -129,5 +129,5 @@ SHAPES: dict[str, Shape] = {}
 
 
 def shape_of(path: str) -> Shape:
-    """What makes the body of an error at a path."""
+    """The maker of the body of an error at a path."""
     return next((shape for prefix, shape in SHAPES.items() if path.startswith(prefix)), openai_body)

@@ -47,7 +47,7 @@ class Parser(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be generated, and how it is read.
+    """A request for the engine, and how its answer is read.
 
     Attributes:
         request: as the engine takes it. With a seed, choice i has the seed `seed + i`.
@@ -81,7 +81,7 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one token adds to a choice; all texts may be empty.
+    """The addition of one token to a choice; all texts may be empty.
 
     Attributes:
         index: the choice.
@@ -333,7 +333,7 @@ class _ChoiceReader:
         self._count, self._reasons, self._answers, self.reasoning = 0, False, False, 0
 
     def delta(self, step: Step) -> Delta:
-        """What a step adds."""
+        """The addition of a step."""
         logprobs = () if self._asked.request.top_logprobs is None else (info(self._tokenizer, step),)
         if self._parser is None:
             return Delta(self._index, step.text, tokens=(step.token,), logprobs=logprobs)

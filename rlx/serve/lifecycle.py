@@ -37,7 +37,7 @@ SEND_BUFFER = 64 << 10  # bytes that the system holds for a client that does not
 
 
 class State(StrEnum):
-    """What a server can do now."""
+    """The states of a server."""
 
     LOADING = "loading"
     READY = "ready"
@@ -142,7 +142,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def addresses(options: ServerOptions, listeners: list[socket.socket]) -> list[str]:
-    """What to type into a browser on this machine, for each host."""
+    """The addresses to type into a browser on this machine, one for each host."""
     hosts = dict.fromkeys({"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host) for host in options.hosts)
     port = listeners[0].getsockname()[1]
     return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host in hosts]
@@ -233,7 +233,7 @@ class DrainingServer(uvicorn.Server):
             yield
 
     def end(self) -> None:
-        """What a signal does: drains, and ends at once if it does so already."""
+        """Drains, and ends at once if it does so already: the effect of a signal."""
         if self._deadline is not None:
             self.force_exit = self.should_exit = True
             logging.getLogger("uvicorn.error").disabled = True  # that requests were cut is what was asked for

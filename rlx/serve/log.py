@@ -1,4 +1,4 @@
-"""What is told of requests that have ended: the log, and spans for OpenTelemetry.
+"""Reports of requests that have ended: the log, and spans for OpenTelemetry.
 
 Server stage. The log has one line of JSON a request, and one for everything else that the server has to say. A thread
 of its own writes, so that a full pipe or a slow disk delays no answer; what it cannot keep up with is dropped and

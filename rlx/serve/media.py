@@ -33,7 +33,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """What images of requests may be.
+    """The limits of images of requests.
 
     Attributes:
         domains: hosts that images may be downloaded from: a name, a name with its subdomains as ".example.com", an

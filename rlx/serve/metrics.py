@@ -203,7 +203,7 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 class _Engines(Collector):
-    """What the engines of all models know when they are asked."""
+    """The statistics of the engines of all models, when somebody asks."""
 
     def __init__(self, models: Registry, limiter: ConcurrencyLimiter) -> None:
         self._models, self._gate = models, limiter

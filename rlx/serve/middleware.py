@@ -1,4 +1,4 @@
-"""What stands in front of the application: every request passes here, whichever API it is for.
+"""The middleware in front of the application: every request passes here, whichever API it is for.
 
 Server stage, between the HTTP server and the routers. In order: a record with an id, name, origin and key of the
 sender, room for one more request, the body as far as it may be large; then the application; then log and metrics.
@@ -37,7 +37,7 @@ _SECONDS = re.compile(r"\d{1,7}(?:\.\d{1,6})?")
 
 
 class Middleware:
-    """What every request passes, whichever API it is for.
+    """Checks, records and bounds every request, whichever API it is for.
 
     Args:
         app: the application.

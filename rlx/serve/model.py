@@ -98,12 +98,12 @@ class ServedModel:
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """What is known of its file."""
+        """The facts of its file."""
         return ModelFacts.of(self.runner.weights.loader)
 
     @cached_property
     def capabilities(self) -> tuple[str, ...]:
-        """What requests may ask of it, in Ollama's words."""
+        """Its abilities, in Ollama's words."""
         can = {
             "completion": True,
             "tools": tool_format(self.tokenizer) is not None,
@@ -121,7 +121,7 @@ class ServedModel:
 
     @cached_property
     def tags(self) -> ThinkingTags | None:
-        """What is around its reasoning; None for a model that never reasons."""
+        """The tags around its reasoning; None for a model that never reasons."""
         return ThinkingTags.of(self.tokenizer)
 
     @cached_property
@@ -180,7 +180,7 @@ class ServedModel:
         grammar: Callable[[], Grammar | None] | None = None,
         **fields: Any,
     ) -> Asked:
-        """What is to be generated.
+        """A request for the engine, and how its answer is read.
 
         Args:
             max_tokens: as the request says; None for what the context has room for.

@@ -259,7 +259,7 @@ def switch_variables(model: ServedModel, thinks: bool | None, field: str, value:
 def grammar_maker(
     model: ServedModel, make: Callable[[], Grammar] | None, prompt: ChatPrompt | None = None
 ) -> Callable[[], Grammar | None] | None:
-    """What makes the grammar of an answer, ready for the model; None where it is free.
+    """The maker of the grammar of an answer, ready for the model; None where it is free.
 
     Where calls are forced, the answer is nothing but calls. Where the model decides, calls follow their schemas, and an
     answer without a call follows the grammar of the text. It begins after the model's thinking.

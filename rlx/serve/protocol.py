@@ -2,7 +2,7 @@
 
 Server stage, under `lifecycle.py`. uvicorn bounds the time between two requests of a connection; here are the bounds
 of a request's head and of an answer that nobody reads, and what becomes of a client that sends no more: it may still
-read. The time of a body is bounded in `incoming.py`.
+read. The time of a body is bounded in `admission.py`.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class BoundedProtocol(H11Protocol):
         return cycle is not None and not cycle.response_complete
 
     def _awaited(self) -> str:
-        """What the client has to send next: the rest of a head, or nothing."""
+        """The part that the client has to send next: the rest of a head, or nothing."""
         return "" if self._is_answering or self.timeout_keep_alive_task is not None else "head"
 
     def _expect(self, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What is known of a request over HTTP while it is answered: for its line in the log, metrics, headers and spans.
+"""The record of a request over HTTP while it is answered: for its line in the log, metrics, headers and spans.
 
 Server stage. The outermost middleware makes a record; what computes an answer finds it by `current` and adds to it.
 """
@@ -112,7 +112,7 @@ Note = Callable[[BaseException | None], None]
 def observer(
     choices: Sequence[Sequence[Handle]], limits: Sequence[int | None], prompts: Callable[[], list[str]]
 ) -> Note:
-    """What adds generations to the current record; called once when they are over, with the error if there is one.
+    """A function that adds generations to the current record; called once, when they are over, with their error if any.
 
     Args:
         choices: those of each generation, just handed over.

@@ -53,7 +53,7 @@ def check_names(models: Sequence[Sequence[str]]) -> None:
 
 
 def names_of(path: str | Path, given: str | None, aliases: Sequence[str] = ()) -> list[str]:
-    """What a model is called: by `aliases`, by its file, and as the user wrote it. No name shows a folder.
+    """The names of a model: by `aliases`, by its file, and as the user wrote it. No name shows a folder.
 
     Args:
         given: how the user named the model, or None.
@@ -117,7 +117,7 @@ class Registry:
 
     @property
     def default_name(self) -> str:
-        """What the first model is called; before it is open as the options say."""
+        """The name of the first model; before it is open as the options say."""
         return self.models[0].name if self.models else next(iter(self._options.alias), "")
 
     @property

@@ -1,4 +1,4 @@
-"""Who may ask: keys, the names under which the server is reached, and the pages that may use it.
+"""Access to the server: keys, the names under which the server is reached, and the pages that may use it.
 
 Server stage. Each check looks at a request's head and says what is wrong with it; `middleware.py` asks
 them in order.

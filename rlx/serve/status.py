@@ -1,4 +1,4 @@
-"""What a server says of itself and of its models: health, properties, slots, versions, metrics, `/v1/models`.
+"""The state of a server and of its models: health, properties, slots, versions, metrics, `/v1/models`.
 
 Server stage, beside the APIs. The fields follow OpenAI, llama-server and vLLM, whose clients and probes ask for them.
 """

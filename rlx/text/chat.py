@@ -16,7 +16,7 @@ from rlx.arguments import nearest
 from rlx.errors import ArgumentError, ChatTemplateError, MultimodalError
 from rlx.json_file import read_text
 from rlx.text.confined import NOT_STARTED, Confined, ConfinedError
-from rlx.text.fence import Fence
+from rlx.text.escape import EscapedMessages
 from rlx.text.image_parts import ImageTokens
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.tool_calls.messages import has_calls, prompted, with_calls
@@ -389,11 +389,11 @@ def chat_ids(
         MultimodalError: a content has a part that the model does not take, or the template leaves images out.
     """
     template, fitted, tools = _fitted(tokenizer, messages, tools, images is not None)
-    fence = Fence(tokenizer, fitted, images, tools=tools, trusted=trust_content)
-    text = template.render(fence.messages, fence.tools, add_generation_prompt, **kwargs)
+    escaped = EscapedMessages(tokenizer, fitted, images, tools=tools, trusted=trust_content)
+    text = template.render(escaped.messages, escaped.tools, add_generation_prompt, **kwargs)
     if check is not None:
         check(text)
-    ids = fence.encode(text)
+    ids = escaped.encode(text)
     if images is None:
         return ids
     written = images.count(ids)

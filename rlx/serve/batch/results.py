@@ -163,7 +163,7 @@ Report = Callable[["Progress"], object]
 
 
 class Answering(Protocol):
-    """What answers requests: the app of this process, or one on a cluster."""
+    """A function that answers requests: with the app of this process, or on a cluster."""
 
     def __call__(self, request: BatchRequest, request_id: str, /) -> Awaitable[tuple[int, Any]]:
         """The status and the JSON body of the answer."""
@@ -172,7 +172,7 @@ class Answering(Protocol):
 
 @dataclass
 class Progress:
-    """What a run has done so far.
+    """The progress of a run.
 
     Attributes:
         total: requests of the source.

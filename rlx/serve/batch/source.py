@@ -37,7 +37,7 @@ _FIELDS = ("custom_id", "method", "url", "body")
 
 
 class LineProblem(Exception):
-    """What is wrong with a line of the input. It becomes a line of the output, and the others are answered.
+    """A mistake in a line of the input. It becomes a line of the output, and the others are answered.
 
     Args:
         code: what OpenAI's batch API calls it, where it has a name for it.
@@ -193,7 +193,7 @@ class Source:
         return len(self._starts)
 
     def digest(self, number: int) -> int:
-        """What tells a line from any other, and from the same one for another model."""
+        """A number that tells a line from any other, and from the same one for another model."""
         return self._digests[number]
 
     def line(self, number: int) -> bytes:

@@ -175,7 +175,7 @@ def _check_edits(management: dict[str, Any] | None) -> None:
 
 
 def _writer(model: ServedModel, body: MessagesBody) -> MessageWriter:
-    """What writes the answer."""
+    """The writer of the answer."""
     prompt = _prompt(model, body)
     changes = given(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
     asked = model.asked(
@@ -198,7 +198,7 @@ def _stops(body: MessagesBody) -> tuple[str, ...]:
 
 
 def _text_grammar(body: CountBody) -> Callable[[], Grammar] | None:
-    """What makes the grammar of `output_config.format`, or of its older name."""
+    """The maker of the grammar of `output_config.format`, or of its older name."""
     wanted = body.output_config.format if body.output_config is not None else None
     field = "output_format" if wanted is None else "output_config.format"
     return form_grammar(body.output_format if wanted is None else wanted, field, ("json_schema",))

@@ -1,4 +1,4 @@
-"""What the models are, in Ollama's words: `/api/tags`, `/api/show`, `/api/ps` and `/api/version`.
+"""Descriptions of the models in Ollama's words: `/api/tags`, `/api/show`, `/api/ps` and `/api/version`.
 
 Server stage. Clients choose by what is listed here: a model that is said to call tools is given some.
 """
@@ -60,7 +60,7 @@ def router(server: Server) -> APIRouter:
 
 
 def shown(model: ServedModel) -> JsonObject:
-    """What a model is and can do."""
+    """The description of a model: what it is and can do."""
     sample = model.default_sample
     parameters = {name: getattr(sample, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     return {

@@ -49,7 +49,7 @@ class ModelBody(Body):
 
 
 class AnswerBody(ModelBody):
-    """What `/api/chat` and `/api/generate` share."""
+    """The fields that `/api/chat` and `/api/generate` share."""
 
     stream: bool | None = None
     options: dict[str, Any] | None = None
@@ -225,7 +225,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What Ollama's `options` say.
+    """The options of a request.
 
     Attributes:
         sample: the sampling options.

@@ -105,7 +105,7 @@ def _refuse_beside(body: GenerateBody, field: str, others: Sequence[str]) -> Non
 
 
 def _grammar(wanted: Any) -> Callable[[], Grammar] | None:
-    """What makes the grammar of the field `format`."""
+    """The maker of the grammar of the field `format`."""
     if not wanted:
         return None
     return Grammar.json_object if wanted == "json" else partial(schema_grammar, wanted, "format")

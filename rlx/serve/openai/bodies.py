@@ -1,6 +1,6 @@
 """The bodies of OpenAI's paths, with the fields of vLLM and llama-server that rlx has something for.
 
-Server stage. A field stands here with the type that is sent; what it means is in `sampling.py`, `structured.py` and the
+Server stage. A field stands here with the type that is sent; what it means is in `fields.py` and the
 modules of the paths.
 """
 
@@ -78,7 +78,7 @@ class SamplingFields(Body):
 
 
 class EndingFields(Body):
-    """What ends an answer."""
+    """The fields about what ends an answer."""
 
     max_tokens: Limit | None = None
     n_predict: Limit | None = None
@@ -125,7 +125,7 @@ class StructureFields(Body):
 
 
 class StreamOptions(Body):
-    """What a stream says besides the text."""
+    """The fields about what a stream says besides the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -133,7 +133,7 @@ class StreamOptions(Body):
 
 
 class CommonFields(SamplingFields, EndingFields, StructureFields):
-    """What chat and completions share."""
+    """The fields that chat and completions share."""
 
     model: Text = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None

@@ -89,7 +89,7 @@ def prompt_of(model: ServedModel, body: ChatBody, tools: Offered) -> ChatPrompt:
 
 
 def _writer(model: ServedModel, body: ChatBody) -> ChatWriter:
-    """What writes the answer.
+    """The writer of the answer.
 
     Raises:
         ApiError, RlxError: as `prompt_of`; or a value is out of its range, or fields contradict each other.
@@ -159,7 +159,7 @@ class ChatWriter(OpenAIWriter):
         return b"".join(self._piece(delta.index, each, delta if i == 0 else None) for i, each in enumerate(pieces))
 
     def _calling(self, index: int, call: ToolCallDelta) -> dict[str, Any]:
-        """What a piece of a tool call adds to a choice: id and name come first."""
+        """The addition of a piece of a tool call to a choice: id and name come first."""
         if call.name in self._tools.custom:
             self._custom.add((index, call.index))
         kind, text = ("custom", "input") if (index, call.index) in self._custom else ("function", "arguments")

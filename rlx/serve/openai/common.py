@@ -1,4 +1,4 @@
-"""What chat and completions have in common: their writer, what ends an answer, and what answers say beside the text.
+"""The common parts of chat and completions: their writer, what ends an answer, and what answers say beside the text.
 
 Server stage, under OpenAI's paths.
 """
@@ -108,7 +108,7 @@ class OpenAIWriter(Writer):
         return piece + self._chunk([], usage | more) if self._with_usage else piece
 
     def _verbose_end(self, end: End, finished: Finished) -> dict[str, Any]:
-        """What the last chunk of a choice has besides."""
+        """Further fields of the last chunk of a choice."""
         return {}
 
     def _progress(self, progress: Progress) -> bytes:

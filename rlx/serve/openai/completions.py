@@ -82,7 +82,7 @@ def router(server: Server) -> APIRouter:
 
 
 def asked_of(model: ServedModel, body: CompletionBody, default: int | None = MAX_TOKENS) -> list[Asked]:
-    """What is to be generated, for each prompt.
+    """The requests for the engine, one for each prompt.
 
     Args:
         default: maximum number of tokens where the body has none; None for no limit.

@@ -154,7 +154,7 @@ Found = tuple[str, Callable[[], Grammar]]
 
 
 def text_grammar(body: CommonFields) -> Callable[[], Grammar] | None:
-    """What makes the grammar of a body; None if the answer is free.
+    """The maker of the grammar of a body; None if the answer is free.
 
     Raises:
         ApiError: there are several.
@@ -177,7 +177,7 @@ def named_grammar(body: StructureFields) -> Iterator[None]:
 
 
 def _asked(body: StructureFields) -> list[Found]:
-    """What asks for a grammar."""
+    """The fields that ask for a grammar, with what makes it."""
     found = [*_of_format(body.response_format), *_of_outputs(body.structured_outputs)]
     if body.guided_json is not None:
         found.append(("guided_json", lambda: Grammar.json_schema(body.guided_json)))
@@ -200,7 +200,7 @@ def of_text(text: str) -> Grammar:
 
 
 def _of_format(form: dict[str, Any] | None) -> list[Found]:
-    """What `response_format` asks for.
+    """The grammar that `response_format` asks for.
 
     Raises:
         ApiError: it is malformed.
@@ -234,7 +234,7 @@ def _unknown_format(kind: Any) -> ApiError:
 
 
 def _of_outputs(outputs: StructuredOutputs | None) -> list[Found]:
-    """What vLLM's `structured_outputs` asks for."""
+    """The grammars that vLLM's `structured_outputs` asks for."""
     if outputs is None:
         return []
     compact, found = outputs.disable_any_whitespace is True, list[Found]()

@@ -39,7 +39,7 @@ class NativeWriter(OpenAIWriter):
 
     @property
     def _each(self) -> list[Asked]:
-        """What is asked for each choice."""
+        """The request of each choice."""
         return [each for each in self.asked for _ in range(each.n)]
 
     def of(self, event: Event) -> bytes:
@@ -141,7 +141,7 @@ def _with_ids(entries: list[dict[str, Any]], info: TokenInfo) -> list[dict[str, 
 
 
 def verbose(writer: OpenAIWriter) -> dict[str, Any]:
-    """What an answer also has where the request says `verbose`: the first choice in llama-server's form."""
+    """The field `__verbose` of an answer, where the request says `verbose`: the first choice in llama-server's form."""
     if not writer.body.verbose:
         return {}
     found = NativeWriter(writer.model, writer.body, writer.asked)
@@ -166,7 +166,7 @@ def sampling_settings(opts: SampleOpts) -> dict[str, Any]:
 
 
 def settings(asked: Asked, context: int, is_stream: bool) -> dict[str, Any]:
-    """What an answer was generated with.
+    """The options that an answer was generated with.
 
     Args:
         context: tokens that the context holds.

@@ -22,7 +22,7 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True)
 class Offered:
-    """What a chat offers.
+    """The tools that a chat offers.
 
     Attributes:
         tools: functions.

@@ -50,7 +50,7 @@ def document(folder: str = ".") -> Document:
 
 
 def _policy(sources: web_page.Sources) -> str:
-    """What the page may do: run this script, use these styles, show images that it has, and ask this server.
+    """The page's rights: run this script, use these styles, show images that it has, and ask this server.
 
     Trusted types forbid to make markup of text, so an answer of a model cannot become part of the page's code.
     https://www.w3.org/TR/CSP3/, https://www.w3.org/TR/trusted-types/

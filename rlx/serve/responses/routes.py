@@ -72,7 +72,7 @@ class TextFields(Body):
 
 
 class InputBody(Body):
-    """What makes the prompt of a response."""
+    """The fields that make the prompt of a response."""
 
     model: Text = None
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] | None = None
@@ -175,7 +175,7 @@ def _prompt(model: ServedModel, body: InputBody, most: int | None = None) -> tup
 
 
 def _writer(model: ServedModel, body: ResponsesBody) -> ResponseWriter:
-    """What writes the answer."""
+    """The writer of the answer."""
     prompt, functions = _prompt(model, body, body.max_output_tokens)
     sample = changed_sample(model.default_sample, given(temperature=body.temperature, top_p=body.top_p))
     wants_logprobs = body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ())

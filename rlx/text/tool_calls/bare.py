@@ -52,7 +52,7 @@ class BareReader(CallReader):
         yield from self._body()
 
     def _body(self) -> Reading[None]:
-        """What follows a marker: JSON, a list of it, or Python."""
+        """Reads what follows a marker: JSON, a list of it, or Python."""
         char = yield from self._peek(BLANKS)
         while char == "[" and not self._held[self._at + 1 :].strip():
             yield from self._wait()

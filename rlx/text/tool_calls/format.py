@@ -1,4 +1,4 @@
-"""What every format of tool calls has: a parser, grammars, and the tokens that it is made of.
+"""The interface of formats of tool calls: a parser, grammars, and the tokens that it is made of.
 
 Text stage. A format is a way in which models write calls into their answers. The parser turns an answer's text, in
 pieces of any size, into texts and calls. A grammar makes the model write calls that the parser understands.
@@ -137,7 +137,7 @@ class ToolFormat(ABC):
         """The body of the rule for the arguments of a tool under a schema."""
 
     def _others(self, lark: Lark, tools: Sequence[Tool]) -> list[str]:
-        """What may follow the trigger and is no call."""
+        """Bodies of rules for texts that may follow the trigger and are no call."""
         return []
 
     def keep_ids(self, tokenizer: Tokenizer) -> frozenset[int]:

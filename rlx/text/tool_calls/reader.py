@@ -36,7 +36,7 @@ _LONE = "\\ufffd"  # for a half of a surrogate pair without its other half
 
 
 class Unreadable(Exception):
-    """What is read is no call, or none from here on."""
+    """The text is no call, or none from here on."""
 
 
 class CutOff(Unreadable):
@@ -170,7 +170,7 @@ class CallReader(CallParser):
 
     @property
     def _rest(self) -> str:
-        """What is held and not read."""
+        """The text that is held and not read."""
         return self._held[self._at :] if self._at else self._held
 
     # ---------------------------------------------------------------------------------------------- JSON

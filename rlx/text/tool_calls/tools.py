@@ -101,7 +101,7 @@ def _tool(value: Any, where: str) -> Tool:
 
 
 def checked_choice(choice: Any, tools: Sequence[Tool], where: str = "tool_choice") -> ToolChoice:
-    """What a caller says about calls: `auto`, `none`, `required`, or a tool as
+    """A caller's choice of calls: `auto`, `none`, `required`, or a tool as
     `{"type": "function", "function": {"name": ...}}`. None is `auto` with tools, else `none`.
 
     Raises:

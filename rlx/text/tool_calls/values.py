@@ -85,7 +85,7 @@ def cast(text: str, schema: Any, root: Mapping[str, Any]) -> str:
 
 
 def _readings(text: str) -> list[Any]:
-    """What a text may mean: as JSON, as a word in any case, as a Python literal."""
+    """The meanings that a text may have: as JSON, as a word in any case, as a Python literal."""
     found: list[Any] = []
     with suppress(ValueError, RecursionError):
         found.append(json.loads(text, parse_constant=_no_number))

@@ -1,4 +1,4 @@
-"""The fence around the texts of messages: no control token and no image comes of what somebody wrote.
+"""Special tokens in the texts of messages, escaped: no control token and no image comes of what somebody wrote.
 
 Text stage, used by `chat.py`. Before a template is rendered, marks take the place of such tokens in the messages;
 afterwards the marks become text again.
@@ -16,8 +16,8 @@ from rlx.text.tokenizer import Tokenizer
 from rlx.text.vocabulary import SpecialSplitter
 
 
-class Fence:
-    """Puts marks for tokens into the messages and takes them out of the rendered text.
+class EscapedMessages:
+    """Messages in which marks stand for special tokens; `encode` takes them out of the rendered text.
 
     A mark is plain letters and digits, which survive quoting; where a template changes one nevertheless, the text is
     spoilt, but no control token comes of it. Assistant messages may hold control tokens, but no images.
@@ -46,10 +46,10 @@ class Fence:
         # Tokens of other types than CONTROL are found in any text: what is encoded must not contain them as a whole.
         found = {text: token in tokenizer.encode(text, False) for text, token in self._names.items()}
         self._cut = SpecialSplitter({text: at for at, text in enumerate(self._texts) if found[text]})
-        self.messages = [self._fenced(m, media, trusted or m["role"] == "assistant") for m in messages]
-        self.tools = None if tools is None else [self._fenced(tool, media, trusted) for tool in tools]
+        self.messages = [self._escaped(m, media, trusted or m["role"] == "assistant") for m in messages]
+        self.tools = None if tools is None else [self._escaped(tool, media, trusted) for tool in tools]
 
-    def _fenced(self, value: Any, media: SpecialSplitter, trusted: bool) -> Any:
+    def _escaped(self, value: Any, media: SpecialSplitter, trusted: bool) -> Any:
         if isinstance(value, str):
             if self._names:
                 parts = media.split(value)
@@ -57,8 +57,8 @@ class Fence:
             parts = iter([value]) if trusted else self._tokenizer.control_splitter.split(value)
             return "".join(part if isinstance(part, str) else f"{self._mark}{part}x" for part in parts)
         if isinstance(value, dict):
-            return {key: self._fenced(part, media, trusted) for key, part in value.items()}
-        return [self._fenced(part, media, trusted) for part in value] if isinstance(value, list) else value
+            return {key: self._escaped(part, media, trusted) for key, part in value.items()}
+        return [self._escaped(part, media, trusted) for part in value] if isinstance(value, list) else value
 
     def encode(self, text: str) -> list[int]:
         """The ids of a rendered text: control tokens and images that stand in it are the template's."""
