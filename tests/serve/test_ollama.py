@@ -207,8 +207,8 @@ def test_options_become_sampling_options() -> None:
         seed=7,
         mirostat=2,
     )
-    assert (found.sample, found.max_tokens, found.stop) == (sample, None, ("a", "b"))
-    assert options_of({"num_predict": 0, "stop": "x"}, SampleOpts(), 1).max_tokens == 0
+    assert found == {"sample": sample, "max_tokens": None, "stop": ("a", "b")}
+    assert options_of({"num_predict": 0, "stop": "x"}, SampleOpts(), 1)["max_tokens"] == 0
 
 
 @pytest.mark.parametrize(

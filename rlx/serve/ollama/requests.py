@@ -8,7 +8,7 @@ model is loaded are decided when the server starts: they are hints.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -223,23 +223,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of a request.
-
-    Attributes:
-        sample: the sampling options.
-        max_tokens: maximum number of tokens; None for what the context has room for.
-        stop: strings that end the answer.
-    """
-
-    sample: SampleOpts
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-
-
-def options_of(options: Mapping[str, Any] | None, default: SampleOpts, context: int) -> Options:
-    """The options of a request.
+def options_of(options: Mapping[str, Any] | None, default: SampleOpts, context: int) -> dict[str, Any]:
+    """The options of a request as arguments of `ServedModel.asked`: `sample`, and perhaps `max_tokens` and `stop`.
 
     Args:
         default: what options that are missing stand for.
@@ -248,17 +233,15 @@ def options_of(options: Mapping[str, Any] | None, default: SampleOpts, context: 
     Raises:
         ApiError: an option is unknown, out of its range, or asks for what the server does not do.
     """
-    changes: dict[str, Any] = {}
-    most: int | None = None
-    stop: tuple[str, ...] = ()
+    changes, found = dict[str, Any](), dict[str, Any]()
     for name, value in (options or {}).items():
         field = f"options.{name}"
         if value is None:
             continue
         if name == "num_predict":
-            most = _max_tokens(value, field)
+            found["max_tokens"] = _max_tokens(value, field)
         elif name == "stop":
-            stop = _stops(value, field)
+            found["stop"] = _stops(value, field)
         elif name == "num_ctx":
             _check_context(value, context, field)
         elif name in _HINTS:
@@ -271,7 +254,7 @@ def options_of(options: Mapping[str, Any] | None, default: SampleOpts, context: 
         else:
             known = (*_OWN, *_RENAMED, *_HINTS, *_FIXED, "num_predict", "num_ctx", "stop")
             raise unknown_field(field, [f"options.{each}" for each in known])
-    return Options(changed_sample(default, changes, _NAMES), most, stop)
+    return {"sample": changed_sample(default, changes, _NAMES), **found}
 
 
 def _converted(name: str, value: Any, field: str) -> Any:

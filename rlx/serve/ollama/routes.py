@@ -25,7 +25,6 @@ from rlx.serve.ollama.requests import (
     ChatBody,
     GenerateBody,
     ModelBody,
-    Options,
     messages_of,
     options_of,
     user_content,
@@ -125,7 +124,7 @@ def _chat(model: ServedModel, body: ChatBody, writer: OllamaWriter) -> OllamaWri
     prompt = fitting_prompt(
         model,
         messages,
-        options.max_tokens,
+        options.get("max_tokens"),
         cuts=body.truncate is not False,
         tools=body.tools or None,
         variables=_variables(model, body),
@@ -166,7 +165,7 @@ def _continued(model: ServedModel, prompt: ChatPrompt, context: list[int]) -> Ch
     return replace(prompt, context=model.checked([*context, *more], "context"))
 
 
-def _options(model: ServedModel, body: AnswerBody) -> Options:
+def _options(model: ServedModel, body: AnswerBody) -> dict[str, Any]:
     return options_of(body.options, model.default_sample, model.runner.max_seq)
 
 
@@ -177,19 +176,17 @@ def _variables(model: ServedModel, body: AnswerBody) -> dict[str, Any]:
 
 
 def _asking(
-    model: ServedModel, body: AnswerBody, prompt: ChatPrompt, options: Options, writer: OllamaWriter
+    model: ServedModel, body: AnswerBody, prompt: ChatPrompt, options: dict[str, Any], writer: OllamaWriter
 ) -> OllamaWriter:
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "it needs logprobs", "set logprobs to true")
     asked = model.asked(
         prompt.context,
-        options.max_tokens,
-        options.sample,
-        stop=options.stop,
         parser=prompt.parser,
         keep_ids=prompt.keep_ids,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=grammar_maker(model, _grammar(body.format), prompt),
+        **options,
     )
     writer.asked = [asked]
     return writer
