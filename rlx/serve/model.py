@@ -240,10 +240,13 @@ class ServedModel:
         Raises:
             RlxError: one is invalid or refused; then none of them is computed.
         """
+        begun = time.perf_counter()
         together = submitted_together(self.runner, [request for each in asked for request in self._requests(each)])
         handles = iter(together.handles)
         choices = [[next(handles) for _ in range(each.n)] for each in asked]
-        note = record.observer(choices, [each.limit for each in asked], lambda: [self._prompt(each) for each in asked])
+        note = record.observer(
+            begun, choices, [each.limit for each in asked], lambda: [self._prompt(each) for each in asked]
+        )
         return EventStream(self.tokenizer, asked, together, note)
 
     def _prompt(self, asked: Asked) -> str:

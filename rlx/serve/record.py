@@ -110,19 +110,23 @@ Note = Callable[[BaseException | None], None]
 
 
 def observer(
-    choices: Sequence[Sequence[Handle]], limits: Sequence[int | None], prompts: Callable[[], list[str]]
+    begun: float,
+    choices: Sequence[Sequence[Handle]],
+    limits: Sequence[int | None],
+    prompts: Callable[[], list[str]],
 ) -> Note:
     """A function that adds generations to the current record; called once, when they are over, with their error if any.
 
     Args:
-        choices: those of each generation, just handed over.
+        begun: when they were handed over, by `time.perf_counter`.
+        choices: those of each generation.
         limits: the limit of tokens that each gave.
         prompts: decodes their prompts, for the log.
     """
     found = current()
     if found is None:
         return lambda error: None
-    prepared = found.seconds
+    prepared = begun - found.arrived
 
     def note(error: BaseException | None) -> None:
         for handles, limit in zip(choices, limits, strict=True):
