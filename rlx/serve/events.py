@@ -6,7 +6,7 @@ it splits the texts of choices into reasoning, answer and tool calls, and counts
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -216,7 +216,7 @@ class Choice:
             self.tool_calls[call.index].arguments += call.arguments
 
 
-class EventStream(AsyncIterator[Event]):
+class EventStream:
     """The events of requests as they come; the last one is `Finished`.
 
     Events of different choices interleave. The choices of the second request follow those of the first in number, and
@@ -239,15 +239,7 @@ class EventStream(AsyncIterator[Event]):
             for i, (each, handle) in enumerate(zip(every, together.handles, strict=True))
         ]
         self._firsts = [sum(each.n for each in asked[:i]) for i in range(len(asked))]
-        self._waiting: list[Event] = []  # what a batch has beyond the event that was asked for
         self._began = self._closed = False
-
-    async def __anext__(self) -> Event:
-        if not self._waiting:
-            self._waiting = (await self.batch())[::-1]
-            if not self._waiting:
-                raise StopAsyncIteration
-        return self._waiting.pop()
 
     async def batch(self) -> list[Event]:
         """The next events, all that are there at the same time; none at the end.
@@ -288,10 +280,6 @@ class EventStream(AsyncIterator[Event]):
             self._closed = True
             self._together.abort()
             self._note(error)
-
-    async def aclose(self) -> None:
-        """As `close`."""
-        self.close()
 
     def __del__(self) -> None:
         self.close()

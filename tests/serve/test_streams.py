@@ -83,7 +83,7 @@ def test_an_answer_that_nobody_has_any_more_is_aborted_without_the_garbage_colle
         asked = server.model.asked(server.model.tokenizer.encode("Once"), stop_at_eog=False)
         found = await asyncio.to_thread(server.model.submit, [asked])
         if reads:
-            await anext(found)
+            await found.batch()
         return list(found._together.handles)
 
     gc.disable()
