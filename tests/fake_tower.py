@@ -62,8 +62,8 @@ class FakeTower:
 class FakeVision:
     """What finds the tower of a model; None for a model without one."""
 
-    def __init__(self, tower: FakeTower | None, arch: str = "qwen35") -> None:
-        self.tower, self.arch = tower, arch
+    def __init__(self, tower: FakeTower | None) -> None:
+        self.tower = tower
 
     def required(self) -> FakeTower:
         if self.tower is None:
@@ -76,8 +76,8 @@ class FakeVision:
 
 def images(tower: FakeTower | None, capacity: int = 1 << 20, **options: Any) -> ImageInput:
     """The images of a model with this tower."""
-    vision: Any = FakeVision(tower, tower.config.family if tower else "llama")
-    return ImageInput(vision, ImageOptions(**options), capacity, 0.1)
+    vision: Any = FakeVision(tower)
+    return ImageInput(lambda: vision, tower.config.family if tower else "llama", ImageOptions(**options), capacity, 0.1)
 
 
 def image(seed: int = 0, height: int = 16, width: int = 24) -> np.ndarray[Any, Any]:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,27 +51,27 @@ from rlx.engine.programs.specs import GREEDY, HIDDEN, Bucketing, ProgramSpec, ex
 from rlx.engine.request.output import Logits
 from rlx.engine.single_sequence import SingleSequence
 from rlx.engine.speculation.drafts import Counters
-from rlx.engine.speculation.mtp import HeadDrafter, HeadDrafts, Predictor
 from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows
-from rlx.models.vision_config import VisionConfig
 from rlx.passes.layout import weight_bytes
 from rlx.sampling import SampleOpts
 from rlx.sampling.choice import Choose
 from rlx.text.chat import template_text
 from rlx.tracing import span
-from rlx.vision.opening import MmprojPath, Vision
-from rlx.vision.tower import Tower
-from rlx.vision.weights import TowerWeights
 from rlx.weights import WeightLoader, open_weights
 from rlx.weights.recommended import recommended
 
 if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource
+    from rlx.engine.speculation.mtp import HeadDrafts, Predictor
+    from rlx.models.vision_config import VisionConfig
+    from rlx.vision.opening import MmprojPath, Vision
+    from rlx.vision.tower import Tower
+    from rlx.vision.weights import TowerWeights
 
 
 #: The parts of an engine that hold memory or threads; the last one is closed first. Workers read the memory of others.
-_PARTS = ("pool", "_tensors", "_programs", "vision", "_predictor", "_workers", "prefix_writer", "ahead")
+_PARTS = ("pool", "_tensors", "_programs", "_vision", "_predictor", "_workers", "prefix_writer", "ahead")
 
 
 class Engine(SingleSequence):
@@ -86,7 +87,6 @@ class Engine(SingleSequence):
         native_loops: whether one native call runs several steps; otherwise each runs alone, where it can be observed.
         pool: the states of all sequences.
         tables: the programs in memory, "prefill", "decode" and "batch".
-        vision: the model's vision tower, opened at first use.
         images: how images come into prompts.
         kept: states of prompts on disk; None without the option `cache_kv`.
         profile: the compile profile of the programs.
@@ -98,6 +98,7 @@ class Engine(SingleSequence):
     _workers: Workers
     _tensors: Tensors
     _predictor: Predictor | None = None  # created at first use
+    _vision: Vision | None = None
 
     def __init__(
         self,
@@ -119,12 +120,14 @@ class Engine(SingleSequence):
         self.ahead = BackgroundCompiler(progress)
         self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell)
         self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops
-        self.vision = Vision(plan.weights.loader, plan.config, mmproj, self._make_tower)
+        self._mmproj, self._vision_lock = mmproj, Lock()  # callers and the engine's loop ask for the tower
         places = (lambda: self._workers), (lambda: self._tensors.buffers)
         self._programs = Programs(plan.graph, setup, self._compiler, *places, ahead=self.ahead, paged=True)
         self.tables = self._programs.tables
         self.ahead.start(partial(self._programs.compile_missing, spec) for spec in ahead)
         try:
+            if mmproj is not None:  # whoever names one has images: what is wrong is said now
+                _ = self.vision
             self._workers = self._compiler.workers(setup.threads)
             self._tensors = Tensors(self._compiler, self._workers)
             self.choose = self._compiler.backend.chooser(self._workers, self._compiler)
@@ -179,7 +182,9 @@ class Engine(SingleSequence):
         given = options.image_cache_bytes
         kept = IMAGE_CACHE_BYTES if given is None else parse_image_bytes(given)
         try:
-            engine.images = ImageInput(engine.vision, options.image_options(), kept, STALL_MS / 1000)
+            engine.images = ImageInput(
+                lambda: engine.vision, engine.config.arch, options.image_options(), kept, STALL_MS / 1000
+            )
             if options.load:
                 engine.load()
         except BaseException:
@@ -343,6 +348,8 @@ class Engine(SingleSequence):
             UnsupportedModelError: the model has no MTP head.
             WeightError: a tensor is missing or has the wrong shape.
         """
+        from rlx.engine.speculation.mtp import HeadDrafter, HeadDrafts, Predictor  # few models have one
+
         if self._predictor is None:
             self.load()
             where = (self._compiler, self._workers, self._tensors)
@@ -355,11 +362,23 @@ class Engine(SingleSequence):
     # -- images -----------------------------------------------------------------------------------------------------
 
     @property
+    def vision(self) -> Vision:
+        """The model's vision tower, which is opened at first use."""
+        from rlx.vision.opening import Vision  # text alone needs none of it
+
+        with self._vision_lock:
+            if self._vision is None:
+                self._vision = Vision(self._weights.loader, self.config, self._mmproj, self._make_tower)
+            return self._vision
+
+    @property
     def tower(self) -> Tower | None:
         """The vision tower; None if the model takes text only, and `vision.required` says why."""
         return self.vision.tower
 
     def _make_tower(self, config: VisionConfig, weights: TowerWeights) -> Tower:
+        from rlx.vision.tower import Tower
+
         return Tower(config, weights, self.profile, self._compiler, lambda: self._workers, self._progress)
 
     # -- programs -------------------------------------------------------------------------------------------------
@@ -382,7 +401,7 @@ class Engine(SingleSequence):
     @property
     def ready(self) -> ReadyPrograms:
         """The programs that were compiled or loaded so far, for inspection."""
-        tower = self.vision.opened
+        tower = self._vision.opened if self._vision is not None else None
         more = ready_programs(tower, self._compiler.target) if tower else []
         return ReadyPrograms([*self._programs.ready(), *more])
 

@@ -6,7 +6,7 @@ by its text.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
@@ -20,11 +20,10 @@ from rlx.errors import ImageError, MultimodalError, PromptError
 from rlx.models.vision_config import VISION_FAMILIES
 from rlx.prompt import Prompt
 from rlx.text.image_parts import ImageTokens
-from rlx.vision.encoder import Encoder, Encoding, FeatureCache
 from rlx.vision.image import Image, ImageOptions
-from rlx.vision.processors import ImageProcessor
 
 if TYPE_CHECKING:
+    from rlx.vision.encoder import Encoder, Encoding
     from rlx.vision.opening import Vision
 
 
@@ -177,7 +176,8 @@ class ImageInput:
     """How images come into the prompts of one model. Its vision tower is opened with the first image.
 
     Args:
-        vision: finds and opens the tower.
+        vision: gives what finds and opens the tower.
+        arch: the architecture of the text model.
         options: how many pixels or tokens the model sees.
         capacity: bytes of the cache of encoded images.
         seconds: how long a piece of encoding should take at most, while others wait.
@@ -187,9 +187,11 @@ class ImageInput:
         ArgumentError: an option of images does not apply to this model.
     """
 
-    def __init__(self, vision: Vision, options: ImageOptions, capacity: int, seconds: float) -> None:
-        self._vision, self._options, self.seconds = vision, options, seconds
-        self._cache = FeatureCache(capacity)
+    def __init__(
+        self, vision: Callable[[], Vision], arch: str, options: ImageOptions, capacity: int, seconds: float
+    ) -> None:
+        self._vision, self._arch, self._options = vision, arch, options
+        self._capacity, self.seconds = capacity, seconds
         self._encoder: Encoder | None = None
         self._lock = Lock()
         if options.chosen:  # whoever sets one has images: what is wrong is said now, not with the first of them
@@ -198,7 +200,7 @@ class ImageInput:
     @property
     def is_supported(self) -> bool:
         """Whether the model has a tower."""
-        return self._vision.tower is not None
+        return self._vision().tower is not None
 
     @property
     def encoder(self) -> Encoder:
@@ -210,11 +212,15 @@ class ImageInput:
         """
         with self._lock:
             if self._encoder is None:
-                tower = self._vision.required()
+                from rlx.vision.encoder import Encoder, FeatureCache  # text alone needs none of it
+                from rlx.vision.processors import ImageProcessor
+
+                vision, cache = self._vision(), FeatureCache(self._capacity)
+                tower = vision.required()
                 processor = ImageProcessor.of(tower.config, self._options)
                 model = repr((tower.config, self._options, tower.weights.loader.stamps()))
                 key = blake2b(model.encode(), digest_size=32).digest()
-                self._encoder = Encoder(tower, processor, key, self._cache, self.seconds, self._vision.audio())
+                self._encoder = Encoder(tower, processor, key, cache, self.seconds, vision.audio())
             return self._encoder
 
     @property
@@ -223,7 +229,7 @@ class ImageInput:
         if self._encoder is not None:
             config = self._encoder.config
             return _tokens(config.family, (config.image_token, config.begin_token, config.end_token))
-        family = next((name for name, row in VISION_FAMILIES.items() if self._vision.arch in row.archs), None)
+        family = next((name for name, row in VISION_FAMILIES.items() if self._arch in row.archs), None)
         return None if family is None else _tokens(family, (VISION_FAMILIES[family].image_token, None, None))
 
     def stats(self) -> dict[str, Any]:

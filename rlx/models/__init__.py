@@ -10,18 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from rlx.errors import ArgumentError, ModelFileError, UnsupportedModelError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
-from rlx.models import gemma, gemma3n, gemma4, llama, qwen3, qwen35, qwen35_mtp
 from rlx.models.architectures import ARCHITECTURES, MODEL_TYPES
-from rlx.models.builder import Weights, cache_dtype
+from rlx.models.builder import DRAFT_HEAD, Weights, cache_dtype
 from rlx.models.config import ModelConfig
 from rlx.models.gguf_config import from_gguf
 from rlx.models.hf_config import from_hf
-from rlx.models.qwen35_mtp import DRAFT_HEAD
 from rlx.models.views import View, place_in, views
 
 __all__ = [
@@ -45,26 +44,32 @@ Build = Callable[[ModelConfig, Weights, DType], Graph]
 
 
 class Family(NamedTuple):
-    """The runner and the builder of an architecture."""
+    """The runner and the equations of an architecture: a function of a module of this package, imported when used."""
 
     runner: str
-    build: Build
+    module: str
+    function: str
+
+    @property
+    def build(self) -> Build:
+        found: Build = getattr(import_module(f"{__name__}.{self.module}"), self.function)
+        return found
 
 
-_BUILDS: dict[str, Build] = {
-    "llama": llama.build,
-    "qwen2": qwen3.build_qwen2,
-    "qwen3": qwen3.build_qwen3,
-    "qwen3moe": qwen3.build_qwen3,
-    "qwen35": qwen35.build,
-    "qwen35moe": qwen35.build,
-    "gemma": gemma.build_gemma,
-    "gemma2": gemma.build_gemma2,
-    "gemma3": gemma.build_gemma3,
-    "gemma3n": gemma3n.build,
-    "gemma4": gemma4.build,
+_BUILDS = {
+    "llama": "llama.build",
+    "qwen2": "qwen3.build_qwen2",
+    "qwen3": "qwen3.build_qwen3",
+    "qwen3moe": "qwen3.build_qwen3",
+    "qwen35": "qwen35.build",
+    "qwen35moe": "qwen35.build",
+    "gemma": "gemma.build_gemma",
+    "gemma2": "gemma.build_gemma2",
+    "gemma3": "gemma.build_gemma3",
+    "gemma3n": "gemma3n.build",
+    "gemma4": "gemma4.build",
 }
-FAMILIES = {arch: Family(ARCHITECTURES[arch].family, build) for arch, build in _BUILDS.items()}
+FAMILIES = {arch: Family(ARCHITECTURES[arch].family, *build.split(".")) for arch, build in _BUILDS.items()}
 # File format -> values of `general.architecture`, of `model_type`.
 SUPPORTED = {"gguf": tuple(FAMILIES), "safetensors": tuple(MODEL_TYPES)}
 
@@ -124,7 +129,8 @@ def build_predictor(
         hint = 'Use speculative="prompt-lookup", which needs none, or a file with the tensors "nextn" ("mtp").'
         raise UnsupportedModelError("the model has no MTP head", where=where, hint=hint)
     with _placed(config, place):
-        return qwen35_mtp.build_predictor(config, weights, kv_dtype, rows)
+        graph: Graph = import_module(f"{__name__}.qwen35_mtp").build_predictor(config, weights, kv_dtype, rows)
+    return graph
 
 
 def predictor_head(config: ModelConfig) -> str:

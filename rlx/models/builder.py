@@ -34,6 +34,9 @@ class Tensor(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
+DRAFT_HEAD = "draft_head.weight"  # the first rows of the model's head, in the graph of its MTP head
+
+
 class Weights(Protocol):
     """The tensors of one file under canonical names, which are those of GGUF (`blk.0.attn_q.weight`)."""
 

@@ -15,10 +15,8 @@ from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.models import qwen35
 from rlx.models.blocks import embedding, linear, norm, rope_angles
-from rlx.models.builder import Weights, start
+from rlx.models.builder import DRAFT_HEAD, Weights, start
 from rlx.models.config import ModelConfig
-
-DRAFT_HEAD = "draft_head.weight"  # the first rows of the model's head
 
 
 def build_predictor(config: ModelConfig, weights: Weights, kv_dtype: DType, rows: int) -> Graph:

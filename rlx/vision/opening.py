@@ -48,11 +48,6 @@ class Vision:
             self.required()
 
     @property
-    def arch(self) -> str:
-        """The architecture of the text model."""
-        return self._text.arch
-
-    @property
     def tower(self) -> Tower | None:
         """The tower; None if the model has none that can be used, and `required` says why."""
         with self._lock:

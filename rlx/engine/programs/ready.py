@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from rlx.backends.device import Target
 from rlx.compiler.compile import CompiledProgram
@@ -16,7 +16,9 @@ from rlx.compiler.inspection import Inspectable
 from rlx.env import size
 from rlx.errors import ArgumentError
 from rlx.store.key import range_text
-from rlx.vision.tower import Tower, TowerProgram
+
+if TYPE_CHECKING:
+    from rlx.vision.tower import Tower, TowerProgram
 
 
 @dataclass(frozen=True)
