@@ -365,21 +365,20 @@ class Engine(SingleSequence):
     def vision(self) -> Vision:
         """The model's vision tower, which is opened at first use."""
         from rlx.vision.opening import Vision  # text alone needs none of it
+        from rlx.vision.tower import Tower
+
+        def make(config: VisionConfig, weights: TowerWeights) -> Tower:
+            return Tower(config, weights, self.profile, self._compiler, lambda: self._workers, self._progress)
 
         with self._vision_lock:
             if self._vision is None:
-                self._vision = Vision(self._weights.loader, self.config, self._mmproj, self._make_tower)
+                self._vision = Vision(self._weights.loader, self.config, self._mmproj, make)
             return self._vision
 
     @property
     def tower(self) -> Tower | None:
         """The vision tower; None if the model takes text only, and `vision.required` says why."""
         return self.vision.tower
-
-    def _make_tower(self, config: VisionConfig, weights: TowerWeights) -> Tower:
-        from rlx.vision.tower import Tower
-
-        return Tower(config, weights, self.profile, self._compiler, lambda: self._workers, self._progress)
 
     # -- programs -------------------------------------------------------------------------------------------------
 
