@@ -69,6 +69,7 @@ class Executor:
         engine: the sequences and their steps.
         inbox: what callers have left; any thread may append.
         room: what takes room in the cache, and the counters.
+        unheard: consumers that were not woken for the newest tokens yet.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Executor:
         self.room = Room(scheduler, clock, kept)
         self.counters = self.room.counters
         self._task_next = False  # tasks and prompts take turns
-        self._unheard: set[Notifier] = set()  # consumers that were not woken for the newest tokens yet
+        self.unheard: set[Notifier] = set()
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class Executor:
         if room.paused:
             room.resume()
         jobs = scheduler.decoding()
-        if jobs and not self._run_natively(jobs):
+        if jobs and not (jobs[0].is_greedy and self._run_natively(jobs)):
             self._step(jobs)
         if scheduler.tasks or scheduler.prefilling or scheduler.waiting:
             self._compute_others(bool(jobs))
@@ -178,15 +179,15 @@ class Executor:
 
     def wake_consumers(self) -> None:
         """Wakes the consumers of all new tokens."""
-        while self._unheard:
-            self._unheard.pop().notify()
+        while self.unheard:
+            self.unheard.pop().notify()
 
     # -- decode steps --------------------------------------------------------------------------------------------------
 
     def _run_natively(self, jobs: list[Job]) -> bool:
         """Several tokens of a job alone in one native call; False if a step has to compute the next one."""
         job = jobs[0]
-        if len(jobs) > 1 or not job.is_greedy or self.inbox or not job.runs_natively or self.scheduler.others_want():
+        if len(jobs) > 1 or self.inbox or not job.runs_natively or self.scheduler.others_want():
             return False
         start = self._clock()
         try:
@@ -330,11 +331,11 @@ class Executor:
         # To wake a thread costs as much as a step of a small model: if tokens come quickly, it gets some at a time.
         if now - job.last_notified >= QUIET or behind >= AHEAD // 2:
             job.last_notified = now
-            self._unheard.discard(notifier)
+            self.unheard.discard(notifier)
             notifier.notify()
         else:
             notifier.news = object()  # whoever drives and waits looks anyway
-            self._unheard.add(notifier)
+            self.unheard.add(notifier)
         if behind >= AHEAD:
             job.backpressured = True  # before the check: whoever takes tokens after it sees that the job waits
             job.backpressured = job.is_ahead

@@ -240,7 +240,8 @@ class EngineLoop:
                         executor.read()
                     while notifier.news is seen and not interrupt.came and self._turn() and self._is_brief:
                         pass
-                    executor.wake_consumers()
+                    if executor.unheard:
+                        executor.wake_consumers()
                     done = notifier.news is not seen and not self.scheduler.is_wanted_elsewhere(notifier)
                 except BaseException as error:  # of a signal handler: nobody knows what it interrupted
                     executor.end_all(error)
