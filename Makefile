@@ -17,6 +17,9 @@ PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
 LINTED := rlx tests benchmarks examples tools/site tools/release.py
 
+# Tests start hundreds of processes: each would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint types types-all pytest pytest-lower pytest-lower-all test-all test-plain test-page test-ray docs bench clean
 help:

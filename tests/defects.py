@@ -251,14 +251,14 @@ DEFECTS = (
     # Sampling and grammars.
     Defect(
         "sampling: top-p leaves out the token that reaches the share",
-        "size = int(shares.searchsorted(target)) + 1",
-        "size = max(1, int(shares.searchsorted(target)))",
+        "order[: int(sums.searchsorted(target)) + 1]",
+        "order[: max(1, int(sums.searchsorted(target)))]",
         "tests/sampling",
     ),
     Defect(
         "sampling: the repetition penalty raises negative logits",
-        "scaled = np.where(found > 0, found / factor, found * factor)",
-        "scaled = found / factor",
+        "if value > 0 else value * opts.repetition_penalty",
+        "if value > 0 else value / opts.repetition_penalty",
         "tests/sampling",
     ),
     Defect(
@@ -269,8 +269,8 @@ DEFECTS = (
     ),
     Defect(
         "sampling: a copy draws from the random numbers of the original",
-        "other._random, other._recent = deepcopy(self._random), self._recent.copy()",
-        "other._random, other._recent = self._random, self._recent.copy()",
+        "other._random = deepcopy(self._random)",
+        "other._random = self._random",
         "tests/sampling",
     ),
     Defect(
@@ -306,8 +306,8 @@ DEFECTS = (
     ),
     Defect(
         "speculation: after a wrong draft one token too few is kept",
-        "job.rewind(start + at + 1)",
-        "job.rewind(start + at)",
+        "job.rewind(pick.length + 1)",
+        "job.rewind(pick.length)",
         "tests/runners/test_speculative.py",
     ),
     Defect(
