@@ -1,7 +1,7 @@
 """A device whose memory the host does not see: it holds backends to the interface of `rlx.backends.device`.
 
 It is written by the recipe "Add a backend" of CONTRIBUTING.md alone. Its buffers are keys into a store of its own, its
-matrices lie column by column of blocks, and each op is computed by its meaning.
+matrices, its key caches and its pages have layouts of its own, and each op is computed by its meaning.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 
 from rlx import backends
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer, manifest_of
-from rlx.backends.memory import Buffer, Bytes, Memory
+from rlx.backends.memory import Array, Buffer, Bytes, Memory
+from rlx.backends.program import Manifest
+from rlx.backends.reference.evaluate import Weights
+from rlx.backends.reference.formats import Formats, Shape
 from rlx.backends.reference.program import Alone, ReferenceProgram
 from rlx.errors import ArgumentError, ResourceError
-from rlx.ir.dtypes import DTYPES, DType
+from rlx.ir.dtypes import DType
 from rlx.passes import pipeline
 from rlx.passes.capabilities import Capabilities, Layouts
-from rlx.passes.program import Buffer as Placed
 
 
 class FarMemory(Memory):
@@ -85,18 +87,38 @@ class FarMemory(Memory):
         return len(self._blocks)
 
 
+_HEAD = 64  # bytes before a matrix
+_TILE = 4  # positions of a tile of keys
+
+
 @dataclass(frozen=True)
 class FarLayouts(Layouts):
-    """Matrices lie column by column of blocks, behind a head of 64 bytes."""
+    """Matrices lie column by column of blocks, behind a head; keys in tiles, from the last position to the first."""
 
     matrices: str = "columns"
     matrices_meaning: str = "column by column"
+    keys: str = "turned"
+    keys_meaning: str = "keys in turned tiles"
+    tile: int = _TILE
+    page: int = 16
+    align: int = 16
 
     def matrix_bytes(self, dtype: DType, n: int, k: int) -> int:
         return _HEAD + dtype.size((n, k))
 
+    def rows_of(self, stored: Array, dtype: DType) -> Array:
+        heads, tiles, size = stored.shape
+        return turned(stored, (heads, tiles, size // _TILE)).reshape(heads, tiles * _TILE, size // _TILE)
 
-_HEAD = 64
+    def stored_of(self, rows: Array, dtype: DType) -> Array:
+        heads, positions, width = rows.shape
+        return turned(rows, (heads, positions // _TILE, width)).reshape(heads, -1, _TILE * width)
+
+
+def turned(values: Array, sizes: tuple[int, int, int]) -> Array:
+    """Values of tiles [heads, tiles, _TILE, width], with the positions of each tile in the other order."""
+    heads, tiles, width = sizes
+    return np.ascontiguousarray(values).reshape(heads, tiles, _TILE, width)[:, :, ::-1]
 
 
 def packed(dtype: DType, raw: Bytes, n: int) -> Bytes:
@@ -105,10 +127,32 @@ def packed(dtype: DType, raw: Bytes, n: int) -> Bytes:
     return np.concatenate([np.full(_HEAD, 0xA5, np.uint8), columns.reshape(-1)])
 
 
-def unpacked(dtype: DType, raw: Bytes, n: int) -> Bytes:
-    """The inverse of `packed`."""
-    assert (raw[:_HEAD] == 0xA5).all()
-    return np.ascontiguousarray(raw[_HEAD:].reshape(-1, n, dtype.nbytes).swapaxes(0, 1)).reshape(-1)
+class FarFormats(Formats):
+    """Reads and writes values as they lie in this memory."""
+
+    def state_rows(self, dtype: DType, raw: Bytes, shape: Shape, layout: str) -> Bytes:
+        rows = super().state_rows(dtype, raw, shape, layout)
+        return self._turned(rows) if layout == self.layouts.keys else rows
+
+    def put_state_rows(self, dtype: DType, raw: Bytes, shape: Shape, layout: str, rows: Bytes) -> None:
+        super().put_state_rows(dtype, raw, shape, layout, self._turned(rows) if layout == self.layouts.keys else rows)
+
+    def _turned(self, rows: Bytes) -> Bytes:
+        return turned(rows, (1, len(rows) // _TILE, rows.shape[1])).reshape(rows.shape)
+
+    def read_weight(self, dtype: DType, raw: Bytes, shape: Shape, layout: str) -> Array:
+        if layout == self.layouts.matrices:
+            *stack, n, _ = shape
+            matrices = raw.reshape(int(np.prod(stack)), -1)
+            assert (matrices[:, :_HEAD] == 0xA5).all()
+            columns = matrices[:, _HEAD:].reshape(len(matrices), -1, n, dtype.nbytes).swapaxes(1, 2)
+            raw = np.ascontiguousarray(columns).reshape(-1)
+        return super().read_weight(dtype, raw, shape, layout)
+
+    def read_table(self, dtype: DType, raw: Bytes, shape: Shape, layout: str, ids: Array) -> Array:
+        if layout == self.layouts.matrices:
+            return self.read_weight(dtype, raw, shape, layout)[ids]
+        return super().read_table(dtype, raw, shape, layout, ids)
 
 
 @dataclass(frozen=True)
@@ -135,33 +179,8 @@ class FarTarget:
 class FarProgram(ReferenceProgram):
     """Computes each op by its meaning, over its own view of the memory."""
 
-    def __init__(self, lowered: Lowered, manifest: Any, memory: FarMemory, workers: Alone) -> None:
-        super().__init__(lowered, manifest, memory, workers)
-        self._memory = memory
-        self._matrices: dict[Buffer, Bytes] = {}
-
     def bytes_of(self, buffer: Buffer) -> Bytes:
-        return self._memory.see(buffer)
-
-    def weight_bytes(self, name: str) -> Bytes:
-        """A packed matrix, or a stack of them, as the reference reads it: row by row."""
-        row, buffer = self.manifest["weights"][name], self.bound(name)
-        if buffer not in self._matrices:
-            dtype, (*stack, n, k) = DTYPES[row["dtype"]], map(int, row["shape"])
-            size, count = FarLayouts().matrix_bytes(dtype, n, k), int(np.prod(stack))
-            raw = self._memory.see(buffer.part(0, count * size)).reshape(count, size)
-            self._matrices[buffer] = np.concatenate([unpacked(dtype, each, n) for each in raw])
-        return self._matrices[buffer]
-
-    def _operand(self, region: int, node: Any, nbytes: int) -> Bytes:
-        placed: Placed = self._lowered.operand(node, region)
-        if placed.kind == "weight" and self.manifest["weights"][placed.name]["layout"] == FarLayouts.matrices:
-            return self.weight_bytes(placed.name)
-        return super()._operand(region, node, nbytes)
-
-    def close(self) -> None:
-        super().close()
-        self._matrices.clear()
+        return BACKEND.memory.see(buffer)
 
 
 class Far(Backend):
@@ -180,7 +199,10 @@ class Far(Backend):
         return Code(partial(FarProgram, lowered, stored.manifest, self.memory), 0)
 
     def workers(self, count: int, builder: Builder) -> Alone:
-        return Alone()
+        return Alone(Weights(FarFormats(FarLayouts())))
+
+    def formats(self, manifest: Manifest) -> Formats:
+        return FarFormats(FarLayouts())
 
     def packer(self, dtype: DType, workers: Any, builder: Builder) -> Packer:
         def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:

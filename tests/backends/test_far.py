@@ -18,6 +18,7 @@ from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.runners import CachedRunner
 from rlx.serve import ServedModel, create_app
 from rlx.store.cache import CompileCache
+from rlx.store.store import Store
 
 FAMILIES = {  # and the file of each
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4-moe", "llama", "qwen2", "qwen3"), "hf"),
@@ -147,6 +148,21 @@ def test_states_on_disk(goldens: Path, tmp_path: Path, family: str, monkeypatch:
             found.append([list(runner.submit(request).result()) for request in requests])
             read = runner.stats()["cache_kv_tokens_hit"]
     assert found[0] == found[1] and read >= 64
+
+
+def test_what_it_computes_is_checked(opened: Any, goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_VERIFY", "1")
+    for family in KINDS:
+        assert len(opened(family).generate(prompt(goldens, family)[:9], 2, stop_at_eog=False)) == 2
+
+
+def test_packed_weights_on_disk(goldens: Path, tmp_path: Path) -> None:
+    found, ids, file = [], prompt(goldens, "llama"), goldens / "llama" / FAMILIES["llama"]
+    for _ in range(2):
+        cache = CompileCache(store=Store(tmp_path))
+        with rlx.auto_runner(file, **OPTIONS, device="far", cache=cache, keep_packed=True) as runner:
+            found.append(runner.predict_logits(ids))
+    assert np.array_equal(*found)
 
 
 def test_images(cache: CompileCache) -> None:
