@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from toy_engine import ToyEngine, answer, executor, give, job
@@ -14,6 +14,7 @@ from rlx.engine.loop.scheduler import LEAST, PATIENCE
 from rlx.engine.request.request import AHEAD, Job, Task
 from rlx.engine.speculation.drafts import Counters, Drafts
 from rlx.errors import DeadlineError, NumericalError, PoolFullError
+from rlx.sampling.choice import choose_rows
 
 pytestmark = pytest.mark.any_machine
 
@@ -165,6 +166,22 @@ def test_no_more_than_the_slots_compute_at_once() -> None:
         assert len(made.scheduler.running) + len(made.scheduler.prefilling) <= 3
     assert right(*jobs)
     assert max(len(rows) for rows in engine.steps) == 3
+
+
+def test_the_tokens_of_a_step_are_chosen_in_one_call() -> None:
+    class Counting(ToyEngine):
+        calls: ClassVar[list[int]] = []
+
+        def choose(self, rows: Any, choices: Any) -> Any:  # type: ignore[override]
+            self.calls.append(len(rows))
+            return choose_rows(rows, choices)
+
+    made, jobs = executor(engine := Counting()), [job(prompt(5, seed), 6) for seed in range(4)]
+    for each in jobs:
+        give(made, each)
+    run(made)
+    assert right(*jobs)
+    assert engine.calls == [4] * 6
 
 
 def test_a_common_prefix_is_computed_once() -> None:

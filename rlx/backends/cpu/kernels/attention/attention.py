@@ -26,9 +26,9 @@ contiguous. Positions of a chunk before the window may have been overwritten; th
 With pages (`rlx.ir.pages`) the chunk that starts at position t lies where page t / 64 of the sequence is: one load for
 64 positions.
 
-`cache.py` reads the types of caches, `positions.py` says which positions a unit sees and where they lie, `scratch.py`
-holds queries, scores and sums, `seen.py` masks the scores, `split.py` cuts the positions into pieces, and `bf16.py` has
-bf16 products.
+`cache.py` reads the types of caches, `positions.py` says which positions a unit sees and where they lie, and masks the
+scores, `scratch.py` holds queries, scores and sums, `split.py` cuts the positions into pieces, and `bf16.py` has bf16
+products.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ from llvmlite import ir
 from rlx.backends.cpu import vmath
 from rlx.backends.cpu.kernel import Kernel, once
 from rlx.backends.cpu.kernels.attention.cache import cache_reader
-from rlx.backends.cpu.kernels.attention.positions import Positions
+from rlx.backends.cpu.kernels.attention.positions import Mask, Positions
 from rlx.backends.cpu.kernels.attention.scratch import Scratch
-from rlx.backends.cpu.kernels.attention.seen import Seen
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, KEY_TILES, Ahead, Chunk, Chunks, Shape, Unit
 from rlx.backends.cpu.kernels.attention.split import Pieces, Slots, Split
 from rlx.backends.cpu.target import Target
@@ -140,7 +139,7 @@ class AttentionWriter:
         self.cache = cache_reader(e, shape.dtype, shape.head_dim)
         self.scratch = Scratch(e, shape, self._room(), self.held)
         self.positions = Positions(e, shape, self.cache.row_bytes)
-        self.seen = Seen(e, shape, self.positions, self.scratch)
+        self.mask = Mask(e, shape, self.positions, self.scratch)
         self.pieces = Pieces(e, shape.split) if shape.split else None
 
     def _room(self) -> int:
@@ -298,7 +297,7 @@ class AttentionWriter:
         before, total = (e.load(F32X16, place, 64) for place in places[::2])
         with e.loop(0, chunks.count, 1, [before]) as slot:
             chunk = self.positions.chunk(unit, chunks, slot.i)
-            scores = self.seen.scores(unit, chunk, query)
+            scores = self.mask.scores(unit, chunk, query)
             self.scratch.store_scores(scores, chunk, query)
             slot.values = [e.max(self._largest(scores), slot.values[0])]
         largest = e.reduce_max(slot.results[0])

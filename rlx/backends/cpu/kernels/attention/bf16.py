@@ -95,9 +95,9 @@ class RoundedAttention(AttentionWriter):
         with e.loop(0, chunks.count, 1, [e.f32(float("-inf"))]) as slot:
             chunk = self.positions.chunk(unit, chunks, slot.i)
             if plain:
-                self.seen.mask(unit, chunk, query)
+                self.mask.apply(unit, chunk, query)
             else:
-                self.scratch.store_scores(self.seen.scores(unit, chunk, query), chunk, query)
+                self.scratch.store_scores(self.mask.scores(unit, chunk, query), chunk, query)
             slot.values = [e.max(self._largest(self.scratch.load_scores(chunk, query)), slot.values[0])]
         largest = e.max(e.b.fmul(e.reduce_max(slot.results[0]), e.f32(factor)), before)
         shrink = vmath.exp_of_negative(e, e.b.fsub(before, largest))
