@@ -321,6 +321,10 @@ class Backend(ABC):
         """Compiles what `packer` needs, where it needs code, and loads nothing."""
         return
 
+    def prepare_choosing(self, builder: Builder) -> None:
+        """Compiles what `chooser` needs, where it needs code."""
+        return
+
     def chooser(self, workers: Any, builder: Builder) -> Choose:
         """What chooses the tokens of some rows of logits; `choose_rows` is its meaning, to the bit."""
         return choose_rows

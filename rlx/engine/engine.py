@@ -124,7 +124,10 @@ class Engine(SingleSequence):
         places = (lambda: self._workers), (lambda: self._tensors.buffers)
         self._programs = Programs(plan.graph, setup, self._compiler, *places, ahead=self.ahead, paged=True)
         self.tables = self._programs.tables
-        self.ahead.start(partial(self._programs.compile_missing, spec) for spec in ahead)
+        jobs: list[Callable[[], object]] = [partial(self._programs.compile_missing, spec) for spec in ahead]
+        if jobs:  # after the program for the prompt comes the choice of its first token
+            jobs.insert(1, partial(self._compiler.backend.prepare_choosing, self._compiler))
+        self.ahead.start(jobs)
         try:
             if mmproj is not None:  # whoever names one has images: what is wrong is said now
                 _ = self.vision

@@ -543,7 +543,7 @@ def test_the_command_line_runs_without_a_cache(
     assert [line for line in found.err.splitlines() if "Warning" in line] == [
         f"Warning: the compile cache {tmp_path / 'cache'} is not used: other users can write it (mode 0777)"
     ]
-    assert "compiled 4 pieces of code" in found.err
+    assert "compiled 5 pieces of code" in found.err
     assert found.out.strip()
     assert os.listdir(tmp_path / "cache") == []
 

@@ -214,7 +214,7 @@ def test_a_nan_stays_in_its_sequence(engine: Engine) -> None:
         for grid in map(memory._pages_of, memory.full):
             grid.put(broken.pages, np.full_like(grid.take(broken.pages), 0xFF))
     for name in (*memory.rings, *memory.recurrent):
-        memory._slot_of(name, broken.memory.slot).view(memory.table[name].element)[...] = np.nan
+        memory.slot_of(name, broken.memory.slot).view(memory.table[name].element)[...] = np.nan
     found = engine.step(Batch([Segment(broken, [3]), Segment(sound, [4])]))
     assert np.isnan(found[0]).all()  # type: ignore[arg-type]
     assert same(found[1], alone(engine, [*IDS[100:170], 4]))  # type: ignore[arg-type]

@@ -127,7 +127,7 @@ def test_a_second_process_compiles_nothing(demo_model: Path, capsys: pytest.Capt
         print(f" [first token of a 32-token prompt {found['first']:.2f} s after the start of the process] ", end="")
     assert found["tokens"] == expected
     assert (found["compiles"], found["misses"]) == (0, 0)
-    assert found["disk"] == 4, "decode, prefill, the packer and the worker loop"
+    assert found["disk"] == 5, "decode, prefill, packing, choice and the worker loop"
     assert found["heavy"] == []
 
 
@@ -170,7 +170,7 @@ def test_processes_that_compile_the_same_at_once(folder: Path, tmp_path: Path, m
     assert [each["tokens"] for each in found] == [usual] * count
     assert all(each["compiles"] >= 1 for each in found), "each built the program"
     store = Store(folder)
-    assert len(store.entries()) == 4, "two programs, the packer and the worker loop"
+    assert len(store.entries()) == 5, "two programs, packing, choice and the worker loop"
     assert store.verify() == []
     assert nothing_temporary(folder)
     assert tokens_of(model, CompileCache(store=store))[1].compiles == 0
@@ -229,7 +229,7 @@ def test_the_command_line_says_it_in_a_line(filled: Path, model: Path) -> None:
     out, err = process.communicate(timeout=HANGS)
     assert process.returncode == 1, err
     assert "wrong checksum of program.o" in out
-    assert "1 entry of 4 damaged and removed" in out
+    assert "1 entry of 5 damaged and removed" in out
 
 
 # ---------------------------------------------------------------------------------------------------- evicted entries
@@ -271,7 +271,7 @@ def test_a_model_that_was_compiled_ahead_runs_from_a_read_only_cache(folder: Pat
         assert from_logits == alone[0]
         assert runner.generate_batch([[1, 2, 3], [4]], 4, stop_at_eog=False) == alone
     assert cache.stats.compiles == 0
-    assert cache.stats.hits_disk == len(Store(folder).entries()) == 6
+    assert cache.stats.hits_disk == len(Store(folder).entries()) == 7
 
 
 # ---------------------------------------------------------------------------------------------------- read-only

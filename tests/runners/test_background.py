@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rlx
-from rlx.engine.programs.background import BackgroundCompiler, CompileAheadWarning
+from rlx.engine.programs.background import FIRST, BackgroundCompiler, CompileAheadWarning
 from rlx.errors import ArgumentError, BusyError
 from rlx.store.cache import CompileCache
 from rlx.store.store import Store
@@ -162,7 +162,7 @@ def test_programs_are_compiled_before_anyone_asks(ahead: Any, count: int, demo_m
     with opened(demo_model, CompileCache(store=Store(tmp_path / "cache")), ahead) as again:
         again._engine.ahead.wait()
         assert again.stats()["compiled"] == []
-        assert again.stats()["cache"].hits_disk == 2, "the worker loop and the packing: programs are not loaded ahead"
+        assert again.stats()["cache"].hits_disk == 3, "the worker loop, packing, choice: programs are not loaded ahead"
         assert again.generate([1, 2, 3], 4) == answer
 
 
@@ -196,7 +196,7 @@ def test_off_and_readonly_compile_nothing(demo_model: Path, tmp_path: Path, monk
     assert started == [0, 0, 0]
     monkeypatch.setenv("RLX_COMPILE_AHEAD", "1")
     opened(demo_model, CompileCache(store=store), None).close()
-    assert started[-1] == 3
+    assert started[-1] == 4
 
 
 def test_no_more_are_compiled_than_the_cache_keeps(demo_model: Path) -> None:
@@ -289,16 +289,16 @@ def test_closing_a_runner_ends_the_compile_that_a_call_waits_for(demo_model: Pat
 
 
 def test_it_is_ready_when_the_first_programs_are_there(runner: Runner) -> None:
-    """Those of prompts and of single tokens: others may follow."""
+    """Those of prompts and of single tokens, and the choice of tokens: others may follow."""
     assert runner.ahead.is_ready, "nothing is compiled ahead"
-    begun, go = [threading.Event() for _ in range(3)], [threading.Event() for _ in range(3)]
+    begun, go = [threading.Event() for _ in range(FIRST + 1)], [threading.Event() for _ in range(FIRST + 1)]
 
     def job(number: int) -> None:
         begun[number].set()
         assert go[number].wait(SECONDS)
 
-    runner.ahead.start([partial(job, number) for number in range(3)])
-    for number, ready in enumerate((False, False, True)):
+    runner.ahead.start([partial(job, number) for number in range(FIRST + 1)])
+    for number, ready in enumerate((*[False] * FIRST, True)):
         assert begun[number].wait(SECONDS) and runner.ahead.is_ready is ready
         go[number].set()
     runner.ahead.wait()

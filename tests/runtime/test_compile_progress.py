@@ -66,7 +66,7 @@ def test_a_failure_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     events = Events()
     made = compiler(CompileCache(policy="off"), events)
-    monkeypatch.setattr("rlx.backends.cpu.link.link_program", refuse)
+    monkeypatch.setattr("rlx.backends.cpu.build.link_program", refuse)
     with pytest.raises(RuntimeError, match="no"):
         made.program(graph(), OPTIONS)
     assert (events, made.compiled) == ([(WHAT, 0, 1)], [])

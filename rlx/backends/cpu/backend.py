@@ -91,6 +91,9 @@ class Cpu(Backend):
         for dtype in dtypes:
             steps.packing(builder, dtype)
 
+    def prepare_choosing(self, builder: Builder) -> None:
+        steps.choosing(builder)
+
     def chooser(self, workers: WorkerPool, builder: Builder) -> Choose:
         return Chooser(workers, builder)
 

@@ -45,7 +45,7 @@ class Chooser:
         self._table = np.zeros((rows, _WORDS), np.int64)
         self._numbers, self._found = np.zeros((rows, len(NUMBERS))), np.zeros((rows, _FOUND))
         sizes = [-(-vocab * size // 64) * 64 or 8 * INTERVALS for size in _SCRATCH]
-        self._scratch = [np.empty(size * min(rows, self._workers.n), np.uint8) for size in sizes]
+        self._scratch = [np.empty(size * self._workers.n, np.uint8) for size in sizes]  # any worker may take a row
         self._context[0] = self._table.ctypes.data
         self._context[3::2] = [each.ctypes.data for each in self._scratch]
         self._context[4::2] = sizes

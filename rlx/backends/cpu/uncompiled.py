@@ -42,6 +42,7 @@ from rlx.ir.segments import PAST, ROWS, is_segmented
 from rlx.passes import pipeline
 from rlx.passes.schedule import signature
 from rlx.platform import cpu_count
+from rlx.sampling.choice import Choose, choose_rows
 from rlx.store.versions import sources_of
 
 Env = Mapping[str, int]
@@ -94,6 +95,12 @@ class Uncompiled(Cpu):
 
     def prepare_packing(self, dtypes: object, builder: Builder) -> None:
         """Packing takes no code."""
+
+    def prepare_choosing(self, builder: Builder) -> None:
+        """Nor does the choice of tokens."""
+
+    def chooser(self, workers: object, builder: Builder) -> Choose:
+        return choose_rows
 
     def bandwidth(self, workers: object, nbytes: int) -> float:
         raise _no_speed()

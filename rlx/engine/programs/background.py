@@ -21,7 +21,7 @@ from rlx.engine.threads import closed_at_exit
 from rlx.errors import BusyError
 
 _LOOK = 0.02  # seconds between two checks whether the runner is idle
-FIRST = 2  # programs that an answer needs: of prompts, and of single tokens; they are the first ones in the background
+FIRST = 3  # jobs that an answer needs: the programs of prompts and of single tokens, and the choice of tokens
 
 
 class CompileAheadWarning(UserWarning):

@@ -258,6 +258,7 @@ class Programs:
                 on_program(records[-1])
         packed = {DTYPES[row["dtype"]] for row in packed_rows(self.weights).values()}
         self._compiler.backend.prepare_packing(packed, self._compiler)
+        self._compiler.backend.prepare_choosing(self._compiler)
         return records
 
     def final_graph(self, spec: ProgramSpec) -> Graph:

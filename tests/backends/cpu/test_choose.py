@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[1, 2, 9])
 def native(request: pytest.FixtureRequest) -> Iterator[Choose]:
     cpu = backend("cpu")
     compiler = Compiler(cpu.target())
