@@ -187,7 +187,7 @@ class Case:
 
     @property
     def keys(self) -> CompileKey:
-        with mock.patch("rlx.compiler.compile.versions", lambda: {"generator": self.versions}):
+        with mock.patch("rlx.compiler.compile.versions", lambda device: {"generator": self.versions}):
             return keys(self.options, self.target, self.kv)
 
     @property

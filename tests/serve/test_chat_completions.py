@@ -78,10 +78,12 @@ def test_log_probabilities(server: Any) -> None:
         assert bytes(entry.bytes).decode() == entry.token
     streamed = chunks_of(server, **body)
     logs = [choice["logprobs"] for chunk in streamed for choice in chunk["choices"] if choice["logprobs"]]
-    assert [part["logprob"] for log in logs for part in log["content"]] == [entry.logprob for entry in entries]
+    found = [part["logprob"] for log in logs for part in log["content"]]
+    near = partial(pytest.approx, abs=1e-5)  # with tiles, a known prompt's last row is rounded in another order
+    assert found == near([entry.logprob for entry in entries])
     ids = server.model.runner.chat_ids(QUESTION)
     answer = server.model.runner.generate(ids, 5, top_logprobs=3)
-    assert [step.logprob for step in answer.steps] == [entry.logprob for entry in entries[:5]]
+    assert [step.logprob for step in answer.steps] == near([entry.logprob for entry in entries[:5]])
     assert (
         server.post(PATH, **body, return_tokens_as_token_ids=True).json()["choices"][0]["logprobs"]["content"][0][
             "token"
