@@ -45,10 +45,19 @@ def _values(item: pytest.Item) -> list[object]:
     """The value of each parameter of a case."""
     if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return []
-    left = {name: repr(value) for name, value in item.callspec.params.items()}
+    left = {name: _identity(value) for name, value in item.callspec.params.items()}
     found = list[object]()
     for mark in item.iter_markers("parametrize"):
         listed = mark.args[0] if mark.args else mark.kwargs["argnames"]
         names = [name.strip() for name in listed.split(",")] if isinstance(listed, str) else listed
         found.append(tuple(left.pop(name, None) for name in names))
     return [*found, *left.values()]  # those of fixtures
+
+
+def _identity(value: object) -> object:
+    """A stand-in for a value that is equal for equal values only: two objects may have the same `repr`."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)  # each case of a product has the same object
+    return type(value), value
