@@ -194,8 +194,9 @@ def doubled(x):
 """
 
 
-def test_a_change_of_the_source_compiles_anew(tmp_path: Path) -> None:
+def test_a_change_of_the_source_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the kernel, of a function that it calls, and of a number that this one reads."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python tells sources apart by size and second
     file, x = tmp_path / "doubled_op.py", array(2, 20)
 
     def run(source: str) -> tuple[bool, np.ndarray]:
