@@ -190,3 +190,8 @@ def whole(name: str, value: Any, least: int, most: int) -> int:
     if number is None or not least <= number <= most:
         raise ArgumentError(f"{name} is {value!r}, expected a whole number from {least} to {most}")
     return number
+
+
+def without_none(**values: Any) -> dict[str, Any]:
+    """The arguments that are not None."""
+    return {name: value for name, value in values.items() if value is not None}

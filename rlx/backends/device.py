@@ -1,4 +1,4 @@
-"""What a backend is: the machine that programs are compiled for and run on, behind one interface.
+"""A backend: the machine that programs are compiled for and run on, behind one interface.
 
 The compiler and the engine know this module only; `rlx.backends.backend` finds a backend by the name of its device. A
 backend says what passes may ask (`Target.capabilities`), makes code from a lowered program (`build`: its kernel table
@@ -58,7 +58,7 @@ class Target(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What passes may ask."""
+        """The facts that passes may ask for."""
 
     @property
     def tuning(self) -> Mapping[str, int]:
@@ -80,14 +80,14 @@ class Stored(Protocol):
 
 
 class Builder(Protocol):
-    """What compiles small pieces of code beside programs, through the compile cache."""
+    """Compiles small pieces of code beside programs, through the compile cache."""
 
     @property
     def target(self) -> Any:
         """The target of all of them."""
 
     def once(self, what: str, build: Callable[[], Files], load: Callable[[Stored], T], **fields: Any) -> T:
-        """What `load` makes of the files of `build`, which runs only if the cache has none for these fields of a key.
+        """Loads the files of `build` with `load`; `build` runs only if the cache has none for these fields of a key.
 
         Args:
             what: it is, for whoever waits for it.
@@ -145,7 +145,7 @@ class Code:
 
 
 class Workers(Protocol):
-    """What runs programs: the threads of a CPU, the stream of a card."""
+    """Runs programs: the threads of a CPU, the stream of a card."""
 
     @property
     def n(self) -> int:
@@ -157,7 +157,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Packer:
-    """What packs matrices of one type.
+    """Packs matrices of one type.
 
     Attributes:
         nbytes: (n, k) -> packed bytes of a matrix [n, k].
@@ -315,7 +315,7 @@ class Backend(ABC):
 
     @abstractmethod
     def packer(self, dtype: DType, workers: Any, builder: Builder) -> Packer:
-        """What packs weights of a type into the layout that its kernels read, see `rlx.passes.layout`."""
+        """The packer of weights of a type into the layout that its kernels read, see `rlx.passes.layout`."""
 
     def prepare_packing(self, dtypes: Iterable[DType], builder: Builder) -> None:
         """Compiles what `packer` needs, where it needs code, and loads nothing."""
@@ -326,7 +326,7 @@ class Backend(ABC):
         return
 
     def chooser(self, workers: Any, builder: Builder) -> Choose:
-        """What chooses the tokens of some rows of logits; `choose_rows` is its meaning, to the bit."""
+        """A function that chooses the tokens of some rows of logits; `choose_rows` is its meaning, to the bit."""
         return choose_rows
 
     def bandwidth(self, workers: Any, nbytes: int) -> float:
@@ -362,7 +362,7 @@ class Backend(ABC):
         raise NotImplementedError
 
     def formats(self, manifest: Manifest) -> Formats:
-        """What reads and writes the values of a program in this device's memory; `RLX_VERIFY` asks."""
+        """The reader and writer of a program's values in this device's memory, for `RLX_VERIFY`."""
         from rlx.backends.reference.formats import Formats  # nothing else needs the reference
 
         return Formats()

@@ -1,4 +1,4 @@
-"""What runs: one instance of a compiled program over memory of its device, what follows its steps, and their clocks.
+"""One instance of a compiled program over memory of its device, the observers of its steps, and their clocks.
 
 Backends: `rlx.backends.device` makes programs; a device's own class implements `Program`.
 """

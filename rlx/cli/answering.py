@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from rlx.arguments import without_none
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.options import Command, Decorator, collected
 from rlx.cli.output import Answer, Out
@@ -163,7 +164,7 @@ def answer_grammar(grammar: Grammar | None, runner: CachedRunner, prompt: list[i
 
 def _grammar(**values: Any) -> Grammar | None:
     """The grammar, checked before a model is opened."""
-    given = {name: value for name, value in values.items() if value is not None}
+    given = without_none(**values)
     if not given:
         return None
     names = [f"--{name.replace('_', '-')}" for name in given]

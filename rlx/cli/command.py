@@ -1,4 +1,4 @@
-"""What every subcommand has: options under the names that users of other tools type, refusals, errors in its words."""
+"""Parts of every subcommand: options under the names that users of other tools type, refusals, errors in its words."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
+from rlx.arguments import without_none
 from rlx.cli.answering import speculative_option
 from rlx.cli.command import Command
 from rlx.cli.main import debug_option
@@ -95,9 +96,9 @@ def serve(
     from rlx.serve import check_installed
 
     check_installed()
-    options = ServerOptions(**_given(server), sample=sample).resolved()
+    options = ServerOptions(**without_none(**server), sample=sample).resolved()
     found = _named(models, options, engine, yes=yes)
-    loop = {**_given(loop), **_given({"speculative": speculative})}
+    loop = without_none(**loop, speculative=speculative)
     if on_ray:
         check_no_trace(trace)
         if len(found) > 1:
@@ -178,10 +179,6 @@ def _serve_on_ray(
     click.echo(f"starting {path} on Ray", err=True)
     ready = f"ready at port {options.port} of Ray's proxies"
     run(app, options.hosts[0], options.port, options.drain, lambda: click.echo(ready, err=True))
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 class Announcer:

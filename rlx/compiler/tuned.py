@@ -31,7 +31,7 @@ _ADVICE = "the default tuning is used; `rlx tune` measures again, `rlx tune --re
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured for a target.
+    """A measured tuning of a target.
 
     Attributes:
         tuning: the numbers.

@@ -51,7 +51,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a step may hold.
+    """The limits of a step.
 
     Attributes:
         max_seq: maximum number of positions of a sequence.
@@ -440,7 +440,7 @@ def _logit_rows(segment: Segment, first: int) -> range:
 
 
 def _shaped(segment: Segment, rows: Logits) -> Logits | None:
-    """What a step returns for a segment, from the logits of the rows that it asks for."""
+    """The result of a step for a segment, from the logits of the rows that it asks for."""
     if segment.logits == "none":
         return None
     last: Logits = rows if segment.logits == "all" else rows[-1]

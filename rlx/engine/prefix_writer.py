@@ -213,7 +213,7 @@ def _called(loop: EngineLoop, work: Callable[[], Any]) -> Any:
 def keeping(
     setup: Setup, compiler: Compiler, graph: Graph, pool: CachePool, loader: WeightLoader
 ) -> tuple[DiskKVCache | None, PrefixWriter | None]:
-    """What reads states of prompts, and what writes them; None without the option."""
+    """The reader and the writer of states of prompts; None without the option."""
     if setup.cache_kv is None:
         return None, None
     sizes, has_states = pool.sizes, pool.memory.has_slots

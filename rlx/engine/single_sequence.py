@@ -16,7 +16,6 @@ from rlx.engine.kv.sequence import Sequence
 from rlx.engine.kv.sequence_snapshot import check_snapshot, restore, take_snapshot
 from rlx.engine.kv.snapshot import Snapshot
 from rlx.engine.model_runner import ModelRunner
-from rlx.engine.programs.specs import HIDDEN, LOGITS
 from rlx.engine.request.output import Logits
 from rlx.errors import ArgumentError, PromptError, SnapshotError
 
@@ -79,13 +78,9 @@ class SingleSequence:
         """As `forward` with `all_rows`, in pieces float32 [some rows, vocab], each computed on demand."""
         return self._pieces(ids, True)
 
-    def hidden_rows(self, ids: Ids[int]) -> Iterator[Logits]:
-        """As `forward_rows`, but returns the hidden states before the head: float32 [some rows, hidden]."""
-        return self._pieces(ids, False, HIDDEN)
-
-    def _pieces(self, ids: Ids[int], all_rows: bool, output: str = LOGITS) -> Iterator[Logits]:
+    def _pieces(self, ids: Ids[int], all_rows: bool) -> Iterator[Logits]:
         self.model_runner.reserve(self._sequence, ids)
-        yield from self.model_runner.pieces(self._sequence, ids, all_rows, output)
+        yield from self.model_runner.pieces(self._sequence, ids, all_rows)
         if len(ids) > 1:
             self._sequence.mark()
 

@@ -148,7 +148,7 @@ class DeferredInterrupt:
 
 
 class Closable(Protocol):
-    """What can be closed; more than once."""
+    """An object that can be closed, more than once."""
 
     def close(self) -> object: ...
 

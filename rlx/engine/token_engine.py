@@ -1,4 +1,4 @@
-"""What the loop and the runners ask of an engine, and an engine without a cache.
+"""The interfaces of an engine for the loop and for the runners, and an engine without a cache.
 
 Runners stage, under the engine loop. `rlx.engine.engine.Engine` implements both interfaces.
 """
@@ -70,13 +70,12 @@ class StepEngine(Protocol):
         ...
 
 
-class TokenEngine(Protocol):
+class TokenEngine(StepEngine, Protocol):
     """The engine interface of the runners.
 
     Attributes:
         device: the name of what it runs on.
         max_seq: maximum number of tokens of a sequence.
-        most_rows: maximum number of rows in a call.
         ahead: compiles programs in the background.
         images: how images come into prompts; None if the engine takes none.
         weights: the open file.
@@ -96,15 +95,11 @@ class TokenEngine(Protocol):
     def weights(self) -> ModelWeights: ...
 
     @property
-    def choose(self) -> Choose: ...
-
-    @property
     def recommended(self) -> SampleOpts | None: ...
 
     ahead: BackgroundCompiler
     device: str
     max_seq: int
-    most_rows: int
     kept: DiskKVCache | None
     prefix_writer: PrefixWriter | None
 
@@ -122,12 +117,6 @@ class TokenEngine(Protocol):
     def check_fits(self, positions: int) -> None:
         """`PoolFullError` if the pool can never hold so many positions of one sequence."""
         ...
-
-    def step(self, batch: Batch) -> list[Logits | None]: ...
-
-    def greedy(
-        self, sequence: Sequence, token: int, count: int, stops: Ids[int] = (), loads: bool = True
-    ) -> list[int]: ...
 
     def hidden(self, sequence: Sequence, ids: Ids[int]) -> Logits:
         """Appends ids: the hidden states before the head, float32[len(ids), hidden]."""
@@ -219,8 +208,8 @@ class RecomputeEngine:
         for segment in batch.segments:
             context: Any = segment.sequence
             context.ids.extend(segment.tokens)
-            given = [list(context.ids), *([] if context.embeddings is None else [context.embeddings])]
-            found.append(None if segment.logits == "none" else np.asarray(self._logits(*given)))
+            embeddings = [] if context.embeddings is None else [context.embeddings]
+            found.append(None if segment.logits == "none" else np.asarray(self._logits([*context.ids], *embeddings)))
         return found
 
     def greedy(self, sequence: Any, token: int, count: int, stops: Ids[int] = (), loads: bool = True) -> list[int]:

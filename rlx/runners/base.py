@@ -95,7 +95,7 @@ class LmRunner(ABC):
 
     @property
     def device(self) -> str:
-        """What the model runs on."""
+        """The name of the device that the model runs on."""
         return Device.CPU
 
     @abstractmethod
@@ -347,7 +347,7 @@ class LmRunner(ABC):
         return handles
 
     def _drafts(self, speculative: str | None, context: list[int]) -> DraftsOf | None:
-        """What makes the drafts of a generation."""
+        """The maker of a generation's drafts."""
         if speculative:
             hint = "leave `speculative` out"
             raise ArgumentError("speculative decoding needs a cache", where="generate", hint=hint)

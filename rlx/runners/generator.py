@@ -91,7 +91,7 @@ class CachedHistory:
         if self._sampler is None or self._sampler.opts != opts:
             self._sampler = Sampler(opts, self.tokens)
         (chosen,) = self._engine.choose([logits], [self._sampler.choice(len(logits))])
-        token = self._sampler.took(chosen, logits)
+        token = self._sampler.advance(chosen, logits)
         self.tokens.append(token)
         self._logits = None
         return token

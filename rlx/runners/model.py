@@ -339,7 +339,7 @@ class Model(LmRunner):
         return media.with_images(self, prompt, images)
 
     def image_features(self, image: Any) -> Logits:
-        """What the vision tower makes of an image: the rows that stand for it in the text model. Stateless.
+        """The rows that stand for an image in the text model, from the vision tower. Stateless.
 
         Args:
             image: as for `Prompt`.

@@ -142,7 +142,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What a token adds to an answer."""
+    """The part of an answer that a token adds."""
 
     text: str = ""
     thinking: str = ""

@@ -67,7 +67,7 @@ class Choice:
 
 
 class Chosen(NamedTuple):
-    """What was chosen from a row.
+    """A token chosen from a row.
 
     Attributes:
         token: its id; -1 if no token can be chosen: `refuse` says why.

@@ -34,7 +34,7 @@ from rlx.sampling.penalties import Penalties, Tokenizer, window
 
 
 class Constraint(Protocol):
-    """What the tokens of one answer may be; `rlx.grammar.Constraint` implements it."""
+    """A limit on the tokens of one answer; `rlx.grammar.Constraint` implements it."""
 
     def mask(self) -> Words | None:
         """int32[ceil(vocab / 32)]: bit i % 32 of word i // 32 says whether id i may come next. None: any may."""
@@ -59,9 +59,9 @@ class Constraint(Protocol):
 class Sampler:
     """Chooses the tokens of one generation.
 
-    `choice` says how the next token is chosen, a device chooses it, and `took` goes on with it. `sample` does all three
-    in NumPy. The random number generator (PCG64) advances by one number per token, so that equal logits, options and
-    seeds give equal tokens. Of equally likely tokens, that with the lowest id comes first.
+    `choice` says how the next token is chosen, a device chooses it, and `advance` goes on with it. `sample` does all
+    three in NumPy. The random number generator (PCG64) advances by one number per token, so that equal logits, options
+    and seeds give equal tokens. Of equally likely tokens, that with the lowest id comes first.
 
     Args:
         opts: the options.
@@ -109,7 +109,7 @@ class Sampler:
             choice.numbers[UNIFORM] = self._random.random()
         return choice
 
-    def took(self, chosen: Chosen, logits: Logits) -> int:
+    def advance(self, chosen: Chosen, logits: Logits) -> int:
         """Goes on with what was chosen by the last `choice` from `logits`; the token.
 
         Raises:
@@ -130,9 +130,9 @@ class Sampler:
             banned: ids that are never chosen.
 
         Raises:
-            NumericalError, SamplingError, GrammarError: as `choice` and `took`.
+            NumericalError, SamplingError, GrammarError: as `choice` and `advance`.
         """
-        return self.took(choose(logits, self.choice(len(logits), banned)), logits)
+        return self.advance(choose(logits, self.choice(len(logits), banned)), logits)
 
     def accept(self, token: int) -> None:
         """Appends `token` to the history as if it had been drawn: for callers of `distribution`, and for tokens that a

@@ -385,11 +385,6 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 # ---------------------------------------------------------------------------------------------- values
 
 
-def given(**values: Any) -> dict[str, Any]:
-    """The values that are not None."""
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def changed_sample(
     default: SampleOpts, changes: Mapping[str, Any], names: Mapping[str, str] | None = None
 ) -> SampleOpts:

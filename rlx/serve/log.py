@@ -25,6 +25,7 @@ from typing import Any, TextIO
 from starlette.datastructures import Headers
 
 import rlx
+from rlx.arguments import without_none
 from rlx.errors import ArgumentError, OutputError, file_error
 from rlx.serve.record import RequestRecord
 
@@ -266,4 +267,4 @@ def attributes(found: RequestRecord, operation: str) -> dict[str, Any]:
         "rlx.prompt_seconds": first.first.prompt_s,
         "rlx.decode_seconds": max(each.decode_s for each in first.stats),
     }
-    return {name: value for name, value in values.items() if value is not None}
+    return without_none(**values)

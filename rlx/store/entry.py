@@ -149,7 +149,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a look at an entry's folder tells, without checking its files.
+    """An entry as its folder shows it, without a check of its files.
 
     Attributes:
         digest: name of the folder.
@@ -255,7 +255,7 @@ def _parse_checksums(text: bytes) -> dict[str, str]:
 
 
 def problem(shelf: Folder, digest: str) -> str | None:
-    """What is wrong with an entry; None if nothing, or if it is gone."""
+    """The damage of an entry; None if nothing, or if it is gone."""
     try:
         with open_folder(shelf, digest) as folder:
             key = CompileKey.from_json(folder.read(KEY))
@@ -283,7 +283,7 @@ def _is_whole(folder: Folder, name: str, row: Mapping[str, Any]) -> bool:
 
 
 def look(shelf: Folder, digest: str) -> Listing | None:
-    """What an entry's folder tells without a check of its files; None if it is gone."""
+    """The entry as its folder shows it, without a check of its files; None if it is gone."""
     try:
         with shelf.child(digest) as folder:
             used = _last_used(shelf, folder)
@@ -357,7 +357,7 @@ def _is_plain(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Contents:
-    """What an entry is written from.
+    """The contents of an entry that is to be written.
 
     Attributes:
         files: name -> contents.

@@ -201,7 +201,7 @@ def _thaw(value: Any) -> Any:
 
 
 class Maker(Protocol):
-    """What makes code: a device."""
+    """A device, which makes code."""
 
     @property
     def sources(self) -> tuple[str, ...]:

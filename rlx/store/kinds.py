@@ -1,4 +1,4 @@
-"""What the store holds: the kinds of entries, the limits that they share, and the words for them.
+"""The kinds of entries in the store, the limits that they share, and the words for them.
 
 A kind belongs to a `Budget`: its entries evict each other when the budget's limit is passed, and no entries of another
 one. A kind without a budget is evicted by nobody, and stays when a folder is emptied.

@@ -1,4 +1,4 @@
-"""What the code of a device depends on, for compile keys: its sources, and the versions of the compilers that it uses.
+"""Sources and versions of compilers that a device's code depends on, for compile keys.
 
 Store, beside `key.py`: nothing here imports a compiler; versions come from the metadata of the installed packages.
 """

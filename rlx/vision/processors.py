@@ -1,4 +1,4 @@
-"""What a tower takes of an image: resized, normalized, cut into patches, in the order of the tower's rows.
+"""An image as a tower takes it: resized, normalized, cut into patches, in the order of the tower's rows.
 
 Second step of the vision stage: `Image` -> `Patches`, equal to the image processors of transformers. This file has the
 interface, what all families share, and the rules of size of each family. Sources: `Qwen2VLImageProcessorPil`,
@@ -98,7 +98,7 @@ class ImageProcessor(ABC):
         """`pixel_values` and `patches` of an image that has been resized."""
 
     def preprocess(self, image: Image) -> Patches:
-        """What the tower takes of an image.
+        """The image as the tower takes it.
 
         Raises:
             ImageError: the model takes no image of this size.

@@ -65,7 +65,7 @@ class Plan:
 
 
 def plan(name: str, notice: Notice | None = None) -> Plan:
-    """What `pull` would download: asks the hub, and downloads nothing."""
+    """The plan of a download: asks the hub, and downloads nothing."""
     repository, quantization = repository_of(name)
     return Plan(repository, choose(models_of(repository), quantization, repository, notice or (lambda line: None)))
 

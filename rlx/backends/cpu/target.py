@@ -105,7 +105,7 @@ class Target:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What passes may ask of this target."""
+        """The facts that passes may ask for."""
         return Capabilities(bf16_dots=self.has_bf16_dots, bf16_tiles=self.has_bf16_tiles, layouts=LAYOUTS)
 
     @property

@@ -85,7 +85,7 @@ class Uncompiled(Cpu):
         return Alone(Weights(CpuFormats(_signed_codes(builder))))
 
     def packer(self, dtype: DType, workers: Alone, builder: Builder) -> Packer:  # type: ignore[override]
-        """What packs weights by the definition of their layout, see `layouts.py`."""
+        """The packer of weights by the definition of their layout, see `layouts.py`."""
         signed = _signed_codes(builder)
 
         def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:

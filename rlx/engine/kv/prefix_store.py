@@ -95,7 +95,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """What a look-up found.
+    """The result of a look-up.
 
     Attributes:
         length: how many positions can be read.

@@ -21,7 +21,7 @@ NO_SLOT = -1
 
 @dataclass(frozen=True)
 class Saved:
-    """What a paused sequence holds in ordinary memory: copies of its pages and of its slot."""
+    """A paused sequence in ordinary memory: copies of its pages and of its slot."""
 
     pages: list[np.ndarray[Any, Any]]
     slot: SlotCopy | None

@@ -1,4 +1,4 @@
-"""What steps cost: rows of prompts by how many positions come before them, decode steps by their number of rows.
+"""The cost of steps: rows of prompts by how many positions come before them, decode steps by their number of rows.
 
 Runners stage, under the scheduler. The products of a row take the same time everywhere; attention reads all positions
 before it. So a row after 8,000 positions may take five times as long as the first one.
@@ -105,7 +105,7 @@ class _Measured:
 
 @dataclass
 class StepCost:
-    """What a decode step costs by its number of rows: seconds = first + more * (rows - 1), from measured steps.
+    """The cost of a decode step by its number of rows: seconds = first + more * (rows - 1), from measured steps.
 
     Until steps of different sizes were measured, and again when that was long ago, a further row costs a share of the
     first.

@@ -52,7 +52,7 @@ class _Pick:
 
     @property
     def where(self) -> str:
-        """What names the row in errors."""
+        """The row's name in errors."""
         return self.job.label or ("prefill" if self.is_first else f"position {self.length}")
 
 
@@ -247,10 +247,8 @@ class Executor:
         picks = [_Pick(job, segments[job], rows) for job, rows in found.items() if rows is not None]
         with span("choose a token", "loop"):
             while picks:
-                chosen = self._choose(picks)
-                picks = [
-                    pick for pick in picks if (token := chosen.get(pick.job)) is not None and self._took(pick, token)
-                ]
+                tokens = self._choose(picks)
+                picks = [pick for pick in picks if pick.job in tokens and self._add_chosen(pick, tokens[pick.job])]
 
     def _choose(self, picks: list[_Pick]) -> dict[Job, int]:
         """The tokens from the next row of each pick, all in one call of the device; jobs that fail end."""
@@ -277,12 +275,12 @@ class Executor:
             try:
                 if not chosen.is_finite:
                     check_finite(pick.rows[pick.at], pick.where)
-                tokens[pick.job] = pick.job.sampler.took(chosen, pick.rows[pick.at])
+                tokens[pick.job] = pick.job.sampler.advance(chosen, pick.rows[pick.at])
             except BaseException as error:
                 self.room.end(pick.job, error, pick.length)
         return tokens
 
-    def _took(self, pick: _Pick, token: int) -> bool:
+    def _add_chosen(self, pick: _Pick, token: int) -> bool:
         """Adds a token; returns whether a token comes from the next row, too. If not, the rows after it are dropped."""
         job, row, at = pick.job, pick.rows[pick.at], pick.at
         try:

@@ -218,7 +218,7 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
 
     @property
     def stats(self) -> RequestStats:
-        """What the request cost so far, or in all once it ended: tokens, and seconds of each phase."""
+        """The cost of the request so far, or in all once it ended: tokens, and seconds of each phase."""
         job, tokens = self._job, len(self._steps)
         if self._ended and not tokens:  # nobody looked at steps
             tokens = len(job.tokens[: job.stopped_at])

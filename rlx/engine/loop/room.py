@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Room:
-    """What takes room in the cache.
+    """The room in the cache: the jobs, prompts and idle sequences that take it.
 
     Args:
         scheduler: all jobs.

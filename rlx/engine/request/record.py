@@ -1,4 +1,4 @@
-"""What is noted of a request: what it cost, where its time went, and its track in a trace.
+"""The record of a request: its cost, where its time went, and its track in a trace.
 
 Runners stage, under the engine loop, which notes a time at each change of phase. A track of a trace shows one request
 after the other, with its queue, prompt, decode and pauses. A request gets the first track that was free when it was
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RequestStats:
-    """What a request cost so far, or in all once it ended.
+    """The cost of a request so far, or in all once it ended.
 
     Attributes:
         prompt_tokens: tokens of the prompt.
@@ -116,7 +116,7 @@ GAP_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 
 @dataclass
 class LoopCounters:
-    """What the loop has done.
+    """Counters of the loop.
 
     Attributes:
         requests: requests that ended, in whatever way.

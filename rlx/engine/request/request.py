@@ -102,7 +102,7 @@ class Chooser(Protocol):
 
     def choice(self, vocab: int, banned: Collection[int] = ()) -> Choice: ...
 
-    def took(self, chosen: Chosen, logits: Logits) -> int: ...
+    def advance(self, chosen: Chosen, logits: Logits) -> int: ...
 
     def accept(self, token: int) -> None: ...
 
@@ -190,7 +190,7 @@ class Job:
 
     @cached_property
     def keys(self) -> Keys:
-        """What stands at each position of the prompt, for comparison with other prompts."""
+        """A key of each position of the prompt, for comparison with other prompts."""
         return keys_of(self.prompt, self.embeddings, self.request.cache_salt)
 
     @property
@@ -291,7 +291,7 @@ class Job:
             self.notifier.notify()
 
     def active(self) -> ActiveRequest:
-        """What can be said of it while it is computed, in any thread."""
+        """Its progress while it is computed; any thread may ask."""
         sizes = len(self.prompt), self.record.cached, self.done, len(self.tokens)
         return ActiveRequest(self.number, *sizes, self.limit, self.drafts is not None, self.paused)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from rlx.arguments import without_none
 from rlx.grammar import Grammar
 from rlx.serve.answers import answered
 from rlx.serve.body import (
@@ -23,7 +24,6 @@ from rlx.serve.body import (
     Ignored,
     changed_sample,
     form_grammar,
-    given,
     hint,
     only,
     shown,
@@ -177,7 +177,7 @@ def _check_edits(management: dict[str, Any] | None) -> None:
 def _writer(model: ServedModel, body: MessagesBody) -> MessageWriter:
     """The writer of the answer."""
     prompt = _prompt(model, body)
-    changes = given(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
+    changes = without_none(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
     asked = model.asked(
         prompt.context,
         body.max_tokens,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from rlx.arguments import without_none
 from rlx.sampling import SampleOpts
 from rlx.serve.answers import answered
 from rlx.serve.body import (
@@ -23,7 +24,6 @@ from rlx.serve.body import (
     Ignored,
     changed_sample,
     form_grammar,
-    given,
     hint,
     only,
 )
@@ -177,7 +177,7 @@ def _prompt(model: ServedModel, body: InputBody, most: int | None = None) -> tup
 def _writer(model: ServedModel, body: ResponsesBody) -> ResponseWriter:
     """The writer of the answer."""
     prompt, functions = _prompt(model, body, body.max_output_tokens)
-    sample = changed_sample(model.default_sample, given(temperature=body.temperature, top_p=body.top_p))
+    sample = changed_sample(model.default_sample, without_none(temperature=body.temperature, top_p=body.top_p))
     wants_logprobs = body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ())
     text_format = body.text.format if body.text is not None else None
     asked = model.asked(

@@ -122,7 +122,7 @@ def test_a_generation_is_the_same(native: Choose, seed: int) -> None:
     one, two = (Sampler(SampleOpts(seed=seed, **options)) for _ in range(2))
     for _ in range(5):
         row = row_of(random, 400, "spread")
-        assert two.took(native([row], [two.choice(len(row))])[0], row) == one.sample(row)
+        assert two.advance(native([row], [two.choice(len(row))])[0], row) == one.sample(row)
 
 
 def test_the_last_token_that_has_a_share_is_the_last_that_is_drawn(native: Choose) -> None:
