@@ -132,7 +132,7 @@ class Interpreted:
         places = Places(engine.pool.memory, self.inputs["pages"][: env["PAGES"]].copy(), *self.slots)
         feeds = places.values(engine.pool.memory.table)
         feeds |= {name: value[:rows] for name, value in self.inputs.items() if name != "pages"}
-        graph = replace(self.spec, greedy=False).variant(engine.graph)
+        graph = replace(self.spec, returns="last").variant(engine.graph)
         sizes = {**env, "CTX": env["PAGES"] * engine.pool.sizes.page}
         outputs, new = interp.run(graph, {**engine.values, **feeds}, sizes)
         for name, state in new.items():
@@ -154,7 +154,7 @@ class Interpreted:
         return found
 
     def output(self, name: str, **env: int) -> Array:
-        return self.logits if self.spec.all_rows else self.logits[-1:]
+        return self.logits if self.spec.returns == "all" else self.logits[-1:]
 
 
 class Advancing:
@@ -175,7 +175,8 @@ class Advancing:
         places = Places(engine.pool.memory, np.zeros(0, np.int32), *self.slots)
         feeds = places.values(engine.pool.memory.recurrent)
         feeds |= {name: value[: env["SEQ"]] for name, value in self.saved.items()}
-        _, new = interp.run(ProgramSpec((1, 16), advances=True).variant(engine.graph), {**engine.values, **feeds}, env)
+        graph = ProgramSpec((1, 16), drafts="advance").variant(engine.graph)
+        _, new = interp.run(graph, {**engine.values, **feeds}, env)
         for name, state in new.items():
             places.write(name, state)
 

@@ -33,7 +33,7 @@ WANTED = (
     ProgramSpec((2, 16)),
     ProgramSpec((2, 16), hidden=True),
     ProgramSpec((2, 16), embeds=EmbeddedRows()),
-    ProgramSpec((1, 4), segments=True),
+    ProgramSpec((1, 4), "chosen"),
 )
 _NOTHING = PhaseProfile(fusions=(), passes=())
 PLAIN = CompileProfile(prefill=_NOTHING, decode=_NOTHING)
@@ -58,7 +58,7 @@ def test_the_table_of_weights_is_that_of_every_program(goldens: Path, file: str,
         graph = Plan.of(loader, EngineOptions(precision="auto", profile=profile)).graph
         table = weight_table(graph, Layouts())
         for wanted in WANTED:
-            options = profile.options(wanted.seq, segments=wanted.segments)
+            options = wanted.options(profile)
             said = said_by(pipeline.lower(wanted.variant(graph), options))
             assert said.items() <= table.items(), wanted
             missing = {name for name in table.keys() - said.keys() if name not in graph.constants}

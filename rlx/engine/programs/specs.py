@@ -32,59 +32,52 @@ class ProgramSpec:
 
     Attributes:
         seq: (smallest, largest) number of rows.
-        all_rows: whether it returns the logits of every row, not only of the last.
-        hidden: whether it returns the hidden states before the head, for every row.
+        returns: "last", the logits of the last row; "all", those of every row; "chosen", those of the rows
+            `logit_rows`, of a program whose rows belong to several sequences; "tokens", the likeliest token after every
+            row, as output "token" i32 [rows].
+        hidden: whether it also returns the hidden states before the head, for every row.
         past: (smallest, largest) number of past positions; None for any.
         embeds: how rows may take the place of token embeddings; None: there are no such rows.
         bias: number of heads of an attention bias that replaces the causal mask, 1 if all heads share it; 0: no bias.
-        greedy: whether it returns the likeliest token, as output "token" i32 [rows], instead of logits.
-        segments: whether rows belong to several sequences; it returns the logits of the rows `logit_rows`.
-        verifies: whether rows may be rejected: it then leaves the recurrent states and writes new ones beside them.
-        advances: whether it only updates the recurrent states, by the accepted rows of a verifying program.
-        swapped: whether a verifying program is the one of two that reads the spare slot, in runs that alternate between
-            the slots.
+        drafts: "" if no row may be rejected; "verify" if some may: it then leaves the recurrent states and writes new
+            ones beside them; "verify again", a second program of that kind, for runs that alternate between two slots;
+            "advance", it only updates the recurrent states, by the accepted rows of a verifying program.
     """
 
     seq: Range
-    all_rows: bool = False
+    returns: str = "last"
     hidden: bool = False
     past: Range | None = None
     embeds: EmbeddedRows | None = None
     bias: int = 0
-    greedy: bool = False
-    segments: bool = False
-    verifies: bool = False
-    advances: bool = False
-    swapped: bool = False
+    drafts: str = ""
 
     @cached_property
     def phase(self) -> str:
-        return phase(self.seq, self.segments)
+        return phase(self.seq, self.returns == "chosen")
 
     @property
     def kind(self) -> str:
         """The phase, or "greedy"."""
-        return "greedy" if self.greedy else self.phase
+        return "greedy" if self.returns == "tokens" else self.phase
+
+    @property
+    def verifies(self) -> bool:
+        """Whether rows may be rejected."""
+        return self.drafts.startswith("verify")
 
     @property
     def name(self) -> str:
         """Name of the folder for dumps."""
-        past = f"-past-{self.past[0]}-{self.past[1]}" if self.past else ""
-        extra = (
-            "-all" * self.all_rows
-            + "-hidden" * self.hidden
-            + (f"-{self.embeds.name}" if self.embeds else "")
-            + f"-bias-{self.bias}" * bool(self.bias)
-            + "-greedy" * self.greedy
-            + "-verifies" * self.verifies
-            + "-advances" * self.advances
+        parts = (
+            f"past-{self.past[0]}-{self.past[1]}" if self.past else "",
+            {"all": "all", "tokens": "greedy"}.get(self.returns, ""),
+            "hidden" * self.hidden,
+            self.embeds.name if self.embeds else "",
+            f"bias-{self.bias}" if self.bias else "",
+            self.drafts.replace(" ", "-"),
         )
-        return f"{self.phase}-{self.seq[0]}-{self.seq[1]}{past}{extra}"
-
-    @property
-    def symbols(self) -> tuple[tuple[str, Range], ...]:
-        """Bounds of symbols, for the compiler's options."""
-        return (("PAST_SEQ", self.past),) if self.past else ()
+        return "-".join([f"{self.phase}-{self.seq[0]}-{self.seq[1]}", *filter(None, parts)])
 
     def options(self, profile: CompileProfile, packed: tuple[str, ...] = (), paged: bool = True) -> Options:
         """The compiler's options under a profile.
@@ -93,25 +86,34 @@ class ProgramSpec:
             packed: names of tables that another graph of the model uses as matrices.
             paged: whether full caches are pages of a pool.
         """
-        more = {"all_rows": self.all_rows, "symbols": self.symbols, "whole": (HIDDEN,), "packed": packed}
-        return profile.options(self.seq, segments=self.segments, paged=paged, **more)
+        return profile.options(
+            self.seq,
+            all_rows=self.returns in ("all", "tokens"),
+            segments=self.returns == "chosen",
+            symbols=(("PAST_SEQ", self.past),) if self.past else (),
+            whole=(HIDDEN,),
+            packed=packed,
+            paged=paged,
+        )
 
     @property
     def advancing(self) -> ProgramSpec:
         """The spec of the program that updates the recurrent states after this verifying program."""
-        return ProgramSpec((1, self.seq[1]), all_rows=True, advances=True, swapped=self.swapped)
+        return ProgramSpec((1, self.seq[1]), "all", drafts="advance")
 
     @cached_property
     def form(self) -> ProgramSpec:
         """The spec without what its graph does not depend on: the numbers of rows and of past positions."""
-        return replace(self, seq=(0, 0), past=None, all_rows=False, segments=False, swapped=False)
+        returns = "tokens" if self.returns == "tokens" else "last"
+        drafts = "verify" if self.verifies else self.drafts
+        return replace(self, seq=(0, 0), past=None, returns=returns, drafts=drafts)
 
     def variant(self, graph: Graph) -> Graph:
         """The model's graph with the inputs and outputs of this spec."""
-        if self.advances:
+        if self.drafts == "advance":
             return variants.advancing(graph)
         outputs = {name: node for name, node in graph.outputs.items() if self.hidden or name != HIDDEN}
-        if self.greedy:
+        if self.returns == "tokens":
             outputs["token"] = ops.pick(outputs.pop(LOGITS))
         graph = graph.replace(outputs=outputs)
         graph = variants.verifying(graph) if self.verifies else graph
@@ -119,7 +121,7 @@ class ProgramSpec:
         return variants.with_bias(graph, self.bias) if self.bias else graph
 
 
-DECODE, GREEDY = ProgramSpec((1, 1)), ProgramSpec((1, 1), greedy=True)
+DECODE, GREEDY = ProgramSpec((1, 1)), ProgramSpec((1, 1), "tokens")
 
 
 SEGMENT_ROWS = (8, 32)  # largest row counts of programs for rows of several sequences, besides the largest bucket
@@ -159,19 +161,20 @@ class Bucketing:
         """The spec of the program for a call of `rows` rows after `past` positions, in a context of `max_seq`.
 
         Args:
-            all_rows, hidden: as in `ProgramSpec`. For the logits of several rows, the program is that of a bucket in
-                every mode: only scoring and verifying request them.
-            embeds, bias: as in `ProgramSpec`.
+            all_rows: whether the logits of all rows are asked for. If there are several, the program is that of a
+                bucket in every mode: only scoring and verifying request them.
+            hidden, embeds, bias: as in `ProgramSpec`.
             verifies: whether rows may be rejected.
         """
         if rows == 1 and self.decode == "dynamic" and not (bias or embeds):  # quick, for every token
-            return _spec(self.one, False, hidden)
+            return _spec(self.one, "last", hidden)
         every = all_rows and rows > 1
+        returns = "all" if every else "last"
         bounds = None if every else self.past(rows, past)
         if bias:  # its memory grows with the past, so the past is bounded
             bounds = (0, past_bucket(max_seq)[1])
         seq = self.bucket(rows) if every else self.rows(rows)
-        return _spec(seq, every, hidden, bounds, embeds, bias, verifies=every and verifies)
+        return _spec(seq, returns, hidden, bounds, embeds, bias, "verify" if every and verifies else "")
 
     @cached_property
     def one(self) -> Range:
@@ -184,7 +187,8 @@ class Bucketing:
 
     def segments(self, rows: int, embeds: EmbeddedRows | None = None) -> ProgramSpec:
         """The spec of the program for a call of `rows` rows that belong to several sequences; `embeds` as in `spec`."""
-        return _spec(next(bounds for bounds in self.segment_ranges if rows <= bounds[1]), embeds=embeds, segments=True)
+        seq = next(bounds for bounds in self.segment_ranges if rows <= bounds[1])
+        return _spec(seq, "chosen", embeds=embeds)
 
     @property
     def segment_ranges(self) -> tuple[Range, ...]:

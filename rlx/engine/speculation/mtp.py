@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
-from dataclasses import replace
 from typing import Any
 
 from rlx import models
@@ -353,8 +352,8 @@ def _models(runner: ModelRunner, sequence: Sequence) -> tuple[Program, Program]:
 
     They return the likeliest token after each row, and the hidden states for the MTP head.
     """
-    spec = ProgramSpec(ROWS, all_rows=True, hidden=True, greedy=True, verifies=sequence.recurrent)
-    now, after = (runner.programs[replace(spec, swapped=swapped and sequence.recurrent)] for swapped in (False, True))
+    kinds = ("verify", "verify again") if sequence.recurrent else ("", "")
+    now, after = (runner.programs[ProgramSpec(ROWS, "tokens", hidden=True, drafts=kind)] for kind in kinds)
     return now, after
 
 
