@@ -16,7 +16,7 @@ Inputs = tuple[Node, ...]
 Attrs = Mapping[str, Any]
 Rule = Callable[[Inputs, Attrs], tuple[Shape, DType]]
 
-MASKS = ("causal", "none", "visible", "bias")  # of attention
+MASKS = ("causal", "none", "around", "visible", "bias")  # of attention
 MAX_COMPONENTS = 4  # of a position
 _CACHED = {"f32": F32, "f16": F16, "bf16": BF16}  # types of `as_cache`
 
@@ -285,6 +285,8 @@ def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     _check(ok and q.dtype is F32, "attention", inputs, expected)
     if isinstance(attrs["window"], int) and attrs["window"] < 1:
         raise ShapeError(f"window must be at least 1, found {attrs['window']}", where="attention")
+    if mask == "around" and attrs["window"] is None:
+        raise ShapeError("the mask around needs a window", where="attention")
     for cache in (k, v):
         if cache.op == "as_cache" and cache.shape[1] - cache["room"] != attrs["length"]:
             what = f"length is {attrs['length']}, but there are {cache.shape[1] - cache['room']} keys"

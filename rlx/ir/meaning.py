@@ -337,16 +337,16 @@ def as_cache(x: list[Array], a: Attrs, env: Env) -> Array:
     reads them.
     """
     y = x[0] if a["order"] == "heads" else x[0].swapaxes(0, 1)
-    return np.pad(round_to(y, a["dtype"]), ((0, 0), (0, a["room"]), (0, 0)))
+    return np.pad(round_to(y, a["dtype"]), ((0, 0), (0, dims.value(a["room"], env)), (0, 0)))
 
 
 def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     """softmax(scale q k^T, masked) v with grouped heads; the queries are the last rows of `length` positions.
 
     q [rows, heads, head_dim], k and v [kv_heads, capacity, head_dim]. The `mask` says which keys t the query of row r,
-    at position p, sees: "causal" t <= p, "none" all, "visible" t <= visible[r], an operand i32[rows]; "bias" all, and
-    an operand [rows, 1 or heads, length] is added to the scores. With a window w it sees only those with p - t < w, and
-    position t is at t modulo the capacity. `softcap` bounds the scores before the mask. With bf16, q, k and v are
+    at position p, sees: "causal" t <= p, "none" all, "around" t - p < w, "visible" t <= visible[r], an operand
+    i32[rows]; "bias" all, and an operand [rows, 1 or heads, length] is added to the scores. With a window w it sees
+    only those with p - t < w, and position t is at t modulo the capacity. `softcap` bounds the scores before the mask. With bf16, q, k and v are
     rounded first; `out` bf16 rounds the result.
     """
     q, k, v, *operand = [*(round_to(y, "bf16") for y in x[:3]), *x[3:]] if a["bf16"] else x
@@ -364,6 +364,8 @@ def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     if a["mask"] == "bias":
         scores = scores + operand[0].swapaxes(0, 1)
     last = {"causal": own, "visible": operand[0] if operand else own}.get(a["mask"], np.full(rows, length))
+    if a["mask"] == "around":
+        last = own + a["window"] - 1
     hidden = keys > last[:, None]
     if a["window"] is not None:
         hidden = hidden | (own[:, None] - keys >= a["window"])

@@ -142,7 +142,7 @@ OPS: dict[str, Op] = {
             "rope_kv_write", {**_ROPE, **_WRITE}, infer.rope_kv_write, meaning.rope_kv_write,
             lambda ins, out, attrs: 6 * prod(ins[1]), rowwise=False, writes=True, roles=("crr", "c"),
         ),
-        Op("as_cache", _AS_CACHE, infer.as_cache, meaning.as_cache, flops.each(0), rowwise=False),
+        Op("as_cache", _AS_CACHE, infer.as_cache, meaning.as_cache, flops.each(0), rowwise=False, roles=("r", "k")),
         Op("attention", _ATTENTION, infer.attention, meaning.attention, flops.attention, roles=("rcc", "r")),
         Op(
             "causal_conv", _ASIDE, infer.causal_conv, meaning.causal_conv, flops.causal_conv,

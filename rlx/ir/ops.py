@@ -143,6 +143,7 @@ def attention(
     softcap: float | None = None,
     length: DimLike | None = None,
     causal: bool = True,
+    around: bool = False,
     visible: Node | None = None,
     any_scale: bool = False,
 ) -> Node:
@@ -159,6 +160,7 @@ def attention(
             0 opens a key, -inf masks it, including keys after the query. The window still applies.
         length: number of positions of the sequence, PAST_SEQ + SEQ for caches. All plain keys are positions.
         causal: False admits every key, within the window.
+        around: the window is on both sides: it admits keys with |query - key| < w.
         visible: i32 [rows]: row r sees the keys at positions t <= visible[r], within its window, in place of the causal
             mask. Positions count from the start of the row's sequence, and the last one is length - 1. So the rows of a
             image see each other if each has the image's last position here; the same call must bring all of them.
@@ -167,12 +169,13 @@ def attention(
             which magnifies the rounding (see `rlx.passes.quantize`).
 
     Raises:
-        ShapeError: the operands do not fit, or more than one of `bias`, `visible` and `causal=False` is given.
+        ShapeError: the operands do not fit, or more than one of `bias`, `visible`, `around` and `causal=False` is given.
     """
     infer.check_nodes("attention", (q, k, v, *filter(None, (bias, visible))))
-    masks = [name for name, given in (("bias", bias), ("visible", visible), ("none", not causal)) if given]
+    given = {"bias": bias, "visible": visible, "none": not causal, "around": around}
+    masks = [name for name, value in given.items() if value]
     if len(masks) > 1:
-        hint = "Give one of bias, visible and causal=False: each replaces the causal mask."
+        hint = "Give one of bias, visible, around and causal=False: each replaces the causal mask."
         raise ShapeError("more than one mask is given", where="attention", hint=hint)
     k, v = (_cached(q, x) for x in (k, v))
     if length is None:

@@ -11,6 +11,8 @@ The meaning: the op without the attribute, applied to the rows of each segment, 
   segment.
 - An op with `aside` reads the state of the segment's slot and writes the other state in a slot of its own. `segments`
   is i32[SEGMENTS, 5] then: the fifth number is the slot that is written. Other ops ignore it.
+- Plain keys and values (`as_cache`) of all segments share one place of CTX positions. A segment has no slot then: that
+  column is the position of its first key there.
 - A segment may have no rows. Rows of no segment are not computed: their results may hold anything.
 - Segments must not share rows, nor slots, nor pages that one of them writes.
 
@@ -36,8 +38,8 @@ from rlx.ir.node import Node, intern
 FIRST_ROW, ROWS, PAST, SLOT, SLOT_WRITTEN = range(5)
 
 #: The roles of the operands of an op over states, a letter each, and of its result: r has rows, c is a cache, s is
-#: another state, w is a weight. With attributes, see `roles`: c is a pool of pages, p is a page table, s is any other
-#: state, a is the state that an op with `aside` writes.
+#: another state, w is a weight, k are plain keys or values. With attributes, see `roles`: c is a pool of pages, p is a
+#: page table, s is any other state, a is the state that an op with `aside` writes.
 Roles: TypeAlias = tuple[str, str]
 
 
@@ -54,6 +56,8 @@ def roles(plain: Roles, attrs: Mapping[str, Any]) -> Roles:
         operands += "r"
     if attrs.get("aside"):
         operands += "a"
+    if attrs.get("length") == dims.SEQ:  # the keys of the rows themselves: there is no past
+        operands = operands.replace("c", "k")
     if attrs.get("page"):
         return f"{operands}p", result
     return operands.replace("c", "s"), result.replace("c", "s")
@@ -86,6 +90,8 @@ def _stand_in(i: int, node: Node, role: str, rows: DimLike) -> Node:
         return intern("input", (), (("name", f"row {i}"),), (rows, *node.shape[1:]), node.dtype)
     if role == "p":
         return intern("input", (), (("name", f"pages {i}"),), node.shape[1:], node.dtype)
+    if role == "k":
+        return intern("state", (), (("name", f"keys {i}"), ("layout", node["layout"])), node.shape, node.dtype)
     state = node
     while state.inputs:  # a write; its first operand is the state
         state = state.inputs[0]
@@ -103,7 +109,7 @@ def rule(op: str, own_roles: Roles, plain: Rule) -> Rule:
         rows = inputs[letters.index("r")].shape[0]
         operands, own = of_one(own_roles, inputs, attrs, rows)
         shape, dtype = plain(operands, own)
-        return shape if result == "r" else inputs[0].shape, dtype
+        return shape if result in "rk" else inputs[0].shape, dtype
 
     return segmented
 
@@ -149,7 +155,10 @@ def meaning(own_roles: Roles, plain: Any) -> Any:
             if result == "r":
                 found = np.zeros((len(rows), *result_rows.shape[1:]), result_rows.dtype) if found is None else found
                 found[place[FIRST_ROW] :][:count] = result_rows
-        if result != "r":
+            if result == "k":
+                found = np.zeros_like(result_rows) if found is None else found
+                found[:, place[SLOT] :][:, :count] = result_rows[:, :count]
+        if result not in "rk":
             return new
         if found is None:
             raise ValueError("no segment has rows")
@@ -178,6 +187,8 @@ def _own(value: Array, role: str, number: int, place: list[int]) -> Array:
     """A segment's part of an operand."""
     if role == "r":
         return value[place[FIRST_ROW] :][: place[ROWS]]
+    if role == "k":
+        return value[:, place[SLOT] :]
     part: Array = value[number if role == "p" else _place_of(role, place)]
     return part
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rlx.errors import GraphError
 from rlx.ir import dims, ops
-from rlx.ir.dims import PAGES, SEGMENTS, SEQ, SLOTS
+from rlx.ir.dims import CTX, PAGES, SEGMENTS, SEQ, SLOTS
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
@@ -41,12 +41,13 @@ def segments(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
         if old.op == "input" and old.name == PAGES_INPUT and pooled:
             return ops.rebuild(old, (), shape=(SEGMENTS, PAGES))
         if ops.traits(old).roles:
+            room = {"room": CTX - SEQ} if old.op == "as_cache" else {}  # the place of all segments' keys
             log.done("segments", names[old], "each segment works on the states of its own sequence")
-            return ops.make(old.op, *inputs, table, **{**dict(old.attrs), "segments": True})
+            return ops.make(old.op, *inputs, table, **{**dict(old.attrs), **room, "segments": True})
         _check(old)
         return ops.rebuild(old, inputs)
 
-    names_used = {"SEGMENTS", "SLOTS", "PAST_SEQ"}
+    names_used = {"SEGMENTS", "SLOTS", "PAST_SEQ", "CTX"}
     bounds = {**graph.bounds, **{symbol: options.bounds[symbol] for symbol in names_used}}
     return graph.map(visit, bounds=bounds)
 
@@ -54,7 +55,7 @@ def segments(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
 def _check(node: Node) -> None:
     depends = any("PAST_SEQ" in dims.symbols(value) for _, value in node.attrs if isinstance(value, dims.Dim))
     reads = any(i.op == "state" and not _has_rows(i) for i in node.inputs)
-    if depends or reads or node.op in ("last_row", "as_cache"):
+    if depends or reads or node.op == "last_row":
         known = ", ".join(name for name, row in ops.OPS.items() if row.roles)
         hint = f"Rows of a batch belong to several sequences for {known} only."
         raise GraphError("mixes the rows of a sequence", where=repr(node), hint=hint)

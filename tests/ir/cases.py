@@ -131,6 +131,10 @@ CASES = [
         case("attention", HEADS, *(ops.as_cache(x) for x in PLAIN), scale=0.3, length=KEYS, mask=mask)
         for mask in ("causal", "none")
     ),
+    *(
+        case("attention", HEADS, *(ops.as_cache(x) for x in PLAIN), scale=0.3, length=KEYS, mask="around", window=w)
+        for w in (1, 3)
+    ),
     *(case("as_cache", x, dtype=t, room=15) for x, t in ((PAIR, "f32"), (HEADS, "bf16"))),
     case("as_cache", G.input("heads first", [2, SEQ, 16]), order="heads"),
     case("softmax", X),

@@ -209,6 +209,8 @@ def attention(x: list[Array], a: dict[str, Any]) -> Array:
     for r, h in np.ndindex(rows, heads):
         at, g = length - rows + r, h * k.shape[0] // heads
         last = {"causal": at, "visible": extras[0][r] if extras else at}.get(a["mask"], length - 1)
+        if a["mask"] == "around":
+            last = at + a["window"] - 1
         visible = [t for t in range(length) if t <= last and (a["window"] is None or t > at - a["window"])]
         scores = [a["scale"] * math.fsum(float(q[r, h, d] * k[g, place[t], d]) for d in range(width)) for t in visible]
         if a["softcap"]:

@@ -78,6 +78,7 @@ MISFITS = [
     (lambda: ops.attention(HEADS, PAIR, PAIR, scale=1, length=CTX), "length is CTX, but there are SEQ keys"),
     (lambda: ops.make("attention", HEADS, PAIR, PAIR, scale=1, mask="all"), "mask must be one of causal, none"),
     (lambda: ops.as_cache(X), "as_cache: found operands f32[SEQ, 64]. Expected f32 x [positions, heads, head_dim]"),
+    (lambda: ops.attention(PAIR, PAIR, PAIR, scale=1.0, around=True), "attention: the mask around needs a window"),
     (lambda: ops.as_cache(PAIR, order="columns"), "as_cache: order must be one of rows, heads, found 'columns'"),
     (lambda: ops.overlay_rows(X, WHOLE, IDS), "overlay_rows: found operands f32[SEQ, 64], f32[SEQ, 16], i32[SEQ]"),
     (lambda: ops.layer_norm(X, NORM), "layer_norm: found operands f32[SEQ, 64], f32[16]. Expected f32 x"),

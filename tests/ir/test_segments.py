@@ -16,6 +16,8 @@ from rlx.ir.dtypes import F16, F32, I32, Q8_0
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.verify import verify
+from rlx.passes.options import Options
+from rlx.passes.segments import segments
 
 Array = np.ndarray[Any, Any]
 
@@ -113,7 +115,7 @@ def alone(case: Case, arrays: dict[str, Array], number: int, paged: bool) -> tup
 
 
 def test_every_op_over_a_state_has_a_case() -> None:
-    assert {op for op, *_ in CASES} == {name for name, row in ops.OPS.items() if row.roles}
+    assert {op for op, *_ in CASES} | {"as_cache"} == {name for name, row in ops.OPS.items() if row.roles}
 
 
 @pytest.mark.parametrize(("op", "operands", "attrs", "paged"), WAYS)
@@ -214,3 +216,22 @@ def test_segments_that_contradict_each_other(wrong: list[list[int]], match: str)
     node = ops.make("causal_conv", rows, ANGLES, TAPS, G.input("segments", [SEGMENTS, 4], I32), segments=True)
     with pytest.raises(GraphError, match=match):
         interp.run(Graph(outputs={"y": node}), {**feeds(node), "segments": np.array(wrong)}, {**ENV, "SEGMENTS": 2})
+
+
+@pytest.mark.parametrize("mask", [{"causal": False}, {"around": True, "window": 2}, {}])
+def test_plain_keys_and_values_of_segments_are_those_of_each_alone(mask: dict[str, Any]) -> None:
+    """A segment's column `slot` says where its first key lies in the place that all of them share."""
+    graph = Graph()
+    q, k, v = (graph.input(name, [SEQ, heads, 16]) for name, heads in (("q", 4), ("k", 2), ("v", 2)))
+    graph.output("y", ops.attention(q, k, v, scale=0.3, **mask))
+    table = np.array([[4, 3, 0, 32], [0, 0, 0, 0], [0, 1, 0, 16], [1, 3, 0, 0]])
+    rng = np.random.default_rng(3)
+    given = {name: rng.standard_normal((7, heads, 16)) for name, heads in (("q", 4), ("k", 2), ("v", 2))}
+    batched = segments(graph, Options(seq=(1, 8), segments=True))
+    env = {"SEQ": 7, "SEGMENTS": 4, "CTX": 48, "SLOTS": 1, "PAST_SEQ": 0}
+    found = interp.run(batched, {**given, "segments": table}, env, dtype=np.float64)[0]["y"]
+    for first, rows, *_ in table:
+        if rows:
+            own = {name: array[first : first + rows] for name, array in given.items()}
+            alone = interp.run(graph, own, {"SEQ": int(rows), "PAST_SEQ": 0}, dtype=np.float64)[0]["y"]
+            np.testing.assert_array_equal(found[first : first + rows], alone)

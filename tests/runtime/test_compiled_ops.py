@@ -334,6 +334,7 @@ MASKS: tuple[dict[str, Any], ...] = (
     {},
     {"window": 9},
     {"causal": False},
+    {"around": True, "window": 9},
     {"visible": True},
     {"visible": True, "window": 50, "softcap": 3.0},
 )

@@ -132,7 +132,8 @@ class Evaluation:
             return self._used.tables[where].reshape(shape)
         raw = memory(where, self._formats.layouts.size(where.dtype, self.shape(where)))
         if where.op == "as_cache":
-            return self._formats.read_as_cache(where.dtype, raw, shape, where["layout"], where["room"])
+            room = 0 if where["segments"] else where["room"]
+            return self._formats.read_as_cache(where.dtype, raw, shape, where["layout"], room)
         return self._formats.read(where.dtype, raw, self.shape(where)).reshape(shape)
 
     def write(self, node: Node, value: Array, state: Array | None, memory: Memory) -> None:

@@ -35,11 +35,13 @@ class Used:
             of a page, 0 for slots. All others are used as a whole.
         tables: page tables and segments, which are inputs, as the numbers of what remains.
         rows: numbers of the rows that belong to a segment; None without segments.
+        segments: the values of that input.
     """
 
     states: Mapping[Node, tuple[Array, int]]
     tables: Mapping[Node, Array]
     rows: Array | None = None
+    segments: Array | None = None
 
     @staticmethod
     def of(graph: Graph, read: Callable[[Node], Array], env: Env) -> Used:
@@ -62,17 +64,22 @@ class Used:
             tables[table] = _renumbered(numbers, pages)
             states |= {root(i): (pages, node["page"]) for node in paged for i in _states(node, "c")}
         if rows is not None:
+            covered = np.concatenate([np.arange(first, first + count) for first, count, *_ in rows.tolist()])
+            if not any(any(_states(node, "sa")) for node in slotted):
+                return Used(states, tables, covered, rows)
             filled, columns = rows[:, segments.ROWS] > 0, slice(segments.SLOT, None)
             slots = _numbers(iter(rows[filled, columns].reshape(-1)))
             tables[slotted[0].inputs[-1]] = after = rows.copy()
             after[:, columns] = np.where(filled[:, None], _renumbered(rows[:, columns], slots), 0)
             states |= {root(i): (slots, 0) for node in slotted for i in _states(node, "sa")}
-            covered = [np.arange(first, first + count) for first, count, *_ in rows.tolist()]
-            return Used(states, tables, np.concatenate(covered))
+            return Used(states, tables, covered, rows)
         return Used(states, tables)
 
     def computed(self, node: Node, value: Array) -> Array:
         """The rows of a node's value that are computed: ops over states leave out those of no segment."""
+        if node.op == "as_cache" and self.segments is not None:
+            places = [np.arange(at, at + count) for _, count, _, at, *_ in self.segments.tolist()]
+            return value[:, np.concatenate(places)]
         has_rows = self.rows is not None and segments.is_segmented(node) and not traits(node).writes
         return value[self.rows] if has_rows else value
 

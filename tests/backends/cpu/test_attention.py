@@ -294,6 +294,8 @@ def check_mask(
     held, rng, length = ring or case, np.random.default_rng([past, seq]), past + seq
     last = np.full(seq, length - 1)
     extra = []
+    if mask == "around":
+        last = np.minimum(last, past + np.arange(seq) + (window or 0) - 1)
     if mask == "visible":
         last = past + np.arange(seq)  # a picture in the middle, whose rows see it to its end; a row that looks back
         last[seq // 4 : seq // 2] = past + max(seq // 2 - 1, 0)
@@ -320,7 +322,7 @@ def check_mask(
 
 
 @targets
-@pytest.mark.parametrize(("mask", "window"), [("none", None), ("visible", None), ("visible", 70)])
+@pytest.mark.parametrize(("mask", "window"), [("none", None), ("visible", None), ("visible", 70), ("around", 70)])
 def test_masks(target: Target, mask: str, window: int | None) -> None:
     case = Case(4, 2, 40, F16, ctx=720, filled=711)
     for past, seq in [(0, 1), (0, 70), (63, 2), (130, 41), (0, 211)]:

@@ -75,7 +75,7 @@ def attention(
     """A kernel for attention of `seq` rows at positions past .. past + seq, whose keys and values are in the cache.
 
     Row r sees positions t <= past + r and, with a window, past + r - t < window. With another mask it sees t < past +
-    seq, or t <= visible[r], and the window applies only to positions before its own.
+    seq ("around": also t - past - r < window), or t <= visible[r], and the window applies only to positions before its own.
 
     Buffers:
         q: f32[seq, heads, head_dim].
@@ -100,7 +100,7 @@ def attention(
         softcap: c for c * tanh(score / c), None for no cap.
         rows_static: the value of `seq` if it is known at compile time; the code is then specialized for it.
         split: how the positions are cut into pieces; None for a single piece.
-        mask: what a row sees: `causal`, `none`, `visible`, or `bias`.
+        mask: what a row sees: `causal`, `none`, `around`, `visible`, or `bias`.
         bias: number of heads of the bias, 1 (shared by all) or `heads`, for that mask only. The bias is added to the
             scores after the cap.
         out: type of the result, `f32` or `bf16`, rounded to nearest even.

@@ -50,6 +50,10 @@ class Positions:
         length = e.b.add(e.args["past"], e.args["seq"])
         if self.shape.mask == "causal":
             return e.b.add(e.b.add(e.args["past"], row), rows)
+        if self.shape.mask == "around":
+            assert self.shape.window is not None
+            end = e.b.add(e.b.add(e.args["past"], row), e.b.add(rows, e.i64(self.shape.window - 1)))
+            return e.smin(end, length)
         if self.shape.mask != "visible":
             return length
         with e.loop(0, rows, 1, [e.i64(-1)]) as r:
@@ -143,6 +147,9 @@ class Mask:
             return position, position
         last = e.b.sub(unit.last, e.i64(1))
         last = e.smin(last, self.positions.visible_to(row)) if self.shape.mask == "visible" else last
+        if self.shape.mask == "around":
+            assert self.shape.window is not None
+            last = e.smin(last, e.b.add(e.b.add(e.args["past"], row), e.i64(self.shape.window - 1)))
         return position, e.b.sub(last, chunk.start)
 
     def _masked(self, unit: Unit, chunk: Chunk, query: ir.Value, scores: list[ir.Value]) -> list[ir.Value]:

@@ -71,7 +71,9 @@ class Shape:
     def outline(self) -> str:
         """The readable outline of the kernel."""
         unit = "positions of one KV head, then added up" if self.shared else f"{self.row_tile} rows of one KV head"
-        seen = {"causal": "t <= past + row", "visible": "t <= visible[row]"}.get(self.mask, "t < past + seq")
+        texts = {"causal": "t <= past + row", "visible": "t <= visible[row]"}
+        seen = texts.get(self.mask, "t < past + seq")
+        seen += f" and t - past - row < {self.window}" if self.mask == "around" else ""
         seen += f" and past + row - t < {self.window}" if self.window is not None else ""
         score = f"dot(q[row, head], k[head // {self.group}, t]) * {self.scale!r}"
         if self.softcap is not None:
