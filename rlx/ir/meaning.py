@@ -346,8 +346,8 @@ def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     q [rows, heads, head_dim], k and v [kv_heads, capacity, head_dim]. The `mask` says which keys t the query of row r,
     at position p, sees: "causal" t <= p, "none" all, "around" t - p < w, "visible" t <= visible[r], an operand
     i32[rows]; "bias" all, and an operand [rows, 1 or heads, length] is added to the scores. With a window w it sees
-    only those with p - t < w, and position t is at t modulo the capacity. `softcap` bounds the scores before the mask. With bf16, q, k and v are
-    rounded first; `out` bf16 rounds the result.
+    only those with p - t < w, and position t is at t modulo the capacity. `softcap` bounds the scores before the mask.
+    With bf16, q, k and v are rounded first; `out` bf16 rounds the result.
     """
     q, k, v, *operand = [*(round_to(y, "bf16") for y in x[:3]), *x[3:]] if a["bf16"] else x
     rows, heads, _ = q.shape

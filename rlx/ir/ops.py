@@ -169,7 +169,8 @@ def attention(
             which magnifies the rounding (see `rlx.passes.quantize`).
 
     Raises:
-        ShapeError: the operands do not fit, or more than one of `bias`, `visible`, `around` and `causal=False` is given.
+        ShapeError: the operands do not fit, or more than one of `bias`, `visible`, `around` and `causal=False` is
+            given.
     """
     infer.check_nodes("attention", (q, k, v, *filter(None, (bias, visible))))
     given = {"bias": bias, "visible": visible, "none": not causal, "around": around}

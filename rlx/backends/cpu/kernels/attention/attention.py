@@ -75,7 +75,8 @@ def attention(
     """A kernel for attention of `seq` rows at positions past .. past + seq, whose keys and values are in the cache.
 
     Row r sees positions t <= past + r and, with a window, past + r - t < window. With another mask it sees t < past +
-    seq ("around": also t - past - r < window), or t <= visible[r], and the window applies only to positions before its own.
+    seq ("around": also t - past - r < window), or t <= visible[r], and the window applies only to positions before its
+    own.
 
     Buffers:
         q: f32[seq, heads, head_dim].
