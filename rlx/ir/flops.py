@@ -50,7 +50,7 @@ def attention(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int
     """Two dot products of head_dim per query head and visible key; at most, unless the mask is causal."""
     rows, heads, head_dim = ins[0]
     if attrs["mask"] == "around":
-        return 4 * heads * head_dim * rows * min(int(attrs["length"]), 2 * attrs["window"] - 1)
+        return 4 * heads * head_dim * rows * min(int(attrs["length"]), 2 * int(attrs["window"]) - 1)
     if attrs["mask"] != "causal":
         return 4 * heads * head_dim * rows * int(attrs["length"])
     ends = range(attrs["length"] - rows + 1, attrs["length"] + 1)

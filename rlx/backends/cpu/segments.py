@@ -86,11 +86,11 @@ def _stride(node: Node, arg: int, scratch: int) -> Stride:
     role, value = (result, node) if arg == len(operands) else (operands[arg], node.inputs[arg])
     if role in "wc":
         return Stride(None, 0)
-    if role == "k":
-        return Stride(SLOT, value.dtype.row_bytes(int(value.shape[-1])))
     *outer, width = value.shape[1:] or (1,)  # a number for each row
     if role == "p":
         return Stride(None, width * value.dtype.row_bytes(1))
+    if role == "k" and isinstance(width, int):
+        return Stride(SLOT, value.dtype.row_bytes(width))
     if not isinstance(width, int):
         raise CompileError(f"rows of {width} elements", where=repr(value), hint="Bind its symbol.")
     size = _product(outer) * LAYOUTS.size(value.dtype, (width,))
