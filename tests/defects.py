@@ -337,8 +337,8 @@ DEFECTS = (
     ),
     Defect(
         "server: the keys of others are accepted",
-        "if sum([hmac.compare_digest(digest, each) for each in self._digests]):",
-        "if self._digests:",
+        "if not sum([hmac.compare_digest(digest, each) for each in self._digests]):",
+        "if not self._digests:",
         "tests/serve/test_middleware.py",
     ),
     Defect(

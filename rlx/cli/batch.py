@@ -69,7 +69,7 @@ def batch(
     from rlx.serve import check_installed
     from rlx.serve.batch.results import Results
     from rlx.serve.batch.source import Source
-    from rlx.serve.registry import model_name
+    from rlx.serve.server import model_name
 
     if on_ray:
         from rlx.ray import check_installed

@@ -36,8 +36,8 @@ from rlx.tracing import Detail
 from rlx.weights.locate import resolve_model_path
 
 if TYPE_CHECKING:
-    from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
+    from rlx.serve.server import Server
 
 
 Named: TypeAlias = tuple[str, list[str]]  # where a model is, and its names
@@ -113,7 +113,7 @@ def serve(
 
 def _named(models: list[str], options: ServerOptions, engine: dict[str, Any], *, yes: bool) -> list[Named]:
     """The models to serve: the path and the names of each."""
-    from rlx.serve.registry import check_names, names_of, split_name
+    from rlx.serve.server import check_names, names_of, split_name
 
     found: list[Named] = []
     for own, model in map(split_name, models) if models else [(None, None)]:
@@ -198,7 +198,7 @@ class Announcer:
     def begin(self) -> None:
         """Says where the server is, and who reaches it."""
         options = self._server.options
-        self._server.lifecycle.changed = self._changed
+        self._server.changed = self._changed
         who = "this machine only" if options.is_local else "every machine that reaches this one"
         keys = f" with {counted(len(options.api_key), 'API key')}" if options.api_key else ""
         click.echo(f"rlx serves {self._name} at {' and '.join(self._urls)}, for {who}{keys}", err=True)
@@ -210,12 +210,11 @@ class Announcer:
             )
 
     def _changed(self) -> None:
-        lifecycle = self._server.lifecycle
         self._bars.close()
-        if lifecycle.state == "ready":
+        if self._server.state == "ready":
             click.echo(f"ready after {time.monotonic() - self._start:.1f} s. {self._try()}", err=True)
-        elif lifecycle.state == "draining":
-            left, most = lifecycle.in_flight, self._server.options.drain
+        elif self._server.state == "draining":
+            left, most = self._server.in_flight, self._server.options.drain
             rest = f"{counted(left, 'request')} may finish within {most:g} s, Ctrl-C ends at once" if left else "bye"
             click.echo(f"\nending: {rest}", err=True)
 

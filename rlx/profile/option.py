@@ -130,7 +130,14 @@ _OPTION = "option"  # key of the metadata of a field
 
 
 def option(value: Any, meaning: str, **more: Any) -> Any:
-    """A field of a dataclass that is an option: its value where none is given, and the arguments of `Option`."""
+    """A field of a dataclass that is an option: its value where none is given, and the arguments of `Option`.
+
+    Where `more` does not say them, the type is that of the value, and the default of a number is the value.
+    """
+    if value is not None:
+        more.setdefault("kind", type(value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        more.setdefault("default", f"{value:g}" if isinstance(value, float) else str(value))
     made = Option(meaning=meaning, **more)
     return field(default=value, repr=not made.secret, metadata={_OPTION: made})
 

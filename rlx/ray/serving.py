@@ -28,7 +28,7 @@ from rlx.ray.relay import Relay
 from rlx.ray.replica import Replica
 from rlx.serve.options import ServerOptions, served
 from rlx.serve.prefixes import PrefixTable
-from rlx.serve.registry import names_of
+from rlx.serve.server import names_of
 
 if TYPE_CHECKING:
     from starlette.types import Message

@@ -10,9 +10,10 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from rlx.errors import DeadlineError
@@ -192,7 +193,7 @@ async def read(receive: Receive, most: int, share: BodyShare, seconds: float | N
         body += message.get("body", b"")
         more = message.get("more_body", False)
         if len(body) > most:
-            raise too_large(most)
+            raise _too_large(most)
         if len(body) > SMALL:
             before = loop.time()
             await _until(end, share.grow(len(body)), _too_late)
@@ -226,7 +227,18 @@ def _too_late() -> ApiError:
     return api_error(DeadlineError("the body of the request was not complete in time", where="timeout"))
 
 
-def too_large(most: int) -> ApiError:
+def check_length(headers: Headers, most: int) -> None:
+    """Refuses a body by the header that says how long it is.
+
+    Raises:
+        ApiError: 413, it has more than `most` bytes.
+    """
+    with suppress(KeyError, ValueError):
+        if int(headers["content-length"]) > most:
+            raise _too_large(most)
+
+
+def _too_large(most: int) -> ApiError:
     """The 413 of a body with more bytes than these."""
     hint = "send less, or start the server with a larger --max-body-mb"
     return ApiError(413, f"the body is larger than {most / 1e6:g} MB", code="body_too_large", hint=hint)

@@ -20,8 +20,8 @@ from rlx.serve.events import Asked, Event, EventStream, Progress
 from rlx.serve.http import EVENTS, Stream, event, json_bytes, json_response, while_connected
 
 if TYPE_CHECKING:
-    from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
+    from rlx.serve.server import Server
 
 JsonObject = dict[str, Any]
 log = logging.getLogger("rlx.serve")

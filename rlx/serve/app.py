@@ -14,107 +14,31 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 import rlx
-from rlx.engine.opening.options import SLOTS
 from rlx.errors import RlxError
 from rlx.serve import messages, ollama, page, record, responses, status
-from rlx.serve.admission import ConcurrencyLimiter
 from rlx.serve.asgi import call
-from rlx.serve.batch.jobs import BatchJobs, FileStore
+from rlx.serve.batch.jobs import BatchJobs
 from rlx.serve.batch.results import Answering
 from rlx.serve.batch.source import MAX_LINE, BatchRequest
 from rlx.serve.body import body_error
 from rlx.serve.document import completed
 from rlx.serve.errors import ApiError, api_error, shape_of
 from rlx.serve.http import ClientGone, in_thread, json_bytes
-from rlx.serve.lifecycle import Lifecycle, load, unavailable
-from rlx.serve.log import Log, Telemetry
-from rlx.serve.metrics import Metrics
 from rlx.serve.middleware import Middleware
 from rlx.serve.model import ServedModel
 from rlx.serve.openai import chat, completions, embeddings, files, tokens
 from rlx.serve.options import ServerOptions
-from rlx.serve.record import RequestRecord
-from rlx.serve.registry import Loader, Registry
+from rlx.serve.server import Loader, Server
 
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner
 
 log = logging.getLogger("rlx.serve")
-
-
-class Server:
-    """The parts that all routers share.
-
-    Args:
-        sources: the models, or what opens them; it then answers 503 until all are there.
-        options: how they are served.
-    """
-
-    def __init__(self, sources: Sequence[ServedModel | Loader], options: ServerOptions) -> None:
-        self.options, self.lifecycle = options, Lifecycle()
-        self.limiter = ConcurrencyLimiter(SLOTS, options.queue)
-        self.log = Log(options.log)
-        self.telemetry = Telemetry.of(options.otlp_endpoint)
-        self.registry = Registry(sources, options)
-        self.metrics = Metrics(self.registry, self.limiter, aliases=options.vllm_metrics, llama=options.llama_metrics)
-        self.files = FileStore(int(options.files_mb * 1_000_000))
-        self.batches: BatchJobs  # which call the application
-        if all(isinstance(each, ServedModel) for each in sources):
-            self.load()
-            self.lifecycle.opened()
-
-    @property
-    def models(self) -> tuple[ServedModel, ...]:
-        """The models, the default first; `ApiError` 503 while they are loading, or if one cannot be opened."""
-        if not self.registry.models:
-            raise self.lifecycle.refusal() or AssertionError("it is ready without a model")
-        return self.registry.models
-
-    def named(self, name: str | None) -> ServedModel:
-        """The model that a request means; the record of the request says which.
-
-        Raises:
-            ApiError: there is no such model, or it is loading.
-        """
-        assert self.models
-        model = self.registry.named(name)
-        if (found := record.current()) is not None:
-            found.model = model.name
-        return model
-
-    def unready(self) -> ApiError | None:
-        """Why a request would not be answered now, or would wait for a compile; None if it is answered at once.
-
-        One that comes while the first programs are compiled is answered all the same, when they are there.
-        """
-        problem = self.lifecycle.refusal()
-        if problem is None and not self.registry.is_warm:
-            return unavailable("the model is compiled for this CPU", "loading", None)
-        return problem
-
-    def places_for_batches(self) -> int:
-        """How many requests of batches are computed at once: half of the slots stay free for others."""
-        return max(1, self.limiter.slots // 2)
-
-    def load(self) -> None:
-        """Opens the models that are not open yet."""
-        if not self.registry.models:
-            self.registry.open()
-            self.limiter.slots = sum(each.slots for each in self.registry.models)
-
-    def done(self, found: RequestRecord, headers: Headers) -> None:
-        """Notes a request that has ended."""
-        if found.status not in (200, 503) or found.path not in status.PROBES:
-            self.log.request(found)
-        if self.telemetry is not None:
-            self.telemetry.span(found, headers)
-        self.metrics.count(found)
 
 
 AHEAD = 2
@@ -159,7 +83,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        opening = asyncio.create_task(load(server.lifecycle, server.load))
+        opening = asyncio.create_task(server.load())
         yield
         opening.cancel()
         await server.batches.close()
@@ -188,14 +112,7 @@ def create_app(
     def document() -> Response:  # in a worker thread: it takes a second, the first time
         return Response(json_bytes(app.openapi()), media_type="application/json")
 
-    app.add_middleware(
-        Middleware,
-        options=server.options,
-        lifecycle=server.lifecycle,
-        limiter=server.limiter,
-        respond=error_response,
-        done=server.done,
-    )
+    app.add_middleware(Middleware, server=server, respond=error_response)
     return app
 
 

@@ -1,7 +1,6 @@
-"""The life of a server: it loads its models, serves, drains, ends.
+"""The HTTP server around the application: where it listens, and how it ends.
 
-Server stage, above the application. `run` is what `rlx serve` calls: an HTTP server that is told to end finishes what
-it computes first.
+Server stage. `run` is what `rlx serve` calls: a server that is told to end finishes what it computes first.
 """
 
 from __future__ import annotations
@@ -12,87 +11,25 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from enum import StrEnum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from rlx import platform
 from rlx.errors import ArgumentError
-from rlx.serve.errors import ApiError
 from rlx.serve.protocol import BoundedProtocol, Turns, most_connections
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from rlx.serve.admission import ConcurrencyLimiter
-    from rlx.serve.app import Server
     from rlx.serve.options import ServerOptions
+    from rlx.serve.server import Server
 
 BACKLOG = 512
 CUT_SECONDS = 2.0  # for requests that were cut to say so to their clients
 SEND_BUFFER = 64 << 10  # bytes that the system holds for a client that does not read; it doubles them
-
-
-class State(StrEnum):
-    """The states of a server."""
-
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    FAILED = "failed"
-
-
-class Lifecycle:
-    """Where a server stands, and how many requests it answers.
-
-    Attributes:
-        state: what it can do now.
-        error: why a model could not be opened.
-        in_flight: number of requests that are being answered and want something computed.
-        changed: called after every change of the state.
-    """
-
-    def __init__(self) -> None:
-        self.state = State.LOADING
-        self.error: BaseException | None = None
-        self.in_flight = 0
-        self.changed: Callable[[], object] = lambda: None
-
-    def opened(self) -> None:
-        """The models are there."""
-        if self.state == State.LOADING:
-            self._set(State.READY)
-
-    def failed(self, error: BaseException) -> None:
-        """A model cannot be opened."""
-        self.error = error
-        self._set(State.FAILED)
-
-    def drain(self) -> None:
-        """From now on nothing new begins."""
-        self._set(State.DRAINING)
-
-    def refusal(self) -> ApiError | None:
-        """The error of a request that wants something computed now; None if that is possible."""
-        if self.state == State.READY:
-            return None
-        if self.state == State.LOADING:
-            return unavailable("the model is loading", "loading", "try again in some seconds")
-        if self.state == State.FAILED:
-            return unavailable(f"the model cannot be opened: {self.error}", "failed", None)
-        return unavailable("the server is ending", "draining", "send the request to another one, or again later")
-
-    def _set(self, state: State) -> None:
-        self.state = state
-        self.changed()
-
-
-def unavailable(what: str, code: str, hint: str | None) -> ApiError:
-    """The 503 of a server that does not answer now; `code` is one word for why."""
-    return ApiError(503, what, code=code, hint=hint, headers={"Retry-After": "1"})
 
 
 @contextmanager
@@ -161,20 +98,20 @@ def run(app: FastAPI, options: ServerOptions, listeners: list[socket.socket]) ->
     """
     server = http_server(app, options)
     asyncio.run(server.serve(listeners))
-    lifecycle: Lifecycle = app.state.server.lifecycle
-    if lifecycle.error is not None:
-        raise lifecycle.error
+    shared: Server = app.state.server
+    if shared.error is not None:
+        raise shared.error
     if server.force_exit:
         raise KeyboardInterrupt
 
 
 def http_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
     """The HTTP server of an application, with bounds for every connection. While it drains it goes on listening."""
-    limiter: ConcurrencyLimiter = app.state.server.limiter
+    shared: Server = app.state.server
     own = {
         "send_seconds": options.send_timeout,
         "turns": Turns(),
-        "others_wait": staticmethod(lambda: limiter.is_crowded),
+        "others_wait": staticmethod(lambda: shared.limiter.is_crowded),
     }
     config = uvicorn.Config(
         app,
@@ -192,7 +129,7 @@ def http_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
         h11_max_incomplete_event_size=64 << 10,
         limit_concurrency=most_connections(),
     )
-    return DrainingServer(config, app.state.server, options.drain)
+    return DrainingServer(config, shared, options.drain)
 
 
 class DrainingServer(uvicorn.Server):
@@ -210,14 +147,14 @@ class DrainingServer(uvicorn.Server):
         self._deadline: float | None = None
 
     async def on_tick(self, counter: int) -> bool:
-        over, lifecycle = await super().on_tick(counter), self._shared.lifecycle
+        over, shared = await super().on_tick(counter), self._shared
         if self._deadline is None or over:
-            return over or lifecycle.state == State.FAILED
-        if not lifecycle.in_flight:
+            return over or shared.state == "failed"
+        if not shared.in_flight:
             return True
         if time.monotonic() < self._deadline:
             return False
-        self._shared.registry.close()
+        shared.cut()
         return time.monotonic() >= self._deadline + CUT_SECONDS
 
     @contextmanager
@@ -239,28 +176,4 @@ class DrainingServer(uvicorn.Server):
             logging.getLogger("uvicorn.error").disabled = True  # that requests were cut is what was asked for
             return
         self._deadline = time.monotonic() + self._seconds
-        self._shared.lifecycle.drain()
-
-
-async def load(lifecycle: Lifecycle, opening: Callable[[], None]) -> None:
-    """Calls `opening`, which opens the models, in a thread of its own, and notes how it went.
-
-    Nobody waits for the thread where the process ends before they are there.
-    """
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            opening()
-        except BaseException as error:
-            errors.append(error)
-        with suppress(RuntimeError):  # the event loop was closed meanwhile
-            loop.call_soon_threadsafe(done.set)
-
-    threading.Thread(target=work, name="rlx-opening", daemon=True).start()
-    await done.wait()
-    if errors:
-        lifecycle.failed(errors[0])
-    else:
-        lifecycle.opened()
+        self._shared.drain()

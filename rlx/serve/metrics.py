@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 import rlx
 from rlx.engine.request.record import GAP_BOUNDS
 from rlx.errors import BusyError
-from rlx.serve.admission import ConcurrencyLimiter
 from rlx.serve.record import Answered, RequestRecord
-from rlx.serve.registry import Registry
+
+if TYPE_CHECKING:
+    from rlx.serve.server import Server
 
 LLAMA = "llamacpp:"
 
@@ -113,19 +113,12 @@ SHARED = frozenset(
 class Metrics:
     """The metrics of a server, in a registry of its own.
 
-    Args:
-        models: of the server; the name of one is a label of each metric.
-        limiter: counts requests inside, and those that were refused.
-        aliases: whether the metrics are also there under vLLM's names.
-        llama: whether they are there under llama-server's names.
+    The name of a model is a label of each metric.
     """
 
-    def __init__(
-        self, models: Registry, limiter: ConcurrencyLimiter, *, aliases: bool = False, llama: bool = False
-    ) -> None:
-        self._models, self._aliases, self._llama = models, aliases, llama
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._registry = CollectorRegistry()
-        self._registry.register(_Engines(models, limiter))
         ProcessCollector(registry=self._registry)  # memory, descriptors and CPU time, as every exporter has them
         self._histograms = {name: self._histogram(name, text, of) for name, (text, of) in _HISTOGRAMS.items()}
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts, those that the cache knew included")
@@ -143,7 +136,7 @@ class Metrics:
 
     def count(self, found: RequestRecord) -> None:
         """Counts a request that has ended."""
-        model = found.model or self._models.default_name
+        model = found.model or self._server.default_name
         self._requests.labels(model, found.method, found.route, str(found.status)).inc()
         if found.gone:
             self._gone.labels(model).inc()
@@ -182,8 +175,37 @@ class Metrics:
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        registry: Any = _WithAliases(self._registry, vllm=self._aliases, llama=self._llama)
+        registry: Any = self  # all that is asked of it is `collect`
         return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, and those of other servers that the options ask for."""
+        own, options = [*self._engines(), *self._registry.collect()], self._server.options
+        yield from own
+        if options.vllm_metrics:
+            yield from (_renamed(metric) for metric in own if metric.name.removeprefix(PREFIX) in SHARED)
+        if options.llama_metrics:
+            yield from llama_metrics(own)
+
+    def _engines(self) -> Iterable[Metric]:
+        """What the engines count, each with a sample for every model. Those of the server have the first one's name."""
+        found = dict[str, Metric]()
+        for metric in self._of_each():
+            if (known := found.setdefault(metric.name, metric)) is not metric:
+                known.samples += metric.samples
+        return found.values()
+
+    def _of_each(self) -> Iterator[Metric]:
+        label, limiter = self._server.default_name, self._server.limiter
+        yield _gauge("num_requests_inside", "Requests that came in and are not answered", limiter.inside, label)
+        yield _gauge("queue_limit", "How many requests may wait beside them", limiter.queue, label)
+        yield _count("request_rejections", "Requests that got 429", limiter.rejected, label)
+        info = GaugeMetricFamily(f"{PREFIX}build_info", "Versions", labels=["model_name", "version"])
+        info.add_metric([label, rlx.__version__], 1)
+        yield info
+        for model in self._server.opened:
+            with suppress(BusyError):  # closed meanwhile
+                yield from _of_runner(model.runner.stats(), model.name)
 
 
 _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -202,83 +224,76 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 
 
-class _Engines(Collector):
-    """The statistics of the engines of all models, when somebody asks."""
-
-    def __init__(self, models: Registry, limiter: ConcurrencyLimiter) -> None:
-        self._models, self._gate = models, limiter
-
-    def collect(self) -> Iterator[Metric]:
-        """The metrics, each with a sample for every model. Those of the whole server have the default model's name."""
-        found = dict[str, Metric]()
-        for metric in self._of_each():
-            if (known := found.setdefault(metric.name, metric)) is not metric:
-                known.samples += metric.samples
-        yield from found.values()
-
-    def _of_each(self) -> Iterator[Metric]:
-        label = [self._models.default_name]
-        yield self._gauge("num_requests_inside", "Requests that came in and are not answered", self._gate.inside, label)
-        yield self._gauge("queue_limit", "How many requests may wait beside them", self._gate.queue, label)
-        yield self._count("request_rejections", "Requests that got 429", self._gate.rejected, label)
-        info = GaugeMetricFamily(f"{PREFIX}build_info", "Versions", labels=["model_name", "version"])
-        info.add_metric([*label, rlx.__version__], 1)
-        yield info
-        for model in self._models.models:
-            with suppress(BusyError):  # closed meanwhile
-                yield from self._of_runner(model.runner.stats(), [model.name])
-
-    def _of_runner(self, stats: Mapping[str, Any], label: list[str]) -> Iterator[Metric]:
-        requests, drafts = stats["requests"], stats["speculation"]
-        used, total = stats["kv_used_bytes"], stats["kv_bytes"]
-        yield self._gauge("slots", "How many choices the engine computes at once", requests["slots"], label)
-        yield self._gauge("num_requests_running", "Choices that are computed", requests["running"], label)
-        yield self._gauge("num_requests_waiting", "Choices that wait for a slot", requests["queue"], label)
-        yield self._gauge("kv_cache_usage_perc", "Used part of the cache, 0 to 1", used / total if total else 0, label)
-        yield self._gauge("kv_cache_bytes", "Bytes of the cache that are in use", used, label)
-        yield self._gauge("kv_cache_limit_bytes", "Bytes that the cache may take", total, label)
-        yield self._gauge("paused_bytes", "Bytes of paused choices", stats["paused_bytes"], label)
-        asked, hit = stats["prefix_tokens_asked"], stats["prefix_tokens_hit"]
-        yield self._count("prefix_cache_queries", "Tokens of prompts that were looked up in the cache", asked, label)
-        yield self._count("prefix_cache_hits", "Tokens of prompts that the cache knew", hit, label)
-        yield self._count("prefix_cache_evictions", "Prefixes that made room", stats["prefix_evictions"], label)
-        if "cache_kv_bytes" in stats:
-            yield from self._of_disk(stats, label)
-        yield self._count("num_preemptions", "Choices that were paused to make room", requests["paused"], label)
-        yield self._count("engine_steps", "Calls of the engine", requests["steps"], label)
-        yield self._count("engine_tokens", "Tokens that were chosen", requests["tokens"], label)
-        yield self._count("engine_prompt_tokens", "Prompt tokens that were computed", requests["prompt_tokens"], label)
-        yield self._count("spec_decode_num_drafts", "Steps with drafts", drafts["steps"], label)
-        yield self._count("spec_decode_num_draft_tokens", "Tokens that were drafted", drafts["drafted"], label)
-        yield self._count("spec_decode_num_accepted_tokens", "Drafts that were right", drafts["accepted"], label)
-        yield _gaps(requests, label)
-
-    def _of_disk(self, stats: Mapping[str, Any], label: list[str]) -> Iterator[Metric]:
-        """States of prompts on disk (`cache_kv`)."""
-        used, limit = stats["cache_kv_used_bytes"], stats["cache_kv_bytes"]
-        yield self._gauge("disk_cache_bytes", "Bytes of the files with states of prompts", used, label)
-        yield self._gauge("disk_cache_limit_bytes", "Bytes that these files may take", limit, label)
-        for name, text in (
-            ("tokens_hit", "Tokens of prompts that were read from disk"),
-            ("read_bytes", "Bytes that were read from these files"),
-            ("written_bytes", "Bytes that were written to these files"),
-            ("evictions", "Files that made room"),
-            ("damaged", "Files that were damaged"),
-        ):
-            yield self._count(f"disk_cache_{name}", text, stats[f"cache_kv_{name}"], label)
-
-    def _gauge(self, name: str, text: str, value: float, label: list[str]) -> Metric:
-        found = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
-        found.add_metric(label, value)
-        return found
-
-    def _count(self, name: str, text: str, value: float, label: list[str]) -> Metric:
-        found = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
-        found.add_metric(label, value)
-        return found
+def _used(stats: Mapping[str, Any]) -> float:
+    return stats["kv_used_bytes"] / stats["kv_bytes"] if stats["kv_bytes"] else 0
 
 
-def _gaps(requests: Mapping[str, Any], label: list[str]) -> Metric:
+#: Name, meaning, and where the statistics of an engine have the value: a path, or a function of them.
+_ENGINE_GAUGES: tuple[tuple[str, str, str | Callable[[Mapping[str, Any]], float]], ...] = (
+    ("slots", "How many choices the engine computes at once", "requests.slots"),
+    ("num_requests_running", "Choices that are computed", "requests.running"),
+    ("num_requests_waiting", "Choices that wait for a slot", "requests.queue"),
+    ("kv_cache_usage_perc", "Used part of the cache, 0 to 1", _used),
+    ("kv_cache_bytes", "Bytes of the cache that are in use", "kv_used_bytes"),
+    ("kv_cache_limit_bytes", "Bytes that the cache may take", "kv_bytes"),
+    ("paused_bytes", "Bytes of paused choices", "paused_bytes"),
+)
+_ENGINE_COUNTERS = (
+    ("prefix_cache_queries", "Tokens of prompts that were looked up in the cache", "prefix_tokens_asked"),
+    ("prefix_cache_hits", "Tokens of prompts that the cache knew", "prefix_tokens_hit"),
+    ("prefix_cache_evictions", "Prefixes that made room", "prefix_evictions"),
+    ("num_preemptions", "Choices that were paused to make room", "requests.paused"),
+    ("engine_steps", "Calls of the engine", "requests.steps"),
+    ("engine_tokens", "Tokens that were chosen", "requests.tokens"),
+    ("engine_prompt_tokens", "Prompt tokens that were computed", "requests.prompt_tokens"),
+    ("spec_decode_num_drafts", "Steps with drafts", "speculation.steps"),
+    ("spec_decode_num_draft_tokens", "Tokens that were drafted", "speculation.drafted"),
+    ("spec_decode_num_accepted_tokens", "Drafts that were right", "speculation.accepted"),
+)
+# States of prompts on disk, where there are some (`cache_kv`).
+_DISK_GAUGES = (
+    ("disk_cache_bytes", "Bytes of the files with states of prompts", "cache_kv_used_bytes"),
+    ("disk_cache_limit_bytes", "Bytes that these files may take", "cache_kv_bytes"),
+)
+_DISK_COUNTERS = (
+    ("disk_cache_tokens_hit", "Tokens of prompts that were read from disk", "cache_kv_tokens_hit"),
+    ("disk_cache_read_bytes", "Bytes that were read from these files", "cache_kv_read_bytes"),
+    ("disk_cache_written_bytes", "Bytes that were written to these files", "cache_kv_written_bytes"),
+    ("disk_cache_evictions", "Files that made room", "cache_kv_evictions"),
+    ("disk_cache_damaged", "Files that were damaged", "cache_kv_damaged"),
+)
+
+
+def _of_runner(stats: Mapping[str, Any], label: str) -> Iterator[Metric]:
+    """What one engine counts."""
+    has_disk = "cache_kv_bytes" in stats
+    for name, text, where in (*_ENGINE_GAUGES, *(_DISK_GAUGES if has_disk else ())):
+        yield _gauge(name, text, _at(stats, where) if isinstance(where, str) else where(stats), label)
+    for name, text, path in (*_ENGINE_COUNTERS, *(_DISK_COUNTERS if has_disk else ())):
+        yield _count(name, text, _at(stats, path), label)
+    yield _gaps(stats["requests"], label)
+
+
+def _at(stats: Mapping[str, Any], path: str) -> float:
+    found: Any = stats
+    for name in path.split("."):
+        found = found[name]
+    return float(found)
+
+
+def _gauge(name: str, text: str, value: float, label: str) -> Metric:
+    found = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
+    found.add_metric([label], value)
+    return found
+
+
+def _count(name: str, text: str, value: float, label: str) -> Metric:
+    found = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
+    found.add_metric([label], value)
+    return found
+
+
+def _gaps(requests: Mapping[str, Any], label: str) -> Metric:
     """The times between two tokens of a choice, as the engine counted them."""
     found = HistogramMetricFamily(
         f"{PREFIX}inter_token_latency_seconds", "Time between two tokens of a choice", labels=["model_name"]
@@ -287,24 +302,8 @@ def _gaps(requests: Mapping[str, Any], label: list[str]) -> Metric:
     for bound, count in zip((*map(str, GAP_BOUNDS), "+Inf"), requests["gap_counts"], strict=True):
         total += count
         buckets.append((bound, total))
-    found.add_metric(label, buckets, requests["gap_seconds"])
+    found.add_metric([label], buckets, requests["gap_seconds"])
     return found
-
-
-class _WithAliases:
-    """A registry whose metrics are also there under the names of other servers."""
-
-    def __init__(self, registry: CollectorRegistry, *, vllm: bool, llama: bool) -> None:
-        self._registry, self._vllm, self._llama = registry, vllm, llama
-
-    def collect(self) -> Iterable[Metric]:
-        own = list(self._registry.collect())
-        for metric in own:
-            yield metric
-            if self._vllm and metric.name.removeprefix(PREFIX) in SHARED:
-                yield _renamed(metric)
-        if self._llama:
-            yield from llama_metrics(own)
 
 
 def _renamed(metric: Metric) -> Metric:

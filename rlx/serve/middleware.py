@@ -12,7 +12,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -20,13 +20,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlx.serve import record
-from rlx.serve.admission import BUDGET, BodyBudget, ConcurrencyLimiter, read, too_large
+from rlx.serve.admission import BUDGET, BodyBudget, check_length, read
 from rlx.serve.body import MAX_VALUES, VALUE_BYTES
 from rlx.serve.errors import ApiError, api_error
-from rlx.serve.lifecycle import Lifecycle
-from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
-from rlx.serve.security import Keys, Names, Origins
+
+if TYPE_CHECKING:
+    from rlx.serve.server import Server
 
 log = logging.getLogger("rlx.serve")
 
@@ -41,27 +41,13 @@ class Middleware:
 
     Args:
         app: the application.
-        options: limits, keys, origins.
-        lifecycle: refuses while the model loads and while the server drains.
-        limiter: bounds the requests.
+        server: has the limits, and is told of the end of each request.
         respond: makes the response of an error in the form of the API that the path belongs to.
-        done: called with the record of each request at its end.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        options: ServerOptions,
-        lifecycle: Lifecycle,
-        limiter: ConcurrencyLimiter,
-        respond: ErrorResponse,
-        done: Callable[[RequestRecord, Headers], None],
-    ) -> None:
-        self._app, self._options, self._lifecycle, self._limiter = app, options, lifecycle, limiter
-        self._respond, self._done = respond, done
-        self._keys, self._names = Keys(options.api_key), Names(options)
-        self._origins = Origins(options.cors_origin)
-        self._budget = BodyBudget(BUDGET, options.max_body_bytes + MAX_VALUES * VALUE_BYTES)
+    def __init__(self, app: ASGIApp, server: Server, respond: ErrorResponse) -> None:
+        self._app, self._server, self._respond, self._options = app, server, respond, server.options
+        self._budget = BodyBudget(BUDGET, server.options.max_body_bytes + MAX_VALUES * VALUE_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,17 +57,9 @@ class Middleware:
         found = _record(scope, headers)
         found.keeps_texts = self._options.log_prompts
         record.begin(found)
-        answer = _Answer(send, found, self._origins.headers(headers), is_read=not _has_body(headers))
+        answer = _Answer(send, found, headers, self._server.access.cors(headers))
         try:
-            self._check(scope, headers, found)
-            if scope["method"] == "OPTIONS" and "origin" in headers:
-                await Response(status_code=204)(scope, receive, answer)
-            elif scope["method"] in ("POST", "PUT", "PATCH"):
-                await self._with_body(scope, headers, receive, answer, found)
-            else:
-                if scope["method"] == "HEAD":  # answered as GET; the HTTP server leaves the body out
-                    scope = {**scope, "method": "GET"}
-                await self._app(scope, receive, answer)
+            await self._answer(scope, headers, receive, answer, found)
         except ApiError as error:
             if not answer.started:
                 await self._refuse(scope, receive, answer, error, found)
@@ -98,50 +76,48 @@ class Middleware:
                 found.status, found.gone = CLIENT_CLOSED, True
             if "endpoint" in scope and not scope.get("path_params"):
                 found.route = found.path
-            self._done(found, headers)
+            self._server.done(found, headers)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, error: ApiError, found: RequestRecord) -> None:
         found.error = str(error)
         await self._respond(Request(scope), error)(scope, receive, send)
 
-    def _check(self, scope: Scope, headers: Headers, found: RequestRecord) -> None:
-        """Notes whose a request is and how long it may take, or refuses it by its head."""
-        found.deadline = self._deadline(headers, found)
-        for problem in (self._names.problem(headers), self._origins.problem(headers)):
-            if problem is not None:
-                raise problem
-        if scope["method"] == "OPTIONS" and "origin" in headers:
-            return
-        if (problem := self._keys.problem(scope["path"], headers)) is not None:
-            raise problem
-        found.owner = "" if self._options.share_prefixes else self._keys.owner(headers)
-
-    async def _with_body(
+    async def _answer(
         self, scope: Scope, headers: Headers, receive: Receive, send: _Answer, found: RequestRecord
     ) -> None:
-        """Reads the body, and has the request answered, counted by the limiter from then on."""
-        if (problem := self._lifecycle.refusal()) is not None:
+        """Has a request answered; one with a body is read first, and counted by the limiter from then on."""
+        server, method = self._server, scope["method"]
+        found.deadline = self._deadline(headers, found)
+        server.access.check(scope["path"], method, headers)
+        if method == "OPTIONS" and "origin" in headers:
+            await Response(status_code=204)(scope, receive, send)
+            return
+        found.owner = "" if self._options.share_prefixes else server.access.owner(headers)
+        if method not in ("POST", "PUT", "PATCH"):
+            if method == "HEAD":  # answered as GET; the HTTP server leaves the body out
+                scope = {**scope, "method": "GET"}
+            await self._app(scope, receive, send)
+            return
+        if (problem := server.refusal()) is not None:
             raise problem
-        most, size = self._options.max_body_bytes, _length(headers)
-        if size is not None and size > most:
-            raise too_large(most)
-        self._limiter.check()
-        self._lifecycle.in_flight += 1
+        check_length(headers, self._options.max_body_bytes)
+        server.limiter.check()
+        server.in_flight += 1
         try:
             with self._budget.share() as share:
-                body = await read(receive, most, share, found.time_left(None))
+                body = await read(receive, self._options.max_body_bytes, share, found.time_left(None))
                 send.is_read = True
                 if body is None:
                     found.gone = True
                     return
-                self._limiter.enter()
-                start = found.seconds
+                server.limiter.enter()
+                start = time.perf_counter()
                 try:
-                    await self._app(scope, _Body(body, receive), send)
+                    await self._app(scope, _again(body, receive), send)
                 finally:
-                    self._limiter.left(found.seconds - start)
+                    server.limiter.left(time.perf_counter() - start)
         finally:
-            self._lifecycle.in_flight -= 1
+            server.in_flight -= 1
 
     def _deadline(self, headers: Headers, found: RequestRecord) -> float | None:
         """When the request is to be answered: by its header X-Request-Timeout, at the latest by the server's limit."""
@@ -153,6 +129,16 @@ class Middleware:
         return found.arrived + min(limits) if limits else None
 
 
+def _again(body: bytes, receive: Receive) -> Receive:
+    """The `receive` of a request whose body was read."""
+    sent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return sent.pop() if sent else await receive()
+
+    return next_message
+
+
 class _Answer:
     """Sends a response, with the headers that each one has, and notes its status.
 
@@ -160,9 +146,9 @@ class _Answer:
         is_read: whether the body of the request was read; otherwise the connection ends with the response.
     """
 
-    def __init__(self, send: Send, found: RequestRecord, headers: dict[str, str], is_read: bool) -> None:
+    def __init__(self, send: Send, found: RequestRecord, request: Headers, headers: dict[str, str]) -> None:
         self._send, self._record, self._headers, self.started = send, found, headers, False
-        self.is_read = is_read
+        self.is_read = "transfer-encoding" not in request and request.get("content-length", "0") == "0"
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -178,30 +164,6 @@ class _Answer:
                 headers["X-Rlx-Ignored"] = ", ".join(self._record.ignored)
             self._record.streamed = "content-length" not in headers
         await self._send(message)
-
-
-class _Body:
-    """`receive` of a request whose body was read."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        if self._body is None:
-            return await self._receive()
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
-
-
-def _has_body(headers: Headers) -> bool:
-    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-
-
-def _length(headers: Headers) -> int | None:
-    with suppress(KeyError, ValueError):
-        return int(headers["content-length"])
-    return None
 
 
 def _record(scope: Scope, headers: Headers) -> RequestRecord:

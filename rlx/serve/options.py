@@ -107,20 +107,12 @@ class ServerOptions:
         (),
         "Address to listen on; 0.0.0.0 or :: for all interfaces; repeatable",
         default=HOST,
-        kind=tuple,
         parse=parse_host_name,
         metavar="ADDRESS",
     )
-    port: int = option(
-        PORT, "Port to listen on; 0 takes a free one", default=str(PORT), kind=int, low=0, high=65535, metavar="PORT"
-    )
+    port: int = option(PORT, "Port to listen on; 0 takes a free one", low=0, high=65535, metavar="PORT")
     api_key: tuple[str, ...] = option(
-        (),
-        "Key that clients must send, beside RLX_API_KEY; repeatable",
-        kind=tuple,
-        parse=parse_key,
-        metavar="KEY",
-        secret=True,
+        (), "Key that clients must send, beside RLX_API_KEY; repeatable", parse=parse_key, metavar="KEY", secret=True
     )
     api_key_file: str | PathLike[str] | None = option(None, "File with keys, one per line", kind=object, metavar="FILE")
     share_prefixes: bool = option(
@@ -128,25 +120,15 @@ class ServerOptions:
         "Share cached prefixes between keys; response times and cached_tokens then tell one key how prompts of others "
         "begin",
         default="off",
-        kind=bool,
     )
     alias: tuple[str, ...] = option(
         (),
         "Name of the (first) model in the API; repeatable; answers have the first",
         default="the name of its file",
-        kind=tuple,
         metavar="NAME",
     )
-    strict_model: bool = option(False, "Answer 404 to requests for a model of another name", kind=bool)
-    queue: int = option(
-        QUEUE,
-        "Requests that may wait; further ones get 429",
-        default=str(QUEUE),
-        kind=int,
-        low=0,
-        high=100_000,
-        metavar="N",
-    )
+    strict_model: bool = option(False, "Answer 404 to requests for a model of another name")
+    queue: int = option(QUEUE, "Requests that may wait; further ones get 429", low=0, high=100_000, metavar="N")
     timeout: float | None = option(
         None,
         "Default and maximum of a request's `timeout`, in seconds",
@@ -167,8 +149,6 @@ class ServerOptions:
     max_body_mb: float = option(
         BODY_MB,
         "Maximum size of a request body in megabytes; larger ones get 413",
-        default=f"{BODY_MB:g}",
-        kind=float,
         low=0.001,
         high=10_000,
         metavar="MB",
@@ -176,8 +156,6 @@ class ServerOptions:
     send_timeout: float = option(
         60.0,
         "Seconds after which a client that does not read its answer is cut off",
-        default="60",
-        kind=float,
         low=0.1,
         high=100_000,
         metavar="SECONDS",
@@ -185,33 +163,23 @@ class ServerOptions:
     ping: float = option(
         15.0,
         "Seconds between comments in a stream while its prompt is computed",
-        default="15",
-        kind=float,
         low=0.01,
         high=100_000,
         metavar="SECONDS",
     )
     drain: float = option(
-        30.0,
-        "Seconds that running requests get to finish at shutdown",
-        default="30",
-        kind=float,
-        low=0,
-        high=100_000,
-        metavar="SECONDS",
+        30.0, "Seconds that running requests get to finish at shutdown", low=0, high=100_000, metavar="SECONDS"
     )
     cors_origin: tuple[str, ...] = option(
         (),
         "Origin whose pages may use the server, such as https://example.org; * for all; repeatable",
         default="pages of this machine",
-        kind=tuple,
         parse=parse_origin,
         metavar="ORIGIN",
     )
     allowed_host: tuple[str, ...] = option(
         (),
         "Further host name that requests may have, such as that of a proxy; repeatable",
-        kind=tuple,
         parse=parse_host_name,
         metavar="NAME",
     )
@@ -219,7 +187,6 @@ class ServerOptions:
         (),
         "Host from which images may be downloaded; .example.org includes subdomains; repeatable",
         default="none",
-        kind=tuple,
         parse=parse_domain,
         metavar="HOST",
     )
@@ -231,32 +198,14 @@ class ServerOptions:
         parse=parse_folder,
         metavar="FOLDER",
     )
-    max_images: int = option(
-        64, "Maximum number of images of a request", default="64", kind=int, low=1, high=10_000, metavar="N"
-    )
-    max_image_mb: float = option(
-        20.0,
-        "Maximum size of an image file in megabytes",
-        default="20",
-        kind=float,
-        low=0.001,
-        high=128,
-        metavar="MB",
-    )
+    max_images: int = option(64, "Maximum number of images of a request", low=1, high=10_000, metavar="N")
+    max_image_mb: float = option(20.0, "Maximum size of an image file in megabytes", low=0.001, high=128, metavar="MB")
     max_image_megapixels: float = option(
-        128.0,
-        "Maximum megapixels of all images of a request",
-        default="128",
-        kind=float,
-        low=0.001,
-        high=10_000,
-        metavar="N",
+        128.0, "Maximum megapixels of all images of a request", low=0.001, high=10_000, metavar="N"
     )
     files_mb: float = option(
         FILES_MB,
         "Maximum megabytes of all uploaded files and batch results, which are temporary; 0 for none",
-        default=f"{FILES_MB:g}",
-        kind=float,
         low=0,
         high=1_000_000,
         metavar="MB",
@@ -268,12 +217,12 @@ class ServerOptions:
         kind=object,
         metavar="FILE",
     )
-    log_prompts: bool = option(False, "Also log prompts and answers", kind=bool)
-    slots_endpoint: bool = option(True, "Serve /slots: what is computed, without texts", default="on", kind=bool)
-    metrics: bool = option(True, "Serve /metrics for Prometheus", default="on", kind=bool)
-    vllm_metrics: bool = option(False, "Repeat the metrics under vLLM's names", kind=bool)
-    llama_metrics: bool = option(False, "Repeat the metrics under llama-server's names", kind=bool)
-    page: bool = option(True, "Serve a chat page at /", default="on", kind=bool)
+    log_prompts: bool = option(False, "Also log prompts and answers")
+    slots_endpoint: bool = option(True, "Serve /slots: what is computed, without texts", default="on")
+    metrics: bool = option(True, "Serve /metrics for Prometheus", default="on")
+    vllm_metrics: bool = option(False, "Repeat the metrics under vLLM's names")
+    llama_metrics: bool = option(False, "Repeat the metrics under llama-server's names")
+    page: bool = option(True, "Serve a chat page at /", default="on")
     otlp_endpoint: str | None = option(
         None,
         "OpenTelemetry collector for a span per request, such as http://localhost:4318; needs the extra `otel`",

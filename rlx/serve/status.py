@@ -21,7 +21,7 @@ from rlx.serve.openai.native import sampling_settings
 
 if TYPE_CHECKING:
     from rlx.engine.request.record import ActiveRequest
-    from rlx.serve.app import Server
+    from rlx.serve.server import Server
 
 PROBES = frozenset({"/health", "/v1/health", "/ping", "/metrics", "/slots", "/favicon.ico"})
 """Paths that are asked all the time: the log has them only where they fail."""

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlx.cli.main import cli
-from rlx.serve.registry import model_name
+from rlx.serve.server import model_name
 
 COUNT = 60
 

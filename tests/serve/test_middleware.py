@@ -386,21 +386,21 @@ def test_a_model_that_cannot_be_opened(serve: Any) -> None:
 
     app = create_app(opening, ServerOptions(log="none"))
     with serve(app):
-        assert until(lambda: app.state.server.lifecycle.state == "failed")
-    assert "disk is gone" in str(app.state.server.lifecycle.refusal())
+        assert until(lambda: app.state.server.state == "failed")
+    assert "disk is gone" in str(app.state.server.refusal())
 
 
 def test_a_draining_server_finishes_what_has_begun(make: Make) -> None:
     client = make()
-    lifecycle = client.app.state.server.lifecycle  # type: ignore[attr-defined]
+    shared = client.app.state.server  # type: ignore[attr-defined]
     with ThreadPoolExecutor() as pool:
         running = pool.submit(client.post, CHAT, json={**LONG, "max_tokens": 300})
-        assert until(lambda: lifecycle.in_flight == 1)
-        lifecycle.drain()
+        assert until(lambda: shared.in_flight == 1)
+        shared.drain()
         for response in (client.post(CHAT, json=SHORT), client.get("/health")):
             assert response.status_code == 503 and "retry-after" in response.headers
         assert running.result(HANGS).json()["usage"]["completion_tokens"] == 300
-    assert until(lambda: lifecycle.in_flight == 0)
+    assert until(lambda: shared.in_flight == 0)
 
 
 # ------------------------------------------------------------------------------------------------ raw connections

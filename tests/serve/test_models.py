@@ -15,7 +15,7 @@ import pytest
 from rlx import demo
 from rlx.serve import ServedModel, create_app
 from rlx.serve.options import ServerOptions
-from rlx.serve.registry import names_of
+from rlx.serve.server import names_of
 
 QUESTION = [{"role": "user", "content": "What is 27 + 45?"}]
 

@@ -21,7 +21,7 @@ from rlx import demo
 from rlx.cli.main import cli
 from rlx.errors import ArgumentError
 from rlx.serve import ServedModel, ServerOptions, create_app
-from rlx.serve.registry import check_names, split_name
+from rlx.serve.server import check_names, split_name
 
 NAMES = ["demo", "demo-vision"]
 QUESTION: Any = [{"role": "user", "content": "Tell me a story."}]

@@ -73,7 +73,7 @@ def test_a_body_that_is_not_complete_has_no_place_in_the_queue(server: Any, serv
             connected(url, part),
             connected(url, HEAD.encode() + b"Content-Length: 9999\r\n\r\n{"),
         ):
-            assert until(lambda: app.state.server.lifecycle.in_flight == 3)
+            assert until(lambda: app.state.server.in_flight == 3)
             assert client.post(CHAT, json=SHORT).status_code == 200
 
 

@@ -36,8 +36,8 @@ from rlx.serve.messages.output import MessageWriter, error_json
 from rlx.serve.prompts import ChatPrompt, chat_prompt, effort_variables, grammar_maker, switch_variables
 
 if TYPE_CHECKING:
-    from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
+    from rlx.serve.server import Server
 
 SHAPES["/v1/messages"] = SHAPES["/messages"] = error_json
 

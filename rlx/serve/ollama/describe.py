@@ -18,7 +18,7 @@ from rlx.serve.ollama.requests import ShowBody
 from rlx.serve.ollama.routes import named
 
 if TYPE_CHECKING:
-    from rlx.serve.app import Server
+    from rlx.serve.server import Server
 
 JsonObject = dict[str, Any]
 

@@ -17,7 +17,7 @@ from rlx.serve.openai.embeddings import vectors_of
 
 if TYPE_CHECKING:
     from rlx.engine.request.output import Logits
-    from rlx.serve.app import Server
+    from rlx.serve.server import Server
 
 LONGEST = 16  # characters of a token at most, where a text is cut to what the context holds
 

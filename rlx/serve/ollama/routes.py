@@ -40,8 +40,8 @@ from rlx.serve.prompts import (
 )
 
 if TYPE_CHECKING:
-    from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
+    from rlx.serve.server import Server
 
 SHAPES["/api/"] = error_json
 
@@ -93,7 +93,7 @@ def named(server: Server, body: ModelBody) -> ServedModel:
     if not name:
         raise invalid("model", "it is required")
     bare = name.removesuffix(":latest")
-    return server.named(bare if server.registry.find(bare) else name)
+    return server.named(bare if server.find(bare) else name)
 
 
 def _refuse_beside(body: GenerateBody, field: str, others: Sequence[str]) -> None:

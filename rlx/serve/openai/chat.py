@@ -27,8 +27,8 @@ from rlx.serve.openai.tools import Offered, offered
 from rlx.serve.prompts import ChatPrompt, chat_prompt, effort_variables, grammar_maker, switch_variables
 
 if TYPE_CHECKING:
-    from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
+    from rlx.serve.server import Server
     from rlx.text.tool_calls import ToolCallDelta
 
 

@@ -25,8 +25,8 @@ from rlx.serve.openai.prompts import filled_in, media_prompt, prompt_ids, prompt
 from rlx.serve.prompts import grammar_maker
 
 if TYPE_CHECKING:
-    from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
+    from rlx.serve.server import Server
 
 MAX_TOKENS = 16  # OpenAI's default for this path
 MAX_CHOICES = 2048  # of all prompts of a request

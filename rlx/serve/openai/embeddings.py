@@ -18,8 +18,8 @@ from rlx.serve.openai.prompts import prompt_ids, prompts
 if TYPE_CHECKING:
     from rlx.engine.request.context import Context
     from rlx.engine.request.output import Logits
-    from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
+    from rlx.serve.server import Server
 
 
 async def vectors_of(

@@ -18,12 +18,11 @@ from rlx.serve.batch.source import URLS
 from rlx.serve.body import Body, Ignored, hint
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.http import in_thread, new_router
-from rlx.serve.security import Keys
 
 if TYPE_CHECKING:
     from starlette.types import Message
 
-    from rlx.serve.app import Server
+    from rlx.serve.server import Server
 
 FORM_FIELDS = 16
 _PARTS = {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}}
@@ -34,12 +33,12 @@ Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 def router(server: Server) -> APIRouter:
     """The paths of `/files`."""
-    found, store, keys = new_router(tags=["files"]), server.files, Keys(server.options.api_key)
+    found, store, access = new_router(tags=["files"]), server.files, server.access
 
     @found.post("/files", openapi_extra={"requestBody": _UPLOAD})
     async def upload(request: Request) -> dict[str, Any]:
         """Keeps a file, which comes as a form (`multipart/form-data`) with `file` and `purpose`."""
-        body, owner = await request.body(), keys.owner(request.headers)
+        body, owner = await request.body(), access.owner(request.headers)
         name, purpose, data = await in_thread(lambda: asyncio.run(_form(request, body)))
         return (await in_thread(lambda: store.add(owner, name, purpose, data))).as_json()
 
@@ -48,24 +47,24 @@ def router(server: Server) -> APIRouter:
         request: Request, limit: Limit = 10_000, after: str | None = None, purpose: str | None = None
     ) -> dict[str, Any]:
         """The files of the client, the newest first."""
-        every = store.of(keys.owner(request.headers))
+        every = store.of(access.owner(request.headers))
         return page([each for each in every if purpose in (None, each.purpose)], limit, after)
 
     @found.get("/files/{file_id}")
     async def file(file_id: str, request: Request) -> dict[str, Any]:
         """One file."""
-        return store.find(keys.owner(request.headers), file_id).as_json()
+        return store.find(access.owner(request.headers), file_id).as_json()
 
     @found.get("/files/{file_id}/content", response_class=Response)
     async def content(file_id: str, request: Request) -> Response:
         """What is in a file."""
-        path = store.find(keys.owner(request.headers), file_id).path
+        path = store.find(access.owner(request.headers), file_id).path
         return FileResponse(path, media_type="application/octet-stream")
 
     @found.delete("/files/{file_id}")
     async def delete(file_id: str, request: Request) -> dict[str, Any]:
         """Removes a file."""
-        store.delete(keys.owner(request.headers), file_id)
+        store.delete(access.owner(request.headers), file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 
     return found
@@ -125,14 +124,14 @@ class BatchBody(Body):
 
 def batch_router(server: Server) -> APIRouter:
     """The paths of `/batches`."""
-    found, jobs, keys = new_router(tags=["batches"]), server.batches, Keys(server.options.api_key)
+    found, jobs, access = new_router(tags=["batches"]), server.batches, server.access
 
     @found.post("/batches")
     async def create(body: BatchBody, request: Request) -> dict[str, Any]:
         """Begins a batch."""
         if body.endpoint not in URLS:
             raise invalid("endpoint", f"expected one of {', '.join(URLS)}, found {body.endpoint[:80]!r}")
-        owner = keys.owner(request.headers)
+        owner = access.owner(request.headers)
         source = server.files.find(owner, body.input_file_id)
         headers = tuple((name, request.headers[name]) for name in _KEYS if name in request.headers)
         return jobs.start(Batch(owner, body.endpoint, source, headers, body.metadata)).as_json()
@@ -142,17 +141,17 @@ def batch_router(server: Server) -> APIRouter:
         request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 20, after: str | None = None
     ) -> dict[str, Any]:
         """The batches of the client, the newest first."""
-        return page(jobs.of(keys.owner(request.headers)), limit, after)
+        return page(jobs.of(access.owner(request.headers)), limit, after)
 
     @found.get("/batches/{batch_id}")
     async def batch(batch_id: str, request: Request) -> dict[str, Any]:
         """One batch."""
-        return jobs.find(keys.owner(request.headers), batch_id).as_json()
+        return jobs.find(access.owner(request.headers), batch_id).as_json()
 
     @found.post("/batches/{batch_id}/cancel")
     async def cancel(batch_id: str, request: Request) -> dict[str, Any]:
         """Ends a batch; what was answered is kept."""
-        found = jobs.find(keys.owner(request.headers), batch_id)
+        found = jobs.find(access.owner(request.headers), batch_id)
         jobs.cancel(found)
         return found.as_json()
 

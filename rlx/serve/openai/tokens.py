@@ -16,8 +16,8 @@ from rlx.serve.prompts import chat_prompt
 from rlx.text.chat import chat_text
 
 if TYPE_CHECKING:
-    from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
+    from rlx.serve.server import Server
     from rlx.text.tokenizer import Tokenizer
 
 

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request, Response
 from rlx import web_page
 
 if TYPE_CHECKING:
-    from rlx.serve.app import Server
+    from rlx.serve.server import Server
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ from rlx.serve.responses.items import (
 from rlx.serve.responses.output import ResponseWriter
 
 if TYPE_CHECKING:
-    from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
+    from rlx.serve.server import Server
 
 Text = str | None
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
