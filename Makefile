@@ -14,7 +14,8 @@ BENCH_DIR ?= build/bench
 PYTEST_ARGS ?=
 
 PY := $(VENV)/bin/python
-INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
+# What is imported is compiled then: most modules of the packages never are.
+INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install --no-compile
 LINTED := rlx tests benchmarks examples tools/site tools/release.py
 
 # Tests start hundreds of processes: each would compile every module that it imports.

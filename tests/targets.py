@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,9 @@ def lower_levels() -> list[str]:
 def mark(items: Iterable[pytest.Item], *, every: bool) -> None:
     """Marks the tests that are repeated at lower levels, `every` one or some."""
     places = [TESTS / name for name in (FOLDERS if every else FILES)]
+    is_there = cache(lambda path: any(path.is_relative_to(place) for place in places))
     for item in items:
-        is_there = any(item.path.is_relative_to(place) for place in places)
-        depends = is_there and item.get_closest_marker("any_machine") is None
+        depends = is_there(item.path) and item.get_closest_marker("any_machine") is None
         if depends and not _names_its_target(item):
             item.add_marker("machine")
 

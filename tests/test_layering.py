@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -152,7 +153,10 @@ def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return lines
 
 
-TREES = {module: ast.parse(path.read_text(encoding="utf-8"), str(path)) for module, path in MODULES.items()}
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The source of each module, in the order of their names."""
+    return {module: ast.parse(path.read_text(encoding="utf-8"), str(path)) for module, path in sorted(MODULES.items())}
 
 
 def place(module: str, line: int) -> str:
@@ -169,7 +173,7 @@ def test_the_order_is_the_one_that_contributors_read() -> None:
 def test_imports_go_one_way() -> None:
     found = [
         f"{place(module, line)}: imports {target}: {error}"
-        for module, tree in sorted(TREES.items())
+        for module, tree in trees().items()
         for line, target in imports(module, tree)
         if (error := layering_error(module, target))
     ]
@@ -179,7 +183,7 @@ def test_imports_go_one_way() -> None:
 def test_parts_form_no_cycle() -> None:
     """Parts of one group (weights and text, say) may import each other in one direction only."""
     edges: dict[str, set[str]] = {}
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         targets = {part(t) for _, t in imports(module, tree) if t.split(".")[0] == "rlx"}
         edges.setdefault(part(module), set()).update(targets - {part(module)})
     try:
@@ -190,7 +194,7 @@ def test_parts_form_no_cycle() -> None:
 
 def test_nothing_unpickles_evaluates_or_starts_a_shell() -> None:
     found = []
-    for module, tree in sorted(TREES.items()):
+    for module, tree in trees().items():
         found += [
             f"{place(module, line)}: imports {target}"
             for line, target in imports(module, tree)
@@ -206,19 +210,19 @@ def test_what_only_some_systems_have_stands_in_platform() -> None:
     """For calls that a system lacks `make types-all` looks, which takes longer."""
     found = [
         f"{place(module, line)}: imports {target}; rlx.platform has it, or should"
-        for module, tree in sorted(TREES.items())
+        for module, tree in trees().items()
         if not module.startswith(MAY_NAME_SYSTEMS)
         for line, target in imports(module, tree)
         if target in ONE_SYSTEM
     ]
     assert not found, "\n".join(found)
-    assert any(target == "fcntl" for _, target in imports("rlx.platform.posix", TREES["rlx.platform.posix"]))
+    assert any(target == "fcntl" for _, target in imports("rlx.platform.posix", trees()["rlx.platform.posix"]))
 
 
 def test_other_parts_compare_the_system_with_windows_only() -> None:
     """mypy understands that comparison, and so it hides calls that Windows lacks."""
     found = []
-    for module, tree in sorted(TREES.items()):
+    for module, tree in trees().items():
         nodes = list(ast.walk(tree)) if not module.startswith("rlx.platform") else []
         allowed = [n.left for n in nodes if isinstance(n, ast.Compare) and ast.unparse(n.comparators[0]) == "'win32'"]
         found += [
@@ -231,7 +235,7 @@ def test_other_parts_compare_the_system_with_windows_only() -> None:
 
 def test_functions_and_files_stay_small() -> None:
     found = []
-    for module, tree in sorted(TREES.items()):
+    for module, tree in trees().items():
         lines = len(MODULES[module].read_text(encoding="utf-8").splitlines())
         if lines > MAX_FILE:
             found.append(f"{place(module, 1)}: {lines} lines (the budget is {MAX_FILE})")
@@ -243,7 +247,7 @@ def test_functions_and_files_stay_small() -> None:
 
 def test_classes_stay_small() -> None:
     found = []
-    for module, tree in sorted(TREES.items()):
+    for module, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
