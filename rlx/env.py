@@ -32,11 +32,6 @@ class Variable:
     default: str
     meaning: str
 
-    @property
-    def value(self) -> str | None:
-        """What it is set to; None where it is unset or empty."""
-        return os.environ.get(self.name, "").strip() or None
-
 
 VARIABLES = (
     Variable(
@@ -105,7 +100,7 @@ _TABLE = {variable.name: variable for variable in VARIABLES}
 
 def get(name: str) -> str | None:
     """The value of a variable in the table; None where it is unset or empty."""
-    return _TABLE[name].value
+    return os.environ.get(_TABLE[name].name, "").strip() or None
 
 
 def target() -> str | None:

@@ -26,7 +26,7 @@ from rlx.backends.reference.used import Used
 from rlx.errors import VerificationError
 from rlx.ir.dtypes import BF16, F16, I32, Q4_0, Q8_0, Q8A, DType
 from rlx.ir.node import Node
-from rlx.ir.ops import traits, updated
+from rlx.ir.ops import OPS, updated
 from rlx.passes.program import root
 
 #: Largest error of f32 arithmetic, as a share of the largest magnitude in the row. The order of a sum changes its last
@@ -147,7 +147,7 @@ class Verifier(Observer):
         evaluation = Evaluation(memory, program.extents, self._weights, self._used)
         self._states.clear()
         for node, _ in self._calls():
-            if traits(node).effect:
+            if OPS[node.op].effect:
                 for state in {root(node.inputs[0]), root(updated(node))}:
                     shape = evaluation.shape(state)
                     raw = program.memory_of(self._lowered.buffer(state), state.dtype.size(shape)).contents()
@@ -204,7 +204,7 @@ class Verifier(Observer):
     def _refuse(self, program: Program, node: Node, kernel: str, d: Difference) -> None:
         what = f"%{self._names[node]} at {list(d.place)} is {d.found:.8g}, its op means {d.expected:.8g}"
         where = f"{node.op}, kernel {kernel}, of program {program.name}"
-        cause = "Its kernel is wrong" if traits(node).custom else "This is a bug of rlx; please report it"
+        cause = "Its kernel is wrong" if OPS[node.op].custom else "This is a bug of rlx; please report it"
         hint = f"{d.wrong} of {d.size} values differ ({_sizes(program)}). {cause}."
         raise VerificationError(what, where=where, hint=hint)
 
@@ -227,7 +227,7 @@ def difference(node: Node, found: Array, expected: Array, operands: Callable[[],
     """How a value differs from what its op means; None if it does not."""
     if node.op in _INDICES:
         return _compare_choice(node, found, expected, operands())
-    custom = traits(node).custom
+    custom = OPS[node.op].custom
     ceiling = custom.tolerance if custom else BF16_CEILING if _in_bf16(node) else CEILING
     return _compare(node.dtype, found, expected, ceiling)
 

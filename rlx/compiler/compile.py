@@ -31,7 +31,7 @@ from rlx.ir.custom import CustomOp, used_by
 from rlx.ir.custom_trials import check_meanings
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
-from rlx.ir.op_table import traits
+from rlx.ir.op_table import OPS
 from rlx.passes import pipeline
 from rlx.passes.effective import effective
 from rlx.passes.options import Options
@@ -329,7 +329,7 @@ def _role(graph: Graph, options: Options) -> str:
     "advance" moves recurrent states by the guesses that were right.
     """
     outputs = graph.outputs.values()
-    if all(traits(node).effect and node["aside"] for node in outputs):
+    if all(OPS[node.op].effect and node["aside"] for node in outputs):
         return "advance"
     if not options.segments and any(node.op == "pick" for node in outputs):
         return "greedy" if options.phase == "decode" else "verify"

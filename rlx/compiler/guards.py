@@ -16,7 +16,7 @@ from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.ir.op_table import traits
+from rlx.ir.op_table import OPS
 from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT
 from rlx.passes.program import root
 
@@ -115,7 +115,7 @@ def rooms(graph: Graph, page: int) -> list[Room | Queries]:
 
 
 def _rooms(node: Node, page: int) -> Iterator[Room | Queries]:
-    if traits(node).writes:
+    if OPS[node.op].writes:
         cache, x = node.inputs[:2]
         kept = 0 if node["wrap"] else None
         yield Room(root(cache).name, node["at"] + x.shape[0], x.shape[0], cache.shape[1], page, kept)
@@ -134,14 +134,15 @@ def row_numbers(graph: Graph) -> list[Ids]:
     Raises:
         CompileError: the numbers are computed by an op whose results are unbounded.
     """
-    return list(dict.fromkeys(ids for node in graph.nodes() if (ids := _ids(node))))
+    numbered = [node for node in graph.nodes() if node.op == "attention" or OPS[node.op].numbers]
+    return list(dict.fromkeys(ids for node in numbered if (ids := _ids(node))))
 
 
 def _ids(node: Node) -> Ids | None:
     if node.op == "attention" and node["mask"] == "visible" and not node["segments"]:  # any number is safe
         visible = node.inputs[3]
         return Ids(visible.name, node["length"], "the sequence") if visible.op == "input" else None
-    numbers = traits(node).numbers
+    numbers = OPS[node.op].numbers
     if numbers is None:
         return None
     source, rows = node.inputs[numbers.operand], node.inputs[numbers.table].shape[numbers.axis]

@@ -155,7 +155,7 @@ class Tensors:
         mapped = kept.find() if kept else None
         known = self.buffers.keys() | (mapped.buffers.keys() if mapped else set())
         missing = {name: row for name, row in weights.items() if name not in known}
-        report = _Report(progress, sum(map(_nbytes, missing.values())))
+        report = _Report(progress, {name: _nbytes(row) for name, row in missing.items()})
         if kept and not mapped:
             mapped = self._write(kept, packed_rows(weights), source, report)
         if mapped:
@@ -166,7 +166,7 @@ class Tensors:
         for name, row in rest.items():
             with span(name, "weight", dtype=row["dtype"], layout=row["layout"]):
                 self._load_one(name, row, source)
-            report.done(row)
+            report.done(name)
 
     def _write(
         self, kept: PackedWeightCache, rows: Mapping[str, Any], source: Source, report: _Report
@@ -180,7 +180,7 @@ class Tensors:
                 with span(name, "weight", dtype=dtype.name, layout=rows[name]["layout"]):
                     self._pack(name, _pieces(source, name, shape), dtype, shape, packed)
                 source.release(name)
-                report.done(rows[name])
+                report.done(name)
                 return packed.contents().data
 
             return kept.make(sizes, pack)
@@ -229,12 +229,13 @@ class Tensors:
 class _Report:
     """Reports the bytes of a model's file that are packed."""
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._done, self._total = progress, 0, total
+    def __init__(self, progress: Progress | None, sizes: Mapping[str, int]) -> None:
+        self._progress, self._sizes = progress, sizes
+        self._done, self._total = 0, sum(sizes.values())
 
-    def done(self, row: Mapping[str, Any]) -> None:
+    def done(self, name: str) -> None:
         """A weight is loaded."""
-        self._done = min(self._total, self._done + _nbytes(row))
+        self._done = min(self._total, self._done + self._sizes.get(name, 0))
         if self._progress:
             self._progress("packing weights", self._done, self._total)
 

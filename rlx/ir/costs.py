@@ -9,7 +9,7 @@ from typing import Any
 from rlx.ir.dims import Dim, value
 from rlx.ir.dtypes import BF16, Q8A
 from rlx.ir.node import LEAVES, Node
-from rlx.ir.op_table import OPS, of_segment, traits
+from rlx.ir.op_table import OPS, of_segment
 from rlx.ir.segments import is_segmented
 
 
@@ -30,14 +30,14 @@ def stored_bytes(node: Node, env: Mapping[str, int]) -> int:
     """
     _, read, written = _work(node, env)
     stored = sum(size for operand, size in zip(node.inputs, read, strict=False) if _is_stored(operand))
-    if read and traits(node).effect:
+    if read and OPS[node.op].effect:
         return stored + read[0]  # the state is written, too
     return stored + (written if _is_stored(node) else 0)
 
 
 def _is_stored(node: Node) -> bool:
     """Whether the node is a weight or state, a view of one, or an update of one in place."""
-    while node.op in ("reshape", "pack") or (node.op not in LEAVES and traits(node).writes):
+    while node.op in ("reshape", "pack") or (node.op not in LEAVES and OPS[node.op].writes):
         node = node.inputs[0]
     return node.op in ("weight", "state")
 
@@ -58,7 +58,7 @@ def _work(node: Node, env: Mapping[str, int]) -> tuple[int, list[int], int]:
 
 def arithmetic(node: Node) -> str:
     """The arithmetic of a node: by the activation type for linears, possibly bf16 for attention, otherwise f32."""
-    if traits(node).multiplies:
+    if OPS[node.op].multiplies:
         return {Q8A: "int8", BF16: "bf16"}.get(node.inputs[0].dtype, "f32")
     return "bf16" if node.op == "attention" and node["bf16"] else "f32"
 
@@ -105,7 +105,7 @@ def _touched(
     if node.op in ("kv_write", "rope_kv_write"):
         rows, heads, head_dim = sizes[1]
         return [(0, 0), *sizes[1:]], (heads, rows, head_dim)
-    if traits(node).effect:
+    if OPS[node.op].effect:
         return [*sizes[:-1], (0,)] if attrs["aside"] else sizes, (prod(result) + prod(sizes[0]),)
     if node.op == "attention":
         oldest = (attrs["window"] or attrs["length"]) + result[0] - 1

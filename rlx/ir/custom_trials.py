@@ -34,7 +34,7 @@ def check_meanings(nodes: Iterable[Node], limits: Bounds) -> None:
         CustomOpError: a meaning disagrees with its shape rule, has side effects, or mixes rows.
     """
     for node in nodes:
-        op = ops.traits(node).custom
+        op = ops.OPS[node.op].custom
         if op is not None:
             key = op.digest, node.attrs, tuple((i.shape, i.dtype) for i in (*node.inputs, node))
             if key not in _done:

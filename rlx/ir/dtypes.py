@@ -48,15 +48,16 @@ class DType:
 
     def row_bytes(self, elements: int) -> int:
         """Bytes of one row of `elements` values; `ShapeError` if the block size does not divide it."""
+        return self.size((elements,))
+
+    def size(self, shape: Sequence[int]) -> int:
+        """Bytes of a dense row-major array of this shape; `ShapeError` if blocks do not divide its rows."""
+        elements = shape[-1] if len(shape) else 1
         if elements % self.block:
             raise ShapeError(
                 f"a row of {elements} elements is no multiple of the {self.block}-element blocks of {self.name}"
             )
-        return elements // self.block * self.nbytes
-
-    def size(self, shape: Sequence[int]) -> int:
-        """Bytes of a dense row-major array of this shape."""
-        return self.row_bytes(shape[-1]) * prod(shape[:-1]) if len(shape) else self.row_bytes(1)
+        return elements // self.block * self.nbytes * prod(shape[:-1])
 
     def __repr__(self) -> str:
         return self.name

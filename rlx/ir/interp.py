@@ -12,7 +12,7 @@ from rlx.ir.dims import value
 from rlx.ir.graph import Graph
 from rlx.ir.meaning import Array
 from rlx.ir.node import LEAVES, Node
-from rlx.ir.op_table import OPS, traits, updated
+from rlx.ir.op_table import OPS, updated
 
 Arrays = Mapping[str, Array]
 
@@ -44,11 +44,11 @@ def run(
     for node in graph.nodes():
         if node.op in LEAVES:
             values[node] = _feed(graph, node, feeds, env, dtype)
-        elif traits(node).effect:
+        elif OPS[node.op].effect:
             values[node], states[updated(node).name] = _compute(node, [values[i] for i in node.inputs], env)
         else:
             values[node] = _compute(node, [values[i] for i in node.inputs], env)
-        if traits(node).writes:
+        if OPS[node.op].writes:
             states[node.inputs[0].name] = values[node]
     return {name: values[n] for name, n in graph.outputs.items()}, states
 

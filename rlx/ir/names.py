@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from rlx.ir.node import LEAVES, Node, topological
-from rlx.ir.op_table import traits
+from rlx.ir.op_table import OPS
 
 #: The characters of a value's name.
 NAME = r"[A-Za-z0-9_.]+"
@@ -76,7 +76,7 @@ def _derived(node: Node, names: Mapping[Node, str], stems: Mapping[Node, str]) -
         return stem, stem if stem != sanitize(weight) else f"{stem}.{suffix}"
     if node.op in ("pack", "quantize", "last_row", "take_rows"):  # the same value in another form
         return stems[first], f"{names[first]}.{node['out'] if node.op == 'quantize' else suffix}"
-    if traits(node).writes:
+    if OPS[node.op].writes:
         return names[first], f"{names[first]}.{suffix}"
     values = [i for i in node.inputs if i.op not in LEAVES] or [first]
     ordered = values[::-1] if node.op in _BINARY else values  # x + f(x) is named after f

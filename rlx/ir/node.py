@@ -29,16 +29,18 @@ class Node:
         inputs: the operands.
         attrs: (name, value) pairs in the op table's order.
         shape, dtype: of the value, derived by the op's shape rule.
+        name: of a leaf (input, weight or state); "" for other nodes.
         text: the part of its line in IR text behind the operands; "" until `rlx.ir.printer` makes it.
     """
 
-    __slots__ = ("__weakref__", "attrs", "dtype", "inputs", "op", "shape", "text")
+    __slots__ = ("__weakref__", "attrs", "dtype", "inputs", "name", "op", "shape", "text")
 
     op: str
     inputs: tuple[Node, ...]
     attrs: Attrs
     shape: Shape
     dtype: DType
+    name: str
     text: str
 
     def __getitem__(self, key: Any) -> Any:
@@ -49,14 +51,6 @@ class Node:
             if name == key:
                 return value
         raise KeyError(f"{self.op} has no attribute {key}")
-
-    @property
-    def name(self) -> str:
-        """Name of a leaf (input, weight or state)."""
-        for name, value in self.attrs:
-            if name == "name":
-                return str(value)
-        raise KeyError(f"{self.op} has no name")
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.shape))
@@ -172,7 +166,7 @@ def intern(op: str, inputs: tuple[Node, ...], attrs: Attrs, shape: Shape, dtype:
         if node is None:
             node = object.__new__(Node)
             node.op, node.inputs, node.attrs, node.shape, node.dtype = op, inputs, attrs, shape, dtype
-            node.text = ""
+            node.name, node.text = dict(attrs)["name"] if op in LEAVES else "", ""
             _interned[key] = node
         return node
 

@@ -191,11 +191,6 @@ OPS: dict[str, Op] = {
 }  # fmt: skip
 
 
-def traits(node: Node) -> Op:
-    """The row of a node's op."""
-    return OPS[node.op]
-
-
 def make(op: str, *inputs: Node, **attrs: Any) -> Node:
     """The node of any op in the table: checks the attributes, applies the shape rule, interns.
 
@@ -221,7 +216,7 @@ def leaf(op: str, name: str, shape: Shape, dtype: DType, **attrs: Any) -> Node:
     if op not in LEAVES or any(isinstance(d, int) and d <= 0 for d in shape):
         raise ShapeError(f"dims must be positive, found {list(shape)}", where=f"{op} {name!r}")
     if shape and isinstance(shape[-1], int):
-        dtype.row_bytes(shape[-1])
+        dtype.size((shape[-1],))
     full = {**OPS[op].attrs, "name": name, **attrs}
     return intern(op, (), tuple(full.items()), shape, dtype)
 
@@ -252,14 +247,14 @@ def updated(node: Node) -> Node:
 
 def roles(node: Node) -> segments.Roles:
     """For an op over states: the roles of its operands, without `segments`, and of its result."""
-    plain = traits(node).roles
+    plain = OPS[node.op].roles
     assert plain is not None
     return segments.roles(plain, dict(node.attrs))
 
 
 def of_segment(node: Node, rows: DimLike) -> Node:
     """For a node with `segments`: the node for one segment of `rows` rows, over leaves of that size."""
-    own_roles = traits(node).roles
+    own_roles = OPS[node.op].roles
     assert own_roles is not None
     operands, attrs = segments.of_one(own_roles, node.inputs, dict(node.attrs), rows)
     return make(node.op, *operands, **attrs)

@@ -19,7 +19,6 @@ from rlx.ir.op_table import leaf as leaf
 from rlx.ir.op_table import make as make
 from rlx.ir.op_table import of_segment as of_segment
 from rlx.ir.op_table import rebuild as rebuild
-from rlx.ir.op_table import traits as traits
 from rlx.ir.op_table import updated as updated
 
 #: An operand of arithmetic.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from rlx.errors import GraphError
@@ -16,7 +17,7 @@ from rlx.ir import dims, ops
 from rlx.ir.dims import DimLike, Shape
 from rlx.ir.dtypes import F32, DType
 from rlx.ir.graph import Graph
-from rlx.ir.node import LEAVES, Node
+from rlx.ir.node import LEAVES, Node, topological
 
 #: Receives why a pattern does not match: (a node, the reason).
 Why = list[tuple[Node, str]]
@@ -65,6 +66,11 @@ class Rule:
     before: Node
     after: Node
     any_dtype: frozenset[str] = frozenset()
+
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        """The ops of its pattern, without variables: a graph that lacks one of them has no match."""
+        return frozenset(node.op for node in topological([self.before]) if node.op not in LEAVES)
 
     def match(self, node: Node, why: Why | None = None) -> Match | None:
         """The match if the node has the pattern; otherwise None, and `why` receives the reasons."""

@@ -50,7 +50,7 @@ def meaning_of(node: Node) -> Node:
         Untraceable: as `trace`.
         CustomOpError: the meaning has another shape than the shape rule says.
     """
-    custom = ops.traits(node).custom
+    custom = ops.OPS[node.op].custom
     assert custom is not None
     found = _joined(trace(custom.meaning, node.inputs, dict(node.attrs)))
     if (found.shape, found.dtype) != (node.shape, node.dtype):
@@ -64,7 +64,7 @@ def _joined(result: Node) -> Node:
     operands: list[Node] = []
 
     def expression(node: Node) -> Any:
-        if not ops.traits(node).elementwise or node.shape != result.shape:
+        if not ops.OPS[node.op].elementwise or node.shape != result.shape:
             if node not in operands:
                 operands.append(node)
             return operands.index(node)
@@ -73,7 +73,7 @@ def _joined(result: Node) -> Node:
             renumber(node["expr"], parts) if node.op == "elementwise" else (node.op, *parts, *dict(node.attrs).values())
         )
 
-    if _terms(result, {}) > _MAX_TERMS or not ops.traits(result).elementwise:
+    if _terms(result, {}) > _MAX_TERMS or not ops.OPS[result.op].elementwise:
         return result
     expr = expression(result)
     first = next(i for i, node in enumerate(operands) if node.shape == result.shape)
@@ -87,7 +87,7 @@ def _terms(node: Node, known: dict[Node, int]) -> int:
     """Number of ops of a formula that is written as one expression, in which a value may stand several times."""
     if node not in known:
         times = expression_size(node["expr"]) if node.op == "elementwise" else 1
-        known[node] = times + times * sum(_terms(i, known) for i in node.inputs if ops.traits(node).elementwise)
+        known[node] = times + times * sum(_terms(i, known) for i in node.inputs if ops.OPS[node.op].elementwise)
     return known[node]
 
 

@@ -62,8 +62,8 @@ def _check_states(graph: Graph) -> None:
     readers = graph.readers()
     for node, users in graph.users().items():
         if node.op == "state":
-            writes = [u for u in users if ops.traits(u).writes]
-            writes += [u for u in users if ops.traits(u).effect and ops.updated(u) is node]
+            writes = [u for u in users if ops.OPS[u.op].writes]
+            writes += [u for u in users if ops.OPS[u.op].effect and ops.updated(u) is node]
             if writes and readers[node] > 1:
                 raise GraphError(
                     f"{readers[node]} readers, {len(writes)} of them writes", where=repr(node),

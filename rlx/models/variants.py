@@ -132,13 +132,13 @@ def advancing(graph: Graph) -> Graph:
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         return graph.state(saved[old], old.shape) if old in saved else _aside(old, inputs)
 
-    effects = {node.inputs[0].name: node for node in graph.nodes() if ops.traits(node).effect}
+    effects = {node.inputs[0].name: node for node in graph.nodes() if ops.OPS[node.op].effect}
     return graph.replace(outputs=effects).map(visit)
 
 
 def _aside(node: Node, inputs: tuple[Node, ...]) -> Node:
     """A node over other operands; an update in place is redirected to the state beside."""
-    if not ops.traits(node).effect:
+    if not ops.OPS[node.op].effect:
         return ops.rebuild(node, inputs)
     state = inputs[0]
     return ops.rebuild(node, (*inputs, ops.leaf("state", f"{state.name}'", state.shape, state.dtype)), aside=True)
@@ -149,9 +149,9 @@ def _saved_values(graph: Graph) -> dict[Node, str]:
     nodes = graph.nodes()
     again: set[Node] = set()  # computed from the result of an update
     for node in nodes:
-        if ops.traits(node).effect or (node.op in _CHEAP and not again.isdisjoint(node.inputs)):
+        if ops.OPS[node.op].effect or (node.op in _CHEAP and not again.isdisjoint(node.inputs)):
             again.add(node)
-    needed = {node for node in nodes if ops.traits(node).effect}
+    needed = {node for node in nodes if ops.OPS[node.op].effect}
     for node in reversed(nodes):
         if node in needed:
             needed.update(again.intersection(node.inputs))

@@ -53,7 +53,7 @@ class _Selection:
         """Whether these rows of the result can be computed from the same rows of the operands."""
         if node.op == "reshape":
             return _has_rows(node.inputs[0])
-        if self.rows is not None and ops.traits(node).roles:
+        if self.rows is not None and ops.OPS[node.op].roles:
             return False  # its rows are the last ones of a sequence
         known = all(isinstance(d, int) for i in node.inputs if _has_rows(i) for d in i.shape[1:])
         return node.op not in LEAVES and ops.OPS[node.op].rowwise and known

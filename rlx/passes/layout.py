@@ -17,7 +17,7 @@ from rlx.ir import ops
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.ir.op_table import traits
+from rlx.ir.op_table import OPS
 from rlx.passes.capabilities import Layouts
 from rlx.passes.options import Options
 from rlx.passes.program import root
@@ -56,7 +56,7 @@ def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
         if old.op == "attention":
             lies_as = ((inputs[1], layouts.keys), (inputs[2], "rows"))
             inputs = (inputs[0], *(_placed(node, layout, layouts) for node, layout in lies_as), *inputs[3:])
-        if traits(old).multiplies or old.op == "embedding":
+        if OPS[old.op].multiplies or old.op == "embedding":
             inputs = tuple(ops.make("pack", i, layout=lies[i.name]) if _is_matrix(i) else i for i in inputs)
         return ops.rebuild(old, inputs)
 
@@ -100,7 +100,7 @@ def weight_row(node: Node, layout: str) -> dict[str, Any]:
 def _matrix_layouts(graph: Graph, layouts: Layouts, packed: Iterable[str]) -> dict[str, str]:
     """Name -> layout of every matrix that is multiplied or looked up."""
     read = dict.fromkeys(lookup_tables(graph), FILE_LAYOUT)
-    multiplied = {i.name for n in graph.nodes() if traits(n).multiplies for i in n.inputs if _is_matrix(i)}
+    multiplied = {i.name for n in graph.nodes() if OPS[n.op].multiplies for i in n.inputs if _is_matrix(i)}
     return read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], layouts.matrices)
 
 

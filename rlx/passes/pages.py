@@ -12,7 +12,7 @@ from rlx.ir.dims import PAGES
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.ir.op_table import traits
+from rlx.ir.op_table import OPS
 from rlx.passes.options import Options
 from rlx.passes.program import root
 from rlx.passes.report import SILENT, Log
@@ -40,7 +40,7 @@ def pages(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
 
 def full_caches(graph: Graph) -> set[Node]:
     """The states that hold every position of a sequence: those that are written without `wrap`."""
-    written = {root(n): n["wrap"] for n in graph.nodes() if traits(n).writes}
+    written = {root(n): n["wrap"] for n in graph.nodes() if OPS[n.op].writes}
     return {state for state, wraps in written.items() if not wraps}
 
 

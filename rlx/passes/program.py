@@ -8,7 +8,7 @@ from rlx.ir import printer
 from rlx.ir.dims import bounds, symbols
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
-from rlx.ir.op_table import traits
+from rlx.ir.op_table import OPS
 from rlx.ir.segments import is_segmented
 from rlx.passes.capabilities import Layouts
 
@@ -106,7 +106,7 @@ class Program:
 
 def root(node: Node) -> Node:
     """The node whose buffer holds this value. Views and in-place updates share the buffer of their operand."""
-    while node.op == "reshape" or traits(node).writes:
+    while node.op == "reshape" or OPS[node.op].writes:
         node = node.inputs[0]
     return node
 

@@ -20,7 +20,7 @@ from rlx.ir.costs import cost
 from rlx.ir.dims import Bounds, symbols
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.ir.op_table import traits
+from rlx.ir.op_table import OPS
 from rlx.passes.capabilities import Capabilities
 from rlx.passes.options import Options
 from rlx.passes.program import Program, Region, is_work, root
@@ -32,7 +32,7 @@ def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) ->
     options = options or Options()
     nodes, names = graph.nodes(), graph.names()
     prologues = "prologue" in options.fusions
-    refusals = {n: shared_because(n, graph.bounds, options.capabilities) for n in nodes if traits(n).in_prologue}
+    refusals = {n: shared_because(n, graph.bounds, options.capabilities) for n in nodes if OPS[n.op].in_prologue}
     replicated = {n for n, reason in refusals.items() if prologues and not reason}
     for node, reason in refusals.items():
         if node not in replicated:

@@ -29,10 +29,10 @@ def segments(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
         GraphError: a node needs to know where its row stands in a sequence, and is none of the ops that can.
     """
     nodes, names = graph.nodes(), graph.names()
-    aside = any(ops.traits(node).effect and node["aside"] for node in nodes)
+    aside = any(ops.OPS[node.op].effect and node["aside"] for node in nodes)
     columns = 1 + (SLOT_WRITTEN if aside else SLOT)
     table = ops.leaf("input", SEGMENTS_INPUT, (SEGMENTS, columns), I32)
-    pooled = {root(node) for node in nodes if ops.traits(node).writes and node["page"]}
+    pooled = {root(node) for node in nodes if ops.OPS[node.op].writes and node["page"]}
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "state" and old not in pooled and not _has_rows(old):
@@ -40,7 +40,7 @@ def segments(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
             return ops.rebuild(old, (), shape=(SLOTS, *old.shape))
         if old.op == "input" and old.name == PAGES_INPUT and pooled:
             return ops.rebuild(old, (), shape=(SEGMENTS, PAGES))
-        if ops.traits(old).roles:
+        if ops.OPS[old.op].roles:
             room = {"room": CTX - SEQ} if old.op == "as_cache" else {}  # the place of all segments' keys
             log.done("segments", names[old], "each segment works on the states of its own sequence")
             return ops.make(old.op, *inputs, table, **{**dict(old.attrs), **room, "segments": True})

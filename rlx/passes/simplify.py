@@ -60,7 +60,10 @@ RULES = (_scales(), _scale_one(), _neg_neg(), _silu(), _embedding_scale(), _atte
 
 def would_change(graph: Graph) -> bool:
     """Whether a rule of the pass matches."""
-    return any(rule.before.op == node.op and rule.match(node) for node in graph.nodes() for rule in RULES)
+    nodes = graph.nodes()
+    present = {node.op for node in nodes}
+    rules = [rule for rule in RULES if rule.needs <= present]
+    return any(rule.before.op == node.op and rule.match(node) for node in nodes for rule in rules)
 
 
 def simplify(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
@@ -94,5 +97,5 @@ def traced(graph: Graph, log: Log = SILENT) -> Graph:
 
 
 def _is_open(node: Node) -> bool:
-    custom = ops.traits(node).custom
+    custom = ops.OPS[node.op].custom
     return custom is not None and custom.kernel is None

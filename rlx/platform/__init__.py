@@ -20,8 +20,9 @@ __all__ = ["MAX_WORKERS", "Platform", "cpu_count", "current", "flags", "of", "us
 MAX_WORKERS = 1024  # of a pool
 
 
+@cache
 def current() -> Platform:
-    """The form of this process."""
+    """The form of this process; RLX_PLATFORM is read once."""
     return of("plain" if env.plain_platform() else sys.platform)
 
 

@@ -133,6 +133,6 @@ def _region(node: Node, program: Program) -> int | None:
 
 def _alone(node: Node, at: int, program: Program) -> bool:
     """Whether the region would be gone without the value: nothing but small work like it is in there."""
-    from rlx.ir.op_table import traits
+    from rlx.ir.op_table import OPS
 
-    return all(n is node or traits(n).in_prologue for n in program.regions[at])
+    return all(n is node or OPS[n.op].in_prologue for n in program.regions[at])

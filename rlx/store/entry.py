@@ -33,6 +33,7 @@ from rlx.store.key import CompileKey, canonical, flatten
 KEY, CHECKSUMS, LAST_USED, LARGE = "key.json", "checksums.json", "last_used", "large.json"
 _OWN = (KEY, CHECKSUMS, LAST_USED, LARGE)
 DIGEST = re.compile("[0-9a-f]{64}")
+_PLAIN = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9_+-][A-Za-z0-9_.+-]*(/[A-Za-z0-9_+-][A-Za-z0-9_.+-]*)*")
 PIECE = 1 << 24  # bytes of a large file that have one digest
 
 
@@ -62,14 +63,18 @@ class Entry:
         key: what it is.
         files: name -> contents.
         root: the store's folder; None if the entry lives in memory only.
+        sums: name -> SHA-256 of each file, where they are known.
 
     Attributes:
         large: what `large.json` says of each large file: "nbytes", "piece" and "digests".
     """
 
-    def __init__(self, key: CompileKey, files: Mapping[str, bytes], root: Path | None) -> None:
+    def __init__(
+        self, key: CompileKey, files: Mapping[str, bytes], root: Path | None, sums: Mapping[str, str] | None = None
+    ) -> None:
         self.key, self._root = key, root
-        self._sums = {name: sha256(data) for name, data in files.items() if name not in _OWN}
+        known = sums or {name: sha256(data) for name, data in files.items()}
+        self._sums = {name: digest for name, digest in known.items() if name not in _OWN}
         self._held: Mapping[str, bytes] | None = files
         self.large = large_files(files)
 
@@ -173,10 +178,11 @@ class Listing:
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def load(shelf: Folder, key: CompileKey) -> dict[str, bytes]:
-    """The checked files of the entry of `key`.
+def load(root: Path, shelf: Folder, key: CompileKey) -> Entry:
+    """The entry of `key`, with its files checked.
 
     Args:
+        root: the store's folder.
         shelf: the folder that holds the entry's folder.
 
     Raises:
@@ -187,7 +193,7 @@ def load(shelf: Folder, key: CompileKey) -> dict[str, bytes]:
     for _ in range(3):
         with open_folder(shelf, key.digest) as folder:
             try:
-                return _check(folder, key)
+                return Entry(key, *_check(folder, key, root))
             except Damage:
                 # Evicted or replaced during the read: nothing is wrong with it, look again.
                 found = shelf.stat(key.digest)
@@ -211,7 +217,8 @@ def open_folder(shelf: Folder, digest: str) -> Folder:
         raise Damage(str(error)) from error
 
 
-def _check(folder: Folder, key: CompileKey) -> dict[str, bytes]:
+def _check(folder: Folder, key: CompileKey, root: Path) -> tuple[dict[str, bytes], Path, dict[str, str]]:
+    """What an entry is made of, all of it checked: its files, the store's folder, the checksums."""
     text = folder.read(CHECKSUMS)
     sums = _parse_checksums(text)
     files = {name: folder.read(name) for name in sums}
@@ -227,7 +234,7 @@ def _check(folder: Folder, key: CompileKey) -> dict[str, bytes]:
         with folder.open_file(name) as file:
             if os.fstat(file.fileno()).st_size != row["nbytes"]:
                 raise Damage(f"{name} is not of {row['nbytes']} bytes")
-    return files
+    return files, root, sums
 
 
 def _is_of(key: CompileKey, text: bytes) -> bool:
@@ -249,7 +256,9 @@ def _parse_checksums(text: bytes) -> dict[str, str]:
         sums = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Damage(f"{CHECKSUMS} cannot be read") from error
-    if not isinstance(sums, dict) or not all(name in (KEY, LARGE) or _is_plain(name) for name in sums):
+    if not isinstance(sums, dict) or not all(
+        name in (KEY, LARGE) or (_PLAIN.fullmatch(name) and name not in _OWN) for name in sums
+    ):
         raise Damage(f"{CHECKSUMS} was changed")
     return sums
 
@@ -261,8 +270,8 @@ def problem(shelf: Folder, digest: str) -> str | None:
             key = CompileKey.from_json(folder.read(KEY))
             if key.digest != digest:
                 return f"{KEY} is of another program"
-            files = load(shelf, key)
-            wrong = [name for name, row in large_files(files).items() if not _is_whole(folder, name, row)]
+            large = load(shelf.path.parent, shelf, key).large
+            wrong = [name for name, row in large.items() if not _is_whole(folder, name, row)]
             return f"wrong checksum of {', '.join(wrong)}" if wrong else None
     except FileNotFoundError:
         return None
@@ -343,16 +352,10 @@ def encode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:
         ArgumentError: a name is not a plain relative path, or is one of the store's own.
     """
     for name in files:
-        if not _is_plain(name):
+        if not _PLAIN.fullmatch(name) or name in _OWN:
             hint = f"Use letters, digits, '_', '-', '+', '.' and '/', and none of {', '.join(_OWN)}"
             raise ArgumentError(f"{name!r} cannot be a file of a cache entry", hint=hint)
     return {name: data.encode() if isinstance(data, str) else bytes(data) for name, data in files.items()}
-
-
-def _is_plain(name: str) -> bool:
-    parts = name.split("/")
-    plain = len(name) <= 200 and all(re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*", part) for part in parts)
-    return plain and name not in _OWN
 
 
 @dataclass(frozen=True)

@@ -125,41 +125,42 @@ class Folder:
         where, at = self._place(name)
         return os.stat(where, follow_symlinks=False, **at)
 
-    @contextlib.contextmanager
-    def open_file(self, name: str) -> Iterator[BinaryIO]:
+    def open_file(self, name: str) -> BinaryIO:
         """A file in here, open for reading.
 
         Raises:
             Damage: it is missing, no regular file, of another user, writable for others, or has a second name.
             OSError: the system refuses.
         """
-        with contextlib.ExitStack() as stack:
-            folder = self
-            try:
-                for part in name.split("/")[:-1]:
-                    if part not in folder._below:
-                        folder._below[part] = folder.child(part)
-                    folder = folder._below[part]
-                where, at = folder._place(name.rsplit("/", 1)[-1])
-                file = stack.enter_context(os.fdopen(os.open(where, _READ, **at), "rb"))
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-                raise Damage(f"{name} is missing") from error
-            except UntrustedFolder as error:
-                raise Damage(f"the folder of {name} cannot be trusted: {error}") from error
-            except OSError as error:
-                if error.errno in (errno.ELOOP, errno.EMLINK):
-                    raise Damage(f"{name} is a symbolic link") from error
-                if error.errno in (errno.ENXIO, errno.EOPNOTSUPP):  # a socket
-                    raise Damage(f"{name} is no regular file") from error
-                raise
-            info = os.fstat(file.fileno())
-            if not stat.S_ISREG(info.st_mode):
-                raise Damage(f"{name} is no regular file")
-            if what := untrusted(info):
-                raise Damage(f"{name} cannot be trusted: {what}")
-            if _POSIX and info.st_nlink != 1:
-                raise Damage(f"{name} cannot be trusted: it has {info.st_nlink} hard links")
-            yield file
+        try:
+            folder, parts = self, name.split("/")
+            for part in parts[:-1]:
+                if part not in folder._below:
+                    folder._below[part] = folder.child(part)
+                folder = folder._below[part]
+            where, at = folder._place(parts[-1])
+            file = os.fdopen(os.open(where, _READ, **at), "rb")
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise Damage(f"{name} is missing") from error
+        except UntrustedFolder as error:
+            raise Damage(f"the folder of {name} cannot be trusted: {error}") from error
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EMLINK):
+                raise Damage(f"{name} is a symbolic link") from error
+            if error.errno in (errno.ENXIO, errno.EOPNOTSUPP):  # a socket
+                raise Damage(f"{name} is no regular file") from error
+            raise
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode):
+            problem = "is no regular file"
+        elif what := untrusted(info):
+            problem = f"cannot be trusted: {what}"
+        elif _POSIX and info.st_nlink != 1:
+            problem = f"cannot be trusted: it has {info.st_nlink} hard links"
+        else:
+            return file
+        file.close()
+        raise Damage(f"{name} {problem}")
 
     def read(self, name: str) -> bytes:
         """The bytes of a file in here; the errors are those of `open_file`."""

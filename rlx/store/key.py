@@ -97,8 +97,9 @@ class CompileKey:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as plain dicts and lists; without an address that is not set."""
-        found = {row.name: _thaw(getattr(self, row.name)) for row in fields(self)}
-        return found if self.address else {name: value for name, value in found.items() if name != "address"}
+        values = {row.name: getattr(self, row.name) for row in fields(self) if row.name != "address" or self.address}
+        found: dict[str, Any] = json.loads(json.dumps(values, default=dict))
+        return found
 
     def to_json(self) -> str:
         """The key as indented JSON; `from_json` reads it back."""
@@ -174,27 +175,25 @@ def _path(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if name.isidentifier() else f"{prefix}[{json.dumps(name)}]"
 
 
+_SCALARS = (str, int, bool, type(None))
+
+
 def _freeze(value: Any, where: str) -> Any:
     """An immutable copy of a JSON value."""
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if type(value) is float and math.isfinite(value):
+    if type(value) in _SCALARS or (type(value) is float and math.isfinite(value)):
         return value
     if isinstance(value, Mapping):
         wrong = [name for name in value if type(name) is not str]
         if wrong:
             raise ArgumentError(f"{wrong[0]!r} is no string", where=f"compile key, names in {where}")
-        return MappingProxyType({name: _freeze(value[name], f"{where}.{name}") for name in sorted(value)})
+        rows = [(name, value[name]) for name in sorted(value)]
+        return MappingProxyType(
+            {name: item if type(item) in _SCALARS else _freeze(item, f"{where}.{name}") for name, item in rows}
+        )
     if isinstance(value, (list, tuple)):
-        return tuple(_freeze(item, f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(item if type(item) in _SCALARS else _freeze(item, f"{where}[{i}]") for i, item in enumerate(value))
     hint = "Use None, booleans, finite numbers, strings, lists and dicts: values with one way to write them"
     raise ArgumentError(f"{value!r} is a {type(value).__name__}", where=f"compile key, {where}", hint=hint)
-
-
-def _thaw(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _thaw(item) for name, item in value.items()}
-    return [_thaw(item) for item in value] if isinstance(value, tuple) else value
 
 
 # -- versions -------------------------------------------------------------------------------------------------------

@@ -152,22 +152,21 @@ class Store:
         try:
             with Folder(self.root) as root, root.child(key.digest[:2]) as shelf:
                 try:
-                    files = entry.load(shelf, key)
+                    found = entry.load(self.root, shelf, key)
                 except Damage as damage:
                     self._report_damage(root, shelf, key.digest, str(damage), discard)
                     return None
                 if touch:
                     _touch(shelf, key.digest, None)
+                return found
         except FileNotFoundError:
-            return None
+            pass
         except UntrustedFolder as error:
             what = "is not used: a folder in it cannot be trusted"
             self.warn("trust", f"{self.budget.folder} {self.root} {what}: {error}")
-            return None
         except REFUSED as error:
             self.warn_unread(error)
-            return None
-        return Entry(key, files, self.root)
+        return None
 
     def has(self, key: CompileKey) -> bool:
         """Whether there is an entry of a key; what `get` finds of it may still be damaged."""
@@ -225,10 +224,10 @@ class Store:
             self.warn("write", f"{what}: {reason(error)}")
             return Entry(key, contents.files, None)
         self.eviction.stored(key.digest)
-        return Entry(key, stored, self.root)
+        return stored
 
-    def write(self, key: CompileKey, contents: Contents, replace: bool) -> Mapping[str, bytes]:
-        """Writes an entry and moves it into place, whatever the limit; returns the files that are there then.
+    def write(self, key: CompileKey, contents: Contents, replace: bool) -> Entry:
+        """Writes an entry and moves it into place, whatever the limit; returns the one that is there then.
 
         Raises:
             OSError, Damage: the folder cannot be written or trusted, or the entry that was there first is damaged.
@@ -241,8 +240,8 @@ class Store:
                 if replace:
                     self.discard(root, shelf, key.digest)
                 if entry.publish(base, made.path.name, shelf, key.digest, contents.sync):
-                    return contents.files
-                return entry.load(shelf, key)
+                    return Entry(key, contents.files, self.root)
+                return entry.load(self.root, shelf, key)
 
     def discard(self, root: Folder, shelf: Folder, digest: str) -> bool:
         """Takes an entry out of sight in one step, then deletes it. False if it was gone."""
@@ -363,7 +362,7 @@ class Store:
             if row.key.digest != row.digest:
                 raise Damage(f"{entry.KEY} is of another program")
             with Folder(self.root) as root, root.child(row.digest[:2]) as shelf:
-                return Entry(row.key, entry.load(shelf, row.key), self.root)
+                return entry.load(self.root, shelf, row.key)
         except (OSError, Damage) as error:
             hint = "`rlx cache verify` removes damaged entries"
             raise CacheError(f"damaged: {error}", where=f"cache entry {row.digest[:12]}", hint=hint) from error

@@ -251,7 +251,7 @@ class _Cursor:
         if nbytes > left:
             self.fail(f"{what} needs {nbytes} bytes, the file has {left} left", hint=CUT_SHORT)
 
-    def number(self, form: struct.Struct, what: str) -> Any:
+    def number(self, what: str, form: struct.Struct = _U64) -> Any:
         at = self.pos
         self.pos = at + form.size
         if self.pos > self.end:
@@ -259,12 +259,10 @@ class _Cursor:
             self.need(form.size, what)
         return form.unpack_from(self.buffer, at)[0]
 
-    def u64(self, what: str) -> int:
-        return int(self.number(_U64, what))
-
     def count(self, what: str, most: int, smallest: int) -> int:
         """A u64 count of records that each take at least `smallest` bytes."""
-        at, value = self.pos, self.u64(f"the {what}")
+        at = self.pos
+        value: int = self.number(f"the {what}")
         if value > most:
             self.fail(f"the {what} is {value}, at most {most} are allowed", at=at)
         if value * smallest > self.end - self.pos:
@@ -273,7 +271,7 @@ class _Cursor:
         return value
 
     def text(self, what: str, most: int) -> bytes:
-        at, length = self.pos, self.u64(f"the length of {what}")
+        at, length = self.pos, self.number(f"the length of {what}")
         if length > most:
             self.fail(f"{what} is {length} bytes long, at most {most} are allowed", at=at)
         self.need(length, what)
@@ -326,7 +324,7 @@ def _read_version(at: _Cursor) -> int:
     if at.buffer[:4] != MAGIC:
         at.fail(f"the file does not begin with {MAGIC!r} but with {at.buffer[:16]!r}", hint=_NO_GGUF)
     at.pos = 4
-    version: int = at.number(_U32, "the version")
+    version: int = at.number("the version", _U32)
     if version and version & 0xFFFF == 0:
         at.fail(f"the file is big-endian (version {version:#010x})", at=4, hint="convert the model to little-endian")
     if version not in VERSIONS:
@@ -353,7 +351,7 @@ def _read_value(at: _Cursor, key: str) -> tuple[Any, str]:
         return _read_array(at, key)
     if kind == _STRING:
         return at.text(f"the value of key {key!r}", MAX_STRING_BYTES).decode("utf-8", "replace"), "string"
-    value = at.number(_SCALARS[kind], f"the value of key {key!r}")
+    value = at.number(f"the value of key {key!r}", _SCALARS[kind])
     if kind != _BOOL:
         return value, _TYPE_NAMES[kind]
     if value > 1:
@@ -362,7 +360,7 @@ def _read_value(at: _Cursor, key: str) -> tuple[Any, str]:
 
 
 def _read_type(at: _Cursor, what: str) -> int:
-    kind: int = at.number(_U32, f"the type of {what}")
+    kind: int = at.number(f"the type of {what}", _U32)
     if kind >= len(_TYPE_NAMES):
         at.fail(f"{what} has the type id {kind}, expected 0 to {len(_TYPE_NAMES) - 1}", at=at.pos - 4)
     return kind
@@ -374,7 +372,7 @@ def _read_array(at: _Cursor, key: str) -> tuple[Strings | Numbers, str]:
     if kind == _ARRAY:
         at.fail(f"{what} holds arrays; arrays of arrays are not allowed", at=at.pos - 4)
     size = 8 if kind == _STRING else _SCALARS[kind].size
-    start, count = at.pos, at.u64(f"the length of {what}")
+    start, count = at.pos, at.number(f"the length of {what}")
     if count * size > at.end - at.pos:
         at.fail(f"{what} has {count} elements, too many for the {at.end - at.pos} bytes that follow", at=start)
     name = f"array of {_TYPE_NAMES[kind]}"
@@ -423,22 +421,23 @@ def _read_records(at: _Cursor, count: int) -> list[_Record]:
         shape = _read_shape(at, name)
         dtype = _read_dtype(at, name)
         nbytes = _tensor_bytes(at, name, dtype, shape)
-        records[name] = _Record(TensorInfo(name, dtype, shape, nbytes), at.u64(f"the offset of tensor {name!r}"), start)
+        offset = at.number(f"the offset of tensor {name!r}")
+        records[name] = _Record(TensorInfo(name, dtype, shape, nbytes), offset, start)
     return list(records.values())
 
 
 def _read_shape(at: _Cursor, name: str) -> tuple[int, ...]:
-    n_dims: int = at.number(_U32, f"the dimension count of tensor {name!r}")
+    n_dims: int = at.number(f"the dimension count of tensor {name!r}", _U32)
     if not 1 <= n_dims <= MAX_DIMS:
         at.fail(f"tensor {name!r} has {n_dims} dimensions, expected 1 to {MAX_DIMS}", at=at.pos - 4)
-    dims = [at.u64(f"dimension {i} of tensor {name!r}") for i in range(n_dims)]
+    dims = [at.number(f"dimension {i} of tensor {name!r}") for i in range(n_dims)]
     if 0 in dims:
         at.fail(f"tensor {name!r} has a dimension of 0: {dims}", at=at.pos - 8 * n_dims)
     return tuple(reversed(dims))
 
 
 def _read_dtype(at: _Cursor, name: str) -> DType:
-    kind: int = at.number(_U32, f"the type of tensor {name!r}")
+    kind: int = at.number(f"the type of tensor {name!r}", _U32)
     if kind not in BY_GGML:
         raise UnsupportedModelError(
             f"tensor {name!r} has the type id {kind}, which rlx does not know",

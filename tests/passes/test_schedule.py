@@ -16,7 +16,7 @@ from rlx.ir.dims import CTX, PAST_SEQ, SEQ
 from rlx.ir.dtypes import F16, F32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.ir.op_table import traits
+from rlx.ir.op_table import OPS
 from rlx.passes import pipeline
 from rlx.passes.capabilities import Capabilities, Layouts
 from rlx.passes.layout import layout
@@ -144,7 +144,7 @@ def test_a_prologue_reads_what_is_its_own() -> None:
     ],
 )
 def test_a_worker_computes_for_itself_what_is_small(node: Node, expected: bool) -> None:
-    assert (traits(node).in_prologue and not shared_because(node, {"SEQ": (2, 16)}, HERE)) == expected
+    assert (OPS[node.op].in_prologue and not shared_because(node, {"SEQ": (2, 16)}, HERE)) == expected
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -33,11 +33,14 @@ def put(target: Any, offset: int, value: int, size: int) -> None:
 def test_the_form_follows_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLX_PLATFORM", raising=False)
     monkeypatch.setattr(sys, "platform", "freebsd14")
+    platform.current.cache_clear()
     assert platform.current().name == "plain"
     monkeypatch.undo()
     monkeypatch.setenv("RLX_PLATFORM", "plain")
+    platform.current.cache_clear()
     assert platform.current().name == "plain"
     monkeypatch.setenv("RLX_PLATFORM", "windows")
+    platform.current.cache_clear()
     with pytest.raises(ArgumentError, match=r"'windows' is no platform.*native or plain"):
         platform.current()
 

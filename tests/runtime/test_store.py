@@ -886,7 +886,7 @@ def test_the_default_folder(
     for name, value in {"HOME": "/h", **variables}.items():
         monkeypatch.setenv(name, value)
     forms = {"linux": Linux(), "plain": Platform(), "macos": Macos(None), "windows": Windows(lambda name: MagicMock())}
-    monkeypatch.setattr(platform, "of", lambda name: forms[system])
+    monkeypatch.setattr(platform, "current", lambda: forms[system])
     assert default_root().as_posix() == expected
 
 

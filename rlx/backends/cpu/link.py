@@ -34,7 +34,7 @@ from rlx.backends.cpu.work_stealing import SHARES, TAKE, WorkStealing, grain, st
 from rlx.backends.device import manifest_of
 from rlx.ir import dims
 from rlx.ir.node import Node
-from rlx.ir.op_table import traits
+from rlx.ir.op_table import OPS
 from rlx.passes.program import Program, root
 from rlx.passes.schedule import signature
 from rlx.tracing import span
@@ -89,7 +89,7 @@ def link_program(
     regions = [_region(linker, at) for at in range(len(program.regions))]
     manifest = _manifest(linker, regions)
     emit("program", _step(linker, regions))
-    custom = tuple(call for call in linker.calls.values() if call and traits(call.node).custom)
+    custom = tuple(call for call in linker.calls.values() if call and OPS[call.node.op].custom)
     return Linked(linker.kernels, manifest, custom)
 
 

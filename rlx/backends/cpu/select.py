@@ -39,7 +39,7 @@ from rlx.errors import CompileError, CustomOpError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
-from rlx.ir.op_table import traits
+from rlx.ir.op_table import OPS
 from rlx.ir.segments import is_segmented
 from rlx.ir.tracing import Untraceable, meaning_of
 from rlx.passes.program import root
@@ -336,7 +336,7 @@ def _gated_delta(n: Node, target: Target) -> Call:
 
 def _custom(n: Node, target: Target) -> Call:
     """The kernel of a custom op."""
-    op = traits(n).custom
+    op = OPS[n.op].custom
     assert op is not None
     units = op.units(n)
     if units is None:
@@ -385,7 +385,7 @@ KERNELS: dict[str, Callable[[Node, Target], Call]] = {
 
 def select(node: Node, target: Target) -> Call:
     """The kernel call for a node; `CompileError` if no kernel supports it."""
-    own = traits(node).custom
+    own = OPS[node.op].custom
     build = _custom if own and own.kernel else KERNELS.get(node.op)
     if own and build is None:
         raise _without_kernel(node)

@@ -22,7 +22,7 @@ from rlx.ir import dims
 from rlx.ir.custom import CustomOp
 from rlx.ir.custom_trials import operands_of, sample_sizes
 from rlx.ir.meaning import Array
-from rlx.ir.op_table import traits
+from rlx.ir.op_table import OPS
 
 _ACCESSES = 200_000  # of buffers, that the Python form makes at most: it is slow
 _GUARD = 64  # elements around the result that must stay as they are
@@ -82,7 +82,7 @@ def check_kernel(call: Call, code: bytes, limits: dims.Bounds) -> None:
     Raises:
         CustomOpError: they disagree, or the kernel leaves its buffers.
     """
-    node, op = call.node, traits(call.node).custom
+    node, op = call.node, OPS[call.node.op].custom
     assert op is not None
     sizes = sample_sizes(node, limits)
     native = NativeCode([code], [call.kernel.symbol])

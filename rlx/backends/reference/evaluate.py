@@ -17,7 +17,7 @@ from rlx.backends.reference.formats import Array, Bytes, Formats
 from rlx.backends.reference.used import Used
 from rlx.ir import dims
 from rlx.ir.node import Node
-from rlx.ir.ops import OPS, traits, updated
+from rlx.ir.ops import OPS, updated
 from rlx.passes.layout import ROWS_LAYOUT
 from rlx.passes.program import root
 
@@ -102,7 +102,7 @@ class Evaluation:
             return operands[0], None
         with np.errstate(all="ignore"):
             found: Any = OPS[node.op].meaning(operands, attrs, self.env)
-        return found if traits(node).effect else (found, None)
+        return found if OPS[node.op].effect else (found, None)
 
     def operands(self, node: Node, memory: Memory) -> list[Array]:
         """The operands of a node; of an embedding table the rows in use, with their new numbers."""
@@ -138,7 +138,7 @@ class Evaluation:
 
     def write(self, node: Node, value: Array, state: Array | None, memory: Memory) -> None:
         """Writes the result of a node, and the state that it updates."""
-        if traits(node).writes:
+        if OPS[node.op].writes:
             self._write_state(root(node), value, memory)
             return
         raw = memory(node, self._formats.layouts.size(node.dtype, self.shape(node)))

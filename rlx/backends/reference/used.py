@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from rlx.ir import dims, segments
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.ir.op_table import OPS
 from rlx.ir.op_table import roles as op_roles
-from rlx.ir.op_table import traits
 from rlx.passes.program import root
 
 Array = NDArray[Any]
@@ -51,7 +51,7 @@ class Used:
             read: the values of an input.
             env: the values of the symbols.
         """
-        ops = [node for node in graph.nodes() if traits(node).roles]
+        ops = [node for node in graph.nodes() if OPS[node.op].roles]
         paged = [node for node in ops if dict(node.attrs).get("page")]
         slotted = [node for node in ops if segments.is_segmented(node)]
         rows = read(slotted[0].inputs[-1]) if slotted else None
@@ -80,7 +80,7 @@ class Used:
         if node.op == "as_cache" and self.segments is not None:
             places = [np.arange(at, at + count) for _, count, _, at, *_ in self.segments.tolist()]
             return value[:, np.concatenate(places)]
-        has_rows = self.rows is not None and segments.is_segmented(node) and not traits(node).writes
+        has_rows = self.rows is not None and segments.is_segmented(node) and not OPS[node.op].writes
         return value[self.rows] if has_rows else value
 
     def shape(self, state: Node, shape: Shape) -> Shape:
