@@ -25,6 +25,8 @@ import numpy as np
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.engine import Engine
 from rlx.engine.programs import reporting
+from rlx.sampling.choice import Choice
+from rlx.sampling.options import SampleOpts
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}  # of worker 0: all there is with one thread
 
@@ -40,13 +42,13 @@ def main() -> None:
     prompts = rng.integers(0, engine.config.vocab_size, (most, args.prompt)).tolist()
     sequences = [engine.open_sequence(shared=False) for _ in prompts]
     begun = (advanced(engine, [sequence], [prompt]) for sequence, prompt in zip(sequences, prompts, strict=True))
-    latest = [int(logits.argmax()) for (logits,) in begun]
+    latest = chosen(engine, [logits for (logits,) in begun])
     for _ in range(args.rounds):
         for rows in args.batches:
             for _ in range(args.tokens):
                 start = now()
                 found = advanced(engine, sequences[:rows], [[token] for token in latest[:rows]])
-                latest[:rows] = [int(logits.argmax()) for logits in found]
+                latest[:rows] = chosen(engine, found)
                 seconds[rows].append(now() - start)
             for sequence in sequences[:rows]:
                 sequence.rewind(args.prompt)
@@ -70,6 +72,11 @@ def advanced(engine: Engine, sequences: list[Any], tokens: list[list[int]]) -> l
     """One step of the engine: the logits after the tokens of each sequence, valid until the next step."""
     segments = [Segment(sequence, ids) for sequence, ids in zip(sequences, tokens, strict=True)]
     return engine.step(Batch(segments, copies=False))
+
+
+def chosen(engine: Engine, rows: list[Any]) -> list[int]:
+    """The likeliest token of each row of logits, as the engine's loop finds it."""
+    return [each.token for each in engine.choose(rows, [Choice(SampleOpts.greedy())] * len(rows))]
 
 
 def measured_limits(engine: Engine) -> tuple[float, float]:

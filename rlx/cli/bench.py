@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from rlx import demo
-from rlx.cli import bench_compare
+from rlx.cli import bench_compare, bench_rows
 from rlx.cli.answering import read_images
 from rlx.cli.command import Command
 from rlx.cli.main import debug_option
@@ -36,6 +36,17 @@ BUSY_CPU = 0.75  # so were threads that got less than this share of their time f
 @click.option("--generate", type=_COUNT, default=64, show_default=True, metavar="N", help="Number of tokens to decode.")
 @click.option("--repeat", type=_COUNT, default=3, show_default=True, metavar="N", help="Runs; the median is shown.")
 @click.option("--image", metavar="FILE", help="Also measure the encoding of an image.")
+@click.option(
+    "--rows", type=bench_rows.COUNTS, metavar="N,...", help="Measure only steps of N sequences, one token each."
+)
+@click.option(
+    "--depth",
+    type=bench_rows.COUNTS,
+    default="64",
+    show_default=True,
+    metavar="N,...",
+    help="With --rows: tokens of each sequence before the steps.",
+)
 @some_engine_options("threads", "precision", "kv_dtype", "mmproj")
 @click.option("--compare", metavar="FILE", help="Show beside it what an earlier `rlx bench --json > FILE` measured.")
 @click.option(
@@ -54,6 +65,8 @@ def bench(
     generate: int,
     repeat: int,
     image: str | None,
+    rows: list[int] | None,
+    depth: list[int],
     compare: str | None,
     at_least: float | None,
     as_json: bool,
@@ -66,9 +79,15 @@ def bench(
     \b
     rlx bench model.gguf --json > before.json
     rlx bench model.gguf --compare before.json
+    rlx bench model.gguf --rows 1,8,32 --depth 64,512
     """
     if at_least is not None and compare is None:
         raise click.UsageError("--at-least needs --compare")
+    if rows is not None:
+        if image is not None or compare is not None:
+            raise click.UsageError("--rows measures neither images (--image) nor a comparison (--compare)")
+        bench_rows.bench_rows(model, rows, depth, as_json, engine)
+        return
     old = None if compare is None else bench_compare.earlier(compare)
     images = read_images([] if image is None else [image])
     usual = demo.path(demo.VISION if images else demo.TEXT)

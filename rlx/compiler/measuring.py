@@ -18,7 +18,13 @@ LEAST_SECONDS = 0.4  # that the steps take together, so that medians are steady
 MOST_STEPS = 2000
 
 
-def measure_step(program: Program, run: Callable[[], float], extents: Mapping[str, int], repeat: int = 5) -> StepTimes:
+def measure_step(
+    program: Program,
+    run: Callable[[], float],
+    extents: Mapping[str, int],
+    repeat: int = 5,
+    least_seconds: float | None = None,
+) -> StepTimes:
     """Runs a step several times and takes medians.
 
     The time of the whole call is that of steps whose clocks are not logged, which takes a millisecond; they run before
@@ -27,16 +33,18 @@ def measure_step(program: Program, run: Callable[[], float], extents: Mapping[st
     Args:
         run: runs one step of the program, and returns the seconds of the call.
         extents: symbol values of the step.
-        repeat: fewest steps; there are more if they are short.
+        repeat: fewest steps, a third of all; there are more until they take `least_seconds`, by default
+            `LEAST_SECONDS`.
     """
     run()
-    seconds, steps = _seconds(run, repeat), _Steps()
+    least = LEAST_SECONDS if least_seconds is None else least_seconds
+    seconds, steps = _seconds(run, repeat, least), _Steps()
     program.observe(steps)
     try:
-        _seconds(run, repeat)
+        _seconds(run, repeat, least)
     finally:
         program.ignore(steps)
-    seconds += _seconds(run, repeat)
+    seconds += _seconds(run, repeat, least)
     found = [log.read() for log in steps.logs_of_steps]
     calls = [len(region) for region in program.manifest["regions"]]
     waits = np.array([_waits(each, calls) for each in found])  # [steps, workers, regions]
@@ -48,13 +56,15 @@ def measure_step(program: Program, run: Callable[[], float], extents: Mapping[st
         [[_median(waits[:, w, r]) for r in range(waits.shape[2])] for w in range(waits.shape[1])],
         np.median([_of_regions(each.marks[0, :, :, 2], calls, np.add) for each in found], axis=0).astype(int).tolist(),
         len(found),
+        float(np.median([np.ptp(each.bounds()[0]) for each in found])) / 1e9,
+        np.median([_prologues(each.marks[0], calls) for each in found], axis=0).tolist(),
     )
 
 
-def _seconds(run: Callable[[], float], repeat: int) -> list[float]:
+def _seconds(run: Callable[[], float], repeat: int, least: float) -> list[float]:
     """The seconds of several steps."""
     found = list[float]()
-    while len(found) < repeat or (sum(found) < LEAST_SECONDS and len(found) < MOST_STEPS):
+    while len(found) < repeat or (sum(found) < least and len(found) < MOST_STEPS):
         found.append(run())
     return found
 
@@ -80,6 +90,13 @@ def _of_regions(marks: np.ndarray, calls: Sequence[int], how: np.ufunc) -> np.nd
     return np.stack(
         [how.reduce(marks[:, end - count : end], axis=1) for end, count in zip(ends, calls, strict=True)], 1
     )
+
+
+def _prologues(marks: np.ndarray, calls: Sequence[int]) -> np.ndarray:
+    """Seconds in the prologue of each region, [regions]: the mean over the workers."""
+    firsts = np.cumsum([0, *(1 + count for count in calls)])[:-1]
+    spent: np.ndarray = (marks[:, firsts, 1] - marks[:, firsts, 0]).mean(0) / 1e9
+    return spent
 
 
 def _waits(clocks: StepClocks, calls: Sequence[int]) -> np.ndarray:

@@ -29,6 +29,8 @@ class OpTime:
         bytes: of weights and states, which come from memory; other values stay in caches.
         operations: additions, multiplications and the like, by arithmetic: "int8", "bf16" or "f32".
         range: the least and the most seconds of several steps, if `seconds` is their median.
+        waits: seconds that a worker waits for the end of its regions, the mean over the workers; 0 if not measured.
+        prologues: seconds that a worker spends in their prologues, likewise.
     """
 
     label: str
@@ -37,6 +39,8 @@ class OpTime:
     regions: int = 0
     operations: Counter[str] = field(default_factory=Counter)
     range: tuple[float, float] = (0.0, 0.0)
+    waits: float = 0.0
+    prologues: float = 0.0
 
     @property
     def flops(self) -> int:
@@ -50,12 +54,17 @@ class OpTime:
             bandwidth: read bandwidth of all workers, in 10^9 bytes per second.
             peaks: their peak rates, in 10^9 operations per second, by kind (see `peak.kinds`).
         """
-        computing = sum(n / peak(kind, peaks) for kind, n in self.operations.items())
-        least, name = max((self.bytes / bandwidth, "memory"), (computing, "arithmetic"))
-        share = least / 1e9 / max(self.seconds, 1e-12)
+        least, name = self.bound(bandwidth, peaks)
+        share = least / max(self.seconds, 1e-12)
         if self.seconds < self.regions * BARRIER_SECONDS or share < BARRIER_SHARE:
             name, share = "barrier", min(share, 1.0)  # the clock does not resolve so short a time
         return Limit("cache" if name == "memory" and share > 1 else name, share)
+
+    def bound(self, bandwidth: float, peaks: Mapping[str, float]) -> tuple[float, str]:
+        """The seconds that the work takes at least, and what takes them: "memory" or "arithmetic"; see `limit`."""
+        computing = sum(n / peak(kind, peaks) for kind, n in self.operations.items())
+        least, name = max((self.bytes / bandwidth, "memory"), (computing, "arithmetic"))
+        return least / 1e9, name
 
 
 @dataclass(frozen=True)
@@ -83,21 +92,33 @@ def region_seconds(program: Program, seconds: float) -> np.ndarray:
     return spent
 
 
-def op_times(program: Program, graph: Graph, env: Mapping[str, int], seconds: np.ndarray) -> list[OpTime]:
+def op_times(
+    program: Program,
+    graph: Graph,
+    env: Mapping[str, int],
+    seconds: np.ndarray,
+    waits: np.ndarray | None = None,
+    prologues: np.ndarray | None = None,
+) -> list[OpTime]:
     """The time of each kind of work, longest first.
 
     Args:
         graph: the program's final graph, whose node numbers the manifest uses.
         env: symbol values of the step; the cost of attention is that of PAST_SEQ + SEQ positions.
         seconds: time of each region.
+        waits, prologues: of it what a worker waits, and spends in the prologue, if they were measured.
     """
     nodes, totals = graph.nodes(), dict[str, OpTime]()
     sizes = filled(env)
-    regions, prologues = ([[nodes[i] for i, _ in row] for row in program.manifest[k]] for k in ("regions", "prologues"))
-    for work, own, spent in zip(regions, prologues, seconds.tolist(), strict=True):
+    regions, before = ([[nodes[i] for i, _ in row] for row in program.manifest[k]] for k in ("regions", "prologues"))
+    nothing = np.zeros_like(seconds)
+    spent = (nothing if each is None else each for each in (seconds, waits, prologues))
+    for work, own, times in zip(regions, before, np.stack([*spent], 1).tolist(), strict=True):
         label = " ".join(sorted({kind_of(n) for n in work if n not in own}))
         total = totals.setdefault(label, OpTime(label))
-        total.seconds += spent
+        total.seconds += times[0]
+        total.waits += times[1]
+        total.prologues += times[2]
         total.regions += 1
         for node in {*work, *own}:
             total.operations[arithmetic(node)] += cost(node, sizes)[0]

@@ -41,6 +41,8 @@ class StepTimes:
             too late for the region.
         units: for each worker and region how many units of work it did.
         repeats: number of steps.
+        native: seconds from the begin of its first region to the end of its last one.
+        prologues: seconds that a worker computes in the prologue of each region, the mean over the workers.
     """
 
     extents: Mapping[str, int]
@@ -49,6 +51,8 @@ class StepTimes:
     waits: Sequence[Sequence[float | None]]
     units: Sequence[Sequence[int]]
     repeats: int
+    native: float = 0.0
+    prologues: Sequence[float] = ()
 
 
 @dataclass(frozen=True)

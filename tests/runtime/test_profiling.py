@@ -73,3 +73,24 @@ def test_bench_names_the_limit_of_every_kernel(demo_model: Path) -> None:
         assert row["limit"] in ("memory", "cache", "arithmetic", "barrier") and row["share_of_limit"] >= 0
     shown = CliRunner().invoke(cli, command)
     assert shown.exit_code == 0 and "near" in shown.output and "one decode step" in shown.output
+
+
+def test_bench_shows_steps_of_several_sequences(demo_model: Path) -> None:
+    command = ["bench", str(demo_model), "--rows", "1,3", "--depth", "70", "--threads", "2"]
+    result = CliRunner().invoke(cli, [*command, "--json"])
+    assert result.exit_code == 0, result.output
+    one, three = json.loads(result.stdout)["steps"]
+    assert [(step["rows"], step["depth"]) for step in (one, three)] == [(1, 70), (3, 70)]
+    read = {step["rows"]: {row["kernel"]: row["bytes"] for row in step["kernels"]} for step in (one, three)}
+    assert read[3]["attention"] == 3 * read[1]["attention"] and read[3]["attention"] > 0, "a cache for each sequence"
+    for step in (one, three):
+        for row in step["kernels"]:
+            assert min(row["prologue_ms"], row["waiting_ms"], row["least_ms"]) >= 0
+        assert step["least_ms"] == pytest.approx(sum(row["least_ms"] for row in step["kernels"]))
+    shown = CliRunner().invoke(cli, command)
+    assert "3 rows at depth 70: " in shown.stdout and "between steps" in shown.stdout
+
+
+def test_bench_refuses_what_is_no_number_of_rows(demo_model: Path) -> None:
+    result = CliRunner().invoke(cli, ["bench", str(demo_model), "--rows", "1,none"])
+    assert result.exit_code == 2 and "--rows" in result.stderr

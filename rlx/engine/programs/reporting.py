@@ -16,6 +16,7 @@ from rlx.backends.program import Program
 from rlx.compiler import profiling
 from rlx.compiler.measuring import LEAST_BYTES, MEMORY_BYTES, measure_step
 from rlx.compiler.profiling import OpTime, op_times, region_seconds
+from rlx.engine.programs.batch_steps import MOST_SEQUENCES, ROOM, batch_steps
 from rlx.engine.programs.ready import compile_tower
 from rlx.engine.programs.specs import DECODE, GREEDY, ProgramSpec
 from rlx.errors import RlxError
@@ -137,10 +138,11 @@ def _failed(engine: Engine, spec: ProgramSpec, error: RlxError) -> Source:
 
 
 def measure_programs(engine: Engine, specs: Sequence[ProgramSpec], prompt: int) -> tuple[Machine, dict[str, StepTimes]]:
-    """The limits of the machine, and measured steps of programs of one sequence, by name.
+    """The limits of the machine, and measured steps of programs, by name.
 
-    Prompts are as long as their bucket permits. The bandwidth is that of a buffer of as many bytes as a decode step
-    reads. It is the best of measurements between the programs: what else runs on the machine only lowers it.
+    Prompts are as long as their bucket permits; a batch has as many sequences, at most `MOST_SEQUENCES`. The
+    bandwidth is that of a buffer of as many bytes as a decode step reads. It is the best of measurements between the
+    programs: what else runs on the machine only lowers it.
 
     Args:
         prompt: number of tokens of the prompt; decode steps follow it.
@@ -152,6 +154,11 @@ def measure_programs(engine: Engine, specs: Sequence[ProgramSpec], prompt: int) 
     rates = [_bandwidth(engine, prompt)]
     for spec in specs:
         rows = min(spec.seq[1], max(prompt, spec.seq[0]), engine.max_seq - 1)
+        if spec.phase == "batch":
+            depth = min(prompt, engine.max_seq - ROOM)
+            (step,) = batch_steps(engine, [min(spec.seq[1], MOST_SEQUENCES)], depth)
+            found[spec.name] = step.times
+            rates.append(_bandwidth(engine, prompt))
         if spec.phase == "prefill" and rows >= spec.seq[0]:
             engine.reset()
             found[spec.name] = _measure_forward(engine, spec, rows)
