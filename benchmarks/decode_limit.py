@@ -128,14 +128,14 @@ def measure_step(model: str, threads: int, rounds: int) -> Step:
 
 def region_times(engine: Engine, token: int) -> list[OpTime]:
     """The median time of each kind of region while `TOKENS` tokens follow each other."""
-    engine.reset()
-    engine.forward([token])
+    sequence = engine.open_sequence(shared=False)
+    engine.append(sequence, [token])
     spec, middle = engine.model_runner.spec(1, TOKENS // 2), {"SEQ": 1, "PAST_SEQ": TOKENS // 2}
     program, graph = engine._programs[spec], engine._programs.final_graph(spec)
     steps = []
     for _ in range(TOKENS):
         start = time.perf_counter()
-        engine.forward([token])
+        engine.append(sequence, [token])
         steps.append(region_seconds(program, time.perf_counter() - start))
     return op_times(program, graph, middle, np.median(steps, axis=0))
 

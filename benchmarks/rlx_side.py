@@ -1,4 +1,4 @@
-"""rlx as one side of `versus.py`: the engine's `forward`, no sampling; and for the Python API a runner."""
+"""rlx as one side of `versus.py`: the engine's steps, no sampling; and for the Python API a runner."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ class RlxSide:
 
     def open(self, model: str, threads: int, context: int) -> dict[str, Any]:
         self.engine = Engine.open(model, threads=threads, max_seq=context)
+        self.sequence = self.engine.open_sequence()
         stats, config = self.engine.stats(), self.engine.config
         facts = {key: stats[key] for key in ("kv_bytes", "weights_bytes", "target", "precision", "kv_dtype")}
         facts["target"] = os.environ.get("RLX_TARGET", facts["target"])  # avx512-vnni-bf16 runs as avx512
         return {"version": __version__, "vocab": config.vocab_size, "context": config.context, **facts}
 
     def clear(self) -> None:
-        self.engine.reset()
+        self.sequence.rewind(0)
 
     def feed(self, ids: Ids) -> None:
-        self._logits = self.engine.forward(ids)
+        self._logits = self.engine.append(self.sequence, ids)
 
     def keep(self) -> None:
-        self._length = self.engine.past
+        self._length = len(self.sequence)
+        self.sequence.mark()
 
     def back(self) -> None:
-        self.engine.trim(self._length)
+        self.sequence.rewind(self._length)
 
     def logits(self) -> np.ndarray:
         return self._logits
@@ -65,9 +67,7 @@ class RlxSide:
 
     def profile(self, tokens: int) -> dict[str, Any]:
         """Where a step of so many tokens spends its time, as `rlx bench` has it: [label, ms, GB/s, GFLOP/s] a row."""
-        self.engine.reset()
         found = reporting.profile_step(self.engine, [1] * tokens)
-        self.engine.reset()
         rows = [(t.label, t.seconds * 1e3, t.bytes / t.seconds / 1e9, t.flops / t.seconds / 1e9) for t in found]
         return {"rows": rows}
 

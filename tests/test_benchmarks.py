@@ -223,10 +223,11 @@ def test_a_side_answers_line_by_line(side: subprocess.Popen[str], demo_model: Pa
 
     engine = Engine.open(demo_model, threads=1, max_seq=128)
     ids, expected = engine.tokenizer.encode("The fox"), []
-    logits = engine.forward(ids)
+    sequence = engine.open_sequence()
+    logits = engine.append(sequence, ids)
     for _ in range(6):
         expected.append(int(logits.argmax()))
-        logits = engine.forward(expected[-1:])
+        logits = engine.append(sequence, expected[-1:])
     moved = step_bytes(engine, 20)
     vocab = engine.config.vocab_size
     engine.close()

@@ -127,24 +127,25 @@ def measure(
         warm: called when the programs are compiled, before the first run.
     """
     ids = [(7919 * i) % engine.config.vocab_size for i in range(prompt)]
-    engine.forward(ids)  # compiles, and touches every page
-    engine.forward(ids[:1])
+    sequence = engine.open_sequence(shared=False)
+    engine.append(sequence, ids)  # compiles, and touches every page
+    engine.append(sequence, ids[:1])
     warm()
     prefill, decode, bandwidth, cpu = [], [], [], 0.0
     moved, threads = reporting.step_bytes(engine, prompt + generate // 2), engine.stats()["threads"]
     for _ in range(repeat):
-        engine.reset()
+        sequence.rewind(0)
         start, computed = time.perf_counter(), time.process_time()
-        engine.forward(ids)
+        engine.append(sequence, ids)
         prefill.append(time.perf_counter() - start)
         start = time.perf_counter()
         for i in range(generate):
-            engine.forward(ids[i % prompt : i % prompt + 1])
+            engine.append(sequence, ids[i % prompt : i % prompt + 1])
         decode.append((time.perf_counter() - start) / generate)
         cpu += time.process_time() - computed
         bandwidth.append(reporting.read_bandwidth(engine, moved))  # of a small model that of the cache that holds it
-    report = reporting.profile_step(engine)
-    engine.reset()
+    sequence.discard()
+    report = reporting.profile_step(engine, past=prompt)
     report_prefill = reporting.profile_step(engine, ids)
     step, many, read = statistics.median(decode), statistics.median(prefill), max(bandwidth)
     peaks = reporting.arithmetic_peaks(engine)

@@ -1,8 +1,7 @@
 """The engine under every runner: a model's programs, weights and states, with one main method, `step`.
 
 It does not sample and does not process text. `step` appends token ids to sequences and returns logits.
-`model_runner.py` runs the programs, `single_sequence.py` has calls on a sequence of its own, and `rlx.engine.kv.pool`
-holds the states.
+`model_runner.py` runs the programs, and `rlx.engine.kv.pool` holds the states.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.guards import row_numbers
 from rlx.compiler.packed_cache import PackedWeightCache, weights_key
 from rlx.compiler.tensors import Tensors
-from rlx.engine.batch import Batch
+from rlx.engine.batch import Batch, Rows, Segment
 from rlx.engine.images import ImageInput
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.pool_memory import Sizes
 from rlx.engine.kv.pool_size import pool_bytes
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.kv.sequence_snapshot import restore, take_snapshot
+from rlx.engine.kv.sequence_snapshot import check_snapshot, restore, take_snapshot
 from rlx.engine.kv.snapshot import Snapshot
 from rlx.engine.model_runner import ALL_ROWS_VALUES, Limits, ModelRunner
 from rlx.engine.opening.opened import Source, identity, tokenizer_of
@@ -49,7 +48,6 @@ from rlx.engine.programs.programs import Programs
 from rlx.engine.programs.ready import TOWER, ProgramRecord, ReadyPrograms, compile_tower, ready_programs
 from rlx.engine.programs.specs import GREEDY, HIDDEN, Bucketing, ProgramSpec, expected_programs, programs_of
 from rlx.engine.request.output import Logits
-from rlx.engine.single_sequence import SingleSequence
 from rlx.engine.speculation.drafts import Counters
 from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows
@@ -74,11 +72,10 @@ if TYPE_CHECKING:
 _PARTS = ("pool", "_tensors", "_programs", "_vision", "_predictor", "_workers", "prefix_writer", "ahead")
 
 
-class Engine(SingleSequence):
+class Engine:
     """A loaded model. Make one with `Engine.open`.
 
-    `step` computes a batch of several sequences, which `open_sequence` opens. The inherited calls (`forward`, `trim`
-    and so on) work on one more sequence, the current one.
+    `step` computes a batch of sequences, which `open_sequence` opens.
 
     Attributes:
         ahead: compiles programs in the background.
@@ -148,7 +145,6 @@ class Engine(SingleSequence):
             self.kept, self.prefix_writer = keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
             self._programs.bind(self.pool.memory.buffers, self.pool.memory.strides)
             self.model_runner = ModelRunner(self._programs, self.pool, bucketing, self._limits(), self.load)
-            self._sequence = self.pool.open()
         except BaseException:
             self.close(keep_file=True)
             raise
@@ -273,6 +269,12 @@ class Engine(SingleSequence):
         """
         return self.model_runner.step(batch)
 
+    def append(self, sequence: Sequence, tokens: Ids[int], logits: Rows = "last") -> Logits:
+        """`step` of one segment."""
+        (found,) = self.step(Batch([Segment(sequence, tokens, logits)]))
+        assert found is not None
+        return found
+
     def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = (), loads: bool = True) -> list[int]:
         """Appends `token` and the likeliest tokens after it to a sequence, in one native call: `ModelRunner.greedy`.
 
@@ -308,7 +310,7 @@ class Engine(SingleSequence):
             PromptError: it holds more tokens than the context.
             PoolFullError: the pool has no room for it.
         """
-        self.check_snapshot(snapshot)
+        check_snapshot(self.pool, snapshot, self._identity, self._path, self.model_runner.limits)
         sequence = self.pool.open()
         try:
             restore(sequence, snapshot)
@@ -337,7 +339,7 @@ class Engine(SingleSequence):
         self.model_runner.bucketing = value
 
     @cached_property
-    def _identity(self) -> str:  # type: ignore[override]
+    def _identity(self) -> str:
         return identity(self.graph, self._weights.loader)
 
     # -- the MTP head ---------------------------------------------------------------------------------------------

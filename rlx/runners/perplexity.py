@@ -170,14 +170,19 @@ def _scored(engine: Engine, window: Window, base: Engine | None, most: int) -> I
     """(losses, losses of the base, divergences, whether the likeliest is the same) of a window's tokens, in pieces."""
     ids, first = window.ids, len(window.ids) - window.scored - 1
     engines = [engine] if base is None else [engine, base]
-    for each in engines:
-        each.reset()
-        for at in range(0, first, most):
-            each.forward(ids[at : min(at + most, first)])
-    for at in range(first, len(ids) - 1, most):
-        piece = ids[at : min(at + most, len(ids) - 1)]
-        logits = [check_finite(each.forward(piece, all_rows=True), "ppl") for each in engines]
-        yield compare(logits[0], logits[-1] if base else None, ids[at + 1 : at + 1 + len(piece)])
+    sequences = [each.open_sequence(shared=False) for each in engines]
+    try:
+        for each, sequence in zip(engines, sequences, strict=True):
+            for at in range(0, first, most):
+                each.append(sequence, ids[at : min(at + most, first)])
+        for at in range(first, len(ids) - 1, most):
+            piece = ids[at : min(at + most, len(ids) - 1)]
+            found = [each.append(own, piece, "all") for each, own in zip(engines, sequences, strict=True)]
+            logits = [check_finite(rows, "ppl") for rows in found]
+            yield compare(logits[0], logits[-1] if base else None, ids[at + 1 : at + 1 + len(piece)])
+    finally:
+        for sequence in sequences:
+            sequence.discard()
 
 
 def compare(logits: Logits, base: Logits | None, ids: Sequence[int]) -> tuple[Any, ...]:

@@ -239,9 +239,7 @@ def checked_pooling(pooling: str) -> str:
     return pooling
 
 
-def _read(
-    engine: TokenEngine, prompt: Ids[int], embeddings: PromptEmbeddings | None
-) -> Generator[None, None, None]:
+def _read(engine: TokenEngine, prompt: Ids[int], embeddings: PromptEmbeddings | None) -> Generator[None, None, None]:
     """Reads states of a prompt's beginning that are kept on disk."""
     if engine.kept is not None and (work := engine.kept.reading(prompt, embeddings)) is not None:
         yield from work

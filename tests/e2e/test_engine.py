@@ -17,7 +17,6 @@ import toy
 import rlx
 from rlx.backends.cpu.target import Target, supported_levels
 from rlx.engine import engine as engine_module
-from rlx.engine.engine import Engine
 from rlx.engine.model_runner import ModelRunner
 from rlx.errors import ArgumentError, BusyError, PromptError, TargetError
 from rlx.ir import ops
@@ -26,6 +25,7 @@ from rlx.passes import pipeline
 from rlx.passes.options import FUSIONS, Options
 from rlx.store.cache import CompileCache
 from rlx.store.store import Store, default_root
+from tests.single_sequence import SingleEngine
 
 Array = np.ndarray[Any, Any]
 
@@ -63,21 +63,21 @@ def tokens(expected: dict[str, Array]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def gemma(goldens: Path) -> Iterator[Engine]:
+def gemma(goldens: Path) -> Iterator[SingleEngine]:
     """Gemma 3 has everything: windows of 16 and whole layers, two ropes, norms on both sides."""
-    engine = Engine.open(goldens / "gemma3" / "model-f16.gguf", precision="exact", profile=LADDER, max_seq=96)
+    engine = SingleEngine.open(goldens / "gemma3" / "model-f16.gguf", precision="exact", profile=LADDER, max_seq=96)
     yield engine
     engine.close()
 
 
 @pytest.fixture
-def engine(gemma: Engine) -> Iterator[Engine]:
+def engine(gemma: SingleEngine) -> Iterator[SingleEngine]:
     gemma.reset()
     yield gemma
     gemma.reset()
 
 
-def rows_of(engine: Engine, tokens: Sequence[int], split: Sequence[int], all_rows: bool = True) -> Array:
+def rows_of(engine: SingleEngine, tokens: Sequence[int], split: Sequence[int], all_rows: bool = True) -> Array:
     """The logits of a prompt that comes in pieces; the last row only, or all."""
     engine.reset()
     rows, at = [], 0
@@ -96,7 +96,7 @@ SPLITS = [[48], [16, 16, 16], [1] * 48, [47, 1], [1, 47], [4, 4, 40], [2, 5, 16,
 
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(map(str, split[:4])))
 def test_every_split_of_a_prompt_gives_the_same_logits(
-    engine: Engine, tokens: list[int], expected: dict[str, Array], split: list[int]
+    engine: SingleEngine, tokens: list[int], expected: dict[str, Array], split: list[int]
 ) -> None:
     whole = rows_of(engine, tokens, [48])
     assert error(whole, expected["logits"]) <= GOLDEN
@@ -106,7 +106,7 @@ def test_every_split_of_a_prompt_gives_the_same_logits(
 
 @pytest.mark.parametrize("most", [4, 1])
 def test_all_rows_of_a_large_vocabulary_come_in_smaller_chunks(
-    engine: Engine, tokens: list[int], monkeypatch: pytest.MonkeyPatch, most: int
+    engine: SingleEngine, tokens: list[int], monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     whole = engine.forward(tokens, all_rows=True)
     engine.reset()
@@ -124,7 +124,7 @@ def test_all_rows_of_a_large_vocabulary_come_in_smaller_chunks(
     assert set(seen) == {most}
 
 
-def test_the_context_may_be_filled_to_the_last_position_and_no_further(engine: Engine, tokens: list[int]) -> None:
+def test_the_context_may_be_filled_to_the_last_position_and_no_further(engine: SingleEngine, tokens: list[int]) -> None:
     engine.forward(tokens)
     with pytest.raises(PromptError, match=r"49 tokens after 48 do not fit the context of 96\. Shorten"):
         engine.forward([1] * 49)
@@ -141,7 +141,7 @@ def test_the_context_may_be_filled_to_the_last_position_and_no_further(engine: E
 
 @pytest.mark.parametrize("keep", [0, 1, 15, 16, 17, 30])
 def test_trimming_and_going_on_equals_a_fresh_start(
-    engine: Engine, tokens: list[int], expected: dict[str, Array], keep: int
+    engine: SingleEngine, tokens: list[int], expected: dict[str, Array], keep: int
 ) -> None:
     engine.forward(tokens[:30])
     engine.forward([7] * 10)
@@ -153,14 +153,14 @@ def test_trimming_and_going_on_equals_a_fresh_start(
 
 
 @pytest.mark.parametrize("length", [-1, 4])
-def test_trimming_to_what_is_not_there_is_refused(engine: Engine, length: int) -> None:
+def test_trimming_to_what_is_not_there_is_refused(engine: SingleEngine, length: int) -> None:
     engine.forward([1, 2, 3])
     with pytest.raises(ArgumentError, match=f"cannot trim to {length}: the cache holds 3"):
         engine.trim(length)
     assert engine.past == 3
 
 
-def test_what_was_in_the_cache_before_does_not_matter(engine: Engine, tokens: list[int]) -> None:
+def test_what_was_in_the_cache_before_does_not_matter(engine: SingleEngine, tokens: list[int]) -> None:
     """Positions beyond the session are never read, whatever lies there: NaN times a weight of 0 would be NaN."""
     whole = rows_of(engine, tokens[:30], [30])
     engine.reset()
@@ -251,7 +251,7 @@ def test_threads_give_the_same_bits(goldens: Path, demo_model: Path, tokens: lis
     options: dict[str, Any] = {} if model == "demo" else {"precision": "exact", "profile": LADDER}
     found = []
     for threads in (1, 2, 3):
-        engine = Engine.open(path, **options, max_seq=96, threads=threads)
+        engine = SingleEngine.open(path, **options, max_seq=96, threads=threads)
         assert engine.stats()["threads"] == threads
         rows = [engine.forward(tokens), *(engine.forward([t]) for t in tokens[:8]), engine.forward(tokens[:3])]
         found.append(np.stack(rows))
@@ -270,7 +270,7 @@ def test_kv_types_stay_within_their_errors(goldens: Path) -> None:
     found, sizes = {}, {}
     for dtype in KV_CEILINGS:
         path = goldens / "qwen3" / "model-f16.gguf"
-        engine = Engine.open(path, precision="exact", kv_dtype=dtype, profile=PAIR, max_seq=96)
+        engine = SingleEngine.open(path, precision="exact", kv_dtype=dtype, profile=PAIR, max_seq=96)
         assert engine.stats()["kv_dtype"] == dtype
         rows = [engine.forward(tokens[:16]), *(engine.forward([token]) for token in tokens[16:])]
         found[dtype], sizes[dtype] = np.stack(rows), engine.stats()["kv_bytes"]
@@ -366,7 +366,7 @@ def test_fusions_change_kernels_and_not_the_result(goldens: Path) -> None:
 def test_greedy_tokens_in_native_runs(goldens: Path, family: str) -> None:
     """As many as the context has room for, through rings that wrap; then to a stop id; and the session goes on."""
     (path,) = (goldens / family).glob("*.gguf")
-    engine = Engine.open(path, max_seq=80, profile=PAIR, threads=2)
+    engine = SingleEngine.open(path, max_seq=80, profile=PAIR, threads=2)
     prompt = [3, 9, 27, 81, 11]
     first, want = int(engine.forward(prompt).argmax()), []
     for _ in range(75):

@@ -9,8 +9,8 @@ import pytest
 
 import rlx
 from rlx import demo
-from rlx.engine.engine import Engine
 from rlx.errors import ArgumentError
+from tests.single_sequence import SingleEngine
 
 PROMPT = "Once upon a time there was"
 PAIR = {"buckets": {"seq": [1, 32]}}
@@ -55,8 +55,8 @@ def test_sessions_go_back_and_are_copied(goldens: Path, family: str, dtype: str)
     path = goldens / family / "model-f16.gguf"
     ids = np.random.default_rng(4).integers(3, 200, 90).tolist()
 
-    def opened(max_seq: int) -> Engine:
-        return Engine.open(path, precision="exact", kv_dtype=dtype, max_seq=max_seq, profile=PAIR)
+    def opened(max_seq: int) -> SingleEngine:
+        return SingleEngine.open(path, precision="exact", kv_dtype=dtype, max_seq=max_seq, profile=PAIR)
 
     engine, other = opened(128), opened(112)
     engine.forward(ids[:70])
@@ -70,7 +70,7 @@ def test_sessions_go_back_and_are_copied(goldens: Path, family: str, dtype: str)
     for token, want in zip(ids[70:], straight, strict=True):
         assert np.array_equal(engine.forward([token]), want)
         assert np.array_equal(other.forward([token]), want)
-    wrong = Engine.open(path, precision="exact", kv_dtype="f16", max_seq=128)
+    wrong = SingleEngine.open(path, precision="exact", kv_dtype="f16", max_seq=128)
     with pytest.raises(ArgumentError, match=rf"the snapshot has (full|ring) {dtype} .*, the session (full|ring) f16"):
         wrong.restore(snapshot)
     for opened_one in (engine, other, wrong):

@@ -14,7 +14,6 @@ import pytest
 
 import rlx
 from rlx import models
-from rlx.engine.engine import Engine
 from rlx.engine.programs import reporting
 from rlx.engine.programs.specs import DECODE
 from rlx.errors import ArgumentError
@@ -22,6 +21,7 @@ from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
 from rlx.runners import CachedRunner
 from rlx.weights import ModelWeights, open_weights
+from tests.single_sequence import SingleEngine
 
 Array = np.ndarray[Any, Any]
 
@@ -58,14 +58,14 @@ def interpreted(path: Path, ids: list[int]) -> Array:
 class Family:
     name: str
     path: Path
-    engine: Engine
+    engine: SingleEngine
     expected: Array
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def opened(request: pytest.FixtureRequest, goldens: Path) -> Iterator[Family]:
     path = goldens / request.param / "model-f16.gguf"
-    engine = Engine.open(path, precision="exact", profile=LADDER, max_seq=240)
+    engine = SingleEngine.open(path, precision="exact", profile=LADDER, max_seq=240)
     yield Family(request.param, path, engine, interpreted(path, IDS))
     engine.close()
 
@@ -76,7 +76,7 @@ def family(opened: Family) -> Family:
     return opened
 
 
-def goes_on(family: Family, engine: Engine, count: int = 5) -> bool:
+def goes_on(family: Family, engine: SingleEngine, count: int = 5) -> bool:
     """Whether the next ids give the logits that follow a session of the first ids."""
     past = engine.past
     assert engine.ids == IDS[:past]
@@ -84,7 +84,7 @@ def goes_on(family: Family, engine: Engine, count: int = 5) -> bool:
     return error(found, family.expected[past + count - 1]) <= SAME
 
 
-def talk(engine: Engine, prompt: int, length: int) -> None:
+def talk(engine: SingleEngine, prompt: int, length: int) -> None:
     engine.forward(IDS[:prompt])
     for token in IDS[prompt:length]:
         engine.forward([token])
@@ -109,7 +109,7 @@ def test_trim(family: Family, length: int) -> None:
     assert goes_on(family, family.engine, 1)
 
 
-def poison(engine: Engine, kind: str, start: int, stop: int) -> None:
+def poison(engine: SingleEngine, kind: str, start: int, stop: int) -> None:
     """Puts NaN in the places of positions, as a broken step would."""
     memory, sequence = engine.pool.memory, engine.current
     first, last = start // memory.page, -(-stop // memory.page)
@@ -145,7 +145,7 @@ def test_snapshots_go_to_other_engines(family: Family, length: int) -> None:
     talk(family.engine, 5, length)
     snapshot = family.engine.snapshot()
     assert goes_on(family, family.engine)
-    other = Engine.open(family.path, precision="exact", profile=OTHER, max_seq=220)
+    other = SingleEngine.open(family.path, precision="exact", profile=OTHER, max_seq=220)
     other.restore(snapshot)
     assert goes_on(family, other, 30)
     other.trim(length // 2)
@@ -164,7 +164,7 @@ def test_snapshots_go_to_other_engines(family: Family, length: int) -> None:
 def test_snapshots_of_other_models_and_formats_are_refused(family: Family, goldens: Path) -> None:
     family.engine.forward(IDS[:9])
     snapshot = family.engine.snapshot()
-    half = Engine.open(family.path, precision="exact", kv_dtype="f16", profile=LADDER, max_seq=64)
+    half = SingleEngine.open(family.path, precision="exact", kv_dtype="f16", profile=LADDER, max_seq=64)
     with pytest.raises(ArgumentError, match=r"the snapshot has (full|ring) f32 .*Open the model with the cache type"):
         half.restore(snapshot)
     half.close()
@@ -212,7 +212,7 @@ def test_windows_bound_the_memory(goldens: Path) -> None:
     sizes = {}
     for max_seq in (240, 4080):
         path = goldens / "gemma3" / "model-f16.gguf"
-        engine = Engine.open(path, kv_dtype="f16", profile=LADDER, max_seq=max_seq, load=False)
+        engine = SingleEngine.open(path, kv_dtype="f16", profile=LADDER, max_seq=max_seq, load=False)
         config = engine.config
         token = 2 * 2 * config.each[0].kv_heads * config.each[0].head_dim  # K and V, f16
         sliding = sum(window is not None for window in config.windows)

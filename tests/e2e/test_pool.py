@@ -286,9 +286,11 @@ def test_memory_that_is_there(tmp_path: Path) -> None:
 
 def test_writing_over_what_others_rely_on(engine: Engine) -> None:
     """A sequence goes back and on another way: what it published before stays as it was."""
-    engine.forward(IDS[:100])
-    engine.trim(70)
-    assert same(engine.forward(IDS[300:320]), alone(engine, [*IDS[:70], *IDS[300:320]]))
+    sequence = engine.open_sequence()
+    fed(engine, sequence, IDS[:100])
+    sequence.publish()
+    sequence.rewind(70)
+    assert same(engine.append(sequence, IDS[300:320]), alone(engine, [*IDS[:70], *IDS[300:320]]))
     longer = [*IDS[:100], 5, 6]
     other = engine.open_sequence(longer)
     assert len(other) == 100 or engine.pool.memory.has_slots

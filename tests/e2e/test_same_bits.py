@@ -15,9 +15,9 @@ import pytest
 from models.golden_files import FILES, QUANTIZED
 
 from rlx.engine.batch import Batch, Segment
-from rlx.engine.engine import Engine
 from rlx.engine.kv.sequence import Sequence as TokenSequence
 from rlx.profile import CompileProfile
+from tests.single_sequence import SingleEngine
 
 Array = np.ndarray[Any, Any]
 Rows = dict[int, Array]  # position -> the logits after it
@@ -36,15 +36,15 @@ def model_path(goldens: Path, family: str, file: str) -> Path:
     return goldens / family / file
 
 
-def opened(path: Path, threads: int) -> Engine:
-    return Engine.open(path, threads=threads, max_seq=LENGTH + 40, profile=CompileProfile.load(PROFILE))
+def opened(path: Path, threads: int) -> SingleEngine:
+    return SingleEngine.open(path, threads=threads, max_seq=LENGTH + 40, profile=CompileProfile.load(PROFILE))
 
 
-def ids_of(engine: Engine) -> list[int]:
+def ids_of(engine: SingleEngine) -> list[int]:
     return np.random.default_rng(7).integers(0, engine.config.vocab_size // 2, LENGTH).tolist()
 
 
-def in_chunks(engine: Engine, ids: Sequence[int], sizes: Sequence[int], all_rows: bool = False) -> Rows:
+def in_chunks(engine: SingleEngine, ids: Sequence[int], sizes: Sequence[int], all_rows: bool = False) -> Rows:
     """The ids in calls of these sizes, over and over."""
     found: Rows = {}
     while (at := engine.past) < len(ids):
@@ -54,7 +54,7 @@ def in_chunks(engine: Engine, ids: Sequence[int], sizes: Sequence[int], all_rows
     return found
 
 
-def with_drafts(engine: Engine, ids: Sequence[int]) -> Rows:
+def with_drafts(engine: SingleEngine, ids: Sequence[int]) -> Rows:
     """Four rows at a time, of which some are wrong guesses that are taken back."""
     found: Rows = {}
     while (at := engine.past) < len(ids):
@@ -65,7 +65,7 @@ def with_drafts(engine: Engine, ids: Sequence[int]) -> Rows:
     return found
 
 
-def appended(engine: Engine, sequence: TokenSequence, tokens: Sequence[int]) -> Rows:
+def appended(engine: SingleEngine, sequence: TokenSequence, tokens: Sequence[int]) -> Rows:
     """The logits after each of the tokens, by position."""
     at = len(sequence)
     (rows,) = engine.step(Batch([Segment(sequence, tokens, "all")]))
@@ -73,7 +73,7 @@ def appended(engine: Engine, sequence: TokenSequence, tokens: Sequence[int]) -> 
     return dict(enumerate(rows, at))
 
 
-def after_a_hit(engine: Engine, ids: Sequence[int]) -> Rows:
+def after_a_hit(engine: SingleEngine, ids: Sequence[int]) -> Rows:
     """A prompt that shares 200 tokens with one that was computed before, and not the rest."""
     with closing(engine.open_sequence(shared=False)) as before:
         appended(engine, before, [*ids[:200], *ids[10:90]])
@@ -82,14 +82,14 @@ def after_a_hit(engine: Engine, ids: Sequence[int]) -> Rows:
         return appended(engine, sequence, ids[len(sequence) :])
 
 
-def after_a_miss(engine: Engine, ids: Sequence[int]) -> Rows:
+def after_a_miss(engine: SingleEngine, ids: Sequence[int]) -> Rows:
     """The same prompt, computed anew."""
     with closing(engine.open_sequence(ids, shared=False)) as sequence:
         assert len(sequence) == 0, "a miss"
         return appended(engine, sequence, ids)
 
 
-def in_a_batch(engine: Engine, ids: Sequence[int]) -> Rows:
+def in_a_batch(engine: SingleEngine, ids: Sequence[int]) -> Rows:
     """A step at a time, beside the steps, chunks and drafts of others, which are at other positions."""
     first = LENGTH - 12
     with (
@@ -114,7 +114,7 @@ def in_a_batch(engine: Engine, ids: Sequence[int]) -> Rows:
     return found
 
 
-WAYS: dict[str, Callable[[Engine, Sequence[int]], Rows]] = {
+WAYS: dict[str, Callable[[SingleEngine, Sequence[int]], Rows]] = {
     "a prompt": lambda engine, ids: in_chunks(engine, ids, (LENGTH,)),
     "all rows": lambda engine, ids: in_chunks(engine, ids, (LENGTH,), all_rows=True),
     "chunks": lambda engine, ids: in_chunks(engine, ids, (7, 1, 19, 2, 32)),

@@ -11,12 +11,12 @@ import pytest
 from golden_files import logits_of
 from random_checkpoints import FULL, LINEAR, MODEL_TYPES, Config, checkpoint
 
-from rlx.engine.engine import Engine
 from rlx.engine.opening.opened import open_model
 from rlx.ir.dtypes import F32
 from rlx.models import build
 from rlx.store.cache import CompileCache
 from rlx.weights import open_weights
+from tests.single_sequence import SingleEngine
 
 CHUNKS = (7, 1, 9, 8, 1, 1)  # tokens at a time; the largest window is 20
 LADDER = {"buckets": {"seq": [1, 8]}}
@@ -66,7 +66,7 @@ def check(folder: Path, config: Config, chunks: tuple[int, ...], cache: CompileC
 
 
 def in_chunks(folder: Path, tokens: list[int], chunks: tuple[int, ...], cache: CompileCache) -> np.ndarray:
-    engine = Engine.open(folder, precision="exact", profile=LADDER, max_seq=40, threads=2, cache=cache)
+    engine = SingleEngine.open(folder, precision="exact", profile=LADDER, max_seq=40, threads=2, cache=cache)
     rows, at = [], 0
     try:
         for count in chunks:

@@ -14,7 +14,6 @@ from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.pool_memory import PoolMemory, Sizes
 from rlx.engine.model_runner import Limits, ModelRunner
 from rlx.engine.programs.specs import Bucketing, ProgramSpec
-from rlx.engine.single_sequence import SingleSequence
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, value
 from rlx.ir.dtypes import I32
@@ -24,6 +23,7 @@ from rlx.models.variants import EmbeddedRows
 from rlx.passes.capabilities import Layouts
 from rlx.profile import CompileProfile
 from rlx.sampling.choice import choose_rows
+from tests.single_sequence import SingleSequence
 
 Array = np.ndarray[Any, Any]
 
@@ -261,7 +261,6 @@ class InterpretedEngine(SingleSequence):
         limits = Limits(max_seq, buckets[-1], buckets[-1], VOCAB, embeds, WIDTH)
         bucketing = Bucketing(CompileProfile(buckets=buckets).ranges)
         self.model_runner = ModelRunner(programs, self.pool, bucketing, limits, lambda: None)
-        self._sequence = self.pool.open()
 
     def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
         return self.model_runner.greedy(self._sequence, token, count, stops)

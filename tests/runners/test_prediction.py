@@ -18,7 +18,6 @@ from rlx.backends.memory import Buffer
 from rlx.backends.program import Program
 from rlx.backends.verify import Verifier
 from rlx.engine.batch import Batch, Segment
-from rlx.engine.engine import Engine
 from rlx.engine.kv.pages import PageAllocator
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.engine.request.request import Request
@@ -30,6 +29,7 @@ from rlx.engine.speculation.mtp import HeadDrafter, Predictor
 from rlx.errors import NumericalError, UnsupportedModelError
 from rlx.runners import CachedRunner, auto_runner
 from rlx.sampling import SampleOpts
+from tests.single_sequence import SingleEngine
 
 Array = np.ndarray[Any, Any]
 
@@ -39,7 +39,7 @@ IDS = np.random.default_rng(5).integers(0, 500, 40).tolist()
 
 
 @contextmanager
-def predicting(engine: Engine) -> Iterator[HeadDrafter]:
+def predicting(engine: SingleEngine) -> Iterator[HeadDrafter]:
     """The MTP head follows the engine's own sequence."""
     drafts = engine.head_drafts(engine.current, Counters())
     assert drafts is not None
@@ -131,7 +131,7 @@ def test_drafts_are_those_of_the_equations(
         hear(self, start, ids, hidden)
 
     monkeypatch.setattr(Predictor, "hear", spy)
-    engine = Engine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
+    engine = SingleEngine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
     table = engine._weights.array("token_embd.weight").astype(np.float64)
     engine.forward(IDS[:4])
     with predicting(engine) as drafter:
@@ -169,7 +169,7 @@ def test_drafts_after_an_image_are_those_of_the_equations(
         hear(self, start, ids, hidden)
 
     monkeypatch.setattr(Predictor, "hear", spy)
-    engine = Engine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
+    engine = SingleEngine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
     table, image = engine._weights.array("token_embd.weight").astype(np.float64), an_image()
     ids = [*IDS[:5], *[510] * 12, *IDS[17:34]]
     with predicting(engine) as drafter:
@@ -292,7 +292,7 @@ def test_native_rounds_are_those_of_python(many: CachedRunner, monkeypatch: pyte
 
 def test_native_rounds_after_an_image(guessable: Path) -> None:
     """The tokens of steps without drafts, and the same guesses in native rounds as one by one."""
-    engine = Engine.open(guessable, precision="exact", max_seq=96, profile=PAIR)
+    engine = SingleEngine.open(guessable, precision="exact", max_seq=96, profile=PAIR)
     ids = [*IDS[:5], *[510] * 12, *IDS[17:21]]
     sequence = engine.open_sequence(ids, an_image())
     (logits,) = engine.step(Batch([Segment(sequence, ids)]))
@@ -373,7 +373,7 @@ def test_native_rounds_over_pages_that_others_hold(many: CachedRunner, monkeypat
 
 
 def test_native_rounds_end_before_what_is_no_number(guessable: Path) -> None:
-    engine, counters = Engine.open(guessable, precision="exact", max_seq=96, profile=PAIR), Counters()
+    engine, counters = SingleEngine.open(guessable, precision="exact", max_seq=96, profile=PAIR), Counters()
     with predicting(engine) as drafter:
         token = int(engine.forward(IDS[:9]).argmax())
         found = drafted_runs.drafted_run(engine.model_runner, engine.current, drafter, token, 12, (), counters)
@@ -396,7 +396,7 @@ def test_drafts_are_of_the_first_ids_where_the_vocabulary_is_large(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prediction, "HEAD_ROWS", 48)
-    engine = Engine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
+    engine = SingleEngine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
     with predicting(engine) as drafter:
         before = engine.stats()["weights_bytes"]
         engine.forward(IDS)
@@ -409,7 +409,7 @@ def test_drafts_are_of_the_first_ids_where_the_vocabulary_is_large(
 
 
 def test_nothing_is_drafted_from_what_is_no_number(checkpoint: Path) -> None:
-    engine = Engine.open(checkpoint, precision="exact", max_seq=128)
+    engine = SingleEngine.open(checkpoint, precision="exact", max_seq=128)
     with predicting(engine) as drafter:
         for ids in (IDS, IDS[:1]):  # several rows, and one
             engine.forward(ids)

@@ -26,6 +26,7 @@ from rlx.models import variants
 from rlx.runners.generator import GemmaGenerator, TokenGenerator
 from rlx.store.cache import CompileCache
 from rlx.weights import open_weights
+from tests.single_sequence import SingleEngine
 
 Array = np.ndarray[Any, Any]
 Mode = Callable[[TokenGenerator], TokenGenerator]
@@ -337,12 +338,13 @@ def test_keys_that_a_bias_closes_might_as_well_not_be_there(goldens: Path, opene
     np.testing.assert_array_equal(g._loop.call(g._history.last_logits), found)
 
 
-def test_a_session_that_began_with_embeddings(goldens: Path, opened: Open) -> None:
+def test_a_session_that_began_with_embeddings(goldens: Path, opened: Open, cache: CompileCache) -> None:
     """It goes back and is computed again as it began, also where states cannot go back by themselves."""
     prompt, _, _ = golden(goldens, "qwen35")
-    g = opened("qwen35")
-    embeds = g.embed(prompt) * np.float32(1.2)
-    engine, embeddings = g._engine, g._engine.prompt_embeddings(len(prompt), embeds)
+    embeds = opened("qwen35").embed(prompt) * np.float32(1.2)
+    path = goldens / "qwen35" / FILES["qwen35"]
+    engine = SingleEngine.open(path, precision="exact", max_seq=96, profile=PAIR, cache=cache, threads=2)
+    embeddings = engine.prompt_embeddings(len(prompt), embeds)
     engine.forward_embeddings(prompt, embeddings)
     want = engine.forward([5, 6])
     engine.trim(10)
@@ -360,6 +362,7 @@ def test_a_session_that_began_with_embeddings(goldens: Path, opened: Open) -> No
     assert error(engine.forward([5, 6]), want) <= TOLERANCE
     with pytest.raises(SnapshotError, match="the snapshot's embedded rows are not 64 wide"):
         engine.restore(replace(snapshot, embeddings=PromptEmbeddings((EmbeddedSpan(0, np.zeros((1, 9), np.float32)),))))
+    engine.close()
 
 
 N, HIDDEN = 12, 64

@@ -5,7 +5,7 @@ Runtime, over `sequence.py`; `snapshot.py` describes the copies and their file.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,9 +14,19 @@ from rlx.engine.kv.pool_memory import PoolMemory
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.kv.sequence_memory import NO_SLOT
 from rlx.engine.kv.snapshot import Snapshot
-from rlx.errors import SnapshotError
+from rlx.errors import PromptError, SnapshotError
+
+if TYPE_CHECKING:
+    from rlx.engine.kv.pool import CachePool
+    from rlx.engine.model_runner import Limits
 
 Array = np.ndarray[Any, Any]
+
+_DAMAGED = "The file is damaged: take the snapshot again."
+_OTHER_MODEL = (
+    "Open the file that it was taken from. If it is this one, another version of rlx computes it in another way: take "
+    "the snapshot again."
+)
 
 
 def take_snapshot(sequence: Sequence, model: str) -> Snapshot:
@@ -65,14 +75,39 @@ def restore(sequence: Sequence, snapshot: Snapshot) -> None:
     sequence.mark()
 
 
-def check_snapshot(memory: PoolMemory, snapshot: Snapshot) -> None:
+def check_snapshot(pool: CachePool, snapshot: Snapshot, model: str, path: object, limits: Limits) -> None:
     """Checks that a snapshot can be restored.
 
+    Args:
+        model: identity of the model.
+        path: of the model's file, for messages.
+
     Raises:
-        SnapshotError: it is not a snapshot, the states have other formats, or the arrays do not match the formats.
+        SnapshotError: it is not a snapshot, it is of another model, the states have other formats, or its ids, rows or
+            arrays do not fit.
+        PromptError: it holds more tokens than the context.
     """
     if not isinstance(snapshot, Snapshot):
         raise SnapshotError(f"expected a Snapshot, found a {type(snapshot).__name__}", where="restore")
+    _check_states(pool.memory, snapshot)
+    if snapshot.position > limits.max_seq:
+        what = f"a snapshot of {snapshot.position} tokens does not fit the context of {limits.max_seq}"
+        raise PromptError(what, hint="Open the model with a larger max_seq.")
+    if snapshot.model != model:
+        what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {model[:12]})"
+        raise SnapshotError(what, where=path, hint=_OTHER_MODEL)
+    spans = snapshot.embeddings
+    if spans is not None and any(span.rows.shape[1] != limits.hidden for span in spans.spans):
+        what = f"the snapshot's embedded rows are not {limits.hidden} wide"
+        raise SnapshotError(what, where="restore", hint=_DAMAGED)
+    ids = snapshot.ids if spans is None else spans.looked_up(snapshot.ids, 0)
+    wrong = next((i for i in ids if not 0 <= i < limits.ids), None)
+    if wrong is not None:  # a rewind would look its embedding up
+        what = f"the snapshot has the token id {wrong}, expected ids from 0 to {limits.ids - 1}"
+        raise SnapshotError(what, where="restore", hint=_DAMAGED)
+
+
+def _check_states(memory: PoolMemory, snapshot: Snapshot) -> None:
     own = formats(memory)
     for name in sorted(own.keys() | snapshot.formats.keys()):
         found, expected = snapshot.formats.get(name, "nothing"), own.get(name, "nothing")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,18 +32,35 @@ if TYPE_CHECKING:
 _ORDER = ("decode", "greedy", "prefill", "batch")
 
 
-def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
-    """Runs the ids several times: the median time of every region, by kind of work, the longest first."""
-    engine.model_runner.refresh(engine.current)
-    engine.current.mark()  # so that rewinding costs only a copy
-    spec, env = engine.model_runner.spec(len(ids), engine.past), {"SEQ": len(ids), "PAST_SEQ": engine.past}
-    program, graph, steps = engine._programs[spec], engine._programs.final_graph(spec), []
-    for _ in range(repeat):
+@contextmanager
+def steps_after(engine: Engine, past: int, ids: Sequence[int]) -> Iterator[Callable[[], float]]:
+    """A function that appends ids to a sequence of `past` tokens, returns the seconds that this took, and goes back."""
+    sequence = engine.open_sequence()
+
+    def run() -> float:
         start = time.perf_counter()
-        engine.forward(ids)
+        engine.append(sequence, ids)
         seconds = time.perf_counter() - start
-        engine.trim(env["PAST_SEQ"])
-        steps.append(region_seconds(program, seconds))
+        sequence.rewind(past)
+        return seconds
+
+    try:
+        if past:
+            engine.append(sequence, _ids(engine, past))
+            sequence.mark()  # so that rewinding costs only a copy
+        yield run
+    finally:
+        sequence.discard()
+
+
+def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5, past: int = 0) -> list[OpTime]:
+    """Runs the ids several times after `past` others: the median time of every region, by kind of work, the longest
+    first.
+    """
+    spec, env = engine.model_runner.spec(len(ids), past), {"SEQ": len(ids), "PAST_SEQ": past}
+    program, graph = engine._programs[spec], engine._programs.final_graph(spec)
+    with steps_after(engine, past, ids) as run:
+        steps = [region_seconds(program, run()) for _ in range(repeat)]
     found = op_times(program, graph, env, np.median(steps, axis=0))
     each = [{kind.label: kind.seconds for kind in op_times(program, graph, env, step)} for step in steps]
     for kind in found:
@@ -160,19 +178,15 @@ def measure_programs(engine: Engine, specs: Sequence[ProgramSpec], prompt: int) 
             found[spec.name] = step.times
             rates.append(_bandwidth(engine, prompt))
         if spec.phase == "prefill" and rows >= spec.seq[0]:
-            engine.reset()
-            found[spec.name] = _measure_forward(engine, spec, rows)
+            found[spec.name] = _measure_step(engine, spec, rows, 0)
             rates.append(_bandwidth(engine, prompt))
-    engine.reset()
-    engine.forward(_ids(engine, min(prompt, engine.max_seq - 2)))
     if DECODE in specs or GREEDY in specs:
-        times = _measure_forward(engine, DECODE, 1)
+        times = _measure_step(engine, DECODE, 1, min(prompt, engine.max_seq - 2))
         found |= {DECODE.name: times} if DECODE in specs else {}
         rates.append(_bandwidth(engine, prompt))
     if GREEDY in specs:
         found[GREEDY.name] = _measure_greedy(engine)
         rates.append(_bandwidth(engine, prompt))
-    engine.reset()
     return Machine(max(rates), arithmetic_peaks(engine), engine.stats()["threads"]), found
 
 
@@ -185,20 +199,10 @@ def _ids(engine: Engine, count: int) -> list[int]:
     return [(7919 * i) % engine.config.vocab_size for i in range(count)]
 
 
-def _measure_forward(engine: Engine, spec: ProgramSpec, rows: int) -> StepTimes:
-    """Steps of the engine, each followed by a return to the positions before it."""
-    past, ids = engine.past, _ids(engine, rows)
-    engine.model_runner.refresh(engine.current)
-    engine.current.mark()  # so that rewinding costs only a copy
-
-    def run() -> float:
-        start = time.perf_counter()
-        engine.forward(ids)
-        seconds = time.perf_counter() - start
-        engine.trim(past)
-        return seconds
-
-    return measure_step(engine._programs[spec], run, {"SEQ": rows, "PAST_SEQ": past})
+def _measure_step(engine: Engine, spec: ProgramSpec, rows: int, past: int) -> StepTimes:
+    """Steps of the engine after `past` tokens, each followed by a return to the positions before it."""
+    with steps_after(engine, past, _ids(engine, rows)) as run:
+        return measure_step(engine._programs[spec], run, {"SEQ": rows, "PAST_SEQ": past})
 
 
 def _measure_greedy(engine: Engine) -> StepTimes:

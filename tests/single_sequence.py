@@ -1,31 +1,24 @@
-"""Calls of an engine that work on one sequence of its own: for benchmarks, measurements and tests of programs.
-
-Runners stage, under `engine.py`. The sequence holds ids and states, and `model_runner.py` computes. Runners open a
-sequence for each request and each session instead.
-"""
+"""An engine with calls on one sequence of its own, for tests of programs and states."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
+from functools import cached_property
 
 import numpy as np
 
+from rlx.engine.engine import Engine
+from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.kv.sequence_snapshot import check_snapshot, restore, take_snapshot
 from rlx.engine.kv.snapshot import Snapshot
 from rlx.engine.model_runner import ModelRunner
 from rlx.engine.request.output import Logits
-from rlx.errors import ArgumentError, PromptError, SnapshotError
+from rlx.errors import ArgumentError
 
 FEW = 16  # dropping fewer tokens than this is a rejected draft, not another prompt
-
-
-_OTHER_MODEL = (
-    "Open the file that it was taken from. If it is this one, another version of rlx computes it in another way: take "
-    "the snapshot again."
-)
 
 
 class SingleSequence:
@@ -37,10 +30,14 @@ class SingleSequence:
     """
 
     model_runner: ModelRunner
+    pool: CachePool
     max_seq: int
-    _sequence: Sequence
     _identity: str  # of the model
     _path: object  # of the model's file, for messages
+
+    @cached_property
+    def _sequence(self) -> Sequence:
+        return self.pool.open()
 
     @property
     def current(self) -> Sequence:
@@ -148,25 +145,9 @@ class SingleSequence:
             PromptError: it holds more tokens than the context.
             PoolFullError: the pool has no room for it; the sequence is unchanged.
         """
-        self.check_snapshot(snapshot)
+        check_snapshot(self.pool, snapshot, self._identity, self._path, self.model_runner.limits)
         restore(self._sequence, snapshot)
 
-    def check_snapshot(self, snapshot: Snapshot) -> None:
-        """Checks that a snapshot is of this model and fits; errors as `restore`."""
-        check_snapshot(self.model_runner.pool.memory, snapshot)
-        if snapshot.position > self.max_seq:
-            what = f"a snapshot of {snapshot.position} tokens does not fit the context of {self.max_seq}"
-            raise PromptError(what, hint="Open the model with a larger max_seq.")
-        if snapshot.model != self._identity:
-            what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {self._identity[:12]})"
-            raise SnapshotError(what, where=self._path, hint=_OTHER_MODEL)
-        most = self.model_runner.limits.ids
-        spans = snapshot.embeddings
-        ids = snapshot.ids if spans is None else spans.looked_up(snapshot.ids, 0)
-        wrong = next((i for i in ids if not 0 <= i < most), None)
-        if spans is not None and any(span.rows.shape[1] != self.model_runner.limits.hidden for span in spans.spans):
-            what = f"the snapshot's embedded rows are not {self.model_runner.limits.hidden} wide"
-            raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot again.")
-        if wrong is not None:  # a rewind would look its embedding up
-            what = f"the snapshot has the token id {wrong}, expected ids from 0 to {most - 1}"
-            raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot again.")
+
+class SingleEngine(SingleSequence, Engine):
+    """An engine with a sequence of its own."""
