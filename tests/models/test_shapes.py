@@ -39,6 +39,7 @@ def test_random_shapes(model_type: str, tmp_path: Path, cache: CompileCache) -> 
     check(tmp_path, checkpoint(tmp_path, model_type, 1), CHUNKS, cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(MODEL_TYPES)[::4])
 def test_other_sizes_token_by_token(model_type: str, tmp_path: Path, cache: CompileCache) -> None:
     check(tmp_path, checkpoint(tmp_path, model_type, 2), (1,) * 27, cache)
