@@ -24,8 +24,8 @@ TESTS = Path(__file__).parent
 FOLDERS = ("audio", "backends", "e2e", "passes", "runners", "runtime", "vision")
 #: What of these runs at lower levels in every run of the tests: folders and files.
 FILES = (
-    "passes", "backends/test_verify.py", "e2e/test_engine.py", "e2e/test_same_bits.py", "runners/test_every_way.py",
-    "runtime/test_whole_models.py", "vision/test_towers.py",
+    "backends/test_verify.py", "e2e/test_same_bits.py", "runners/test_every_way.py", "runtime/test_whole_models.py",
+    "vision/test_towers.py",
 )  # fmt: skip
 OTHERS = ("avx2", "generic")
 _NAMES_ITS_TARGET = {"level", "target"}

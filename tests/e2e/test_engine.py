@@ -36,6 +36,11 @@ SAME = 1e-6  # the same number by another way
 FAMILIES = {"llama": "generic", "qwen2": "avx2", "qwen3": "avx512", "gemma3": "native"}
 
 
+def slow(value: str) -> Any:
+    """A case that repeats another one for one more model."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 def error(found: Array, expected: Array) -> float:
     assert found.shape == expected.shape
     return float(np.abs(found - expected).max() / np.abs(expected).max())
@@ -362,7 +367,7 @@ def test_fusions_change_kernels_and_not_the_result(goldens: Path) -> None:
     assert error(*from_16th(np.stack(rows), expected)) <= GOLDEN
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen35", "gemma4-k256"])
+@pytest.mark.parametrize("family", ["gemma3", "qwen35", slow("gemma4-k256")])
 def test_greedy_tokens_in_native_runs(goldens: Path, family: str) -> None:
     """As many as the context has room for, through rings that wrap; then to a stop id; and the session goes on."""
     (path,) = (goldens / family).glob("*.gguf")
@@ -389,7 +394,7 @@ def test_greedy_tokens_in_native_runs(goldens: Path, family: str) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma4-e2b", "qwen35moe"])
+@pytest.mark.parametrize("family", [slow("gemma3"), slow("gemma4-e2b"), "qwen35moe"])
 def test_who_computes_what_changes_no_bit(goldens: Path, family: str) -> None:
     """Small work in regions of its own, and as a prologue that each of several workers computes for itself."""
     found = []

@@ -158,7 +158,7 @@ AT_ONCE = """
 
 
 def test_processes_that_compile_the_same_at_once(folder: Path, tmp_path: Path, model: Path, usual: list[int]) -> None:
-    meeting, count = tmp_path / "meeting", 3
+    meeting, count = tmp_path / "meeting", 2
     meeting.mkdir()
     code = AT_ONCE.format(model=str(model), prompt=PROMPT, meeting=str(meeting), count=count)
     processes = [python(code, folder) for _ in range(count)]

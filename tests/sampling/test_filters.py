@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rlx.sampling import SampleOpts, filters
+from rlx.sampling import filters
 from rlx.sampling.filters import exp as exp_of
-from rlx.sampling.filters import filters_of, largest, min_p, top_n_sigma, top_p, typical_p, xtc_excluded
+from rlx.sampling.filters import largest, min_p, top_n_sigma, top_p, typical_p, xtc_excluded
 
 Array = np.ndarray[Any, Any]
 
@@ -193,18 +193,3 @@ def test_exp_is_right_to_the_last_place() -> None:
     right = np.exp(x)
     assert (np.abs(exp_of(x) - right) <= 2 * np.spacing(right)).all()
     assert exp_of(np.array([0.0, -0.0, -709.0, -np.inf])).tolist() == [1, 1, 0, 0]
-
-
-def test_only_what_is_on_filters() -> None:
-    assert filters_of(SampleOpts()) == ()
-    every = filters_of(SampleOpts(top_k=3, top_p=0.9, min_p=0.1, typical_p=0.9, top_n_sigma=1))
-    names = [each.func.__name__ for each in every]  # type: ignore[attr-defined]
-    assert names == ["top_n_sigma", "largest", "typical_p", "top_p", "min_p"]
-
-
-@pytest.mark.parametrize("keep", [*filters_of(SampleOpts(top_k=3, top_p=0.9, min_p=0.1, typical_p=0.9, top_n_sigma=1))])
-def test_filters_leave_their_input_alone(keep: filters.Filter) -> None:
-    logits = np.random.default_rng(0).normal(size=1000).astype(np.float32)
-    before = logits.copy()
-    keep(logits)
-    np.testing.assert_array_equal(logits, before)

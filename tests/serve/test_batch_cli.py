@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from rlx.cli.main import cli
 from rlx.serve.server import model_name
 
-COUNT = 60
+COUNT = 30
 
 
 def requests(count: int = COUNT, **more: Any) -> list[dict[str, Any]]:
