@@ -28,12 +28,12 @@ from rlx.passes import program as passes
 from rlx.passes.capabilities import Capabilities
 from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.options import Options
-from rlx.passes.pipeline import Pass, usual_passes
 from rlx.sampling.choice import Choose, choose_rows
 from rlx.store.versions import sources_of
 
 if TYPE_CHECKING:
     from rlx.backends.reference.formats import Formats
+    from rlx.passes.pipeline import Pass
 
 Files = Mapping[str, bytes | str]
 T = TypeVar("T")
@@ -263,15 +263,15 @@ class Backend(ABC):
         """Versions of the compilers that its code depends on. Part of the key."""
         return {}
 
-    def passes(self, phase: str) -> tuple[Pass, ...]:
-        """The passes over the graph of a program, in order, before it is scheduled.
+    def passes(self, phase: str) -> tuple[Pass, ...] | None:
+        """The passes over the graph of a program, in order, before it is scheduled; None for the usual ones.
 
         A device may add passes to the usual ones, replace them, leave them out, or order them otherwise.
 
         Args:
             phase: "prefill", "decode" or "batch".
         """
-        return usual_passes(phase)
+        return None
 
     def without_code(self) -> Backend:
         """The mode of this device that makes no machine code, for RLX_JIT=0, if it has one."""

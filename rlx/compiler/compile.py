@@ -19,23 +19,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlx import backends, debug_output, env
-from rlx.backends.device import Code, Loadable, OnKernel, Packer, Stored, Target, Workers, uses
+from rlx.backends.device import Code, Loadable, OnKernel, Packer, Stored, Target, Workers
 from rlx.backends.device import Files as BuiltFiles
 from rlx.backends.program import Manifest, Program
 from rlx.compiler import step_trace
-from rlx.compiler.inspection import REPORT
 from rlx.compiler.tuned import tuned
 from rlx.errors import ArgumentError, named_refusals
 from rlx.ir import text as ir_text
-from rlx.ir.custom import CustomOp, used_by
-from rlx.ir.custom_trials import check_meanings
+from rlx.ir.custom import used_by
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op_table import OPS
-from rlx.passes import pipeline
 from rlx.passes.effective import effective
-from rlx.passes.options import Options
-from rlx.passes.report import Event, PassReport, Report, fold
+from rlx.passes.options import BACKEND, Options
 from rlx.store.cache import CompileCache, Files, checked_cache
 from rlx.store.key import CompileKey, digest_text, versions
 from rlx.tracing import span
@@ -87,15 +83,10 @@ class CompiledProgram:
     def instance(self, workers: Workers) -> Program:
         """A runnable instance of the program, with memory of its own."""
         program = self.code.instance(workers)
-        if debug_output.shows(debug_output.KERNELS):
+        if debug_output.shows(debug_output.KERNELS) or env.verify():
             from rlx.compiler.debug import watch
 
             watch(program, self)
-        if env.verify():
-            from rlx.backends.verify import Verifier
-
-            graph = ir_text.loads(self.final)
-            program.observe(Verifier(pipeline.place(graph, self.options), self.manifest, self.formats(self.manifest)))
         step_trace.register(program, lambda: ir_text.loads(self.final), workers)
         return program
 
@@ -170,12 +161,14 @@ class Compiler:
         start, built, what = time.perf_counter(), False, f"the {options.phase} program"
 
         def build(on_kernel: OnKernel) -> BuiltFiles:
+            from rlx.compiler.build import build_program  # the pipeline, which a stored program does not need
+
             nonlocal built
             built = True
-            return self._build_program(graph, options, on_kernel)
+            return build_program(graph, options, self.target, on_kernel)
 
         def load(files: Files) -> CompiledProgram:
-            final = [name for name in files.names if name.startswith("ir/")][-1 - len(pipeline.BACKEND)]
+            final = [name for name in files.names if name.startswith("ir/")][-1 - len(BACKEND)]
             manifest, stats = (json.loads(files.read(name)) for name in ("manifest.json", "stats.json"))
             text = files.read(final).decode()
             code = self.backend.load(Loadable(manifest, files, lambda: ir_text.loads(text), options))
@@ -226,7 +219,7 @@ class Compiler:
 
     def _custom(self, graph: Graph, options: Options) -> dict[str, dict[str, str]]:
         """For a graph that uses custom ops: the digests of their sources."""
-        used = _custom_ops(graph, options)
+        used = used_by(graph.nodes(), fused="custom" in options.fusions)
         return {"custom_ops": {name: op.digest for name, op in used.items()}} if used else {}
 
     def _get(self, key: CompileKey, what: str, build: Build, load: Callable[[Files], T]) -> T:
@@ -269,27 +262,6 @@ class Compiler:
             options = replace(options, passes=tuple(name for name in options.passes if name != "reuse_memory"))
         return effective(options, graph, self.target.capabilities)
 
-    def _build_program(self, graph: Graph, options: Options, on_kernel: OnKernel) -> dict[str, bytes | str]:
-        files: dict[str, bytes | str] = {}
-        start = time.perf_counter()
-        reports: list[PassReport] = []
-        dump: pipeline.Hook = lambda stage, result: files.update({f"ir/{stage}.txt": str(result)})  # noqa: E731
-        check_meanings(graph.nodes(), graph.bounds)
-        with span("passes", "compile"):
-            program = pipeline.lower(graph, options, dump, reports, self.backend.passes(options.phase))
-        check_meanings(program.graph.nodes(), program.graph.bounds)  # those that `fuse` put in
-        files |= {f"ops/{name}.txt": op.source for name, op in _custom_ops(graph, options).items()}
-        seconds = {"passes": time.perf_counter() - start}
-        built = self.backend.build(program, self.target, on_kernel)
-        files |= built.files
-        files["manifest.json"] = json.dumps(built.manifest)
-        kernels = fold(Event(symbol, name) for symbol, name in uses(program, built.manifest))
-        report = Report(graph.name, options.phase, options.seq, options.precision, tuple(reports), kernels)
-        files[REPORT] = report.to_json()
-        rounded = {name: round(spent, 4) for name, spent in (seconds | {**built.seconds}).items()}
-        files["stats.json"] = json.dumps({"seconds": rounded, "kernels": built.kernels}, indent=1)
-        return files
-
     def workers(self, count: int) -> Workers:
         """Workers of the backend, for programs of this compiler."""
         return self.backend.workers(count, self)
@@ -305,11 +277,6 @@ class Compiler:
     def key(self, **fields: Any) -> CompileKey:
         """A key for this target and these versions of everything."""
         return CompileKey(target=self.target.describe(), versions=versions(self.backend), **fields)
-
-
-def _custom_ops(graph: Graph, options: Options) -> dict[str, CustomOp]:
-    """The custom ops that the program of a graph may use."""
-    return used_by(graph.nodes(), fused="custom" in options.fusions)
 
 
 def program_name(graph: Graph) -> str:

@@ -1,6 +1,6 @@
-"""RLX_DEBUG from level 2 on: the time of steps by kind of work, and the compiler's output for each program.
+"""RLX_VERIFY, and RLX_DEBUG from level 2 on: the time of steps by kind of work, and the compiler's output for programs.
 
-Runtime stage, beside `compile.py`. None of this runs while RLX_DEBUG is off, so imports are inside the functions.
+Compiler, beside `compile.py`, which imports it only where one of them is set.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rlx import debug_output
+from rlx import debug_output, env
 from rlx.backends.device import Target
 from rlx.backends.program import Observer, Program
+from rlx.backends.verify import Verifier
 from rlx.compiler.inspection import Inspectable
+from rlx.compiler.profiling import OpTime, op_times, region_seconds
+from rlx.ir import text
 from rlx.ir.graph import Graph
+from rlx.passes import pipeline
 
 if TYPE_CHECKING:
     from rlx.compiler.compile import CompiledProgram
-    from rlx.compiler.profiling import OpTime
 
 
 class _View(Inspectable):
@@ -40,12 +43,18 @@ def show_program(compiled: CompiledProgram, target: Target) -> None:
 
 
 def watch(program: Program, compiled: CompiledProgram) -> None:
-    """Adds up the times of the program's steps, and writes them when it is closed: level 2."""
-    from rlx.ir import text
+    """Observes the steps of a program.
 
-    times = StepTimes(program.name, text.loads(compiled.final))
-    program.observe(times)
-    program.finish = weakref.finalize(program, times.show)  # at the end of the process at the latest
+    With RLX_VERIFY their values are compared. From level 2 on their times are added up, and written when it is closed.
+    """
+    graph = text.loads(compiled.final)
+    if debug_output.shows(debug_output.KERNELS):
+        times = StepTimes(program.name, graph)
+        program.observe(times)
+        program.finish = weakref.finalize(program, times.show)  # at the end of the process at the latest
+    if env.verify():
+        placed, manifest = pipeline.place(graph, compiled.options), compiled.manifest
+        program.observe(Verifier(placed, manifest, compiled.formats(manifest)))
 
 
 @dataclass
@@ -65,8 +74,6 @@ class StepTimes(Observer):
 
     def after(self, program: Program, seconds: float, steps: int) -> None:
         """Adds steps that took `seconds` together, in equal parts; the last one gives the division by kind."""
-        from rlx.compiler.profiling import OpTime, op_times, region_seconds
-
         self.steps, self.seconds = self.steps + steps, self.seconds + seconds
         extents = program.extents
         env = {**extents, "PAST_SEQ": extents.get("PAST_SEQ", 0) + steps // 2}  # the middle step

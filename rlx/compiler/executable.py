@@ -13,7 +13,7 @@ import numpy as np
 from rlx import backends
 from rlx.arguments import known_arguments, whole
 from rlx.backends.device import Target
-from rlx.compiler import arrays, guards
+from rlx.compiler import guards
 from rlx.compiler.compile import CompiledProgram, Compiler
 from rlx.compiler.inspection import Inspectable
 from rlx.compiler.kv import StateMemory, extents_of
@@ -114,9 +114,9 @@ class Executable(Inspectable):
     def _bind_one(self, name: str, row: Mapping[str, Any], value: Any) -> None:
         shape, dtype = tuple(map(int, row["shape"])), DTYPES[row["dtype"]]
         if row["layout"] == ROWS_LAYOUT:
-            self._tensors.add_array(name, arrays.numbers(f"weight {name!r}", value, shape, np.float32))
+            self._tensors.add_array(name, guards.numbers(f"weight {name!r}", value, shape, np.float32))
             return
-        raw = arrays.storage(f"weight {name!r}", value, shape, dtype)
+        raw = guards.storage(f"weight {name!r}", value, shape, dtype)
         if row["layout"] == "file":
             self._tensors.add_table(name, raw.copy())  # the caller may modify the array
         else:
@@ -171,7 +171,7 @@ class Executable(Inspectable):
                 has = ", ".join(rows) or "none"
                 raise ArgumentError(f"inputs are {what}: {', '.join(sorted(names))}", hint=f"The graph has: {has}.")
         kinds = {name: np.dtype(DTYPES[row["dtype"]].numpy or "uint8") for name, row in rows.items()}
-        return {name: arrays.of_kind(f"input {name!r}", given[name], kinds[name]) for name in rows}
+        return {name: guards.of_kind(f"input {name!r}", given[name], kinds[name]) for name in rows}
 
     def _extents(
         self, inputs: dict[str, np.ndarray], given: Mapping[str, Any]

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlx.backends.program import Program
-from rlx.ir.costs import arithmetic, cost, filled, peak, stored_bytes
+from rlx.ir.costs import arithmetic, cost, filled, kind_of, peak, stored_bytes
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node
 
 BARRIER_SECONDS = 4e-6  # shorter regions mostly wait: for the distribution of work, for workers, for the first loads
 BARRIER_SHARE = 0.05  # so do regions whose work needs less than this share of their time by the machine's other limits
@@ -124,14 +123,6 @@ def op_times(
             total.operations[arithmetic(node)] += cost(node, sizes)[0]
             total.bytes += stored_bytes(node, sizes)
     return sorted(totals.values(), key=lambda t: -t.seconds)
-
-
-def kind_of(node: Node) -> str:
-    """The kind of work of a node: its op, for linears with the type of the weight and what is fused."""
-    if node.op != "linear":
-        return node.op
-    extras = [name for name in ("gated", "bias", "residual") if node[name]]
-    return "-".join(["linear", node.inputs[1].dtype.name, *extras])
 
 
 def step_bytes(graph: Graph, env: Mapping[str, int]) -> int:

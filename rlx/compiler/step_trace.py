@@ -18,7 +18,7 @@ from typing import Any
 from rlx import tracing
 from rlx.backends.device import Workers
 from rlx.backends.program import Observer, Program, StepClocks, StepLog
-from rlx.compiler.profiling import kind_of
+from rlx.ir.costs import kind_of
 from rlx.ir.graph import Graph
 from rlx.tracing import THREADS, WORKERS, Slice, Trace
 

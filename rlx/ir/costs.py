@@ -112,3 +112,11 @@ def _touched(
         caches = [(s[0], min(attrs["length"], oldest), s[2]) for s in sizes[1:3]]
         return [sizes[0], *caches, *sizes[3:]], result
     return sizes, result
+
+
+def kind_of(node: Node) -> str:
+    """The kind of work of a node: its op, for linears with the type of the weight and what is fused."""
+    if node.op != "linear":
+        return node.op
+    extras = [name for name in ("gated", "bias", "residual") if node[name]]
+    return "-".join(["linear", node.inputs[1].dtype.name, *extras])

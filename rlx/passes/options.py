@@ -31,6 +31,8 @@ PASS_MEANINGS = {
     "reuse_memory": "values share memory when they do not live at the same time",
 }
 PASSES = tuple(PASS_MEANINGS)
+#: The last stages, which make a program of a graph.
+BACKEND = ("schedule", "memory")
 
 
 PRECISIONS = ("auto", "exact")

@@ -16,7 +16,7 @@ from rlx.passes.fuse import fuse
 from rlx.passes.last_row import last_row
 from rlx.passes.layout import layout
 from rlx.passes.memory import check_memory, memory
-from rlx.passes.options import Options
+from rlx.passes.options import BACKEND, Options
 from rlx.passes.pages import pages
 from rlx.passes.program import Program
 from rlx.passes.quantize import quantize
@@ -39,7 +39,6 @@ PREFILL: tuple[tuple[str, tuple[Pass, ...]], ...] = (
 # A decode step has one row: there is no last one to select.
 DECODE = tuple((phase, tuple(p for p in passes if p is not last_row)) for phase, passes in PREFILL)
 BATCH = (*PREFILL, ("sequences", (segments,)))
-BACKEND = ("schedule", "memory")
 
 
 def lower(

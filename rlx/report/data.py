@@ -17,6 +17,7 @@ from rlx.ir import text
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes import pipeline
+from rlx.passes.options import BACKEND
 from rlx.passes.program import Program
 from rlx.passes.report import PassReport, ranges
 from rlx.report import drawing, findings, layers
@@ -88,7 +89,7 @@ def _plain(stage: str) -> str:
 
 def _graphs(source: Source) -> dict[str, Graph]:
     """The graphs of the stages, in order; the last stages are programs, whose text does not parse."""
-    return {_plain(name): text.loads(stage) for name, stage in source.stages if _plain(name) not in pipeline.BACKEND}
+    return {_plain(name): text.loads(stage) for name, stage in source.stages if _plain(name) not in BACKEND}
 
 
 def _placed(source: Source, graphs: Mapping[str, Graph]) -> Program | None:

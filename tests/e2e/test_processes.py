@@ -139,17 +139,17 @@ AT_ONCE = """
     from pathlib import Path
     import rlx
     from rlx.store.cache import CompileCache
-    from rlx.compiler.compile import Compiler
+    from rlx.compiler import build as builder
 
-    meeting, build = Path({meeting!r}), Compiler._build_program
+    meeting, build = Path({meeting!r}), builder.build_program
 
-    def together(self, *rest):
+    def together(*rest):
         (meeting / str(os.getpid())).touch()
         while len(list(meeting.iterdir())) < {count}:
             time.sleep(0.005)
-        return build(self, *rest)
+        return build(*rest)
 
-    Compiler._build_program = together
+    builder.build_program = together
     with rlx.auto_runner({model!r}, max_seq=64, cache=CompileCache.default()) as runner:
         tokens = runner.generate({prompt}, 8, stop_at_eog=False)
         compiles = runner.stats()["cache"].compiles
