@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from typing import Annotated, Any, NoReturn, TypeGuard, TypeVar, get_args
 
@@ -186,21 +186,25 @@ def validated(kind: type[B], found: dict[str, Any]) -> B:
     try:
         return kind.model_validate(found)
     except ValidationError as error:
-        raise body_error(error.errors(include_url=False)[:MAX_ERRORS], found, list(kind.model_fields)) from None
+        raise body_error(error.errors(include_url=False)[:MAX_ERRORS], found, kind) from None
 
 
-def only(*values: Any) -> AfterValidator:
-    """A field of other servers that rlx has no use for: these values, and null, change nothing; others are refused."""
+def only(*values: Any, instead: str = "leave the field out") -> AfterValidator:
+    """A field of other servers that rlx has no use for: these values, and null, change nothing; others are refused.
+
+    Args:
+        instead: the way out.
+    """
 
     def check(found: Any) -> Any:
         if found is None or is_one_of(found, values):
             return found
-        raise PydanticCustomError("unsupported", "is not supported")
+        raise PydanticCustomError("unsupported", "is not supported", {"instead": instead})
 
     return AfterValidator(check)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # `Annotated` takes equal ones for the same, and 0 equals false
 class Hint:
     """Marks a field that cannot change the answer: any value is accepted, and a header of the response names the field
     if its value asks for something (`ignored_fields`).
@@ -257,13 +261,13 @@ def _is_body(kind: Any) -> TypeGuard[type[Body]]:
     return isinstance(kind, type) and issubclass(kind, Body)
 
 
-def body_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[str] = ()) -> ApiError:
+def body_error(errors: Sequence[Mapping[str, Any]], body: Any, kind: type[Body] | None = None) -> ApiError:
     """The 400 of a body that does not validate; it names the first field.
 
     Args:
         errors: of pydantic.
         body: what was sent.
-        known: the fields that it may have.
+        kind: what it should be.
     """
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     field = [part for part in (unknown or errors)[0]["loc"] if part != "body"][:1]
@@ -273,10 +277,12 @@ def body_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[s
     if first["type"] == "missing":
         return invalid(place, "it is required", code="missing_required_parameter")
     if first["type"] == "extra_forbidden":
-        return unknown_field(place, known)
+        close = nearest(place, _known(kind, first["loc"])) if kind is not None else []
+        hint = f"did you mean {close[0]}?" if close else "leave it out"
+        return invalid(place, "there is no such field", hint, code="unknown_parameter")
     if first["type"] == "unsupported":
         what = f"{shown(found)} is not supported"
-        return invalid(place, what, "leave the field out", code="unsupported_parameter")
+        return invalid(place, what, first["ctx"]["instead"], code="unsupported_parameter")
     same = [error for error in errors if _place(error, body)[0] == place]
     return invalid(place, f"expected {' or '.join(dict.fromkeys(map(_expected, same)))}, found {shown(found)}")
 
@@ -287,11 +293,14 @@ def body_of(route: Any) -> type[Body] | None:
     return found if _is_body(found) else None
 
 
-def unknown_field(name: str, known: Sequence[str]) -> ApiError:
-    """The 400 of a field that is not there."""
-    close = nearest(name, known)
-    hint = f"did you mean {close[0]}?" if close else "leave it out"
-    return invalid(name, "there is no such field", hint, code="unknown_parameter")
+def _known(kind: type[Body], place: Sequence[Any]) -> list[str]:
+    """The fields that there are where an unknown one stands."""
+    prefix = ""
+    for part in place[:-1]:
+        inner = next((each for name, _, each in _hints(kind) if name == part), None)
+        if inner is not None:
+            prefix, kind = f"{prefix}{part}.", inner
+    return [f"{prefix}{name}" for name in kind.model_fields]
 
 
 _EXPECTED = {
@@ -310,6 +319,8 @@ def _expected(error: Mapping[str, Any]) -> str:
             return f"more than {context['gt']:g}"
         case "less_than_equal":
             return f"at most {context['le']:g}"
+        case "string_too_short":
+            return "a string that is not empty"
         case "literal_error":
             return str(context["expected"])
         case "too_short":
@@ -344,17 +355,6 @@ def shown(value: Any) -> str:
     return text
 
 
-def string(value: Any, where: str) -> str:
-    """A value that is a text.
-
-    Raises:
-        ApiError: it is something else.
-    """
-    if not isinstance(value, str):
-        raise invalid(where, f"expected a string, found {shown(value)}")
-    return value
-
-
 def form_grammar(
     wanted: Mapping[str, Any] | None, field: str, kinds: Sequence[str] = ("text", "json_object", "json_schema")
 ) -> Callable[[], Grammar] | None:
@@ -383,6 +383,37 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 # ---------------------------------------------------------------------------------------------- values
+
+#: Options that have other names in requests.
+_RENAMED = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_window"}
+RANDOM_SEED = -1  # llama-server's word for a seed of the system's
+
+
+def _window(count: int) -> int | None:
+    """A number of last tokens; -1 is all."""
+    return None if count < 0 else count
+
+
+#: What a value of a request means, where it is not the value itself.
+_MEANT: dict[str, Callable[[Any], Any]] = {
+    "seed": lambda seed: None if seed == RANDOM_SEED else seed % 2**64,
+    "top_k": lambda count: max(0, count),
+    "top_n_sigma": lambda sigma: max(0.0, sigma),
+    "repetition_window": _window,
+    "dry_penalty_last_n": _window,
+    "dry_sequence_breakers": tuple,
+}
+_SAMPLING = [*(each.name for each in fields(SampleOpts) if each.name != "logit_bias"), *_RENAMED]
+
+
+def sampling_changes(body: Body) -> dict[str, Any]:
+    """The sampling options that a body has, by their names here."""
+    found: dict[str, Any] = {}
+    for name in _SAMPLING:
+        if (value := getattr(body, name, None)) is not None:
+            own = _RENAMED.get(name, name)
+            found[own] = _MEANT[own](value) if own in _MEANT else value
+    return found
 
 
 def changed_sample(

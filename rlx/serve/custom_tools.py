@@ -213,11 +213,6 @@ def _pattern(syntax: str, text: str, where: str) -> str:
         raise invalid(f"{where}.definition", error.what, error.hint, code="invalid_grammar") from error
 
 
-def call_of(name: Any, text: str) -> dict[str, Any]:
-    """An earlier call of a custom tool as that of a function."""
-    return {"name": name, "arguments": {INPUT: text}}
-
-
 def reading_inputs(prompt: ChatPrompt, names: frozenset[str]) -> ChatPrompt:
     """A prompt in whose answers calls of some tools have their input in place of arguments."""
     make = prompt.parser

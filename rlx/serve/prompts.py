@@ -15,7 +15,7 @@ from rlx.grammar import Grammar, after_thinking
 from rlx.grammar.tool_calls import calls_grammar
 from rlx.prompt import Prompt
 from rlx.serve import record
-from rlx.serve.conversation import checked_messages, checked_variables, last_answer, merged_system
+from rlx.serve.conversation import checked_variables, last_answer, merged_system
 from rlx.serve.errors import OVERFLOW, ApiError, invalid
 from rlx.serve.media import load_images
 from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids, tool_format
@@ -71,7 +71,7 @@ def chat_prompt(
     """The prompt of a conversation, formatted with the model's chat template, and how its answer is read.
 
     Args:
-        messages: in OpenAI's form; images are parts `image_url`, or see `ImageSource`.
+        messages: as `conversation.py` makes them; images are parts `image_url`, or see `ImageSource`.
         tools: functions that the model may call, in OpenAI's form.
         tool_choice: whether it has to call them, in OpenAI's form.
         parallel: whether an answer may have several calls.
@@ -82,16 +82,17 @@ def chat_prompt(
     Raises:
         ChatTemplateError, MultimodalError, ImageError: as `TextRunner.chat`.
         ToolError: the tools or the choice are invalid.
-        ApiError: a message is malformed, or the prompt is longer than the context.
+        ApiError: there is no message, or the prompt is longer than the context.
     """
     tokenizer, variables = model.tokenizer, checked_variables(variables)
-    checked = checked_messages(messages)
+    if not messages:
+        raise invalid("messages", "it is empty", "send at least one message")
     known = checked_tools(tools or ())
     choice = checked_choice(tool_choice, known)
     offered = list(tools) if tools and choice.mode != "none" else None
-    last = last_answer(checked) if continues else None
-    model.check_length(_texts(checked), "messages")
-    checked = merged_system(load_images(checked, model.media, model.runner.supports_multimodal))
+    last = last_answer(messages) if continues else None
+    model.check_length(_texts(messages), "messages")
+    checked = merged_system(load_images(messages, model.media, model.runner.supports_multimodal))
 
     def check(text: str) -> None:
         model.check_length([text], "messages")

@@ -12,6 +12,7 @@ import ollama
 import pytest
 
 from rlx.sampling import SampleOpts
+from rlx.serve.body import validated
 from rlx.serve.errors import ApiError
 from rlx.serve.events import Delta, End, Finished, Timings, Usage
 from rlx.serve.media import ImageSource
@@ -191,8 +192,13 @@ def test_a_client_that_goes_away_frees_its_sequence(client: Any, server: Any, id
 # ---------------------------------------------------------------------------------------------- without a server
 
 
+def asked(options: dict[str, Any], default: SampleOpts, context: int) -> dict[str, Any]:
+    """What a request with these options asks for."""
+    return options_of(validated(ChatBody, {"options": options}).options, default, context)
+
+
 def test_options_become_sampling_options() -> None:
-    found = options_of(
+    found = asked(
         {"temperature": 0.5, "top_k": 3, "repeat_penalty": 1.1, "repeat_last_n": -1, "seed": 7, "num_predict": -1,
          "stop": ["a", "b"], "num_ctx": 100, "min_p": 0.1, "mirostat": 2, "num_gpu": 0, "top_p": None},
         SampleOpts(top_p=0.9), 128,
@@ -208,7 +214,7 @@ def test_options_become_sampling_options() -> None:
         mirostat=2,
     )
     assert found == {"sample": sample, "max_tokens": None, "stop": ("a", "b")}
-    assert options_of({"num_predict": 0, "stop": "x"}, SampleOpts(), 1)["max_tokens"] == 0
+    assert asked({"num_predict": 0, "stop": "x"}, SampleOpts(), 1)["max_tokens"] == 0
 
 
 @pytest.mark.parametrize(
@@ -229,7 +235,7 @@ def test_options_become_sampling_options() -> None:
 )
 def test_an_option_that_cannot_be_honoured_is_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ApiError) as found:
-        options_of(options, SampleOpts(), 128)
+        asked(options, SampleOpts(), 128)
     assert found.value.status == 400 and str(found.value).startswith(sentence)
 
 
@@ -329,7 +335,7 @@ def test_every_field_of_the_client_is_known(request_type: str, body: Any) -> Non
 def test_every_option_of_the_client_is_known() -> None:
     for name in ollama.Options.model_fields:
         try:
-            options_of({name: "wrong"}, SampleOpts(), 128)
+            asked({name: "wrong"}, SampleOpts(), 128)
         except ApiError as error:
             assert "there is no such field" not in str(error), name
 

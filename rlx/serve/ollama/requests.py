@@ -1,8 +1,7 @@
 """Ollama's requests: bodies, messages, and `options` as sampling options and as what ends an answer.
 
 Server stage. The fields are those of the request types in the `ollama` package. Images are in base64 in a field of
-their own; arguments of tool calls are objects; results of tools name the tool, not the call. Options that say how a
-model is loaded are decided when the server starts: they are hints.
+their own; arguments of tool calls are objects; results of tools name the tool, not the call.
 """
 
 from __future__ import annotations
@@ -25,20 +24,67 @@ from rlx.serve.body import (
     Ignored,
     changed_sample,
     hint,
-    is_one_of,
     only,
+    sampling_changes,
     shown,
-    string,
-    unknown_field,
 )
+from rlx.serve.conversation import Given, JsonObject, Part, call_of
 from rlx.serve.errors import invalid
 from rlx.serve.media import base64_source
 
-JsonObject = dict[str, Any]
 Text = str | None
+Stop = Annotated[str, Field(min_length=1)]
 Think = bool | Literal["low", "medium", "high", "max"] | None
 Format = Literal["", "json"] | dict[str, Any] | None
 KeepAlive = float | int | str | None  # the model stays, whatever it says
+
+
+class Options(Body):
+    """Options of an answer. Those of how a model is loaded and computed, which change no answer, are hints."""
+
+    num_predict: Annotated[int, Field(ge=-2)] | None = None  # -1 and -2 are no limit but the context
+    num_ctx: Annotated[int, Field(ge=0)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    repetition_window: int | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: Annotated[list[str], Field(max_length=MAX_BREAKERS)] | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+
+    num_gpu: Annotated[Any, hint(0, -1)] = None
+    main_gpu: Annotated[Any, hint(0)] = None
+    low_vram: Annotated[Any, hint(True, False)] = None
+    use_mmap: Annotated[Any, hint(True)] = None
+    use_mlock: Annotated[Any, hint(False)] = None
+    numa: Annotated[Any, hint(False)] = None
+    num_batch: Ignored = None
+    num_thread: Annotated[Any, hint(0)] = None
+    num_keep: Annotated[Any, hint(0)] = None  # of a prompt that is cut: messages go as a whole
+    f16_kv: Annotated[Any, hint(True)] = None
+    logits_all: Annotated[Any, hint(False)] = None
+
+    vocab_only: Annotated[Any, only(False)] = None
+    embedding_only: Annotated[Any, only(False)] = None
+    penalize_newline: Annotated[Any, only(True)] = None
+    tfs_z: Annotated[Any, only(1, 1.0, instead="give `min_p` or `top_n_sigma`")] = None
 
 
 class ModelBody(Body):
@@ -52,7 +98,7 @@ class AnswerBody(ModelBody):
     """The fields that `/api/chat` and `/api/generate` share."""
 
     stream: bool | None = None
-    options: dict[str, Any] | None = None
+    options: Options | None = None
     format: Format = None
     keep_alive: KeepAlive = None
     think: Think = None
@@ -91,7 +137,7 @@ class EmbedBody(ModelBody):
     input: str | Annotated[list[str], Field(max_length=MAX_TEXTS)]
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=0)] | None = None
-    options: dict[str, Any] | None = None
+    options: Options | None = None
     keep_alive: KeepAlive = None
 
 
@@ -99,7 +145,7 @@ class EmbeddingsBody(ModelBody):
     """The body of `/api/embeddings`, the older form of `/api/embed`."""
 
     prompt: Text = None
-    options: dict[str, Any] | None = None
+    options: Options | None = None
     keep_alive: KeepAlive = None
 
 
@@ -126,8 +172,7 @@ def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     found: list[JsonObject] = []
     called: list[JsonObject] = []  # the calls that have no result yet
     for i, message in enumerate(messages):
-        where = f"messages[{i}]"
-        made = _message(message, where)
+        made = _message(Given(message, f"messages[{i}]"))
         if made["role"] == "tool":
             made["tool_call_id"] = _answered(message, called)
         called += made.get("tool_calls", ())
@@ -135,49 +180,38 @@ def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     return found
 
 
-def _message(message: Mapping[str, Any], where: str) -> JsonObject:
-    role = message.get("role")
+def _message(message: Given) -> JsonObject:
+    role = message.value.get("role")
     if role not in _ROLES:
-        raise invalid(f"{where}.role", f"expected one of {', '.join(_ROLES)}, found {shown(role)}")
-    found: JsonObject = {"role": role, "content": user_content(message.get("content"), message.get("images"), where)}
-    if role == "tool" and isinstance(message.get("tool_name"), str):
-        found["name"] = message["tool_name"]
+        raise invalid(f"{message.where}.role", f"expected one of {', '.join(_ROLES)}, found {shown(role)}")
+    found: JsonObject = {"role": role, "content": user_content(message)}
+    if role == "tool" and isinstance(message.value.get("tool_name"), str):
+        found["name"] = message.value["tool_name"]
     if role == "assistant":
-        thinking = message.get("thinking")
-        if thinking:
-            found["reasoning_content"] = string(thinking, f"{where}.thinking")
-        if message.get("tool_calls"):
-            found["tool_calls"] = _calls(message["tool_calls"], f"{where}.tool_calls")
+        if message.value.get("thinking"):
+            found["reasoning_content"] = message.text("thinking")
+        if message.value.get("tool_calls"):
+            found["tool_calls"] = [_call(call, i) for i, call in enumerate(message.get("tool_calls").each())]
     return found
 
 
-def user_content(text: Any, images: Any, where: str = "", field: str = "content") -> Any:
+def user_content(message: Given, field: str = "content") -> str | list[Part]:
     """A text, or parts of a text and its images, which come first."""
-    said = "" if text is None else string(text, f"{where}.{field}".lstrip("."))
-    if not images:
+    said = "" if message.value.get(field) is None else message.text(field)
+    if not message.value.get("images"):
         return said
-    place = f"{where}.images".lstrip(".")
-    if not isinstance(images, list):
-        raise invalid(place, f"expected an array of images in base64, found {shown(images)}")
-    parts = [base64_source(image, f"{place}[{i}]").part for i, image in enumerate(images)]
+    images = message.get("images")
+    if not isinstance(images.value, list):
+        raise invalid(images.where, f"expected an array of images in base64, found {shown(images.value)}")
+    parts = [base64_source(image, f"{images.where}[{i}]").part for i, image in enumerate(images.value)]
     return [*parts, {"type": "text", "text": said}]
 
 
-def _calls(calls: Any, where: str) -> list[JsonObject]:
-    if not isinstance(calls, list):
-        raise invalid(where, f"expected an array, found {shown(calls)}")
-    found = []
-    for i, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping):
-            raise invalid(f"{where}[{i}].function", "it is required")
-        arguments = function.get("arguments")
-        if not isinstance(arguments, Mapping):
-            raise invalid(f"{where}[{i}].function.arguments", f"expected an object, found {shown(arguments)}")
-        name = string(function.get("name"), f"{where}[{i}].function.name")
-        identity = call["id"] if isinstance(call.get("id"), str) else f"call_{i}"
-        found.append({"id": identity, "type": "function", "function": {"name": name, "arguments": dict(arguments)}})
-    return found
+def _call(call: Given, number: int) -> JsonObject:
+    function = call.get("function").checked()
+    arguments = dict(function.get("arguments").checked().value)
+    ident = call.value["id"] if isinstance(call.value.get("id"), str) else f"call_{number}"
+    return call_of(function.text("name"), arguments, ident)
 
 
 def _answered(message: Mapping[str, Any], called: list[JsonObject]) -> str:
@@ -194,109 +228,27 @@ def _answered(message: Mapping[str, Any], called: list[JsonObject]) -> str:
 
 # ---------------------------------------------------------------------------------------------- options
 
-_RENAMED = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_window"}
-_NAMES = {field.name: f"options.{field.name}" for field in fields(SampleOpts)}
-_NAMES |= {own: f"options.{name}" for name, own in _RENAMED.items()}
-_OWN = {field.name for field in fields(SampleOpts)} - {"logit_bias"}
-_COUNTS = {"top_k", "seed", "repetition_window", "mirostat", "dry_allowed_length", "dry_penalty_last_n"}
-
-#: Options of how a model is loaded and computed, which change no answer -> values that ask for what is so anyway.
-_HINTS: dict[str, tuple[Any, ...]] = {
-    "num_gpu": (0, -1),
-    "main_gpu": (0,),
-    "low_vram": (True, False),
-    "use_mmap": (True,),
-    "use_mlock": (False,),
-    "numa": (False,),
-    "num_batch": (),
-    "num_thread": (0,),
-    "num_keep": (0,),  # of a prompt that is cut: messages go as a whole
-    "f16_kv": (True,),
-    "logits_all": (False,),
-}
-#: Options that would change answers -> the value that changes nothing, and the way out for others.
-_FIXED: dict[str, tuple[Any, str]] = {
-    "vocab_only": (False, "the model is loaded"),
-    "embedding_only": (False, "the model is loaded"),
-    "penalize_newline": (True, "line breaks are penalized like other tokens"),
-    "tfs_z": (1, "give `min_p` or `top_n_sigma` instead"),
-}
+_RENAMED = {"repetition_penalty": "repeat_penalty", "repetition_window": "repeat_last_n"}
+_NAMES = {each.name: f"options.{_RENAMED.get(each.name, each.name)}" for each in fields(SampleOpts)}
 
 
-def options_of(options: Mapping[str, Any] | None, default: SampleOpts, context: int) -> dict[str, Any]:
+def options_of(options: Options | None, default: SampleOpts, context: int) -> dict[str, Any]:
     """The options of a request as arguments of `ServedModel.asked`: `sample`, and perhaps `max_tokens` and `stop`.
+
+    A larger context than there is, which many clients always ask for, is a hint: what fits is answered.
 
     Args:
         default: what options that are missing stand for.
         context: number of tokens that the context holds.
 
     Raises:
-        ApiError: an option is unknown, out of its range, or asks for what the server does not do.
+        ApiError: an option is out of its range.
     """
-    changes, found = dict[str, Any](), dict[str, Any]()
-    for name, value in (options or {}).items():
-        field = f"options.{name}"
-        if value is None:
-            continue
-        if name == "num_predict":
-            found["max_tokens"] = _max_tokens(value, field)
-        elif name == "stop":
-            found["stop"] = _stops(value, field)
-        elif name == "num_ctx":
-            _check_context(value, context, field)
-        elif name in _HINTS:
-            if not is_one_of(value, _HINTS[name]):
-                record.ignore(field)
-        elif name in _FIXED:
-            _check_fixed(name, value, field)
-        elif (own := _RENAMED.get(name, name)) in _OWN:
-            changes[own] = _converted(own, value, field)
-        else:
-            known = (*_OWN, *_RENAMED, *_HINTS, *_FIXED, "num_predict", "num_ctx", "stop")
-            raise unknown_field(field, [f"options.{each}" for each in known])
-    return {"sample": changed_sample(default, changes, _NAMES), **found}
-
-
-def _converted(name: str, value: Any, field: str) -> Any:
-    if name == "dry_sequence_breakers":
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise invalid(field, f"expected an array of strings, found {shown(value)}")
-        if len(value) > MAX_BREAKERS:
-            raise invalid(field, f"expected at most {MAX_BREAKERS} strings, found {len(value)}")
-        return tuple(value)
-    kinds, expected = (int, "an integer") if name in _COUNTS else ((int, float), "a number")
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        raise invalid(field, f"expected {expected}, found {shown(value)}")
-    if name == "seed":
-        return None if value == -1 else value % 2**64
-    if name in ("repetition_window", "dry_penalty_last_n"):
-        return None if value < 0 else value
-    return max(0, value) if name == "top_k" else value
-
-
-def _max_tokens(value: Any, field: str) -> int | None:
-    """The maximum number of tokens; Ollama writes -1 and -2 for no limit but the context."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < -2:
-        raise invalid(field, f"expected an integer of at least 0, or -1, found {shown(value)}")
-    return None if value < 0 else value
-
-
-def _stops(value: Any, field: str) -> tuple[str, ...]:
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or len(texts) > MAX_STOPS or not all(isinstance(t, str) and t for t in texts):
-        raise invalid(field, f"expected at most {MAX_STOPS} strings that are not empty, found {shown(value)}")
-    return tuple(texts)
-
-
-def _check_context(value: Any, context: int, field: str) -> None:
-    """A larger context than there is, which many clients always ask for, is a hint: what fits is answered."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise invalid(field, f"expected an integer, found {shown(value)}")
-    if value > context:
-        record.ignore(field)
-
-
-def _check_fixed(name: str, value: Any, field: str) -> None:
-    same, way_out = _FIXED[name]
-    if value != same:
-        raise invalid(field, f"{shown(value)} is not what the server does, and a request cannot change it", way_out)
+    options, found = options or Options(), dict[str, Any]()
+    if options.num_predict is not None:
+        found["max_tokens"] = None if options.num_predict < 0 else options.num_predict
+    if options.stop is not None:
+        found["stop"] = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
+    if (options.num_ctx or 0) > context:
+        record.ignore("options.num_ctx")
+    return {"sample": changed_sample(default, sampling_changes(options), _NAMES), **found}

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request, Response
 from rlx.grammar import Grammar
 from rlx.serve.answers import answered
 from rlx.serve.body import schema_grammar
-from rlx.serve.conversation import check_continued
+from rlx.serve.conversation import Given, check_continued
 from rlx.serve.errors import SHAPES, ApiError, invalid
 from rlx.serve.http import OpenRoute, json_response
 from rlx.serve.ollama.output import OllamaWriter, error_json
@@ -146,7 +146,7 @@ def _generate(model: ServedModel, body: GenerateBody, writer: OllamaWriter) -> O
         model.check_length([body.prompt or ""], "prompt")
         prompt = ChatPrompt(model.checked(model.tokenizer.encode(body.prompt or "", parse_special=True)))
     else:
-        content = user_content(body.prompt, body.images, field="prompt")
+        content = user_content(Given({"prompt": body.prompt, "images": body.images}, ""), "prompt")
         system = [{"role": "system", "content": body.system}] if body.system else []
         prompt = chat_prompt(model, [*system, {"role": "user", "content": content}], variables=_variables(model, body))
         if body.context:

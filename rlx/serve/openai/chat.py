@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 from rlx.serve.answers import answered
+from rlx.serve.conversation import checked_messages
 from rlx.serve.custom_tools import reading_inputs
 from rlx.serve.errors import invalid
 from rlx.serve.events import Asked, Choice, Delta, End, Finished, Progress, Timings, Usage
@@ -77,7 +78,7 @@ def prompt_of(model: ServedModel, body: ChatBody, tools: Offered) -> ChatPrompt:
         variables["add_generation_prompt"] = body.add_generation_prompt
     found = chat_prompt(
         model,
-        body.messages,
+        checked_messages(body.messages),
         tools.tools,
         tools.choice,
         body.parallel_tool_calls is not False and not tools.legacy,

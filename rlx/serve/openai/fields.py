@@ -8,25 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import GrammarError, SamplingError
+from rlx.errors import GrammarError
 from rlx.grammar import Grammar
 from rlx.sampling import SampleOpts
-from rlx.serve.body import MAX_BIAS_TEXT, MAX_BIAS_TEXTS, shown
+from rlx.serve.body import MAX_BIAS_TEXT, MAX_BIAS_TEXTS, changed_sample, sampling_changes, shown
 from rlx.serve.errors import ApiError, invalid
 
 if TYPE_CHECKING:
     from rlx.serve.openai.bodies import CommonFields, EndingFields, SamplingFields, StructuredOutputs, StructureFields
     from rlx.text.tokenizer import Tokenizer
-
-_SAME = (
-    "temperature top_p min_p typical_p frequency_penalty presence_penalty repetition_penalty dry_multiplier dry_base "
-    "dry_allowed_length xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta"
-).split()
-RANDOM_SEED = -1  # llama-server's word for a seed of the system's
 
 
 def sample_opts(body: SamplingFields, default: SampleOpts, tokenizer: Tokenizer, vocab_size: int) -> SampleOpts:
@@ -39,35 +32,12 @@ def sample_opts(body: SamplingFields, default: SampleOpts, tokenizer: Tokenizer,
     Raises:
         ApiError: a value is out of its range.
     """
-    changes = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
-    if body.repeat_penalty is not None:
-        changes["repetition_penalty"] = body.repeat_penalty
-    elif body.repetition_penalty is not None:
-        changes["repetition_window"] = None  # vLLM's counts the whole context
-    if body.repeat_last_n is not None:
-        changes["repetition_window"] = _window(body.repeat_last_n)
-    if body.dry_penalty_last_n is not None:
-        changes["dry_penalty_last_n"] = _window(body.dry_penalty_last_n)
-    if body.dry_sequence_breakers is not None:
-        changes["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
-    if body.top_k is not None:
-        changes["top_k"] = max(0, body.top_k)
-    if body.top_n_sigma is not None:
-        changes["top_n_sigma"] = max(0.0, body.top_n_sigma)
-    if body.seed is not None:
-        changes["seed"] = None if body.seed == RANDOM_SEED else body.seed % 2**64
+    changes = sampling_changes(body)
+    if body.repetition_penalty is not None and body.repeat_penalty is None:
+        changes.setdefault("repetition_window", None)  # vLLM's counts the whole context
     if body.logit_bias is not None:
         changes["logit_bias"] = dict(biases(body.logit_bias, tokenizer, vocab_size))
-    try:
-        return replace(default, **changes)
-    except SamplingError as error:
-        name = error.what.split()[0]
-        raise invalid(name if name in changes else None, error.what, error.hint) from error
-
-
-def _window(count: int) -> int | None:
-    """A number of last tokens; -1 is all."""
-    return None if count < 0 else count
+    return changed_sample(default, changes)
 
 
 def biases(found: Any, tokenizer: Tokenizer, vocab_size: int) -> Iterator[tuple[int, float]]:

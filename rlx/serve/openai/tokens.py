@@ -106,7 +106,9 @@ def _chat_prompt(model: ServedModel, body: MessageFields) -> list[int]:
     continues = bool(body.continue_final_message)
     if body.add_generation_prompt is not None and not continues:
         variables["add_generation_prompt"] = body.add_generation_prompt
-    prompt = chat_prompt(model, body.messages or [], body.tools, variables=variables, continues=continues)
+    prompt = chat_prompt(
+        model, checked_messages(body.messages or []), body.tools, variables=variables, continues=continues
+    )
     return prompt.context.ids
 
 

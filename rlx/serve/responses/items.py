@@ -6,19 +6,16 @@ developer become it. Consecutive items of the assistant (reasoning, texts, calls
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.serve import record
-from rlx.serve.body import check_tool, shown, string
-from rlx.serve.custom_tools import as_function, call_of
+from rlx.serve.body import check_tool
+from rlx.serve.conversation import Given, JsonObject, call_of, content_of, text_and_images, texts
+from rlx.serve.custom_tools import INPUT, as_function
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.media import ImageSource
 
-JsonObject = dict[str, Any]
-
-_TEXTS = ("input_text", "output_text", "text")
 _ROLES = ("user", "assistant", "system", "developer")
 _NO_STORE = "the server stores no responses"
 
@@ -49,57 +46,53 @@ def messages_of(items: str | Sequence[Mapping[str, Any]] | None, instructions: s
     if isinstance(items, str):
         found.append({"role": "user", "content": items})
     for i, item in enumerate(items if items is not None and not isinstance(items, str) else ()):
-        _add(item, f"input[{i}]", system, found)
+        _add(Given(item, f"input[{i}]"), system, found)
     if not found:
         raise invalid("input", "there is no message", 'give a text, or [{"role": "user", "content": "..."}]')
     return [{"role": "system", "content": "\n\n".join(system)}, *found] if system else found
 
 
-def _add(item: Mapping[str, Any], where: str, system: list[str], found: list[JsonObject]) -> None:
+def _add(item: Given, system: list[str], found: list[JsonObject]) -> None:
     """Adds one item of the input."""
-    kind = item.get("type", "message" if "role" in item else None)
+    kind = item.value.get("type", "message" if "role" in item.value else None)
     if kind == "message":
-        _add_message(item, where, system, found)
+        _add_message(item, system, found)
     elif kind == "reasoning":
-        if text := _reasoning(item, where):
+        if text := _reasoning(item):
             message = _assistant(found)
             message["reasoning_content"] = f"{message.get('reasoning_content', '')}\n{text}".lstrip("\n")
-    elif kind == "function_call":
-        call = {"name": _text(item, "name", where), "arguments": _arguments(item, where)}
-        calls = _assistant(found).setdefault("tool_calls", [])
-        calls.append({"id": _text(item, "call_id", where), "type": "function", "function": call})
-    elif kind == "custom_tool_call":
-        call = call_of(_text(item, "name", where), _text(item, "input", where))
-        calls = _assistant(found).setdefault("tool_calls", [])
-        calls.append({"id": _text(item, "call_id", where), "type": "function", "function": call})
+    elif kind in ("function_call", "custom_tool_call"):
+        arguments = item.get("arguments")
+        given = (
+            {INPUT: item.text("input")} if kind == "custom_tool_call" else arguments.text() and arguments.arguments()
+        )
+        call = call_of(item.text("name"), given or {}, item.text("call_id"))
+        _assistant(found).setdefault("tool_calls", []).append(call)
     elif kind in ("function_call_output", "custom_tool_call_output"):
-        content, images = _content(item.get("output"), f"{where}.output")
-        found.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": content})
-        if images:  # a template has them in messages of users only
+        text, images = text_and_images(content_of(item.get("output"), _KINDS))
+        found.append({"role": "tool", "tool_call_id": item.text("call_id"), "content": text})
+        if images:
             found.append({"role": "user", "content": images})
     elif kind == "item_reference":
-        raise invalid(where, _NO_STORE, "send the item itself")
+        raise invalid(item.where, _NO_STORE, "send the item itself")
     else:
         hint = "there are message, reasoning, function_call, custom_tool_call and their outputs"
-        raise invalid(f"{where}.type", f"items of type {kind!r} are not supported", hint)
+        raise invalid(f"{item.where}.type", f"items of type {kind!r} are not supported", hint)
 
 
-def _add_message(item: Mapping[str, Any], where: str, system: list[str], found: list[JsonObject]) -> None:
-    role = item.get("role")
+def _add_message(item: Given, system: list[str], found: list[JsonObject]) -> None:
+    role = item.value.get("role")
     if role not in _ROLES:
-        raise invalid(f"{where}.role", f"expected one of {', '.join(_ROLES)}, found {role!r}")
-    content, images = _content(item.get("content"), f"{where}.content")
-    if role in ("system", "developer"):
-        if images:
-            raise invalid(f"{where}.content", f"a message of the role {role} has no images")
-        system.append(content)
+        raise invalid(f"{item.where}.role", f"expected one of {', '.join(_ROLES)}, found {role!r}")
+    content = content_of(item.get("content"), _KINDS)
+    if role == "user":
+        found.append({"role": "user", "content": content})
+    elif not isinstance(content, str):
+        raise invalid(f"{item.where}.content", f"a message of the role {role} has no images")
     elif role == "assistant":
-        if images:
-            raise invalid(f"{where}.content", "a message of the role assistant has no images")
         _assistant(found)["content"] += content
     else:
-        parts = _parts(item.get("content"), f"{where}.content") if images else content
-        found.append({"role": "user", "content": parts})
+        system.append(content)
 
 
 def _assistant(found: list[JsonObject]) -> JsonObject:
@@ -109,63 +102,25 @@ def _assistant(found: list[JsonObject]) -> JsonObject:
     return found[-1]
 
 
-def _arguments(item: Mapping[str, Any], where: str) -> JsonObject:
-    """The arguments of a call, which come as the text of a JSON object."""
-    text = _text(item, "arguments", where)
-    try:
-        found = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise invalid(f"{where}.arguments", f"expected the text of a JSON object, found {shown(text)}")
-    return found
-
-
-def _reasoning(item: Mapping[str, Any], where: str) -> str:
+def _reasoning(item: Given) -> str:
     """The text of a reasoning item: what the model wrote, else its summary. One of another server may have neither."""
     for name in ("content", "summary"):
-        parts = item.get(name) or ()
-        if not isinstance(parts, list | tuple) or not all(isinstance(part, Mapping) for part in parts):
-            raise invalid(f"{where}.{name}", "expected a list of parts")
-        if texts := [_text(part, "text", f"{where}.{name}[{i}]") for i, part in enumerate(parts)]:
-            return "\n".join(texts)
+        if parts := item.get(name).each() if item.value.get(name) else ():
+            return "\n".join(part.text("text") for part in parts)
     return ""
 
 
-def _content(content: Any, where: str) -> tuple[str, list[JsonObject]]:
-    """The text of a content, and its images."""
-    if isinstance(content, str):
-        return content, []
-    parts = _parts(content, where)
-    text = "\n".join(part["text"] for part in parts if part["type"] == "text")
-    return text, [part for part in parts if part["type"] == "image"]
+def _image(part: Given) -> list[JsonObject]:
+    if part.value.get("file_id") is not None:
+        raise invalid(f"{part.where}.file_id", "the server stores no files", "give `image_url`, a data URI")
+    return [ImageSource(part.text("image_url"), f"{part.where}.image_url").part]
 
 
-def _parts(content: Any, where: str) -> list[JsonObject]:
-    """A content as parts of a message."""
-    if not isinstance(content, list):
-        raise invalid(where, "expected a text or a list of parts")
-    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
-
-
-def _part(part: Any, where: str) -> JsonObject:
-    if not isinstance(part, Mapping):
-        raise invalid(where, "expected an object")
-    kind = part.get("type")
-    if kind in _TEXTS:
-        return {"type": "text", "text": _text(part, "text", where)}
-    if kind == "refusal":
-        return {"type": "text", "text": _text(part, "refusal", where)}
-    if kind == "input_image":
-        if part.get("file_id") is not None:
-            raise invalid(f"{where}.file_id", "the server stores no files", "give `image_url`, a data URI")
-        return ImageSource(_text(part, "image_url", where), f"{where}.image_url").part
-    hint = "there are input_text, output_text, refusal and input_image"
-    raise invalid(f"{where}.type", f"parts of type {kind!r} are not supported", hint)
-
-
-def _text(item: Mapping[str, Any], name: str, where: str) -> str:
-    return string(item.get(name), f"{where}.{name}")
+_KINDS = {
+    **dict.fromkeys(("input_text", "output_text", "text"), texts()),
+    "refusal": texts("refusal"),
+    "input_image": _image,
+}
 
 
 # ---------------------------------------------------------------------------------------------- tools
