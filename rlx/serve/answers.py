@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from rlx.serve.errors import ApiError, api_error
-from rlx.serve.events import Asked, Event, EventStream, Progress
+from rlx.serve.events import Asked, Delta, End, Event, EventStream, Finished, Progress
 from rlx.serve.http import EVENTS, Stream, event, json_bytes, json_response, while_connected
 
 if TYPE_CHECKING:
@@ -37,10 +37,12 @@ class Writer(ABC):
         media_type: of a stream.
         ping: how many seconds a stream may be silent while the prompt is computed; None for what the server's options
             say.
+        table: kind of event -> the bytes that one becomes in a stream, perhaps none.
     """
 
     media_type = EVENTS
     ping: float | None = None
+    table: Mapping[type, Callable[[Any], bytes]]
 
     def __init__(self, asked: Sequence[Asked]) -> None:
         self.asked = asked
@@ -48,10 +50,6 @@ class Writer(ABC):
     def first(self) -> bytes:
         """The bytes that come before anything is computed."""
         return b""
-
-    @abstractmethod
-    def of(self, event: Event) -> bytes:
-        """The bytes that an event becomes in a stream, perhaps none."""
 
     @abstractmethod
     def waiting(self, progress: Progress) -> bytes:
@@ -77,11 +75,31 @@ class Writer(ABC):
 class ObjectWriter(Writer):
     """Writes a stream of objects, of one choice; an answer in one piece is made of the same objects."""
 
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        super().__init__(asked)
+        self.objects: dict[type, Callable[[Any], Iterable[JsonObject]]] = {
+            Delta: self.delta, End: self.end, Finished: self.finished, Progress: lambda progress: (),
+        }  # fmt: skip
+        self.table = dict.fromkeys(self.objects, lambda event: self._joined(self.push(event)))
+
+    def push(self, event: Event) -> Iterable[JsonObject]:
+        """The objects that one event becomes. All of them must be read."""
+        return self.objects[type(event)](event)
+
+    @abstractmethod
+    def delta(self, delta: Delta) -> Iterable[JsonObject]:
+        """The objects of new tokens."""
+
+    @abstractmethod
+    def end(self, end: End) -> Iterable[JsonObject]:
+        """The objects of the end of the choice."""
+
+    @abstractmethod
+    def finished(self, numbers: Finished) -> Iterable[JsonObject]:
+        """The last objects of an answer that is complete."""
+
     def first(self) -> bytes:
         return self._joined(self.begin())
-
-    def of(self, event: Event) -> bytes:
-        return self._joined(self.push(event))
 
     def failed(self, error: ApiError) -> bytes:
         return self._joined(self.fail(error))
@@ -90,16 +108,12 @@ class ObjectWriter(Writer):
         for each in self.push(event):
             self.keep(each)
 
-    def begin(self) -> Iterator[JsonObject]:
+    def begin(self) -> Iterable[JsonObject]:
         """The first objects."""
-        return iter(())
+        return ()
 
     @abstractmethod
-    def push(self, event: Event) -> Iterator[JsonObject]:
-        """The objects that one event becomes. All of them must be read."""
-
-    @abstractmethod
-    def fail(self, error: ApiError) -> Iterator[JsonObject]:
+    def fail(self, error: ApiError) -> Iterable[JsonObject]:
         """The last objects of an answer that cannot be completed."""
 
     def keep(self, found: JsonObject) -> None:
@@ -109,7 +123,7 @@ class ObjectWriter(Writer):
         """The bytes of an object."""
         return event(json_bytes(found), found["type"])
 
-    def _joined(self, objects: Iterator[JsonObject]) -> bytes:
+    def _joined(self, objects: Iterable[JsonObject]) -> bytes:
         return b"".join(map(self.written, objects))
 
 
@@ -158,11 +172,11 @@ async def stream_of(events: EventStream, writer: Writer, ping_seconds: float) ->
         ping_seconds: how long it may be silent while the prompt is computed.
     """
     try:
-        sent = time.monotonic()
+        sent, table = time.monotonic(), writer.table
         if first := writer.first():
             yield first
         while batch := await events.batch():
-            piece = b"".join([writer.of(each) for each in batch])
+            piece = b"".join([table[type(each)](each) for each in batch])
             if not piece and isinstance(batch[0], Progress) and time.monotonic() - sent >= ping_seconds:
                 piece = writer.waiting(batch[0])
             if piece:

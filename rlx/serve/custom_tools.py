@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlx.errors import GrammarError
 from rlx.grammar import Grammar
 from rlx.serve.body import shown
 from rlx.serve.errors import invalid
-from rlx.text.answer import AnswerPart
-from rlx.text.tool_calls import ToolCallDelta
-
-if TYPE_CHECKING:
-    from rlx.serve.events import Parser
-    from rlx.serve.prompts import ChatPrompt
+from rlx.text.answer import AnswerParser, AnswerPart
+from rlx.text.tool_calls import Part, ToolCallDelta
 
 MOST = 1 << 16  # characters of the expression: rules that are used often grow fast
 DEEPEST = 100  # rules inside of each other
@@ -213,40 +209,27 @@ def _pattern(syntax: str, text: str, where: str) -> str:
         raise invalid(f"{where}.definition", error.what, error.hint, code="invalid_grammar") from error
 
 
-def reading_inputs(prompt: ChatPrompt, names: frozenset[str]) -> ChatPrompt:
-    """A prompt in whose answers calls of some tools have their input in place of arguments."""
-    make = prompt.parser
-    if not names or make is None:
-        return prompt
-    return replace(prompt, parser=lambda: _Inputs(make(), names))
-
-
-class _Inputs:
-    """Splits an answer as another parser does. The input of a custom tool comes in one piece, at the end of its call.
+class InputParser(AnswerParser):
+    """Splits an answer. The input of a custom tool comes in one piece, at the end of its call.
 
     Args:
-        parser: the other one.
         names: of the custom tools.
+        more: as for `AnswerParser`.
     """
 
-    def __init__(self, parser: Parser, names: frozenset[str]) -> None:
-        self._parser, self._names = parser, names
+    def __init__(self, names: frozenset[str], *more: Any) -> None:
+        super().__init__(*more)
+        self._names = names
         self._index, self._arguments = -1, ""  # of the call that is being read; -1 for none
-
-    @property
-    def called(self) -> bool:
-        """Whether a call has begun."""
-        return self._parser.called
-
-    def push(self, text: str) -> list[AnswerPart]:
-        """More text: what is now certain."""
-        return [each for part in self._parser.push(text) for each in self._part(part)]
 
     def finish(self) -> list[AnswerPart]:
         """No more text: the rest."""
-        return [*(each for part in self._parser.finish() for each in self._part(part)), *self._complete()]
+        return [*super().finish(), *self._complete()]
 
-    def _part(self, part: AnswerPart) -> Iterator[AnswerPart]:
+    def _answer(self, parts: Iterable[Part]) -> list[AnswerPart]:
+        return [each for part in super()._answer(parts) for each in self._read(part)]
+
+    def _read(self, part: AnswerPart) -> Iterator[AnswerPart]:
         call = part.tool_call
         if call is not None and call.index == self._index:
             self._arguments += call.arguments

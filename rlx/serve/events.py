@@ -7,8 +7,8 @@ it splits the texts of choices into reasoning, answer and tool calls, and counts
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from rlx.engine.loop.handle import RequestGroup
 from rlx.engine.request.output import candidate
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlx.grammar import Grammar
     from rlx.runners import Handle
     from rlx.serve.record import Note
-    from rlx.text.answer import AnswerPart
+    from rlx.text.answer import AnswerParser, AnswerPart
     from rlx.text.tokenizer import Tokenizer
     from rlx.text.tool_calls import ToolCallDelta
 
@@ -26,23 +26,6 @@ PROGRESS_SECONDS = 1.0
 FULL = (FinishReason.LENGTH, FinishReason.CONTEXT)
 
 Reason = Literal["stop", "length", "tool_calls"]
-
-
-class Parser(Protocol):
-    """Splits an answer into reasoning, text and tool calls, as an `rlx.text.answer.AnswerParser` does."""
-
-    @property
-    def called(self) -> bool:
-        """Whether a call has begun."""
-        ...
-
-    def push(self, text: str, /) -> list[AnswerPart]:
-        """More text: what is now certain."""
-        ...
-
-    def finish(self) -> list[AnswerPart]:
-        """No more text: the rest."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +36,7 @@ class Asked:
         request: as the engine takes it. With a seed, choice i has the seed `seed + i`.
         limit: maximum number of tokens of a choice; None for what the context has room for.
         n: number of choices.
-        parser: makes what splits a choice, such as an `AnswerParser`; None where all text is the answer.
+        parser: makes what splits a choice; None where all text is the answer.
         include_stop: whether the text ends with the stop string that ended it.
         grammar: makes the grammar that the text must follow, which takes long; None for free text.
     """
@@ -61,7 +44,7 @@ class Asked:
     request: Request
     limit: int | None = None
     n: int = 1
-    parser: Callable[[], Parser] | None = None
+    parser: Callable[[], AnswerParser] | None = None
     include_stop: bool = False
     grammar: Callable[[], Grammar | None] | None = None
 
@@ -133,62 +116,31 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Numbers of tokens. The prompt counts once, however many choices there are.
+class Finished:
+    """All choices are complete; always the last event. It has the numbers of tokens, and where the time went.
 
     Attributes:
-        prompt_tokens: with the rows of images.
+        prompt_tokens: with the rows of images. The prompt counts once, however many choices there are.
         cached_tokens: how many of them were found in the prefix cache.
         completion_tokens: of all choices, reasoning included.
         reasoning_tokens: how many of these are reasoning.
+        decode_steps: how many of these came after the first of their choice: what `decode_ms` was needed for.
+        queue_ms: before the engine began with it.
+        prompt_ms: of the prompt, without cached tokens.
+        decode_ms: after the first token.
     """
 
-    prompt_tokens: int
+    prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Where the time went, in milliseconds, and the tokens of each part.
-
-    Attributes:
-        queue_ms: before the engine began with it.
-        prompt_ms, prompt_tokens: of the prompt, without cached tokens.
-        decode_ms: after the first token.
-        decode_tokens: of all choices.
-        decode_steps: those of them that came after the first of their choice: what `decode_ms` was needed for.
-        cached_tokens: of the prompt.
-    """
-
+    decode_steps: int = 0
     queue_ms: float = 0.0
     prompt_ms: float = 0.0
-    prompt_tokens: int = 0
     decode_ms: float = 0.0
-    decode_tokens: int = 0
-    decode_steps: int = 0
-    cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """All choices are complete; always the last event."""
-
-    usage: Usage
-    timings: Timings
 
 
 Event = Progress | Delta | End | Finished
-
-
-@dataclass
-class ToolCall:
-    """A complete call: `arguments` is the text of a JSON object."""
-
-    id: str
-    name: str
-    arguments: str = ""
 
 
 @dataclass
@@ -198,7 +150,7 @@ class Choice:
     index: int
     text: str = ""
     thinking: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
     finish_reason: Reason = "stop"
@@ -212,8 +164,10 @@ class Choice:
         self.logprobs += delta.logprobs
         for call in delta.tool_calls:
             if call.index == len(self.tool_calls):
-                self.tool_calls.append(ToolCall(call.id, call.name))
-            self.tool_calls[call.index].arguments += call.arguments
+                self.tool_calls.append(call)
+            else:
+                begun = self.tool_calls[call.index]
+                self.tool_calls[call.index] = replace(begun, arguments=begun.arguments + call.arguments)
 
 
 class EventStream:
@@ -292,18 +246,17 @@ class EventStream:
     def _finished(self) -> Finished:
         """The numbers of all choices; those of a prompt are of its first choice, which computes it for the others."""
         every = [handle.stats for handle in self._together.handles]
-        firsts, tokens = [every[i] for i in self._firsts], sum(each.tokens for each in every)
-        prompt, cached = sum(each.prompt_tokens for each in firsts), sum(each.cached_tokens for each in firsts)
-        timings = Timings(
+        firsts = [every[i] for i in self._firsts]
+        return Finished(
+            prompt_tokens=sum(each.prompt_tokens for each in firsts),
+            cached_tokens=sum(each.cached_tokens for each in firsts),
+            completion_tokens=sum(each.tokens for each in every),
+            reasoning_tokens=sum(each.reasoning for each in self._choices),
+            decode_steps=sum(max(0, each.tokens - 1) for each in every),
             queue_ms=1000 * min(each.queued_s for each in firsts),
             prompt_ms=1000 * sum(each.prompt_s for each in firsts),
-            prompt_tokens=prompt - cached,
             decode_ms=1000 * max(each.decode_s for each in every),
-            decode_tokens=tokens,
-            decode_steps=sum(max(0, each.tokens - 1) for each in every),
-            cached_tokens=cached,
         )
-        return Finished(Usage(prompt, cached, tokens, sum(each.reasoning for each in self._choices)), timings)
 
 
 class _ChoiceReader:

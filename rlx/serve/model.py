@@ -26,10 +26,10 @@ from rlx.sampling import SampleOpts
 from rlx.serve import record
 from rlx.serve.answers import W
 from rlx.serve.errors import context_overflow
-from rlx.serve.events import Asked, EventStream, Parser
+from rlx.serve.events import Asked, EventStream
 from rlx.serve.http import in_thread
 from rlx.serve.media import MediaOptions
-from rlx.text.answer import ThinkingTags, tool_format
+from rlx.text.answer import AnswerParser, ThinkingTags, tool_format
 
 if TYPE_CHECKING:
     from rlx.grammar import Grammar
@@ -175,7 +175,7 @@ class ServedModel:
         sample: SampleOpts | None = None,
         *,
         n: int = 1,
-        parser: Callable[[], Parser] | None = None,
+        parser: Callable[[], AnswerParser] | None = None,
         include_stop: bool = False,
         grammar: Callable[[], Grammar | None] | None = None,
         **fields: Any,

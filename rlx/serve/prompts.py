@@ -16,6 +16,7 @@ from rlx.grammar.tool_calls import calls_grammar
 from rlx.prompt import Prompt
 from rlx.serve import record
 from rlx.serve.conversation import checked_variables, last_answer, merged_system
+from rlx.serve.custom_tools import InputParser
 from rlx.serve.errors import OVERFLOW, ApiError, invalid
 from rlx.serve.media import load_images
 from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids, tool_format
@@ -23,7 +24,6 @@ from rlx.text.chat import thinking_variables
 from rlx.text.tool_calls import Tool, ToolChoice, ToolFormat, checked_choice, checked_tools
 
 if TYPE_CHECKING:
-    from rlx.serve.events import Parser
     from rlx.serve.model import ServedModel
 
 JsonObject = dict[str, Any]
@@ -47,7 +47,7 @@ class ChatPrompt:
     """
 
     context: Context
-    parser: Callable[[], Parser] | None = None
+    parser: Callable[[], AnswerParser] | None = None
     keep_ids: frozenset[int] = frozenset()
     tags: ThinkingTags | None = None
     thinks: bool = False
@@ -67,6 +67,7 @@ def chat_prompt(
     variables: Mapping[str, Any] | None = None,
     continues: bool = False,
     splits: bool = True,
+    custom: frozenset[str] = frozenset(),
 ) -> ChatPrompt:
     """The prompt of a conversation, formatted with the model's chat template, and how its answer is read.
 
@@ -78,6 +79,7 @@ def chat_prompt(
         variables: further variables of the template, such as `enable_thinking` and `add_generation_prompt`.
         continues: whether the answer continues the last message, which must be the assistant's.
         splits: whether reasoning is split from the text.
+        custom: names of the tools whose calls have an input in place of arguments.
 
     Raises:
         ChatTemplateError, MultimodalError, ImageError: as `TextRunner.chat`.
@@ -114,8 +116,9 @@ def chat_prompt(
     if tags is None and form is None:
         return found(keep_ids=frozenset() if splits else kept)
     callable_tools = known if offered else ()
+    make = partial(InputParser, custom) if custom else AnswerParser
     return found(
-        parser=partial(AnswerParser, tags, thinks, form, callable_tools),
+        parser=partial(make, tags, thinks, form, callable_tools),
         keep_ids=kept | kept_ids(tokenizer, None, form),
         tool_format=form,
         tools=callable_tools,

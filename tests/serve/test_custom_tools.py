@@ -10,10 +10,9 @@ import pytest
 from exchanges import PATH, chunks_of, error_of
 
 from rlx.errors import GrammarError
-from rlx.serve.custom_tools import reading_inputs, regex_of
-from rlx.serve.prompts import ChatPrompt
+from rlx.serve.custom_tools import InputParser, regex_of
 from rlx.text.answer import AnswerPart
-from rlx.text.tool_calls import ToolCallDelta
+from rlx.text.tool_calls import Tool, ToolCallDelta
 
 SUM = """
 start: term (" + " term)* -> sum
@@ -185,17 +184,18 @@ def test_what_no_expression_says_is_refused(grammar: str) -> None:
 
 
 class Scripted:
-    """A parser that finds parts of a script, one a text."""
+    """A format of calls, and its parser, which finds parts of a script, one a text."""
 
-    called = True
-
-    def __init__(self, parts: list[AnswerPart]) -> None:
+    def __init__(self, parts: list[Any]) -> None:
         self._parts = parts
 
-    def push(self, text: str, /) -> list[AnswerPart]:
+    def parser(self, tools: Any, new_id: Any) -> Scripted:
+        return self
+
+    def push(self, text: str) -> list[Any]:
         return [self._parts.pop(0)]
 
-    def finish(self) -> list[AnswerPart]:
+    def finish(self) -> list[Any]:
         return self._parts
 
 
@@ -203,15 +203,14 @@ def test_inputs_come_whole_between_other_parts() -> None:
     def call(*fields: Any, **named: Any) -> AnswerPart:
         return AnswerPart(tool_call=ToolCallDelta(*fields, **named))
 
+    piece = ToolCallDelta
     parts = [
-        AnswerPart("Well: "), call(0, "i", "say", '{"inp'), call(0, arguments='ut": "a\\n'), call(0, arguments='b"}'),
-        call(1, "j", "f", "{}"), call(2, "k", "say", '{"input": 3}'), AnswerPart("Done."), call(3, "l", "say", "{}"),
+        "Well: ", piece(0, "i", "say", '{"inp'), piece(0, arguments='ut": "a\\n'), piece(0, arguments='b"}'),
+        piece(1, "j", "f", "{}"), piece(2, "k", "say", '{"input": 3}'), "Done.", piece(3, "l", "say", "{}"),
     ]  # fmt: skip
-
-    prompt: Any = ChatPrompt(None, parser=lambda: Scripted(list(parts)))  # type: ignore[arg-type]
-    found: Any = reading_inputs(prompt, frozenset({"say"})).parser
-    found = found()
-    read = [each for _ in range(4) for each in found.push("")] + found.finish()
+    scripted: Any = Scripted(parts)
+    found = InputParser(frozenset({"say"}), None, False, scripted, (Tool("say"), Tool("f")))
+    read = [each for _ in range(4) for each in found.push("x")] + found.finish()
     assert read == [
         AnswerPart("Well: "), call(0, "i", "say"), call(0, arguments="a\nb"), call(1, "j", "f", "{}"),
         call(2, "k", "say"), call(2, arguments="3"), AnswerPart("Done."), call(3, "l", "say"), call(3),

@@ -13,7 +13,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from rlx.serve.errors import ApiError
-from rlx.serve.events import Delta, End, Finished, Progress, Timings, Usage
+from rlx.serve.events import Delta, End, Finished, Progress
 from rlx.serve.media import ImageSource
 from rlx.serve.messages.blocks import messages_of, tools_of
 from rlx.serve.messages.output import MessageWriter, error_json
@@ -320,7 +320,7 @@ def test_reasoning_text_and_calls_are_blocks_of_their_own() -> None:
     events, message = events_of(
         Progress(7, 3, 3, 1.0), Delta(0, thinking="H"), Delta(0, thinking="m."), Delta(0, text="Let me"),
         Delta(0, text=" see."), Delta(0, tool_calls=CALL[:2]), Delta(0, tool_calls=(CALL[2], *second)),
-        End(0, "tool_calls"), Finished(Usage(7, 3, 5, 2), Timings()),
+        End(0, "tool_calls"), Finished(7, 3, 5, 2),
     )  # fmt: skip
     thinking, text, look, hear = message.content
     assert thinking.thinking == "Hm." and text.text == "Let me see."  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ import pytest
 from rlx.sampling import SampleOpts
 from rlx.serve.body import validated
 from rlx.serve.errors import ApiError
-from rlx.serve.events import Delta, End, Finished, Timings, Usage
+from rlx.serve.events import Delta, End, Finished
 from rlx.serve.media import ImageSource
 from rlx.serve.model import fill_in_ids
 from rlx.serve.ollama.output import OllamaWriter, joined
@@ -363,7 +363,7 @@ def test_tool_calls_come_whole_with_their_arguments_as_an_object() -> None:
         Delta(0, thinking="Hm."), Delta(0, text="See:"),
         Delta(0, tool_calls=(ToolCallDelta(0, "a", "look"), ToolCallDelta(0, arguments='{"at":'))),
         Delta(0, tool_calls=(ToolCallDelta(0, arguments=" 1}"), ToolCallDelta(1, "b", "hear"))),
-        End(0, "tool_calls"), Finished(Usage(7, 3, 5, 2), Timings(prompt_ms=2.0, decode_ms=3.0)),
+        End(0, "tool_calls"), Finished(7, 3, 5, 2, prompt_ms=2.0, decode_ms=3.0),
     ]  # fmt: skip
     pieces = [ollama.ChatResponse(**each) for event in events for each in builder.push(event)]
     called = [call.function for piece in pieces for call in piece.message.tool_calls or ()]

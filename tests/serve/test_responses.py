@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from rlx.errors import RlxError
 from rlx.serve.errors import ApiError
-from rlx.serve.events import Delta, End, Finished, Progress, Timings, Usage
+from rlx.serve.events import Delta, End, Finished, Progress
 from rlx.serve.media import ImageSource
 from rlx.serve.responses.items import choice_of, functions_of, messages_of
 from rlx.serve.responses.output import ResponseWriter
@@ -286,7 +286,7 @@ def events_of(*events: Any, fail: ApiError | None = None) -> tuple[list[Any], Re
 
 
 CALL = ToolCallDelta(0, "call_a", "look"), ToolCallDelta(0, arguments='{"at":'), ToolCallDelta(0, arguments=" 1}")
-DONE = Finished(Usage(7, 3, 5, 2), Timings())
+DONE = Finished(7, 3, 5, 2)
 
 
 def test_reasoning_text_and_calls_are_items_of_their_own() -> None:

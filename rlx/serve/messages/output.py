@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from rlx.serve.answers import JsonObject, ObjectWriter
 from rlx.serve.errors import ApiError
-from rlx.serve.events import Asked, Delta, End, Event, Finished, Progress, Usage
+from rlx.serve.events import Asked, Delta, End, Finished, Progress
 
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _TYPES = {
@@ -42,7 +42,7 @@ class MessageWriter(ObjectWriter):
         super().__init__(asked)
         self.message: JsonObject = {
             "id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant", "model": model, "content": [],
-            "stop_reason": None, "stop_sequence": None, "usage": usage_json(Usage(prompt_tokens)),
+            "stop_reason": None, "stop_sequence": None, "usage": usage_json(Finished(prompt_tokens)),
         }  # fmt: skip
         self._open = False
         self._arguments = ""
@@ -52,18 +52,17 @@ class MessageWriter(ObjectWriter):
         yield {"type": "message_start", "message": {**self.message, "content": []}}
         yield {"type": "ping"}
 
-    def push(self, event: Event) -> Iterator[JsonObject]:
-        if isinstance(event, Delta):
-            if event.thinking:
-                yield from self._text("thinking", event.thinking)
-            if event.text:
-                yield from self._text("text", event.text)
-            for call in event.tool_calls:
-                yield from self._call(call)
-        elif isinstance(event, End):
-            self._end = event
-        elif isinstance(event, Finished):
-            yield from self._finish(event.usage)
+    def delta(self, delta: Delta) -> Iterator[JsonObject]:
+        if delta.thinking:
+            yield from self._text("thinking", delta.thinking)
+        if delta.text:
+            yield from self._text("text", delta.text)
+        for call in delta.tool_calls:
+            yield from self._call(call)
+
+    def end(self, end: End) -> tuple[()]:
+        self._end = end
+        return ()
 
     def fail(self, error: ApiError) -> Iterator[JsonObject]:
         yield error_json(error)
@@ -114,19 +113,19 @@ class MessageWriter(ObjectWriter):
             self._block["input"] = json.loads(self._arguments or "{}")
         yield {"type": "content_block_stop", "index": len(self.message["content"]) - 1}
 
-    def _finish(self, usage: Usage) -> Iterator[JsonObject]:
+    def finished(self, numbers: Finished) -> Iterator[JsonObject]:
         yield from self._stop()
         end = self._end
         reason, stop = (_STOPS[end.finish_reason], end.stop) if end is not None else ("end_turn", None)
         if isinstance(stop, str):
             reason = "stop_sequence"
         ended = {"stop_reason": reason, "stop_sequence": stop if isinstance(stop, str) else None}
-        self.message |= {**ended, "usage": usage_json(usage)}
+        self.message |= {**ended, "usage": usage_json(numbers)}
         yield {"type": "message_delta", "delta": ended, "usage": self.message["usage"]}
         yield {"type": "message_stop"}
 
 
-def usage_json(usage: Usage) -> JsonObject:
+def usage_json(usage: Finished) -> JsonObject:
     """Numbers of tokens. Those of the prompt that were found in the cache count apart."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,

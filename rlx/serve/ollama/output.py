@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rlx.serve.answers import JsonObject, ObjectWriter
 from rlx.serve.errors import ApiError
-from rlx.serve.events import Delta, End, Event, Finished, Progress, Timings, Usage
+from rlx.serve.events import Delta, End, Finished, Progress
 from rlx.serve.http import LINES, json_bytes
 from rlx.serve.openai.common import logprob_dicts
 
@@ -63,20 +63,21 @@ class OllamaWriter(ObjectWriter):
     def whole(self) -> JsonObject:
         return joined(self._kind, self._objects)
 
-    def push(self, event: Event) -> Iterator[JsonObject]:
-        if isinstance(event, Delta):
-            if self.context:
-                self.context += event.tokens
-            for call in event.tool_calls:
-                yield from self._call(call)
-            if event.text or event.thinking or event.logprobs:
-                logprobs = {"logprobs": logprob_dicts(event.logprobs, as_id=False)} if event.logprobs else {}
-                yield {**self.piece(event.text, event.thinking), **logprobs}
-        elif isinstance(event, End):
-            yield from self._called()
-            self._reason = "length" if event.finish_reason == "length" else "stop"
-        elif isinstance(event, Finished):
-            yield self.done(self._reason, event.usage, event.timings)
+    def delta(self, delta: Delta) -> Iterator[JsonObject]:
+        if self.context:
+            self.context += delta.tokens
+        for call in delta.tool_calls:
+            yield from self._call(call)
+        if delta.text or delta.thinking or delta.logprobs:
+            logprobs = {"logprobs": logprob_dicts(delta.logprobs, as_id=False)} if delta.logprobs else {}
+            yield {**self.piece(delta.text, delta.thinking), **logprobs}
+
+    def end(self, end: End) -> Iterator[JsonObject]:
+        yield from self._called()
+        self._reason = "length" if end.finish_reason == "length" else "stop"
+
+    def finished(self, numbers: Finished) -> Iterator[JsonObject]:
+        yield self.done(self._reason, numbers)
 
     def _call(self, call: Any) -> Iterator[JsonObject]:
         if call.name:
@@ -104,15 +105,15 @@ class OllamaWriter(ObjectWriter):
         called = {"tool_calls": calls} if calls else {}
         return {**head, "message": {"role": "assistant", "content": text, **more, **called}, "done": False}
 
-    def done(self, reason: str, usage: Usage | None = None, timings: Timings | None = None) -> JsonObject:
+    def done(self, reason: str, numbers: Finished | None = None) -> JsonObject:
         """The last object of a stream."""
         found = {**self.piece(), "done": True, "done_reason": reason}
-        if usage is not None and timings is not None:
+        if numbers is not None:
             total = time.perf_counter() - self._started
             found |= {
                 "total_duration": int(total * 1e9), "load_duration": 0,
-                "prompt_eval_count": usage.prompt_tokens, "prompt_eval_duration": int(timings.prompt_ms * 1e6),
-                "eval_count": usage.completion_tokens, "eval_duration": int(timings.decode_ms * 1e6),
+                "prompt_eval_count": numbers.prompt_tokens, "prompt_eval_duration": int(numbers.prompt_ms * 1e6),
+                "eval_count": numbers.completion_tokens, "eval_duration": int(numbers.decode_ms * 1e6),
             }  # fmt: skip
         return {**found, "context": self.context} if self.context else found
 

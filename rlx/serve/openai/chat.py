@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
 from rlx.serve.answers import answered
 from rlx.serve.conversation import checked_messages
-from rlx.serve.custom_tools import reading_inputs
 from rlx.serve.errors import invalid
-from rlx.serve.events import Asked, Choice, Delta, End, Finished, Progress, Timings, Usage
+from rlx.serve.events import Asked, Choice, Delta, End, Finished, Progress
 from rlx.serve.http import event, in_thread, json_bytes, new_router
 from rlx.serve.openai.bodies import ChatBody
 from rlx.serve.openai.common import (
@@ -76,7 +76,7 @@ def prompt_of(model: ServedModel, body: ChatBody, tools: Offered) -> ChatPrompt:
         variables["documents"] = body.documents
     if body.add_generation_prompt is not None and not continues:
         variables["add_generation_prompt"] = body.add_generation_prompt
-    found = chat_prompt(
+    return chat_prompt(
         model,
         checked_messages(body.messages),
         tools.tools,
@@ -85,8 +85,8 @@ def prompt_of(model: ServedModel, body: ChatBody, tools: Offered) -> ChatPrompt:
         variables,
         continues,
         splits=body.reasoning_format != "none" and body.separate_reasoning is not False,
+        custom=tools.custom,
     )
-    return reading_inputs(found, tools.custom)
 
 
 def _writer(model: ServedModel, body: ChatBody) -> ChatWriter:
@@ -147,7 +147,7 @@ class ChatWriter(OpenAIWriter):
     def _delta(self, delta: Delta) -> bytes:
         self._tokens += len(delta.tokens)
         if self._is_plain and delta.text and not delta.thinking and not delta.tool_calls:
-            return self._plain(delta)
+            return self._starts[delta.index] + encode_basestring(delta.text).encode() + self._tail
         pieces: list[dict[str, Any]] = []
         if delta.thinking and self._reasons:
             pieces.append({"reasoning_content": delta.thinking})
@@ -194,18 +194,18 @@ class ChatWriter(OpenAIWriter):
     def _chunk(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         found = {**self._head, "choices": choices, **more}
         if self._counts and "usage" not in found:
-            found["usage"] = usage_dict(Usage(self._prompt.total, self._prompt.cached, self._tokens))
+            found["usage"] = usage_dict(self._numbers())
         elif self._with_usage:
             found.setdefault("usage", None)
         if self.body.timings_per_token and "timings" not in found:
-            found["timings"] = timings_dict(self._timings())
+            found["timings"] = timings_dict(self._numbers())
         return event(json_bytes(found))
 
     def _ended(self, end: End, more: dict[str, Any]) -> bytes:
         return self._piece(end.index, {}, end=end, **more)
 
     def _finish(self, finished: Finished) -> bytes:
-        usage, timings = usage_dict(finished.usage), timings_dict(finished.timings)
+        usage, timings = usage_dict(finished), timings_dict(finished)
         more: dict[str, Any] = {"usage": usage} if self._counts else {}
         more |= verbose_end(self, self._last, finished)
         piece = self._piece(self._last.index, {}, end=self._last, timings=timings, **more)
@@ -217,12 +217,11 @@ class ChatWriter(OpenAIWriter):
             return b""
         return self._piece(0, {}, prompt_progress=progress_dict(progress))
 
-    def _timings(self) -> Timings:
-        """Times up to now."""
-        prompt = self._prompt
-        ms = 1000 * (time.perf_counter() - self._began)
+    def _numbers(self) -> Finished:
+        """Tokens and times up to now."""
+        prompt, ms = self._prompt, 1000 * (time.perf_counter() - self._began)
         steps = max(0, self._tokens - (self.body.n or 1))
-        return Timings(0.0, prompt.ms, prompt.total - prompt.cached, ms, self._tokens, steps, prompt.cached)
+        return Finished(prompt.total, prompt.cached, self._tokens, 0, steps, 0.0, prompt.ms, ms)
 
     # ---------------------------------------------------------------------------------------------- in one piece
 
@@ -232,9 +231,9 @@ class ChatWriter(OpenAIWriter):
             **self._head,
             "object": "chat.completion",
             "choices": [self._choice(each) for each in self.choices],
-            "usage": usage_dict(self.finished.usage),
+            "usage": usage_dict(self.finished),
             **ids,
-            "timings": timings_dict(self.finished.timings),
+            "timings": timings_dict(self.finished),
             **verbose(self),
         }
 

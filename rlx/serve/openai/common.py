@@ -9,13 +9,12 @@ import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
 import rlx
 from rlx.serve.answers import Writer
 from rlx.serve.errors import ApiError, invalid, openai_body
-from rlx.serve.events import Asked, Choice, Delta, End, Event, Finished, Progress, Timings, TokenInfo, Usage
+from rlx.serve.events import Asked, Choice, Delta, End, Event, Finished, Progress, TokenInfo
 from rlx.serve.http import comment, event, json_bytes
 from rlx.serve.openai.fields import ending, sample_opts
 
@@ -62,35 +61,29 @@ class OpenAIWriter(Writer):
             "system_fingerprint": FINGERPRINT,
         }
         self.choices = [Choice(i) for i in range(sum(each.n for each in asked))]
-        self.finished = Finished(Usage(0), Timings())
+        self.finished = Finished()
         self._with_usage = bool(options and options.include_usage)
         self._as_ids = bool(body.return_tokens_as_token_ids)
         start = b'data: %s,"choices":[{"index":' % json_bytes(self._head)[:-1]
         self._starts = [start + b"%d" % i + text[0] for i in range(len(self.choices))]
         usage = b',"usage":null' if self._with_usage else b""
-        self._end = text[1] + b',"logprobs":null,"finish_reason":null}]%s}\n\n' % usage
+        self._tail = text[1] + b',"logprobs":null,"finish_reason":null}]%s}\n\n' % usage
         self._left, self._last = len(self.choices), End(0, "stop")
+        self.table = {
+            Delta: self._delta, End: self._end_of, Finished: self._finish, Progress: self._progress,
+        }  # fmt: skip
 
-    def of(self, event: Event) -> bytes:
-        if isinstance(event, Delta):
-            return self._delta(event)
-        if isinstance(event, Finished):
-            return self._finish(event)
-        if isinstance(event, Progress):
-            return self._progress(event)
+    def _end_of(self, end: End) -> bytes:
+        """The chunk of the end of a choice, unless it is the last one: that tells what the request took, too."""
         self._left -= 1
         if self._left:
-            return self._ended(event, {})
-        self._last = event  # it tells what the request took, too
+            return self._ended(end, {})
+        self._last = end
         return b""
 
     @abstractmethod
     def _delta(self, delta: Delta) -> bytes:
         """The chunks of new tokens."""
-
-    def _plain(self, delta: Delta) -> bytes:
-        """The chunk of nothing but text."""
-        return self._starts[delta.index] + encode_basestring(delta.text).encode() + self._end
 
     def _ended(self, end: End, more: dict[str, Any]) -> bytes:
         """The chunk of the end of a choice.
@@ -102,8 +95,8 @@ class OpenAIWriter(Writer):
 
     def _finish(self, finished: Finished) -> bytes:
         """The chunks of the end."""
-        more = {"timings": timings_dict(finished.timings)}
-        usage = {"usage": usage_dict(finished.usage)}
+        more = {"timings": timings_dict(finished)}
+        usage = {"usage": usage_dict(finished)}
         piece = self._ended(self._last, more | self._verbose_end(self._last, finished))
         return piece + self._chunk([], usage | more) if self._with_usage else piece
 
@@ -161,26 +154,27 @@ def asked_fields(model: ServedModel, body: CommonFields, keep_ids: frozenset[int
     }
 
 
-def usage_dict(usage: Usage) -> dict[str, Any]:
+def usage_dict(found: Finished) -> dict[str, Any]:
     """Numbers of tokens as OpenAI's clients read them."""
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens, "audio_tokens": 0},
+        "prompt_tokens": found.prompt_tokens,
+        "completion_tokens": found.completion_tokens,
+        "total_tokens": found.prompt_tokens + found.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": found.cached_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": found.reasoning_tokens, "audio_tokens": 0},
     }
 
 
-def timings_dict(timings: Timings) -> dict[str, Any]:
+def timings_dict(found: Finished) -> dict[str, Any]:
     """Times as llama-server gives them."""
+    computed = found.prompt_tokens - found.cached_tokens
     return {
-        "queue_ms": round(timings.queue_ms, 3),
-        "cache_n": timings.cached_tokens,
-        "prompt_n": timings.prompt_tokens,
-        **_rates("prompt", timings.prompt_ms, timings.prompt_tokens),
-        "predicted_n": timings.decode_tokens,
-        **_rates("predicted", timings.decode_ms, timings.decode_steps),
+        "queue_ms": round(found.queue_ms, 3),
+        "cache_n": found.cached_tokens,
+        "prompt_n": computed,
+        **_rates("prompt", found.prompt_ms, computed),
+        "predicted_n": found.completion_tokens,
+        **_rates("predicted", found.decode_ms, found.decode_steps),
     }
 
 

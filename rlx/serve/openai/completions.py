@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from json.encoder import encode_basestring
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +183,9 @@ class CompletionWriter(OpenAIWriter):
 
     def _delta(self, delta: Delta) -> bytes:
         if not (self._has_logs or self._ids):
-            return self._plain(delta) if delta.text else b""
+            if not delta.text:
+                return b""
+            return self._starts[delta.index] + encode_basestring(delta.text).encode() + self._tail
         more = {"token_ids": delta.tokens} if self._ids else {}
         return self._piece(delta.index, delta.text, delta.logprobs, **more)
 
@@ -214,8 +217,8 @@ class CompletionWriter(OpenAIWriter):
         return {
             **self._head,
             "choices": [self._choice(choice, i, self._echoes[i // n]) for i, choice in enumerate(kept)],
-            "usage": usage_dict(self.finished.usage),
-            "timings": timings_dict(self.finished.timings),
+            "usage": usage_dict(self.finished),
+            "timings": timings_dict(self.finished),
             **verbose(self),
         }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.engine.request.context import Context
 from rlx.sampling import SampleOpts
-from rlx.serve.events import Asked, Choice, Delta, End, Event, Finished, Progress, Timings, TokenInfo
+from rlx.serve.events import Asked, Choice, Delta, End, Finished, Progress, TokenInfo
 from rlx.serve.http import event, json_bytes
 from rlx.serve.openai.common import OpenAIWriter, logprob_dicts, progress_dict, timings_dict
 
@@ -42,11 +42,9 @@ class NativeWriter(OpenAIWriter):
         """The request of each choice."""
         return [each for each in self.asked for _ in range(each.n)]
 
-    def of(self, event: Event) -> bytes:
-        if isinstance(event, End):
-            self._ends.append(event)
-            return b""
-        return super().of(event)
+    def _end_of(self, end: End) -> bytes:
+        self._ends.append(end)
+        return b""
 
     def _delta(self, delta: Delta) -> bytes:
         self._count(delta.index, delta.text, len(delta.tokens))
@@ -56,22 +54,22 @@ class NativeWriter(OpenAIWriter):
         return self._event(self._native(choice, with_tokens=True))
 
     def _finish(self, finished: Finished) -> bytes:
-        return b"".join(self._event(self._selected(self._over(end, finished.timings))) for end in self._ends)
+        return b"".join(self._event(self._selected(self._over(end, finished))) for end in self._ends)
 
     def last(self) -> bytes:
         """Nothing: the last piece says that it is."""
         return b""
 
     def whole(self) -> Any:
-        each = [self._selected(self.one(choice, self.finished.timings)) for choice in self.choices]
+        each = [self._selected(self.one(choice, self.finished)) for choice in self.choices]
         return each[0] if len(each) == 1 else each
 
-    def one(self, choice: Choice, timings: Timings) -> dict[str, Any]:
+    def one(self, choice: Choice, finished: Finished) -> dict[str, Any]:
         """A complete choice."""
         self._count(choice.index, choice.text, len(choice.tokens))
         end = End(choice.index, choice.finish_reason, choice.stop)
         piece = self._native(choice, with_tokens=bool(self.body.return_tokens))
-        return {**self._over(end, timings), **piece, "stop": True}
+        return {**self._over(end, finished), **piece, "stop": True}
 
     def _selected(self, found: dict[str, Any]) -> dict[str, Any]:
         """The fields of an answer that `response_fields` names: all without it. A slash leads into an object."""
@@ -109,7 +107,7 @@ class NativeWriter(OpenAIWriter):
             ]
         return found
 
-    def _over(self, end: End, timings: Timings) -> dict[str, Any]:
+    def _over(self, end: End, finished: Finished) -> dict[str, Any]:
         word = end.stop if isinstance(end.stop, str) else ""
         kind = "limit" if end.finish_reason == "length" else "word" if word else "eos"
         asked, count = self._each[end.index], self._counts[end.index]
@@ -124,7 +122,7 @@ class NativeWriter(OpenAIWriter):
             "truncated": kind == "limit" and (asked.limit is None or count < asked.limit),
             "tokens_cached": len(self._prompts[end.index]) + count,
             "generation_settings": settings(asked, self.model.runner.max_seq, bool(self.body.stream)),
-            "timings": timings_dict(timings),
+            "timings": timings_dict(finished),
         }
 
     def _progress(self, progress: Progress) -> bytes:
@@ -145,16 +143,15 @@ def verbose(writer: OpenAIWriter) -> dict[str, Any]:
     if not writer.body.verbose:
         return {}
     found = NativeWriter(writer.model, writer.body, writer.asked)
-    return {"__verbose": found.one(writer.choices[0], writer.finished.timings)}
+    return {"__verbose": found.one(writer.choices[0], writer.finished)}
 
 
 def verbose_end(writer: OpenAIWriter, end: End, finished: Finished) -> dict[str, Any]:
     """As `verbose`, for the last piece of a stream: without the text, which the pieces had."""
     if not writer.body.verbose:
         return {}
-    usage = finished.usage
-    counted = Choice(end.index, tokens=[0] * usage.completion_tokens, finish_reason=end.finish_reason, stop=end.stop)
-    found = NativeWriter(writer.model, writer.body, writer.asked).one(counted, finished.timings)
+    counted = Choice(end.index, tokens=[0] * finished.completion_tokens, finish_reason=end.finish_reason, stop=end.stop)
+    found = NativeWriter(writer.model, writer.body, writer.asked).one(counted, finished)
     return {"__verbose": {**found, "tokens": []}}
 
 

@@ -14,8 +14,8 @@ from rlx.serve.custom_tools import as_function
 from rlx.serve.errors import invalid
 
 if TYPE_CHECKING:
-    from rlx.serve.events import ToolCall
     from rlx.serve.openai.bodies import ChatBody
+    from rlx.text.tool_calls import ToolCallDelta
 
 JsonObject = dict[str, Any]
 
@@ -41,7 +41,7 @@ class Offered:
         """The `finish_reason` of an answer that calls."""
         return "function_call" if self.legacy else "tool_calls"
 
-    def call_json(self, call: ToolCall) -> JsonObject:
+    def call_json(self, call: ToolCallDelta) -> JsonObject:
         """A call of an answer."""
         if call.name in self.custom:
             return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}

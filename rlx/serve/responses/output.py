@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from rlx.serve.answers import JsonObject, ObjectWriter
 from rlx.serve.errors import ApiError
-from rlx.serve.events import Asked, Delta, End, Event, Finished, Progress, TokenInfo, Usage
+from rlx.serve.events import Asked, Delta, End, Finished, Progress, TokenInfo
 from rlx.serve.http import comment
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # kind of a call -> the field with its text
@@ -90,19 +90,18 @@ class ResponseWriter(ObjectWriter):
         yield self._event("response.created", response=self._snapshot())
         yield self._event("response.in_progress", response=self._snapshot())
 
-    def push(self, event: Event) -> Iterator[JsonObject]:
-        if isinstance(event, Delta):
-            self._logprobs += [logprob_json(info) for info in event.logprobs]
-            if event.thinking:
-                yield from self._text("reasoning", "rs", event.thinking)
-            if event.text:
-                yield from self._text("message", "msg", event.text)
-            for call in event.tool_calls:
-                yield from self._call(call)
-        elif isinstance(event, End):
-            self._end = event
-        elif isinstance(event, Finished):
-            yield from self._finish(event.usage)
+    def delta(self, delta: Delta) -> Iterator[JsonObject]:
+        self._logprobs += [logprob_json(info) for info in delta.logprobs]
+        if delta.thinking:
+            yield from self._text("reasoning", "rs", delta.thinking)
+        if delta.text:
+            yield from self._text("message", "msg", delta.text)
+        for call in delta.tool_calls:
+            yield from self._call(call)
+
+    def end(self, end: End) -> tuple[()]:
+        self._end = end
+        return ()
 
     def fail(self, error: ApiError) -> Iterator[JsonObject]:
         yield from self._close("incomplete")
@@ -169,13 +168,13 @@ class ResponseWriter(ObjectWriter):
         self.response["output"][item.index] = item.as_json(status)
         yield self._event("response.output_item.done", output_index=item.index, item=item.as_json(status))
 
-    def _finish(self, usage: Usage) -> Iterator[JsonObject]:
+    def finished(self, numbers: Finished) -> Iterator[JsonObject]:
         is_cut = self._end is not None and self._end.finish_reason == "length"
         if self._item is None and not self.response["output"]:
             yield from self._open("message", "msg")  # clients look for a message, though it is empty
         yield from self._close("incomplete" if is_cut else "completed")
         status = "incomplete" if is_cut else "completed"
-        self.response |= {"status": status, "usage": usage_json(usage)}
+        self.response |= {"status": status, "usage": usage_json(numbers)}
         if is_cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
@@ -194,7 +193,7 @@ def _place(item: _Item) -> JsonObject:
     return {"item_id": item.id, "output_index": item.index, "content_index": 0}
 
 
-def usage_json(usage: Usage) -> JsonObject:
+def usage_json(usage: Finished) -> JsonObject:
     """Numbers of tokens."""
     return {
         "input_tokens": usage.prompt_tokens,

@@ -27,7 +27,6 @@ from rlx.serve.body import (
     hint,
     only,
 )
-from rlx.serve.custom_tools import reading_inputs
 from rlx.serve.errors import ApiError
 from rlx.serve.http import in_thread, new_router
 from rlx.serve.prompts import ChatPrompt, effort_variables, fitting_prompt, grammar_maker
@@ -170,8 +169,9 @@ def _prompt(model: ServedModel, body: InputBody, most: int | None = None) -> tup
         tool_choice=choice,
         parallel=body.parallel_tool_calls is not False,
         variables=variables,
+        custom=frozenset(custom_of(body.tools)),
     )
-    return reading_inputs(prompt, frozenset(custom_of(body.tools))), functions
+    return prompt, functions
 
 
 def _writer(model: ServedModel, body: ResponsesBody) -> ResponseWriter:
