@@ -16,7 +16,7 @@ from rlx.serve.errors import ApiError, openai_body
 from rlx.serve.http import json_bytes, new_router
 from rlx.serve.metrics import CONTENT_TYPE
 from rlx.serve.model import ServedModel
-from rlx.serve.ollama.describe import tag
+from rlx.serve.ollama.routes import tag
 from rlx.serve.openai.native import sampling_settings
 
 if TYPE_CHECKING:

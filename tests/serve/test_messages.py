@@ -15,8 +15,8 @@ from pydantic import TypeAdapter
 from rlx.serve.errors import ApiError
 from rlx.serve.events import Delta, End, Finished, Progress
 from rlx.serve.media import ImageSource
-from rlx.serve.messages.blocks import messages_of, tools_of
 from rlx.serve.messages.output import MessageWriter, error_json
+from rlx.serve.messages.routes import messages_of, tools_of
 from rlx.text.tool_calls import ToolCallDelta
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)

@@ -27,7 +27,7 @@ from rlx.serve.ollama.requests import (
     messages_of,
     options_of,
 )
-from rlx.serve.openai.prompts import filled_in
+from rlx.serve.prompts import filled_in
 from rlx.text.tool_calls import ToolCallDelta
 
 HI = [{"role": "user", "content": "Hi"}]

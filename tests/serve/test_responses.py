@@ -16,8 +16,8 @@ from rlx.errors import RlxError
 from rlx.serve.errors import ApiError
 from rlx.serve.events import Delta, End, Finished, Progress
 from rlx.serve.media import ImageSource
-from rlx.serve.responses.items import choice_of, functions_of, messages_of
 from rlx.serve.responses.output import ResponseWriter
+from rlx.serve.responses.routes import choice_of, functions_of, messages_of
 from rlx.text.tool_calls import ToolCallDelta
 
 GREEDY = {"model": "demo", "temperature": 0}

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rlx.errors import RlxError
 from rlx.serve.batch.results import Progress, Results, answer_all
@@ -28,21 +28,7 @@ from rlx.serve.errors import ApiError
 MOST_FILES = 1000
 
 
-class Owned(Protocol):
-    """A thing that one client has."""
-
-    @property
-    def id(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def owner(self) -> str:
-        """Whose it is."""
-        ...
-
-
-O = TypeVar("O", bound=Owned)
+O = TypeVar("O", "StoredFile", "Batch")
 
 
 def find(entries: Mapping[str, O], owner: str, ident: str, kind: str) -> O:
@@ -183,12 +169,8 @@ ENDED = ("completed", "failed", "cancelled")
 Headers = tuple[tuple[str, str], ...]
 
 
-class Caller(Protocol):
-    """Sends a request to the application, and returns the status and the body of the answer."""
-
-    def __call__(self, path: str, body: Any, headers: Iterable[tuple[str, str]], /) -> Awaitable[tuple[int, Any]]:
-        """The answer."""
-        ...
+Caller = Callable[[str, Any, Iterable[tuple[str, str]]], Awaitable[tuple[int, Any]]]
+"""Sends a body to a path of the application, with headers; returns the status and the body of the answer."""
 
 
 @dataclass

@@ -13,11 +13,11 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rlx import platform
 from rlx.errors import BatchError, OutputError, file_error
@@ -162,12 +162,8 @@ class Results:
 Report = Callable[["Progress"], object]
 
 
-class Answering(Protocol):
-    """A function that answers requests: with the app of this process, or on a cluster."""
-
-    def __call__(self, request: BatchRequest, request_id: str, /) -> Awaitable[tuple[int, Any]]:
-        """The status and the JSON body of the answer."""
-        ...
+Answering = Callable[[BatchRequest, str], Awaitable[tuple[int, Any]]]
+"""Answers a request, which gets an id: the status and the JSON body. With the app of this process, or on a cluster."""
 
 
 @dataclass
@@ -217,11 +213,19 @@ async def answer_all(
     progress = Progress(len(source), done=before, before=before)
     report(progress)
     numbers = source.ordered(results.done)
-    run = _Run(source, results, answering, progress, report)
+
+    async def work() -> None:
+        for number in numbers:
+            results.append(number, await _answered(source, number, answering, progress))
+            progress.done += 1
+            report(progress)
+            if results.is_late:
+                await asyncio.to_thread(results.sync)
+
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(max(1, min(at_once, len(source) - before))):
-                group.create_task(run.work(numbers))
+                group.create_task(work())
     except* Exception as errors:
         raise _first(errors) from None
     finally:
@@ -234,35 +238,17 @@ def _first(errors: ExceptionGroup[Exception]) -> Exception:
     return _first(error) if isinstance(error, ExceptionGroup) else error
 
 
-@dataclass
-class _Run:
-    source: Source
-    results: Results
-    answering: Answering
-    progress: Progress
-    report: Report
-
-    async def work(self, numbers: Iterator[int]) -> None:
-        """Answers one request after the other, until there are no more."""
-        for number in numbers:
-            line = await self._answer(number)
-            self.results.append(number, line)
-            self.progress.done += 1
-            self.report(self.progress)
-            if self.results.is_late:
-                await asyncio.to_thread(self.results.sync)
-
-    async def _answer(self, number: int) -> dict[str, Any]:
-        """The line of a request in the output, without its id."""
-        try:
-            request = self.source.request(number)
-        except LineProblem as problem:
-            self.progress.failed += 1
-            error = {"code": problem.code, "message": f"request {number + 1}: {problem.what}"}
-            return {"custom_id": problem.custom_id, "response": None, "error": error}
-        ident = request_id(self.source, number)
-        status, body = await self.answering(request, ident)
-        self.progress.failed += status >= 400
-        self.progress.count(body.get("usage") if isinstance(body, dict) else None)
-        response = {"status_code": status, "request_id": ident, "body": body}
-        return {"custom_id": request.custom_id, "response": response, "error": None}
+async def _answered(source: Source, number: int, answering: Answering, progress: Progress) -> dict[str, Any]:
+    """The line of a request in the output, without its id."""
+    try:
+        request = source.request(number)
+    except LineProblem as problem:
+        progress.failed += 1
+        error = {"code": problem.code, "message": f"request {number + 1}: {problem.what}"}
+        return {"custom_id": problem.custom_id, "response": None, "error": error}
+    ident = request_id(source, number)
+    status, body = await answering(request, ident)
+    progress.failed += status >= 400
+    progress.count(body.get("usage") if isinstance(body, dict) else None)
+    response = {"status_code": status, "request_id": ident, "body": body}
+    return {"custom_id": request.custom_id, "response": response, "error": None}

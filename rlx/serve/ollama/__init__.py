@@ -1,7 +1,5 @@
-"""Ollama's API over the neutral form of requests, for the one model that is served."""
+"""Ollama's API over the neutral form of requests."""
 
-from rlx.serve.ollama import describe, embed, routes
-
-ROUTERS = (routes.router, describe.router, embed.router)
+from rlx.serve.ollama.routes import ROUTERS
 
 __all__ = ["ROUTERS"]

@@ -1,46 +1,55 @@
-"""Ollama's `/api/chat` and `/api/generate`, and the paths of a registry, which a server of chosen models has not.
+"""Ollama's paths: answers, vectors, what the models are, and the registry, which a server of chosen models has not.
 
-Server stage. What a model is, `/api/tags` and the like, is in `describe.py`; vectors are in `embed.py`.
+Server stage. Clients choose by what is listed here: a model that is said to call tools is given some.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
+import rlx
+from rlx.engine.request.context import Context
 from rlx.grammar import Grammar
 from rlx.serve.answers import answered
 from rlx.serve.body import schema_grammar
 from rlx.serve.conversation import Given, check_continued
 from rlx.serve.errors import SHAPES, ApiError, invalid
-from rlx.serve.http import OpenRoute, json_response
+from rlx.serve.http import OpenRoute, in_thread, json_response, json_rows, while_connected
+from rlx.serve.model import ServedModel
 from rlx.serve.ollama.output import OllamaWriter, error_json
 from rlx.serve.ollama.requests import (
     AnswerBody,
     ChatBody,
+    EmbedBody,
+    EmbeddingsBody,
     GenerateBody,
     ModelBody,
+    ShowBody,
     messages_of,
     options_of,
     user_content,
 )
-from rlx.serve.openai.prompts import filled_in
+from rlx.serve.openai.embeddings import vectors_of
 from rlx.serve.prompts import (
     ChatPrompt,
     chat_prompt,
     effort_variables,
+    filled_in,
     fitting_prompt,
     grammar_maker,
     switch_variables,
 )
 
 if TYPE_CHECKING:
-    from rlx.serve.model import ServedModel
+    from rlx.engine.request.output import Logits
     from rlx.serve.server import Server
 
 SHAPES["/api/"] = error_json
@@ -190,3 +199,187 @@ def _asking(
     )
     writer.asked = [asked]
     return writer
+
+
+LONGEST = 16  # characters of a token at most, where a text is cut to what the context holds
+
+
+def embed_router(server: Server) -> APIRouter:
+    """`POST /api/embed` and `POST /api/embeddings`."""
+    found = APIRouter(route_class=OpenRoute, tags=["ollama"])
+
+    @found.post("/api/embed")
+    async def embed(body: EmbedBody, request: Request) -> Response:
+        """A vector of length 1 for each text."""
+        started, model = time.perf_counter(), named(server, body)
+        options_of(body.options, model.default_sample, model.runner.max_seq)
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        size = _size(model, body.dimensions)
+        vectors, tokens = await while_connected(request, _answered(model, texts, body.truncate is True, size))
+        fields = {
+            "model": body.model or body.name,
+            "total_duration": int((time.perf_counter() - started) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": tokens,
+        }
+        rows = (vector.tolist() for vector in vectors)
+        written = await in_thread(lambda: json_rows(fields, "embeddings", rows))
+        return Response(written, media_type="application/json")
+
+    @found.post("/api/embeddings")
+    async def embeddings(body: EmbeddingsBody, request: Request) -> dict[str, list[float]]:
+        """The vector of one text, of length 1."""
+        model = named(server, body)
+        options_of(body.options, model.default_sample, model.runner.max_seq)
+        if not body.prompt:
+            return {"embedding": []}
+        vectors, _ = await while_connected(request, _answered(model, [body.prompt], False, None, "prompt"))
+        return {"embedding": vectors[0].tolist()}
+
+    return found
+
+
+def _size(model: ServedModel, dimensions: int | None) -> int | None:
+    """The number of leading elements that a vector keeps; None for all."""
+    hidden = model.runner.config.hidden
+    if dimensions and dimensions > hidden:
+        raise invalid("dimensions", f"found {dimensions}, and vectors of the model have {hidden} elements")
+    return dimensions or None
+
+
+async def _answered(
+    model: ServedModel, texts: list[str], cut: bool, size: int | None, field: str = "input"
+) -> tuple[list[Logits], int]:
+    """The vectors of texts, and how many tokens these have.
+
+    Args:
+        cut: cut texts to what the context holds, as the request asks for.
+    """
+    contexts = await in_thread(lambda: [_context(model, text, cut, field, i) for i, text in enumerate(texts)])
+    vectors = await vectors_of(model, contexts, size)
+    return vectors, sum(len(each) for each in contexts)
+
+
+def _context(model: ServedModel, text: str, cut: bool, field: str, number: int) -> Context:
+    if not cut:
+        model.check_length([text], field)
+    ids = model.tokenizer.encode(text[: LONGEST * model.runner.max_seq] if cut else text)
+    if not ids:
+        raise invalid(f"{field}[{number}]" if field == "input" else field, "the text has no tokens")
+    return model.checked(ids[: model.runner.max_seq] if cut else ids, field)
+
+
+JsonObject = dict[str, Any]
+
+VERSION = "0.12.11"
+"""The version of Ollama whose API this is: clients ask for it, and some refuse older ones."""
+_NEVER = "9999-12-31T23:59:59Z"
+
+
+def describe_router(server: Server) -> APIRouter:
+    """The paths that describe the server and its models."""
+    found = APIRouter(route_class=OpenRoute, tags=["ollama"])
+
+    @found.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def alive() -> Response:
+        """That there is a server, where it has no page."""
+        return Response("rlx is running", media_type="text/plain")
+
+    @found.get("/api/version")
+    async def version() -> JsonObject:
+        """The version of Ollama's API."""
+        return {"version": VERSION, "rlx": rlx.__version__}
+
+    @found.get("/api/tags")
+    async def tags() -> JsonObject:
+        """The models that are served, each under all of its names."""
+        return {"models": [tag(model, name) for model in server.models for name in model.names]}
+
+    @found.get("/api/ps")
+    async def running() -> JsonObject:
+        """The models that are served: they stay in memory."""
+        return {"models": [_running(model) for model in server.models]}
+
+    @found.post("/api/show")
+    async def show(body: ShowBody) -> JsonObject:
+        """What the model is and can do."""
+        return shown(named(server, body))
+
+    return found
+
+
+def shown(model: ServedModel) -> JsonObject:
+    """The description of a model: what it is and can do."""
+    sample = model.default_sample
+    parameters = {name: getattr(sample, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    return {
+        "license": "",
+        "modelfile": f"# {model.name}, served by rlx {rlx.__version__}",
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
+        "template": model.tokenizer.chat_template or "",
+        "details": details(model),
+        "model_info": _info(model),
+        "capabilities": list(model.capabilities),
+        "modified_at": _time(model),
+    }
+
+
+def details(model: ServedModel) -> JsonObject:
+    """The kind of a model's weights."""
+    facts = model.facts
+    return {
+        "parent_model": "",
+        "format": facts.format,
+        "family": model.runner.config.arch,
+        "families": [model.runner.config.arch],
+        "parameter_size": _count(facts.parameters),
+        "quantization_level": facts.quantization,
+    }
+
+
+def tag(model: ServedModel, name: str) -> JsonObject:
+    """A model in a list, under one of its names."""
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _time(model),
+        "size": model.facts.nbytes,
+        "digest": hashlib.sha256(f"{model.facts.path}:{model.facts.nbytes}".encode()).hexdigest(),
+        "details": details(model),
+    }
+
+
+def _running(model: ServedModel) -> JsonObject:
+    """A model in memory."""
+    more = {"expires_at": _NEVER, "size_vram": 0, "context_length": model.runner.max_seq}
+    return {**tag(model, model.name), **more}
+
+
+def _info(model: ServedModel) -> JsonObject:
+    """Sizes, under the keys of GGUF files."""
+    config, arch = model.runner.config, model.runner.config.arch
+    return {
+        "general.architecture": arch,
+        "general.basename": model.name,
+        "general.parameter_count": model.facts.parameters,
+        f"{arch}.block_count": len(config.each),
+        f"{arch}.context_length": model.runner.max_seq,
+        f"{arch}.embedding_length": config.hidden,
+        f"{arch}.attention.head_count": config.heads,
+        f"{arch}.vocab_size": config.vocab_size,
+    }
+
+
+def _time(model: ServedModel) -> str:
+    return datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _count(parameters: int) -> str:
+    """A number of parameters as names of models have it, such as 4.3B."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if parameters >= size:
+            return f"{parameters / size:.3g}{unit}"
+    return str(parameters)
+
+
+ROUTERS = (router, describe_router, embed_router)

@@ -22,8 +22,7 @@ from rlx.serve.openai.bodies import CompletionBody, MediaPrompt
 from rlx.serve.openai.common import OpenAIWriter, asked_fields, progress_dict, timings_dict, usage_dict
 from rlx.serve.openai.fields import most_tokens, named_grammar, text_grammar
 from rlx.serve.openai.native import NativeWriter, verbose, verbose_end
-from rlx.serve.openai.prompts import filled_in, media_prompt, prompt_ids, prompts
-from rlx.serve.prompts import grammar_maker
+from rlx.serve.prompts import filled_in, grammar_maker, media_prompt, prompt_ids, prompts
 
 if TYPE_CHECKING:
     from rlx.serve.model import ServedModel

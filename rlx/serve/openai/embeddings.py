@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from rlx.serve.errors import invalid
 from rlx.serve.http import in_thread, json_rows, new_router, while_connected
 from rlx.serve.openai.bodies import EmbeddingBody
-from rlx.serve.openai.prompts import prompt_ids, prompts
+from rlx.serve.prompts import prompt_ids, prompts
 
 if TYPE_CHECKING:
     from rlx.engine.request.context import Context
