@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.attention.attention import attention
-from rlx.backends.cpu.kernels.attention.shape import row_tile, units
+from rlx.backends.cpu.kernels.attention.shape import units
 from rlx.backends.cpu.kernels.attention.split import Split, scratch_bytes
 from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError
-from rlx.ir.dtypes import BF16, F16, F32, Q5_0, DType
+from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.meaning import round_to
 
 Array = NDArray[Any]
@@ -260,30 +260,6 @@ def test_a_number_that_is_not_finite_is_not_hidden() -> None:
         assert np.isnan(out[7, 1, 7])
         # Rows before it keep clean unless they share a tile with a row that weighs that value.
         assert where == "values" or np.isfinite(out[:7]).all()
-
-
-def test_units_and_outline() -> None:
-    assert row_tile(16, 8, 128) == 16
-    assert row_tile(32, 1, 64) == 1
-    assert row_tile(16, 8, 128, rows_static=1) == 1
-    assert [units(seq, 16, 8, 128) for seq in (1, 16, 17)] == [8, 8, 16]
-    kernel = attention(4, 2, 64, LEVELS[0], kv_dtype=F16, scale=0.125, window=9, softcap=2.0)
-    assert kernel.buffers == ("q", "k", "v", "out")
-    assert kernel.extents == ("seq", "past", "ctx")
-    assert kernel.symbol.startswith("attention_f16_")
-    assert "past + row - t < 9" in kernel.source
-    assert "2.0 * tanh(" in kernel.source
-
-
-def test_mistakes_are_refused() -> None:
-    with pytest.raises(CompileError, match="5 query heads are no multiple of 2"):
-        attention(5, 2, 64, LEVELS[0], kv_dtype=F16, scale=1.0)
-    with pytest.raises(CompileError, match="q5_0 caches"):
-        attention(4, 2, 64, LEVELS[0], kv_dtype=Q5_0, scale=1.0)
-    with pytest.raises(CompileError, match="the mask 'all'"):
-        attention(4, 2, 64, LEVELS[0], kv_dtype=F16, scale=1.0, mask="all")
-    with pytest.raises(CompileError, match="window of 0"):
-        attention(4, 2, 64, LEVELS[0], kv_dtype=F16, scale=1.0, window=0)
 
 
 def check_mask(

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from rlx.backends.cpu.kernels.delta.conv import CHANNELS, causal_conv
 from rlx.backends.cpu.target import Target
-from rlx.errors import CompileError
 
 Array = NDArray[Any]
 targets = pytest.mark.parametrize("target", LEVELS, ids=name)
@@ -126,12 +125,3 @@ def test_a_unit_touches_its_channels_only() -> None:
     assert (y[:, 128:] == 7).all()
     np.testing.assert_array_equal(state[:, :64], case.state[:, :64])
     np.testing.assert_array_equal(state[:, 128:], case.state[:, 128:])
-
-
-def test_outline_and_mistakes() -> None:
-    kernel = causal_conv(70, 4, LEVELS[0])
-    assert kernel.buffers == ("state", "x", "w", "out")
-    assert kernel.extents == ("rows",)
-    assert "for i in range(4)" in kernel.source
-    with pytest.raises(CompileError, match="0 channels and 4 taps"):
-        causal_conv(0, 4, LEVELS[0])

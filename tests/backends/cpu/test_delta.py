@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.delta.delta import gated_delta, strip, units
 from rlx.backends.cpu.target import Target
-from rlx.errors import CompileError
 
 Array = NDArray[Any]
 targets = pytest.mark.parametrize("target", LEVELS, ids=name)
@@ -215,22 +214,3 @@ def test_a_number_that_is_not_finite_is_not_hidden() -> None:
         assert np.isnan(out[20, 1]).all()
         assert np.isfinite(out[:, 0]).all()
         assert np.isfinite(out[:20]).all()
-
-
-def test_units_and_outline() -> None:
-    assert [strip(columns) for columns in (128, 256, 80, 144)] == [64, 64, 16, 48]
-    assert units(16, 128, 128) == 32
-    kernel = gated_delta(4, 2, 32, 32, LEVELS[0], scale=0.5, order="grouped")
-    assert kernel.buffers == ("state", "q", "k", "v", "g", "beta", "out")
-    assert kernel.extents == ("rows",)
-    assert gated_delta(4, 2, 32, 32, LEVELS[0], scale=0.5, rows_static=1).extents == ()
-    assert "k[row, h // 2]" in kernel.source
-
-
-def test_mistakes_are_refused() -> None:
-    with pytest.raises(CompileError, match="5 heads are no multiple of 2 key heads"):
-        gated_delta(5, 2, 32, 32, LEVELS[0], scale=1.0)
-    with pytest.raises(CompileError, match="state of 32 by 0"):
-        gated_delta(4, 2, 32, 0, LEVELS[0], scale=1.0)
-    with pytest.raises(CompileError, match="order 'other'"):
-        gated_delta(4, 2, 32, 32, LEVELS[0], scale=1.0, order="other")

@@ -24,9 +24,8 @@ from rlx.backends.cpu.kernels.experts import experts
 from rlx.backends.cpu.kernels.experts.experts import units
 from rlx.backends.cpu.kernels.linear.linear import linear
 from rlx.backends.cpu.target import Target
-from rlx.errors import CompileError
 from rlx.ir import meaning
-from rlx.ir.dtypes import BF16, F16, F32, Q4_K, Q6_K, Q8_0, DType
+from rlx.ir.dtypes import BF16, F16, Q4_K, Q6_K, Q8_0, DType
 from rlx.ir.interp import run as run_graph
 from rlx.ir.meaning import round_to
 from rlx.store.cache import CompileCache
@@ -201,13 +200,3 @@ def test_experts_in_a_program(dtype: DType, least: int, act: str, target: Target
     assert found.shape == wanted.shape == (rows, slots, k)
     error = np.sqrt(((found - wanted) ** 2).mean() / (wanted**2).mean())
     assert error < PROGRAM_ERROR[act], error
-
-
-def test_mistakes_are_refused() -> None:
-    with pytest.raises(CompileError, match="f32 weights with bf16"):
-        expert_linear(F32, 16, 32, "bf16", emulated.TARGETS[-1], experts=2, slots=1)
-    with pytest.raises(CompileError, match="q8_0 weights with bf16"):
-        expert_linear(Q8_0, 16, 32, "bf16", emulated.TARGETS[-1], experts=2, slots=1, tiles=False)
-    for act, k, which in (("bf16", 32, LEVELS[-1]), ("bf16", 66, emulated.TARGETS[-1]), ("q8a", 32, LEVELS[-1])):
-        with pytest.raises(CompileError, match=f"no tiles multiply {act} activations, {k} wide"):
-            expert_linear(BF16, 16, k, act, which, experts=2, slots=1)

@@ -18,7 +18,6 @@ from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.experts.experts import expert_linear, units
 from rlx.backends.cpu.kernels.linear import linear
 from rlx.backends.cpu.target import Target
-from rlx.errors import CompileError, ShapeError
 from rlx.ir import meaning
 from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, DType
 
@@ -210,32 +209,8 @@ def test_very_wide_layers_keep_a_small_stack() -> None:
         assert 0 < sum(map(int, re.findall(r"alloca \[(\d+) x i8\]", text))) < 1 << 19
 
 
-def test_names_and_outline() -> None:
-    kernel = expert_linear(Q4_K, 33, 256, "q8a", LEVELS[-1], experts=3, slots=2, gated="silu")
-    assert kernel == expert_linear(Q4_K, 33, 256, "q8a", LEVELS[-1], experts=3, slots=2, gated="silu")
-    assert kernel.symbol.startswith("experts_q4_k_q8a_")
-    assert kernel.buffers == ("x", "ids", "w", "w_up", "out")
-    assert kernel.extents == ("rows",)
-    assert "out[row, slot, i] = silu(dot(x[row], w[e, i])) * dot(x[row], w_up[e, i])" in kernel.source
-    assert "e = divmod(stretch, 3)" in kernel.source
-    alone = expert_linear(F16, 33, 7, "f32", LEVELS[-1], experts=3, slots=2, x_slots=True, single=True)
-    assert alone.extents == ()
-    assert "slot, block = divmod(unit, 3)" in alone.source
-    assert "out[row, slot, i] = dot(x[row, slot], w[e, i])" in alone.source
-
-
 @pytest.mark.parametrize("blocks", [1, 15, 16, 17, 44, 48, 88, 896])
 def test_stretches_waste_few_units(blocks: int) -> None:
     count = units(16 * blocks, experts=1, slots=1)
     assert blocks <= count <= blocks * 17 / 16
     assert count % -(-blocks // 16) == 0
-
-
-def test_mistakes_are_refused() -> None:
-    target = LEVELS[0]
-    with pytest.raises(CompileError, match="f16 weights with q8a"):
-        expert_linear(F16, 16, 32, "q8a", target, experts=2, slots=1)
-    with pytest.raises(CompileError, match="unknown gate 'relu'"):
-        expert_linear(F16, 16, 32, "f32", target, experts=2, slots=1, gated="relu")
-    with pytest.raises(ShapeError, match="k = 48"):
-        expert_linear(Q8_0, 16, 48, "f32", target, experts=2, slots=1)

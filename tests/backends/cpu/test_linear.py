@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, PLAIN_BF16_TARGETS, name, widest_and_another
+from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, name, widest_and_another
 from native import aligned, run
 from numpy.typing import NDArray
 from test_layouts import every_e4m3, every_scale
@@ -23,7 +22,6 @@ from rlx.backends.cpu.blocks import BLOCKS
 from rlx.backends.cpu.kernels.linear.linear import linear, units
 from rlx.backends.cpu.kernels.linear.multiply import Multiplier
 from rlx.backends.cpu.target import Target
-from rlx.errors import CompileError, ShapeError
 from rlx.ir.dtypes import (
     BF16,
     F8_E4M3,
@@ -39,7 +37,6 @@ from rlx.ir.dtypes import (
     Q5_K,
     Q6_K,
     Q8_0,
-    Q8_1,
     DType,
 )
 from rlx.ir.meaning import round_to
@@ -404,36 +401,3 @@ def test_very_wide_layers_keep_a_small_stack() -> None:
     for k in (1024, 16384, 131072):
         text = linear(Q6_K, 16, k, "q8a", LEVELS[-1]).llvm
         assert 0 < sum(map(int, re.findall(r"alloca \[(\d+) x i8\]", text))) < 1 << 19
-
-
-def test_names_and_outline() -> None:
-    target = LEVELS[-1]
-    kernel = linear(Q4_K, 33, 256, "q8a", target, residual=True, bias=True)
-    assert kernel == linear(Q4_K, 33, 256, "q8a", target, residual=True, bias=True)
-    assert kernel.symbol.startswith("linear_q4_k_q8a_")
-    assert kernel.buffers == ("x", "w", "bias", "residual", "out")
-    assert kernel.extents == ("rows", "n")
-    assert "out[row, i] = dot(x[row], w[i]) + bias[i] + residual[row, i]" in kernel.source
-    assert (units(1), units(16), units(17)) == (1, 1, 2)
-
-
-def test_mistakes_are_refused() -> None:
-    target = LEVELS[0]
-    with pytest.raises(CompileError, match="no linear kernel reads q8_1"):
-        linear(Q8_1, 16, 32, "f32", target)
-    with pytest.raises(CompileError, match="f8_e4m3 weights with q8a"):
-        linear(F8_E4M3, 16, 32, "q8a", target)
-    with pytest.raises(CompileError, match="f16 weights with q8a"):
-        linear(F16, 16, 32, "q8a", target)
-    for few in PLAIN_BF16_TARGETS:
-        with pytest.raises(CompileError, match="no dot products of bf16"):
-            linear(BF16, 16, 32, "bf16", few)
-    some = replace(target, features="+avx512bf16")
-    with pytest.raises(CompileError, match="f32 weights with bf16"):
-        linear(F32, 16, 32, "bf16", some)
-    with pytest.raises(ShapeError, match="k = 7 is odd"):
-        linear(F16, 16, 7, "bf16", some)
-    with pytest.raises(CompileError, match="unknown gate 'relu'"):
-        linear(F16, 16, 32, "f32", target, gated="relu")
-    with pytest.raises(ShapeError, match="k = 48"):
-        linear(Q8_0, 16, 48, "f32", target)

@@ -15,8 +15,7 @@ from test_linear import GATES, activations, bf16, prepared, weights
 from rlx.backends.cpu import layouts
 from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, units
 from rlx.backends.cpu.target import Target
-from rlx.errors import CompileError
-from rlx.ir.dtypes import BF16, F16, F32, Q4_K, Q6_K, Q8_0, DType
+from rlx.ir.dtypes import BF16, F16, Q4_K, Q6_K, Q8_0, DType
 from rlx.ir.meaning import round_to
 
 # Ceilings of |out - float64| relative to the sum of |x| |w|, both rounded to bf16 before.
@@ -256,11 +255,3 @@ def test_packed_weights_of_bf16_are_multiplied_where_they_lie() -> None:
     for k, copies in ((1024, False), (1040, True)):
         text = linear(BF16, 48, k, "bf16", target).llvm
         assert any(int(size) >= 1024 * 32 for size in re.findall(r"alloca \[(\d+) x i8\]", text)) is copies
-
-
-def test_mistakes_are_refused() -> None:
-    target = emulated.TARGETS[-1]
-    with pytest.raises(CompileError, match="f32 weights with bf16"):
-        linear(F32, 16, 32, "bf16", target)
-    with pytest.raises(CompileError, match="q8_0 weights with bf16"):
-        linear(Q8_0, 16, 32, "bf16", LEVELS[-1])

@@ -12,8 +12,7 @@ from weight_formats import assert_same_bits, random_file_bytes, reference
 from rlx.backends.cpu.kernels.rows.lookup import lookup, pieces
 from rlx.backends.cpu.layouts import PACKED_DTYPES, PACKINGS
 from rlx.backends.cpu.target import Target
-from rlx.errors import CompileError, ShapeError
-from rlx.ir.dtypes import BF16, F16, I32, IQ3_S, Q4_0, Q4_K, Q6_K, Q8_0, DType
+from rlx.ir.dtypes import BF16, F16, Q4_K, Q8_0, DType
 
 
 def table(dtype: DType, n: int, k: int, shift: int = 0) -> tuple[Array, Array]:
@@ -66,18 +65,3 @@ def test_rows_far_into_a_large_table(form: Target, dtype: DType) -> None:
     start = raw.ctypes.data - token * dtype.row_bytes(k)
     load(lookup(dtype, k), form)(start, ids.ctypes.data, out.ctypes.data, 0, 1)
     assert_same_bits(out, wanted)
-
-
-def test_equal_kernels_are_one() -> None:
-    assert lookup(Q6_K, 512).symbol == lookup(Q6_K, 512).symbol
-    assert lookup(IQ3_S, 512).symbol.startswith("lookup_")
-    assert lookup(F16, 7).buffers == ("table", "ids", "out")
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(CompileError, match="i32"):
-        lookup(I32, 256)
-    with pytest.raises(ShapeError, match="superblocks"):
-        lookup(Q6_K, 128)
-    with pytest.raises(ShapeError, match="superblocks"):
-        lookup(Q4_0, 48)

@@ -17,8 +17,7 @@ from rlx.backends.cpu import layouts
 from rlx.backends.cpu.kernels.packing.pack import pack
 from rlx.backends.cpu.kernels.rows.embedding import embedding
 from rlx.backends.cpu.layouts import PACKED_DTYPES, PACKINGS
-from rlx.errors import CompileError, ShapeError
-from rlx.ir.dtypes import F8_E4M3, F16, IQ1_M, MXFP4, NVFP4, Q4_0, Q6_K, Q8_0, Q8_1, DType
+from rlx.ir.dtypes import F8_E4M3, IQ1_M, MXFP4, NVFP4, Q4_0, Q8_0, DType
 
 
 def check_pack(form: Form, dtype: DType, n: int, k: int) -> None:
@@ -133,15 +132,3 @@ def test_codebooks_are_constants_of_the_kernel_and_loaded_for_it_alone() -> None
         "assert 'gguf' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(CompileError, match="no kernel packs q8_1"):
-        pack(Q8_1)
-    with pytest.raises(CompileError, match="no kernel looks up rows of q8_1"):
-        embedding(Q8_1, 256)
-    with pytest.raises(ShapeError, match="superblocks"):
-        embedding(Q6_K, 128)
-    with pytest.raises(ShapeError, match="superblocks"):
-        embedding(Q4_0, 48)
-    assert embedding(F16, 7).symbol.startswith("embedding_")

@@ -10,7 +10,6 @@ from native import Array
 from rlx.backends.cpu.kernels.rows.copy import copy_rows, last_row
 from rlx.backends.cpu.kernels.rows.reduce import BLOCK, PART, SUM_BLOCK, argmax, row_reduce, top_k
 from rlx.backends.cpu.kernels.rows.softmax import softmax
-from rlx.errors import ArgumentError
 
 #: Relative error of a softmax value: an exponential (2 units), a sum, a reciprocal, a product; and half a unit of the
 #: difference to the maximum, which is the exponent's absolute error.
@@ -218,11 +217,3 @@ def test_units_are_independent(form: Form) -> None:
     wide = data(3, 2 * PART + 3)
     assert_any_split(form, row_reduce(wide.shape[1], "mean"), [wide], np.zeros(3, np.float32), end=3)
     assert_any_split(form, copy_rows(100), [x], np.zeros_like(x), end=5)
-
-
-def test_wrong_arguments() -> None:
-    for k in (0, 11):
-        with pytest.raises(ArgumentError, match="k must lie"):
-            top_k(10, k)
-    with pytest.raises(ArgumentError, match="median"):
-        row_reduce(10, "median")

@@ -12,8 +12,6 @@ from native import Array
 
 from rlx.backends.cpu.kernels.cache.kv import kv_write
 from rlx.backends.cpu.kernels.rows.rope import rope, rope_angles
-from rlx.errors import ArgumentError, ShapeError
-from rlx.ir.dtypes import Q5_0
 
 #: Error of a cosine or sine: one unit in the last place of numbers below 1.
 ANGLE_ABS = 2.0**-23
@@ -197,20 +195,3 @@ def test_writers_units_are_independent(form: Form) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ArgumentError, match="style"):
-        rope(2, 16, 16, "gptj")
-    with pytest.raises(ArgumentError, match="store"):
-        rope(2, 16, 16, "neox", store="v_rows", kv_dtype="f16")
-    for store, kv_dtype in (("rows", "f16"), ("k_tiles", None)):
-        with pytest.raises(ArgumentError, match="kv_dtype"):
-            rope(2, 16, 16, "neox", store=store, kv_dtype=kv_dtype)
-    for n_rot in (15, 18, -2):
-        with pytest.raises(ShapeError, match="n_rot"):
-            rope(2, 16, n_rot, "neox")
-    with pytest.raises(ArgumentError, match="q5_0"):
-        kv_write(2, 16, Q5_0)
-    with pytest.raises(ArgumentError, match="columns"):
-        kv_write(2, 16, "f16", "columns")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gguf
 import numpy as np
-import pytest
 from forms import Form, call, compiled, forms
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,15 +119,3 @@ def test_order_key_compiled_is_the_python_one(form: Form) -> None:
     few = slice(None, None, 13)
     wanted = apply(None, order_key, x[few], np.int32)
     np.testing.assert_array_equal(apply(form, order_key, x, np.int32)[few], wanted)
-
-
-def test_primitives_reject_nothing_silently() -> None:
-    """A name that is no primitive, helper or hole fails to lower, with the reason."""
-    from rlx.errors import CompileError
-
-    def calls_len(x: Ptr, begin: int, end: int) -> None:
-        for i in range(begin, end):
-            x[i] = len(str(i))
-
-    with pytest.raises(CompileError, match="calls_len"):
-        loop_kernel(calls_len, {}, [("x", F32)])
