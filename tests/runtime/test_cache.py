@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rlx import env
 from rlx.env import Policy
 from rlx.errors import ArgumentError, CacheError, CompileError
-from rlx.store.cache import CacheStats, CompileCache, Files
+from rlx.store.cache import CompileCache, Files
 from rlx.store.key import CompileKey
 from rlx.store.kinds import CacheWarning
 from rlx.store.store import Store
@@ -121,33 +121,11 @@ TestLru = Lru.TestCase
 TestLru.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
-def test_a_cache_says_what_it_is(store: Store, builder: Builder) -> None:
-    cache = CompileCache(store=store)
-    builder.get(cache)
-    assert repr(cache) == f"<CompileCache on, 1 in memory, {store.root}>"
-    assert repr(CompileCache(policy="off")) == "<CompileCache off, 0 in memory, no folder>"
-
-
-@pytest.mark.parametrize("capacity", [0, -1, "64", 1.5, True])
-def test_a_cache_for_nothing_is_refused(capacity: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"capacity is {capacity!r}, expected a whole number from 1"):
-        CompileCache(capacity)
-
-
-def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"'sometimes' is no cache policy.*on, off, redo, readonly"):
-        CompileCache(policy="sometimes")  # type: ignore[arg-type]
-
-
 def test_programs_without_close_are_evicted_too() -> None:
     cache = CompileCache(1)
     for number in range(3):
         assert cache.get_or_compile(key(number), lambda: {"a": "x"}, lambda files: files.names) == ("a",)
     assert (len(cache), cache.stats.evictions) == (1, 2)
-
-
-def test_a_fresh_cache_has_done_nothing() -> None:
-    assert CompileCache().stats == CacheStats()
 
 
 # ---------------------------------------------------------------------------------------------------- failures
@@ -311,11 +289,6 @@ def test_readonly_names_the_missing_key(store: Store, builder: Builder) -> None:
     assert reached(cache) == {"hits_disk": 1, "misses": 1}
 
 
-def test_readonly_without_a_store_has_nothing(builder: Builder) -> None:
-    with pytest.raises(CacheError, match="memory: the read-only cache has no entry"):
-        builder.get(CompileCache(policy="readonly"))
-
-
 @pytest.mark.parametrize("policy", ["on", "readonly"])
 def test_a_damaged_entry_is_never_loaded(policy: Policy, store: Store, builder: Builder) -> None:
     builder.get(CompileCache(store=store))
@@ -399,17 +372,6 @@ def test_a_wrong_value_is_named(name: str, value: str, read: Callable[[], object
     clean.setenv(name, value)
     with pytest.raises(ArgumentError, match=f"{name}: '{value}'"):
         read()
-
-
-def test_without_variables_the_defaults_hold(clean: pytest.MonkeyPatch) -> None:
-    assert (env.target(), env.cache_policy(), env.cache_dir()) == (None, "on", None)
-    assert (env.cache_limit(), env.threads(), env.debug_level()) == (2 << 30, None, 0)
-
-
-def test_variables_that_are_set(clean: pytest.MonkeyPatch) -> None:
-    for name, value in {"RLX_TARGET": "avx2", "RLX_THREADS": "7", "RLX_DEBUG": "1", "RLX_CACHE_DIR": "~/x"}.items():
-        clean.setenv(name, value)
-    assert (env.target(), env.threads(), env.debug_level(), env.cache_dir()) == ("avx2", 7, 1, Path.home() / "x")
 
 
 def test_the_table_names_every_variable_that_the_package_reads() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import json
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.errors import ArgumentError, CacheError
-from rlx.store import cache as caches
 from rlx.store import key as keys
 from rlx.store.key import ABSENT, CompileKey, diff, digest_text, flatten, source_digest, versions
 
@@ -134,13 +132,6 @@ def test_text_that_is_no_key_is_named(text: str) -> None:
         CompileKey.from_json(text)
 
 
-def test_a_key_prints_its_contents() -> None:
-    key = CompileKey("program", "tiny", phase="decode", target={"level": "avx2"}, options={"a b": 1})
-    assert str(key).splitlines()[0] == f"key {key.digest[:12]}"
-    assert '  target.level: "avx2"' in str(key).splitlines()
-    assert '  options["a b"]: 1' in str(key).splitlines()
-
-
 # ---------------------------------------------------------------------------------------------------- diff
 
 
@@ -240,7 +231,3 @@ def test_a_renamed_source_invalidates(package: Path) -> None:
     before = digest(package)
     (package / "ir/graph.py").rename(package / "ir/graphs.py")
     assert digest(package) != before
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert [doctest.testmod(module).failed for module in (keys, caches)] == [0, 0]

@@ -163,6 +163,19 @@ def test_temperature_scales_the_logits() -> None:
     assert got.tolist() == [1, 0, 0]
 
 
+def test_the_penalty_divides_positive_logits_and_multiplies_others() -> None:
+    sampler = Sampler(SampleOpts(repetition_penalty=2.0), history=[0, 1, 0])
+    _, got = sampler.distribution(np.array([3, -3, 1], np.float32))
+    expected = np.exp([1.5, -6, 1])
+    np.testing.assert_allclose(got, expected / expected.sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("window", "first"), [(0, 0), (1, 0), (2, 1), (None, 1)])
+def test_the_penalty_looks_back_a_window(window: int | None, first: int) -> None:
+    opts = SampleOpts(0, repetition_penalty=10, repetition_window=window)
+    assert Sampler(opts, history=[0, 2]).sample(np.array([5, 4, 0], np.float32)) == first
+
+
 def test_the_penalty_changes_greedy_choices_too_and_sees_its_own_tokens() -> None:
     sampler = Sampler(SampleOpts(temperature=0, repetition_penalty=2.0))
     logits = np.array([1.0, 3.0, 2.9, 0.5], np.float32)
