@@ -149,7 +149,7 @@ def sure(golden: Path) -> tuple[list[int], list[int]]:
 #: A generator makes programs of its own for every length of the past: one family of each kind of state.
 GENERATED = ("llama", "qwen35", "gemma3n")
 #: One of each kind of cache: full, windows, recurrent states, shared. The other families run the same code.
-QUICK = ("qwen3", "qwen35", "gemma3", "gemma3n", "gemma4-e2b")
+QUICK = ("qwen3", "qwen35", "gemma3", "gemma3n")
 CASES = [*itertools.product(FAMILIES, WAYS), *((family, generated) for family in GENERATED), ("qwen35", drafted)]
 
 

@@ -20,6 +20,9 @@ FAMILIES = {  # and the file of each; both files of a family are compared where 
     **dict.fromkeys(("qwen3moe", "qwen35"), "hf"),
     **dict.fromkeys(("qwen35moe", "gemma4-e2b"), "model-f16.gguf"),
 }
+#: One of each kind of cache: full, windows and shared, recurrent states; and experts.
+QUICK = ("llama", "gemma3n", "qwen35", "gemma4-moe")
+CASES = [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in FAMILIES]
 MAX_SEQ, TOLERANCE = 96, 3e-5  # of float32 against float32, and scores of Gemma 4 have no scale
 BUCKETS = {"buckets": {"seq": [1, 32]}}
 
@@ -58,7 +61,7 @@ def assert_close(found: Any, expected: Any) -> None:
     assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_logits_by_every_way(goldens: Path, runner_of: Any, family: str) -> None:
     runner, expected = runner_of(family), golden(goldens, family)
     tokens, cut = expected["tokens"].tolist(), len(expected["tokens"]) // 3
@@ -71,7 +74,7 @@ def test_logits_by_every_way(goldens: Path, runner_of: Any, family: str) -> None
         runner.predict_logits(tokens[:3])  # in between, it changes nothing
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_greedy_tokens_are_those_of_transformers(goldens: Path, runner_of: Any, family: str) -> None:
     runner, expected = runner_of(family), golden(goldens, family)
     tokens, count = expected["tokens"].tolist(), sure(expected)
