@@ -22,8 +22,8 @@ from rlx.backends.cpu.target import Target
 from rlx.cli.main import cli
 from rlx.ir import ops
 from rlx.ir.dtypes import BF16, DTYPES, Q8A, DType
-from rlx.models import SUPPORTED
-from rlx.models.architectures import ARCHITECTURES, Architecture
+from rlx.models import ARCHITECTURES, SUPPORTED
+from rlx.models.architectures import Architecture
 from rlx.models.config import Layer
 from rlx.profile import CompileProfile
 from rlx.profile.keys import FOREIGN, KEYS

@@ -14,8 +14,10 @@ from typing import Any
 from rlx.errors import UnsupportedModelError
 from rlx.export.hf_keys import Metadata, Writer
 from rlx.export.hf_rope import RopeConfig, rope_config, write_rope
-from rlx.models.architectures import MODEL_TYPES, Architecture, by_period
+from rlx.models.architectures import Architecture, by_period
 from rlx.models.keys import Keys, is_integer, plain
+from rlx.models.registry import MODEL_TYPES
+from rlx.models.settings import SETTINGS
 
 # Defaults that published files omit, in addition to those in the table of architectures.
 _QWEN35_DEFAULTS = {
@@ -161,7 +163,7 @@ def metadata_from_config(config: TextConfig) -> Metadata:
         out.u32("expert_count", config.experts)
         key = "top_k_experts" if "top_k_experts" in config else "num_experts_per_tok"
         out.u32("expert_used_count", config.integer(key, (1, config.experts)))
-    _OF_FAMILY[config.arch](config, out)
+    _OF_FAMILY.get(config.arch, _settings)(config, out)
     return out.found
 
 
@@ -206,7 +208,7 @@ def _check(config: TextConfig) -> None:
         config.require("use_bidirectional_attention", False, "attention in both directions is not supported")
     elif config.get("use_bidirectional_attention", None) is True:
         config.unsupported("use_bidirectional_attention", True, "attention in both directions is not supported")
-    if config.arch not in ("gemma2", "gemma3", "gemma3n", "gemma4") and _has_windows(config):
+    if config.row.gguf_period is None and _has_windows(config):
         config.unsupported("sliding_window", config.get("sliding_window"), "GGUF has no windows for this architecture")
     _check_scale(config)
 
@@ -237,6 +239,25 @@ def _check_scale(config: TextConfig) -> None:
 
 def _nothing(config: TextConfig, out: Writer) -> None:
     """No keys besides the common ones."""
+
+
+def _settings(config: TextConfig, out: Writer) -> None:
+    """The settings that GGUF has keys for, and the windows."""
+    for name, key in {**SETTINGS, **config.row.keys}.items():
+        target = key.gguf.partition(" ")[0]
+        found = next((each for each in config.row.hf_keys.get(name, key.hf).split() if each in config), None)
+        if not target or found is None or f"{config.arch}.{target}" in out.found:
+            continue
+        if key.allowed is None:
+            out.flag(target, config.flag(found))
+        elif any(isinstance(bound, float) for bound in key.allowed):
+            out.f32(target, config.number(found, key.allowed))
+        else:
+            out.u32(target, config.integer(found, key.allowed))
+    if any(config.sliding):
+        out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
+        out.flags("attention.sliding_window_pattern", config.sliding)
+    out.u32("rope.dimension_count", int(config.head_dim * config.rope.partial))
 
 
 def _llama(config: TextConfig, out: Writer) -> None:

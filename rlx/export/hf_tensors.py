@@ -96,9 +96,10 @@ def _bytes(array: Array) -> Bytes:
 def changes(config: TextConfig, canonical: str) -> Iterator[tuple[str, Change]]:
     """(GGUF name, conversion) of every output of the tensor with this canonical name."""
     prefix, name = in_layer(canonical)
-    if name == "ffn_gate_up_exps.weight" and config.arch != "gemma4":
-        yield f"{prefix}ffn_gate_exps.weight", _half(0)
-        yield f"{prefix}ffn_up_exps.weight", _half(1)
+    kind = name.removeprefix("ffn_gate_up_").removesuffix(".weight")
+    if kind in ("exps", "shexp") and config.arch != "gemma4":
+        yield f"{prefix}ffn_gate_{kind}.weight", _half(0)
+        yield f"{prefix}ffn_up_{kind}.weight", _half(1)
     else:
         yield canonical, _change(config, name)
 
@@ -114,7 +115,7 @@ def _change(config: TextConfig, name: str) -> Change:
     offset = np.float32(config.row.norm_offset)  # GGUF readers use the stored weight without an offset
     if offset and name.endswith("norm.weight") and name.removesuffix(".weight") not in config.row.plain_norms:
         return Change(compute=lambda values: values + offset)
-    if config.arch == "llama" and name.split(".")[0] in ("attn_q", "attn_k"):
+    if config.row.gguf_rope != config.row.hf_rope and name.split(".")[0] in ("attn_q", "attn_k"):
         heads = config.heads if name.startswith("attn_q") else config.kv_heads
         return Change(move=lambda array: interleaved(array, heads))
     if config.arch in ("qwen35", "qwen35moe"):
@@ -126,9 +127,9 @@ def _change(config: TextConfig, name: str) -> Change:
 
 
 def _half(which: int) -> Change:
-    """Gate or up projection of experts that are stored as one matrix [experts, 2 * ffn, hidden]."""
+    """Gate or up projection of experts that are stored as one matrix [experts, 2 * ffn, hidden], or of one expert."""
     return Change(
-        lambda shape: (shape[0], shape[1] // 2, *shape[2:]), lambda array: np.split(array, 2, axis=1)[which]
+        lambda shape: (*shape[:-2], shape[-2] // 2, shape[-1]), lambda array: np.split(array, 2, axis=-2)[which]
     )  # fmt: skip
 
 

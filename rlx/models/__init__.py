@@ -1,9 +1,9 @@
 """Models: a family's equations as a symbolic graph. Between the open file and the passes; imports only `ir`.
 
-`keys.py` reads metadata; `gguf_config.py` and `hf_config.py`, with the rows of `architectures.py`, convert it to the
-model's `config.py`. `views.py` lists tensors that are parts of others, `builder.py` declares the weights, `blocks.py`
-holds blocks that families share, and each family file follows the equations of its paper. A new family needs a file, a
-row here and a row in `ARCHITECTURES`.
+A family file has everything of its family: the equations of its paper, over the blocks of `blocks.py`; the rows of its
+architectures (`architectures.py`); the names of its tensors (`names.py`). `registry.py` says which file has which
+architecture. `reader.py` reads a file's metadata by its row into the model's `config.py`, `views.py` lists tensors that
+are parts of others, `builder.py` declares the weights.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlx.errors import ArgumentError, ModelFileError, UnsupportedModelError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
-from rlx.models.architectures import ARCHITECTURES, MODEL_TYPES
 from rlx.models.builder import DRAFT_HEAD, Weights, cache_dtype
 from rlx.models.config import ModelConfig
 from rlx.models.gguf_config import from_gguf
 from rlx.models.hf_config import from_hf
+from rlx.models.registry import ARCHITECTURES, MODEL_TYPES, SUPPORTED
 from rlx.models.views import View, place_in, views
 
 __all__ = [
+    "ARCHITECTURES",
     "DRAFT_HEAD",
-    "FAMILIES",
+    "MODEL_TYPES",
     "SUPPORTED",
     "ModelConfig",
     "View",
@@ -39,39 +40,6 @@ __all__ = [
     "predictor_head",
     "views",
 ]
-
-Build = Callable[[ModelConfig, Weights, DType], Graph]
-
-
-class Family(NamedTuple):
-    """The runner and the equations of an architecture: a function of a module of this package, imported when used."""
-
-    runner: str
-    module: str
-    function: str
-
-    @property
-    def build(self) -> Build:
-        found: Build = getattr(import_module(f"{__name__}.{self.module}"), self.function)
-        return found
-
-
-_BUILDS = {
-    "llama": "llama.build",
-    "qwen2": "qwen3.build_qwen2",
-    "qwen3": "qwen3.build_qwen3",
-    "qwen3moe": "qwen3.build_qwen3",
-    "qwen35": "qwen35.build",
-    "qwen35moe": "qwen35.build",
-    "gemma": "gemma.build_gemma",
-    "gemma2": "gemma.build_gemma2",
-    "gemma3": "gemma.build_gemma3",
-    "gemma3n": "gemma3n.build",
-    "gemma4": "gemma4.build",
-}
-FAMILIES = {arch: Family(ARCHITECTURES[arch].family, *build.split(".")) for arch, build in _BUILDS.items()}
-# File format -> values of `general.architecture`, of `model_type`.
-SUPPORTED = {"gguf": tuple(FAMILIES), "safetensors": tuple(MODEL_TYPES)}
 
 
 def build(
@@ -100,7 +68,7 @@ def build(
         WeightError: a tensor is missing, or has another shape or dtype than the configuration says.
     """
     with _placed(config, place):
-        graph = FAMILIES[config.arch].build(config, weights, kv_dtype)
+        graph = ARCHITECTURES[config.arch].build(config, weights, kv_dtype)
     return graph if hidden else graph.replace(outputs={"logits": graph.outputs["logits"]})
 
 

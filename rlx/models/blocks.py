@@ -39,7 +39,7 @@ def rope_angles(model: Model) -> Angles:
     """Input "positions" i32 [SEQ] -> cosines and sines f32 [SEQ, rope.dims] for each rope of the model."""
     positions = model.graph.input("positions", [SEQ], I32)
     config = model.config
-    ropes = {config.rope_of(i) for i, layer in enumerate(config.each) if not layer.recurrent}
+    ropes = {config.rope_of(i) for i, layer in enumerate(config.each) if layer.turns and not layer.recurrent}
     kinds = {"global": config.rope, "local": config.local_rope}
     return {
         r: model.named(f"rope.{kind}", ops.rope_angles(positions, _inv_freq(model, r, kind), scale=r.scale))
@@ -97,6 +97,7 @@ def attention(
     angles: Angles,
     *,
     head_norms: bool = False,
+    whole_norms: bool = False,
     value_norms: bool = False,
     gated: bool = False,
 ) -> Node:
@@ -105,18 +106,18 @@ def attention(
 
     Args:
         head_norms: normalizes q and k per head before the rotation.
+        whole_norms: normalizes q and k over all heads together before the rotation.
         value_norms: normalizes v per head, without a weight.
         gated: multiplies the result by the sigmoid of a projection of x.
     """
     config, here = model.config, model.here
-    turn = angles[config.rope_of(model.layer)]
-    q = _heads(model, x, "attn_query" if gated else "attn_q", config.heads)
-    if head_norms:
-        q = norm(model, q, "attn_q_norm")
+    turn = angles[config.rope_of(model.layer)] if here.turns else None
+    normed = "heads" if head_norms else "whole" if whole_norms else ""
+    q = _heads(model, x, "attn_query" if gated else "attn_q", config.heads, normed)
     if here.source == model.layer:
-        model.caches[model.layer] = _keys_values(model, x, turn, head_norms, value_norms)
+        model.caches[model.layer] = _keys_values(model, x, turn, normed, value_norms)
     y = ops.attention(
-        ops.rope(q, turn, style=config.rope_style),
+        _turned(model, q, turn),
         *model.caches[here.source],
         scale=config.attention_scale,
         window=here.window,
@@ -128,21 +129,34 @@ def attention(
     return linear(model, y, "attn_output", config.hidden)
 
 
-def _keys_values(model: Model, x: Node, turn: Node, head_norms: bool, value_norms: bool) -> tuple[Node, Node]:
+def _keys_values(model: Model, x: Node, turn: Node | None, normed: str, value_norms: bool) -> tuple[Node, Node]:
     """The layer's caches after writing the keys and values of x."""
-    k = _heads(model, x, "attn_k", model.here.kv_heads)
+    k = _heads(model, x, "attn_k", model.here.kv_heads, "" if model.here.keys_as_values else normed)
     v = k if model.here.keys_as_values else _heads(model, x, "attn_v", model.here.kv_heads)
-    if head_norms:
+    if model.here.keys_as_values and normed:
         k = norm(model, k, "attn_k_norm")
     if value_norms:
         v = ops.rms_norm(v, eps=model.config.eps)
-    return _cached(model, "k", ops.rope(k, turn, style=model.config.rope_style)), _cached(model, "v", v)
+    return _cached(model, "k", _turned(model, k, turn)), _cached(model, "v", v)
 
 
-def _heads(model: Model, x: Node, name: str, heads: int) -> Node:
-    """x [SEQ, hidden] -> [SEQ, heads, head_dim]."""
+def _heads(model: Model, x: Node, name: str, heads: int, normed: str = "") -> Node:
+    """x [SEQ, hidden] -> [SEQ, heads, head_dim].
+
+    Args:
+        normed: "heads" to normalize each head, "whole" to normalize all heads together.
+    """
     size = model.here.head_dim
-    return ops.reshape(linear(model, x, name, heads * size), [SEQ, heads, size])
+    y, weight = linear(model, x, name, heads * size), f"{name.replace('query', 'q')}_norm"
+    if normed == "whole":
+        y = norm(model, y, weight)
+    y = ops.reshape(y, [SEQ, heads, size])
+    return norm(model, y, weight) if normed == "heads" else y
+
+
+def _turned(model: Model, x: Node, turn: Node | None) -> Node:
+    """Queries or keys with rope, if the layer has it."""
+    return x if turn is None else ops.rope(x, turn, style=model.config.rope_style)
 
 
 def _cached(model: Model, name: str, x: Node) -> Node:
@@ -181,11 +195,17 @@ def feed_forward(model: Model, x: Node) -> Node:
     return mixture(model, x) if model.here.sparse else gated_mlp(model, x)
 
 
+def shared_expert(model: Model, x: Node) -> Node:
+    """The expert that every token uses (arXiv 2401.06066)."""
+    assert model.config.experts is not None
+    return gated_mlp(model, x, suffix="_shexp", ffn=model.config.experts.shared)
+
+
 def mixture(model: Model, x: Node, routed: Node | None = None) -> Node:
     """Mixture of experts (arXiv 2401.04088): a weighted sum of the feed-forward blocks of a few experts.
 
-    The experts with the largest probabilities are used; a softmax over all experts gives the probabilities, which are
-    also the weights.
+    The experts with the largest scores are used; a softmax over all experts, or the sigmoid of each, gives the scores,
+    which are also the weights. A bias in the file is added only to choose them.
 
     Args:
         routed: the router's input, x by default.
@@ -193,8 +213,10 @@ def mixture(model: Model, x: Node, routed: Node | None = None) -> Node:
     config, experts = model.config, model.config.experts
     assert experts is not None
     router = model.weight("ffn_gate_inp.weight", experts.count, config.hidden)
-    scores = ops.softmax(ops.linear(x if routed is None else routed, router))
-    ids = ops.top_k(scores, experts.used)
+    logits = ops.linear(x if routed is None else routed, router)
+    scores = ops.softmax(logits) if experts.router == "softmax" else ops.sigmoid(logits)
+    biased = model.has("exp_probs_b.bias")
+    ids = ops.top_k(scores + model.weight("exp_probs_b.bias", experts.count) if biased else scores, experts.used)
     chosen = ops.take(scores, ids)
     if experts.normalize:
         chosen = chosen / ops.reduce_sum(chosen)
@@ -250,14 +272,16 @@ def per_layer_input(model: Model, x: Node, inputs: Node) -> Node:
     return norm(model, linear(model, y, "proj", model.config.hidden), "post_norm")
 
 
-def head(model: Model, x: Node) -> Graph:
-    """The finished graph. Adds the last norm and the head.
+def head(model: Model, x: Node, *, scale: float = 1.0) -> Graph:
+    """The finished graph. Adds the last norm and the head, whose result is multiplied by `scale`.
 
     Outputs: "hidden" f32 [SEQ, hidden], the result of the norm, and "logits" f32 [SEQ, vocab_size].
     """
     config = model.config
     x = model.graph.output("hidden", norm(model, x, "output_norm"))
     logits = linear(model, x, "token_embd" if config.tied else "output", config.vocab_size)
+    if scale != 1:
+        logits = ops.scale(logits, scale)
     if config.logit_softcap is not None:
         logits = ops.softcap(logits, config.logit_softcap)
     model.graph.output("logits", logits)

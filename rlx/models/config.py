@@ -1,13 +1,12 @@
 """A model's configuration: sizes and switches of the whole and of each layer, independent of the file format.
 
-Part of the models stage: `gguf_config.py` and `hf_config.py` read it from an open file, the builders use it.
-`architectures.py` lists the differences between architectures.
+Part of the models stage: `reader.py` reads it from an open file, the builders use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ class Layer:
         kv_heads, head_dim: sizes of attention.
         ffn: width of the dense feed-forward block.
         window: number of positions that a query sees, itself included; None for all.
+        turns: whether its queries and keys have rope.
         recurrent: whether a gated delta rule replaces attention.
         sparse: whether experts replace the dense feed-forward block, or stand beside it.
         source: the layer whose keys and values it reads: its own number, unless it shares those of an earlier layer.
@@ -36,6 +36,7 @@ class Layer:
     ffn: int
     source: int
     window: int | None = None
+    turns: bool = True
     recurrent: bool = False
     sparse: bool = False
     keys_as_values: bool = False
@@ -52,6 +53,7 @@ class Experts:
         shared: width of the shared expert, which every token uses; 0 for none.
         normalize: whether the weights of the chosen experts are scaled to sum to 1.
         scale: factor of those weights.
+        router: what makes scores of the router's logits: "softmax" or "sigmoid".
     """
 
     count: int
@@ -60,6 +62,7 @@ class Experts:
     shared: int = 0
     normalize: bool = True
     scale: float = 1.0
+    router: str = "softmax"
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class ModelConfig:
     """The configuration of one model.
 
     Attributes:
-        arch: a key of `architectures.ARCHITECTURES`.
+        arch: a key of `registry.ARCHITECTURES`.
         family: the runner family: "llama32", "qwen3", "qwen35" or "gemma".
         vocab_size, hidden, heads: sizes.
         each: the layers.
@@ -122,6 +125,7 @@ class ModelConfig:
         stream_scale: what the others learn from the first is scaled element by element.
         two_way: in which layers the rows of an image see each other, also later ones: "none", "all", or "sliding",
             those with a window, which still applies.
+        own: settings that only this architecture has, by the names in its row.
     """
 
     arch: str
@@ -151,6 +155,7 @@ class ModelConfig:
     bf16: bool = False
     stream_scale: bool = True
     two_way: str = "none"
+    own: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def layers(self) -> int:

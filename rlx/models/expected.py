@@ -69,10 +69,10 @@ def expected_shapes(config: ModelConfig, rows: Mapping[str, int], has_name: Call
         UnsupportedModelError, ConfigError: as `rlx.models.build`.
     """
     from rlx.ir.dtypes import F32
-    from rlx.models import FAMILIES
+    from rlx.models.registry import ARCHITECTURES
 
     weights = ExpectedWeights(BF16, rows)
-    FAMILIES[config.arch].build(config, weights, F32)
+    ARCHITECTURES[config.arch].build(config, weights, F32)
     parts: dict[str, View] = {}
     for view in views(config, lambda _: True):
         parts.setdefault(view.name, view)

@@ -1,10 +1,9 @@
-"""Gemma 1, 2 and 3, text.
+"""Gemma 1 and 2.
 
-A family file: the equations of one decoder, top to bottom. Embeddings are scaled by sqrt(hidden). Gemma 2 also
-normalizes the output of each half of a layer, caps scores and logits, and gives every second layer a window. Gemma 3
-replaces the caps by norms on the heads of q and k; five layers of six have a window and a separate rope. Caps, windows
-and ropes come from the configuration. Sources: Gemma (arXiv 2403.08295), Gemma 2 (arXiv 2408.00118), Gemma 3 (arXiv
-2503.19786).
+A family file: the equations of one decoder, top to bottom, and what its files say. Embeddings are scaled by
+sqrt(hidden). Gemma 2 also normalizes the output of each half of a layer, caps scores and logits, and gives every second
+layer a window. Caps and windows come from the configuration. Sources: Gemma (arXiv 2403.08295), Gemma 2 (arXiv
+2408.00118).
 """
 
 from __future__ import annotations
@@ -13,12 +12,16 @@ from functools import partial
 
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
+from rlx.models.architectures import Architecture, every_nth_is_full
 from rlx.models.blocks import attention, embedding, gated_mlp, head, norm, rope_angles
 from rlx.models.builder import Weights, start
 from rlx.models.config import ModelConfig
+from rlx.models.names import LAYER, PRE_NORMS, SANDWICH_NORMS, Table
 
 
-def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, post_norms: bool, head_norms: bool) -> Graph:
+def build(
+    config: ModelConfig, weights: Weights, kv_dtype: DType, *, post_norms: bool, head_norms: bool = False
+) -> Graph:
     """The graph of a Gemma model; see `rlx.models.build`.
 
     Args:
@@ -36,6 +39,46 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, post_norms:
     return head(model, x)
 
 
-build_gemma = partial(build, post_norms=False, head_norms=False)
-build_gemma2 = partial(build, post_norms=True, head_norms=False)
-build_gemma3 = partial(build, post_norms=True, head_norms=True)
+_GEMMA1 = {
+    "vocab_size": 256_000, "hidden_size": 3072, "intermediate_size": 24_576, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+}  # fmt: skip
+GEMMA2 = {
+    "vocab_size": 256_000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+}  # fmt: skip
+ARCHITECTURES = {
+    "gemma": Architecture(
+        partial(build, post_norms=False),
+        Table((*LAYER, *PRE_NORMS)),
+        ("gemma",),
+        runner="gemma",
+        # The first files say "gelu" in the older key; the model was trained with the tanh approximation.
+        hf_keys={"activation": "hidden_activation hidden_act"},
+        hf_activation_names={"gelu": "gelu_tanh"},
+        activation="gelu_tanh",
+        norm_offset=1.0,
+        scales_embedding=True,
+        hf_defaults=_GEMMA1,
+    ),
+    "gemma2": Architecture(
+        partial(build, post_norms=True),
+        Table((*LAYER, *SANDWICH_NORMS)),
+        ("gemma2",),
+        runner="gemma",
+        bf16=True,
+        gguf_period=2,
+        gguf_window=4096,
+        gguf_caps=(50.0, 30.0),
+        hf_sliding=every_nth_is_full(2),
+        hf_keys={"activation": "hidden_activation"},
+        activation="gelu_tanh",
+        norm_offset=1.0,
+        scales_embedding=True,
+        wide_scale_layers=46,
+        hf_defaults=GEMMA2,
+    ),
+}

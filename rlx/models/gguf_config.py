@@ -6,14 +6,17 @@ Part of the models stage. Sources: the GGUF registry's keys, and llama.cpp's def
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf, sqrt
+from math import inf
 from typing import Any
 
 from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.models import rope
-from rlx.models.architectures import ARCHITECTURES, Architecture, by_period
-from rlx.models.config import DeltaNet, Experts, Layer, ModelConfig, sources
-from rlx.models.keys import CAP, EPS, HEADS, WIDTH, Keys, is_integer, known
+from rlx.models.architectures import Architecture, by_period
+from rlx.models.config import Layer, ModelConfig
+from rlx.models.keys import HEADS, WIDTH, Keys, is_integer, known
+from rlx.models.reader import Reader, Sizes
+from rlx.models.registry import ARCHITECTURES
+from rlx.models.settings import Key
 
 HasTensor = Callable[[str], bool]
 MMPROJ = "clip"  # general.architecture of the file with a model's towers
@@ -42,45 +45,9 @@ def from_gguf(metadata: Mapping[str, Any], has_tensor: HasTensor, *, where: obje
         UnsupportedModelError: an unknown architecture, or a feature that rlx does not support.
     """
     check_language_model(metadata, where)
-    arch, row = known(Keys(metadata, where), "general.architecture", {n: (n, r) for n, r in ARCHITECTURES.items()})
-    keys = Keys(metadata, where, f"{arch}.")
-    _require(keys, row)
-    # MTP blocks come last and are not layers of the model.
-    blocks = keys.integer("block_count", (1, 1024))
-    layers = blocks - keys.integer("nextn_predict_layers", (0, min(blocks - 1, 64)), 0)
-    hidden, heads = keys.integer("embedding_length", (1, 1 << 20)), keys.same("attention.head_count", HEADS, layers)
-    context = keys.integer("context_length", (1, 1 << 31))
-    dims = _head_dims(keys, row, hidden, heads)
-    ropes = _ropes(keys, row, dims, has_tensor, context)
-    experts = _experts(keys, row, layers)
-    return ModelConfig(
-        arch=arch,
-        family=row.family,
-        vocab_size=_vocab_size(keys, metadata),
-        hidden=hidden,
-        heads=heads,
-        each=_layers(keys, row, layers, heads, dims, experts is not None, has_tensor),
-        context=context,
-        eps=keys.number("attention.layer_norm_rms_epsilon", EPS),
-        activation=row.activation,
-        rope_style=row.gguf_rope,
-        rope=ropes[0],
-        local_rope=ropes[1],
-        attention_scale=_attention_scale(keys, row, layers, hidden / heads, dims[0]),
-        attention_softcap=keys.number("attn_logit_softcapping", CAP, row.gguf_caps[0]) or None,
-        logit_softcap=keys.number("final_logit_softcapping", CAP, row.gguf_caps[1]) or None,
-        tied=not has_tensor("output.weight"),
-        embedding_scale=sqrt(hidden) if row.scales_embedding else 1.0,
-        norm_offset=0.0,
-        biases=row.biases,
-        experts=experts,
-        delta=_delta(keys) if row.hybrid else None,
-        per_layer=keys.integer("embedding_length_per_layer_input", (0, 1 << 20), 0) if row.shares_kv else 0,
-        streams=keys.integer("altup.num_inputs", (2, 64)) if row.streams else 1,
-        bf16=row.bf16,
-        # GGUF has no key for it. The models with per-layer embeddings (E2B, E4B) are the causal ones.
-        two_way="none" if keys.get("embedding_length_per_layer_input", 0) else row.two_way,
-    )
+    outer = Keys(metadata, where)
+    row = known(outer, "general.architecture", ARCHITECTURES)
+    return _Gguf(metadata, where, outer.text("general.architecture"), row, has_tensor).read()
 
 
 def check_language_model(metadata: Mapping[str, Any], where: object) -> None:
@@ -95,150 +62,104 @@ def check_language_model(metadata: Mapping[str, Any], where: object) -> None:
         raise UnsupportedModelError(what, where=where, hint=hint)
 
 
-def _require(keys: Keys, row: Architecture) -> None:
-    has = {"expert_count": row.experts != "none", "nextn_predict_layers": row.hybrid}
-    has["attention.shared_kv_layers"] = row.shares_kv
-    for key, (value, because) in {**_ONLY, **{k: v for k, v in _PLAIN.items() if not has[k]}}.items():
-        keys.require(key, value, because)
-    if row.streams:
-        keys.require("altup.active_idx", 0, "another active stream than the first is not supported")
+class _Gguf(Reader):
+    """The settings of a GGUF file."""
 
+    def __init__(
+        self, metadata: Mapping[str, Any], where: object, arch: str, row: Architecture, has_tensor: HasTensor
+    ) -> None:
+        super().__init__(Keys(metadata, where, f"{arch}."), arch, row)
+        self._metadata, self._has_tensor = metadata, has_tensor
 
-def _vocab_size(keys: Keys, metadata: Mapping[str, Any]) -> int:
-    tokens = "tokenizer.ggml.tokens"
-    if "vocab_size" in keys or tokens not in metadata:
-        return keys.integer("vocab_size", WIDTH)
-    count = getattr(metadata, "count", None)  # readers can count an array without decoding it
-    found = int(count(tokens) if count else len(metadata[tokens]))
-    if not found:
-        raise ConfigError(f"'{tokens}' is empty, expected the vocabulary", where=keys.where)
-    return found
+    def spelled(self, name: str, key: Key) -> str:
+        return key.gguf
 
+    def refuse(self) -> None:
+        keys, row = self.keys, self.row
+        has = {"expert_count": row.experts != "none", "nextn_predict_layers": row.predicts}
+        has["attention.shared_kv_layers"] = row.shares_kv
+        for key, (value, because) in {**_ONLY, **{k: v for k, v in _PLAIN.items() if not has[k]}}.items():
+            keys.require(key, value, because)
+        if row.streams:
+            keys.require("altup.active_idx", 0, "another active stream than the first is not supported")
+        if row.hybrid:
+            size, heads = (keys.integer(f"ssm.{key}", HEADS) for key in ("state_size", "time_step_rank"))
+            inner = keys.integer("ssm.inner_size", WIDTH)
+            if inner != size * heads:
+                keys.wrong("ssm.inner_size", inner, f"ssm.state_size x ssm.time_step_rank, {size} x {heads}")
 
-# -- attention --------------------------------------------------------------------------------------------------------
+    def vocab_size(self) -> int:
+        tokens = "tokenizer.ggml.tokens"
+        if "vocab_size" in self.keys or tokens not in self._metadata:
+            return self.integer("vocab_size")
+        count = getattr(self._metadata, "count", None)  # readers can count an array without decoding it
+        found = int(count(tokens) if count else len(self._metadata[tokens]))
+        if not found:
+            raise ConfigError(f"'{tokens}' is empty, expected the vocabulary", where=self.keys.where)
+        return found
 
+    def tied(self) -> bool:
+        return not self._has_tensor("output.weight")
 
-def _head_dims(keys: Keys, row: Architecture, hidden: int, heads: int) -> tuple[int, int]:
-    """Head sizes of layers without a window and of those with one; keys and values have the same."""
-    if "attention.key_length" not in keys and hidden % heads:
-        keys.wrong("embedding_length", hidden, f"a multiple of attention.head_count, which is {heads}")
-    full = keys.even("attention.key_length", HEADS, hidden // heads)
-    local = keys.even("attention.key_length_swa", HEADS) if row.gguf_local_heads else full
-    only = "only the size of a head, {}, is supported"
-    for key, size in (("value_length", full), ("key_length_swa", local), ("value_length_swa", local)):
-        keys.require(f"attention.{key}", size, only.format(size))
-    return full, local
+    def activation(self) -> str:
+        return self.row.activation
 
+    def two_way(self) -> str:
+        """GGUF has no key for it. The models with per-layer embeddings (E2B, E4B) are the causal ones."""
+        return "none" if self.integer("per_layer") else self.row.two_way
 
-def _ropes(
-    keys: Keys, row: Architecture, dims: tuple[int, int], has_tensor: HasTensor, context: int
-) -> tuple[rope.Rope, rope.Rope | None]:
-    full, local = dims
-    if row.partial_rope is not None:
-        full = keys.even("rope.dimension_count", (2, full), full)
-    for key, size in (("rope.dimension_count", full), ("rope.dimension_count_swa", local)):
-        keys.require(key, size, f"only the size of a head, {size}, is supported")
-    only = local if row.local_base is not None else None
-    return rope.from_gguf(keys, full, only, has_tensor, context, row.rope_sections)
+    def _local_head_dim(self) -> int:
+        return self.keys.even("attention.key_length_swa", HEADS) if self.row.gguf_local_heads else self.head_dim
 
+    def ropes(self, each: tuple[Layer, ...], context: int) -> tuple[rope.Rope, rope.Rope | None]:
+        keys, row = self.keys, self.row
+        full, local = self.head_dim, self._local_head_dim()
+        only = "only the size of a head, {}, is supported"
+        for key, size in (("value_length", full), ("key_length_swa", local), ("value_length_swa", local)):
+            keys.require(f"attention.{key}", size, only.format(size))
+        if row.partial_rope is not None:
+            full = keys.even("rope.dimension_count", (2, full), full)
+        for key, size in (("rope.dimension_count", full), ("rope.dimension_count_swa", local)):
+            keys.require(key, size, only.format(size))
+        second = local if row.local_base is not None else None
+        return rope.from_gguf(keys, full, second, self._has_tensor, context, row.rope_sections)
 
-def _attention_scale(keys: Keys, row: Architecture, layers: int, width: float, head_dim: int) -> float:
-    scale = keys.number("attention.scale", (0.0, 1e6), row.attention_scale or 0.0)
-    return scale or float(width if layers == row.wide_scale_layers else head_dim) ** -0.5
+    def find_windows(self) -> list[int | None]:
+        """Reads the window key and the pattern, only for architectures with windows; a window of 0 means none."""
+        keys, row, layers = self.keys, self.row, self.layers
+        window = keys.integer("attention.sliding_window", (0, 1 << 31), row.gguf_window) if row.gguf_period else 0
+        if not window:
+            return [None] * layers
+        key = "attention.sliding_window_pattern"
+        if is_integer(keys.get(key, row.gguf_period)):
+            slides = by_period(keys.integer(key, (1, 1 << 31), row.gguf_period), layers)
+        else:
+            slides = keys.elements(key, lambda each: each.flag(key), layers)
+        return [window if s else None for s in slides]
 
+    def recurrent(self) -> list[bool]:
+        """The array wins over the period; both may cover blocks after the layers."""
+        key = "attention.recurrent_layers"
+        if not self.row.hybrid:
+            return [False] * self.layers
+        if key in self.keys:
+            return self.keys.elements(key, lambda each: each.flag(key), self.integer("layers"))[: self.layers]
+        return by_period(self.integer("period"), self.layers)
 
-def _windows(keys: Keys, row: Architecture, layers: int) -> list[int | None]:
-    """Reads the window key and the pattern, only for architectures with windows; a window of 0 means none."""
-    window = keys.integer("attention.sliding_window", (0, 1 << 31), row.gguf_window) if row.gguf_period else 0
-    if not window:
-        return [None] * layers
-    key = "attention.sliding_window_pattern"
-    pattern = keys.get(key, row.gguf_period)
-    if is_integer(pattern):
-        slides = by_period(keys.integer(key, (1, 1 << 31), row.gguf_period), layers)
-    else:
-        slides = keys.elements(key, lambda each: each.flag(key), layers)
-    return [window if s else None for s in slides]
+    def sizes(self) -> list[Sizes]:
+        kv_heads = self.keys.integers(self.at("kv_heads"), (0, HEADS[1]), self.layers, self.heads)
+        dims = [self.head_dim if window is None else self._local_head_dim() for window in self.windows]
+        return [Sizes(*each) for each in zip(kv_heads, dims, self.widths(), strict=True)]
 
+    def keys_as_values(self, layer: int) -> bool:
+        """For architectures that allow it: layers without a window that have no projection for values."""
+        may = self.row.gguf_local_heads and self.windows[layer] is None and self.source[layer] == layer
+        return may and not any(self._has_tensor(f"blk.{layer}.{name}.weight") for name in ("attn_v", "attn_qkv"))
 
-# -- layers -----------------------------------------------------------------------------------------------------------
-
-
-def _layers(
-    keys: Keys, row: Architecture, layers: int, heads: int, dims: tuple[int, int], sparse: bool, has_tensor: HasTensor
-) -> tuple[Layer, ...]:
-    windows, recurrent = _windows(keys, row, layers), _recurrent(keys, row, layers)
-    kv_heads = keys.integers("attention.head_count_kv", (0, HEADS[1]), layers, heads)
-    must = row.experts == "must"
-    ffn = keys.integers("feed_forward_length", (0 if must else 1, WIDTH[1]), layers, 0 if must else None)
-    shared = keys.integer("attention.shared_kv_layers", (0, layers - 1), 0) if row.shares_kv else 0
-    source = sources(windows, shared, keys.where)
-    sparsity = _sparsity(keys, layers) if row.streams else [None] * layers
-    for layer in range(layers):
-        if not recurrent[layer] and (not kv_heads[layer] or heads % kv_heads[layer]):
-            found = f"a divisor of head_count, which is {heads}, for layer {layer}"
-            keys.wrong("attention.head_count_kv", kv_heads[layer], found)
-    return tuple(
-        Layer(
-            kv_heads=kv_heads[i],
-            head_dim=dims[windows[i] is not None],
-            ffn=ffn[i],
-            source=source[i],
-            window=windows[i],
-            recurrent=recurrent[i],
-            sparse=sparse,
-            keys_as_values=_keys_as_values(row, i, windows[i], source[i], has_tensor),
-            sparsity=sparsity[i],
-        )
-        for i in range(layers)
-    )
-
-
-def _recurrent(keys: Keys, row: Architecture, layers: int) -> list[bool]:
-    """The array wins over the period; both may cover blocks after the layers."""
-    key, blocks = "attention.recurrent_layers", keys.integer("block_count", (1, 1024))
-    if not row.hybrid:
-        return [False] * layers
-    if key in keys:
-        return keys.elements(key, lambda each: each.flag(key), blocks)[:layers]
-    return by_period(keys.integer("full_attention_interval", (1, 1024), 4), layers)
-
-
-def _keys_as_values(row: Architecture, layer: int, window: int | None, source: int, has_tensor: HasTensor) -> bool:
-    """For architectures that allow it: layers without a window that have no projection for values."""
-    may = row.gguf_local_heads and window is None and source == layer
-    return may and not (has_tensor(f"blk.{layer}.attn_v.weight") or has_tensor(f"blk.{layer}.attn_qkv.weight"))
-
-
-def _sparsity(keys: Keys, layers: int) -> list[float | None]:
-    """Standard deviations; minus infinity means no sparsity."""
-    key = "activation_sparsity_scale"
-    if key not in keys:
-        return [None] * layers
-    found = keys.elements(key, lambda each: each.number(key, (-inf, 1e6)), layers)
-    return [None if scale == -inf else scale for scale in found]
-
-
-def _experts(keys: Keys, row: Architecture, layers: int) -> Experts | None:
-    must = row.experts == "must"
-    count = keys.integer("expert_count", (1 if must else 0, 1024), None if must else 0)
-    if not count:
-        return None
-    used = keys.same("expert_used_count", (1, count), layers)
-    default = keys.same("feed_forward_length", WIDTH, layers) if "expert_feed_forward_length" not in keys else None
-    if default and must:
-        default //= used
-    ffn = keys.same("expert_feed_forward_length", WIDTH, layers, default)
-    shared = keys.same("expert_shared_feed_forward_length", WIDTH, layers) if row.shared_expert else 0
-    return Experts(count, used, ffn, shared, scale=keys.number("expert_weights_scale", (0, 1e6), 0.0) or 1.0)
-
-
-def _delta(keys: Keys) -> DeltaNet:
-    """The state's sizes; in GGUF value heads share key heads in turn ("tiled")."""
-    size, heads = keys.integer("ssm.state_size", HEADS), keys.integer("ssm.time_step_rank", HEADS)
-    groups, inner = keys.integer("ssm.group_count", HEADS), keys.integer("ssm.inner_size", WIDTH)
-    if inner != size * heads:
-        keys.wrong("ssm.inner_size", inner, f"ssm.state_size x ssm.time_step_rank, {size} x {heads}")
-    if heads % groups:
-        keys.wrong("ssm.time_step_rank", heads, f"a multiple of ssm.group_count, which is {groups}")
-    return DeltaNet(groups, heads, size, size, keys.integer("ssm.conv_kernel", (2, 64)), "tiled", log_decay=False)
+    def sparsity(self) -> list[float | None]:
+        """Standard deviations; minus infinity means no sparsity."""
+        key = "activation_sparsity_scale"
+        if key not in self.keys:
+            return [None] * self.layers
+        found = self.keys.elements(key, lambda each: each.number(key, (-inf, 1e6)), self.layers)
+        return [None if scale == -inf else scale for scale in found]

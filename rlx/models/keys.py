@@ -1,6 +1,6 @@
 """Typed reading of a model's metadata: every value is checked, and an error names the key and what was expected.
 
-First step of the models stage: `rope.py` and `config.py` read GGUF metadata and `config.json` through `Keys`.
+First step of the models stage: `rope.py` and `reader.py` read GGUF metadata and `config.json` through `Keys`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ T = TypeVar("T")
 POSITIVE: Range = (1e-30, 1e30)  # of a float that is divided by
 EPS: Range = (1e-12, 1.0)
 CAP: Range = (0.0, 1e6)
+FACTOR: Range = (1e-6, 1e6)
 WIDTH, HEADS = (1, 1 << 24), (1, 1 << 14)
 _ABSENT: Any = object()
 _SHOWN = 60  # characters of a value in an error

@@ -6,13 +6,17 @@ normalizes each head of q and k instead. Sources: Qwen 2 (arXiv 2407.10671), Qwe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
+from rlx.models.architectures import QKV, Architecture
 from rlx.models.blocks import attention, embedding, feed_forward, head, norm, rope_angles
 from rlx.models.builder import Weights, start
 from rlx.models.config import ModelConfig
+from rlx.models.keys import Keys
+from rlx.models.names import HEAD_NORMS, LAYER, MOE, PRE_NORMS, Table
 
 
 def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, head_norms: bool) -> Graph:
@@ -26,5 +30,43 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, head_norms:
     return head(model, x)
 
 
-build_qwen2 = partial(build, head_norms=False)
-build_qwen3 = partial(build, head_norms=True)
+def _all_slide(keys: Keys, layers: int) -> list[bool]:
+    """With experts every layer has a window if `use_sliding_window` is true."""
+    return [keys.flag("use_sliding_window", False) and "sliding_window" in keys] * layers
+
+
+def _upper_layers_slide(keys: Keys, layers: int) -> list[bool]:
+    """The layers from `max_window_layers` on have a window if `use_sliding_window` is true."""
+    first = keys.integer("max_window_layers", (0, 1 << 31), layers)
+    return [slides and layer >= first for layer, slides in enumerate(_all_slide(keys, layers))]
+
+
+_DEFAULTS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_QWEN3 = Architecture(
+    partial(build, head_norms=True),
+    Table((*LAYER, *HEAD_NORMS, *PRE_NORMS)),
+    ("qwen3",),
+    runner="qwen3",
+    bf16=True,
+    hf_sliding=_upper_layers_slide,
+    hf_defaults={**_DEFAULTS, "head_dim": 128},
+)
+ARCHITECTURES = {
+    "qwen2": replace(
+        _QWEN3,
+        build=partial(build, head_norms=False),
+        names=Table((*LAYER, *PRE_NORMS)),
+        model_types=("qwen2",),
+        biases=QKV,
+        hf_defaults=_DEFAULTS,
+    ),
+    "qwen3": _QWEN3,
+    "qwen3moe": replace(
+        _QWEN3,
+        names=Table((*LAYER, *HEAD_NORMS, *PRE_NORMS, *MOE)),
+        model_types=("qwen3_moe",),
+        hf_sliding=_all_slide,
+        experts="must",
+        hf_defaults={**_DEFAULTS, "norm_topk_prob": False},
+    ),
+}

@@ -7,16 +7,31 @@ DeepSeekMoE (arXiv 2401.06066).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlx.ir import ops
-from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.models.blocks import Angles, attention, embedding, feed_forward, gated_mlp, head, linear, norm, rope_angles
+from rlx.models.architectures import Architecture
+from rlx.models.blocks import Angles, attention, embedding, feed_forward, head, linear, norm, rope_angles, shared_expert
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
-
-_UNIT_EPS = 1e-6  # not the eps of the norms
+from rlx.models.delta_net import delta_net
+from rlx.models.names import (
+    ATTENTION,
+    ATTN_NORM,
+    HEAD_NORMS,
+    LINEAR,
+    MLP,
+    MOE,
+    POST_NORM,
+    SCALED,
+    WHOLE,
+    Row,
+    Table,
+    shared_expert_names,
+)
 
 
 def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
@@ -36,47 +51,47 @@ def block(layer: Model, x: Node, angles: Angles) -> Node:
     x = x + (delta_net(layer, y) if recurrent else attention(layer, y, angles, head_norms=True, gated=True))
     y = norm(layer, x, "post_attention_norm")
     x = x + feed_forward(layer, y)
-    return x + shared_expert(layer, y) if layer.here.sparse else x
+    if not layer.here.sparse:
+        return x
+    return x + shared_expert(layer, y) * ops.sigmoid(linear(layer, y, "ffn_gate_inp_shexp", 1))
 
 
-def delta_net(layer: Model, x: Node) -> Node:
-    """The recurrent layer: states "s.{layer}" f32 [value_heads, key_dim, value_dim], and the last inputs of the
-    convolutions, "conv_q.{layer}", "conv_k.{layer}" and "conv_v.{layer}" f32 [taps - 1, channels].
-    """
-    net = layer.config.delta
-    assert net is not None
-    q, k = (_unit(layer, _convolved(layer, x, part, net.key_heads, net.key_dim)) for part in "qk")
-    v = _convolved(layer, x, "v", net.value_heads, net.value_dim)
-    beta = ops.sigmoid(linear(layer, x, "ssm_beta", net.value_heads))
-    step = ops.softplus(linear(layer, x, "ssm_alpha", net.value_heads) + layer.weight("ssm_dt.bias", net.value_heads))
-    state = layer.graph.state(f"s.{layer.layer}", (net.value_heads, net.key_dim, net.value_dim))
-    g = step * layer.weight("ssm_a", net.value_heads)
-    y = ops.gated_delta(state, q, k, v, g, beta, scale=net.key_dim**-0.5, heads=net.heads)
-    y = layer.named("ssm_delta", y)
-    z = ops.reshape(linear(layer, x, "attn_gate", net.values), y.shape)
-    y = ops.reshape(norm(layer, y, "ssm_norm") * ops.silu(z), [SEQ, net.values])
-    return linear(layer, y, "ssm_out", layer.config.hidden)
-
-
-def _convolved(layer: Model, x: Node, part: str, heads: int, size: int) -> Node:
-    """A projection of x after a short causal convolution, in heads [SEQ, heads, size]."""
-    net, channels = layer.config.delta, heads * size
-    assert net is not None
-    state = layer.graph.state(f"conv_{part}.{layer.layer}", (net.taps - 1, channels))
-    taps = layer.numbers(f"ssm_conv_{part}.weight", channels, net.taps)
-    y = ops.causal_conv(state, linear(layer, x, f"ssm_{part}", channels), taps)
-    return ops.reshape(ops.silu(y), [SEQ, heads, size])
-
-
-def _unit(layer: Model, x: Node) -> Node:
-    """x / sqrt(sum(x^2) + eps) over the last axis: an RMS norm with a sum instead of a mean."""
-    size = layer.config.delta.key_dim if layer.config.delta else 1
-    return ops.scale(ops.rms_norm(x, eps=_UNIT_EPS / size), size**-0.5)
-
-
-def shared_expert(layer: Model, x: Node) -> Node:
-    """The shared expert, which every token uses, weighted by its own gate."""
-    experts = layer.config.experts
-    assert experts is not None
-    gate = ops.sigmoid(linear(layer, x, "ffn_gate_inp_shexp", 1))
-    return gated_mlp(layer, x, suffix="_shexp", ffn=experts.shared) * gate
+_RECURRENT = (
+    Row("attn_qkv", "linear_attn.in_proj_qkv", LINEAR),
+    Row("attn_gate", "linear_attn.in_proj_z", LINEAR),
+    Row("ssm_conv1d", "linear_attn.conv1d"),
+    Row("ssm_a", "linear_attn.A_log", WHOLE),
+    Row("ssm_dt.bias", "linear_attn.dt_bias", WHOLE),
+    Row("ssm_alpha", "linear_attn.in_proj_a", SCALED),
+    Row("ssm_beta", "linear_attn.in_proj_b", SCALED),
+    Row("ssm_norm", "linear_attn.norm"),
+    Row("ssm_out", "linear_attn.out_proj", SCALED),
+)
+_PREDICTION = tuple(Row(f"nextn.{name}", None) for name in ("enorm", "hnorm", "shared_head_norm"))
+_NEXT = (Row("nextn.eh_proj", None, SCALED), *_PREDICTION)  # of the block behind the last layer
+_LAYER = (*ATTN_NORM, *ATTENTION, *HEAD_NORMS, *POST_NORM, *_RECURRENT, *_NEXT)
+_SHARED = (Row("ffn_gate_inp_shexp", "mlp.shared_expert_gate"), *shared_expert_names("mlp.shared_expert"))
+_QWEN35 = Architecture(
+    build,
+    Table((*_LAYER, *MLP)),
+    ("qwen3_5_text", "qwen3_5"),
+    runner="qwen35",
+    partial_rope=0.25,
+    rope_sections=(11, 11, 10),
+    norm_offset=1.0,
+    plain_norms=("ssm_norm",),
+    hybrid=True,
+    predicts=True,
+    hf_base=10_000_000.0,
+    hf_defaults={"head_dim": 256, "rms_norm_eps": 1e-6},
+)
+ARCHITECTURES = {
+    "qwen35": _QWEN35,
+    "qwen35moe": replace(
+        _QWEN35,
+        names=Table((*_LAYER, *MOE, *_SHARED)),
+        model_types=("qwen3_5_moe_text", "qwen3_5_moe"),
+        experts="must",
+        shared_expert="must",
+    ),
+}

@@ -1,6 +1,6 @@
 """Rotary embeddings: the frequencies that a file specifies, and their values.
 
-Part of the models stage, read by `config.py` and used by `blocks.py`. A file's scaling becomes part of the inverse
+Part of the models stage, read by `reader.py` and used by `blocks.py`. A file's scaling becomes part of the inverse
 frequencies, so the graph has a single rope op.
 """
 
@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import UnsupportedModelError
-from rlx.models.keys import POSITIVE, Keys
+from rlx.models.keys import FACTOR, POSITIVE, Keys
 
 DIVISORS = "rope_freqs.weight"
-FACTOR = (1e-6, 1e6)
 PART = (1e-3, 1.0)
 _KINDS = {kind: kind for kind in ("default", "linear", "llama3", "yarn", "proportional")}
 _LONGROPE = ("rope_factors_long.weight", "rope_factors_short.weight")

@@ -11,7 +11,15 @@ from typing import NamedTuple
 from rlx.models.config import DeltaNet, Layer, ModelConfig
 
 HasTensor = Callable[[str], bool]
-_ALONE = ("attn_q", "attn_k", "attn_v", "ffn_gate_exps", "ffn_up_exps")  # parts that some files store separately
+_ALONE = (
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_gate_shexp",
+    "ffn_up_shexp",
+)  # parts that some files store separately
 
 
 class View(NamedTuple):
@@ -65,6 +73,8 @@ def _of_layer(config: ModelConfig, layer: Layer) -> Iterator[View]:
     if config.experts is not None:
         halves = config.experts.ffn
         yield from _parts("ffn_gate_up_exps.weight", {"ffn_gate_exps.weight": halves, "ffn_up_exps.weight": halves})
+        halves = config.experts.shared
+        yield from _parts("ffn_gate_up_shexp.weight", {"ffn_gate_shexp.weight": halves, "ffn_up_shexp.weight": halves})
 
 
 def _attention(config: ModelConfig, layer: Layer) -> Iterator[View]:

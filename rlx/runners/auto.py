@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from rlx.arguments import did_you_mean
 from rlx.engine.opening.options import RunnerOptions, takes_options
 from rlx.engine.opening.source import choose_model, open_with
 from rlx.errors import ConfigError, UnsupportedModelError, named_refusals
-from rlx.models import FAMILIES, SUPPORTED
-from rlx.models.architectures import MODEL_TYPES
+from rlx.models import ARCHITECTURES, MODEL_TYPES, SUPPORTED
 from rlx.models.gguf_config import check_language_model
+from rlx.models.registry import KNOWN_UNIMPLEMENTED
 from rlx.runners.model import Model
 from rlx.tracing import span
 
@@ -61,7 +62,7 @@ class Sniffed:
     Attributes:
         key: the metadata key: `general.architecture` in GGUF, `model_type` in `config.json`.
         found: its value.
-        arch: the row of `rlx.models.FAMILIES`; None if rlx does not support the architecture.
+        arch: the row of `rlx.models.ARCHITECTURES`; None if rlx does not support the architecture.
         note: for a known but unsupported architecture, what is missing.
     """
 
@@ -69,25 +70,6 @@ class Sniffed:
     found: str
     arch: str | None
     note: str | None = None
-
-
-# Known architectures that this version does not support: GGUF names and `model_type`s -> what is missing. The error can
-# then say "not supported yet" instead of "unknown".
-_MOE = "it is a mixture of experts"
-_VISION = "it takes images"
-_OTHER = "its layers differ from those of the supported families"
-KNOWN_UNIMPLEMENTED: dict[str, str] = {
-    **dict.fromkeys(("qwen3next", "qwen3_next"), "its projections are laid out differently than those of Qwen 3.5"),
-    **dict.fromkeys(("qwen2moe", "qwen2_moe", "gpt-oss", "gpt_oss"), _MOE),
-    **dict.fromkeys(("glm4moe", "glm4_moe", "glm5", "granitemoe", "granitemoehybrid", "lfm2moe", "lfm2_moe"), _MOE),
-    **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2", "deepseek2", "deepseek_v2"), _MOE),
-    **dict.fromkeys(("deepseek_v3", "deepseek_v4", "kimi", "kimi_k2", "llama4"), _MOE),
-    **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "qwen3vl", "qwen3_vl", "qwen3vlmoe", "mllama"), _VISION),
-    **dict.fromkeys(("mistral3", "mistral4", "ministral3", "phi2", "phi3", "phi", "phi4"), _OTHER),
-    **dict.fromkeys(("granite", "exaone", "olmo", "olmo2", "nemotron", "nemotron_h", "glm4", "chatglm"), _OTHER),
-    **dict.fromkeys(("cohere", "cohere2", "command-r", "lfm2", "hunyuan-dense", "llada", "smollm3", "bonsai"), _OTHER),
-    "omnicoder": _OTHER,
-}
 
 
 def sniff(loader: WeightLoader) -> Sniffed:
@@ -104,7 +86,7 @@ def sniff(loader: WeightLoader) -> Sniffed:
         raise ConfigError(f"'{key}' is {found!r}, expected the name of an architecture", where=loader.path, hint=hint)
     if loader.format == "gguf":
         check_language_model(loader.metadata, loader.path)
-        arch = found if found in FAMILIES else None
+        arch = found if found in ARCHITECTURES else None
     else:
         arch = MODEL_TYPES[found][0] if found in MODEL_TYPES else None
     return Sniffed(key, found, arch, None if arch else KNOWN_UNIMPLEMENTED.get(found.lower()))
@@ -119,11 +101,14 @@ def runner_class(loader: WeightLoader) -> type[Model]:
     """
     found = sniff(loader)
     if found.arch is not None:
-        return RUNNERS[FAMILIES[found.arch].runner]
+        return RUNNERS[ARCHITECTURES[found.arch].runner]
     what = f"the architecture '{found.found}' ({found.key}) is unknown"
     if found.note:
         what = f"the architecture '{found.found}' ({found.key}) is known but not supported yet: {found.note}"
-    raise UnsupportedModelError(what, where=loader.path, hint=f"Supported: {', '.join(SUPPORTED[loader.format])}")
+    supported = SUPPORTED[loader.format]
+    near = "" if found.note else did_you_mean(found.found.lower(), supported, shown=str, otherwise="")
+    hint = f"{near.capitalize()} Supported: {', '.join(supported)}".strip()
+    raise UnsupportedModelError(what, where=loader.path, hint=hint)
 
 
 @named_refusals()

@@ -29,7 +29,7 @@ from rlx.engine.request.context import Context, PromptLike, check_finite, check_
 from rlx.engine.request.output import Logits
 from rlx.engine.request.stopping import NOTHING, OnToken, checked_count, says_stop
 from rlx.errors import ArgumentError, BusyError, PromptError
-from rlx.models import FAMILIES
+from rlx.models import ARCHITECTURES
 from rlx.passes.options import MAX_PAST
 from rlx.profile import CompileProfile, ProfileLike
 from rlx.profile.keys import MAX_PROGRAMS
@@ -431,7 +431,7 @@ class TokenGenerator(TokenHistory):
         path = path / "weights" if path.is_dir() else path
         if found.get("profile") is None:
             arch = sniff(found["loader"]).arch
-            found["profile"] = None if arch is None else profile_beside(path, FAMILIES[arch].runner)
+            found["profile"] = None if arch is None else profile_beside(path, ARCHITECTURES[arch].runner)
         return cls._opened("from_loader_at", found.pop("loader"), found)
 
     @classmethod

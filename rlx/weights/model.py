@@ -27,7 +27,7 @@ class ModelWeights(Closing):
 
     Args:
         loader: an open file; closed with this object.
-        family: a key of `names.FAMILIES`.
+        family: a key of `rlx.models.registry.ARCHITECTURES`.
 
     Attributes:
         names: canonical name -> name in the file; for a stack of tensors their common name, with `*` for the number.

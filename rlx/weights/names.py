@@ -2,8 +2,8 @@
 
 Part of the weights stage, between the readers and the model builders. Canonical names are those of GGUF
 (`blk.3.attn_q.weight`). A GGUF file uses them as they are; a Hugging Face checkpoint uses a module path
-(`model.layers.3.self_attn.q_proj.weight`) that the tables below translate. A name that no row knows is no weight of the
-language model (rotary buffers, vision towers, layers that predict further tokens) and is left out;
+(`model.layers.3.self_attn.q_proj.weight`) that the tables of the family files translate. A name that no row knows is no
+weight of the language model (rotary buffers, vision towers, layers that predict further tokens) and is left out;
 `ModelWeights.unused` lists those.
 
 Names only: that GGUF permutes the rows of llama's q and k, stores 1 + w for some norms and -exp(A_log) for a decay, is
@@ -14,37 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 from rlx.errors import UnsupportedModelError, WeightError
+from rlx.models.names import Row, Table
+from rlx.models.registry import ARCHITECTURES
 from rlx.weights.loader import WeightLoader
-
-
-class Row(NamedTuple):
-    """A tensor in both vocabularies, without layer prefix and suffix. Several rows may say the same canonical name.
-
-    Attributes:
-        canonical: GGUF name.
-        hf: path inside the decoder (or the layer), or None where only GGUF has such a tensor. `{}` stands for the
-            numbers 0, 1, ... of tensors that are matrices of one stack.
-        suffixes: `weight`; `bias` where a linear layer may have one; `scale`, a factor of the product that GGUF files
-            in NVFP4 carry; "" where both names are whole as they stand.
-    """
-
-    canonical: str
-    hf: str | None
-    suffixes: tuple[str, ...] = ("weight",)
-
-
-@dataclass(frozen=True)
-class Table:
-    """The tensors of one family: of the whole decoder, of the head, of each layer."""
-
-    decoder: tuple[Row, ...]
-    head: tuple[Row, ...]
-    layer: tuple[Row, ...]
 
 
 class FileNames(NamedTuple):
@@ -53,134 +29,6 @@ class FileNames(NamedTuple):
     names: tuple[str, ...]
     stacked: bool
 
-
-_LINEAR, _SCALED, _WHOLE = ("weight", "bias", "scale"), ("weight", "scale"), ("",)
-
-_DECODER = (
-    Row("token_embd", "embed_tokens"),
-    Row("output_norm", "norm"),
-    Row("rope_freqs", None),
-    Row("rope_factors_long", None),
-    Row("rope_factors_short", None),
-)
-_HEAD = (Row("output", "lm_head", _LINEAR),)
-_ATTENTION = (
-    Row("attn_norm", "input_layernorm"),
-    Row("attn_q", "self_attn.q_proj", _LINEAR),
-    Row("attn_k", "self_attn.k_proj", _LINEAR),
-    Row("attn_v", "self_attn.v_proj", _LINEAR),
-    Row("attn_output", "self_attn.o_proj", _LINEAR),
-)
-_FUSED_QKV = (Row("attn_qkv", None, _LINEAR),)
-_MLP = (
-    Row("ffn_gate", "mlp.gate_proj", _LINEAR),
-    Row("ffn_up", "mlp.up_proj", _LINEAR),
-    Row("ffn_down", "mlp.down_proj", _LINEAR),
-)
-_LAYER = (*_ATTENTION, *_FUSED_QKV, *_MLP)
-_HEAD_NORMS = (Row("attn_q_norm", "self_attn.q_norm"), Row("attn_k_norm", "self_attn.k_norm"))
-_PRE_NORM = (Row("ffn_norm", "post_attention_layernorm"),)
-# The same Hugging Face name means another tensor here: gemma 2 and later normalize before and after each half.
-_SANDWICH_NORMS = (
-    Row("post_attention_norm", "post_attention_layernorm"),
-    Row("ffn_norm", "pre_feedforward_layernorm"),
-    Row("post_ffw_norm", "post_feedforward_layernorm"),
-)
-# Experts one by one, as checkpoints have them on disk, and fused, as newer transformers holds them.
-_MOE = (
-    Row("ffn_gate_inp", "mlp.gate"),
-    Row("ffn_gate_exps", "mlp.experts.{}.gate_proj", _SCALED),
-    Row("ffn_up_exps", "mlp.experts.{}.up_proj", _SCALED),
-    Row("ffn_down_exps", "mlp.experts.{}.down_proj", _SCALED),
-    Row("ffn_gate_up_exps", None, _SCALED),
-    Row("ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj", _WHOLE),
-    Row("ffn_down_exps.weight", "mlp.experts.down_proj", _WHOLE),
-)
-_MIXTRAL = (
-    Row("ffn_gate_inp", "block_sparse_moe.gate"),
-    Row("ffn_gate_exps", "block_sparse_moe.experts.{}.w1", _SCALED),
-    Row("ffn_up_exps", "block_sparse_moe.experts.{}.w3", _SCALED),
-    Row("ffn_down_exps", "block_sparse_moe.experts.{}.w2", _SCALED),
-)
-_SHARED_EXPERT = (
-    Row("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
-    Row("ffn_gate_shexp", "mlp.shared_expert.gate_proj", _SCALED),
-    Row("ffn_up_shexp", "mlp.shared_expert.up_proj", _SCALED),
-    Row("ffn_down_shexp", "mlp.shared_expert.down_proj", _SCALED),
-)
-_DELTA_RULE = (
-    Row("attn_qkv", "linear_attn.in_proj_qkv", _LINEAR),
-    Row("attn_gate", "linear_attn.in_proj_z", _LINEAR),
-    Row("ssm_conv1d", "linear_attn.conv1d"),
-    Row("ssm_a", "linear_attn.A_log", _WHOLE),
-    Row("ssm_dt.bias", "linear_attn.dt_bias", _WHOLE),
-    Row("ssm_alpha", "linear_attn.in_proj_a", _SCALED),
-    Row("ssm_beta", "linear_attn.in_proj_b", _SCALED),
-    Row("ssm_norm", "linear_attn.norm"),
-    Row("ssm_out", "linear_attn.out_proj", _SCALED),
-)
-_POST_NORM = (Row("post_attention_norm", "post_attention_layernorm"),)
-_PER_LAYER_DECODER = (
-    Row("per_layer_token_embd", "embed_tokens_per_layer"),
-    Row("per_layer_model_proj", "per_layer_model_projection", _SCALED),
-    Row("per_layer_proj_norm", "per_layer_projection_norm"),
-)
-_PER_LAYER = (
-    Row("inp_gate", "per_layer_input_gate", _SCALED),
-    Row("proj", "per_layer_projection", _SCALED),
-    Row("post_norm", "post_per_layer_input_norm"),
-)
-_ALTUP_DECODER = (Row("altup_proj", "altup_projections.{}"), Row("altup_unembd_proj", "altup_unembed_projections.{}"))
-_ALTUP = (
-    Row("altup_correct_coef", "altup.correction_coefs"),
-    Row("altup_correct_scale.weight", "altup.correct_output_scale", _WHOLE),
-    Row("altup_predict_coef", "altup.prediction_coefs"),
-    Row("altup_router", "altup.modality_router"),
-    Row("altup_router_norm", "altup.router_norm"),
-    Row("laurel_l", "laurel.linear_left"),
-    Row("laurel_r", "laurel.linear_right"),
-    Row("laurel_post_norm", "laurel.post_laurel_norm"),
-)
-_GEMMA4_MOE = (
-    Row("ffn_gate_inp", "router.proj"),
-    Row("ffn_gate_inp.scale", "router.scale", _WHOLE),
-    Row("ffn_gate_exps", None, _SCALED),
-    Row("ffn_up_exps", None, _SCALED),
-    Row("ffn_gate_up_exps", None, _SCALED),
-    Row("ffn_gate_up_exps.weight", "experts.gate_up_proj", _WHOLE),
-    Row("ffn_down_exps.weight", "experts.down_proj", _WHOLE),
-    Row("ffn_down_exps.scale", "router.per_expert_scale", _WHOLE),
-    Row("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
-    Row("post_ffw_norm_1", "post_feedforward_layernorm_1"),
-    Row("post_ffw_norm_2", "post_feedforward_layernorm_2"),
-)
-_GEMMA3 = (*_LAYER, *_HEAD_NORMS, *_SANDWICH_NORMS)
-# Of the block behind the last layer, which predicts a further token.
-_PREDICTION = (
-    Row("nextn.eh_proj", None, _SCALED),
-    Row("nextn.enorm", None),
-    Row("nextn.hnorm", None),
-    Row("nextn.shared_head_norm", None),
-)
-_QWEN35 = (*_ATTENTION, *_HEAD_NORMS, *_POST_NORM, *_DELTA_RULE, *_PREDICTION)
-
-FAMILIES: dict[str, Table] = {
-    "llama": Table(_DECODER, _HEAD, (*_LAYER, *_PRE_NORM, *_MIXTRAL, *_MOE)),
-    "qwen2": Table(_DECODER, _HEAD, (*_LAYER, *_PRE_NORM)),
-    "qwen3": Table(_DECODER, _HEAD, (*_LAYER, *_HEAD_NORMS, *_PRE_NORM)),
-    "qwen3moe": Table(_DECODER, _HEAD, (*_LAYER, *_HEAD_NORMS, *_PRE_NORM, *_MOE)),
-    "qwen35": Table(_DECODER, _HEAD, (*_QWEN35, *_MLP)),
-    "qwen35moe": Table(_DECODER, _HEAD, (*_QWEN35, *_MOE, *_SHARED_EXPERT)),
-    "gemma": Table(_DECODER, _HEAD, (*_LAYER, *_PRE_NORM)),
-    "gemma2": Table(_DECODER, _HEAD, (*_LAYER, *_SANDWICH_NORMS)),
-    "gemma3": Table(_DECODER, _HEAD, _GEMMA3),
-    "gemma3n": Table((*_DECODER, *_PER_LAYER_DECODER, *_ALTUP_DECODER), _HEAD, (*_GEMMA3, *_PER_LAYER, *_ALTUP)),
-    "gemma4": Table(
-        (*_DECODER, *_PER_LAYER_DECODER),
-        _HEAD,
-        (*_GEMMA3, *_PER_LAYER, *_GEMMA4_MOE, Row("layer_output_scale.weight", "layer_scalar", _WHOLE)),
-    ),
-}
 
 # Tensors whose files disagree about dimensions of 1: checkpoints store a convolution over channels as [C, 1, width],
 # and quantizing a GGUF file drops a leading 1. Name in the layer -> how many dimensions it has for the model.
@@ -290,10 +138,10 @@ def _translated(path: str, rows: tuple[Row, ...]) -> tuple[str, int | None] | No
 
 
 def _table(family: str) -> Table:
-    if family not in FAMILIES:
-        known = ", ".join(FAMILIES)
+    if family not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
         raise UnsupportedModelError(f"no tensor names are known for the family {family!r}, only for {known}")
-    return FAMILIES[family]
+    return ARCHITECTURES[family].names
 
 
 def _pairs(rows: tuple[Row, ...]) -> Iterator[tuple[str, str | None]]:

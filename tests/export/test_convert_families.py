@@ -644,10 +644,3 @@ def test_a_layer_beyond_the_last_is_refused(bpe: Make) -> None:
 def test_a_vocabulary_of_another_size_than_the_table_is_refused(bpe: Make) -> None:
     with pytest.raises(ConfigError, match="vocab_size"):
         qwen3(bpe, {"vocab_size": VOCAB + 8}).open()
-
-
-def test_every_architecture_has_keys_of_its_own() -> None:
-    from rlx.export import hf_config
-    from rlx.models.architectures import ARCHITECTURES
-
-    assert hf_config._OF_FAMILY.keys() == ARCHITECTURES.keys()

@@ -15,7 +15,7 @@ from rlx.ir import text
 from rlx.ir.dtypes import BF16, F16, F32
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
-from rlx.models import FAMILIES, ModelConfig, build, from_hf
+from rlx.models import ARCHITECTURES, ModelConfig, build, from_hf
 
 BOTH = [family for family, files in FILES.items() if len(files) == 2]
 HUB_STYLE = sorted(path.parent.parent.name for path in PACKED.glob("*/hf/config.hub_style.json"))
@@ -85,7 +85,7 @@ def test_quantized_files(family: str, quant: str) -> None:
 
 def test_every_family_has_a_fixture() -> None:
     """Among them those in whose GGUF files rows lie in another order than in safetensors."""
-    assert {load(family, file)[0].arch for family, file in CASES} == set(FAMILIES)
+    assert {load(family, file)[0].arch for family, file in CASES} == set(ARCHITECTURES)
     assert {"llama", "qwen35", "gemma3"} <= set(BOTH)
 
 

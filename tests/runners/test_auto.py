@@ -165,8 +165,8 @@ def test_no_model_at_the_path(tmp_path: Path, name: str, said: str) -> None:
 
 
 def test_the_tables_fit_the_models() -> None:
-    assert {family.runner for family in models.FAMILIES.values()} == set(RUNNERS)
-    there = set(models.FAMILIES) | set(models.SUPPORTED["gguf"]) | set(models.SUPPORTED["safetensors"])
+    assert {family.runner for family in models.ARCHITECTURES.values()} == set(RUNNERS)
+    there = set(models.ARCHITECTURES) | set(models.SUPPORTED["gguf"]) | set(models.SUPPORTED["safetensors"])
     assert not there & set(KNOWN_UNIMPLEMENTED), "these are implemented now"
     assert all(name == name.lower() and note for name, note in KNOWN_UNIMPLEMENTED.items())
     assert SampleOpts.greedy().is_greedy

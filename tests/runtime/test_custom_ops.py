@@ -420,7 +420,7 @@ def squared_relu_family(monkeypatch: pytest.MonkeyPatch) -> Iterator[rlx.CustomO
     op = define(own.relu2, shape=RULE, kernel=relu2_kernel)
     activations = {**blocks.ACTIVATIONS, "silu": op}
     monkeypatch.setattr(blocks, "ACTIVATIONS", activations)
-    assert "qwen3" in models.FAMILIES
+    assert "qwen3" in models.ARCHITECTURES
     yield op
 
 

@@ -1,0 +1,49 @@
+"""The gated delta rule: a recurrent layer in place of attention (arXiv 2412.06464).
+
+Part of the models stage, a block of Qwen 3.5.
+"""
+
+from __future__ import annotations
+
+from rlx.ir import ops
+from rlx.ir.dims import SEQ
+from rlx.ir.node import Node
+from rlx.models.blocks import linear, norm
+from rlx.models.builder import Model
+
+_UNIT_EPS = 1e-6  # not the eps of the norms
+
+
+def delta_net(layer: Model, x: Node) -> Node:
+    """The recurrent layer: states "s.{layer}" f32 [value_heads, key_dim, value_dim], and the last inputs of the
+    convolutions, "conv_q.{layer}", "conv_k.{layer}" and "conv_v.{layer}" f32 [taps - 1, channels].
+    """
+    net = layer.config.delta
+    assert net is not None
+    q, k = (_unit(layer, _convolved(layer, x, part, net.key_heads, net.key_dim)) for part in "qk")
+    v = _convolved(layer, x, "v", net.value_heads, net.value_dim)
+    beta = ops.sigmoid(linear(layer, x, "ssm_beta", net.value_heads))
+    step = ops.softplus(linear(layer, x, "ssm_alpha", net.value_heads) + layer.weight("ssm_dt.bias", net.value_heads))
+    state = layer.graph.state(f"s.{layer.layer}", (net.value_heads, net.key_dim, net.value_dim))
+    g = step * layer.weight("ssm_a", net.value_heads)
+    y = ops.gated_delta(state, q, k, v, g, beta, scale=net.key_dim**-0.5, heads=net.heads)
+    y = layer.named("ssm_delta", y)
+    z = ops.reshape(linear(layer, x, "attn_gate", net.values), y.shape)
+    y = ops.reshape(norm(layer, y, "ssm_norm") * ops.silu(z), [SEQ, net.values])
+    return linear(layer, y, "ssm_out", layer.config.hidden)
+
+
+def _convolved(layer: Model, x: Node, part: str, heads: int, size: int) -> Node:
+    """A projection of x after a short causal convolution, in heads [SEQ, heads, size]."""
+    net, channels = layer.config.delta, heads * size
+    assert net is not None
+    state = layer.graph.state(f"conv_{part}.{layer.layer}", (net.taps - 1, channels))
+    taps = layer.numbers(f"ssm_conv_{part}.weight", channels, net.taps)
+    y = ops.causal_conv(state, linear(layer, x, f"ssm_{part}", channels), taps)
+    return ops.reshape(ops.silu(y), [SEQ, heads, size])
+
+
+def _unit(layer: Model, x: Node) -> Node:
+    """x / sqrt(sum(x^2) + eps) over the last axis: an RMS norm with a sum instead of a mean."""
+    size = layer.config.delta.key_dim if layer.config.delta else 1
+    return ops.scale(ops.rms_norm(x, eps=_UNIT_EPS / size), size**-0.5)

@@ -1,0 +1,207 @@
+"""Reads a model's configuration, whatever the file.
+
+Part of the models stage. `settings.SETTINGS` says where both kinds of file keep a setting; `gguf_config.py` and
+`hf_config.py` add what they say in different ways.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from math import sqrt
+from typing import NamedTuple
+
+from rlx.models.config import DeltaNet, Experts, Layer, ModelConfig, sources
+from rlx.models.keys import HEADS, WIDTH
+from rlx.models.rope import Rope
+from rlx.models.settings import Settings
+
+
+class Sizes(NamedTuple):
+    """The sizes that may differ between layers."""
+
+    kv_heads: int
+    head_dim: int
+    ffn: int
+
+
+class Reader(Settings):
+    """Reads the configuration of one model.
+
+    Attributes:
+        layers, hidden, heads, head_dim: of the model; `head_dim` of layers without a window.
+        windows: the window of each layer, or None.
+        source: for each layer the one whose keys and values it reads.
+    """
+
+    hidden: int
+    heads: int
+    head_dim: int
+    windows: list[int | None]
+    source: list[int]
+
+    # -- the whole ----------------------------------------------------------------------------------------------------
+
+    def read(self) -> ModelConfig:
+        """The configuration; errors as `from_gguf` and `from_hf`."""
+        row, keys = self.row, self.keys
+        self.refuse()
+        blocks = self.integer("layers")
+        # MTP blocks come last and are not layers of the model.
+        self.layers = blocks - keys.integer("nextn_predict_layers", (0, min(blocks - 1, 64)), 0)
+        self.hidden, self.heads = self.integer("hidden"), self.same("heads")
+        context, self.head_dim = self.integer("context"), self._head_dim()
+        experts = self._experts()
+        each = self._layers(experts)
+        ropes = self.ropes(each, context)
+        caps = row.gguf_caps if keys.prefix else (0.0, 0.0)
+        return ModelConfig(
+            arch=self.arch,
+            family=row.runner,
+            vocab_size=self.vocab_size(),
+            hidden=self.hidden,
+            heads=self.heads,
+            each=each,
+            context=context,
+            eps=self.number("eps"),
+            activation=self.activation(),
+            rope_style=row.gguf_rope if keys.prefix else row.hf_rope,
+            rope=ropes[0],
+            local_rope=ropes[1],
+            attention_scale=self._attention_scale(),
+            attention_softcap=self.number("attention_softcap", caps[0]) or None,
+            logit_softcap=self.number("logit_softcap", caps[1]) or None,
+            tied=self.tied(),
+            embedding_scale=self.number("embedding_scale", sqrt(self.hidden) if row.scales_embedding else 1.0),
+            norm_offset=0.0 if keys.prefix else row.norm_offset,
+            plain_norms=() if keys.prefix else row.plain_norms,
+            biases=self._biases(),
+            experts=experts,
+            delta=self._delta() if row.hybrid else None,
+            per_layer=self.integer("per_layer") if row.shares_kv else 0,
+            streams=self.integer("streams") if row.streams else 1,
+            bf16=row.bf16,
+            stream_scale=keys.flag("altup_correct_scale", True),
+            two_way=self.two_way(),
+            own=self.own(),
+        )
+
+    def _head_dim(self) -> int:
+        if self.at("head_dim") not in self.keys and self.hidden % self.heads:
+            expected = f"a multiple of {self.at('heads')}, which is {self.heads}"
+            self.keys.wrong(self.at("hidden"), self.hidden, expected)
+        return self.keys.even(self.at("head_dim"), HEADS, self.hidden // self.heads)
+
+    def _attention_scale(self) -> float:
+        scale = self.number("attention_scale", self.row.attention_scale or 0.0)
+        wide = self.layers == self.row.wide_scale_layers
+        usual = self.hidden / self.heads if wide else float(self.head_dim)
+        return scale or float(self.number("query_scalar", usual) ** -0.5)
+
+    def _biases(self) -> tuple[str, ...]:
+        """The linear layers that must have a bias: the architecture's, and those of its switches."""
+        switched = [each for key, names in self.row.hf_biases.items() if self.keys.flag(key, False) for each in names]
+        return tuple(dict.fromkeys((*self.row.biases, *switched)))
+
+    def _layers(self, experts: Experts | None) -> tuple[Layer, ...]:
+        row = self.row
+        self.windows, recurrent = self.find_windows(), self.recurrent()
+        shared = self.integer("shared_kv", (0, self.layers - 1)) if row.shares_kv else 0
+        self.source = sources(self.windows, shared, self.keys.where)
+        sparse, turns = self.sparse(experts), row.turns(self.keys, self.windows)
+        sparsity = self.sparsity() if row.streams else [None] * self.layers
+        each = []
+        for i, (kv_heads, head_dim, ffn) in enumerate(self.sizes()):
+            if not recurrent[i] and (not kv_heads or self.heads % kv_heads):
+                expected = f"a divisor of {self.at('heads')}, which is {self.heads}, for layer {i}"
+                self.keys.wrong(self.at("kv_heads"), kv_heads, expected)
+            each.append(
+                Layer(
+                    kv_heads=kv_heads,
+                    head_dim=head_dim,
+                    ffn=ffn,
+                    source=self.source[i],
+                    window=self.windows[i],
+                    turns=turns[i],
+                    recurrent=recurrent[i],
+                    sparse=sparse[i],
+                    keys_as_values=self.keys_as_values(i),
+                    sparsity=sparsity[i],
+                )
+            )
+        return tuple(each)
+
+    def _experts(self) -> Experts | None:
+        must = self.row.experts == "must"
+        if self.row.experts == "none" or not self.keys.flag("enable_moe_block", True):
+            return None
+        count = self.keys.integer(self.at("experts"), (1 if must else 0, 1024), None if must else 0)
+        if not count:
+            return None
+        self.keys.require(self.at("expert_groups"), 1, "experts in groups are not supported")
+        used, ffn = self.same("experts_used", (1, count)), self.same("expert_ffn")
+        if must and self.at("expert_ffn") == "feed_forward_length":
+            ffn //= used
+        return Experts(
+            count,
+            used,
+            ffn,
+            self._shared_ffn(ffn),
+            normalize=self.keys.flag(self.at("normalize"), True),
+            scale=self.number("expert_scale", 0.0) or 1.0,
+            router=self.row.router,
+        )
+
+    def _shared_ffn(self, ffn: int) -> int:
+        """The width of the expert that every token uses: its own, or that of several experts beside one another."""
+        if self.row.shared_expert == "must" or (self.row.shared_expert == "may" and self.at("shared_ffn") in self.keys):
+            return self.same("shared_ffn")
+        return ffn * self.integer("shared_experts") if self.row.shared_expert == "may" else 0
+
+    def _delta(self) -> DeltaNet:
+        """The sizes of the recurrent layers; in GGUF value heads share key heads in turn ("tiled")."""
+        heads, groups = self.integer("delta_heads"), self.integer("delta_groups")
+        if heads % groups:
+            self.keys.wrong(
+                self.at("delta_heads"), heads, f"a multiple of {self.at('delta_groups')}, which is {groups}"
+            )
+        dims, taps = (self.integer("delta_key_dim"), self.integer("delta_value_dim")), self.integer("taps")
+        tiled = bool(self.keys.prefix)
+        return DeltaNet(groups, heads, *dims, taps, "tiled" if tiled else "grouped", log_decay=not tiled)
+
+    def sparse(self, experts: Experts | None) -> list[bool]:
+        """Which layers have experts."""
+        first = self.integer("dense_layers")
+        return [experts is not None and layer >= first for layer in range(self.layers)]
+
+    def widths(self) -> tuple[int, ...]:
+        """The width of each layer's dense block; a model with experts in every layer may have none."""
+        must = self.row.experts == "must"
+        allowed = (0 if must else WIDTH[0], WIDTH[1])
+        return self.keys.integers(self.at("ffn"), allowed, self.layers, 0 if must else None)
+
+    # -- what the two kinds of file say in different ways --------------------------------------------------------------
+
+    @abstractmethod
+    def refuse(self) -> None:
+        """Raises `UnsupportedModelError` for keys that change the computation in a way that rlx does not support."""
+
+    @abstractmethod
+    def vocab_size(self) -> int: ...
+    @abstractmethod
+    def tied(self) -> bool: ...
+    @abstractmethod
+    def activation(self) -> str: ...
+    @abstractmethod
+    def two_way(self) -> str: ...
+    @abstractmethod
+    def find_windows(self) -> list[int | None]: ...
+    @abstractmethod
+    def recurrent(self) -> list[bool]: ...
+    @abstractmethod
+    def sparsity(self) -> list[float | None]: ...
+    @abstractmethod
+    def sizes(self) -> list[Sizes]: ...
+    @abstractmethod
+    def keys_as_values(self, layer: int) -> bool: ...
+    @abstractmethod
+    def ropes(self, each: tuple[Layer, ...], context: int) -> tuple[Rope, Rope | None]: ...

@@ -1,0 +1,90 @@
+"""Which family file has which architecture. A file is imported when a model of it is opened.
+
+Part of the models stage. A new family is a file of this folder and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from typing import TypeVar
+
+from rlx.models.architectures import Architecture
+
+T = TypeVar("T")
+
+#: Family file -> (`general.architecture` of its GGUF files, `model_type` of its checkpoints).
+FILES: dict[str, tuple[str, str]] = {
+    "llama": ("llama", "llama mistral mixtral"),
+    "qwen3": ("qwen2 qwen3 qwen3moe", "qwen2 qwen3 qwen3_moe"),
+    "qwen35": ("qwen35 qwen35moe", "qwen3_5_text qwen3_5 qwen3_5_moe_text qwen3_5_moe"),
+    "gemma": ("gemma gemma2", "gemma gemma2"),
+    "gemma3": ("gemma3", "gemma3_text gemma3"),
+    "gemma3n": ("gemma3n", "gemma3n_text gemma3n"),
+    "gemma4": ("gemma4", "gemma4_text gemma4 gemma4_unified_text gemma4_unified"),
+    "smollm3": ("smollm3", "smollm3"),
+    "granite": ("granite granitemoe", "granite granitemoe granitemoeshared"),
+}
+
+
+class _Lazy(Mapping[str, T]):
+    """Name -> what `find` reads of the family file that has it."""
+
+    def __init__(self, names: int, find: Callable[[str, str], T]) -> None:
+        self._files = {name: file for file, row in FILES.items() for name in row[names].split()}
+        self._find = find
+
+    def __getitem__(self, name: str) -> T:
+        return self._find(self._files[name], name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+@cache
+def _rows(file: str) -> dict[str, Architecture]:
+    found: dict[str, Architecture] = import_module(f"rlx.models.{file}").ARCHITECTURES
+    return found
+
+
+def _of_model_type(file: str, name: str) -> tuple[str, Architecture]:
+    for arch, row in _rows(file).items():
+        if name in row.model_types:
+            return arch, row
+        if name in row.hf_variants:
+            return arch, replace(row, model_types=(name,), **row.hf_variants[name])
+    raise KeyError(name)
+
+
+#: `general.architecture` of a GGUF file -> its row.
+ARCHITECTURES: Mapping[str, Architecture] = _Lazy(0, lambda file, name: _rows(file)[name])
+#: `model_type` of a `config.json` -> the architecture's name and its row, with what differs for that type.
+MODEL_TYPES: Mapping[str, tuple[str, Architecture]] = _Lazy(1, _of_model_type)
+#: File format -> values of `general.architecture`, of `model_type`.
+SUPPORTED = {"gguf": tuple(ARCHITECTURES), "safetensors": tuple(MODEL_TYPES)}
+
+# Known architectures that this version does not support: GGUF names and `model_type`s -> what is missing. The error can
+# then say "not supported yet" instead of "unknown".
+_MOE = "it is a mixture of experts"
+_VISION = "it takes images"
+_OTHER = "its layers differ from those of the supported families"
+KNOWN_UNIMPLEMENTED: dict[str, str] = {
+    **dict.fromkeys(("qwen3next", "qwen3_next"), "its projections are laid out differently than those of Qwen 3.5"),
+    **dict.fromkeys(("qwen2moe", "qwen2_moe", "gpt-oss", "gpt_oss"), _MOE),
+    **dict.fromkeys(("glm4moe", "glm4_moe", "glm5", "granitemoehybrid", "lfm2moe", "lfm2_moe"), _MOE),
+    **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2", "deepseek2", "deepseek_v2"), _MOE),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v4", "kimi", "kimi_k2", "llama4"), _MOE),
+    **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "qwen3vl", "qwen3_vl", "qwen3vlmoe", "mllama"), _VISION),
+    **dict.fromkeys(("mistral3", "mistral4", "ministral3", "phi2", "phi3", "phi", "phi4"), _OTHER),
+    **dict.fromkeys(("exaone", "olmo", "olmo2", "nemotron", "nemotron_h", "glm4", "chatglm"), _OTHER),
+    **dict.fromkeys(("cohere", "cohere2", "command-r", "lfm2", "hunyuan-dense", "llada", "bonsai"), _OTHER),
+    "omnicoder": _OTHER,
+}

@@ -1,0 +1,34 @@
+"""SmolLM3: llama without rope in every fourth layer.
+
+A family file: the equations of one decoder, top to bottom, and what its files say. Sources: the published
+implementation in transformers; layers without rope (arXiv 2501.18795).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.models import llama
+from rlx.models.architectures import Architecture, by_period
+from rlx.models.keys import Keys
+from rlx.models.names import LAYER, PRE_NORMS, Table
+
+
+def _turns(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
+    """`no_rope_layers` has a 1 for each layer with rope. Files without it have none in every fourth."""
+    layers, key = len(windows), "no_rope_layers"
+    if key in keys:
+        return [bool(turns) for turns in keys.integers(key, (0, 1), layers)]
+    return by_period(keys.integer("no_rope_layer_interval", (1, 1024), 4), layers)
+
+
+ARCHITECTURES = {
+    "smollm3": Architecture(
+        llama.build,
+        Table((*LAYER, *PRE_NORMS)),
+        ("smollm3",),
+        gguf_rope="interleaved",
+        turns=_turns,
+        hf_base=2_000_000.0,
+    )
+}
