@@ -12,7 +12,7 @@ import pytest
 from fake_engine import FakeEngine
 
 import rlx
-from rlx.arguments import NOTES, SAMPLING, SYNONYMS, known_arguments
+from rlx.arguments import NOTES, SAMPLING, SYNONYMS
 from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError, UnknownArgumentError
 from rlx.profile.option import options_of
@@ -59,16 +59,3 @@ def test_every_synonym_leads_to_an_argument() -> None:
     assert {name for names in SYNONYMS.values() for name in names} <= ours
     assert not set(NOTES) & ours
     assert {field.name for field in fields(rlx.SampleOpts)} == SAMPLING
-
-
-def test_a_wrapped_function_keeps_its_signature() -> None:
-    @known_arguments
-    def function(a: int, *, b: int = 2) -> int:
-        """What it does."""
-        return a + b
-
-    assert (function(1, b=3), function.__doc__, str(inspect.signature(function))) == (
-        4, "What it does.", "(a: 'int', *, b: 'int' = 2) -> 'int'",
-    )  # fmt: skip
-    with pytest.raises(TypeError, match="missing 1 required"):
-        function()  # type: ignore[call-arg]

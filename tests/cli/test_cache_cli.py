@@ -19,7 +19,6 @@ from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
 from rlx.cli import cache as cli_cache
 from rlx.cli.main import cli
-from rlx.cli.output import ago
 from rlx.engine.kv.prefix_store import PrefixStore
 from rlx.errors import CacheError
 from rlx.ir import ops
@@ -304,18 +303,6 @@ def test_diff_refuses(store: Store) -> None:
     assert "key.json cannot be read" in refused("diff", DECODE.digest, PACK.digest)
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "shown"),
-    [
-        ("x,y", "x,z", ("x,y", "x,z")),
-        ("a,b,c,d,e", "e,d,c,b,a", ("a,b,c,d,e", "e,d,c,b,a")),
-        (None, [1], ("null", "[1]")),
-    ],
-)
-def test_values_side_by_side(a: Any, b: Any, shown: tuple[str, str]) -> None:
-    assert cli_cache._apart(a, b) == shown
-
-
 # ---------------------------------------------------------------------------------------------------- stats, rm, verify
 
 
@@ -342,12 +329,6 @@ def test_stats_as_json(store: Store) -> None:
         "limit": 2 << 30,
         "oldest_use": store.stats().oldest,
     }
-
-
-def test_stats_of_an_empty_cache(store: Store) -> None:
-    store.clear()
-    assert json.loads(rlx("stats", "--json").stdout)["oldest_use"] is None
-    assert "never" in rlx("stats").stdout
 
 
 def test_rm_removes_what_it_is_told(store: Store) -> None:
@@ -393,14 +374,3 @@ def test_verify_removes_damage_and_says_so(store: Store) -> None:
 def test_a_folder_that_cannot_be_trusted_is_an_error(command: list[str], store: Store) -> None:
     store.root.chmod(0o777)
     assert "other users can write it" in refused(*command)
-
-
-def test_help_names_the_commands() -> None:
-    out = rlx("--help").stdout
-    assert all(f"  {name} " in out for name in ("ls", "show", "diff", "stats", "rm", "verify"))
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(-5, "0 s"), (59, "59 s"), (60, "1 min"), (7199, "1 h"), (86400, "1 d")])
-def test_ages(seconds: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "time", lambda: 1e9)
-    assert ago(1e9 - seconds) == text

@@ -197,8 +197,6 @@ def test_caches_of_a_size_of_their_own() -> None:
 
 # ---------------------------------------------------------------------------------------------------- what it refuses
 
-Refused = tuple[type[RlxError], str]
-
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "no input": ({}, "inputs are missing: x. The graph has: x."),
     "unknown": ({"x": X, "z": X}, "inputs are unknown: z. The graph has: x."),
@@ -222,11 +220,6 @@ def test_calls_that_are_refused(plain: rlx.Executable, case: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
         plain(**values)
     assert close_to(plain(x=X)["y"], Y), "a refused call changes nothing"
-
-
-def test_a_call_without_weights_names_them() -> None:
-    with rlx.compile(projection()) as exe, pytest.raises(ArgumentError, match=r"weights have no values: w\. Give them"):
-        exe(x=X)
 
 
 def test_a_transposed_weight_without_values_is_named_as_it_was_declared() -> None:
