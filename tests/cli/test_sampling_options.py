@@ -105,7 +105,9 @@ def test_what_the_model_recommends_is_the_default(monkeypatch: pytest.MonkeyPatc
     assert "sampled with temperature 4.0, seed 1, as the model recommends" in rlx("Hi", "--max-tokens", "1").stderr
 
 
-@pytest.mark.parametrize("option", ["--top-p", "--min-p", "--typical-p", "--top-n-sigma", "--xtc-probability", "--mirostat-tau"])
+@pytest.mark.parametrize(
+    "option", ["--top-p", "--min-p", "--typical-p", "--top-n-sigma", "--xtc-probability", "--mirostat-tau"]
+)
 def test_what_would_do_nothing_is_refused(option: str) -> None:
     result = rlx("Hi", option, "0.5")
     assert (result.exit_code, f"{option} does nothing at temperature 0" in result.stderr) == (2, True)
