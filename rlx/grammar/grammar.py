@@ -16,8 +16,7 @@ from rlx.errors import GrammarError
 from rlx.grammar.messages import grammar_error
 from rlx.grammar.package import llguidance
 from rlx.grammar.trial import Trial, tried
-from rlx.text.json_space import JSON_SPACE
-from rlx.text.tool_calls.lark import escaped
+from rlx.text.tool_calls.lark import JSON_SPACE, escaped
 
 Kind = Literal["json_schema", "regex", "lark"]
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from rlx.errors import ChatTemplateError
 from rlx.text.chat import template_of
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.tool_calls import Part, Tool, ToolCallDelta, ToolFormat, new_call_id
-from rlx.text.tool_calls.bare import LlamaFormat, PromptedFormat
-from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4, GemmaFormat
-from rlx.text.tool_calls.tagged import HermesFormat, XmlFormat
+from rlx.text.tool_calls.bare import LLAMA, PROMPTED
+from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
+from rlx.text.tool_calls.tagged import HERMES, XML
 
 _TAGS = (
     ("<think>", "</think>"),
@@ -185,17 +184,14 @@ class AnswerParser:
 def kept_ids(tokenizer: Tokenizer, tags: ThinkingTags | None, tool_format: ToolFormat | None) -> frozenset[int]:
     """The control tokens that an `AnswerParser` has to see in the text of an answer."""
     kept = tags.ids(tokenizer) if tags is not None else frozenset()
-    return kept | tool_format.keep_ids(tokenizer) if tool_format is not None else kept
+    return kept | frozenset(tool_format.tokens.values()) if tool_format is not None else kept
 
 
 #: What the chat template of a model has in it -> how the model writes calls. The first that fits counts.
-_FORMATS: tuple[tuple[str, Callable[[Tokenizer], ToolFormat]], ...] = (
-    (GEMMA4.begin, partial(GemmaFormat, GEMMA4)),
-    (FUNCTION_GEMMA.begin, partial(GemmaFormat, FUNCTION_GEMMA)),
-    ("<function=", XmlFormat),
-    ("<tool_call>", HermesFormat),
-    ("", LlamaFormat),
-)
+_FORMATS = (
+    (GEMMA4.trigger, GEMMA4), (FUNCTION_GEMMA.trigger, FUNCTION_GEMMA), ("<function=", XML), ("<tool_call>", HERMES),
+    ("", LLAMA),
+)  # fmt: skip
 
 
 def tool_format(tokenizer: Tokenizer) -> ToolFormat | None:
@@ -210,5 +206,5 @@ def tool_format(tokenizer: Tokenizer) -> ToolFormat | None:
     except ChatTemplateError:
         return None
     if not template.takes_tools:
-        return PromptedFormat(tokenizer)
-    return next(make(tokenizer) for text, make in _FORMATS if text in template.source)
+        return PROMPTED.of(tokenizer)
+    return next(form.of(tokenizer) for text, form in _FORMATS if text in template.source)

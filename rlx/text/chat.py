@@ -33,8 +33,6 @@ def turn_ends(tokenizer: Tokenizer) -> frozenset[int]:
     """
     if tokenizer.chat_template is None:
         return frozenset()
-    from rlx.text.chat import template_of
-
     try:
         template = template_of(tokenizer)
         last, inner = (_behind_answer(tokenizer, template, messages) for messages in ([], [_QUESTION]))
@@ -101,6 +99,7 @@ T = TypeVar("T")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _MEANT = {"bot": ["assistant"], "ai": ["assistant"], "model": ["assistant"], "human": ["user"]}
 _MAX_DEPTH = 64
+_SCALARS = (str, int, float, bool, type(None))
 _WHERE = "chat template"
 _PROBE = "qzcontent"  # stands for a text, to see what a template does with it
 _THINKING = "enable_thinking"  # the name that templates have for the switch
@@ -152,9 +151,16 @@ class ChatTemplate:
             ChatTemplateError: a message is malformed, the template refuses it or fails, or rendering takes more than
                 2 s of CPU time or 512 MB.
         """
+        checked = None if tools is None else _checked_tools(tools)
+        return self.rendered(_checked_messages(messages), checked, add_generation_prompt, **kwargs)
+
+    def rendered(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool = True, **kwargs: Any
+    ) -> str:
+        """As `render`, of messages and tools that are checked."""
         values = {
-            "messages": self._with_known_roles(_checked_messages(messages)),
-            "tools": None if tools is None else _checked_tools(tools),
+            "messages": self._with_known_roles(messages),
+            "tools": tools,
             "documents": None,
             **{name: _plain(value, name) for name, value in kwargs.items()},
         }
@@ -321,21 +327,20 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
     """A copy of `value` in the types of JSON: what a template may touch."""
     if depth > _MAX_DEPTH:
         raise ChatTemplateError(f"nested more than {_MAX_DEPTH} deep", where=where)
-    if value is None or type(value) in (str, int, float, bool):
+    if type(value) in _SCALARS:
         return value
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Mapping):
-        return {_key(key, where): _plain(part, f"{where}.{key}", depth + 1) for key, part in value.items()}
+        if odd := [key for key in value if not isinstance(key, str)]:
+            raise ChatTemplateError(f"key {odd[0]!r} is no text", where=where)
+        return {
+            key: part if type(part) in _SCALARS else _plain(part, f"{where}.{key}", depth + 1)
+            for key, part in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_plain(part, f"{where}[{i}]", depth + 1) for i, part in enumerate(value)]
     raise ChatTemplateError(f"a {type(value).__name__} is no JSON value", where=where)
-
-
-def _key(key: Any, where: str) -> str:
-    if not isinstance(key, str):
-        raise ChatTemplateError(f"key {key!r} is no text", where=where)
-    return key
 
 
 @lru_cache(maxsize=16)
@@ -390,7 +395,7 @@ def chat_ids(
     """
     template, fitted, tools = _fitted(tokenizer, messages, tools, images is not None)
     escaped = EscapedMessages(tokenizer, fitted, images, tools=tools, trusted=trust_content)
-    text = template.render(escaped.messages, escaped.tools, add_generation_prompt, **kwargs)
+    text = template.rendered(escaped.messages, escaped.tools, add_generation_prompt, **kwargs)
     if check is not None:
         check(text)
     ids = escaped.encode(text)
@@ -419,7 +424,7 @@ def chat_text(
         ChatTemplateError, ToolError, MultimodalError: as `chat_ids`.
     """
     template, fitted, tools = _fitted(tokenizer, messages, tools, takes_images)
-    return template.render(fitted, tools, add_generation_prompt, **kwargs)
+    return template.rendered(fitted, tools, add_generation_prompt, **kwargs)
 
 
 def _fitted(

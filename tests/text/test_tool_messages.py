@@ -9,7 +9,7 @@ import pytest
 from golden_folder import goldens
 
 from rlx.text import Tokenizer, chat_ids, load_tokenizer
-from rlx.text.answer import tool_format
+from rlx.text.answer import kept_ids, tool_format
 
 TOOLS = [{
     "type": "function",
@@ -64,7 +64,6 @@ def test_the_format_follows_the_template(tokenizer: Tokenizer, template: str, na
     found = tool_format(using(tokenizer, template))
     assert found is not None
     assert found.name == name
-    assert found.prompted == (name == "prompted")
 
 
 def test_without_a_template_there_is_no_format(tokenizer: Tokenizer) -> None:
@@ -75,7 +74,7 @@ def test_answers_keep_the_control_tokens_of_calls() -> None:
     tokenizer = load_tokenizer(next((goldens() / "llama").glob("model*.gguf")))
     found = tool_format(using(tokenizer, SHOWS + PLAIN))
     assert found is not None
-    assert found.keep_ids(tokenizer) == {tokenizer.token_to_id("<|python_tag|>")}
+    assert kept_ids(tokenizer, None, found) == {tokenizer.token_to_id("<|python_tag|>")}
 
 
 def rendered(tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]] = MESSAGES, tools: Any = TOOLS) -> str:

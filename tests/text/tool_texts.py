@@ -7,20 +7,13 @@ from collections.abc import Callable
 from itertools import count, pairwise
 from typing import Any
 
-from rlx.text.tool_calls import Part, Tool, ToolFormat, checked_tools
-from rlx.text.tool_calls.bare import LlamaFormat, PromptedFormat
-from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4, GemmaFormat
-from rlx.text.tool_calls.tagged import HermesFormat, XmlFormat
+from rlx.text.tool_calls import Part, Tool, checked_tools
+from rlx.text.tool_calls.bare import LLAMA, PROMPTED
+from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
+from rlx.text.tool_calls.tagged import HERMES, XML
 
 Call = tuple[str, dict[str, Any]]
-FORMATS: dict[str, Callable[..., ToolFormat]] = {
-    "hermes": HermesFormat,
-    "xml": XmlFormat,
-    "llama": LlamaFormat,
-    "prompted": PromptedFormat,
-    "gemma4": lambda *tokenizer: GemmaFormat(GEMMA4, *tokenizer),
-    "functiongemma": lambda *tokenizer: GemmaFormat(FUNCTION_GEMMA, *tokenizer),
-}
+FORMATS = {each.name: each.of for each in (HERMES, XML, LLAMA, PROMPTED, GEMMA4, FUNCTION_GEMMA)}
 PARAMETERS = {
     "type": "object",
     "properties": {

@@ -14,10 +14,12 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from rlx.text.tool_calls.format import CallParser, ToolFormat, new_call_id
-from rlx.text.tool_calls.lark import ANY_TEXT, Lark, escaped, json_value, literal
+from rlx.text.tool_calls.format import ToolFormat
+from rlx.text.tool_calls.lark import ANY_TEXT, Lark, escaped, literal
 from rlx.text.tool_calls.reader import BLANKS, CallReader, CutOff, Reading, Unreadable
 from rlx.text.tool_calls.tools import Tool
 
@@ -114,40 +116,6 @@ class BareReader(CallReader):
             self._end()
 
 
-class LlamaFormat(ToolFormat):
-    """Bare JSON, maybe after `<|python_tag|>`."""
-
-    name, trigger = "llama", '{"name": "'
-    separator: str | None = None
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (PYTHON_TAG,)
-
-    def parser(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_call_id) -> CallParser:
-        return BareReader(self.markers, tools, new_id)
-
-    def _call(self, lark: Lark, tool: Tool, arguments: str) -> str:
-        return f'''{literal(f'{tool.name}", "parameters": ')} {arguments} "}}"'''
-
-    def _arguments(self, lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
-        return json_value(schema)
-
-    def _others(self, lark: Lark, tools: Sequence[Tool]) -> list[str]:
-        names = "|".join(escaped(tool.name) for tool in tools)
-        return [lark.rule("OTHER", f'{ANY_TEXT} & ~/({names})"(?s:.*)/')]
-
-
-class PromptedFormat(LlamaFormat):
-    """The JSON that the prompt asks for, where the chat template knows nothing of tools."""
-
-    name, separator, prompted = "prompted", "\n", True
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return FENCES
-
-
 Calls = list[tuple[str, dict[str, Any]]]
 
 
@@ -191,3 +159,22 @@ def _call(node: ast.expr, tools: Mapping[str, Tool]) -> tuple[str, dict[str, Any
         value = ast.literal_eval(keyword.value)
         found |= value if keyword.arg is None else {keyword.arg: value}
     return name, found
+
+
+def _written(lark: Lark, tool: Tool, arguments: str) -> str:
+    return literal(f'{tool.name}", "parameters": ') + f' {arguments} "}}"'
+
+
+def _others(lark: Lark, tools: Sequence[Tool]) -> list[str]:
+    """JSON that begins with the name of something else."""
+    names = "|".join(escaped(tool.name) for tool in tools)
+    return [lark.rule("OTHER", f'{ANY_TEXT} & ~/({names})"(?s:.*)/')]
+
+
+LLAMA = ToolFormat(
+    "llama", '{"name": "', (PYTHON_TAG,), partial(BareReader, (PYTHON_TAG,)), _written, others=_others, separator=None,
+)  # fmt: skip
+"""Bare JSON, maybe after `<|python_tag|>`."""
+
+PROMPTED = replace(LLAMA, name="prompted", markers=FENCES, reader=partial(BareReader, FENCES), separator="\n")
+"""The JSON that the prompt asks for, where the chat template knows nothing of tools: see `messages.py`."""

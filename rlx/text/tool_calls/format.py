@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from rlx.text.tokenizer import Tokenizer
-from rlx.text.tool_calls.lark import ErrorOf, Lark, arguments, control_tokens, either, literal, tools_of
+from rlx.text.tool_calls.lark import ErrorOf, Lark, arguments, control_tokens, either, json_value, literal, tools_of
 from rlx.text.tool_calls.tools import Tool, ToolChoice
 
 AUTO = ToolChoice()
@@ -47,43 +46,57 @@ Part = str | ToolCallDelta
 """What a parser finds: text outside of calls, or a piece of a call."""
 
 
-class CallParser(ABC):
+class CallParser(Protocol):
     """Finds the calls in the text of one answer. Any split of a text into pieces gives the same text and calls.
 
     Nothing is lost: what looks like a call and is none becomes text. Where an answer ends, or becomes unreadable, in
     the middle of the arguments, they are closed, so that they are JSON in any case.
     """
 
-    @abstractmethod
     def push(self, text: str) -> list[Part]:
         """More text: what is now certain, in order. What may be the beginning of a call waits."""
+        ...
 
-    @abstractmethod
     def finish(self) -> list[Part]:
         """No more text: the rest."""
+        ...
 
 
-class ToolFormat(ABC):
+def _json_arguments(lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
+    """Arguments that are written as JSON."""
+    return json_value(schema)
+
+
+@dataclass(frozen=True)
+class ToolFormat:
     """A way in which a family of models writes tool calls.
 
     Attributes:
         name: a word for it, such as `hermes`.
         trigger: the text that begins a call.
+        markers: the texts around and in calls that may be control tokens.
+        reader: makes the parser of an answer from the tools and what makes ids.
+        call: `(lark, tool, arguments)`: the body of the rule for the call of a tool, from the trigger on.
+        arguments: `(lark, tool, schema)`: the body of the rule for the arguments of a tool under a schema.
+        others: `(lark, tools)`: bodies of rules for texts that may follow the trigger and are no call.
         separator: the text between two calls; None if an answer has only one.
-        prompted: whether the chat template knows nothing of tools, so that messages say what the template would: see
-            `rlx.text.tool_calls.messages`.
+        tokens: the ids of those markers that are control tokens.
     """
 
     name: str
     trigger: str
+    markers: tuple[str, ...]
+    reader: Callable[[Sequence[Tool], Callable[[], str]], CallParser]
+    call: Callable[[Lark, Tool, str], str]
+    arguments: Callable[[Lark, Tool, Mapping[str, Any]], str] = _json_arguments
+    others: Callable[[Lark, Sequence[Tool]], list[str]] = lambda lark, tools: []
     separator: str | None = "\n"
-    prompted: bool = False
+    tokens: Mapping[str, int] = field(default_factory=dict)
 
-    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
-        """Args: tokenizer: says which texts are control tokens; without one none is."""
-        self._tokens = control_tokens(tokenizer, self.markers)
+    def of(self, tokenizer: Tokenizer | None = None) -> ToolFormat:
+        """The format for a vocabulary, which says which texts are control tokens; without one none is."""
+        return replace(self, tokens=control_tokens(tokenizer, self.markers))
 
-    @abstractmethod
     def parser(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_call_id) -> CallParser:
         """A parser for one answer.
 
@@ -91,6 +104,7 @@ class ToolFormat(ABC):
             tools: what the model may call; their schemas say what the type of an untyped value is.
             new_id: makes the ids of calls.
         """
+        return self.reader(tools, new_id)
 
     def grammar(
         self,
@@ -116,39 +130,17 @@ class ToolFormat(ABC):
             ToolError: the schema of a tool cannot be enforced in this format. With `auto` this is an error only for
                 tools that are `strict`; the arguments of others may be any object then.
         """
-        lark = Lark(self._tokens)
+        lark = Lark(self.tokens)
         chosen = tools_of(tools, choice)
-        bodies = [self._call(lark, tool, arguments(lark, tool, choice, self._arguments, error_of)) for tool in chosen]
+        bodies = [self.call(lark, tool, arguments(lark, tool, choice, self.arguments, error_of)) for tool in chosen]
         if not choice.forced and otherwise is None:
-            lark.define("start", either([*bodies, *self._others(lark, tools)]))
+            lark.define("start", either([*bodies, *self.others(lark, tools)]))
             return str(lark)
         call = lark.rule("call", f"{lark.mark(self.trigger)} {either(bodies)}")
         several = parallel and choice.name is None and self.separator is not None
         calls = f"{call} ({literal(self.separator or '')} {call})*" if several else call
         lark.define("start", calls if choice.forced else f"{calls} | {otherwise}")
         return str(lark)
-
-    @abstractmethod
-    def _call(self, lark: Lark, tool: Tool, arguments: str) -> str:
-        """The body of the rule for the call of a tool, from the trigger on, with its arguments."""
-
-    @abstractmethod
-    def _arguments(self, lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
-        """The body of the rule for the arguments of a tool under a schema."""
-
-    def _others(self, lark: Lark, tools: Sequence[Tool]) -> list[str]:
-        """Bodies of rules for texts that may follow the trigger and are no call."""
-        return []
-
-    def keep_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """The control tokens that calls are written with: texts of answers must not leave them out."""
-        found = (tokenizer.token_to_id(text) for text in self.markers)
-        return frozenset(token for token in found if token is not None and token in tokenizer.special_ids)
-
-    @property
-    @abstractmethod
-    def markers(self) -> tuple[str, ...]:
-        """The texts around and in calls that may be control tokens."""
 
 
 @dataclass(frozen=True)

@@ -13,25 +13,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rlx.errors import ToolError
-from rlx.text.tokenizer import Tokenizer
-from rlx.text.tool_calls.format import CallParser, ToolFormat, new_call_id
+from rlx.text.tool_calls.format import ToolFormat
 from rlx.text.tool_calls.lark import ANY_TEXT, Lark, branches, either, json_value, literal, text_terminals
 from rlx.text.tool_calls.reader import (
     BLANKS,
-    MAX_DEPTH,
     CallReader,
     CutOff,
+    Give,
     Reading,
     Unreadable,
     quoted,
     tail_of,
 )
 from rlx.text.tool_calls.tools import Tool
-from rlx.text.tool_calls.values import cast, child, types_of
+from rlx.text.tool_calls.values import cast, types_of
 
 _HEAD = re.compile(r"\s*call:\s*([^\s{}<>]{1,200})\s*\{")
 _HEAD_BEGIN = re.compile(r"\s*(c|ca|cal|call|call:\s*[^\s{}<>]{0,200}\s*)?")
@@ -40,26 +39,19 @@ _KEY_BEGIN = re.compile(r'"?[^:{}\[\],"<>]{0,400}"?\s*')
 _BARE = re.compile(r"[^,{}\[\]]*")
 
 
-@dataclass(frozen=True)
-class Marks:
-    """The texts that a family writes calls with: around a call, and around a string."""
-
-    begin: str
-    end: str
-    quote: str
-
-
-GEMMA4 = Marks("<|tool_call>", "<tool_call|>", '<|"|>')
-FUNCTION_GEMMA = Marks("<start_function_call>", "<end_function_call>", "<escape>")
-
-
 class GemmaReader(CallReader):
-    """Reads calls whose arguments are written without JSON's quotes."""
+    """Reads calls whose arguments are written without JSON's quotes.
 
-    def __init__(self, marks: Marks, tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
-        super().__init__((marks.begin,), new_id)
-        self._marks, self._tools = marks, {tool.name: tool for tool in tools}
-        self._root: Mapping[str, Any] = {}  # the schema of the arguments
+    Args:
+        begin, end: the texts around a call.
+        quote: that around a string.
+    """
+
+    space = BLANKS
+
+    def __init__(self, begin: str, end: str, quote: str, tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
+        super().__init__((begin,), new_id)
+        self._end_mark, self._quote, self._tools = end, quote, {tool.name: tool for tool in tools}
 
     def _call(self, marker: str) -> Reading[None]:
         while (head := _HEAD.match(self._held, self._at)) is None:
@@ -70,7 +62,7 @@ class GemmaReader(CallReader):
         self._begin(head[1])
         self._root = self._tools.get(head[1], Tool("")).parameters
         try:
-            yield from self._value("", self._root, 0)
+            yield from self.json(self._argue, "", self._root)
         except Unreadable as error:
             if isinstance(error, CutOff):
                 self._at = len(self._held)
@@ -79,56 +71,27 @@ class GemmaReader(CallReader):
         self._end()
         while True:  # the end of the call may be missing
             self._held = self._held.lstrip()
-            if not self._marks.end.startswith(self._held) or self._held == self._marks.end or self._final:
+            if not self._end_mark.startswith(self._held) or self._held == self._end_mark or self._final:
                 break
             yield
-        self._held = self._held.removeprefix(self._marks.end)
+        self._held = self._held.removeprefix(self._end_mark)
 
-    def _value(self, lead: str, schema: Any, depth: int) -> Reading[None]:
-        """A value.
-
-        Args:
-            lead: the JSON before it, which is given out when the value begins.
-            depth: of the objects and lists around it.
-        """
-        quote, char = self._marks.quote, (yield from self._peek(BLANKS))
+    def _single(self, give: Give, lead: str, schema: Any, char: str) -> Reading[None]:
+        quote = self._quote
         while quote.startswith(self._rest) and self._rest != quote and not self._final:
             yield
-        if char in "{[" and depth < MAX_DEPTH:
-            self._at += 1
-            self._argue(lead + char)
-            end = "}" if char == "{" else "]"
-            try:
-                yield from self._entries(end, schema, depth + 1)
-            finally:
-                self._argue(end)
-        elif self._held.startswith(quote, self._at):
+        if self._held.startswith(quote, self._at):
             self._at += len(quote)
             yield from self._text_value(lead, schema)
         elif char == '"':
-            self._at += 1
-            self._argue(lead + char)
-            yield from self.json_string(self._argue)
+            yield from super()._single(give, lead, schema, char)
         else:
             found = yield from self._bare()
-            self._argue(lead + cast(found, schema, self._root))
-
-    def _entries(self, end: str, schema: Any, depth: int) -> Reading[None]:
-        """The entries of an object or a list, and its end."""
-        lead = ""
-        while (char := (yield from self._peek(BLANKS))) != end:
-            key = (yield from self._key()) if end == "}" else None
-            inner = child(schema, key, self._root)
-            yield from self._value(lead if key is None else f"{lead}{_json(key)}: ", inner, depth)
-            char, lead = (yield from self._peek(BLANKS)), ", "
-            if char not in ("," + end):
-                raise Unreadable
-            self._at += char == ","
-        self._at += 1
+            give(lead + cast(found, schema, self._root))
 
     def _key(self) -> Reading[str]:
         """A key and its colon. Keys with quotes are keys, too."""
-        quote = self._marks.quote
+        quote = self._quote
         while True:
             rest = self._rest
             if rest.startswith(quote) or quote.startswith(rest):
@@ -137,17 +100,17 @@ class GemmaReader(CallReader):
                     if behind.lstrip()[0] != ":":
                         raise Unreadable
                     self._at = len(self._held) - len(behind.lstrip()) + 1
-                    return key
+                    return _json(key)
             elif found := _KEY.match(rest):
                 self._at += found.end()
-                return found[1].strip()
+                return _json(found[1].strip())
             elif not _KEY_BEGIN.fullmatch(rest):
                 raise Unreadable
             yield from self._wait()
 
     def _text_value(self, lead: str, schema: Any) -> Reading[None]:
         """A string after the family's first quote."""
-        quote, ended, value = self._marks.quote, False, ""
+        quote, ended, value = self._quote, False, ""
         streams = "string" in types_of(schema, self._root)
         self._argue(lead + '"' if streams else "")
         while not ended:
@@ -181,33 +144,6 @@ class GemmaReader(CallReader):
 
 def _json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-class GemmaFormat(ToolFormat):
-    """Calls of Gemma 4 and FunctionGemma."""
-
-    separator = ""
-
-    def __init__(self, marks: Marks, tokenizer: Tokenizer | None = None) -> None:
-        self.marks, self.trigger = marks, marks.begin
-        super().__init__(tokenizer)
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return "gemma4" if self.marks == GEMMA4 else "functiongemma"
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return self.marks.begin, self.marks.end, self.marks.quote
-
-    def parser(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_call_id) -> CallParser:
-        return GemmaReader(self.marks, tools, new_id)
-
-    def _call(self, lark: Lark, tool: Tool, arguments: str) -> str:
-        return f"{literal(f'call:{tool.name}')} {arguments} {lark.mark(self.marks.end)}"
-
-    def _arguments(self, lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
-        return gemma_arguments(lark, self.marks.quote, tool, schema)
 
 
 _PLAIN_KEY = re.compile(r'[^:{}\[\],"<>\s][^:{}\[\],"<>]*')
@@ -333,3 +269,21 @@ def gemma_arguments(lark: Lark, quote: str, tool: Tool, schema: Mapping[str, Any
         raise ToolError("the parameters are no object", where=where)
     values = GemmaValues(lark, quote, schema, where)
     return either([values.object(each) for each in found])
+
+
+def _format(name: str, begin: str, end: str, quote: str) -> ToolFormat:
+    """The format of a family.
+
+    Args:
+        begin, end: the texts around a call.
+        quote: that around a string.
+    """
+    return ToolFormat(
+        name, begin, (begin, end, quote), partial(GemmaReader, begin, end, quote),
+        lambda lark, tool, arguments: f"{literal(f'call:{tool.name}')} {arguments} {lark.mark(end)}",
+        lambda lark, tool, schema: gemma_arguments(lark, quote, tool, schema), separator="",
+    )  # fmt: skip
+
+
+GEMMA4 = _format("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = _format("functiongemma", "<start_function_call>", "<end_function_call>", "<escape>")

@@ -14,12 +14,14 @@ from contextlib import suppress
 from typing import Any
 
 from rlx.errors import ToolError
-from rlx.text.json_space import JSON_SPACE
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.tool_calls.tools import Tool, ToolChoice
 from rlx.text.tool_calls.values import referred, type_of, types_of
 
 ANY_TEXT = "/(?s:.*)/"
+#: Between two tokens of JSON: a blank, or a line break and an indentation. A grammar without it keeps a model from the
+#: text that it has learned, and the answers get worse; one with any white space lets a model write blanks without end.
+JSON_SPACE = r" |\n( {0,24}|\t{0,6})"
 _SPACED = {"whitespace_pattern": JSON_SPACE}
 _COMBINED = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties", "if")
 _OPEN_TEXT = r'/\s*([\[{"0-9.+-](?s:.*)|[tT]rue|[fF]alse|[nN]ull|[nN]one)\s*/'

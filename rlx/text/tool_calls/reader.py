@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from abc import abstractmethod
-from collections.abc import Callable, Container, Generator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rlx.text.tool_calls.format import CallParser, Part, ToolCallDelta
+from rlx.text.tool_calls.format import Part, ToolCallDelta
+from rlx.text.tool_calls.values import child
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -43,8 +44,8 @@ class CutOff(Unreadable):
     """The answer has ended in the middle of what is read."""
 
 
-class CallReader(CallParser):
-    """Reads the texts and the calls of an answer. A subclass reads what follows a marker.
+class CallReader(ABC):
+    """Reads the texts and the calls of an answer: a `CallParser`. A subclass reads what follows a marker.
 
     Blanks around calls belong to neither text nor call.
 
@@ -52,6 +53,12 @@ class CallReader(CallParser):
         markers: texts that begin a call.
         new_id: makes the ids of calls.
     """
+
+    space = _SPACE
+    """What may stand between two tokens of a value."""
+
+    _root: Mapping[str, Any] = {}
+    """The schema of the arguments, where the type of a value follows from it."""
 
     def __init__(self, markers: Sequence[str], new_id: Callable[[], str]) -> None:
         self._markers, self._new_id = tuple(markers), new_id
@@ -197,7 +204,7 @@ class CallReader(CallParser):
         self._end()
         return True
 
-    def json(self, give: Give, lead: str = "", depth: int = 0) -> Reading[None]:
+    def json(self, give: Give, lead: str = "", schema: Any = None, depth: int = 0) -> Reading[None]:
         """Reads one JSON value, and gives it out as valid JSON, in pieces.
 
         Models make small mistakes that other parsers refuse: line breaks in strings, `\\d`, a comma too many, `True`.
@@ -205,41 +212,52 @@ class CallReader(CallParser):
 
         Args:
             lead: given out before the value, once it is certain that there is one.
+            schema: of the value; None if its type shows.
 
         Raises:
             Unreadable: it is no JSON.
         """
-        char = yield from self._peek(_SPACE)
-        if char == '"':
-            self._at += 1
-            give(lead + char)
-            yield from self.json_string(give)
-        elif char in "{[" and depth < MAX_DEPTH:
-            self._at += 1
-            give(lead + char)
-            end = "}" if char == "{" else "]"
-            try:
-                yield from self._json_entries(give, end, depth + 1)
-            finally:
-                give(end)
-        else:
-            give(lead + (yield from self._json_literal()))
+        char = yield from self._peek(self.space)
+        if char not in "{[" or depth >= MAX_DEPTH:
+            yield from self._single(give, lead, schema, char)
+            return
+        self._at += 1
+        give(lead + char)
+        end = "}" if char == "{" else "]"
+        try:
+            yield from self._json_entries(give, end, schema, depth + 1)
+        finally:
+            give(end)
 
-    def _json_entries(self, give: Give, end: str, depth: int) -> Reading[None]:
+    def _json_entries(self, give: Give, end: str, schema: Any, depth: int) -> Reading[None]:
         """The entries of an object or an array, and its end."""
-        lead = ""
-        while (char := (yield from self._peek(_SPACE))) != end:
-            if end == "}":
-                lead += yield from self.json_key()
-            yield from self.json(give, lead, depth)
-            char, lead = (yield from self._peek(_SPACE)), ", "
+        lead, inner = "", schema
+        while (char := (yield from self._peek(self.space))) != end:
+            key = (yield from self._key()) if end == "}" else None
+            if schema is not None:
+                inner = child(schema, None if key is None else json.loads(key), self._root)
+            yield from self.json(give, lead if key is None else f"{lead}{key}: ", inner, depth)
+            char, lead = (yield from self._peek(self.space)), ", "
             if char not in ("," + end):
                 raise Unreadable
             self._at += char == ","
         self._at += 1
 
-    def json_key(self) -> Reading[str]:
-        """A key and its colon."""
+    def _single(self, give: Give, lead: str, schema: Any, char: str) -> Reading[None]:
+        """Reads a value that is no object and no array.
+
+        Args:
+            char: its first character.
+        """
+        if char == '"':
+            self._at += 1
+            give(lead + char)
+            yield from self.json_string(give)
+        else:
+            give(lead + (yield from self._json_literal()))
+
+    def _key(self) -> Reading[str]:
+        """A key, as JSON, and its colon."""
         found = list[str]()
         if (yield from self._peek(_SPACE)) != '"':
             raise Unreadable
@@ -247,7 +265,7 @@ class CallReader(CallParser):
         if (yield from self._peek(_SPACE)) != ":":
             raise Unreadable
         self._at += 1
-        return "".join(found) + ": "
+        return "".join(found)
 
     def _json_literal(self) -> Reading[str]:
         """A number or a word, which is whole where another character follows."""
@@ -316,7 +334,7 @@ class _JsonCall:
         reader = self._reader
         reader._at += 1
         while (char := (yield from reader._peek(_SPACE))) != "}":
-            key = json.loads((yield from reader.json_key())[:-2])
+            key = json.loads((yield from reader._key()))
             yield from self._value(key)
             char = yield from reader._peek(_SPACE)
             if char not in ",}":

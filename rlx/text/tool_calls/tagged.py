@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlx.errors import ToolError
-from rlx.text.tool_calls.format import CallParser, ToolFormat, new_call_id
+from rlx.text.tool_calls.format import ToolFormat
 from rlx.text.tool_calls.lark import ANY_TEXT, Lark, branches, either, json_value, literal, text_terminals
 from rlx.text.tool_calls.reader import BLANKS, CallReader, Reading, Unreadable, quoted, tail_of
 from rlx.text.tool_calls.tools import Tool
@@ -131,39 +131,6 @@ class TaggedReader(CallReader):
         self._argue('"' if streams else cast(value, schema, root))
 
 
-class HermesFormat(ToolFormat):
-    """JSON between `<tool_call>` and `</tool_call>`."""
-
-    name, trigger = "hermes", BEGIN
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return BEGIN, END
-
-    def parser(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_call_id) -> CallParser:
-        return TaggedReader(tools, new_id)
-
-    def _call(self, lark: Lark, tool: Tool, arguments: str) -> str:
-        head = literal(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
-        return f'{head} {arguments} "}}\\n" {lark.mark(END)}'
-
-    def _arguments(self, lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
-        return json_value(schema)
-
-
-class XmlFormat(HermesFormat):
-    """XML with untyped parameters between `<tool_call>` and `</tool_call>`."""
-
-    name = "xml"
-
-    def _call(self, lark: Lark, tool: Tool, arguments: str) -> str:
-        head, tail = literal(f"\n<function={tool.name}>"), literal("\n</function>\n")
-        return f"{head} {arguments} {tail} {lark.mark(END)}"
-
-    def _arguments(self, lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
-        return parameters(lark, tool, schema)
-
-
 def parameters(lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
     """The body of the rule for the parameters of a tool: those that the schema names, in its order.
 
@@ -210,3 +177,20 @@ def _value(lark: Lark, schema: Any, root: Mapping[str, Any], where: str) -> str:
             roots = {key: root[key] for key in ("$defs", "definitions") if key in root}
             found.append(f"{json_value({**roots, **each})} {literal(_END_LINE)}")
     return either(found)
+
+
+def _json_call(lark: Lark, tool: Tool, arguments: str) -> str:
+    head = literal(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
+    return f'{head} {arguments} "}}\\n" {lark.mark(END)}'
+
+
+def _xml_call(lark: Lark, tool: Tool, arguments: str) -> str:
+    head, tail = literal(f"\n<function={tool.name}>"), literal("\n</function>\n")
+    return f"{head} {arguments} {tail} {lark.mark(END)}"
+
+
+HERMES = ToolFormat("hermes", BEGIN, (BEGIN, END), TaggedReader, _json_call)
+"""JSON between `<tool_call>` and `</tool_call>`."""
+
+XML = ToolFormat("xml", BEGIN, (BEGIN, END), TaggedReader, _xml_call, parameters)
+"""XML with untyped parameters between `<tool_call>` and `</tool_call>`."""
