@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
+from inspect import Parameter, signature
 from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
@@ -87,12 +88,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "mirostat_mode": ("mirostat",),
 }
 
-#: Options of `SampleOpts`; a function with `sample` takes them inside one.
-SAMPLING = frozenset(
-    "temperature top_k top_p min_p repetition_penalty seed repetition_window typical_p top_n_sigma frequency_penalty "
-    "presence_penalty xtc_probability xtc_threshold dry_multiplier dry_base dry_allowed_length dry_penalty_last_n "
-    "dry_sequence_breakers mirostat mirostat_tau mirostat_eta logit_bias".split()
-)
+#: Options of `SampleOpts`, which adds them; a function with `sample` takes them inside one.
+SAMPLING: set[str] = set()
 #: What others have and rlx has not, with what to do.
 NOTES: dict[str, str] = {
     **dict.fromkeys(("n_gpu_layers", "gpu_layers", "num_gpu", "main_gpu", "tensor_split"), "rlx runs on the CPU"),
@@ -107,22 +104,29 @@ NOTES: dict[str, str] = {
 }
 
 
-def known_arguments(function: Callable[P, R], opening: Collection[str] = ()) -> Callable[P, R]:
+def known_arguments(
+    function: Callable[P, R], opening: Collection[str] = (), options: Sequence[Parameter] = ()
+) -> Callable[P, R]:
     """`function`, which for an unknown keyword raises an `UnknownArgumentError` that names the right one.
 
     Args:
         opening: options that are given when a model is opened.
+        options: what its `**options` stands for; the signature of the result has them.
     """
     code = getattr(function, "__code__")  # noqa: B009 - callables in general have none
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    names = (*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *(each.name for each in options))
     known, where = frozenset(names), function.__qualname__.removesuffix(".__init__")
 
     @wraps(function)
-    def checked(*arguments: P.args, **options: P.kwargs) -> R:
-        if not options.keys() <= known:
-            check_arguments(where, options, names, opening)
-        return function(*arguments, **options)
+    def checked(*arguments: P.args, **given: P.kwargs) -> R:
+        if not given.keys() <= known:
+            check_arguments(where, given, names, opening)
+        return function(*arguments, **given)
 
+    if options:
+        own = signature(function)
+        named = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        checked.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
     return checked
 
 

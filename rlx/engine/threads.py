@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import cache
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     import asyncio
@@ -123,11 +123,8 @@ class DeferredInterrupt:
         came: whether Ctrl-C was pressed.
     """
 
-    __slots__ = ("_handler", "came")
-
-    def __init__(self) -> None:
-        self.came = False
-        self._handler: Any = None
+    came = False
+    _handler: Any = None
 
     def __enter__(self) -> Self:
         if threading.get_ident() == _MAIN and callable(handler := _get(_INTERRUPT)):
@@ -147,17 +144,11 @@ class DeferredInterrupt:
         self.came = True
 
 
-class Closable(Protocol):
-    """An object that can be closed, more than once."""
-
-    def close(self) -> object: ...
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-_open: weakref.WeakSet[Closable] = weakref.WeakSet()
-
-
-def closed_at_exit(owner: Closable) -> None:
-    """Closes `owner` when the main thread ends, unless it is gone by then.
+def closed_at_exit(owner: Any) -> None:
+    """Calls `owner.close()`, which may be called more than once, when the main thread ends, unless it is gone by then.
 
     Code that runs natively in another thread while the interpreter goes away would read memory that was freed. So the
     threads end first.

@@ -8,41 +8,46 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
 from functools import cached_property, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
 import numpy as np
 
+from rlx.arguments import known_arguments
 from rlx.backends import Device
 from rlx.engine.images import ImageInput, placed
-from rlx.engine.loop.handle import Handle, RequestGroup, Stream
+from rlx.engine.loop.handle import Handle, Stream
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.opening.options import known_arguments
+from rlx.engine.opening.options import OPENING
 from rlx.engine.request.context import Context, PromptLike
-from rlx.engine.request.output import Generation, Logits, Output, log_probs
-from rlx.engine.request.request import DraftsOf, Job, Request
+from rlx.engine.request.output import Generation, Logits, log_probs
+from rlx.engine.request.request import PARAMETERS, Request, RequestOptions, request_of
 from rlx.engine.request.stopping import OnToken
-from rlx.engine.threads import Notifier
+from rlx.engine.speculation.drafts import Counters
 from rlx.engine.token_engine import RecomputeEngine
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
 from rlx.grammar.compiler import GrammarCompiler
-from rlx.grammar.grammar import Grammar, chosen_grammar
-from rlx.sampling import SampleOpts, Sampler
+from rlx.runners.requests import contexts, planned, submitted, submitted_together, with_own_seed
+from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
 
 if TYPE_CHECKING:
+    from rlx.runners.session import Session
     from rlx.text.tokenizer import Tokenizer
 
 OnBatchToken = Callable[[int, int], bool | None]
 """Called with a prompt's number and every new token; False ends that generation."""
 
-Plan = tuple[Job, Output]
-"""A request with checked arguments: its job, and what makes steps of its tokens."""
-
 GREEDY = SampleOpts.greedy()
-SPECULATIONS = ("prompt-lookup", "mtp")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def takes_request_options(function: Callable[P, R]) -> Callable[P, R]:
+    """A method whose `**options` are `RequestOptions`: unknown ones are named."""
+    return known_arguments(function, OPENING, PARAMETERS)
 
 
 class LmRunner(ABC):
@@ -62,6 +67,10 @@ class LmRunner(ABC):
     """Default speculative decoding of calls that give none."""
     _images: ImageInput | None = None
     """How images come into prompts; None if the runner takes none."""
+    _session: Session | None = None
+    """The sequence that stays between calls, if the runner has one."""
+    _cached = False
+    """Whether the engine goes on where a sequence ends, instead of computing all of it anew."""
 
     @property
     @abstractmethod
@@ -114,7 +123,7 @@ class LmRunner(ABC):
             NumericalError: a logit is NaN or infinite.
         """
 
-    @known_arguments
+    @takes_request_options
     def generate(
         self,
         ids: PromptLike,
@@ -122,13 +131,7 @@ class LmRunner(ABC):
         on_token: OnToken | None = None,
         sample: Sample = None,
         stop_at_eog: bool = True,
-        *,
-        stop: str | Sequence[str] = (),
-        min_tokens: int = 0,
-        speculative: str | None = None,
-        top_logprobs: int | None = None,
-        grammar: Grammar | None = None,
-        json_schema: Any = None,
+        **options: Unpack[RequestOptions],
     ) -> Generation:
         """Up to `n_new` tokens that continue `ids`, greedily unless `sample` or the runner says otherwise.
 
@@ -167,32 +170,25 @@ class LmRunner(ABC):
             NumericalError: a logit is NaN or infinite.
             BusyError: the runner was closed.
         """
-        form = chosen_grammar(grammar, json_schema)
-        request = Request(ids, n_new, sample, stop_at_eog, stop, min_tokens, speculative, top_logprobs, grammar=form)
-        on_token = on_token or self._on_token
+        request, on_token = request_of(ids, n_new, sample, stop_at_eog, options), on_token or self._on_token
         late = None if self._streams else on_token
-        plan = self._plan(request, None if late else on_token, pieces=top_logprobs is not None)
-        with self._start(plan, keeps=True) as handle:
+        handle = planned(self, request, None if late else on_token, has_texts=request.top_logprobs is not None)
+        submitted(self, handle, keeps=True)
+        with handle:
             found = handle.result()
         if late:
             for token in found:
                 late(token)
         return found
 
-    @known_arguments
+    @takes_request_options
     def stream(
         self,
         ids: PromptLike,
         n_new: int,
         sample: Sample = None,
         stop_at_eog: bool = True,
-        *,
-        stop: str | Sequence[str] = (),
-        min_tokens: int = 0,
-        speculative: str | None = None,
-        top_logprobs: int | None = None,
-        grammar: Grammar | None = None,
-        json_schema: Any = None,
+        **options: Unpack[RequestOptions],
     ) -> Stream:
         """The tokens of `generate` as an iterator, also for `async for`.
 
@@ -209,10 +205,14 @@ class LmRunner(ABC):
         Raises:
             As `generate`.
         """
-        logprobs = 0 if top_logprobs is None else top_logprobs  # a stream always has those of its tokens
-        form = chosen_grammar(grammar, json_schema)
-        request = Request(ids, n_new, sample, stop_at_eog, stop, min_tokens, speculative, logprobs, grammar=form)
-        return Stream(partial(self._start, self._plan(request), keeps=True))
+        logprobs = options.get("top_logprobs") or 0  # a stream always has those of its tokens
+        handle = planned(self, request_of(ids, n_new, sample, stop_at_eog, options, top_logprobs=logprobs))
+
+        def start() -> Handle:
+            submitted(self, handle, keeps=True)
+            return handle
+
+        return Stream(start)
 
     def submit(self, request: Request) -> Handle:
         """Hands over a request, which is computed together with those of all other callers.
@@ -230,11 +230,12 @@ class LmRunner(ABC):
         """
         if not isinstance(request, Request):
             raise ArgumentError(f"expected a Request, found a {type(request).__name__}", where="submit")
-        handle = self._start(self._plan(request))
+        handle = planned(self, request)
+        submitted(self, handle)
         self._loop.wake()
         return handle
 
-    @known_arguments
+    @takes_request_options
     def generate_batch(
         self,
         prompts: Sequence[PromptLike | str | Sequence[Mapping[str, Any]]],
@@ -242,12 +243,7 @@ class LmRunner(ABC):
         on_token: OnBatchToken | None = None,
         sample: Sample = None,
         stop_at_eog: bool = True,
-        *,
-        stop: str | Sequence[str] = (),
-        min_tokens: int = 0,
-        top_logprobs: int | None = None,
-        grammar: Grammar | None = None,
-        json_schema: Any = None,
+        **options: Unpack[RequestOptions],
     ) -> list[Generation]:
         """`generate` for several prompts at once: the same tokens at a higher total rate, where the runner can batch.
 
@@ -259,7 +255,8 @@ class LmRunner(ABC):
             on_token: called with the prompt's number and the token; False ends that generation only. Tokens of one
                 generation come in order; tokens of different generations may interleave.
             sample: as for `generate`. With a seed, prompt i gets the tokens of `generate` with the seed `seed + i`.
-            stop_at_eog, stop, min_tokens, top_logprobs, grammar, json_schema: as for `generate`, for each prompt.
+            stop_at_eog: as for `generate`.
+            options: as for `generate`, for each prompt; `speculative` has no default of the runner here.
 
         Returns:
             One generation per prompt, in the order of the prompts.
@@ -268,14 +265,13 @@ class LmRunner(ABC):
             PromptError: there are no prompts, or one of them is invalid as for `generate`; `where` has its number.
             ArgumentError, NumericalError, BusyError: as `generate`.
         """
-        opts, notifier, plans, form = self._sampling(sample), Notifier(), [], chosen_grammar(grammar, json_schema)
-        for i, context in enumerate(_contexts(self, prompts)):
-            own = _with_own_seed(opts, i)
-            request = Request(context, n_new, own, stop_at_eog, stop, min_tokens, None, top_logprobs, grammar=form)
-            watch = partial(on_token, i) if on_token else None
-            plans.append(self._plan(request, watch, pieces=top_logprobs is not None, drafts=False))
-            plans[-1][0].label, plans[-1][0].notifier = f"sequence {i}", notifier
-        return RequestGroup(self._loop, self._started(plans), notifier).results()
+        opts, handles = resolved(sample, self.recommended_sample, self.default_sample), list[Handle]()
+        for i, context in enumerate(contexts(self, prompts)):
+            request = request_of(context, n_new, with_own_seed(opts, i), stop_at_eog, options)
+            watch, has_texts = partial(on_token, i) if on_token else None, request.top_logprobs is not None
+            handles.append(planned(self, request, watch, has_texts=has_texts, drafts=False))
+            handles[-1].job.label = f"sequence {i}"
+        return submitted_together(self, handles).results()
 
     @property
     def recommended_sample(self) -> SampleOpts | None:
@@ -287,76 +283,28 @@ class LmRunner(ABC):
         """The sampling options of calls that give none: greedy, unless the runner was opened with a `sample`."""
         return self._sample or GREEDY
 
-    def _sampling(self, sample: Sample) -> SampleOpts:
-        """Resolves a call's `sample` argument."""
-        return resolved(sample, self.recommended_sample, self.default_sample)
-
     # ---------------------------------------------------------------------------------------------- the loop
+
+    @cached_property
+    def _speculated(self) -> Counters:
+        """Counts drafts."""
+        return Counters()
+
+    @cached_property
+    def _engine(self) -> Any:
+        """Computes the tokens of this runner."""
+        return RecomputeEngine(self.predict_logits)
 
     @cached_property
     def _loop(self) -> EngineLoop:
         """Computes the requests of this runner."""
-        found: EngineLoop = self.__dict__.setdefault("_loop", EngineLoop(RecomputeEngine(self.predict_logits)))
+        found: EngineLoop = self.__dict__.setdefault("_loop", EngineLoop(self._engine))
         return found
-
-    def _plan(
-        self, request: Request, on_token: OnToken | None = None, *, pieces: bool = True, drafts: bool = True
-    ) -> Plan:
-        """A plan for a request.
-
-        Args:
-            on_token: called with every token.
-            pieces: whether steps have texts, and somebody looks at each of them as it comes.
-            drafts: whether the runner's default of speculative decoding applies.
-        """
-        request.check()
-        context, tokenizer = self.checked_prompt(request.ids), lambda: self.tokenizer
-        stops = frozenset(self.stop_ids if request.stop_at_eog else ()) | checked_ids(self, request.stop_ids)
-        output = Output(request, tokenizer, on_token, pieces)
-        compiled = None if request.grammar is None else self.grammars.compile(request.grammar)
-        constraint = None if compiled is None else compiled.constraint(stops)
-        opts = self._sampling(request.sample)
-        speculative = self._speculative if request.speculative is None and drafts else request.speculative
-        embeds = self._embeddings(request, context)
-        job = Job(
-            replace(request, ids=context, sample=opts, stop_ids=tuple(stops), embeds=embeds),
-            Sampler(opts, context.text_ids, tokenizer, constraint),
-            None if self.max_seq is None else self.max_seq - len(context) + 1,
-            constraint,
-            turn_ids=_turn_ids(self, stops),
-            streaming=output.streams,
-            drafts_of=self._drafts(checked_speculation(speculative), context.ids),
-        )
-        return job, output
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
         """Makes grammars ready for this model. `grammars.compile(grammar)` ahead of a request saves it the time."""
         return GrammarCompiler(lambda: self.tokenizer, self.vocab_size)
-
-    def _start(self, plan: Plan, *, keeps: bool = False) -> Handle:
-        """Hands over a request; `keeps`: its sequence becomes the session."""
-        (handle,) = self._started([plan], keeps=keeps)
-        return handle
-
-    def _started(self, plans: list[Plan], *, keeps: bool = False) -> list[Handle]:
-        """Hands over requests, which begin together."""
-        handles = [Handle(self._loop, job, output) for job, output in plans]
-        if jobs := [job for job, _ in plans if not job.ended]:
-            self._loop.submit(*jobs)
-        return handles
-
-    def _drafts(self, speculative: str | None, context: list[int]) -> DraftsOf | None:
-        """The maker of a generation's drafts."""
-        if speculative:
-            hint = "leave `speculative` out"
-            raise ArgumentError("speculative decoding needs a cache", where="generate", hint=hint)
-        return None
-
-    def _embeddings(self, request: Request, context: Context) -> Any:
-        """The checked prompt embeddings of a request."""
-        if request.embeds is not None or request.attn_bias is not None:
-            raise ArgumentError("this runner takes no prompt embeddings", where="embeds", hint="give ids alone")
 
     def score(self, ids: PromptLike) -> Logits:
         """Log-probabilities of a text's tokens, each given the tokens before it. Stateless.
@@ -424,65 +372,3 @@ class LmRunner(ABC):
             ImageError: the model takes no image of such a size.
         """
         return placed(prompt, self._images, self.vocab_size, self.max_seq, what, f"{self.family} model")
-
-
-def submitted_together(runner: LmRunner, requests: Sequence[Request]) -> RequestGroup:
-    """Hands over requests that begin together.
-
-    Raises:
-        RlxError: as `LmRunner.submit`; then none of them is computed.
-    """
-    notifier, plans = Notifier(), [runner._plan(request) for request in requests]
-    for job, _ in plans:
-        job.notifier = notifier
-    group = RequestGroup(runner._loop, runner._started(plans), notifier)
-    runner._loop.wake()
-    return group
-
-
-def checked_speculation(name: str | None) -> str | None:
-    """`name`; `ArgumentError` if there is no such speculative decoding."""
-    if name not in (None, *SPECULATIONS):
-        hint = f"give {', '.join(map(repr, SPECULATIONS))}, or None"
-        raise ArgumentError(f"speculative is {name!r}", where="generate", hint=hint)
-    return name
-
-
-def checked_ids(runner: LmRunner, ids: Sequence[Any]) -> frozenset[int]:
-    """`ids` as a set; `ArgumentError` if one is outside the vocabulary."""
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < runner.vocab_size:
-            what = f"{token!r} is no id of the vocabulary of {runner.vocab_size} tokens"
-            raise ArgumentError(what, where="stop_ids")
-    return frozenset(ids)
-
-
-def _contexts(runner: LmRunner, prompts: Any) -> list[Context]:
-    """Several checked prompts."""
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray):
-        raise PromptError(f"expected several prompts, found a {type(prompts).__name__}", where="generate_batch")
-    if not len(prompts):
-        raise PromptError("there are no prompts", where="generate_batch", hint="give at least one")
-    return [runner.checked_prompt(_in_ids(runner, each), f"prompt {i}") for i, each in enumerate(prompts)]
-
-
-def _in_ids(runner: LmRunner, prompt: Any) -> PromptLike:
-    """A text or the messages of a conversation as ids; what is neither stays."""
-    if isinstance(prompt, str):
-        return runner.tokenizer.encode(prompt)
-    chat_ids = getattr(runner, "chat_ids", None)  # of runners with a chat template
-    is_chat = isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(each, Mapping) for each in prompt)
-    found: PromptLike = chat_ids(prompt) if chat_ids and is_chat else prompt
-    return found
-
-
-def _turn_ids(runner: LmRunner, stop_ids: Set[int]) -> Set[int]:
-    """The ids that end turns of a conversation, also where a request goes on after them. Builds no tokenizer for it."""
-    tokenizer = vars(runner).get("tokenizer")
-    return stop_ids if tokenizer is None else frozenset(tokenizer.eog_ids)
-
-
-def _with_own_seed(opts: SampleOpts, number: int) -> SampleOpts:
-    """Options for one of several generations: a different, reproducible seed for each."""
-    seed = getattr(opts, "seed", None)  # the sampler reports what is not a SampleOpts
-    return opts if seed is None else replace(opts, seed=(seed + number) % 2**64)

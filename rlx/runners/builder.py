@@ -16,9 +16,9 @@ from rlx.errors import ArgumentError, named_refusals
 from rlx.profile.option import options_of
 
 if TYPE_CHECKING:
+    from rlx.engine.engine import Engine
     from rlx.engine.opening.options import ModelSource
     from rlx.engine.request.stopping import OnToken
-    from rlx.engine.token_engine import TokenEngine
 
 R = TypeVar("R")
 
@@ -107,11 +107,10 @@ for _option in fields(RunnerOptions):
 
 
 @named_refusals()
-def open_engine(path: ModelSource, options: RunnerOptions) -> TokenEngine:
+def open_engine(path: ModelSource, options: RunnerOptions) -> Engine:
     """`Engine.open`; imported here because the engine imports the compiler."""
     from rlx.engine.engine import Engine
 
     if options.compile_ahead is None:
         options = replace(options, compile_ahead=env.compile_ahead())
-    engine: TokenEngine = Engine.open(path, **options.engine())
-    return engine
+    return Engine.open(path, **options.engine())

@@ -15,34 +15,32 @@ import numpy as np
 
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.images import placed
-from rlx.engine.loop.handle import Handle, Stream
+from rlx.engine.loop.handle import Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import SLOTS, STALL_MS, RunnerOptions, method_takes_options
 from rlx.engine.opening.source import open_with
 from rlx.engine.programs.ready import ReadyPrograms
 from rlx.engine.request.context import Context, PromptLike, check_ids
 from rlx.engine.request.output import Generation, Logits, Step, log_probs
-from rlx.engine.request.request import DraftsOf, Request
 from rlx.engine.request.stopping import OnToken
-from rlx.engine.speculation.drafts import Counters, Drafts, PromptLookup
-from rlx.engine.token_engine import RecomputeEngine, TokenEngine
-from rlx.errors import ArgumentError, BusyError, TokenizerError, UnsupportedModelError
+from rlx.engine.token_engine import RecomputeEngine
+from rlx.errors import BusyError, TokenizerError, UnsupportedModelError
 from rlx.notebook import Stats, card
 from rlx.prompt import Prompt, read_audio, read_images
 from rlx.runners import media, session, text
-from rlx.runners.base import GREEDY, LmRunner, Plan, checked_speculation
+from rlx.runners.base import GREEDY, LmRunner
 from rlx.runners.builder import RunnerBuilder, open_engine
+from rlx.runners.requests import checked_speculation
 from rlx.runners.text import Answer, Messages
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
 
 if TYPE_CHECKING:
+    from rlx.engine.engine import Engine
     from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
     from rlx.engine.kv.snapshot import Snapshot
     from rlx.engine.opening.options import ModelSource
-    from rlx.models.config import ModelConfig
     from rlx.text.tokenizer import Tokenizer
-    from rlx.weights import ModelWeights
 
 
 class Model(LmRunner):
@@ -50,6 +48,10 @@ class Model(LmRunner):
 
     Any number of threads, asyncio tasks and callbacks may use it at the same time. A closed runner always raises
     `BusyError`.
+
+    Attributes:
+        config: sizes and switches of the model.
+        weights: the open file of the model.
 
     Args:
         engine: a loaded model; closed with the runner.
@@ -70,10 +72,16 @@ class Model(LmRunner):
 
     FAMILY: ClassVar[str | None] = None
     """The family that a subclass supports; None for any."""
+    family: str = ""
+    vocab_size: int = 0
+    device: str = ""
+    max_seq: int = 0
+    _engine: Engine
+    _session: session.Session
 
     def __init__(
         self,
-        engine: TokenEngine,
+        engine: Engine,
         *,
         sample: Sample = None,
         on_token: OnToken | None = None,
@@ -82,21 +90,21 @@ class Model(LmRunner):
         slots: int = SLOTS,
         stall_ms: float = STALL_MS,
     ) -> None:
-        found = engine.config.family
-        if self.FAMILY not in (None, found):
+        config = engine.config
+        if self.FAMILY not in (None, config.family):
             raise UnsupportedModelError(
-                f"{type(self).__name__} runs the family '{self.FAMILY}', this model is of '{found}'",
+                f"{type(self).__name__} runs the family '{self.FAMILY}', this model is of '{config.family}'",
                 hint="rlx.auto_runner picks the right runner",
             )
-        self._engine, self._closed = engine, False
+        self._engine, self._closed, self._cached = engine, False, True
+        self.config, self.weights, self.device, self.max_seq = config, engine.weights, engine.device, engine.max_seq
+        self.family, self.vocab_size = config.family, config.vocab_size
         self._on_token, self._streams = on_token, streams
         self._sample = None if sample is None else resolved(sample, engine.recommended, GREEDY)
         self._speculative = checked_speculation(speculative)
-        self._cached = True
         self._images = engine.images
         if self._images is not None:
             self._images.seconds = stall_ms / 1000
-        self._speculated = Counters()
         self._loop = EngineLoop(engine, slots=slots, stall_ms=stall_ms, kept=engine.kept)
         self._session = session.Session(engine, self._loop)
         own = weakref.ref(self)  # the engine must not keep its runner alive
@@ -139,35 +147,9 @@ class Model(LmRunner):
     # -- the model ----------------------------------------------------------------------------------------------------
 
     @property
-    def family(self) -> str:
-        return self._engine.config.family
-
-    @property
-    def vocab_size(self) -> int:
-        return self._engine.config.vocab_size
-
-    @property
-    def max_seq(self) -> int:
-        return self._engine.max_seq
-
-    @property
-    def config(self) -> ModelConfig:
-        """Sizes and switches of the model."""
-        return self._engine.config
-
-    @property
     def slots(self) -> int:
         """How many requests are computed at once."""
         return self._loop.scheduler.slots
-
-    @property
-    def weights(self) -> ModelWeights:
-        """The open file of the model."""
-        return self._engine.weights
-
-    @property
-    def device(self) -> str:
-        return self._engine.device
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -399,11 +381,9 @@ class Model(LmRunner):
     # -- logits -------------------------------------------------------------------------------------------------------
 
     def predict_logits(self, ids: PromptLike, all_positions: bool = False) -> Logits:
-        self._check_open("predict_logits")
         return session.predicted(self._engine, self._loop, self.checked_prompt(ids), all_positions)
 
     def _scores(self, context: Context) -> Logits:
-        self._check_open("score")
         return np.concatenate(session.measured(self._engine, self._loop, context, log_probs))
 
     def score_steps(self, ids: PromptLike, top_logprobs: int = 0) -> list[Step]:
@@ -457,7 +437,6 @@ class Model(LmRunner):
                 unchanged.
             NumericalError: a logit is NaN or infinite.
         """
-        self._check_open("prefill_logits")
         return self._session.prefill(self.checked_prompt(ids))
 
     def decode_logits(self, token: int) -> Logits:
@@ -470,7 +449,6 @@ class Model(LmRunner):
             PromptError: there is no session, the context is full, or `token` is not a valid token id.
             NumericalError: a logit is NaN or infinite.
         """
-        self._check_open("decode_logits")
         (checked,) = check_ids([token], self.vocab_size, "token")
         return self._session.decode(checked)
 
@@ -489,7 +467,6 @@ class Model(LmRunner):
 
         It is immutable, and `Snapshot.save` writes it to a file.
         """
-        self._check_open("snapshot")
         return self._session.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -499,7 +476,6 @@ class Model(LmRunner):
             SnapshotError: it is of another model, or of another KV cache type; the session is unchanged.
             PromptError: it holds more tokens than the context.
         """
-        self._check_open("restore")
         self._session.restore(snapshot)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -520,34 +496,6 @@ class Model(LmRunner):
             return found
         finally:
             sequence.close()
-
-    def _started(self, plans: list[Plan], *, keeps: bool = False) -> list[Handle]:
-        self._check_open("generate")
-        jobs = [job for job, _ in plans if not job.ended]
-        for job in jobs:
-            self._engine.check_fits(len(job.prompt))
-        for job in jobs if keeps and self._cached else ():
-            job.keeps, job.replaces = True, self._session.take()
-        handles = [Handle(self._loop, job, output, self._session.adopt if job.keeps else None) for job, output in plans]
-        if jobs:
-            self._loop.submit(*jobs)
-        return handles
-
-    def _drafts(self, speculative: str | None, context: list[int]) -> DraftsOf | None:
-        if not speculative or not self._cached:
-            return super()._drafts(speculative, context)
-        if speculative == "mtp":
-            return lambda sequence: self._engine.head_drafts(sequence, self._speculated)
-        lookup = PromptLookup(context)
-        return lambda sequence: Drafts(lookup, self._speculated)
-
-    def _embeddings(self, request: Request, context: Context) -> Any:
-        if request.embeds is None:
-            return super()._embeddings(request, context)
-        if context.images is not None:
-            hint = "give the rows of images among `embeds`, or leave `embeds` out"
-            raise ArgumentError("a prompt with images takes no embeds", where="embeds", hint=hint)
-        return self._engine.prompt_embeddings(len(context), request.embeds, request.attn_bias)
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 

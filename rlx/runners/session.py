@@ -21,11 +21,11 @@ from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.request.context import Context, check_finite
 from rlx.engine.request.output import Logits, Step, candidate, likeliest, log_probs
 from rlx.engine.request.request import Job
-from rlx.engine.token_engine import TokenEngine
 from rlx.errors import ArgumentError, PromptError
 from rlx.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from rlx.engine.engine import Engine
     from rlx.engine.kv.snapshot import Snapshot
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Session:
         reused: tokens of prompts that the cache knew.
     """
 
-    def __init__(self, engine: TokenEngine, loop: EngineLoop) -> None:
+    def __init__(self, engine: Engine, loop: EngineLoop) -> None:
         self._engine, self._loop = engine, loop
         self.reused = 0
         self._kept: dict[str, tuple[Sequence, int]] = {}  # at most one; whoever takes it out owns it
@@ -159,7 +159,7 @@ class Session:
 # -- what is measured of a prompt; stateless ---------------------------------------------------------------------------
 
 
-def predicted(engine: TokenEngine, loop: EngineLoop, context: Context, all_positions: bool) -> Logits:
+def predicted(engine: Engine, loop: EngineLoop, context: Context, all_positions: bool) -> Logits:
     """The logits after a prompt, or after each of its positions: see `LmRunner.predict_logits`."""
 
     def work() -> Generator[None, None, Logits]:
@@ -181,9 +181,7 @@ def predicted(engine: TokenEngine, loop: EngineLoop, context: Context, all_posit
     return loop.call(work)
 
 
-def measured(
-    engine: TokenEngine, loop: EngineLoop, context: Context, measure: Callable[[Logits, list[int]], T]
-) -> list[T]:
+def measured(engine: Engine, loop: EngineLoop, context: Context, measure: Callable[[Logits, list[int]], T]) -> list[T]:
     """What `measure` makes of the logits before each piece of the prompt, and of its ids; the first id aside."""
 
     def work() -> Generator[None, None, list[T]]:
@@ -210,7 +208,7 @@ def steps_of(tokenizer: Tokenizer, top_logprobs: int, rows: Logits, tokens: list
     return found
 
 
-def embedding(engine: TokenEngine, loop: EngineLoop, context: Context, pooling: str, normalize: bool) -> Logits:
+def embedding(engine: Engine, loop: EngineLoop, context: Context, pooling: str, normalize: bool) -> Logits:
     """A prompt as one vector: see `Model.embed`."""
 
     def work() -> Generator[None, None, list[Logits]]:
@@ -239,7 +237,7 @@ def checked_pooling(pooling: str) -> str:
     return pooling
 
 
-def _read(engine: TokenEngine, prompt: Ids[int], embeddings: PromptEmbeddings | None) -> Generator[None, None, None]:
+def _read(engine: Engine, prompt: Ids[int], embeddings: PromptEmbeddings | None) -> Generator[None, None, None]:
     """Reads states of a prompt's beginning that are kept on disk."""
     if engine.kept is not None and (work := engine.kept.reading(prompt, embeddings)) is not None:
         yield from work
@@ -254,7 +252,7 @@ def embedded(context: Context) -> Generator[None, None, PromptEmbeddings | None]
 
 
 def appended(
-    engine: TokenEngine,
+    engine: Engine,
     sequence: Sequence,
     ids: list[int],
     output: Literal["last", "all", "hidden"],
@@ -283,9 +281,7 @@ def appended(
             yield np.atleast_2d(found)
 
 
-def last_logits(
-    engine: TokenEngine, sequence: Sequence, ids: list[int], loop: EngineLoop
-) -> Generator[None, None, Logits]:
+def last_logits(engine: Engine, sequence: Sequence, ids: list[int], loop: EngineLoop) -> Generator[None, None, Logits]:
     """Appends what a sequence lacks of some ids, in pieces; the logits after the last, float32[vocab]."""
     last: Logits | None = None
     for rows in appended(engine, sequence, ids, "last", loop):

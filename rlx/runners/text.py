@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rlx.arguments import SAMPLING, check_arguments
 from rlx.engine.loop.handle import Stream
 from rlx.engine.opening.options import OPENING
 from rlx.engine.request.context import Context, no_tower
 from rlx.engine.request.output import Generation, Step
+from rlx.engine.request.request import RequestOptions
 from rlx.engine.request.stopping import AnswerText, FinishReason, checked_count, stop_strings
 from rlx.errors import ArgumentError
 from rlx.grammar.grammar import chosen_grammar
@@ -23,11 +24,11 @@ from rlx.grammar.parsed import parsed
 from rlx.grammar.thinking import after_thinking
 from rlx.grammar.tool_calls import calls_grammar
 from rlx.prompt import Prompt, read_images
-from rlx.sampling.options import combined
+from rlx.sampling.options import combined, resolved
 from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids, tool_format
 from rlx.text.chat import chat_ids, thinking_variables
 from rlx.text.image_parts import taken_images
-from rlx.text.tool_calls import Tool, ToolCallDelta, ToolChoice, ToolFormat, checked_choice, checked_tools
+from rlx.text.tool_calls import Tool, ToolChoice, ToolFormat, checked_choice, checked_tools
 from rlx.text.tool_calls.format import ToolCall, whole_calls
 from rlx.tracing import span
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
 
 Messages = str | Sequence[Mapping[str, Any]]
-_OPTIONS = ("sample", "stop", "min_tokens", "speculative", "top_logprobs", "grammar", "json_schema")
+_OPTIONS = ("sample", *RequestOptions.__annotations__)
 _CHAT = ("tools", "tool_choice", "parallel_tool_calls", "thinking", "variables")
 
 
@@ -102,15 +103,6 @@ class Answer:
         return self.text
 
 
-class _Calls(NamedTuple):
-    """The tools of a call of `chat`: how the model writes calls, what it may call, whether it must, and how often."""
-
-    tool_format: ToolFormat | None
-    tools: tuple[Tool, ...]
-    choice: ToolChoice
-    parallel: bool
-
-
 @dataclass(frozen=True)
 class Call:
     """A prompt that is answered with text.
@@ -120,14 +112,18 @@ class Call:
         context: the prompt.
         tags: the tags around reasoning; None if there are none.
         is_open: whether the prompt ends inside the reasoning.
-        calls: the tools; None if there are none.
+        tools: what the model may call. The rest is about them: how it writes calls, whether it must call one, and
+            whether it may call several.
     """
 
     where: str
     context: Context
     tags: ThinkingTags | None = None
     is_open: bool = False
-    calls: _Calls | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_format: ToolFormat | None = None
+    choice: ToolChoice | None = None
+    parallel: bool = True
 
     @property
     def known(self) -> list[str]:
@@ -140,29 +136,16 @@ class Call:
         return _AnswerText(self, tokenizer, stop_strings(options.get("stop", ())), options.get("min_tokens") or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """The part of an answer that a token adds."""
-
-    text: str = ""
-    thinking: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
-
-    def step(self, step: Step) -> Step:
-        return replace(step, text=self.text, thinking=self.thinking, tool_calls=self.tool_calls)
-
-
 class _AnswerText:
     """Splits the tokens of an answer into reasoning, text and tool calls."""
 
     def __init__(self, call: Call, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int) -> None:
-        form, tools = call.calls[:2] if call.calls else (None, ())
-        self._text = AnswerText(tokenizer, stop, kept_ids(tokenizer, call.tags, form))
-        self._parser = AnswerParser(call.tags, call.is_open, form, tools)
+        self._text = AnswerText(tokenizer, stop, kept_ids(tokenizer, call.tags, call.tool_format))
+        self._parser = AnswerParser(call.tags, call.is_open, call.tool_format, call.tools)
         self._min, self._count = min_tokens, 0
 
-    def push(self, token: int, reason: FinishReason | None, last: bool = False) -> _Piece:
-        """Adds one token; returns what is now certain."""
+    def push(self, token: int, reason: FinishReason | None, last: bool = False) -> Step:
+        """Adds one token; the step with the text, the reasoning and the tool calls that are now certain."""
         self._count += 1
         piece = ""
         if not (last and reason == FinishReason.STOP):  # a stop id has no text
@@ -170,7 +153,8 @@ class _AnswerText:
         parts = self._parser.push(piece + self._text.finish() if last else piece)
         parts += self._parser.finish() if last else []
         calls = tuple(part.tool_call for part in parts if part.tool_call is not None)
-        return _Piece("".join(part.text for part in parts), "".join(part.thinking for part in parts), calls)
+        text, thinking = "".join(part.text for part in parts), "".join(part.thinking for part in parts)
+        return Step(token, None, reason if last else None, text, thinking=thinking, tool_calls=calls)
 
 
 def chat_prompt(
@@ -210,7 +194,8 @@ def chat_call(model: Model, where: str, messages: Messages, options: dict[str, A
     call = Call(where, context, tags, tags is not None and tags.is_open(model.tokenizer, context.ids))
     if not tools:
         return call
-    return replace(call, calls=_Calls(tool_format(model.tokenizer), tools, choice, parallel))
+    form = tool_format(model.tokenizer)
+    return replace(call, tools=tools, tool_format=form, choice=choice, parallel=parallel)
 
 
 def text_call(model: Model, where: str, prompt: str) -> Call:
@@ -225,7 +210,7 @@ def answered(model: Model, call: Call, max_tokens: int | None, options: dict[str
     pieces = [text.push(token, found.finish_reason) for token in found[:-1]]
     pieces += [text.push(token, found.finish_reason, last=True) for token in found[-1:]]
     if found.steps is not None:
-        found.steps = [piece.step(step) for step, piece in zip(found.steps, pieces, strict=True)]
+        found.steps = [_with_texts(step, piece) for step, piece in zip(found.steps, pieces, strict=True)]
     said, thinking = ("".join(getattr(piece, name) for piece in pieces) for name in ("text", "thinking"))
     calls = whole_calls(delta for piece in pieces for delta in piece.tool_calls)
     return Answer(said, thinking, found, len(call.context), options.get("json_schema"), calls)
@@ -237,9 +222,13 @@ def streamed(model: Model, call: Call, max_tokens: int | None, options: dict[str
     text = call.text(model.tokenizer, options)
 
     def spoken(step: Step) -> Step:
-        return text.push(step.token, step.finish_reason, last=step.finish_reason is not None).step(step)
+        return _with_texts(step, text.push(step.token, step.finish_reason, last=step.finish_reason is not None))
 
     return stream.mapped(spoken)
+
+
+def _with_texts(step: Step, piece: Step) -> Step:
+    return replace(step, text=piece.text, thinking=piece.thinking, tool_calls=piece.tool_calls)
 
 
 def _most(model: Model, call: Call, max_tokens: int | None) -> int:
@@ -256,10 +245,11 @@ def _token_options(model: Model, call: Call, options: dict[str, Any]) -> dict[st
     sampling = {name: options[name] for name in options if name in SAMPLING}
     others = {name: options[name] for name in options if name not in SAMPLING}
     if sampling:
-        others["sample"] = combined(model._sampling(others.get("sample")), sampling)
+        base = resolved(others.get("sample"), model.recommended_sample, model.default_sample)
+        others["sample"] = combined(base, sampling)
     form = chosen_grammar(others.pop("grammar", None), others.pop("json_schema", None))
-    if call.calls is not None:
-        form = calls_grammar(*call.calls, form)
+    if call.choice is not None:
+        form = calls_grammar(call.tool_format, call.tools, call.choice, call.parallel, form)
     if form is not None:
         others["grammar"] = after_thinking(form, model.tokenizer, call.context.ids) if call.tags else form
     return others

@@ -12,7 +12,7 @@ from math import inf, isfinite
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from rlx.arguments import known_fields
+from rlx.arguments import SAMPLING, known_fields
 from rlx.errors import SamplingError
 
 LogitBias = Mapping[int, float] | Iterable[tuple[int, float]]
@@ -120,6 +120,8 @@ class SampleOpts:
         """Whether one of the three penalties is on."""
         return self.repetition_penalty != 1 or bool(self.frequency_penalty or self.presence_penalty)
 
+
+SAMPLING.update(each.name for each in fields(SampleOpts))
 
 Sample = SampleOpts | Literal["recommended"] | None
 """How a call chooses tokens: options, "recommended" for those of the model's files, or None for the runner's."""

@@ -94,18 +94,26 @@ class Sampler:
     def _random(self) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64(self.opts.seed))  # a greedy sampler needs none
 
-    def choice(self, vocab: int, banned: Collection[int] = ()) -> Choice:
-        """How the next token is chosen from logits, float[vocab]; valid until the next call. Takes a random number.
+    def choice(self, vocab: int, banned: Collection[int] = (), *, draws: bool = True) -> Choice:
+        """How the next token is chosen from logits, float[vocab]; valid until the next call.
 
         Args:
             banned: ids that are never chosen.
+            draws: whether it takes a random number.
 
         Raises:
             SamplingError: the bias names an id outside the vocabulary.
             GrammarError: the grammar is too complex at this place of the text.
         """
-        choice = self._prepared(vocab, banned)
-        if self._draws:
+        choice = self._choice
+        choice.mask = None if self._constraint is None else self._constraint.mask()
+        if self._recent or banned or self.opts.logit_bias:
+            choice.changes = self._penalties.changes(self._recent, banned, vocab)
+        else:
+            choice.changes = None
+        if self.opts.mirostat:
+            choice.numbers[LEAST_SHARE] = np.exp2(-self._bound)
+        if draws and self._draws:
             choice.numbers[UNIFORM] = self._random.random()
         return choice
 
@@ -120,7 +128,9 @@ class Sampler:
             refuse(logits, self._choice)
         if self.opts.mirostat and self._draws:
             self._adapt(chosen.surprise)
-        self._append(chosen.token)
+        self._recent.append(chosen.token)
+        if self._constraint is not None:
+            self._constraint.accept(chosen.token)
         return chosen.token
 
     def sample(self, logits: Logits, banned: Collection[int] = ()) -> int:
@@ -143,14 +153,16 @@ class Sampler:
         surprises, self._surprises = self._surprises, None
         if surprises is not None and token < len(surprises):
             self._adapt(float(surprises[token]))
-        self._append(token)
+        self._recent.append(token)
+        if self._constraint is not None:
+            self._constraint.accept(token)
 
     def distribution(self, logits: Logits, banned: Collection[int] = ()) -> tuple[Ids, Floats]:
         """Ids, ascending, and their probabilities in the next draw (float64, sum 1). Nothing is drawn.
 
         XTC applies at random; the probabilities average over both cases. With Mirostat they depend on its bound.
         """
-        choice = self._prepared(len(logits), banned)
+        choice = self.choice(len(logits), banned, draws=False)
         values = changed(logits, choice)
         if not (isfinite(logits.max()) and isfinite(values.max())):
             refuse(logits, choice)
@@ -169,24 +181,7 @@ class Sampler:
         other._constraint = self._constraint.copy() if self._constraint is not None else None
         return other
 
-    def _prepared(self, vocab: int, banned: Collection[int]) -> Choice:
-        """The next choice without its random number."""
-        choice = self._choice
-        choice.mask = None if self._constraint is None else self._constraint.mask()
-        if self._recent or banned or self.opts.logit_bias:
-            choice.changes = self._penalties.changes(self._recent, banned, vocab)
-        else:
-            choice.changes = None
-        if self.opts.mirostat:
-            choice.numbers[LEAST_SHARE] = np.exp2(-self._bound)
-        return choice
-
     def _adapt(self, surprise: float) -> None:
         """Updates Mirostat's bound by the surprise of the token that was drawn."""
         if isfinite(surprise):
             self._bound -= self.opts.mirostat_eta * (surprise - self.opts.mirostat_tau)
-
-    def _append(self, token: int) -> None:
-        self._recent.append(token)
-        if self._constraint is not None:
-            self._constraint.accept(token)

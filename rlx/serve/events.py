@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from rlx.engine.loop.handle import RequestGroup
+from rlx.engine.loop.group import RequestGroup
 from rlx.engine.request.output import candidate
 from rlx.runners import FinishReason, Request, Step, TokenLogprob
 
@@ -288,8 +288,7 @@ class _ChoiceReader:
 
     def end(self) -> list[Event]:
         """The events of the end."""
-        stopping, events = self._handle.stopping, list[Event]()
-        stop = stopping.stopped_by
+        stop, events = self._handle.stopped_by, list[Event]()
         rest = stop if self._asked.include_stop and isinstance(stop, str) else ""
         called = False
         if self._parser is not None:
@@ -300,7 +299,7 @@ class _ChoiceReader:
         elif rest:
             events.append(Delta(self._index, rest))
         own = stop if isinstance(stop, str) or stop in self._asked.request.stop_ids else None
-        reason: Reason = "length" if stopping.reason in FULL else "tool_calls" if called else "stop"
+        reason: Reason = "length" if self._handle.finish_reason in FULL else "tool_calls" if called else "stop"
         return [*events, End(self._index, reason, own)]
 
 

@@ -21,7 +21,7 @@ from rlx.engine.request.context import Context
 from rlx.errors import DeadlineError, PromptError
 from rlx.prompt import Prompt
 from rlx.runners import Request
-from rlx.runners.base import submitted_together
+from rlx.runners.requests import submitted_group
 from rlx.sampling import SampleOpts
 from rlx.serve import record
 from rlx.serve.answers import W
@@ -241,7 +241,7 @@ class ServedModel:
             RlxError: one is invalid or refused; then none of them is computed.
         """
         begun = time.perf_counter()
-        together = submitted_together(self.runner, [request for each in asked for request in self._requests(each)])
+        together = submitted_group(self.runner, [request for each in asked for request in self._requests(each)])
         handles = iter(together.handles)
         choices = [[next(handles) for _ in range(each.n)] for each in asked]
         note = record.observer(

@@ -142,7 +142,7 @@ def observer(
 
 def _reason(handle: Handle, error: BaseException | None) -> str:
     """Why a choice ended: stop, length, deadline, error, or abort where nobody wanted the rest."""
-    reason = handle.stopping.reason
+    reason = handle.finish_reason
     if reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
         return "length"
     if reason not in (None, FinishReason.ABORTED):

@@ -18,9 +18,9 @@ import pytest
 from toy_engine import ToyEngine, answer
 from toy_engine import job as made_job
 
-from rlx.engine.loop.handle import Handle, RequestGroup, Stream
+from rlx.engine.loop.group import RequestGroup
+from rlx.engine.loop.handle import Handle, Stream
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.request.output import Output
 from rlx.engine.request.request import AHEAD, Job
 from rlx.engine.request.stopping import FinishReason
 from rlx.engine.threads import Notifier
@@ -49,7 +49,8 @@ def handle(
     **options: Any,
 ) -> Handle:
     job = made_job(prompt, limit, **{"streaming": True, **options})
-    made = Handle(loop, job, Output(job.request, lambda: None, on_token, pieces=False), over)  # type: ignore[arg-type, return-value]
+    made = Handle(loop, job, lambda: None, on_token, has_texts=False)  # type: ignore[arg-type, return-value]
+    made.over = over
     loop.submit(job)
     return made
 
@@ -161,11 +162,11 @@ def test_an_event_loop_that_is_gone_hurts_nobody(loop: EngineLoop) -> None:
 
 def test_the_engine_runs_ahead_by_a_bounded_number_of_tokens(loop: EngineLoop) -> None:
     made = handle(loop, 100)
-    assert until(loop, lambda: made._job.backpressured)
-    assert len(made._job.tokens) == AHEAD
+    assert until(loop, lambda: made.job.backpressured)
+    assert len(made.job.tokens) == AHEAD
     other = handle(loop, 30, [7])
     assert other.result() == answer([7], 30), "one that stops reading keeps nobody else"
-    assert len(made._job.tokens) == AHEAD
+    assert len(made.job.tokens) == AHEAD
     assert made.result() == answer(PROMPT, 100)
 
 
@@ -247,13 +248,13 @@ def test_a_deadline_counts_from_the_submission(loop: EngineLoop) -> None:
 def test_a_handle_that_nobody_has_ends_its_request(loop: EngineLoop) -> None:
     made = handle(loop, 1000)
     next(iter(made))
-    sequence = made._job.sequence
+    sequence = made.job.sequence
     del made
     gc.collect()
     assert until(loop, lambda: loop.is_idle and sequence.closed)
     kept = handle(loop, 3, keeps=True)
     assert kept.result() == answer(PROMPT, 3)
-    assert not kept._job.sequence.closed
+    assert not kept.job.sequence.closed
 
 
 def test_streams_start_lazily_and_end_when_they_are_closed(loop: EngineLoop) -> None:
@@ -275,13 +276,13 @@ def test_several_that_are_read_together(loop: EngineLoop) -> None:
         handle(loop, 5 + i, [i], lambda token, i=i: told.append((i, token)), notifier=notifier, streaming=i % 2 == 0)
         for i in range(5)
     ]
-    RequestGroup(loop, handles, notifier).results()
+    RequestGroup(loop, handles).results()
     for i, made in enumerate(handles):
         assert made.result() == answer([i], 5 + i) == [token for at, token in told if at == i]
     loop.executor.engine.broken = {9}  # type: ignore[attr-defined]
     handles = [handle(loop, 500, [i], notifier=notifier) for i in (1, 9, 2)]
     with pytest.raises(NumericalError):
-        RequestGroup(loop, handles, notifier).results()
+        RequestGroup(loop, handles).results()
     assert until(loop, lambda: loop.is_idle)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from toy_engine import job
 
 from rlx import demo
-from rlx.engine.request.output import Output
+from rlx.engine.loop.handle import Handle
 from rlx.engine.request.stopping import AnswerText, FinishReason, says_stop
 from rlx.errors import ArgumentError, TokenizerError
 from rlx.sampling import SampleOpts, Sampler
@@ -68,14 +69,14 @@ class Stopping:
     ) -> None:
         self.job = job([1], n_new, room=room, stop_ids=tuple(stop_ids), **asked)
         self.job.request.check()
-        self.output = Output(self.job.request, tokenizer or none, on_token, pieces=False)
-        if self.job.last:
-            self.output.end(self.job.last[1])
+        self.handle = Handle(Mock(), self.job, tokenizer or none, on_token, has_texts=False)
+        if self.job.ended:
+            self.handle.read()
 
     def push(self, token: int) -> FinishReason | None:
-        reason = self.job.end_with(token)
-        self.job.add(token, None, reason)
-        return self.output.step(token, None, reason).finish_reason
+        self.job.add(token)
+        step = self.handle.step(len(self.job.tokens) - 1)
+        return step and step.finish_reason
 
     @property
     def count(self) -> int:
@@ -83,11 +84,11 @@ class Stopping:
 
     @property
     def reason(self) -> FinishReason | None:
-        return self.output.reason
+        return self.handle.finish_reason
 
     @property
     def text(self) -> str | None:
-        return self.output.text
+        return None if self.handle._answer is None else self.handle._answer.text
 
 
 def none() -> Any:
@@ -157,7 +158,7 @@ def test_a_callback_that_raises_has_seen_its_token() -> None:
     stopping = Stopping(3, on_token=fail)
     with pytest.raises(ZeroDivisionError):
         stopping.push(1)
-    assert (stopping.count, stopping.reason) == (1, None)
+    assert (stopping.count, stopping.reason) == (1, FinishReason.ABORTED)
 
 
 # ---------------------------------------------------------------------------------------------------- min_tokens

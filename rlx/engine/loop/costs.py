@@ -24,37 +24,21 @@ FORGOTTEN = 256  # decode steps after which a measurement counts no more
 
 
 @dataclass
-class _Sums:
-    """Sums over the steps, x being a depth and y the seconds of a row there."""
-
-    count: float = 0.0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
-
-    def add(self, x: float, y: float) -> None:
-        for name, value in (("count", 1.0), ("x", x), ("y", y), ("xx", x * x), ("xy", x * y)):
-            setattr(self, name, FADE * getattr(self, name) + value)
-
-
-@dataclass
 class PromptCost:
     """How long prompt rows take.
 
     Args:
         first: seconds of a row, until anything was measured.
+
+    Attributes:
+        is_known: whether anything was measured.
     """
 
     first: float
+    is_known: bool = False
     _more: float = 0.0
     _level: float = 1.0
-    _sums: _Sums = field(default_factory=_Sums)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether anything was measured."""
-        return self._sums.count > 0
+    _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
 
     @property
     def rows_per_second(self) -> float:
@@ -72,13 +56,12 @@ class PromptCost:
         each = seconds / rows
         if self.is_known:
             self._level += RECENT * (each / (self.first + self._more * depth) - self._level)
-        self._sums.add(depth, each)
-        self._fit()
-
-    def _fit(self) -> None:
-        s = self._sums
-        x, y = s.x / s.count, s.y / s.count
-        more = (s.xy / s.count - x * y) / (s.xx / s.count - x * x + SPREAD * SPREAD)
+        self.is_known = True
+        new = (1.0, depth, each, depth * depth, depth * each)
+        self._sums = [FADE * old + more for old, more in zip(self._sums, new, strict=True)]
+        count, *sums = self._sums
+        x, y, xx, xy = (each / count for each in sums)
+        more = (xy - x * y) / (xx - x * x + SPREAD * SPREAD)
         self._more = max(0.0, min(more, (1 - LEAST_FIRST) * y / x if x else 0.0))
         self.first = y - self._more * x
 
@@ -95,47 +78,39 @@ class PromptCost:
 
 
 @dataclass
-class _Measured:
-    """The average time of steps of one size, and when the last of them was."""
-
-    seconds: float
-    at: int
-    count: int = 1
-
-
-@dataclass
 class StepCost:
     """The cost of a decode step by its number of rows: seconds = first + more * (rows - 1), from measured steps.
 
     Until steps of different sizes were measured, and again when that was long ago, a further row costs a share of the
     first.
+
+    Attributes:
+        share: the cost of a further row, as a share of a step of one.
+        of_one: seconds of a step of one row; infinite before any was measured.
     """
 
     share: float = USUAL_SHARE
+    of_one: float = inf
     _steps: int = 0
-    _sizes: dict[int, _Measured] = field(default_factory=dict)
+    _sizes: dict[int, tuple[float, int, int]] = field(default_factory=dict)  # rows: seconds, how often, newest step
 
     def observe(self, rows: int, seconds: float) -> None:
         self._steps += 1
-        known = self._sizes.setdefault(rows, _Measured(seconds, self._steps, 0))
+        known, count, _ = self._sizes.get(rows, (seconds, 0, 0))
         # The first step of a size may load its program. A much slower one was disturbed, unless steps stay so slow.
-        now = seconds if known.count < 2 else min(seconds, 4 * known.seconds)
-        known.seconds = now if known.count < 2 else known.seconds + RECENT * (now - known.seconds)
-        known.count, known.at = known.count + 1, self._steps
-
-    @property
-    def of_one(self) -> float:
-        """Seconds of a step of one row; infinite before any was measured."""
-        return self._sizes[1].seconds if 1 in self._sizes else inf
+        now = seconds if count < 2 else known + RECENT * (min(seconds, 4 * known) - known)
+        self._sizes[rows] = now, count + 1, self._steps
+        if rows == 1:
+            self.of_one = now
 
     def update(self) -> None:
         """Computes `share` from what was measured."""
-        sizes = [size for size, each in self._sizes.items() if each.count > 1 and self._steps - each.at < FORGOTTEN]
+        sizes = [n for n, (_, count, at) in self._sizes.items() if count > 1 and self._steps - at < FORGOTTEN]
         self.share = self._share(min(sizes), max(sizes)) if len(sizes) > 1 else USUAL_SHARE
 
     def _share(self, low: int, high: int) -> float:
-        more = (self._sizes[high].seconds - self._sizes[low].seconds) / (high - low)
-        first = self._sizes[low].seconds - more * (low - 1)
+        more = (self._sizes[high][0] - self._sizes[low][0]) / (high - low)
+        first = self._sizes[low][0] - more * (low - 1)
         return min(1.0, max(0.0, more / first)) if first > 0 else 1.0
 
     def of(self, rows: int) -> float:

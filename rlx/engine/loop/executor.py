@@ -6,9 +6,11 @@ prompt rows or of a task, bounded in time while somebody decodes.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 
+from rlx import env
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.loop.room import Room
@@ -26,34 +28,7 @@ from rlx.tracing import span
 Message = Job | Task | tuple[Job, ...]
 """New jobs or a task, or news of a known job: its consumer has taken tokens, or wants no more."""
 
-
-class _Pick:
-    """The choice of a job's next tokens from the logits of a segment: of one, or of several as far as drafts are right.
-
-    Attributes:
-        rows: the logits, [rows, vocab].
-        at: the row that the next token comes from.
-        drafts: what it is compared with, for each row but the last.
-        is_first: whether it is the first token of the answer.
-        are_drafts: whether drafts were made, not forced by a grammar.
-    """
-
-    def __init__(self, job: Job, segment: Segment, logits: Logits) -> None:
-        self.job, self.at = job, 0
-        self.rows = logits[None] if logits.ndim == 1 else logits
-        self.drafts = segment.tokens[1:] if segment.logits == "all" else ()
-        self.is_first, self.are_drafts = not job.tokens, not job.forced
-        self._start = len(job.sequence) - len(self.rows)
-
-    @property
-    def length(self) -> int:
-        """How many positions come before the row."""
-        return self._start + self.at
-
-    @property
-    def where(self) -> str:
-        """The row's name in errors."""
-        return self.job.label or ("prefill" if self.is_first else f"position {self.length}")
+BRIEF = 0.05  # seconds: callers compute turns themselves as long as turns take no longer
 
 
 class Executor:
@@ -70,6 +45,7 @@ class Executor:
         inbox: what callers have left; any thread may append.
         room: what takes room in the cache, and the counters.
         unheard: consumers that were not woken for the newest tokens yet.
+        is_brief: whether the last turn took so little time that a caller may compute the next one itself.
     """
 
     def __init__(
@@ -80,6 +56,7 @@ class Executor:
         self.room = Room(scheduler, clock, kept)
         self.counters = self.room.counters
         self._task_next = False  # tasks and prompts take turns
+        self.is_brief = self._uncompiled = not env.jit()
         self.unheard: set[Notifier] = set()
 
     # -- what comes in -------------------------------------------------------------------------------------------------
@@ -139,24 +116,26 @@ class Executor:
 
     def turn(self) -> bool:
         """Computes one turn; returns whether there is more to compute."""
-        scheduler, room = self.scheduler, self.room
-        if self.inbox:
-            self.read()
-        if scheduler.limited:
-            self._expire()
-        if room.paused:
-            room.resume()
-        jobs = scheduler.decoding()
-        if jobs and not (jobs[0].is_greedy and self._run_natively(jobs)):
-            self._step(jobs)
-        if scheduler.tasks or scheduler.prefilling or scheduler.waiting:
-            self._compute_others(bool(jobs))
-        if any(not (job.backpressured or job.paused) for job in scheduler.running) or self.inbox:
-            return True
-        if scheduler.others_want() or (room.paused and room.may_resume()):
-            return True
-        self.wake_consumers()
-        return False
+        start, scheduler, room = time.perf_counter(), self.scheduler, self.room
+        with span("turn", "loop"):
+            if self.inbox:
+                self.read()
+            if scheduler.limited:
+                self._expire()
+            if room.paused:
+                room.resume()
+            jobs = [job for job in scheduler.running if not (job.backpressured or job.paused)]
+            if jobs and not (jobs[0].is_greedy and self._run_natively(jobs)):
+                self._decode(jobs)
+            if scheduler.tasks or scheduler.prefilling or scheduler.waiting:
+                self._compute_others(bool(jobs))
+            more = bool(self.inbox) or any(not (job.backpressured or job.paused) for job in scheduler.running)
+            more = more or scheduler.others_want() or bool(room.paused and room.may_resume())
+            if not more:
+                self.wake_consumers()
+        # Without compiled code callers always compute, because a debugger looks at them.
+        self.is_brief = self._uncompiled or time.perf_counter() - start <= BRIEF
+        return more
 
     def _compute_others(self, decodes: bool) -> None:
         """One step of prompt rows, or of a task."""
@@ -207,14 +186,15 @@ class Executor:
             self.counters.steps += 1
             self.scheduler.cost.observe(1, (self._clock() - start) / len(found))
         for token in found:
-            if self._add(job, token, None, job.end_with(token)):
+            if self._tell(job, job.add(token)):
                 break
         return bool(found)
 
-    def _step(self, jobs: list[Job]) -> None:
+    def _decode(self, jobs: list[Job]) -> None:
         """One token of each job, or several where drafts are right or a grammar has forced some."""
-        segments, forced = dict[Job, Segment](), [job for job in jobs if job.constraint is not None and job.has_forced]
+        forced = [job for job in jobs if job.constraint is not None and job.has_forced]
         drafts = self._drafts(jobs) if any(job.drafts for job in jobs) else {}
+        segments = {}
         for job in jobs:
             tokens = [job.tokens[-1], *drafts.get(job, ())]
             some = len(tokens) > 1
@@ -224,7 +204,8 @@ class Executor:
         start = self._clock()
         found = self._compute(segments)
         if found and not forced:
-            self.scheduler.cost.observe(sum(len(segments[job].tokens) for job in found), self._clock() - start)
+            rows = len(found) if not drafts else sum(len(segments[job].tokens) for job in found)
+            self.scheduler.cost.observe(rows, self._clock() - start)
         self._accept(found, segments)
 
     def _drafts(self, jobs: list[Job]) -> dict[Job, list[int]]:
@@ -244,59 +225,72 @@ class Executor:
 
     def _accept(self, found: Mapping[Job, Logits | None], segments: Mapping[Job, Segment]) -> None:
         """Chooses a token from the first row of each job, then from the next one as long as the draft was right."""
-        picks = [_Pick(job, segments[job], rows) for job, rows in found.items() if rows is not None]
+        logits = {job: rows if rows.ndim == 2 else rows[None] for job, rows in found.items() if rows is not None}
+        at = dict.fromkeys(logits, 0)  # the row that the next token comes from
         with span("choose a token", "loop"):
-            while picks:
-                tokens = self._choose(picks)
-                picks = [pick for pick in picks if pick.job in tokens and self._add_chosen(pick, tokens[pick.job])]
+            while at:
+                rows = {job: logits[job][i] for job, i in at.items()}
+                chosen = self._choose(rows)
+                for job, row in rows.items():
+                    i = at.pop(job)
+                    if job not in chosen:  # it has failed
+                        continue
+                    if len(logits[job]) == 1 and not job.drafts and job.constraint is None:
+                        self._tell(job, job.add(chosen[job], row))
+                    elif self._verify(job, chosen[job], logits[job], i, segments[job]):
+                        at[job] = i + 1
 
-    def _choose(self, picks: list[_Pick]) -> dict[Job, int]:
-        """The tokens from the next row of each pick, all in one call of the device; jobs that fail end."""
-        tokens, asked, choices = dict[Job, int](), list[_Pick](), list[Choice]()
-        for pick in picks:
-            job = pick.job
+    def _choose(self, rows: Mapping[Job, Logits]) -> dict[Job, int]:
+        """A token from a row of logits of each job, all in one call of the device. Jobs that fail end."""
+        tokens, asked, choices = dict[Job, int](), list[Job](), list[Choice]()
+        for job, row in rows.items():
             try:
                 if job.constraint is not None and job.is_forced():
-                    check_finite(pick.rows[pick.at], pick.where)
+                    check_finite(row, job.place)
                     tokens[job] = job.take_forced()
                 else:
-                    choices.append(job.sampler.choice(len(pick.rows[0]), job.banned))
-                    asked.append(pick)
+                    banned = job.stop_ids if len(job.tokens) < job.request.min_tokens else ()
+                    choices.append(job.sampler.choice(len(row), banned))
+                    asked.append(job)
             except BaseException as error:
-                self.room.end(job, error, pick.length)
-        rows = [pick.rows[pick.at] for pick in asked]
+                self.room.end(job, error, job.position)
         try:
-            found = self.engine.choose(rows, choices) if rows else ()
+            found = self.engine.choose([rows[job] for job in asked], choices) if asked else ()
         except BaseException as error:
-            for pick in asked:
-                self.room.end(pick.job, error, pick.length)
+            for job in asked:
+                self.room.end(job, error, job.position)
             return tokens
-        for pick, chosen in zip(asked, found, strict=True):
+        for job, chosen in zip(asked, found, strict=True):
             try:
                 if not chosen.is_finite:
-                    check_finite(pick.rows[pick.at], pick.where)
-                tokens[pick.job] = pick.job.sampler.advance(chosen, pick.rows[pick.at])
+                    check_finite(rows[job], job.place)
+                tokens[job] = job.sampler.advance(chosen, rows[job])
             except BaseException as error:
-                self.room.end(pick.job, error, pick.length)
+                self.room.end(job, error, job.position)
         return tokens
 
-    def _add_chosen(self, pick: _Pick, token: int) -> bool:
-        """Adds a token; returns whether a token comes from the next row, too. If not, the rows after it are dropped."""
-        job, row, at = pick.job, pick.rows[pick.at], pick.at
+    def _verify(self, job: Job, token: int, logits: Logits, at: int, segment: Segment) -> bool:
+        """Adds a token chosen from one of several rows, or of a job with drafts or a grammar.
+
+        Returns:
+            Whether the next row gives a token, too, because it is that of a draft equal to this token. If not, the
+            rows after it are dropped.
+        """
+        drafts, before = segment.tokens[1:] if segment.logits == "all" else (), job.position
+        are_drafts, is_first = not job.forced, not job.tokens
         try:
-            reason = job.end_with(token)
+            reason = job.add(token, logits[at])
         except BaseException as error:
-            self.room.end(job, error, pick.length)
+            self.room.end(job, error, before)
             return False
-        if reason is None and at < len(pick.drafts) and pick.drafts[at] == token:
-            self._add(job, token, row, None)
-            pick.at += 1
+        if reason is None and at < len(drafts) and drafts[at] == token:
+            self._tell(job, None)
             return True
-        if at + 1 < len(pick.rows):
-            job.rewind(pick.length + 1)
-        if job.drafts and not pick.is_first:
-            job.drafts.verified(len(pick.drafts), at) if pick.are_drafts else job.drafts.verified(0, 0)
-        is_over = self._add(job, token, row, reason)
+        if at + 1 < len(logits):
+            job.rewind(job.position)
+        if job.drafts and not is_first:
+            job.drafts.verified(len(drafts), at) if are_drafts else job.drafts.verified(0, 0)
+        is_over = self._tell(job, reason)
         if job.constraint is not None and not is_over and not job.with_logits:
             self._add_forced(job)
         return False
@@ -304,27 +298,24 @@ class Executor:
     def _add_forced(self, job: Job) -> None:
         """Adds the tokens that the grammar forces; they are computed in the next step."""
         try:
-            is_over = False
-            while not is_over and job.is_forced():
-                token = job.take_forced()
-                is_over = self._add(job, token, None, job.end_with(token))
+            while job.is_forced():
+                if self._tell(job, job.add(job.take_forced())):
+                    return
         except BaseException as error:
             self.room.end(job, error)
 
-    def _add(self, job: Job, token: int, row: Logits | None, reason: FinishReason | None) -> bool:
-        """Adds a token; returns whether it was the last one. The job is then over."""
+    def _tell(self, job: Job, reason: FinishReason | None) -> bool:
+        """Counts the newest token of a job, and tells the consumer, or ends the job if there is a reason; whether.
+
+        The job waits for its consumer if that is behind.
+        """
         now = self._clock()
         self.counters.count_token(job.record, now)
-        job.add(token, row, reason)
         if reason is not None:
             self.room.end(job)
             return True
-        if job.streaming:
-            self._tell(job, now)
-        return False
-
-    def _tell(self, job: Job, now: float) -> None:
-        """Tells the consumer of a new token, and waits for it if it is behind."""
+        if not job.streaming:
+            return False
         notifier, behind = job.notifier, len(job.tokens) - job.consumed
         # To wake a thread costs as much as a step of a small model: if tokens come quickly, it gets some at a time.
         if now - job.last_notified >= QUIET or behind >= AHEAD // 2:
@@ -339,6 +330,7 @@ class Executor:
             job.backpressured = job.is_ahead
             # It may be paused for another one.
             self.scheduler.is_full = self.scheduler.is_full and not job.backpressured
+        return False
 
     # -- prompts and tasks ---------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Handles: how a consumer reads the tokens of a request that the engine loop computes.
+"""Handles and streams: how a consumer reads the tokens of a request that the engine loop computes.
 
 Runners stage, above the engine loop. A handle makes steps of tokens when somebody asks for them, in the thread that
 asks: texts, stop strings, callbacks and log-probabilities cost the loop nothing. Any number of threads and asyncio
@@ -8,17 +8,23 @@ tasks may read one handle; each iterator gets all steps.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType, coroutine
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.request.output import Generation, Output, Step
+from rlx.engine.request.output import Generation, Step, likeliest, log_probs
 from rlx.engine.request.record import RequestStats
 from rlx.engine.request.request import AHEAD, Job
-from rlx.engine.threads import Notifier
+from rlx.engine.request.stopping import AnswerText, FinishReason, OnToken, says_stop, stop_strings
+from rlx.errors import ArgumentError, TokenizerError
 from rlx.notebook import GrowingText
+
+if TYPE_CHECKING:
+    from rlx.text.tokenizer import Tokenizer
+
+FULL = (FinishReason.LENGTH, FinishReason.CONTEXT)
 
 
 @coroutine
@@ -36,31 +42,59 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
 
     A request whose handle nobody has any more is aborted. So is one whose `with` block ends before it does.
 
+    The loop ends a request where it can see the end. A handle ends it at a stop string, and where its callback says so.
+    If several conditions hold, the first in the order of `FinishReason` counts.
+
     Args:
         loop: computes the job.
-        job: not submitted yet, or ended if there is nothing to compute.
-        output: makes its steps.
-        over: called once with the job and the number of tokens that count, when there will be no more and the job keeps
-            its sequence.
+        job: not submitted yet.
+        tokenizer: returns the tokenizer; `TokenizerError` if there is none.
+        on_token: called once with every token, before the conditions are checked.
+        has_texts: whether steps have texts without stop strings, too; they are empty if there is no tokenizer.
 
     Attributes:
-        stopping: why it ended (`reason`, `stopped_by`), once it is over.
+        job: the request's state in the loop.
+        over: called once with the job and the number of tokens that count, when there will be no more and the job keeps
+            its sequence.
+        finish_reason: why it ended; None if it goes on.
+        stopped_by: the stop id or the stop string that ended it; None if it was another reason.
+
+    Raises:
+        ArgumentError: a stop string is empty, or the callback is not callable.
+        TokenizerError: there are stop strings, and no tokenizer.
     """
 
     _ended = True  # until `__init__` is through
 
     def __init__(
-        self, loop: EngineLoop, job: Job, output: Output, over: Callable[[Job, int], object] | None = None
+        self,
+        loop: EngineLoop,
+        job: Job,
+        tokenizer: Callable[[], Tokenizer],
+        on_token: OnToken | None = None,
+        *,
+        has_texts: bool = True,
     ) -> None:
-        self._loop, self._job, self._over = loop, job, over
-        self.stopping = output
+        if on_token is not None and not callable(on_token):
+            raise ArgumentError(f"on_token is {on_token!r}, expected a function of a token", where="generate")
+        self.job, self._loop, self._tokenizer, self._on_token = job, loop, tokenizer, on_token
+        stop, self._answer = stop_strings(job.request.stop), None
+        if stop or has_texts:
+            try:
+                self._answer = AnswerText(tokenizer(), stop, job.request.keep_ids)
+            except TokenizerError:
+                if stop:
+                    raise
+        self.over: Callable[[Job, int], object] | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stopped_by: int | str | None = None
         self._steps: list[Step] = []
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._ended = False  # whether all steps that will ever be are there
 
     def __del__(self) -> None:
-        if not self._ended:
+        if not self._ended and self.job.record.submitted is not None:
             self._end(keeps=False)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -79,29 +113,11 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
             NumericalError, DeadlineError, PoolFullError: the request failed; the steps before can be read.
             BusyError: the runner was closed.
         """
-        job = self._job
-        if not (job.streaming or job.with_logits or self._steps):
-            return self._all_at_once()
         while not self._ended:
-            seen = job.notifier.news
+            seen = self.job.notifier.news
             if not self.read():
-                self._loop.wait(job.notifier, seen)
-        self._given(len(self._steps))
+                self._loop.wait(self.job.notifier, seen)
         return self._generation()
-
-    def _all_at_once(self) -> Generation:
-        """The result where nobody looks at steps: none are made."""
-        job = self._job
-        seen = job.notifier.news
-        while not (job.ended or self._ended):
-            self._loop.wait(job.notifier, seen)
-            seen = job.notifier.news
-        tokens = job.tokens[: job.stopped_at]
-        if not self._ended:
-            self._end(len(tokens), job.error)
-        if self._error is not None:
-            raise self._error
-        return Generation(tokens, self.stopping)
 
     def __await__(self) -> Generator[Any, None, Generation]:
         """As `result`, for an asyncio task."""
@@ -113,40 +129,54 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         return self._generation()
 
     def _generation(self) -> Generation:
-        steps = self._steps if self.stopping.logprobs else None
-        return Generation((step.token for step in self._steps), self.stopping, steps)
+        if self._error is not None:
+            raise self._error
+        steps, text = self._steps, None if self._answer is None else self._answer.text
+        tokens = [step.token for step in steps] if steps else self.job.tokens[: self.job.stopped_at]
+        logprobs = steps if self.job.with_logits else None
+        return Generation(tokens, self.finish_reason, self._tokenizer, text, logprobs)
 
     def step(self, at: int) -> Step | None:
         """Waits for step number `at`; None if the request ended before it."""
-        job, steps = self._job, self._steps
+        job, steps = self.job, self._steps
         while at >= len(steps) and not self._ended:
             seen = job.notifier.news  # before the look: what comes after it is news
             if len(job.tokens) > len(steps) or job.ended:
-                self._make(at + 1)
+                self._read(at + 1)
             else:
                 self._loop.wait(job.notifier, seen)
-        return steps[at] if at < len(steps) else self._given(at)
+        return steps[at] if at < len(steps) else self._none()
 
     async def step_async(self, at: int) -> Step | None:
         """As `step`, for an asyncio task. Other tasks have their turn although steps come without a wait."""
-        job, steps, waited = self._job, self._steps, False
+        job, steps, waited = self.job, self._steps, False
         while at >= len(steps) and not self._ended:
             seen = job.notifier.news
             if len(job.tokens) > len(steps) or job.ended:
-                self._make(at + 1)
+                self._read(at + 1)
             else:
                 waited = True
                 self._loop.wake()  # the task's own thread must not compute
                 await job.notifier.wait_async(seen)
         if at % AHEAD == 0 and not waited:
             await _other_tasks()
-        return self._given(at)
+        return steps[at] if at < len(steps) else self._none()
+
+    def _none(self) -> Step | None:
+        """None: there is no further step. Raises why, if the request failed."""
+        if self._error is not None:
+            raise self._error
+        return None
 
     def read(self) -> bool:
         """Makes the steps of all tokens that have come, without waiting; returns whether anything was new."""
-        before = len(self._steps)
-        if self.has_news():
-            self._make()
+        job, before = self.job, len(self._steps)
+        looks = job.streaming or job.with_logits or self._on_token is not None or before
+        if not (self._ended or looks):  # no steps are made
+            if job.ended:
+                self._end(len(job.tokens), job.error)
+        elif not self._ended and (len(job.tokens) > before or job.ended):
+            self._read()
         return len(self._steps) > before or self._ended
 
     def steps(self, at: int) -> list[Step]:
@@ -156,60 +186,65 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
             RlxError: the request failed, and there are none.
         """
         self.read()
-        if at >= len(self._steps) and self._error is not None:
-            raise self._error
+        if at >= len(self._steps):
+            self._none()
         return self._steps[at:]
 
-    def has_news(self) -> bool:
-        """Whether there is a token that nobody has read, or an end."""
-        job = self._job
-        return not self._ended and (len(job.tokens) > len(self._steps) or job.ended)
-
-    def _given(self, at: int) -> Step | None:
-        if at < len(self._steps):
-            return self._steps[at]
-        if self._error is not None:
-            raise self._error
-        return None
-
-    def _make(self, most: int | None = None) -> None:
+    def _read(self, most: int | None = None) -> None:
         """Makes steps of the tokens that have come, and notes the end.
 
         Args:
             most: how many steps there should be at most.
         """
-        job, steps = self._job, self._steps
+        job, steps = self.job, self._steps
         with self._lock:
             while not self._ended and (most is None or len(steps) < most):
                 at = len(steps)
-                if at < len(job.tokens):
-                    self._make_one(at)
-                elif job.ended and at >= len(job.tokens):  # read in this order: tokens come before the end
-                    self._end(at, job.error)
-                else:
+                if at >= len(job.tokens):
+                    if job.ended and at >= len(job.tokens):  # read in this order: tokens come before the end
+                        self._end(at, job.error)
                     return
+                try:
+                    step = self._made(at)
+                except BaseException as error:  # of a callback, or an interrupt
+                    self._end(at + 1, error)
+                    raise
+                steps.append(step)
+                job.consumed = at + 1
+                if step.finish_reason is not None:
+                    self._end(at + 1)
+                elif job.backpressured and len(job.tokens) - job.consumed <= AHEAD // 2:
+                    self._loop.consumed(job)
 
-    def _make_one(self, at: int) -> None:
-        job = self._job
-        try:
-            row = job.rows.popleft() if job.with_logits else None
-            last = job.last
-            step = self.stopping.step(job.tokens[at], row, last[1] if last and last[0] == at + 1 else None)
-        except BaseException as error:  # of a callback, or an interrupt
-            self._end(at + 1, error)
-            raise
-        self._steps.append(step)
-        job.consumed = at + 1
-        if step.finish_reason is not None:
-            self._end(at + 1)
-        elif job.backpressured and len(job.tokens) - job.consumed <= AHEAD // 2:
-            self._loop.consumed(job)
+    def _made(self, at: int) -> Step:
+        """The step of the next token, which is number `at`."""
+        job, answer, piece = self.job, self._answer, ""
+        token, logits = job.tokens[at], job.rows.popleft() if job.with_logits else None
+        reason = job.last[1] if job.last is not None and job.last[0] == at + 1 else None
+        halted = self._on_token is not None and says_stop(self._on_token, token)
+        if reason == FinishReason.STOP:  # a stop id has no text
+            self.stopped_by = token
+        elif answer is not None:
+            piece = answer.push(token, at + 1 >= job.request.min_tokens)
+            if answer.stopped_at is not None:
+                reason, self.stopped_by = FinishReason.STOP_STRING, answer.stopped_at
+        if halted and (reason is None or reason in FULL):
+            reason = FinishReason.CALLBACK
+        if reason is not None:
+            self.finish_reason = reason
+            piece += "" if answer is None else answer.finish()
+        if logits is None:
+            return Step(token, None, reason, piece)
+        logprob, count = float(log_probs(logits[None], [token])[0]), job.request.top_logprobs
+        top = likeliest(self._tokenizer(), token, logprob, logits, count) if count else ()
+        return Step(token, logprob, reason, piece, top)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Ends the request. Steps that were read stay; `finish_reason` is then `aborted`. May be called again."""
-        self._end()
+        """Ends the request. Steps that were read stay; its finish reason is then `aborted`. May be called again."""
+        if not self._ended:
+            self._end()
 
     @property
     def is_over(self) -> bool:
@@ -219,7 +254,7 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
     @property
     def stats(self) -> RequestStats:
         """The cost of the request so far, or in all once it ended: tokens, and seconds of each phase."""
-        job, tokens = self._job, len(self._steps)
+        job, tokens = self.job, len(self._steps)
         if self._ended and not tokens:  # nobody looked at steps
             tokens = len(job.tokens[: job.stopped_at])
         return job.record.stats(len(job.prompt), tokens, self._loop.clock(), job.done)
@@ -233,17 +268,19 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         """
         if self._ended:
             return
-        job, count = self._job, len(self._steps) if count is None else count
+        job, count = self.job, len(self._steps) if count is None else count
         self._ended, self._error = True, error
-        if job.last is not None and job.last[0] == count and error is None:
-            self.stopping.end(job.last[1], job.tokens[count - 1] if count else None)
-        self.stopping.end()  # unless it has ended by itself
+        if self.finish_reason is None:
+            self.finish_reason = FinishReason.ABORTED
+            if job.last is not None and job.last[0] == count and error is None:
+                self.finish_reason = job.last[1]
+                self.stopped_by = job.tokens[count - 1] if self.finish_reason == FinishReason.STOP else None
         job.keeps = job.keeps and keeps and count > 0 and job.error is None
         if not job.ended or (job.sequence is not None and (count < len(job.tokens) or not job.keeps)):
             self._loop.stop(job, count)
-        if self._over is not None and job.keeps:
-            self._over(job, count)
-        self._over = None
+        if self.over is not None and job.keeps:
+            self.over(job, count)
+        self.over = None
         job.notifier.notify()  # other consumers wait for a token that will not come
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -322,80 +359,3 @@ class Stream(Iterator[Step], AsyncIterator[Step]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-News = list[tuple[int, list[Step]]]
-"""Numbers of requests, and their new steps; no steps where one is over."""
-
-
-class RequestGroup:
-    """Requests that were handed over together, read by one thread or one asyncio task: whichever has tokens.
-
-    Args:
-        loop: computes them.
-        handles: at least one; their jobs have one notifier.
-
-    Attributes:
-        handles: one for each request.
-    """
-
-    def __init__(self, loop: EngineLoop, handles: Sequence[Handle], notifier: Notifier) -> None:
-        self._loop, self.handles, self._notifier = loop, handles, notifier
-        self._read = [0] * len(handles)
-        self._open = set(range(len(handles)))
-
-    async def news(self, seconds: float | None = None) -> News | None:
-        """Waits until there are new steps, or one request is over: then its list of steps is empty.
-
-        Args:
-            seconds: how long it waits at most.
-
-        Returns:
-            What is new. An empty list if all requests are over; None if the time has passed.
-
-        Raises:
-            RlxError: of a request that failed, once its steps were read.
-        """
-        while self._open:
-            seen = self._notifier.news
-            if found := self._found():
-                return found
-            self._loop.wake()  # the task's own thread must not compute
-            if not await self._notifier.wait_async(seen, seconds):
-                return None
-        return []
-
-    def _found(self) -> News:
-        found: News = []
-        for i in sorted(self._open):
-            handle, at = self.handles[i], self._read[i]
-            if steps := handle.steps(at):
-                self._read[i] += len(steps)
-                found.append((i, steps))
-            elif handle.is_over:
-                self._open.discard(i)
-                found.append((i, []))
-        return found
-
-    def results(self) -> list[Generation]:
-        """Waits for the ends of all requests, and returns their tokens.
-
-        Raises:
-            RlxError: of the first request that fails; the others are aborted.
-        """
-        try:
-            while left := [handle for handle in self.handles if not handle.is_over]:
-                seen = self._notifier.news
-                if not sum(handle.read() for handle in left):  # all of them, not only up to the first
-                    self._loop.wait(self._notifier, seen)
-                for handle in left:
-                    if handle.is_over:
-                        handle.result()
-        finally:
-            self.abort()
-        return [handle.result() for handle in self.handles]
-
-    def abort(self) -> None:
-        """Ends all requests. May be called again."""
-        for handle in self.handles:
-            handle.abort()

@@ -20,7 +20,6 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeVar, overload
 
-from rlx import env
 from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.loop.executor import Executor, Message
 from rlx.engine.loop.scheduler import Scheduler
@@ -29,13 +28,10 @@ from rlx.engine.request.request import Job, Task
 from rlx.engine.threads import DeferredInterrupt, Notifier, closed_at_exit
 from rlx.engine.token_engine import StepEngine
 from rlx.errors import BusyError, ResourceError, named_refusals
-from rlx.tracing import span
 
 T = TypeVar("T")
 
 _NOBODY = Notifier()  # of a caller that waits for nothing
-
-BRIEF = 0.05  # seconds: callers compute turns themselves as long as turns take no longer
 
 
 class EngineLoop:
@@ -76,8 +72,6 @@ class EngineLoop:
     def _begin(self) -> None:
         self._lock = threading.Lock()  # held by the thread that drives
         self._driver: int | None = None  # its number
-        self._uncompiled = not env.jit()
-        self._is_brief = self._uncompiled  # whether callers compute turns themselves
         self._sleepers: list[Notifier] = []  # where threads wait that could drive
         self._alarm: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the loop's own thread
         self._thread: dict[str, threading.Thread] = {}
@@ -233,13 +227,16 @@ class EngineLoop:
         """
         executor, done = self.executor, False
         with DeferredInterrupt() as interrupt:
-            if self._is_brief and self._lock.acquire(blocking=False):
+            if executor.is_brief and self._lock.acquire(blocking=False):
                 try:
                     self._driver = threading.get_ident()
                     if executor.inbox:
                         executor.read()
-                    while notifier.news is seen and not interrupt.came and self._turn() and self._is_brief:
-                        pass
+                    goes_on = True
+                    while goes_on and notifier.news is seen and not (interrupt.came or self.is_closed):
+                        goes_on = executor.turn() and executor.is_brief
+                    if self.is_closed:
+                        executor.end_all(_closed_error())
                     if executor.unheard:
                         executor.wake_consumers()
                     done = notifier.news is not seen and not self.scheduler.is_wanted_elsewhere(notifier)
@@ -263,18 +260,6 @@ class EngineLoop:
         finally:
             self._sleepers.remove(notifier)
 
-    def _turn(self) -> bool:
-        """Computes a turn; returns whether there is more to do."""
-        if self.is_closed:
-            self.executor.end_all(_closed_error())
-            return False
-        start = time.perf_counter()
-        with span("turn", "loop"):
-            more = self.executor.turn()
-        # Without compiled code callers always compute, because a debugger looks at them.
-        self._is_brief = self._uncompiled or time.perf_counter() - start <= BRIEF
-        return more
-
     def run(self) -> float | None:
         """For the loop's own thread: computes until there is nothing to do, or another thread goes on.
 
@@ -285,8 +270,10 @@ class EngineLoop:
         with self._lock:
             self._driver = threading.get_ident()
             try:
-                while successor is None and self._turn():
+                while successor is None and not self.is_closed and self.executor.turn():
                     successor = self._successor()
+                if self.is_closed:
+                    self.executor.end_all(_closed_error())
                 seconds = self.executor.seconds_left()
             finally:
                 self._driver = None
@@ -296,7 +283,7 @@ class EngineLoop:
 
     def _successor(self) -> Notifier | None:
         """Where a thread waits for all that is left, if it may drive: each token would wake it otherwise."""
-        if not self._is_brief or len(self._sleepers) != 1 or self.executor.inbox:
+        if not self.executor.is_brief or len(self._sleepers) != 1 or self.executor.inbox:
             return None
         (notifier,) = self._sleepers
         return None if self.scheduler.is_wanted_elsewhere(notifier) or notifier.waiting > 1 else notifier

@@ -73,10 +73,6 @@ class Scheduler:
 
     # -- who goes next ------------------------------------------------------------------------------------------------
 
-    def decoding(self) -> list[Job]:
-        """The jobs of the next decode step: those that run, unless their consumers are behind."""
-        return [job for job in self.running if not job.backpressured and not job.paused]
-
     def admitted(self) -> Job | None:
         """The next job to start, moved to `prefilling`; None if there is no slot or nobody may start yet."""
         job = self._next()
@@ -107,8 +103,8 @@ class Scheduler:
 
     def is_wanted_elsewhere(self, notifier: Notifier | None) -> bool:
         """Whether there is anything to do but for the consumers of this notifier, or a deadline to watch."""
-        jobs = (job for table in (self.waiting, self.prefilling, self.running) for job in table)
-        return bool(self.tasks or self.limited) or any(job.notifier is not notifier for job in jobs)
+        others = any(job.notifier is not notifier for job in self.jobs())
+        return others or bool(self.tasks or self.limited)
 
     def tokens_at_once(self, job: Job) -> int:
         """Maximum number of tokens in a native call. Who looks at each gets those of a short time together."""
@@ -129,7 +125,7 @@ class Scheduler:
 
     def task_rows(self, past: int) -> int:
         """How many rows after `past` positions a task may compute before its next `yield`."""
-        return self.budget(bool(self.decoding()), past)
+        return self.budget(any(not (job.backpressured or job.paused) for job in self.running), past)
 
     def observe_prompt(self, rows: int, positions: float, seconds: float) -> None:
         """Notes a prompt step. Small ones do not count: they say more about what a step costs than about its rows.

@@ -15,7 +15,7 @@ from functools import wraps
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from rlx import arguments, env
+from rlx import env
 from rlx.arguments import check_arguments
 from rlx.backends import checked_device
 from rlx.errors import UnknownArgumentError
@@ -237,11 +237,6 @@ def method_takes_options(
 ) -> Callable[[Callable[[Owner, ModelSource, Options], R]], Callable[Concatenate[Owner, ModelSource, P], R]]:
     """As `takes_options`, for a method whose first argument after `self` or `cls` is the model."""
     return lambda function: _keywords(function, options)
-
-
-def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """As `rlx.arguments.known_arguments`; the error also says which options belong to the opening of a model."""
-    return arguments.known_arguments(function, OPENING)
 
 
 def _keywords(function: Callable[..., R], options: Any) -> Callable[..., R]:

@@ -81,7 +81,9 @@ class Record:
         last: its newest token was there.
         ended: it ended, in whatever way.
         cached: how many tokens of the prompt the cache knew.
-        track: where a trace shows it, if one is recorded.
+        trace: the trace that shows it, if one was recorded when it was submitted; the next two are of its track there.
+        track: the number of the track.
+        paused: since when it is paused, in nanoseconds.
     """
 
     submitted: float | None = None
@@ -90,7 +92,9 @@ class Record:
     last: float | None = None
     ended: float | None = None
     cached: int = 0
-    track: _Track | None = None
+    trace: Trace | None = None
+    track: int = 0
+    paused: int | None = None
 
     def stats(self, prompt: int, tokens: int, now: float, done: int = 0) -> RequestStats:
         """The stats of the request.
@@ -154,58 +158,27 @@ class LoopCounters:
 # -- the track in a trace ----------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Tracks:
-    """When each track becomes free, in nanoseconds; None while a request has it."""
-
-    ends: list[int | None] = field(default_factory=list)
-
-    def take(self, start: int) -> int:
-        """The first track that is free since `start`, counted from 1."""
-        for i, end in enumerate(self.ends):
-            if end is not None and end <= start:
-                self.ends[i] = None
-                return i + 1
-        self.ends.append(None)
-        return len(self.ends)
-
-
-@dataclass
-class _Track:
-    """The track of a request.
-
-    Attributes:
-        submitted: when it was handed over, in nanoseconds.
-        paused: since when it is paused.
-    """
-
-    trace: Trace
-    number: int
-    submitted: int
-    paused: int | None = None
-
-    def add(self, name: str, start: int, end: int, **args: Any) -> None:
-        self.trace.add(Slice(REQUESTS, self.number, name, "request", start, end, json.dumps(args) if args else ""))
-
-
-_tracks: weakref.WeakKeyDictionary[Trace, _Tracks] = weakref.WeakKeyDictionary()
+#: When each track of a trace becomes free, in nanoseconds; None while a request has it.
+_tracks: weakref.WeakKeyDictionary[Trace, list[int | None]] = weakref.WeakKeyDictionary()
 
 
 def received(job: Job) -> None:
-    """The loop has taken a new request."""
+    """The loop has taken a new request, which gets the first track that is free since it was submitted."""
     trace = tracing.active()
     if trace is None or trace.is_full:
         return
-    submitted = _nanoseconds(job.record.submitted)
-    number = _tracks.setdefault(trace, _Tracks()).take(submitted)
-    trace.name_track(REQUESTS, number, f"requests {number}")
-    job.record.track = _Track(trace, number, submitted)
+    ends, submitted = _tracks.setdefault(trace, []), _nanoseconds(job.record.submitted)
+    free = (i for i, end in enumerate(ends) if end is not None and end <= submitted)
+    at = next(free, len(ends))
+    ends[at : at + 1] = [None]
+    job.record.trace, job.record.track = trace, at + 1
+    trace.name_track(REQUESTS, at + 1, f"requests {at + 1}")
 
 
 def started(job: Job) -> None:
     """A request has got its sequence."""
-    if job.record.track is not None:
-        job.record.track.add("queue", job.record.track.submitted, _nanoseconds(job.record.started))
+    if job.record.trace is not None:
+        _add(job.record, "queue", _nanoseconds(job.record.submitted), _nanoseconds(job.record.started))
 
 
 def computed(rows: Iterable[tuple[Job, int]], start: float) -> None:
@@ -218,44 +191,49 @@ def computed(rows: Iterable[tuple[Job, int]], start: float) -> None:
         return
     end = time.perf_counter_ns()
     for job, count in rows:
-        if job.record.track is not None:
-            job.record.track.add("prompt chunk", _nanoseconds(start), end, tokens=count, done=job.done)
+        _add(job.record, "prompt chunk", _nanoseconds(start), end, tokens=count, done=job.done)
 
 
 def paused(job: Job) -> None:
     """A request has made room for others."""
-    if job.record.track is not None:
-        job.record.track.paused = time.perf_counter_ns()
+    job.record.paused = time.perf_counter_ns()
 
 
 def resumed(job: Job) -> None:
     """A paused request goes on, or has ended."""
-    if job.record.track is not None and job.record.track.paused is not None:
-        job.record.track.add("paused", job.record.track.paused, time.perf_counter_ns())
-        job.record.track.paused = None
+    if job.record.paused is not None:
+        _add(job.record, "paused", job.record.paused, time.perf_counter_ns())
+        job.record.paused = None
 
 
 def ended(job: Job, error: BaseException | None) -> None:
     """A request has ended, in whatever way."""
-    record = job.record
-    track = record.track
-    if track is None:
+    record, trace = job.record, job.record.trace
+    if trace is None:
         return
     resumed(job)
-    end = max(time.perf_counter_ns(), _nanoseconds(record.ended))
-    starts = [track.submitted, *(_nanoseconds(each) for each in (record.started, record.answered) if each is not None)]
-    if len(starts) == 1:
-        track.add("queue", track.submitted, end)
-    if len(starts) > 1:
-        track.add("prompt", starts[1], [*starts, end][2], tokens=len(job.prompt), cached=record.cached)
-    if len(starts) > 2:
-        track.add("decode", starts[2], end, tokens=len(job.tokens))
-    facts = {"prompt": len(job.prompt), "cached": record.cached, "answer": len(job.tokens)}
+    end, submitted = max(time.perf_counter_ns(), _nanoseconds(record.ended)), _nanoseconds(record.submitted)
+    if record.started is None:
+        _add(record, "queue", submitted, end)
+    else:
+        answered = end if record.answered is None else _nanoseconds(record.answered)
+        _add(record, "prompt", _nanoseconds(record.started), answered, tokens=len(job.prompt), cached=record.cached)
+        if record.answered is not None:
+            _add(record, "decode", answered, end, tokens=len(job.tokens))
+    facts: dict[str, Any] = {"prompt": len(job.prompt), "cached": record.cached, "answer": len(job.tokens)}
     facts["priority"] = job.request.priority
-    failed = {"error": f"{type(error).__name__}: {error}"} if error is not None else {}
-    track.add(f"request {job.number}", track.submitted, end, **facts, **failed)
-    _tracks[track.trace].ends[track.number - 1] = end
-    job.record.track = None
+    if error is not None:
+        facts["error"] = f"{type(error).__name__}: {error}"
+    _add(record, f"request {job.number}", submitted, end, **facts)
+    _tracks[trace][record.track - 1] = end
+    record.trace = None
+
+
+def _add(record: Record, name: str, start: int, end: int, **args: Any) -> None:
+    """Adds a slice to the track of a request, if it has one."""
+    if record.trace is not None:
+        text = json.dumps(args) if args else ""
+        record.trace.add(Slice(REQUESTS, record.track, name, "request", start, end, text))
 
 
 def _nanoseconds(seconds: float | None) -> int:

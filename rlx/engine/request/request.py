@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from inspect import Parameter
+from typing import Any, TypedDict
 
 from rlx.engine.kv.prefix import Keys
 from rlx.engine.kv.prompt_embeddings import keys_of
@@ -22,10 +23,9 @@ from rlx.engine.request.stopping import NOTHING, FinishReason, checked_count
 from rlx.engine.speculation.drafts import Drafts
 from rlx.engine.threads import Notifier
 from rlx.errors import ArgumentError
-from rlx.grammar.grammar import Grammar
-from rlx.sampling.choice import Choice, Chosen
+from rlx.grammar.grammar import Grammar, chosen_grammar
 from rlx.sampling.options import Sample, SampleOpts
-from rlx.sampling.sampler import Constraint
+from rlx.sampling.sampler import Constraint, Sampler
 
 AHEAD = 8  # most tokens that are computed before their consumer has taken them
 
@@ -91,20 +91,44 @@ class Request:
             raise ArgumentError(f"timeout is {timeout!r}", where="submit", hint="give seconds above 0, or None")
 
 
+class RequestOptions(TypedDict, total=False):
+    """The keyword arguments of every call that generates; `LmRunner.generate` says what they mean."""
+
+    stop: str | Sequence[str]
+    min_tokens: int
+    speculative: str | None
+    top_logprobs: int | None
+    grammar: Grammar | None
+    json_schema: Any
+
+
+#: The same as parameters, with their defaults, for signatures.
+PARAMETERS = [
+    Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(Request, name, None), annotation=kind.__forward_arg__)
+    for name, kind in RequestOptions.__annotations__.items()
+]
+
+
+def request_of(
+    ids: PromptLike, n_new: int, sample: Sample, stop_at_eog: bool, options: RequestOptions, **more: Any
+) -> Request:
+    """The request of a call.
+
+    Args:
+        more: further fields, which override the options.
+
+    Raises:
+        GrammarError: the grammar or the schema cannot be used.
+    """
+    fields: dict[str, Any] = {**options, **more}
+    fields["grammar"] = chosen_grammar(fields.get("grammar"), fields.pop("json_schema", None))
+    return Request(ids, n_new, sample, stop_at_eog, **fields)
+
+
 DraftsOf = Callable[[Any], Drafts | None]
 """Makes the drafts for a sequence; None if there are none now."""
 
 _numbers = itertools.count()
-
-
-class Chooser(Protocol):
-    """Chooses the tokens of one answer; `rlx.sampling.Sampler` does."""
-
-    def choice(self, vocab: int, banned: Collection[int] = ()) -> Choice: ...
-
-    def advance(self, chosen: Chosen, logits: Logits) -> int: ...
-
-    def accept(self, token: int) -> None: ...
 
 
 @dataclass(eq=False)
@@ -151,7 +175,7 @@ class Job:
     """
 
     request: Request
-    sampler: Chooser
+    sampler: Sampler
     room: int | None = None
     constraint: Constraint | None = None
     turn_ids: Collection[int] = NOTHING
@@ -205,6 +229,16 @@ class Job:
         return 0 if self.sequence is None else min(len(self.sequence), len(self.prompt))
 
     @property
+    def position(self) -> int:
+        """How many tokens come before the newest one."""
+        return len(self.prompt) + len(self.tokens) - 1
+
+    @property
+    def place(self) -> str:
+        """The name in errors of the row of logits that the next token is chosen from."""
+        return self.label or (f"position {self.position}" if self.tokens else "prefill")
+
+    @property
     def left(self) -> int:
         """Maximum number of further tokens."""
         return self.limit - len(self.tokens)
@@ -255,28 +289,28 @@ class Job:
             return False
         return bool(self.forced) or len(self.prompt) + len(self.tokens) > len(self.sequence) + 1
 
-    def end_with(self, token: int) -> FinishReason | None:
-        """Why it ends with this token, which the sampler has chosen or accepted; None if it goes on.
-
-        Of several reasons the first in the order of `FinishReason`.
-        """
-        count = len(self.tokens) + 1
-        if token in self.stop_ids and count > self.request.min_tokens:
-            return FinishReason.STOP
-        if self.constraint is not None and self.constraint.is_over:
-            return FinishReason.GRAMMAR
-        return self._full() if count >= self.limit else None
-
     def _full(self) -> FinishReason:
         return FinishReason.LENGTH if self.limit == self.request.n_new else FinishReason.CONTEXT
 
-    def add(self, token: int, row: Logits | None = None, reason: FinishReason | None = None) -> None:
-        """Adds a token, a copy of its logits, and the reason why it is the last one. The caller notifies."""
+    def add(self, token: int, row: Logits | None = None) -> FinishReason | None:
+        """Adds a token, which the sampler has chosen or accepted, and a copy of its logits. The caller notifies.
+
+        Returns:
+            Why it is the last one, of several reasons the first in the order of `FinishReason`; None if it goes on.
+        """
+        count, reason = len(self.tokens) + 1, None
+        if token in self.stop_ids and count > self.request.min_tokens:
+            reason = FinishReason.STOP
+        elif self.constraint is not None and self.constraint.is_over:
+            reason = FinishReason.GRAMMAR
+        elif count >= self.limit:
+            reason = self._full()
         if reason is not None:
-            self.last = len(self.tokens) + 1, reason
+            self.last = count, reason
         if row is not None and self.with_logits:
             self.rows.append(row.copy())
         self.tokens.append(token)  # at the end: whoever sees the token finds its row, and that it is the last one
+        return reason
 
     def rewind(self, length: int) -> None:
         """Drops what follows the first `length` tokens of the sequence."""

@@ -1,7 +1,7 @@
 """Why a generation ends, and the text of its answer, which ends before the first stop string.
 
 Runners stage. The loop ends a request at a stop id, at the end of its grammar, its number of tokens or its context
-(`Job.end_with`); the consumer ends it at a stop string or with its callback (`Output`).
+(`Job.add`); the consumer ends it at a stop string or with its callback (`Handle`).
 """
 
 from __future__ import annotations
