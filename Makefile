@@ -29,7 +29,9 @@ help:
 demo: $(VENV)/.rlx-installed
 	@$(PY) -m rlx run "Tell me a story about a brave fox."
 
-test: lint types pytest
+# Types are checked beside the first tests, which leave a processor idle now and then.
+test: lint
+	@$(MAKE) --no-print-directory --jobs 2 types pytest
 
 lint: $(VENV)/.rlx-test-installed
 	@$(PY) -m ruff check $(wildcard $(LINTED))
