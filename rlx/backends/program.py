@@ -158,7 +158,8 @@ class Program(ABC):
         memory: of the device that runs it.
 
     Attributes:
-        inputs: name -> array for an input of the largest call, filled from the start. The next step reads it.
+        inputs: name -> array for an input of the largest call, filled from the start. The next step reads it. The page
+            table of one sequence has all pages in order until somebody writes another one.
         extents: the symbol values of the next or the last step.
         times: int64 [workers, regions + 1], the clock at the start of a step and after each region.
         then: a follow-up program that reads results of this one.
@@ -192,6 +193,8 @@ class Program(ABC):
         self._sees = self.arena.view() is not None
         self._sent: set[str] = set()  # inputs that are in the arena already
         self.inputs = {name: value.input(self.arena, self._largest) for name, value in self._given.items()}
+        if (table := self.inputs.get("pages")) is not None and table.ndim == 1:
+            table[:] = range(len(table))
 
     @property
     def name(self) -> str:

@@ -1,20 +1,16 @@
-"""Memory of the states between steps: KV caches and recurrent states. All are updated in place.
+"""The states of a graph, KV caches and recurrent states: kinds, types and sizes. `state_memory.py` holds them.
 
 There are three kinds (docs/caches.md). A full cache has room for `ctx` positions. A ring holds only the newest
 positions, as many as the sliding windows over it need; its writes wrap. A recurrent state is one value for all
-positions so far. Memory is anonymous: unused positions take none, and everything starts as zeros.
+positions so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from rlx.backends.memory import Buffer, Grid, Memory
-from rlx.errors import ArgumentError, GraphError
+from rlx.errors import ArgumentError
 from rlx.ir import dims
 from rlx.ir.dtypes import KV_DTYPES, DType
 from rlx.ir.graph import Graph
@@ -22,8 +18,6 @@ from rlx.ir.node import Node
 from rlx.ir.op_table import OPS
 from rlx.passes.capabilities import Layouts
 from rlx.passes.program import root
-
-Array = np.ndarray[Any, Any]
 
 
 def kv_dtype(name: str | None, exact: bool, default: str = "f16") -> DType:
@@ -136,141 +130,6 @@ class State:
         return f"{self.kind} {self.dtype.name} {list(shape)}"
 
 
-class StateMemory:
-    """Memory for every state of a graph: one buffer each, with a copy for each slot.
-
-    A cache consists of pages: page p is the places p * page to (p + 1) * page - 1 of every head.
-
-    Args:
-        graph: a graph before or after specialization.
-        memory: of the device.
-        layouts: of the device.
-        extents: values of CTX, WINDOW_CTX and SLOTS, see `extents_of`.
-        page: positions that are read and written together; by default a tile.
-        paged: whether the pages of full caches belong to all slots, which find theirs in page tables.
-
-    Attributes:
-        table: the states by name, with the shape of one slot.
-        extents: as given; programs take them at run time.
-        window: the largest sliding window over rings; None without rings.
-        buffers: of each state: all its pages or slots.
-        strides: bytes from a slot to the next, of states that have slots.
-
-    Raises:
-        GraphError: a key cache of fixed size is not a multiple of a tile, or a ring not one of a page.
-        ResourceError: the system refuses the memory.
-    """
-
-    def __init__(
-        self,
-        graph: Graph,
-        memory: Memory,
-        layouts: Layouts,
-        extents: Mapping[str, int],
-        page: int | None = None,
-        paged: bool = False,
-    ) -> None:
-        self.extents, self.page, self.window = dict(extents), page or layouts.tile, largest_window(graph)
-        self._layouts = layouts
-        self.table = {state.name: state for state in states_of(graph, extents, layouts)}
-        for state in self.table.values():
-            _check_capacity(state, layouts)
-        self.full, self.rings, self.recurrent = (self._names(kind) for kind in ("full", "ring", "recurrent"))
-        self.strides = {name: s.nbytes for name, s in self.table.items() if not (paged and s.kind == "full")}
-        self.buffers: dict[str, Buffer] = {}
-        try:
-            for name, state in self.table.items():
-                slots = extents["SLOTS"] if name in self.strides else 1
-                self.buffers[name] = memory.allocate(slots * state.nbytes, huge=name in self.recurrent)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def ring_capacity(self) -> int | None:
-        """Capacity of the rings in positions; None without rings."""
-        return min((self.table[name].shape[1] for name in self.rings), default=None)
-
-    def first_read(self, length: int) -> int:
-        """First ring position that a step at `length` reads, masked or not: the start of its page."""
-        oldest = max(0, length - self.window + 1) if self.window else 0
-        return oldest // self._layouts.page * self._layouts.page
-
-    def _pages_of(self, name: str, slot: int = 0) -> Grid:
-        """A cache as pages, which have a row for each head."""
-        state = self.table[name]
-        heads, pages = state.shape[0], state.shape[1] // self.page
-        buffer = self.slot_of(name, slot) if name in self.strides else self.buffers[name]
-        return Grid(buffer, heads, pages, state.nbytes // heads // pages)
-
-    def zero_recurrent(self, slot: int) -> None:
-        """Sets the recurrent states of a slot to zeros."""
-        for name in self.recurrent:
-            self.slot_of(name, slot).zero()
-
-    def ring_pages(self, first: int, length: int) -> Array:
-        """The pages of a ring that hold positions first .. length; `first` begins a page."""
-        count = (self.ring_capacity or self.page) // self.page
-        return np.arange(first // self.page, -(-length // self.page)) % count
-
-    def slot_of(self, name: str, slot: int) -> Buffer:
-        """The memory of a state of a slot."""
-        nbytes = self.table[name].nbytes
-        return self.buffers[name].part(slot * nbytes, nbytes)
-
-    def read(self, name: str, places: Any, slot: int, start: int, stop: int) -> Array:
-        """A read-only copy of positions start .. stop of a cache: `State.element` [heads, stop - start, width].
-
-        Args:
-            places: the pages that hold them, from the one with `start` on.
-        """
-        state, skip = self.table[name], start % self.page
-        rows = self._rows(state, self._pages_of(name, slot).take(places))
-        out = rows[:, skip : skip + stop - start].copy()
-        out.flags.writeable = False
-        return out
-
-    def write(self, name: str, places: Any, slot: int, start: int, values: Array) -> None:
-        """The inverse of `read`; other positions of these pages keep what they hold."""
-        state, pages, at = self.table[name], self._pages_of(name, slot), start % self.page
-        for place in places:  # one by one: in a ring the first and the last may be the same
-            rows = self._rows(state, pages.take([place])).copy()
-            part, values = values[:, : self.page - at], values[:, self.page - at :]
-            rows[:, at : at + part.shape[1]] = part
-            if state.tiled:
-                rows = self._layouts.stored_of(rows, state.dtype)
-            pages.put([place], np.ascontiguousarray(rows).view(np.uint8).reshape(pages.rows, 1, -1))
-            at = 0
-
-    def copy_state(self, name: str, slot: int) -> Array:
-        """A read-only copy of a recurrent state: `State.element` [..., `State.width`]."""
-        state = self.table[name]
-        out = self.slot_of(name, slot).read(state.element, state.values)
-        out.flags.writeable = False
-        return out
-
-    def put_state(self, name: str, slot: int, value: Array) -> None:
-        """The inverse of `copy_state`."""
-        self.slot_of(name, slot).write(value)
-
-    def _rows(self, state: State, pages: Array) -> Array:
-        """Pages uint8 [heads, pages, bytes] as positions [heads, positions, width]."""
-        values = np.ascontiguousarray(pages).view(state.element)
-        heads = values.shape[0]
-        if state.tiled and values.size:
-            tiles = values.reshape(heads, -1, self._layouts.tile * state.width)
-            return self._layouts.rows_of(tiles, state.dtype)
-        return values.reshape(heads, values.size // heads // state.width, state.width)
-
-    def _names(self, kind: str) -> list[str]:
-        return [name for name, state in self.table.items() if state.kind == kind]
-
-    def close(self) -> None:
-        """Releases the memory."""
-        for buffer in self.buffers.values():
-            buffer.close()
-
-
 def states_of(graph: Graph, sizes: Mapping[str, int], layouts: Layouts) -> Iterator[State]:
     """The states of a graph, with the sizes of CTX and WINDOW_CTX."""
     kinds, attentions = _uses(graph)
@@ -282,11 +141,34 @@ def states_of(graph: Graph, sizes: Mapping[str, int], layouts: Layouts) -> Itera
         yield State(name, kinds.get(node, "fixed"), node.dtype, shape, is_key and layouts.keys != "rows")
 
 
-def _check_capacity(state: State, layouts: Layouts) -> None:
-    where = f"state {state.name!r}"
-    if state.tiled and state.shape[1] % layouts.tile:
-        hint = f"Keys lie in tiles of {layouts.tile} positions: take a multiple of it, or CTX."
-        raise GraphError(f"the cache has {state.shape[1]} positions", where=where, hint=hint)
-    if state.kind == "ring" and state.shape[1] % layouts.page:
-        hint = f"Rings are read in groups of {layouts.page} positions: take a multiple of it, or WINDOW_CTX."
-        raise GraphError(f"the ring has {state.shape[1]} positions", where=where, hint=hint)
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes and capacities of the states of a model.
+
+    Attributes:
+        page: positions per page.
+        page_bytes: bytes of a page, over all full caches.
+        slot_bytes: bytes of a slot, over all rings and recurrent states.
+        window_ctx: capacity of rings in positions.
+    """
+
+    page: int
+    page_bytes: int
+    slot_bytes: int
+    window_ctx: int
+
+    @staticmethod
+    def of(graph: Graph, layouts: Layouts, max_seq: int, rows: int) -> Sizes:
+        """The sizes for sequences of at most `max_seq` positions and calls of at most `rows` rows."""
+        window_ctx = capacities(graph, max_seq, rows, layouts)["WINDOW_CTX"]
+        table = list(states_of(graph, {"CTX": layouts.page, "WINDOW_CTX": window_ctx}, layouts))
+        full = sum(state.nbytes for state in table if state.kind == "full")
+        return Sizes(layouts.page, full, sum(state.nbytes for state in table) - full, window_ctx)
+
+    def extents(self, pages: int, slots: int) -> dict[str, int]:
+        """The symbols of the sizes of states with so many pages and slots; PAGES is that of a table of all pages."""
+        return {"CTX": pages * self.page, "WINDOW_CTX": self.window_ctx, "SLOTS": max(1, slots), "PAGES": pages}
+
+    def sequence_bytes(self, length: int) -> int:
+        """Bytes of a sequence of so many positions."""
+        return -(-length // self.page) * self.page_bytes + self.slot_bytes

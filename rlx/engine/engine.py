@@ -21,12 +21,12 @@ from rlx import text
 from rlx.backends.device import Workers
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.guards import row_numbers
+from rlx.compiler.kv import Sizes
 from rlx.compiler.packed_cache import PackedWeightCache, weights_key
 from rlx.compiler.tensors import Tensors
 from rlx.engine.batch import Batch, Rows, Segment
 from rlx.engine.images import ImageInput
 from rlx.engine.kv.pool import CachePool
-from rlx.engine.kv.pool_memory import Sizes
 from rlx.engine.kv.pool_size import pool_bytes
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
@@ -119,7 +119,7 @@ class Engine:
         self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops
         self._mmproj, self._vision_lock = mmproj, Lock()  # callers and the engine's loop ask for the tower
         places = (lambda: self._workers), (lambda: self._tensors.buffers)
-        self._programs = Programs(plan.graph, setup, self._compiler, *places, ahead=self.ahead, paged=True)
+        self._programs = Programs(plan.graph, setup, self._compiler, *places, ahead=self.ahead)
         self.tables = self._programs.tables
         jobs: list[Callable[[], object]] = [partial(self._programs.compile_missing, spec) for spec in ahead]
         if jobs:  # after the program for the prompt comes the choice of its first token
@@ -333,10 +333,6 @@ class Engine:
     def bucketing(self) -> Bucketing:
         """Chooses the program of a call of one sequence."""
         return self.model_runner.bucketing
-
-    @bucketing.setter
-    def bucketing(self, value: Bucketing) -> None:
-        self.model_runner.bucketing = value
 
     @cached_property
     def _identity(self) -> str:

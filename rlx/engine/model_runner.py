@@ -188,8 +188,8 @@ class ModelRunner:
             for row, sequence in zip(table, sequences, strict=True):
                 row[: len(sequence.pages)] = sequence.pages
         program.select_slot(0)
-        env = {"SEQ": rows, "PAST_SEQ": max(past), "SEGMENTS": len(segments), "OUTS": len(logit_rows), "PAGES": width}
-        env |= self.pool.memory.extents
+        env = {**self.pool.memory.extents, "SEQ": rows, "PAST_SEQ": max(past), "PAGES": width}
+        env |= {"SEGMENTS": len(segments), "OUTS": len(logit_rows)}
         program.run(**env)
         for segment in segments:
             segment.sequence.end(segment.tokens)

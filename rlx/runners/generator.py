@@ -461,7 +461,7 @@ class TokenGenerator(TokenHistory):
         self._check_open()
         options = replace(self._options, profile=profile)
         old, new = self._engine, Engine.of(self._loader, options)
-        new.bucketing = replace(old.bucketing, ranges=new.bucketing.ranges)
+        new.model_runner.bucketing = replace(old.bucketing, ranges=new.bucketing.ranges)
         for phase, table in old.tables.items():
             new.tables[phase].limit(table.capacity)
         self._loop.close()
@@ -542,7 +542,7 @@ class TokenGenerator(TokenHistory):
 
     def _with(self, phase: str, capacity: int, **modes: Any) -> Self:
         def change() -> None:
-            self._engine.bucketing = replace(self._engine.bucketing, **modes)
+            self._engine.model_runner.bucketing = replace(self._engine.bucketing, **modes)
             self._engine.tables[phase].limit(capacity)
 
         self._call(change)

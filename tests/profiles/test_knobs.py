@@ -153,11 +153,12 @@ def test_choices_without_effect_on_a_model_share_its_programs(name: str, goldens
     usual = compiler.program_key(graph, base.options((1, 1)))
     assert compiler.program_key(graph, plain.options((1, 1))) == usual
     assert compiler.program_key(graph, base.options((1, 1), whole=("hidden",), packed=("other",))) == usual
-    options = {past: ProgramSpec((1, 1), past=past).options(base, paged=False) for past in PASTS}
+    options = {past: ProgramSpec((1, 1), past=past).options(base) for past in PASTS}
     keys = {past: compiler.program_key(graph, each) for past, each in options.items()}
+    usual = compiler.program_key(graph, ProgramSpec((1, 1)).options(base))
     assert [past for past, key in keys.items() if key != usual] == [(7, 7)], "a constant is part of the code"
     biased = variants.with_bias(graph, 1)
-    sized = {compiler.program_key(biased, ProgramSpec((1, 1), past=past).options(base, paged=False)) for past in PASTS}
+    sized = {compiler.program_key(biased, ProgramSpec((1, 1), past=past).options(base)) for past in PASTS}
     assert len(sized) == len(PASTS), "the memory of a bias follows from the bound"
 
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from rlx.backends.host import HOST
 from rlx.backends.program import TokenRun
+from rlx.compiler.kv import Sizes
+from rlx.compiler.state_memory import StateMemory
 from rlx.engine.kv.pool import CachePool
-from rlx.engine.kv.pool_memory import PoolMemory, Sizes
 from rlx.engine.model_runner import Limits, ModelRunner
 from rlx.engine.programs.specs import Bucketing, ProgramSpec
 from rlx.ir import interp, ops
@@ -93,7 +94,7 @@ LAYOUTS = Layouts(page=64)
 
 
 # As they are here, so that a test may put others in their place for sequences alone.
-_READ, _WRITE, _COPY, _PUT = PoolMemory.read, PoolMemory.write, PoolMemory.copy_state, PoolMemory.put_state
+_READ, _WRITE, _COPY, _PUT = StateMemory.read, StateMemory.write, StateMemory.copy_state, StateMemory.put_state
 
 
 class Interpreted:
@@ -185,7 +186,7 @@ class Advancing:
 class Places:
     """The states of one sequence."""
 
-    memory: PoolMemory
+    memory: StateMemory
     pages: Array
     slot: int
     spare: int

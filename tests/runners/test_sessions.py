@@ -12,8 +12,8 @@ import hybrid
 import numpy as np
 import pytest
 
+from rlx.compiler.state_memory import StateMemory
 from rlx.engine.kv import pool as pool_module
-from rlx.engine.kv.pool_memory import PoolMemory
 from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.engine.kv.snapshot import Snapshot
 from rlx.errors import ArgumentError, NumericalError, PromptError, SnapshotError
@@ -396,13 +396,13 @@ def test_an_interrupt_while_states_are_copied(
 ) -> None:
     """While a checkpoint is made, or put back: the session is what it was before that verb, or after."""
     mixed.forward(IDS[:60])
-    done, stop = getattr(PoolMemory, method), stop_at(call)
+    done, stop = getattr(StateMemory, method), stop_at(call)
 
     def hooked(self: Any, *args: Any) -> Any:
         stop()
         return done(self, *args)
 
-    monkeypatch.setattr(PoolMemory, method, hooked)
+    monkeypatch.setattr(StateMemory, method, hooked)
     verbs = [(mixed.forward, [token]) for token in IDS[60:130]] + [
         (mixed.trim, 65),
         (mixed.forward, [1]),

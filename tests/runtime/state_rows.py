@@ -8,7 +8,8 @@ import numpy as np
 
 from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.backends.host import HOST
-from rlx.compiler.kv import StateMemory, extents_of
+from rlx.compiler.kv import extents_of
+from rlx.compiler.state_memory import StateMemory
 from rlx.ir.graph import Graph
 
 Array = np.ndarray[Any, Any]

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from rlx.compiler.state_memory import SlotCopy
 from rlx.engine.kv.pages import page_count
-from rlx.engine.kv.pool_memory import SlotCopy
 from rlx.engine.kv.prefix import Keys
 from rlx.engine.kv.prefix_store import BLOCK, Digests, Found, PrefixStore, Run
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, keys_of
@@ -327,7 +327,7 @@ class DiskKVCache:
         return parts
 
     def _pages(self, keys: Keys, first: int, last: int) -> list[Array] | None:
-        """Copies of pages first .. last of the positions with these keys, as `PoolMemory.save_pages`.
+        """Copies of pages first .. last of the positions with these keys, as `StateMemory.save_pages`.
 
         None if the prefix index does not know them any more.
         """

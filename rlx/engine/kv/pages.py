@@ -1,6 +1,6 @@
 """Pages: which groups of 64 positions of the pool's full caches are in use, and by how many owners.
 
-Runtime, under `pool.py`. A page is a number. Its memory lies in every full cache of the model (`pool_memory.py`).
+Runtime, under `pool.py`. A page is a number. Its memory lies in every full cache of the model (`StateMemory`).
 Owners are sequences and nodes of the prefix index; each of them counts once for each page that it holds.
 
 Truth lies with the owners: `recount` restores the counters from them, after an interrupt at any instruction.

@@ -1,6 +1,6 @@
 """The cache pool: the memory of all states of an engine, shared by its sequences and bounded in bytes.
 
-Runtime, between an engine and `pool_memory.py`. Full caches are pages with counted references (`pages.py`). Rings and
+Runtime, between an engine and its `StateMemory`. Full caches are pages with counted references (`pages.py`). Rings and
 recurrent states are slots; checkpoints are copies of slots in ordinary memory. The prefix index (`prefix.py`) remembers
 what sequences have computed, of those that still run and those that ended. A new sequence takes over the longest prefix
 that is known: it shares whole pages, and copies the one that it will write to.
@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx.backends.memory import Memory
+from rlx.compiler.kv import Sizes
+from rlx.compiler.state_memory import StateMemory
 from rlx.engine.kv.live_set import LiveSet
 from rlx.engine.kv.pages import PageAllocator, page_count
-from rlx.engine.kv.pool_memory import PoolMemory, Sizes
 from rlx.engine.kv.pool_size import Reserve
 from rlx.engine.kv.prefix import Checkpoint, PrefixIndex
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.env import size
-from rlx.errors import ArgumentError, PoolFullError
+from rlx.errors import ArgumentError, PoolFullError, ResourceError
 from rlx.ir.graph import Graph
 from rlx.passes.capabilities import Layouts
 from rlx.passes.options import MAX_PAST
@@ -96,7 +97,14 @@ class CachePool:
             raise ArgumentError(what, where="kv_bytes", hint="Give more, or leave it out.")
         count = min(kv_bytes // sizes.page_bytes if sizes.page_bytes else MAX_PAST, MAX_PAST // sizes.page)
         slots = min(kv_bytes // sizes.slot_bytes, SLOTS) if sizes.slot_bytes else 0
-        self.memory = PoolMemory(graph, memory, layouts, sizes, count, slots)
+        try:
+            self.memory = StateMemory(graph, memory, layouts, sizes.extents(count, slots), paged=True)
+        except ResourceError as error:
+            what = f"the system refuses {size(count * sizes.page_bytes + slots * sizes.slot_bytes)}"
+            each = f"a page of {sizes.page} positions takes {size(sizes.page_bytes)}, a slot {size(sizes.slot_bytes)}"
+            hint = "Give the pool less (kv_bytes), or raise the memory limit of this process."
+            found = f"{what} for the pool of caches ({each})"
+            raise ResourceError(found, where="kv_bytes", hint=hint) from error
         self.pages = PageAllocator(count, page_count(max_seq, sizes.page))
         self.index = PrefixIndex(self.pages, sizes.page, self._freed)
         self.counters = PrefixCounters()

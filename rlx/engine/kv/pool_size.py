@@ -12,7 +12,7 @@ import math
 import time
 
 from rlx.backends.memory import Memory
-from rlx.engine.kv.pool_memory import Sizes
+from rlx.compiler.kv import Sizes
 
 MOST_SEQUENCES = 64
 SHARE = 2  # the pool takes one part in so many of the memory that is left

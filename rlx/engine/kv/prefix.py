@@ -33,7 +33,7 @@ class Checkpoint:
 
     Attributes:
         length: number of positions that led to them.
-        state: the copy; `PoolMemory.save_slot` makes it.
+        state: the copy; `StateMemory.save_slot` makes it.
         nbytes: its size.
         used: when it was last used, on the clock of the index.
     """

@@ -15,8 +15,8 @@ from array import array
 from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING
 
+from rlx.compiler.state_memory import SlotCopy
 from rlx.engine.kv.pages import Pages
-from rlx.engine.kv.pool_memory import SlotCopy
 from rlx.engine.kv.prefix import Keys
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, keys_of
 from rlx.engine.kv.sequence_memory import NO_SLOT, Saved, SequenceMemory

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.compiler.state_memory import SlotCopy
 from rlx.engine.kv.pages import Pages, page_count
-from rlx.engine.kv.pool_memory import SlotCopy
 
 if TYPE_CHECKING:
     from rlx.engine.kv.pool import CachePool

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.compiler.state_memory import StateMemory
 from rlx.engine.kv.pages import page_count
-from rlx.engine.kv.pool_memory import PoolMemory
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.kv.sequence_memory import NO_SLOT
 from rlx.engine.kv.snapshot import Snapshot
@@ -107,7 +107,7 @@ def check_snapshot(pool: CachePool, snapshot: Snapshot, model: str, path: object
         raise SnapshotError(what, where="restore", hint=_DAMAGED)
 
 
-def _check_states(memory: PoolMemory, snapshot: Snapshot) -> None:
+def _check_states(memory: StateMemory, snapshot: Snapshot) -> None:
     own = formats(memory)
     for name in sorted(own.keys() | snapshot.formats.keys()):
         found, expected = snapshot.formats.get(name, "nothing"), own.get(name, "nothing")
@@ -118,7 +118,7 @@ def _check_states(memory: PoolMemory, snapshot: Snapshot) -> None:
         _check_array(memory, name, snapshot.arrays.get(name), snapshot.position)
 
 
-def _check_array(memory: PoolMemory, name: str, value: Array | None, length: int) -> None:
+def _check_array(memory: StateMemory, name: str, value: Array | None, length: int) -> None:
     state = memory.table[name]
     shape = [*state.shape[:-1], state.width]
     if state.kind == "full":
@@ -133,6 +133,6 @@ def _check_array(memory: PoolMemory, name: str, value: Array | None, length: int
         raise SnapshotError(what, where=f"state {name!r}", hint="The snapshot is damaged: take the snapshot again.")
 
 
-def formats(memory: PoolMemory) -> dict[str, str]:
+def formats(memory: StateMemory) -> dict[str, str]:
     """Kind, type and shape of every state."""
     return {name: state.format for name, state in memory.table.items()}

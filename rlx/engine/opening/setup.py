@@ -12,9 +12,9 @@ from pathlib import Path
 from rlx import models
 from rlx.backends import backend
 from rlx.backends.device import Target
+from rlx.compiler.kv import Sizes
 from rlx.compiler.kv import kv_dtype as cache_type
 from rlx.compiler.limits import context_length, warn_beyond, worker_count
-from rlx.engine.kv.pool_memory import Sizes
 from rlx.engine.kv.pool_size import pool_bytes
 from rlx.engine.opening.opened import check_types, open_model
 from rlx.engine.opening.options import EngineOptions

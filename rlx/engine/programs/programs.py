@@ -138,7 +138,6 @@ class Programs:
             loaded late.
         packed: names of tables that another graph of the model uses as matrices.
         ahead: the background compile, if there is one.
-        paged: whether full caches are pages of a pool.
 
     Attributes:
         tables: "prefill", "decode" and "batch"; without a capacity at first.
@@ -154,13 +153,11 @@ class Programs:
         weights: Callable[[], Mapping[str, Buffer]],
         packed: tuple[str, ...] = (),
         ahead: BackgroundCompiler | None = None,
-        paged: bool = False,
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
         self._buffers = weights
         self._states: Mapping[str, Buffer] = {}
         self._strides: Mapping[str, int] = {}
-        self._paged = paged
         self._variants: dict[ProgramSpec, Graph] = {}
         self._records: dict[ProgramSpec, ProgramRecord] = {}
         self.weights = weight_table(graph, compiler.target.capabilities.layouts, packed)
@@ -229,7 +226,7 @@ class Programs:
 
     def _asked(self, spec: ProgramSpec) -> tuple[Graph, Options, CompileKey]:
         """The compiler's arguments for a spec: graph, options and compile key."""
-        graph, options = self._variant(spec), spec.options(self._setup.profile, self._packed, self._paged)
+        graph, options = self._variant(spec), spec.options(self._setup.profile, self._packed)
         return graph, options, self._compiler.program_key(graph, options, self._name)
 
     def _variant(self, spec: ProgramSpec) -> Graph:

@@ -79,12 +79,11 @@ class ProgramSpec:
         )
         return "-".join([f"{self.phase}-{self.seq[0]}-{self.seq[1]}", *filter(None, parts)])
 
-    def options(self, profile: CompileProfile, packed: tuple[str, ...] = (), paged: bool = True) -> Options:
+    def options(self, profile: CompileProfile, packed: tuple[str, ...] = ()) -> Options:
         """The compiler's options under a profile.
 
         Args:
             packed: names of tables that another graph of the model uses as matrices.
-            paged: whether full caches are pages of a pool.
         """
         return profile.options(
             self.seq,
@@ -93,7 +92,7 @@ class ProgramSpec:
             symbols=(("PAST_SEQ", self.past),) if self.past else (),
             whole=(HIDDEN,),
             packed=packed,
-            paged=paged,
+            paged=True,
         )
 
     @property

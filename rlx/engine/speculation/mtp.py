@@ -22,8 +22,10 @@ from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program, TokenRun
 from rlx.compiler.compile import Compiler, Progress
-from rlx.compiler.kv import StateMemory, extents_of
+from rlx.compiler.kv import Sizes
+from rlx.compiler.state_memory import StateMemory
 from rlx.compiler.tensors import Tensors
+from rlx.engine.kv.pages import page_count
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed, feed_positions, feed_tokens, shift_at
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.model_runner import SECONDS, ModelRunner, end_run
@@ -108,8 +110,9 @@ class Predictor:
         programs = Programs(graph, setup, compiler, lambda: pool, buffers, packed=(head,))
         own = {name: row for name, row in programs.weights.items() if name != models.DRAFT_HEAD}
         tensors.load(own, Source(weights, config), progress)
-        extents = extents_of(graph, setup.layouts, setup.max_seq, setup.profile.buckets[-1])
-        states = StateMemory(graph, compiler.backend.memory, setup.layouts, extents)
+        sizes = Sizes.of(graph, setup.layouts, setup.max_seq, setup.profile.buckets[-1])
+        extents = sizes.extents(page_count(setup.max_seq, sizes.page), 1)
+        states = StateMemory(graph, compiler.backend.memory, setup.layouts, extents, paged=True)
         programs.bind(states.buffers)
         return cls(programs, setup.profile.ranges, states, rows, EmbeddedRows.of(config), compiler.backend)
 
