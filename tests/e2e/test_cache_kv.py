@@ -24,7 +24,8 @@ from rlx.store.kinds import PrefixStoreWarning
 from rlx.store.store import Store
 
 PROFILE: dict[str, Any] = {"buckets": {"seq": [1, 32]}}
-FAMILIES = ("gemma3n", "qwen35")  # full caches, windows and shared caches; recurrent states
+#: Full caches, windows and shared caches; recurrent states.
+FAMILIES = (pytest.param("gemma3n", marks=pytest.mark.slow), "qwen35")
 IDS = np.random.default_rng(7).integers(3, 400, 2000).tolist()
 SYSTEM = IDS[:300]
 

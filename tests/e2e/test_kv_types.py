@@ -27,6 +27,7 @@ def logits(dtype: str, ids: list[int]) -> np.ndarray:
         return np.stack([runner.prefill_logits(ids[:half]), *(runner.decode_logits(token) for token in ids[half:])])
 
 
+@pytest.mark.slow
 def test_a_trained_model_writes_on_as_with_f32() -> None:
     with opened("f32", 200) as runner:
         ids = runner.tokenizer.encode(PROMPT)

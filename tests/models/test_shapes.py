@@ -29,7 +29,10 @@ def cache() -> CompileCache:
 
 
 #: Their blocks are among those of the other types.
-REPEATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "qwen3_5_text")
+REPEATED = (
+    "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "gemma", "gemma2", "gemma3_text",
+    "gemma4_unified_text",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

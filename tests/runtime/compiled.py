@@ -7,6 +7,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import pytest
 from backends.cpu.weight_formats import reference, tame_file_bytes
 
 from rlx.backends.cpu.layouts import PACKED_DTYPES
@@ -21,7 +22,7 @@ from rlx.store.cache import CompileCache
 EXACT_CEILING = 2e-6
 # The same for linears over int8 activations: both sides round the activations to the same grid.
 INT8_CEILING = 4e-6
-# Types that are tested on every level; the others, whose kernels have tests of their own, on one each.
+# Types that are tested on every level; of the others, whose kernels have tests of their own, each third on one.
 WEIGHT_DTYPES = ("f32", "q8_0", "q4_k")
 
 
@@ -29,13 +30,14 @@ def levels() -> list[str]:
     return list(supported_levels())
 
 
-def weight_cases() -> list[tuple[str, str, str]]:
+def weight_cases() -> list[Any]:
     """(level, type, precision): the common types on every level, each other one on one; the precisions in turn."""
     found, precisions = levels(), ("exact", "auto")
     others = [t.name for t in PACKED_DTYPES if t.name not in WEIGHT_DTYPES]
     in_turn = [(found[i % len(found)], t, precisions[i % 2]) for i, t in enumerate(others)]
     common = [(level, t, precisions[(i + j) % 2]) for i, level in enumerate(found) for j, t in enumerate(WEIGHT_DTYPES)]
-    return [(level, t, "exact" if t == "f32" else p) for level, t, p in common] + in_turn  # f32 has one precision
+    slow = [pytest.param(*case, marks=() if i % 3 == 0 else pytest.mark.slow) for i, case in enumerate(in_turn)]
+    return [(level, t, "exact" if t == "f32" else p) for level, t, p in common] + slow  # f32 has one precision
 
 
 def quantized(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> tuple[np.ndarray, np.ndarray]:
