@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterator
 from rlx.errors import INCOMPLETE, UnsupportedModelError, WeightError
 from rlx.export.hf_config import TextConfig
 from rlx.export.hf_tensors import in_layer
+from rlx.models.names import DECODER_PREFIXES
 from rlx.weights import ModelWeights
-from rlx.weights.names import DECODER_PREFIXES, file_names
+from rlx.weights.names import file_names
 
 _OF_A_LAYER = re.compile(f"(?:{'|'.join(map(re.escape, DECODER_PREFIXES))})layers\\.[0-9]+\\.")
 _BUFFERS = (".rotary_emb.inv_freq",)  # computed, not learned

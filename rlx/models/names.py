@@ -26,9 +26,13 @@ class Row(NamedTuple):
     suffixes: tuple[str, ...] = ("weight",)
 
 
-LINEAR, SCALED, WHOLE = ("weight", "bias", "scale"), ("weight", "scale"), ("",)
+LINEAR, SCALED, WHOLE, BIASED = ("weight", "bias", "scale"), ("weight", "scale"), ("",), ("weight", "bias")
 
+# Layers over the pooled row of a text. Checkpoints keep them in files of their own, or under names of the family.
+DENSE, CLASSIFIER = tuple(Row(f"dense_{i}", None, BIASED) for i in (2, 3)), Row("cls.output", None, BIASED)
 DECODER = (
+    *DENSE,
+    CLASSIFIER,
     Row("token_embd", "embed_tokens"),
     Row("output_norm", "norm"),
     Row("rope_freqs", None),
@@ -67,14 +71,25 @@ MOE = (
 )
 LAYER = (*ATTENTION, *FUSED_QKV, *MLP)
 
+# Where checkpoints keep the decoder: text models; the two places that image-and-text models have used; models without a
+# head.
+DECODER_PREFIXES: tuple[str, ...] = ("model.", "language_model.model.", "model.language_model.", "")
+
 
 @dataclass(frozen=True)
 class Table:
-    """The tensors of one architecture: of each layer, of the whole decoder, of the head."""
+    """The tensors of one architecture: of each layer, of the whole decoder or encoder, of the head.
+
+    Attributes:
+        prefixes: where checkpoints keep the decoder.
+        path: of its layers there.
+    """
 
     layer: tuple[Row, ...]
     decoder: tuple[Row, ...] = DECODER
     head: tuple[Row, ...] = HEAD
+    prefixes: tuple[str, ...] = DECODER_PREFIXES
+    path: str = "layers"
 
 
 def shared_expert_names(path: str | None = None) -> tuple[Row, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rlx.arguments import did_you_mean
 from rlx.engine.opening.options import RunnerOptions, takes_options
@@ -18,6 +18,7 @@ from rlx.errors import ConfigError, UnsupportedModelError, named_refusals
 from rlx.models import ARCHITECTURES, MODEL_TYPES, SUPPORTED
 from rlx.models.gguf_config import check_language_model
 from rlx.models.registry import KNOWN_UNIMPLEMENTED
+from rlx.runners.encoder import EncoderRunner, is_encoder
 from rlx.runners.model import Model
 from rlx.tracing import span
 
@@ -123,6 +124,9 @@ def auto_runner(path: ModelSource | None = None, *, options: RunnerOptions) -> M
             beside the profile, else the embedded demo model.
         options: the fields of `RunnerOptions`.
 
+    Returns:
+        For a text encoder an `EncoderRunner`, which embeds or reranks texts.
+
     Raises:
         AmbiguousModelError: the directory holds several models.
         ModelFileError: the file cannot be used; `UnsupportedModelError` lists the supported architectures.
@@ -134,6 +138,8 @@ def auto_runner(path: ModelSource | None = None, *, options: RunnerOptions) -> M
     with span("open the file", "open", path=str(path)):
         loader = open_with(path, options.config)
     try:
+        if is_encoder(loader):
+            return cast(Model, EncoderRunner.from_path(loader, **vars(replace(options, config=None))))
         runner = runner_class(loader)
     except BaseException:
         loader.close()

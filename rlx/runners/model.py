@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from rlx.runners.requests import checked_speculation
 from rlx.runners.text import Answer, Messages
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
+from rlx.text import rerank
 
 if TYPE_CHECKING:
     from rlx.engine.engine import Engine
@@ -405,15 +406,16 @@ class Model(LmRunner):
             return []
         return [step for piece in session.measured(self._engine, self._loop, context, steps) for step in piece]
 
-    def embed(self, ids: PromptLike, pooling: str = "mean", normalize: bool = True) -> Logits:
+    def embed(self, ids: PromptLike | str | Sequence[str], pooling: str = "mean", normalize: bool = True) -> Logits:
         """A text as one vector: the hidden states after the final norm, pooled. Stateless.
 
         Args:
+            ids: of one text; or a text; or several.
             pooling: `mean` over all positions, or `last`, the only position that has seen the whole text.
             normalize: scale to length 1, so that the dot product of two vectors is their cosine similarity.
 
         Returns:
-            float32[hidden].
+            float32[hidden], of several texts float32[n, hidden].
 
         Raises:
             PromptError: `ids` is empty, longer than the context, or holds an invalid token id.
@@ -422,7 +424,31 @@ class Model(LmRunner):
         """
         session.checked_pooling(pooling)
         self._check_open("embed")
+        if (texts := text.several(ids)) is not None:
+            return np.stack([self.embed(each, pooling, normalize) for each in texts])
+        ids = self.tokenizer.encode(ids) if isinstance(ids, str) else cast(PromptLike, ids)
         return session.embedding(self._engine, self._loop, self.checked_prompt(ids), pooling, normalize)
+
+    def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> list[float]:
+        """How well each document answers a query: the probability that the model says yes. Stateless.
+
+        It is meant for Qwen3-Reranker. Encoders that score pairs have an `EncoderRunner`.
+
+        Args:
+            truncate: cut documents that are too long.
+
+        Raises:
+            UnsupportedModelError: the model is of another architecture.
+            PromptError: a pair is longer than the context.
+        """
+        self._check_open("rerank")
+        if self.config.arch != "qwen3":
+            hint = "use a cross-encoder, or Qwen3-Reranker"
+            raise UnsupportedModelError(f"models of {self.config.arch} rank no documents", where="rerank", hint=hint)
+        answers, most = rerank.answer_ids(self.tokenizer), self.max_seq if truncate else None
+        prompts = [rerank.rerank_ids(self.tokenizer, rerank.QWEN3, query, each, most) for each in documents]
+        logits = [self.predict_logits(each)[list(answers)].astype(np.float64) for each in prompts]
+        return [float(1 / (1 + np.exp(no - yes))) for yes, no in logits]
 
     # -- the session --------------------------------------------------------------------------------------------------
 

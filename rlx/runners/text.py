@@ -253,3 +253,9 @@ def _token_options(model: Model, call: Call, options: dict[str, Any]) -> dict[st
     if form is not None:
         others["grammar"] = after_thinking(form, model.tokenizer, call.context.ids) if call.tags else form
     return others
+
+
+def several(texts: Any) -> list[str] | None:
+    """`texts` if they are texts, at least one, in a list or a tuple; else None."""
+    found = isinstance(texts, list | tuple) and bool(texts) and all(isinstance(each, str) for each in texts)
+    return list(texts) if found else None

@@ -15,11 +15,14 @@ from contextlib import contextmanager
 from typing import Any
 
 MAX_COMPONENTS, MAX_GROWTH, MAX_PREPEND = 64, 64, 16  # in the main process
+MAX_WORD = 256  # characters of a word that WordPiece divides: the time grows with the square
 LONG = 256  # characters: less takes a tenth of a millisecond or so
 _SPARE_IDS = 65_536
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Strip", "StripAccents", "Prepend", "Replace"}
+_NORMALIZERS |= {"BertNormalizer"}
 _CUTS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "Whitespace", "WhitespaceSplit"}
-_PROCESSORS = {"ByteLevel", "TemplateProcessing"}
+_CUTS |= {"BertPreTokenizer"}
+_PROCESSORS = {"BertProcessing", "ByteLevel", "TemplateProcessing"}
 _PARTS = ("normalizers", "pretokenizers", "processors", "decoders")
 _REGEX = re.compile(rb'"Regex"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 _ESCAPED_ASCII = re.compile(rb"\\u00[2-7]")  # could hide the words that are looked for
@@ -73,7 +76,8 @@ class FastTokenizer:
         """What generation needs to know, in the types of JSON.
 
         `tokens`: text by id; `added`: (id, special) of the added tokens; `unknown`: an id or None; `framed`: "a" with
-        the file's special tokens around it, `plain`: "a" without; `decoders`: the components in order.
+        the file's special tokens around it, `plain`: "a" without, `pair`: "a" and "a" as a pair; `decoders`: the
+        components in order.
         """
         with no_panic():
             unknown = getattr(self._fast.model, "unk_token", None)
@@ -84,6 +88,7 @@ class FastTokenizer:
                 "unknown": None if unknown is None else self._fast.token_to_id(unknown),
                 "framed": list(self._fast.encode("a").ids),
                 "plain": list(self._fast.encode("a", add_special_tokens=False).ids),
+                "pair": list(self._fast.encode("a", "a").ids),
                 "decoders": _flat(self._fast.decoder),
             }
 
@@ -93,13 +98,19 @@ class FastTokenizer:
             fast = self._fast
             steps, cuts, ends = (_flat(part) for part in (fast.normalizer, fast.pre_tokenizer, fast.post_processor))
             return (
-                type(fast.model).__name__ == "BPE"
+                _is_bounded_model(fast.model)
                 and len(steps) + len(cuts) + len(ends) <= MAX_COMPONENTS
                 and _kinds(steps) <= _NORMALIZERS and _kinds(cuts) <= _CUTS and _kinds(ends) <= _PROCESSORS
                 and _growth(steps) <= MAX_GROWTH
                 and all(len(step["prepend"]) <= MAX_PREPEND for step in steps if step["type"] == "Prepend")
                 and sum(end["type"] == "TemplateProcessing" for end in ends) <= 1
             )  # fmt: skip
+
+
+def _is_bounded_model(model: Any) -> bool:
+    """Whether it is BPE, or WordPiece, which gives up long words."""
+    kind = type(model).__name__
+    return kind == "BPE" or (kind == "WordPiece" and model.max_input_chars_per_word <= MAX_WORD)
 
 
 def may_read(data: bytes, expressions: frozenset[str]) -> bool:

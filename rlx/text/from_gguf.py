@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite
 from typing import Any, TypeGuard
 
@@ -17,6 +17,8 @@ import numpy as np
 
 from rlx.errors import TokenizerError
 from rlx.text.chat import turn_ends
+from rlx.text.from_hf import Backend
+from rlx.text.gguf_words import unigram, wordpiece
 from rlx.text.pretokenizers import PRE_TOKENIZERS, Encode, PreTokenizer, byte_level_bpe, gemma4_bpe
 from rlx.text.spm import SentencePieceMerger
 from rlx.text.tokenizer import Tokenizer
@@ -98,6 +100,11 @@ class _Keys:
         if len(set(tokens)) != len(tokens):
             _fail_double(tokens)
         return tokens
+
+    def charsmap(self) -> bytes:
+        """The table with which SentencePiece normalizes a text; empty for none."""
+        value = self.get("precompiled_charsmap")
+        return b"" if value is None else np.asarray(value).astype(np.uint8).tobytes()
 
     def vocabulary(self, spelling: Spelling) -> Vocabulary:
         if self.get("token_type") is None:
@@ -189,6 +196,7 @@ def _assemble(
         eos_id=eos,
         prefix=_framing(bos, add_bos, "bos"),
         suffix=_framing(eos, keys.flag("add_eos_token", False), "eos"),
+        between=_framing(eos, keys.flag("add_eos_token", False), "eos"),
         declared_ends=ends,
         drop_space=space_prefix,
         chat_templates=keys.templates(),
@@ -276,8 +284,31 @@ def _gemma4(keys: _Keys) -> Tokenizer:
     )  # fmt: skip
 
 
+def _words(keys: _Keys, build: Callable[[_Keys], bytes]) -> Tokenizer:
+    """The tokenizer of an encoder: the `tokenizers` package reads it from a file that `build` writes."""
+    backend = Backend(build(keys), _GGML + "model")
+    bos, eos, separator = (keys.token(f"{name}_token_id") for name in ("bos", "eos", "seperator"))
+    prefix = _framing(bos, keys.flag("add_bos_token", True), "bos")
+    suffix = _framing(eos, keys.flag("add_eos_token", True), "eos")
+    more = _framing(separator, keys.flag("add_sep_token", False), "seperator")
+    vocabulary = backend.vocabulary()
+    return Tokenizer(
+        vocabulary=vocabulary,
+        encode_parts=backend.encode,
+        bos_id=bos,
+        eos_id=eos,
+        prefix=prefix,
+        suffix=suffix,
+        between=(*suffix, *more),
+        declared_ends=end_ids(vocabulary, [eos], keys.token("padding_token_id")),
+        drop_space=True,
+    )
+
+
 _BUILDERS: dict[str, Callable[[_Keys], Tokenizer]] = {
     "llama": _sentencepiece,
     "gpt2": _byte_level,
     "gemma4": _gemma4,
+    "bert": partial(_words, build=wordpiece),
+    "t5": partial(_words, build=unigram),
 }

@@ -35,10 +35,11 @@ def tokenizer_from_hf(path: Path) -> Tokenizer:
             hint="save the tokenizer in the fast format, or convert the model to GGUF",
         )  # fmt: skip
     config = read_object(folder / "special_tokens_map.json") | read_object(folder / "tokenizer_config.json")
-    return _assemble(_Backend(file), config, folder)
+    data = json_file.read_bytes(file, TokenizerError, MAX_BYTES)
+    return _assemble(Backend(data, file), config, folder)
 
 
-def _assemble(backend: _Backend, config: Mapping[str, Any], folder: Path) -> Tokenizer:
+def _assemble(backend: Backend, config: Mapping[str, Any], folder: Path) -> Tokenizer:
     vocabulary = backend.vocabulary()
     prefix, suffix = backend.framing()
     bos, eos, padding = (_config_id(vocabulary, config, f"{name}_token") for name in ("bos", "eos", "pad"))
@@ -49,6 +50,7 @@ def _assemble(backend: _Backend, config: Mapping[str, Any], folder: Path) -> Tok
         eos_id=eos,
         prefix=_chosen(config.get("add_bos_token"), bos, prefix),
         suffix=_chosen(config.get("add_eos_token"), eos, suffix),
+        between=backend.between(prefix, suffix),
         declared_ends=end_ids(vocabulary, [eos, *_declared_ends(folder, len(vocabulary))], padding),
         drop_space=backend.drops_space(),
         chat_templates=_templates(folder, config),
@@ -56,12 +58,16 @@ def _assemble(backend: _Backend, config: Mapping[str, Any], folder: Path) -> Tok
     )
 
 
-class _Backend:
-    """The `tokenizers` package: in this process, or in a child process for a file with components of unbounded cost."""
+class Backend:
+    """The `tokenizers` package: in this process, or in a child process for a file with components of unbounded cost.
 
-    def __init__(self, file: Path) -> None:
-        self._file, self._lock = file, Lock()
-        data = json_file.read_bytes(file, TokenizerError, MAX_BYTES)
+    Args:
+        data: a `tokenizer.json`.
+        where: its place, for errors.
+    """
+
+    def __init__(self, data: bytes, where: object) -> None:
+        self._where, self._lock = where, Lock()
         with self._named("the file cannot be read"):
             self._fast = _bounded(data) or _ConfinedTokenizer(data)
             self._facts = self._fast.facts()
@@ -71,7 +77,7 @@ class _Backend:
         try:
             yield
         except Exception as error:  # the package raises bare exceptions
-            raise TokenizerError(f"{what} ({error})", where=self._file) from error
+            raise TokenizerError(f"{what} ({error})", where=self._where) from error
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         with self._named("the text cannot be encoded"), self._lock:
@@ -82,8 +88,16 @@ class _Backend:
         plain, framed = self._facts["plain"], self._facts["framed"]
         starts = [i for i in range(len(framed)) if framed[i : i + len(plain)] == plain]
         if not plain or not starts:
-            raise TokenizerError("its post-processor changes the text's own ids", where=self._file)
+            raise TokenizerError("its post-processor changes the text's own ids", where=self._where)
         return tuple(framed[: starts[0]]), tuple(framed[starts[0] + len(plain) :])
+
+    def between(self, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids that the post-processor puts between the texts of a pair; without one for pairs, `suffix`."""
+        plain, pair = self._facts["plain"], self._facts["pair"]
+        start, end = [*prefix, *plain], [*plain, *suffix]
+        if pair[: len(start)] != start or pair[len(pair) - len(end) :] != end:
+            return suffix
+        return tuple(pair[len(start) : len(pair) - len(end)])
 
     def vocabulary(self) -> Vocabulary:
         tokens = self._facts["tokens"]
@@ -109,15 +123,17 @@ class _Backend:
             return Spelling.BYTE_LEVEL
         if self._has("ByteFallback") or self._has("Metaspace"):
             return Spelling.SENTENCEPIECE
+        if self._has("WordPiece"):
+            return Spelling.WORDPIECE
         kinds = [decoder["type"] for decoder in self._facts["decoders"]]
-        raise TokenizerError(
-            f"its decoder {kinds} is neither byte-level nor SentencePiece", where=self._file,
-            hint="only the tokenizers of causal language models are supported",
-        )  # fmt: skip
+        what = f"its decoder {kinds} is neither byte-level, SentencePiece nor WordPiece"
+        raise TokenizerError(what, where=self._where)
 
     def drops_space(self) -> bool:
         """Whether decoding takes a space off the start, because encoding put one there."""
         decoders = self._facts["decoders"]
+        if self._has("WordPiece"):
+            return True
         strips = any(d["type"] == "Strip" and d["content"] == " " and d["start"] > 0 for d in decoders)
         metaspace = [d for d in decoders if d["type"] == "Metaspace" and d["replacement"] == SPACE]
         return strips or any(d.get("prepend_scheme", "always") != "never" for d in metaspace)

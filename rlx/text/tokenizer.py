@@ -69,6 +69,7 @@ class Tokenizer:
         encode_parts: `(text, parse_special) -> ids` without BOS and EOS.
         bos_id, eos_id: the ids that begin and end a text, if the model has them.
         prefix, suffix: what `encode` puts around a text, usually BOS and nothing.
+        between: what `encode_pair` puts between two texts.
         declared_ends: ids that end a generation by what the files say and by their names.
         drop_space: SentencePiece put a space before the text, so `decode` takes one off its start.
         chat_templates: Jinja templates by name.
@@ -81,6 +82,7 @@ class Tokenizer:
     eos_id: int | None
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
     declared_ends: frozenset[int] = frozenset()
     drop_space: bool = False
     chat_templates: Mapping[str, str] = field(default_factory=dict)
@@ -146,6 +148,17 @@ class Tokenizer:
         _check_text(text)
         ids = self.encode_parts(text, parse_special)
         return self._framed(ids) if add_special_tokens else ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """The ids of two texts as a cross-encoder takes them: the first with what stands around it, then the second.
+
+        Raises:
+            TokenizerError: as `encode`.
+        """
+        for text in (first, second):
+            _check_text(text)
+        one, two = (self.encode_parts(text, False) for text in (first, second))
+        return [*self.prefix, *one, *self.between], [*two, *self.suffix]
 
     def estimated_beyond(self, text: str, most: int) -> int:
         """An estimate of the number of tokens of a text that has far more than `most` of them; 0 if it may fit.

@@ -69,6 +69,7 @@ class Spelling(Enum):
 
     BYTE_LEVEL = "byte-level"  # one printable character a byte (GPT-2)
     SENTENCEPIECE = "sentencepiece"  # UTF-8, a space is U+2581
+    WORDPIECE = "wordpiece"  # UTF-8, a space comes before each token without ##
 
 
 def _byte_alphabet() -> tuple[str, ...]:
@@ -110,6 +111,8 @@ class Vocabulary:
             return bytes([int(text[3:5], 16)])
         if kind != TokenType.NORMAL:
             return text.encode("utf-8", "surrogateescape")
+        if self.spelling is Spelling.WORDPIECE:
+            return (text.removeprefix("##") if text.startswith("##") else " " + text).encode("utf-8", "surrogateescape")
         if self.spelling is Spelling.SENTENCEPIECE:
             return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
         return _byte_level_bytes(text)

@@ -18,6 +18,7 @@ from functools import cache
 from typing import NamedTuple
 
 from rlx.errors import UnsupportedModelError, WeightError
+from rlx.models.encoders import ENCODERS
 from rlx.models.names import Row, Table
 from rlx.models.registry import ARCHITECTURES
 from rlx.weights.loader import WeightLoader
@@ -34,12 +35,11 @@ class FileNames(NamedTuple):
 # and quantizing a GGUF file drops a leading 1. Name in the layer -> how many dimensions it has for the model.
 RANKS = {"ssm_conv1d.weight": 2, "ffn_gate_inp_shexp.weight": 2}
 
-# Where checkpoints keep the decoder: text models; the two places that image-and-text models have used.
-DECODER_PREFIXES: tuple[str, ...] = ("model.", "language_model.model.", "model.language_model.")
+# Where checkpoints keep the head.
 HEAD_PREFIXES: tuple[str, ...] = ("", "language_model.", "model.", "model.language_model.")
 
 _GGUF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]*)\.(.+)")
-_HF_LAYER = re.compile(r"layers\.(0|[1-9][0-9]*)\.(.+)")
+_HF_LAYER = r"\.(0|[1-9][0-9]*)\.(.+)"
 _NUMBER = re.compile(r"(?<=\.)(0|[1-9][0-9]*)(?=\.)")
 
 
@@ -73,9 +73,9 @@ def canonical_name(name: str, family: str) -> str | None:
 def file_names(canonical: str, family: str) -> list[str]:
     """Every name that a file may use for a canonical one, the canonical name first; of a stack its first matrix."""
     table = _table(family)
-    prefixes, paths = DECODER_PREFIXES, _to_hf(table.decoder).get(canonical, ())
+    prefixes, paths = table.prefixes, _to_hf(table.decoder).get(canonical, ())
     if layer := _GGUF_LAYER.fullmatch(canonical):
-        paths = tuple(f"layers.{layer[1]}.{inner}" for inner in _to_hf(table.layer).get(layer[2], ()))
+        paths = tuple(f"{table.path}.{layer[1]}.{inner}" for inner in _to_hf(table.layer).get(layer[2], ()))
     elif canonical in _to_hf(table.head):
         prefixes, paths = HEAD_PREFIXES, _to_hf(table.head)[canonical]
     return [canonical, *(prefix + path.replace("{}", "0") for path in paths for prefix in prefixes)]
@@ -115,14 +115,14 @@ def _find(name: str, family: str) -> tuple[str, int | None] | None:
     for prefix in HEAD_PREFIXES:
         if name.startswith(prefix) and (head := _from_hf(table.head).get(name.removeprefix(prefix))):
             return head, None
-    for prefix in DECODER_PREFIXES:
+    for prefix in table.prefixes:
         if name.startswith(prefix) and (found := _in_decoder(name.removeprefix(prefix), table)):
             return found
     return None
 
 
 def _in_decoder(path: str, table: Table) -> tuple[str, int | None] | None:
-    if layer := _HF_LAYER.fullmatch(path):
+    if layer := re.fullmatch(re.escape(table.path) + _HF_LAYER, path):
         found = _translated(layer[2], table.layer)
         return (f"blk.{layer[1]}.{found[0]}", found[1]) if found else None
     return _translated(path, table.decoder)
@@ -138,6 +138,8 @@ def _translated(path: str, rows: tuple[Row, ...]) -> tuple[str, int | None] | No
 
 
 def _table(family: str) -> Table:
+    if family in ENCODERS:
+        return ENCODERS[family].names
     if family not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise UnsupportedModelError(f"no tensor names are known for the family {family!r}, only for {known}")

@@ -23,7 +23,7 @@ def pieces(tokenizer: Tokenizer, text: str, **options: Any) -> list[str]:
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     (byte_level(model=None), "tokenizer.ggml.model", "missing"),
     (byte_level(model=7), "tokenizer.ggml.model", "expected a string, found 7"),
-    (byte_level(model="bert"), "tokenizer.ggml.model", "unknown tokenizer model 'bert'"),
+    (byte_level(model="rwkv"), "tokenizer.ggml.model", "unknown tokenizer model 'rwkv'"),
     (byte_level(pre="nonsense"), "tokenizer.ggml.pre", "unknown pre-tokenizer 'nonsense'"),
     (byte_level(tokens=None), "tokenizer.ggml.tokens", "missing"),
     (byte_level(tokens=[]), "tokenizer.ggml.tokens", "empty"),

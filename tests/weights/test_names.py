@@ -12,9 +12,9 @@ from checkpoints import bf16, checkpoint
 
 from rlx.errors import ModelFileError, UnsupportedModelError, WeightError
 from rlx.models import ARCHITECTURES
-from rlx.models.names import Row
+from rlx.models.names import DECODER_PREFIXES, Row
 from rlx.weights import ModelWeights, open_weights
-from rlx.weights.names import DECODER_PREFIXES, HEAD_PREFIXES, canonical_name, canonical_names, file_names
+from rlx.weights.names import HEAD_PREFIXES, canonical_name, canonical_names, file_names
 
 ARCHS = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name in ARCHITECTURES}
 # The converter renames these before it looks them up; test_tensors_without_a_suffix has them.
@@ -120,10 +120,11 @@ def test_the_prefixes_of_text_and_image_models() -> None:
         "model.layers.3.self_attn.q_proj.weight",
         "language_model.model.layers.3.self_attn.q_proj.weight",
         "model.language_model.layers.3.self_attn.q_proj.weight",
+        "layers.3.self_attn.q_proj.weight",  # models without a head
     ]
     assert file_names("output.weight", "llama")[1:3] == ["lm_head.weight", "language_model.lm_head.weight"]
     assert file_names("rope_freqs.weight", "llama") == ["rope_freqs.weight"]
-    assert len(DECODER_PREFIXES) == 3 and len(HEAD_PREFIXES) == 4
+    assert len(DECODER_PREFIXES) == 4 and len(HEAD_PREFIXES) == 4
 
 
 def test_post_attention_layernorm_is_another_norm_in_gemma_2_and_3() -> None:
@@ -141,7 +142,6 @@ def test_post_attention_layernorm_is_another_norm_in_gemma_2_and_3() -> None:
     [
         "model.layers.0.self_attn.rotary_emb.inv_freq",
         "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight",
-        "layers.0.self_attn.q_proj.weight",
         "model.layers.00.self_attn.q_proj.weight",
         "model.layers.-1.self_attn.q_proj.weight",
         "model.layers.0.self_attn.q_proj.scales",

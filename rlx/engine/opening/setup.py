@@ -112,12 +112,12 @@ class Setup:
             cache_type(profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
             worker_count(profile.threads),
             min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),
-            _cache(chosen.cache, profile),
+            compile_cache(chosen.cache, profile),
             Path(chosen.dump_ir) if chosen.dump_ir else None,
         )
 
 
-def _cache(chosen: CompileCache | str | None, profile: CompileProfile) -> CompileCache:
+def compile_cache(chosen: CompileCache | str | None, profile: CompileProfile) -> CompileCache:
     """The compile cache: the caller's, or one in the usual place with the policy of the caller or the profile."""
     if chosen is None or isinstance(chosen, str):
         return CompileCache.default(chosen or profile.cache, profile.capacity)

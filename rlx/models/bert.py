@@ -1,0 +1,161 @@
+"""BERT, XLM-RoBERTa and Nomic BERT.
+
+A family file: the equations of one encoder, top to bottom. Norms follow each half of a layer. BERT and XLM-RoBERTa add
+a row of a table for each position, which counts from pad + 1 in XLM-RoBERTa; Nomic BERT has rope, a gated feed-forward
+block and no biases. Sources: BERT (arXiv 1810.04805), XLM-RoBERTa (arXiv 1911.02116), Nomic Embed (arXiv 2402.01613).
+"""
+
+from __future__ import annotations
+
+from rlx.ir.graph import Graph
+from rlx.models.builder import Weights
+from rlx.models.encoder import HIDDEN, EncoderConfig, EncoderModel, attention, layer_norm, mlp, rope_angles
+from rlx.models.keys import HEADS, WIDTH, Keys
+from rlx.models.names import BIASED, CLASSIFIER, DENSE, Row, Table
+
+_EPS = (1e-15, 1.0)
+_ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+_GATED = {"silu": "silu", "swiglu": "silu", "geglu": "gelu_erf"}
+
+
+def build(config: EncoderConfig, weights: Weights) -> Graph:
+    """The body; see `rlx.models.encoder`."""
+    model = EncoderModel(Graph(config.arch), config, weights)
+    x = model.looked_up("token_embd.weight", config.vocab_size, "tokens")
+    if config.bases[0] is None:
+        rows = config.first_position + config.context
+        x = x + model.looked_up("position_embd.weight", rows, "positions")
+    if config.types:
+        x = x + model.looked_up("token_types.weight", config.types, "types")
+    x = layer_norm(model, x, "token_embd_norm")
+    angles = rope_angles(model)
+    for layer in model.each_layer():
+        x = layer_norm(layer, x + attention(layer, x, angles), "attn_output_norm")
+        x = layer_norm(layer, x + mlp(layer, x), "layer_output_norm")
+    model.graph.output(HIDDEN, x)
+    return model.graph
+
+
+NAMES = Table(
+    (
+        Row("attn_q", "attention.self.query", BIASED),
+        Row("attn_k", "attention.self.key", BIASED),
+        Row("attn_v", "attention.self.value", BIASED),
+        Row("attn_output", "attention.output.dense", BIASED),
+        Row("attn_output_norm", "attention.output.LayerNorm", BIASED),
+        Row("ffn_up", "intermediate.dense", BIASED),
+        Row("ffn_down", "output.dense", BIASED),
+        Row("layer_output_norm", "output.LayerNorm", BIASED),
+    ),
+    (
+        Row("token_embd", "embeddings.word_embeddings"),
+        Row("position_embd", "embeddings.position_embeddings"),
+        Row("token_types", "embeddings.token_type_embeddings"),
+        Row("token_embd_norm", "embeddings.LayerNorm", BIASED),
+        Row("pooler", "pooler.dense", BIASED),
+        *DENSE,
+    ),
+    (
+        Row("cls", "classifier.dense", BIASED),
+        Row("cls.output", "classifier.out_proj", BIASED),
+        Row("cls.output", "classifier", BIASED),
+    ),
+    ("bert.", "roberta.", ""),
+    "encoder.layer",
+)
+NOMIC_NAMES = Table(
+    (
+        Row("attn_qkv", "attn.Wqkv", BIASED),
+        Row("attn_output", "attn.out_proj", BIASED),
+        Row("attn_output_norm", "norm1", BIASED),
+        Row("ffn_up", "mlp.fc11", BIASED),
+        Row("ffn_gate", "mlp.fc12", BIASED),
+        Row("ffn_down", "mlp.fc2", BIASED),
+        Row("layer_output_norm", "norm2", BIASED),
+    ),
+    (
+        Row("token_embd", "embeddings.word_embeddings"),
+        Row("token_types", "embeddings.token_type_embeddings"),
+        Row("token_embd_norm", "emb_ln", BIASED),
+        *DENSE,
+    ),
+    (CLASSIFIER,),
+    ("", "model."),
+    "encoder.layers",
+)
+
+
+def from_hf(keys: Keys) -> EncoderConfig:
+    """BERT and XLM-RoBERTa, from `config.json`."""
+    keys.require("position_embedding_type", "absolute", "only absolute positions are supported")
+    keys.require("is_decoder", False, "the checkpoint is a decoder")
+    roberta = keys.text("model_type") != "bert"
+    first = keys.integer("pad_token_id", (0, 1 << 20), 1) + 1 if roberta else 0
+    layers = keys.integer("num_hidden_layers", (1, 1024))
+    return EncoderConfig(
+        arch="bert",
+        vocab_size=keys.integer("vocab_size", WIDTH),
+        hidden=keys.integer("hidden_size", WIDTH),
+        heads=keys.integer("num_attention_heads", HEADS),
+        layers=layers,
+        ffn=keys.integer("intermediate_size", WIDTH),
+        context=keys.integer("max_position_embeddings", (first + 1, 1 << 20)) - first,
+        eps=keys.number("layer_norm_eps", _EPS, 1e-12),
+        activation=keys.choice("hidden_act", _ACTIVATIONS, "gelu"),
+        windows=(None,) * layers,
+        bases=(None,) * layers,
+        types=keys.integer("type_vocab_size", (0, 1 << 10), 2),
+        first_position=first,
+    )
+
+
+def nomic_from_hf(keys: Keys) -> EncoderConfig:
+    """Nomic BERT, from `config.json` in the published spelling or in that of transformers."""
+    published = "n_embd" in keys
+    for key in ("prenorm", "causal", "parallel_block", "rotary_emb_interleaved", "use_rms_norm"):
+        keys.require(key, False, "such layers are not supported")
+    keys.require("rotary_emb_fraction", 1.0, "only a rotation of whole heads is supported")
+
+    def size(old: str, new: str) -> int:
+        return keys.integer(old if published else new, WIDTH)
+
+    layers = size("n_layer", "num_hidden_layers")
+    rope = keys if published else keys.nested("rope_parameters", optional=True)
+    base = rope.number("rotary_emb_base" if published else "rope_theta", (1.0, 1e12), 10_000.0)
+    context = keys.integer("max_trained_positions" if published else "max_position_embeddings", (1, 1 << 20), 2048)
+    return EncoderConfig(
+        arch="nomic-bert",
+        vocab_size=keys.integer("vocab_size", WIDTH),
+        hidden=size("n_embd", "hidden_size"),
+        heads=size("n_head", "num_attention_heads"),
+        layers=layers,
+        ffn=size("n_inner", "intermediate_size"),
+        context=context,
+        eps=keys.number("layer_norm_epsilon" if published else "layer_norm_eps", _EPS, 1e-12),
+        activation=keys.choice("activation_function" if published else "hidden_act", _GATED, "silu"),
+        windows=(None,) * layers,
+        bases=(base,) * layers,
+        types=keys.integer("type_vocab_size", (0, 1 << 10), 2),
+    )
+
+
+def from_gguf(keys: Keys, vocab_size: int, types: int) -> EncoderConfig:
+    """All three, from GGUF metadata."""
+    arch, layers = keys.prefix.removesuffix("."), keys.integer("block_count", (1, 1024))
+    keys.require("expert_count", 0, "experts in encoders are not supported")
+    nomic = arch == "nomic-bert"
+    base = keys.number("rope.freq_base", (1.0, 1e12), 10_000.0) if nomic else None
+    return EncoderConfig(
+        arch=arch,
+        vocab_size=vocab_size,
+        hidden=keys.integer("embedding_length", WIDTH),
+        heads=keys.integer("attention.head_count", HEADS),
+        layers=layers,
+        ffn=keys.integer("feed_forward_length", WIDTH),
+        context=keys.integer("context_length", (1, 1 << 20)),
+        eps=keys.number("attention.layer_norm_epsilon", _EPS),
+        activation="silu" if nomic else "gelu_erf",
+        windows=(None,) * layers,
+        bases=(base,) * layers,
+        types=types,
+    )

@@ -1,0 +1,291 @@
+"""A text encoder as users have it: texts as vectors, documents by how well they answer a query.
+
+Runners stage, the API over `rlx.engine.encoder`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+
+from rlx.arguments import did_you_mean, whole
+from rlx.engine.encoder import Encoder, Rows, Text
+from rlx.engine.opening.opened import tokenizer_of
+from rlx.engine.opening.options import RunnerOptions, method_takes_options
+from rlx.engine.opening.source import open_with
+from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
+from rlx.models.encoders import ENCODER_TYPES, ENCODERS, TWO_WAY
+from rlx.text.rerank import rerank_ids
+from rlx.weights.sentence_modules import POOLINGS, says_embedding
+
+if TYPE_CHECKING:
+    from rlx.engine.opening.options import ModelSource
+    from rlx.models.encoder import EncoderConfig
+    from rlx.text.tokenizer import Tokenizer
+    from rlx.weights import WeightLoader
+
+Progress = Callable[[str, int, int], None]
+
+
+def is_encoder(loader: WeightLoader) -> bool:
+    """Whether an open file is of an encoder, or of a decoder that serves as one."""
+    if loader.format == "gguf":
+        known = loader.metadata.get("general.architecture") in (*ENCODERS, *TWO_WAY)
+    else:
+        known = loader.metadata.get("model_type") in ENCODER_TYPES
+    return known or says_embedding(loader)
+
+
+class EncoderRunner:
+    """An encoder: `embed` makes vectors of texts, `rerank` compares documents with a query.
+
+    Any number of threads may use it at the same time.
+
+    Args:
+        encoder: closed with the runner.
+        max_seq: tokens of the longest text; None for as many as the model has positions.
+    """
+
+    def __init__(self, encoder: Encoder, max_seq: int | None = None) -> None:
+        self._encoder, self._plan = encoder, encoder.plan
+        self.max_seq = min(self._plan.config.context, max_seq or self._plan.config.context)
+        self._closed = False
+
+    @classmethod
+    @method_takes_options(RunnerOptions)
+    def from_path(cls, path: ModelSource, options: RunnerOptions) -> Self:
+        """Opens a GGUF file, a safetensors file, a model directory or an open `WeightLoader`, which the runner then
+        owns.
+
+        Args:
+            path: the model.
+            options: the fields of `RunnerOptions`; those about caches and answers have no effect.
+
+        Raises:
+            ModelFileError: the file cannot be used.
+            ArgumentError, ProfileError, TargetError: an option is out of its range.
+        """
+        loader = open_with(path, None)
+        try:
+            return cls(Encoder(loader, options), options.max_seq)
+        except BaseException:
+            loader.close()
+            raise
+
+    # -- the model ----------------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> EncoderConfig:
+        """Sizes and switches of the model."""
+        return self._plan.config
+
+    @property
+    def family(self) -> str:
+        """The architecture."""
+        return self._plan.config.arch
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self._plan.config.vocab_size
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector, or logits of a pair."""
+        head = self._plan.head
+        return self._plan.config.hidden if head is None else int(str(head.outputs["y"].shape[-1]))
+
+    @property
+    def is_reranker(self) -> bool:
+        """Whether the model scores pairs of texts instead of making vectors."""
+        return self._plan.scores
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The texts that the model's files have to put before a text, by name."""
+        return dict(self._plan.modules.prompts)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return tokenizer_of(self._plan.weights.loader)
+
+    # -- vectors and scores -------------------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        pooling: str | None = None,
+        truncate: bool = False,
+        progress: Progress | None = None,
+    ) -> Rows:
+        """Texts as vectors, in the order given; texts of any lengths are computed together.
+
+        Args:
+            texts: one text, or several.
+            prompt_name: the name of a text of `prompts` that is put before each; by default the model's, if it has one.
+            prompt: the text itself.
+            dimensions: how many of the first numbers of a vector it keeps (Matryoshka); None for all.
+            normalize: scale what is kept to length 1, so that the dot product of two vectors is their cosine
+                similarity.
+            pooling: `mean`, `cls`, `last` or `max`, in place of what the files say.
+            truncate: cut texts that are too long; a warning says how many. Otherwise such a text is an error.
+            progress: called with ("embedding texts", texts that are done, all texts).
+
+        Returns:
+            float32[n, width]; of one text float32[width].
+
+        Raises:
+            PromptError: a text has more tokens than the model has positions.
+            ArgumentError: an argument is out of its range, or the files do not say how to pool.
+            UnsupportedModelError: the model scores pairs.
+        """
+        self._check("embed")
+        if self._plan.scores:
+            hint = "give rerank(query, documents) the texts, or use an embedding model"
+            raise UnsupportedModelError("the model scores pairs and makes no vectors", where="embed", hint=hint)
+        chosen, kept = self._pooling(pooling), self._kept(dimensions)
+        every = [texts] if isinstance(texts, str) else list(texts)
+        before = self._prompt(prompt_name, prompt)
+        ids = [Text(self.tokenizer.encode(before + _checked(each, i))) for i, each in enumerate(every)]
+        rows = self._encoder.pooled(self._cut(ids, truncate), chosen, _told(progress, "embedding texts", len(ids)))
+        found = self._encoder.through_head(rows).reshape(len(ids), self.width)[:, :kept]
+        if normalize:
+            exact = found.astype(np.float64)
+            lengths = np.linalg.norm(exact, axis=1, keepdims=True)
+            found = (exact / np.where(lengths == 0, 1, lengths)).astype(np.float32)
+        return np.ascontiguousarray(found[0] if isinstance(texts, str) else found)
+
+    def rerank(
+        self, query: str, documents: Iterable[str], *, truncate: bool = False, progress: Progress | None = None
+    ) -> list[float]:
+        """How well each document answers a query.
+
+        Args:
+            truncate, progress: as for `embed`; it cuts documents, not the query.
+
+        Returns:
+            For each document, in the order given, the logit of the classifier. For decoders that answer yes or no, the
+            probability of yes.
+
+        Raises:
+            PromptError: a pair has more tokens than the model has positions.
+            UnsupportedModelError: the model makes vectors, or has several classes.
+        """
+        self._check("rerank")
+        if not self._plan.scores:
+            hint = "use the dot products of embed(query) and embed(documents), or a reranker (cross-encoder)"
+            raise UnsupportedModelError("the model makes vectors and scores no pairs", where="rerank", hint=hint)
+        yes_no = self._plan.labels == ("yes", "no") or self._plan.template is not None
+        if self.width != 1 and not (yes_no and self.width == 2):
+            what = f"the classifier has {self.width} classes, and a reranker has one"
+            raise UnsupportedModelError(what, where="rerank")
+        most = self.max_seq if truncate else None
+        pairs = [self._pair(_checked(query), _checked(text, i), most) for i, text in enumerate(documents)]
+        pairs = self._cut(pairs, truncate, "document")
+        rows = self._encoder.pooled(pairs, self._plan.config.pooling, _told(progress, "scoring documents", len(pairs)))
+        logits = self._encoder.through_head(rows).astype(np.float64).reshape(len(pairs), self.width)
+        if self.width == 1:
+            return [float(value) for value in logits[:, 0]]
+        return [float(value) for value in 1 / (1 + np.exp(logits[:, 1] - logits[:, 0]))]
+
+    def _pair(self, query: str, document: str, most: int | None) -> Text:
+        if self._plan.template is not None:
+            return Text(rerank_ids(self.tokenizer, self._plan.template, query, document, most))
+        first, second = self.tokenizer.encode_pair(query, document)
+        return Text([*first, *second], len(first))
+
+    def _cut(self, texts: list[Text], truncate: bool, what: str = "text") -> list[Text]:
+        """Texts that fit into the model's positions."""
+        most = min(self.max_seq, (truncate and self._plan.modules.max_tokens) or self.max_seq)
+        long = [number for number, text in enumerate(texts) if len(text) > most]
+        if not long:
+            return texts
+        if not truncate:
+            count = len(texts[long[0]])
+            hint = "pass truncate=True to cut it, or divide it"
+            found = f"{what} {long[0]} has {count} tokens, the model's positions end at {most}"
+            raise PromptError(found, where="embed" if what == "text" else "rerank", hint=hint)
+        warnings.warn(f"{len(long)} of {len(texts)} {what}s were cut to {most} tokens", stacklevel=4)
+        suffix = self.tokenizer.suffix
+        for number in long:
+            ids, second = list(texts[number].ids), texts[number].second
+            if second is not None and second + len(suffix) >= most:
+                what, hint = f"the query alone has {second} tokens", f"at most {most} are allowed"
+                raise PromptError(what, where="rerank", hint=hint)
+            texts[number] = Text([*ids[: most - len(suffix)], *suffix], second)
+        return texts
+
+    def _pooling(self, given: str | None) -> str:
+        found = given or self._plan.modules.pooling
+        if found is None:
+            what = f"the files do not say how to pool: {self._plan.modules.lacks} is missing"
+            hint = f"pass pooling={', '.join(map(repr, POOLINGS))}; the model's card says which"
+            raise ArgumentError(what, where="embed", hint=hint)
+        if found not in POOLINGS:
+            raise ArgumentError(f"pooling is {found!r}", where="embed", hint=did_you_mean(found, POOLINGS))
+        return found
+
+    def _kept(self, dimensions: int | None) -> int:
+        return self.width if dimensions is None else whole("dimensions", dimensions, 1, self.width)
+
+    def _prompt(self, name: str | None, text: str | None) -> str:
+        prompts = self._plan.modules.prompts
+        if text is not None:
+            return _checked(text)
+        name = name or self._plan.modules.default_prompt
+        if name is None:
+            return ""
+        if name not in prompts:
+            hint = did_you_mean(name, prompts) if prompts else "the model's files have no prompts: pass prompt=TEXT"
+            raise ArgumentError(f"there is no prompt {name!r}", where="prompt_name", hint=hint)
+        return prompts[name]
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    def _check(self, where: str) -> None:
+        if self._closed:
+            raise BusyError("the model was closed", where=where)
+
+    def close(self) -> None:
+        """Releases memory and closes the file. Can be called more than once."""
+        self._closed = True
+        self._encoder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        kind = "pairs of texts -> scores" if self._plan.scores else f"texts -> {self.width} numbers"
+        return f"<{type(self).__name__}: {self.family}, {kind}, at most {self.max_seq} tokens>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        from rlx.runners.model import Model
+
+        if not name.startswith("_") and hasattr(Model, name):
+            hint = "use rerank(query, documents)" if self._plan.scores else "use embed(texts)"
+            raise UnsupportedModelError("the model is a text encoder: it generates no text", where=name, hint=hint)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+
+def _checked(text: Any, number: int | None = None) -> str:
+    if not isinstance(text, str):
+        what = f"expected a text, found a {type(text).__name__}"
+        raise ArgumentError(what, where="texts" if number is None else f"text {number}")
+    return text
+
+
+def _told(progress: Progress | None, what: str, count: int) -> Callable[[int], None] | None:
+    return None if progress is None else lambda done: progress(what, done, count)

@@ -1,0 +1,61 @@
+"""The text that a decoder which serves as a reranker reads: a template around a query and a document.
+
+Text stage. Control tokens come of the template only: in a query and in a document their texts are text.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rlx.errors import ArgumentError
+from rlx.text.tokenizer import Tokenizer
+
+#: Qwen3-Reranker's, where the file has none. The answer is "yes" or "no".
+QWEN3 = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction}\n'
+    "<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+ANSWERS = ("yes", "no")
+_PLACES = re.compile(r"\{(query|document|instruction)\}")
+
+
+def rerank_ids(tokenizer: Tokenizer, template: str, query: str, document: str, most: int | None = None) -> list[int]:
+    """The ids of a query and a document in a template.
+
+    Args:
+        most: of all ids; the end of a longer document is left out. None: no limit.
+    """
+    found = _ids(tokenizer, template, query, document)
+    if most is None or len(found) <= most:
+        return found
+    room = most - len(_ids(tokenizer, template, query, ""))
+    kept = tokenizer.encode_parts(document, False)
+    while len(found) > most and room > 0:  # the last token of a cut text may become several
+        found = _ids(tokenizer, template, query, tokenizer.decode(kept[:room]))
+        room -= 1
+    return found
+
+
+def answer_ids(tokenizer: Tokenizer) -> tuple[int, int]:
+    """The ids of "yes" and "no".
+
+    Raises:
+        ArgumentError: one of them is no token.
+    """
+    found = [tokenizer.encode_parts(text, False) for text in ANSWERS]
+    if any(len(ids) != 1 for ids in found):
+        raise ArgumentError("'yes' and 'no' are no tokens of this model", where="rerank")
+    return found[0][0], found[1][0]
+
+
+def _ids(tokenizer: Tokenizer, template: str, query: str, document: str) -> list[int]:
+    values = {"query": query, "document": document, "instruction": INSTRUCTION}
+    found: list[int] = []
+    for part in tokenizer.control_splitter.split(template):
+        if isinstance(part, int):
+            found.append(part)
+        else:
+            found += tokenizer.encode_parts(_PLACES.sub(lambda place: values[place[1]], part), False)
+    return found

@@ -1,0 +1,205 @@
+"""Encoders: the vectors and scores of transformers, the same bits alone and packed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.engine.encoder import packed
+from rlx.errors import ArgumentError, BusyError, ConfigError, PromptError, UnsupportedModelError
+from rlx.runners.encoder import EncoderRunner
+
+TOLERANCE = 2e-5  # of a unit vector, and of a score
+VECTORS = [
+    ("bert", "hf"),
+    ("bert", "model-f16.gguf"),
+    ("modernbert", "hf"),
+    ("nomic-bert", "model-f16.gguf"),
+    ("embeddinggemma", "hf"),
+    ("qwen3-embedding", "hf"),
+]
+SCORES = [("bert-reranker", "hf"), ("xlm-roberta-reranker", "model-f16.gguf"), ("qwen3-reranker", "model-f16.gguf")]
+
+
+def opened(path: Path, **options: Any) -> EncoderRunner:
+    found: Any = rlx.auto_runner(path, precision="exact", threads=2, **options)
+    assert isinstance(found, EncoderRunner)
+    return found
+
+
+@pytest.fixture(scope="module")
+def bert(goldens: Path) -> Iterator[EncoderRunner]:
+    with opened(goldens / "bert" / "hf") as runner:
+        yield runner
+
+
+def texts_of(golden: Any) -> list[str]:
+    return [str(golden["prefix"]) + text for text in json.loads(str(golden["texts"]))]
+
+
+@pytest.mark.parametrize(("family", "file"), VECTORS)
+def test_vectors(goldens: Path, family: str, file: str) -> None:
+    golden = np.load(goldens / family / "golden.npz")
+    texts = texts_of(golden)
+    with opened(goldens / family / file) as runner:
+        for i, text in enumerate(texts):
+            assert runner.tokenizer.encode(text) == golden[f"ids_{i}"].tolist()
+        found = runner.embed(texts)
+        assert found.dtype == np.float32 and np.abs(found - golden["embeddings"]).max() < TOLERANCE
+        raw = runner.embed(texts, normalize=False)
+        assert np.abs(raw - golden["pooled"]).max() < TOLERANCE * np.abs(golden["pooled"]).max()
+        np.testing.assert_array_equal(np.stack([runner.embed(text) for text in texts]), found)
+        np.testing.assert_array_equal(runner.embed(texts[::-1])[::-1], found)
+        assert runner.embed([]).shape == (0, runner.width)
+        assert np.isfinite(runner.embed("")).all()
+    with rlx.auto_runner(goldens / family / file, precision="auto", threads=2) as auto:
+        assert np.einsum("ij,ij->i", auto.embed(texts), golden["embeddings"]).min() > 0.998
+
+
+@pytest.mark.parametrize(("family", "file"), SCORES)
+def test_scores(goldens: Path, family: str, file: str) -> None:
+    golden = np.load(goldens / family / "golden.npz")
+    pairs = json.loads(str(golden["pairs"]))
+    with opened(goldens / family / file) as runner:
+        found = [runner.rerank(query, [document])[0] for query, document in pairs]
+        assert np.abs(np.array(found) - golden["scores"]).max() < TOLERANCE
+        documents = [document for _, document in pairs]
+        together = runner.rerank(pairs[0][0], documents)
+        assert together[0] == found[0] and runner.rerank(pairs[0][0], documents[::-1]) == together[::-1]
+        assert runner.rerank("a query", []) == []
+        with pytest.raises(UnsupportedModelError, match="scores pairs"):
+            runner.embed("a text")
+
+
+def test_types_of_a_pair_and_its_ids(goldens: Path) -> None:
+    golden = np.load(goldens / "bert-reranker" / "golden.npz")
+    tokenizer = rlx.load_tokenizer(goldens / "bert-reranker" / "hf")
+    for i, (query, document) in enumerate(json.loads(str(golden["pairs"]))):
+        first, second = tokenizer.encode_pair(query, document)
+        assert [*first, *second] == golden[f"ids_{i}"].tolist()
+        assert [0] * len(first) + [1] * len(second) == golden[f"type_ids_{i}"].tolist()
+
+
+def test_tokenizers_of_both_kinds_of_file_agree(goldens: Path) -> None:
+    folder = goldens / "xlm-roberta-reranker"
+    checkpoint, gguf = (rlx.load_tokenizer(folder / file) for file in ("hf/tokenizer.json", "model-f16.gguf"))
+    for text in ("yes", "ｆｕｌｌ width", "  two   spaces ", "", "unknown \u2603 <s>"):
+        assert checkpoint.encode(text) == gguf.encode(text)
+        assert checkpoint.encode_pair(text, "no") == gguf.encode_pair(text, "no")
+
+
+def test_many_texts_are_packed_without_padding(bert: EncoderRunner) -> None:
+    """In several calls, each text as it is alone."""
+    texts = [f"document {i} " * (1 + i % 17) for i in range(150)]
+    seen: list[tuple[str, int, int]] = []
+    found = bert.embed(texts, progress=lambda *step: seen.append(step))
+    for i in (0, 16, 77, 149):
+        np.testing.assert_array_equal(bert.embed(texts[i]), found[i])
+    assert len(seen) > 1 and seen[-1] == ("embedding texts", 150, 150)
+
+
+def test_packing_fills_calls_and_keeps_every_text_once() -> None:
+    lengths = [5, 600, 3, 512, 90, 90, 400, 1, 0]
+    calls = list(packed(lengths, 512, 3))
+    assert sorted(number for call in calls for number in call) == list(range(9))
+    assert [1] in calls  # longer than a call: alone
+    assert all(sum(lengths[number] for number in call) <= 512 for call in calls if call != [1])
+    assert max(map(len, calls)) == 3
+    assert list(packed([], 512, 64)) == []
+
+
+def test_dimensions_prompts_and_poolings(bert: EncoderRunner, goldens: Path) -> None:
+    text = "a text"
+    whole, raw = bert.embed(text), bert.embed(text, normalize=False)
+    short = raw[:16].astype(np.float64)
+    np.testing.assert_allclose(bert.embed(text, dimensions=16), short / np.linalg.norm(short), atol=1e-7)
+    prompt = bert.prompts["query"]
+    np.testing.assert_array_equal(bert.embed(text, prompt_name="query"), bert.embed(prompt + text))
+    np.testing.assert_array_equal(bert.embed(text, prompt=prompt), bert.embed(prompt + text))
+    others = [bert.embed(text, pooling=name) for name in ("mean", "last", "max")]
+    assert all(np.abs(other - whole).max() > 1e-3 for other in others)
+    for wrong in ({"dimensions": 65}, {"dimensions": 0}, {"prompt_name": "passage"}, {"pooling": "median"}):
+        with pytest.raises(ArgumentError):
+            bert.embed(text, **wrong)
+    with pytest.raises(ArgumentError, match="text 1"):
+        bert.embed(["a", 3])  # type: ignore[list-item]
+
+
+def test_a_text_beyond_the_positions(bert: EncoderRunner, goldens: Path) -> None:
+    long = "yes " * 300
+    with pytest.raises(PromptError, match=r"text 1 has \d+ tokens, the model's positions end at 256") as error:
+        bert.embed(["a", long])
+    assert "truncate=True" in str(error.value)
+    with pytest.warns(UserWarning, match="1 of 2 texts were cut to 128 tokens"):  # as sentence-transformers cuts
+        found = bert.embed(["a", long], truncate=True)
+    assert found.shape == (2, 64)
+    with opened(goldens / "qwen3-reranker" / "model-f16.gguf", max_seq=220) as ranker:
+        with pytest.raises(PromptError, match="document 0"):
+            ranker.rerank("a query", [long])
+        assert len(ranker.rerank("a query", [long], truncate=True)) == 1
+
+
+def test_it_generates_no_text(bert: EncoderRunner) -> None:
+    for name in ("generate", "chat", "stream"):
+        with pytest.raises(UnsupportedModelError, match="it generates no text") as error:
+            getattr(bert, name)
+        assert "embed(texts)" in str(error.value)
+    with pytest.raises(AttributeError):
+        _ = bert.nothing
+    with pytest.raises(UnsupportedModelError, match="makes vectors"):
+        bert.rerank("a query", ["a document"])
+
+
+def test_what_the_folder_lacks(goldens: Path, tmp_path: Path) -> None:
+    def copy(name: str) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(goldens / "bert" / "hf", folder)
+        return folder
+
+    folder = copy("no pooling")
+    (folder / "1_Pooling" / "config.json").unlink()
+    with opened(folder) as runner:
+        with pytest.raises(ArgumentError, match=r"1_Pooling/config\.json is missing"):
+            runner.embed("a text")
+        assert runner.embed("a text", pooling="cls").shape == (64,)
+    folder = copy("another pooling")
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_weightedmean_tokens": true}')
+    with pytest.raises(UnsupportedModelError, match="weightedmean"):
+        opened(folder)
+    folder = copy("another module")
+    (folder / "modules.json").write_text('[{"path": "1_CNN", "type": "sentence_transformers.models.CNN"}]')
+    with pytest.raises(UnsupportedModelError, match="'CNN'"):
+        opened(folder)
+    (folder / "modules.json").write_text('{"a": 1}')
+    with pytest.raises(ConfigError, match=r"modules\.json"):
+        opened(folder)
+    dense = tmp_path / "dense"
+    shutil.copytree(goldens / "embeddinggemma" / "hf", dense)
+    (dense / "3_Dense" / "model.safetensors").unlink()
+    with pytest.raises(rlx.ModelFileError, match="3_Dense"):
+        opened(dense)
+
+
+def test_a_closed_runner(goldens: Path) -> None:
+    runner = opened(goldens / "bert" / "model-f16.gguf")
+    runner.close()
+    runner.close()
+    with pytest.raises(BusyError, match="closed"):
+        runner.embed("a text")
+
+
+def test_a_decoder_embeds_texts_and_ranks_documents(goldens: Path) -> None:
+    with rlx.auto_runner(goldens / "qwen3" / "hf", precision="exact", threads=2) as runner:
+        found = runner.embed(["yes", "no"])
+        np.testing.assert_array_equal(found[1], runner.embed(runner.tokenizer.encode("no")))
+        np.testing.assert_array_equal(found[0], runner.embed("yes"))
+    refused = pytest.raises(UnsupportedModelError, match="rank no documents")
+    with rlx.auto_runner(goldens / "llama" / "hf", threads=2) as other, refused:
+        other.rerank("a query", ["a document"])
