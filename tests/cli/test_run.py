@@ -21,8 +21,6 @@ from rlx.cli.output import Answer, Bars, speeds
 from rlx.runners import CachedRunner
 from rlx.text import Tokenizer, load_tokenizer
 
-pytestmark = pytest.mark.machine
-
 STORY = "Once upon a time,\nthere was a fox. 🦊 Ça va?"
 
 
