@@ -97,20 +97,6 @@ def test_ratios_of_medians_and_of_pairs_are_different_things(report: ModuleType)
     assert report.paired_ratio(slow_machine, theirs) == 1.0
 
 
-def test_pairs_must_be_pairs(report: ModuleType) -> None:
-    with pytest.raises(ValueError):
-        report.paired_ratio(report.Series(1, [1.0]), report.Series(1, [1.0, 2.0]))
-
-
-def test_shares_of_the_limit(report: ModuleType) -> None:
-    sides = {"rlx": report.Series(1, [0.02]), "llama.cpp": report.Series(1, [0.04])}
-    row = report.Measurement("decode at 0", sides, work=4e8, limit=(25.0, "GB/s"))
-    assert row.achieved("rlx") == pytest.approx(20.0) and row.share("rlx") == pytest.approx(0.8)
-    written = json.loads(json.dumps(row.as_json()))
-    assert written["sides"]["llama.cpp"]["ratio"] == pytest.approx(2.0)
-    assert "ratio" not in written["sides"]["rlx"]
-
-
 # -- tables ---------------------------------------------------------------------------------------------------------
 
 
@@ -135,39 +121,7 @@ def test_a_section_of_the_page_is_replaced_and_the_others_stay(report: ModuleTyp
     assert [p.name for p in tmp_path.iterdir()] == ["measurements.md"]
 
 
-def test_a_page_that_was_cut_is_refused(report: ModuleType) -> None:
-    with pytest.raises(ValueError, match="without its end"):
-        report.put("<!-- begin a -->\nhalf", "a", "new")
-    with pytest.raises(ValueError, match="cannot name"):
-        report.put("", "a -->", "new")
-
-
 # -- versus.py ------------------------------------------------------------------------------------------------------
-
-
-def test_arguments(versus: ModuleType, demo_model: Path) -> None:
-    usual = versus.arguments([str(demo_model)])
-    assert usual.prefill == [32, 128, 512, 2048] and usual.decode == [0, 512, 4096] and usual.only == list(versus.PARTS)
-    assert (usual.patience.repeat, usual.tokens, usual.patience.row_seconds) == (5, 32, float("inf"))
-    quick = versus.arguments([str(demo_model), "--quick", "--decode", "7", "--repeat", "9", "--only", "decode,busy"])
-    assert (quick.decode, quick.tokens, quick.only) == ([7], 16, ["decode", "busy"])
-    assert (quick.patience.repeat, quick.patience.row_seconds, quick.patience.quick) == (9, 12.0, True)
-    assert versus.arguments([str(demo_model), "--prefill", ""]).prefill == []
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *(["--repeat", "0"], ["--prefill", "0,32"], ["--decode", "-1"], ["--tokens", "x"], ["--only", "decoding"]),
-        ["--openvino-model", "folder", "--openvino-model", "folder", "--openvino-python", "python"],
-    ],
-)
-def test_wrong_arguments(
-    versus: ModuleType, demo_model: Path, wrong: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        versus.arguments([str(demo_model), *wrong])
-    assert wrong[0] in capsys.readouterr().err
 
 
 def test_answers_of_a_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,20 +217,6 @@ def test_a_side_without_its_package_says_so(demo_model: Path) -> None:
 
 
 # -- machine.py -----------------------------------------------------------------------------------------------------
-
-
-def test_the_machine_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = module("machine", monkeypatch)
-    rows = [{"threads": 1, "read_gb_per_s": 12.5, "peaks": {"int8": 1000.0, "f32": 200.0}, "barrier_us": 0.25}]
-    about = machine.facts()
-    text = machine.show(about, rows)
-    assert about["cpu"] in text and about["cpus"] >= 1
-    assert text.splitlines()[-1].split() == ["1", "12.5", "1000", "200", "0.25", "us"]
-
-
-def test_a_barrier_is_timed_on_programs_of_several_regions(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = module("machine", monkeypatch)
-    assert [machine._step_seconds(1, count, 1)[1] for count in (1, 4)] == [1, 4]
 
 
 def test_the_tables_of_what_is_left_to_the_read_limit(monkeypatch: pytest.MonkeyPatch, demo_model: Path) -> None:

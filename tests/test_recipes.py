@@ -1,18 +1,15 @@
-"""The recipes of CONTRIBUTING.md: a toy op, kernel and backend, each added at the places named there.
+"""The recipes of CONTRIBUTING.md: a toy op and kernel, each added at the places named there.
 
 Nothing else is touched, so a further place that an addition needs fails here, and so does a recipe that forgets one.
-`tests/runners/test_options.py` has a toy engine option.
+`tests/runners/test_options.py` has a toy engine option, and `tests/backends/far.py` is a backend.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,20 +23,15 @@ from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.loops import loop_kernel
 from rlx.backends.cpu.target import Target as CpuTarget
-from rlx.backends.device import Backend, Built, Code, Loadable, Lowered, Packer, manifest_of
-from rlx.backends.host import HOST
-from rlx.backends.reference.program import Alone, ReferenceProgram
 from rlx.engine.opening.options import EngineOptions
 from rlx.errors import CompileError
 from rlx.ir import flops, infer, interp, ops, text
 from rlx.ir.dims import SEQ
-from rlx.ir.dtypes import F32, DType
+from rlx.ir.dtypes import F32
 from rlx.ir.graph import Graph
 from rlx.ir.meaning import Array, Attrs, Env
 from rlx.ir.node import Node
 from rlx.ir.op_table import OPS, REQUIRED, Op
-from rlx.passes import pipeline
-from rlx.passes.capabilities import Capabilities
 from rlx.scalars import HOLE, Ptr
 from rlx.store.cache import CompileCache
 
@@ -124,70 +116,3 @@ def test_a_kernel(toy_op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- a backend --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ToyTarget:
-    """A machine that can do nothing in particular."""
-
-    level: str = "toy"
-
-    @property
-    def backend(self) -> Backend:
-        return backends.backend("toy")
-
-    @property
-    def capabilities(self) -> Capabilities:
-        layouts = backends.backend("reference").target().capabilities.layouts  # whose programs and packing it has
-        return Capabilities(bf16_dots=False, bf16_tiles=False, layouts=layouts)
-
-    @property
-    def tuning(self) -> dict[str, int]:
-        return {}
-
-    def describe(self) -> dict[str, str]:
-        return {"level": self.level}
-
-
-class ToyBackend(Backend):
-    """Programs are computed by NumPy, and counted."""
-
-    name, memory, programs = "toy", HOST, 0
-
-    def target(self, level: str | None = None) -> ToyTarget:
-        return ToyTarget()
-
-    def build(self, program: Lowered, target: ToyTarget, on_kernel: devices.OnKernel) -> Built:
-        return Built({}, manifest_of(program, lambda node: f"toy_{node.op}"), 0)
-
-    def load(self, stored: Loadable) -> Code:
-        self.programs += 1
-        return Code(partial(ReferenceProgram, pipeline.place(stored.graph(), stored.options), stored.manifest, HOST), 0)
-
-    def workers(self, count: int, builder: devices.Builder) -> Alone:
-        return Alone()
-
-    def packer(self, dtype: DType, workers: Alone, builder: devices.Builder) -> Packer:
-        return backends.backend("reference").packer(dtype, workers, builder)
-
-
-@pytest.fixture
-def toy_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyBackend]:
-    """A backend in a module of its own, entered in the table of devices."""
-    found = ToyBackend()
-    monkeypatch.setitem(sys.modules, "toy_backend", SimpleNamespace(BACKEND=found))
-    monkeypatch.setattr(backends, "MODULES", dict(backends.MODULES))
-    backends.register("toy", "toy_backend")
-    yield found
-
-
-def test_a_backend(toy_backend: ToyBackend, demo_model: Path) -> None:
-    assert rlx.devices()[-1] == "toy"
-    options: dict[str, Any] = {"max_seq": 32, "profile": {"buckets": {"seq": [1, 32]}}, "compile_ahead": False}
-    found = {}
-    for device in ("toy", "cpu"):
-        with rlx.auto_runner(demo_model, device=device, precision="exact", **options) as runner:
-            assert runner.device == device
-            found[device] = list(runner.generate([1, 2, 3], 3, stop_at_eog=False))
-    assert found["toy"] == found["cpu"]
-    assert toy_backend.programs == 2

@@ -28,10 +28,8 @@ from rlx.errors import (
     ModelFileError,
     NumericalError,
     ProfileError,
-    PromptError,
     RlxError,
     SafetensorsError,
-    SamplingError,
     TargetError,
     UnsupportedModelError,
     WeightError,
@@ -428,58 +426,6 @@ def test_a_folder_for_the_ir_that_is_none(model: Path, tmp_path: Path, cli: Rlx)
 def runner(model: Path) -> Any:
     with rlx.auto_runner(model, max_seq=64) as runner:
         yield runner
-
-
-NO_IDS: list[tuple[Any, str]] = [
-    ([], "prompt: it is empty. Give at least one token"),
-    (np.array([], np.int64), "prompt: it is empty"),
-    ([3, -1], "prompt: id -1 at position 1 is outside the vocabulary of 512. Ids run from 0 to 511"),
-    ([512], "prompt: id 512 at position 0 is outside the vocabulary of 512"),
-    (np.array([-1], np.int8), "prompt: id -1 at position 0 is outside"),
-    ([1, 1.5], "prompt: expected a token id at position 1, found 1.5"),
-    ([True], "prompt: expected a token id at position 0, found True"),
-    ([None], "prompt: expected a token id at position 0, found None"),
-    (["a"], "prompt: expected a token id at position 0, found 'a'"),
-    ([2**70], "prompt: expected a token id at position 0, found 1180591620717411303424"),
-    ([[1, 2]], "prompt: expected a token id at position 0, found [1, 2]"),
-    ([[1], [1, 2]], "prompt: expected a token id at position 0, found [1]"),
-    (np.array([1.0]), "prompt: expected a token id at position 0, found"),
-    (np.array(3), "prompt: expected a sequence of token ids, found one number. Give [id]"),
-    ("hello", "prompt: expected token ids, found a str. Convert it to ids first: runner.tokenizer.encode(text)"),
-    (3, "prompt: expected a sequence of token ids, found a int"),
-    (None, "prompt: expected a sequence of token ids, found a NoneType"),
-    ({1, 2}, "prompt: expected a sequence of token ids, found a set"),
-    ([1] * 65, "prompt: it has 65 tokens, and the context holds 64. Shorten it, or open the model with a max_seq of"),
-]
-
-
-@pytest.mark.parametrize(("ids", "message"), NO_IDS, ids=lambda value: str(value)[:24])
-def test_prompts_that_are_no_ids(runner: Any, ids: Any, message: str) -> None:
-    runner.prefill_logits([1, 2, 3])
-    for use in (runner.predict_logits, runner.prefill_logits, lambda ids: runner.generate(ids, 2)):
-        with raising(PromptError, message):
-            use(ids)
-    assert runner.past_seq == 3, "the session stays as it was"
-
-
-@pytest.mark.parametrize("ids", [[1, 2], (1, 2), range(1, 3), np.array([1, 2], np.uint8), [np.int64(1), np.int32(2)]])
-def test_prompts_in_many_forms(runner: Any, ids: Any) -> None:
-    assert np.array_equal(runner.predict_logits(ids), runner.predict_logits([1, 2]))
-
-
-def test_sessions_and_counts(runner: Any) -> None:
-    runner.reset()
-    with raising(PromptError, "decode_logits: there is no session. Call prefill_logits first"):
-        runner.decode_logits(1)
-    for count in (-1, 1.5, None, "3", True):
-        with raising(ArgumentError, f"n_new is {count!r}, expected a whole number"):
-            runner.generate([1], count)
-    for sample in (0.7, {"temperature": 1}):
-        with raising(SamplingError, "expected a SampleOpts"):
-            runner.generate([1], 2, sample=sample)
-    assert len(runner.generate([1] * 64, 5, stop_at_eog=False)) == 1, "a full context still has a next token"
-    with raising(PromptError, "the context is full: it holds 64 tokens. Start a new session with prefill_logits"):
-        runner.decode_logits(1)
 
 
 def test_prompts_on_the_command_line(model: Path, cli: Rlx) -> None:

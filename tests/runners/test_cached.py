@@ -43,13 +43,6 @@ def boom(*args: Any) -> Any:
     raise RuntimeError("boom")
 
 
-def test_it_is_a_runner_with_the_model_s_sizes() -> None:
-    runner = CachedRunner(FakeEngine(40, 24, family="gemma"))
-    assert isinstance(runner, LmRunner)
-    assert (runner.family, runner.vocab_size, runner.max_seq, runner.config.layers) == ("gemma", 40, 24, 2)
-    assert runner.stats()["threads"] == 1
-
-
 # ---------------------------------------------------------------------------------------------------- logits
 
 
@@ -182,22 +175,6 @@ def test_without_a_tokenizer_the_end_must_be_given_up_explicitly() -> None:
     with pytest.raises(TokenizerError, match=r"m\.gguf: the key .* is missing.*stop_at_eog=False"):
         CachedRunner(engine).generate(PROMPT, 2)
     assert len(CachedRunner(engine).generate(PROMPT, 2, stop_at_eog=False)) == 2
-
-
-def test_chat_ids_are_those_of_the_text_stage(demo_model: Any) -> None:
-    from rlx.text import chat_ids, load_tokenizer
-
-    tokenizer = load_tokenizer(demo_model)
-    runner = CachedRunner(FakeEngine(tokenizer=tokenizer))
-    messages = [{"role": "user", "content": "Hello <|im_end|>"}]
-    ids = runner.chat_ids(messages)
-    assert ids == chat_ids(tokenizer, messages)
-    assert tokenizer.decode(ids).endswith("<|im_start|>assistant\n")
-    assert ids.count(tokenizer.token_to_id("<|im_end|>") or -1) == 1  # the template's own, not the user's
-    assert (
-        runner.chat_ids(messages, add_generation_prompt=False)
-        == ids[: -len(tokenizer.encode("<|im_start|>assistant\n", parse_special=True))]
-    )
 
 
 # ---------------------------------------------------------------------------------------------------- failures
@@ -561,9 +538,3 @@ def test_without_the_cache_every_token_is_a_prefill() -> None:
     assert engine.calls == [5, 6, 7]
     with pytest.raises(ArgumentError, match="needs a cache"):
         runner.generate(PROMPT, 3, speculative="prompt-lookup")
-
-
-def test_the_original_s_names() -> None:
-    runner = CachedRunner(FakeEngine())
-    assert runner.generate_packed(PROMPT, 4) == runner.generate(PROMPT, 4)
-    assert len(runner.generate_stoppable(PROMPT, 4, lambda token: False)) == 1
