@@ -7,7 +7,6 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -71,14 +70,6 @@ def test_a_turn_computes_its_new_tokens_only(opened: Opened, talker: Talker) -> 
     assert calls[1 + steps] == len(second) - len(first) - steps
 
 
-def test_no_lines_and_a_closed_stdin_are_a_short_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = chat("")
-    assert (result.exit_code, result.output) == (0, "")
-    monkeypatch.setattr("rlx.cli.chat.lines.sys", SimpleNamespace(stdin=None))
-    result = chat("Hi\n")
-    assert (result.exit_code, result.output) == (0, "")
-
-
 def test_bytes_that_are_not_utf8_are_replaced(prompts: list[str]) -> None:
     assert chat(b"Hi \xff\n", "--system", os.fsdecode(b"\xfe")).exit_code == 0
     assert prompts == [f"<|im_start|>system\n\N{REPLACEMENT CHARACTER}{END}\n{turns('Hi ' + chr(0xFFFD))}"]
@@ -117,12 +108,6 @@ def test_guesses_and_samples_are_those_of_the_options(monkeypatch: pytest.Monkey
     options = "--max-tokens 9 --min-tokens 2 --stop x --temperature 0.5 --speculative prompt-lookup".split()
     assert chat("Hi\n", *options).exit_code == 0
     assert seen == [(9, 0.5, "prompt-lookup", 2, ("x",))]
-
-
-def test_the_model_is_the_argument(opened: Opened, goldens: Path) -> None:
-    path = goldens / "qwen3" / "model-f16.gguf"
-    assert chat("", str(path)).exit_code == 0
-    assert opened.calls[0][0] == path
 
 
 def test_an_answer_that_was_cut_says_so_and_stays(prompts: list[str], talker: Talker) -> None:
@@ -254,14 +239,6 @@ def test_broken_logits_take_the_turn_back(talker: Talker, prompts: list[str]) ->
     assert (result.exit_code, result.stdout) == (0, "You said: Hi\nYou said: Bye\n")
     assert "logit 0 is nan" in result.stderr
     assert prompts[-1] == turns("Hi", "You said: Hi", "Bye")
-
-
-def test_any_other_error_ends_it(talker: Talker) -> None:
-    talker.trouble["Hi"] = 1, raising(ZeroDivisionError("not ours"))
-    result = chat("Hi\nBye\n")
-    assert result.exit_code == 1
-    assert "unexpected ZeroDivisionError: not ours. --debug shows" in result.stderr
-    assert "Bye" not in result.stdout
 
 
 # ---------------------------------------------------------------------------------------------------- interrupts
