@@ -171,4 +171,8 @@ class Sizes:
 
     def sequence_bytes(self, length: int) -> int:
         """Bytes of a sequence of so many positions."""
-        return -(-length // self.page) * self.page_bytes + self.slot_bytes
+        return self.bytes_of(-(-length // self.page), 1)
+
+    def bytes_of(self, pages: int, slots: int) -> int:
+        """Bytes of so many pages and slots."""
+        return pages * self.page_bytes + slots * self.slot_bytes

@@ -82,7 +82,7 @@ def test_a_common_prefix_is_computed_and_stored_once(engine: Engine) -> None:
             first_pages, first_bytes = pool.pages.used, pool.used_bytes
     assert same(logits, alone(engine, prompts[-1]))
     assert rows <= 1010 + 31 * 10, "the prefix is computed once"
-    assert pool.counters.hit == sum(map(len, prompts)) - rows
+    assert pool.hit == sum(map(len, prompts)) - rows
     pages = pool.pages.used - first_pages
     assert pages <= 31, "each request has one page of its own, in which it parts from the others"
     slots = pool.sizes.slot_bytes * 31

@@ -4,6 +4,8 @@ logits are those of one pass over the session's ids, in float64 and through cach
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -473,3 +475,26 @@ def test_any_order_of_everything(name: str, seed: int) -> None:
     engine.trim(min(len(ids), 250))
     assert goes_on(engine)
     engine.close()
+
+
+def test_other_threads_ask_for_statistics_while_sequences_come_and_go(mixed: hybrid.InterpretedEngine) -> None:
+    ended = threading.Event()
+
+    def change() -> None:
+        while not ended.is_set():
+            for sequence in [mixed.pool.open() for _ in range(50)]:
+                sequence.close()
+            _ = [mixed.pool.open() for _ in range(50)]  # nobody closes these
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(500):
+            assert mixed.pool.stats()["paused_bytes"] == 0
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert [*mixed.pool._sequences] == []

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from rlx.backends.memory import Memory
 from rlx.compiler.kv import Sizes
 from rlx.compiler.state_memory import StateMemory
-from rlx.engine.kv.live_set import LiveSet
 from rlx.engine.kv.pages import PageAllocator, page_count
 from rlx.engine.kv.pool_size import Reserve
 from rlx.engine.kv.prefix import Checkpoint, PrefixIndex
@@ -42,27 +41,6 @@ CHECKPOINT_SHARE = 4  # checkpoints may take this part of the pool, one in so ma
 WARM_BYTES = 64 << 20  # free pages that stay resident, so that they can be reused without page faults
 
 
-@dataclass
-class PrefixCounters:
-    """Counters of the prefix index.
-
-    Attributes:
-        asked: tokens of prompts that sequences were opened with.
-        hit: how many of them were known, and are not computed again.
-    """
-
-    asked: int = 0
-    hit: int = 0
-
-
-@dataclass
-class _Slots:
-    """Free slots, and those in use."""
-
-    free: list[int]
-    used: set[int] = field(default_factory=set)
-
-
 class CachePool:
     """The states of an engine's sequences.
 
@@ -78,7 +56,7 @@ class CachePool:
         pages: counts the owners of pages.
         index: the prefix index.
         kv_bytes: the bound.
-        counters: of the prefix index.
+        asked, hit: tokens of prompts that sequences were opened with, and how many of them were known.
         kept: what is kept on disk; None for nothing.
 
     Raises:
@@ -91,7 +69,7 @@ class CachePool:
     ) -> None:
         self.sizes = sizes = Sizes.of(graph, layouts, max_seq, rows)
         self.kv_bytes, self.max_seq, self.rows = kv_bytes, max_seq, rows
-        smallest = sizes.page_bytes + sizes.slot_bytes
+        smallest = sizes.bytes_of(1, 1)
         if kv_bytes < smallest:
             what = f"kv_bytes is {size(kv_bytes)}, and one page of {sizes.page} positions takes {size(smallest)}"
             raise ArgumentError(what, where="kv_bytes", hint="Give more, or leave it out.")
@@ -100,19 +78,20 @@ class CachePool:
         try:
             self.memory = StateMemory(graph, memory, layouts, sizes.extents(count, slots), paged=True)
         except ResourceError as error:
-            what = f"the system refuses {size(count * sizes.page_bytes + slots * sizes.slot_bytes)}"
+            what = f"the system refuses {size(sizes.bytes_of(count, slots))}"
             each = f"a page of {sizes.page} positions takes {size(sizes.page_bytes)}, a slot {size(sizes.slot_bytes)}"
             hint = "Give the pool less (kv_bytes), or raise the memory limit of this process."
             found = f"{what} for the pool of caches ({each})"
             raise ResourceError(found, where="kv_bytes", hint=hint) from error
         self.pages = PageAllocator(count, page_count(max_seq, sizes.page))
         self.index = PrefixIndex(self.pages, sizes.page, self._freed)
-        self.counters = PrefixCounters()
+        self.asked = self.hit = 0
         self.kept: DiskKVCache | None = None
         self._reserve = Reserve(memory)
-        self._slots = _Slots(list(range(slots - 1, -1, -1)))
+        self._slots = slots
+        self._free_slots = list(range(slots - 1, -1, -1))
         self._warm: set[int] = set()  # free pages that may be resident
-        self._sequences = LiveSet[Sequence]()
+        self._open = WeakValueDictionary[int, Sequence]()
 
     # -- sequences ------------------------------------------------------------------------------------------------
 
@@ -138,8 +117,8 @@ class CachePool:
         if not (shared and len(prompt)):
             return self._opened(embeddings, shared, salt)
         sequence = self.opened(prompt, embeddings, salt)
-        self.counters.asked += len(prompt)
-        self.counters.hit += sequence.done
+        self.asked += len(prompt)
+        self.hit += sequence.done
         if self.kept is not None and sequence.done:
             self.kept.used_again(sequence.keys(sequence.done))
         return sequence
@@ -157,8 +136,13 @@ class CachePool:
 
     def _opened(self, embeddings: PromptEmbeddings | None, shared: bool, salt: str) -> Sequence:
         sequence = Sequence(self, embeddings=embeddings, shared=shared, salt=salt)
-        self._sequences.add(sequence)
+        self._open[id(sequence)] = sequence
         return sequence
+
+    @property
+    def _sequences(self) -> list[Sequence]:
+        """The sequences that somebody refers to and nobody has closed; any thread may ask."""
+        return [sequence for ref in self._open.valuerefs() if (sequence := ref()) is not None]
 
     def publish(self) -> None:
         """Adds what the open sequences have computed so far to the prefix index."""
@@ -172,7 +156,7 @@ class CachePool:
 
     def forget(self, sequence: Sequence) -> None:
         """Drops a sequence that was closed."""
-        self._sequences.discard(sequence)
+        self._open.pop(id(sequence), None)
 
     def recover(self) -> None:
         """Restores all counters from their owners: after an interrupt, and for sequences that were dropped unclosed."""
@@ -182,19 +166,18 @@ class CachePool:
         self._warm |= set(np.flatnonzero(before & (self.pages.owners == 0)).tolist())
         self._warm -= set(np.flatnonzero(self.pages.owners).tolist())
         used = {slot for sequence in self._sequences for slot in sequence.memory.slots}
-        dropped = self._slots.used - used
-        self._slots.used = used
-        self._slots.free = [slot for slot in range(self.memory.extents["SLOTS"] - 1, -1, -1) if slot not in used]
-        for slot in dropped:
+        free = [slot for slot in range(self._slots - 1, -1, -1) if slot not in used]
+        for slot in set(free).difference(self._free_slots):
             self.memory.release_slot(slot)
+        self._free_slots = free
 
     # -- room -----------------------------------------------------------------------------------------------------
 
     @property
     def used_bytes(self) -> int:
         """Bytes of pages and slots in use, and of checkpoints."""
-        slots = len(self._slots.used) * self.sizes.slot_bytes
-        return self.pages.used * self.sizes.page_bytes + slots + self.index.checkpoint_bytes
+        slots = self._slots - len(self._free_slots)
+        return self.sizes.bytes_of(self.pages.used, slots) + self.index.checkpoint_bytes
 
     def reserve(self, needs: Iterable[tuple[Sequence, int, bool]]) -> None:
         """Gives every sequence the pages and slots for its next rows: all of them, or none.
@@ -219,12 +202,17 @@ class CachePool:
         Raises:
             PoolFullError: there is no room.
         """
-        if not self.has_room(pages, slots):
-            raise self._full(pages, slots)
+        if self.has_room(pages, slots):
+            return
+        needed, available = self.sizes.bytes_of(pages, slots), max(0, self.kv_bytes - self.used_bytes)
+        what = f"the pool of {size(self.kv_bytes)} has no room for {size(needed)} more ({size(available)} are free)"
+        hint = "Wait for other requests to end, shorten the prompt, or open the model with a larger kv_bytes."
+        raise PoolFullError(what, where="kv_bytes", hint=hint, needed=needed, available=available, total=self.kv_bytes)
 
     def has_room(self, pages: int, slots: int = 0) -> bool:
         """As `make_room`: returns whether there is room."""
-        if short := self._reserve.short(pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes):
+        needed = self.sizes.bytes_of(pages, slots)
+        if short := self._reserve.short(needed):
             goal = self.used_bytes - short
             self.index.evict(lambda: self.used_bytes <= goal)  # others need it more
             self._cool(0)
@@ -232,31 +220,23 @@ class CachePool:
             self.recover()  # sequences that nobody closed
         if not self._fits(pages, slots):
             return False
-        needed = pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes
         self._cool(self.kv_bytes - self.used_bytes - needed)
         return True
 
     def _fits(self, pages: int, slots: int) -> bool:
-        if pages > self.pages.free or slots > len(self._slots.free):
+        if pages > self.pages.free or slots > len(self._free_slots):
             return False
-        return self.used_bytes + pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes <= self.kv_bytes
+        return self.used_bytes + self.sizes.bytes_of(pages, slots) <= self.kv_bytes
 
     def check_fits(self, positions: int) -> None:
         """`PoolFullError` if so many positions of one sequence do not fit, even if there were no others."""
-        needed = page_count(positions, self.sizes.page) * self.sizes.page_bytes + self.sizes.slot_bytes
+        needed = self.sizes.sequence_bytes(positions)
         if needed > self.kv_bytes:
             what = f"{positions} tokens take {size(needed)}, and the pool holds {size(self.kv_bytes)}"
             hint = "Shorten the prompt, or open the model with a larger kv_bytes."
             raise PoolFullError(
                 what, where="kv_bytes", hint=hint, needed=needed, available=self.kv_bytes, total=self.kv_bytes
             )
-
-    def _full(self, pages: int, slots: int) -> PoolFullError:
-        needed = pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes
-        available = max(0, self.kv_bytes - self.used_bytes)
-        what = f"the pool of {size(self.kv_bytes)} has no room for {size(needed)} more ({size(available)} are free)"
-        hint = "Wait for other requests to end, shorten the prompt, or open the model with a larger kv_bytes."
-        return PoolFullError(what, where="kv_bytes", hint=hint, needed=needed, available=available, total=self.kv_bytes)
 
     # -- pages and slots, for sequences ---------------------------------------------------------------------------
 
@@ -283,15 +263,12 @@ class CachePool:
 
     def take_slot(self) -> int:
         """A slot, whose states are zeros; `make_room` must have been called."""
-        slot = self._slots.free.pop()
-        self._slots.used.add(slot)
-        return slot
+        return self._free_slots.pop()
 
     def drop_slot(self, slot: int) -> None:
         """Gives a slot back."""
         self.memory.release_slot(slot)
-        self._slots.used.discard(slot)
-        self._slots.free.append(slot)
+        self._free_slots.append(slot)
 
     def wipe(self, sequence: Sequence) -> None:
         """Sets the pages that only this sequence and its entries in the index hold to zeros, and drops the entries."""
@@ -323,8 +300,8 @@ class CachePool:
             "kv_used_bytes": self.used_bytes,
             "checkpoint_bytes": self.index.checkpoint_bytes,
             "paused_bytes": sum(saved.nbytes for each in self._sequences if (saved := each.saved) is not None),
-            "prefix_tokens_asked": self.counters.asked,
-            "prefix_tokens_hit": self.counters.hit,
+            "prefix_tokens_asked": self.asked,
+            "prefix_tokens_hit": self.hit,
             "prefix_evictions": self.index.evictions,
             **(self.kept.stats() if self.kept is not None else {}),
         }

@@ -164,7 +164,7 @@ class PrefixIndex:
         """The nodes on the way of some keys, and how many keys they share with it; the last one may share a part."""
         node, at, path = self._root, 0, list[Node]()
         while at < len(keys) and (child := node.children.get(int(keys[at]))) is not None:
-            count = _common(child.keys, keys[at:])
+            count = common_length(child.keys, keys[at:])
             path.append(child)
             at += count
             if count < len(child.keys):
@@ -338,7 +338,7 @@ class PrefixIndex:
         self.checkpoint_bytes = sum(c.nbytes for node in self.nodes() for c in node.checkpoints.values())
 
 
-def _common(a: Keys, b: Keys) -> int:
+def common_length(a: Keys, b: Keys) -> int:
     """Length of the common prefix."""
     count = min(len(a), len(b))
     different = np.flatnonzero(a[:count] != b[:count])

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rlx.engine.kv.prefix import Keys
+from rlx.engine.kv.prefix import Keys, common_length
 from rlx.store.entry import Entry, LargeFile
 from rlx.store.folder import Damage
 from rlx.store.key import CompileKey
@@ -212,7 +212,7 @@ class PrefixStore:
         if end == min(at + BLOCK, most):
             return best
         for name in [name for name in names if name[_BEFORE] == _IS_PAGES][-LOOKED_AT:]:
-            common = _common(self._keys_of(name, at), digests.keys[at:most])
+            common = common_length(self._keys_of(name, at), digests.keys[at:most])
             if common and (best is None or at + common > best.used):
                 best = Run(at, at + _length(name), at + common, name)
         return best
@@ -355,9 +355,3 @@ def _split(entry: Entry) -> tuple[float, Keys]:
     """The rate and the keys of an entry."""
     data = entry.read(_PREFIX)
     return struct.unpack_from("<d", data)[0], np.frombuffer(data, "<i8", offset=8).astype(np.int64)
-
-
-def _common(a: Keys, b: Keys) -> int:
-    count = min(len(a), len(b))
-    different = np.flatnonzero(a[:count] != b[:count])
-    return int(different[0]) if len(different) else count

@@ -113,10 +113,6 @@ class ProgramTable:
         """The keys, the least recently used first."""
         return list(self._programs)
 
-    def items(self) -> list[tuple[Any, Program]]:
-        """Keys and programs, the least recently used first."""
-        return list(self._programs.items())
-
     def __iter__(self) -> Iterator[Program]:
         return iter(list(self._programs.values()))
 
