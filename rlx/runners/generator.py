@@ -25,7 +25,7 @@ from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import profile_beside
 from rlx.engine.opening.source import open_with
 from rlx.engine.programs.specs import past_buckets
-from rlx.engine.request.context import Context, PromptLike, check_finite, check_ids, fit_context
+from rlx.engine.request.context import Context, PromptLike, check_ids, fit_context
 from rlx.engine.request.output import Logits
 from rlx.engine.request.stopping import NOTHING, OnToken, checked_count, says_stop
 from rlx.errors import ArgumentError, BusyError, PromptError
@@ -37,7 +37,7 @@ from rlx.profile.option import options_of
 from rlx.prompt import TokenIds
 from rlx.runners.auto import sniff
 from rlx.runners.base import GREEDY
-from rlx.runners.session import embedded, last_logits
+from rlx.runners.session import Session, embedded
 from rlx.sampling import SampleOpts, Sampler
 
 if TYPE_CHECKING:
@@ -46,89 +46,6 @@ if TYPE_CHECKING:
     from rlx.weights.loader import WeightLoader
 
 _INPUTS = 3  # kinds of prompt input: tokens, embeddings, embeddings with a bias
-
-
-class CachedHistory:
-    """The tokens so far, and a sequence in the caches with a prefix of them.
-
-    The methods that compute are tasks of the engine loop, which runs other requests where they yield.
-
-    Args:
-        engine: the model.
-        loop: the engine's.
-
-    Attributes:
-        tokens: the history, prompt and generated tokens.
-    """
-
-    def __init__(self, engine: Engine, loop: EngineLoop) -> None:
-        self.tokens: list[int] = []
-        self._engine, self._loop = engine, loop
-        self._logits: Logits | None = None  # after the whole history, if the caches hold all of it
-        self._embeddings: PromptEmbeddings | None = None  # prompt embeddings that the history starts with
-        self._sampler: Sampler | None = None
-        self._sequence = engine.open_sequence(shared=False)
-
-    @property
-    def cached(self) -> int:
-        """Number of tokens in the caches."""
-        return len(self._sequence)
-
-    def start(self, tokens: list[int], embeddings: PromptEmbeddings | None = None) -> None:
-        """Replaces the history."""
-        self.tokens, self._embeddings, self._sampler = tokens, embeddings, None
-        self.empty_caches()
-
-    def empty_caches(self) -> None:
-        """Forgets what was computed, and keeps the history."""
-        self._sequence.discard()
-        self._sequence = self._engine.open_sequence(embeddings=self._embeddings, shared=False)
-        self._logits = None
-
-    def step(self, opts: SampleOpts) -> Generator[None, None, int]:
-        """Chooses a token and appends it. Equal options in consecutive steps continue one random number sequence."""
-        logits = self._logits if self._logits is not None else (yield from self._computed())
-        if self._sampler is None or self._sampler.opts != opts:
-            self._sampler = Sampler(opts, self.tokens)
-        (chosen,) = self._engine.choose([logits], [self._sampler.choice(len(logits))])
-        token = self._sampler.advance(chosen, logits)
-        self.tokens.append(token)
-        self._logits = None
-        return token
-
-    def append(self, tokens: list[int]) -> Generator[None, None, Logits]:
-        """Appends tokens that the caller chose; the logits after them. After an error the history is as before."""
-        if not self.tokens:
-            raise PromptError("there is no history", where="decode_get_logits", hint="call prefill first")
-        before = len(self.tokens)
-        self.tokens += tokens
-        try:
-            return (yield from self.last_logits())
-        except BaseException:
-            del self.tokens[before:]
-            raise
-
-    def last_logits(self) -> Generator[None, None, Logits]:
-        """Computes the history; the logits after it, float32[vocab_size]."""
-        self._logits = yield from self._computed()
-        self._sampler = None  # it has not seen all tokens of the history
-        return self._logits.copy()
-
-    def _computed(self) -> Generator[None, None, Logits]:
-        """Computes the history; the logits after it. The caches then hold all of it; after an error, what they held."""
-        if not self.tokens:
-            raise PromptError("there is no history", where="step", hint="call prefill with a prompt first")
-        fit_context(self.tokens, self._engine.max_seq, "history")
-        past = len(self._sequence)
-        try:
-            last = yield from last_logits(self._engine, self._sequence, self.tokens, self._loop)
-            return check_finite(last, f"position {len(self.tokens) - 1}")
-        except BaseException:
-            if self._embeddings is not None and past < self._embeddings.end:
-                self.empty_caches()  # a rewind would drop the embeddings
-            else:
-                self._sequence.rewind(min(past, len(self._sequence)))
-            raise
 
 
 class TokenHistory:
@@ -145,7 +62,49 @@ class TokenHistory:
     def _use(self, engine: Engine) -> None:
         """Begins an empty history on an engine."""
         self._engine, self._loop = engine, EngineLoop(engine)
-        self._history = CachedHistory(engine, self._loop)
+        self._session = Session(engine, self._loop, shared=False)  # holds a prefix of the history
+        self._start([])
+
+    # ---------------------------------------------------------------------------------------------- in tasks
+
+    def _start(self, tokens: list[int], embeddings: PromptEmbeddings | None = None) -> None:
+        """Replaces the history by tokens, which may begin with prompt embeddings."""
+        self._tokens, self._embeddings = tokens, embeddings
+        self._sampler: Sampler | None = None
+        self._empty_caches()
+
+    def _empty_caches(self) -> None:
+        """Forgets what was computed, and keeps the history."""
+        self._logits: Logits | None = None  # after the whole history, if the caches hold all of it
+        if (old := self._session.take()) is not None:
+            old.discard()
+
+    def _stepped(self, opts: SampleOpts) -> Generator[None, None, int]:
+        """Chooses a token and appends it."""
+        logits = self._logits if self._logits is not None else (yield from self._computed())
+        if self._sampler is None or self._sampler.opts != opts:
+            self._sampler = Sampler(opts, self._tokens)
+        (chosen,) = self._engine.choose([logits], [self._sampler.choice(len(logits))])
+        token = self._sampler.advance(chosen, logits)
+        self._tokens.append(token)
+        self._logits = None
+        return token
+
+    def _last_logits(self) -> Generator[None, None, Logits]:
+        """Computes the history; the logits after it, float32[vocab_size]."""
+        self._logits = yield from self._computed()
+        self._sampler = None  # it has not seen all tokens of the history
+        return self._logits.copy()
+
+    def _computed(self) -> Generator[None, None, Logits]:
+        """Computes the history; the logits after it. The caches then hold all of it."""
+        tokens, past = self._tokens, self._session.length
+        if not tokens:
+            raise PromptError("there is no history", where="step", hint="call prefill with a prompt first")
+        fit_context(tokens, self._engine.max_seq, "history")
+        if past:
+            return (yield from self._session.extend(tokens[past:]))
+        return (yield from self._session.begin(tokens, self._embeddings, f"position {len(tokens) - 1}"))
 
     # ---------------------------------------------------------------------------------------------- the history
 
@@ -158,7 +117,7 @@ class TokenHistory:
         context = self._checked(ids)
 
         def work() -> Generator[None, None, None]:
-            self._history.start(context.ids, (yield from embedded(context)))
+            self._start(context.ids, (yield from embedded(context)))
 
         self._call(work)
 
@@ -182,17 +141,17 @@ class TokenHistory:
             hint = "give the rows of images among `embeds`, and token ids"
             raise ArgumentError("a prompt with images takes no embeds", where="embeds", hint=hint)
         embeddings = self._engine.prompt_embeddings(len(context), embeds, attn_bias)
-        self._call(lambda: self._history.start(context.ids, embeddings))
+        self._call(lambda: self._start(context.ids, embeddings))
 
     @property
     def tokens(self) -> list[int]:
         """The history, prompt and generated tokens; a copy."""
-        return list(self._history.tokens)
+        return list(self._tokens)
 
     @property
     def past_seq(self) -> int:
         """Number of tokens in the caches: all but the last after a step, all after `*_get_logits`."""
-        return self._history.cached
+        return self._session.length
 
     def _checked(self, prompt: PromptLike) -> Context:
         engine, config = self._engine, self.config
@@ -211,8 +170,8 @@ class TokenHistory:
         """
 
         def work() -> Generator[None, None, int]:
-            self._history.empty_caches()
-            return (yield from self._history.step(opts))
+            self._empty_caches()
+            return (yield from self._stepped(opts))
 
         token: int = self._call(work)
         return token
@@ -222,7 +181,7 @@ class TokenHistory:
 
         Afterwards `past_seq == len(tokens) - 1`: the new token is the input of the next step.
         """
-        token: int = self._call(lambda: self._history.step(opts))
+        token: int = self._call(lambda: self._stepped(opts))
         return token
 
     # ---------------------------------------------------------------------------------------------- several tokens
@@ -252,7 +211,7 @@ class TokenHistory:
         on_token: OnToken | None,
         stop_ids: Set[int],
     ) -> list[int]:
-        room, tokens = self._engine.max_seq + 1 - len(self._history.tokens), list[int]()
+        room, tokens = self._engine.max_seq + 1 - len(self._tokens), list[int]()
         most, is_over = min(checked_count("n", n) or 0, room), False
         while not is_over and len(tokens) < most:
             tokens.append(step(opts))
@@ -288,8 +247,8 @@ class TokenHistory:
         context = self._checked(ids)
 
         def work() -> Generator[None, None, Logits]:
-            self._history.start(context.ids, (yield from embedded(context)))
-            return (yield from self._history.last_logits())
+            self._start(context.ids, (yield from embedded(context)))
+            return (yield from self._last_logits())
 
         found: Logits = self._call(work)
         return found
@@ -305,7 +264,18 @@ class TokenHistory:
             NumericalError: a logit is NaN or infinite; the history is then unchanged.
         """
         checked = check_ids([token], self.config.vocab_size, "token")
-        found: Logits = self._call(lambda: self._history.append(checked))
+
+        def work() -> Generator[None, None, Logits]:
+            if not (before := len(self._tokens)):
+                raise PromptError("there is no history", where="decode_get_logits", hint="call prefill first")
+            self._tokens += checked
+            try:
+                return (yield from self._last_logits())
+            except BaseException:
+                del self._tokens[before:]
+                raise
+
+        found: Logits = self._call(work)
         return found
 
     # ---------------------------------------------------------------------------------------------- the model
@@ -353,7 +323,7 @@ class TokenHistory:
 
     def __repr__(self) -> str:
         config = self.config
-        return f"<{type(self).__name__}: {config.family}, {len(self._history.tokens)} tokens, context {self.max_seq}>"
+        return f"<{type(self).__name__}: {config.family}, {len(self._tokens)} tokens, context {self.max_seq}>"
 
 
 class TokenGenerator(TokenHistory):

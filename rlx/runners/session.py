@@ -35,18 +35,19 @@ ALL_LOGITS = 1 << 24  # maximum number of logits of one piece
 
 
 class Session:
-    """A sequence that stays between calls.
+    """A sequence that stays between calls. `begin` and `extend` are for tasks of the loop; the other calls make one.
 
     Args:
         engine: the model.
         loop: the engine's.
+        shared: whether it shares what the cache knows of prompts.
 
     Attributes:
         reused: tokens of prompts that the cache knew.
     """
 
-    def __init__(self, engine: Engine, loop: EngineLoop) -> None:
-        self._engine, self._loop = engine, loop
+    def __init__(self, engine: Engine, loop: EngineLoop, *, shared: bool = True) -> None:
+        self._engine, self._loop, self._shared = engine, loop, shared
         self.reused = 0
         self._kept: dict[str, tuple[Sequence, int]] = {}  # at most one; whoever takes it out owns it
 
@@ -56,53 +57,65 @@ class Session:
         sequence, longest = self._kept.get("session", ((), 0))
         return min(longest, len(sequence))  # the loop may not have dropped others yet
 
+    def begin(
+        self, ids: list[int], embeddings: PromptEmbeddings | None = None, where: str = "prefill"
+    ) -> Generator[None, None, Logits]:
+        """Begins anew with a prompt: the logits after it. After an error there is no session.
+
+        Args:
+            where: the last position in errors.
+        """
+        if (old := self.take()) is not None:
+            old.close()
+        prompt = ids if self._shared else ()
+        yield from _read(self._engine, prompt, embeddings)
+        sequence = self._engine.open_sequence(prompt, embeddings, shared=self._shared)
+        try:
+            self.reused += len(sequence)
+            last = yield from last_logits(self._engine, sequence, ids, self._loop)
+            logits = check_finite(last, where)
+        except BaseException:
+            sequence.discard()
+            raise
+        self._put(sequence, len(ids))
+        return logits
+
+    def extend(self, ids: list[int]) -> Generator[None, None, Logits]:
+        """Continues by some ids: the logits after them. After an error the session is as before."""
+        (sequence, _), past, room = self._kept["session"], self.length, self._loop.room
+        room.use(sequence)
+        try:
+            last = yield from last_logits(self._engine, sequence, ids, self._loop, past)
+            logits = check_finite(last, f"position {past + len(ids) - 1}")
+        except BaseException:
+            sequence.rewind(min(past, len(sequence)))
+            raise
+        finally:
+            room.keep(sequence)
+        self._kept["session"] = sequence, past + len(ids)
+        return logits
+
     def prefill(self, context: Context) -> Logits:
         """Begins anew with a prompt: the logits after it."""
 
         def work() -> Generator[None, None, Logits]:
-            embeddings = yield from embedded(context)
-            if (old := self.take()) is not None:
-                old.close()
-            yield from _read(self._engine, context.ids, embeddings)
-            sequence = self._engine.open_sequence(context.ids, embeddings)
-            try:
-                self.reused += len(sequence)
-                last = yield from last_logits(self._engine, sequence, context.ids, self._loop)
-                logits = check_finite(last, "prefill")
-            except BaseException:
-                sequence.discard()
-                raise
-            self._put(sequence, len(context))
-            return logits
+            return (yield from self.begin(context.ids, (yield from embedded(context))))
 
         return self._loop.call(work)
 
     def decode(self, token: int) -> Logits:
         """Continues by one token: the logits after it."""
 
-        def work() -> Logits:
+        def work() -> Generator[None, None, Logits]:
             past = self.length
             if not past:
                 raise PromptError("there is no session", where="decode_logits", hint="call prefill_logits first")
-            sequence, _ = self._kept["session"]
             if past >= self._engine.max_seq:
                 raise PromptError(
                     f"the context is full: it holds {past} tokens", where="decode_logits",
                     hint="start a new session with prefill_logits, or open the model with a larger max_seq",
                 )  # fmt: skip
-            self._loop.room.use(sequence)
-            try:
-                batch = Batch([Segment(sequence, [token])])
-                (logits,) = self._loop.room.made_for(lambda: self._engine.step(batch))
-                assert logits is not None
-                found = check_finite(logits, f"position {past}")
-            except BaseException:
-                sequence.rewind(min(past, len(sequence)))
-                raise
-            finally:
-                self._loop.room.keep(sequence)
-            self._kept["session"] = sequence, past + 1
-            return found
+            return (yield from self.extend([token]))
 
         return self._loop.call(work)
 
@@ -257,36 +270,40 @@ def appended(
     ids: list[int],
     output: Literal["last", "all", "hidden"],
     loop: EngineLoop,
+    start: int = 0,
 ) -> Iterator[Logits]:
     """Appends what a sequence lacks of some ids, in pieces, each computed on demand.
 
     Args:
         loop: says how many rows a piece may have, and makes room.
+        start: the position of the first id.
 
     Returns:
         Of each piece the logits of all rows or of the last one, or the hidden states of all, float32 [rows, width].
         With "last", nothing useful but for the last piece.
     """
-    while (at := len(sequence)) < len(ids):
+    while (at := len(sequence)) < start + len(ids):
         most = min(loop.scheduler.task_rows(at), engine.most_rows)
         if output == "all":
             most = min(most, max(1, ALL_LOGITS // engine.config.vocab_size))
-        end = min(sequence.call_end(at, most), len(ids))
+        piece = ids[at - start : min(sequence.call_end(at, most) - start, len(ids))]
         if output == "hidden":
-            yield engine.hidden(sequence, ids[at:end])
+            yield engine.hidden(sequence, piece)
         else:
-            batch = Batch([Segment(sequence, ids[at:end], output)])
+            batch = Batch([Segment(sequence, piece, output)])
             (found,) = loop.room.made_for(partial(engine.step, batch))
             assert found is not None
             yield np.atleast_2d(found)
 
 
-def last_logits(engine: Engine, sequence: Sequence, ids: list[int], loop: EngineLoop) -> Generator[None, None, Logits]:
+def last_logits(
+    engine: Engine, sequence: Sequence, ids: list[int], loop: EngineLoop, start: int = 0
+) -> Generator[None, None, Logits]:
     """Appends what a sequence lacks of some ids, in pieces; the logits after the last, float32[vocab]."""
     last: Logits | None = None
-    for rows in appended(engine, sequence, ids, "last", loop):
+    for rows in appended(engine, sequence, ids, "last", loop, start):
         last = rows[-1]
-        if len(sequence) < len(ids):
+        if len(sequence) < start + len(ids):
             yield
     assert last is not None, "there is at least one id that the sequence lacks"
     return last

@@ -313,14 +313,14 @@ def test_a_bias_against_the_interpreter(goldens: Path, opened: Open) -> None:
     bias[:, 20:, 4:8] = -1e9
     embeds = g.embed(prompt) * np.float32(1.1)
     g.prefill_from_embeds(prompt, embeds, bias)
-    found = g._loop.call(g._history.last_logits)
+    found = g._loop.call(g._last_logits)
     want = reference(goldens / family / FILES[family], prompt, embeds, bias.swapaxes(0, 1))
     assert error(found, want) <= TOLERANCE
     g.prefill_from_embeds(prompt, embeds)
-    assert error(g._loop.call(g._history.last_logits), want) > 100 * TOLERANCE
+    assert error(g._loop.call(g._last_logits), want) > 100 * TOLERANCE
     small = opened(family, profile={"buckets": {"seq": [1, 7]}})  # so many rows a call, none of which cuts the span
     small.prefill_from_embeds(prompt, embeds, bias)
-    assert error(small._loop.call(small._history.last_logits), want) <= TOLERANCE
+    assert error(small._loop.call(small._last_logits), want) <= TOLERANCE
     assert small.step_cached() == want.argmax()
 
 
@@ -331,11 +331,11 @@ def test_keys_that_a_bias_closes_might_as_well_not_be_there(goldens: Path, opene
     bias = np.where(np.arange(n) > np.arange(n)[:, None], np.float32(-np.inf), np.float32(0))
     bias[5:, :5] = -np.inf
     g.prefill_from_embeds(prompt, g.embed(prompt), bias)
-    found = g._loop.call(g._history.last_logits)
+    found = g._loop.call(g._last_logits)
     assert error(found, g.prefill_get_last_logits(prompt[5:])) <= TOLERANCE
     bias[np.isinf(bias)] = np.finfo(np.float32).min  # closes as well
     g.prefill_from_embeds(prompt, g.embed(prompt), bias)
-    np.testing.assert_array_equal(g._loop.call(g._history.last_logits), found)
+    np.testing.assert_array_equal(g._loop.call(g._last_logits), found)
 
 
 def test_a_session_that_began_with_embeddings(goldens: Path, opened: Open, cache: CompileCache) -> None:

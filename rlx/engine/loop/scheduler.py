@@ -103,8 +103,8 @@ class Scheduler:
 
     def is_wanted_elsewhere(self, notifier: Notifier | None) -> bool:
         """Whether there is anything to do but for the consumers of this notifier, or a deadline to watch."""
-        others = any(job.notifier is not notifier for job in self.jobs())
-        return others or bool(self.tasks or self.limited)
+        jobs = (job for table in (self.waiting, self.prefilling, self.running) for job in table)
+        return bool(self.tasks or self.limited) or any(job.notifier is not notifier for job in jobs)
 
     def tokens_at_once(self, job: Job) -> int:
         """Maximum number of tokens in a native call. Who looks at each gets those of a short time together."""
