@@ -112,11 +112,6 @@ def placed(
         context = text_context(prompt, vocab_size, what, model)
     else:
         context = _with_images(prompt, images.encoder, vocab_size, what)
-    _check_length(context, max_seq, what)
-    return context
-
-
-def _check_length(context: Context, max_seq: int | None, what: str) -> None:
     if context.images is None:
         fit_context(context.ids, max_seq, what)
     elif max_seq is not None and len(context) > max_seq:
@@ -124,6 +119,7 @@ def _check_length(context: Context, max_seq: int | None, what: str) -> None:
         hint = f"give fewer or smaller images, or open the model with a max_seq of at least {len(context)}"
         found = f"it has {len(context)} tokens, {rows} of them of images, and the context holds {max_seq}"
         raise PromptError(found, where=what, hint=hint)
+    return context
 
 
 def _with_images(prompt: Prompt, encoder: Encoder, vocab_size: int, what: str) -> Context:

@@ -78,7 +78,7 @@ async def answering_on_ray(
     actors = {i: make.remote(path_on_nodes(model), name, {**engine, "threads": cpus}) for i in range(count)}
     try:
         await _one_open(list(actors.values()))
-        yield _Cluster(actors, slots), AHEAD * slots * count
+        yield _on_actors(actors, slots), AHEAD * slots * count
     finally:
         for actor in actors.values():
             ray.kill(actor)
@@ -106,20 +106,19 @@ async def _one_open(actors: list[Any]) -> None:
             task.cancel()
 
 
-class _Cluster:
+def _on_actors(actors: dict[int, Any], slots: int) -> Answering:
     """Gives each request to the actor that has its prefix, or to the one that has the fewest requests."""
+    loads, table = dict.fromkeys(actors, 0), PrefixTable[int](max(2, slots // 2))
 
-    def __init__(self, actors: dict[int, Any], slots: int) -> None:
-        self._actors, self._loads = actors, dict.fromkeys(actors, 0)
-        self._table: PrefixTable[int] = PrefixTable(max(2, slots // 2))
-
-    async def __call__(self, request: BatchRequest, request_id: str) -> tuple[int, Any]:
+    async def answer(request: BatchRequest, request_id: str) -> tuple[int, Any]:
         keys = prefix_keys(prompt_text(request.body))
-        name = self._table.ranked(keys, self._loads)[0]
-        self._table.remember(keys, name)
-        self._loads[name] += 1
+        name = table.ranked(keys, loads)[0]
+        table.remember(keys, name)
+        loads[name] += 1
         try:
-            status, body = await self._actors[name].answer.remote(request, request_id)
+            status, body = await actors[name].answer.remote(request, request_id)
         finally:
-            self._loads[name] -= 1
+            loads[name] -= 1
         return status, body
+
+    return answer

@@ -7,7 +7,7 @@ before anything is loaded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, cast
 
@@ -24,7 +24,7 @@ from rlx.tracing import span
 
 if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource
-from rlx.weights.loader import WeightLoader
+    from rlx.weights.loader import WeightLoader
 
 Progress = Callable[[str, int, int], None]
 """Progress callback: (what is being done, amount done, total).
@@ -56,25 +56,12 @@ else:
     Llama32Runner, Qwen3Runner, Qwen35Runner, GemmaRunner = RUNNERS.values()
 
 
-@dataclass(frozen=True, slots=True)
-class Sniffed:
-    """The architecture that a file names.
-
-    Attributes:
-        key: the metadata key: `general.architecture` in GGUF, `model_type` in `config.json`.
-        found: its value.
-        arch: the row of `rlx.models.ARCHITECTURES`; None if rlx does not support the architecture.
-        note: for a known but unsupported architecture, what is missing.
-    """
-
-    key: str
-    found: str
-    arch: str | None
-    note: str | None = None
-
-
-def sniff(loader: WeightLoader) -> Sniffed:
+def named_architecture(loader: WeightLoader) -> tuple[str, str, str | None]:
     """The architecture that the open file names.
+
+    Returns:
+        The metadata key, `general.architecture` in GGUF or `model_type` in `config.json`; its value; the row of
+        `rlx.models.ARCHITECTURES`, None if rlx does not support the architecture.
 
     Raises:
         ConfigError: it names none.
@@ -87,10 +74,8 @@ def sniff(loader: WeightLoader) -> Sniffed:
         raise ConfigError(f"'{key}' is {found!r}, expected the name of an architecture", where=loader.path, hint=hint)
     if loader.format == "gguf":
         check_language_model(loader.metadata, loader.path)
-        arch = found if found in ARCHITECTURES else None
-    else:
-        arch = MODEL_TYPES[found][0] if found in MODEL_TYPES else None
-    return Sniffed(key, found, arch, None if arch else KNOWN_UNIMPLEMENTED.get(found.lower()))
+        return key, found, found if found in ARCHITECTURES else None
+    return key, found, MODEL_TYPES[found][0] if found in MODEL_TYPES else None
 
 
 def runner_class(loader: WeightLoader) -> type[Model]:
@@ -100,16 +85,14 @@ def runner_class(loader: WeightLoader) -> type[Model]:
         ConfigError: the file names no architecture.
         UnsupportedModelError: rlx does not support the architecture; the message lists those that it supports.
     """
-    found = sniff(loader)
-    if found.arch is not None:
-        return RUNNERS[ARCHITECTURES[found.arch].runner]
-    what = f"the architecture '{found.found}' ({found.key}) is unknown"
-    if found.note:
-        what = f"the architecture '{found.found}' ({found.key}) is known but not supported yet: {found.note}"
-    supported = SUPPORTED[loader.format]
-    near = "" if found.note else did_you_mean(found.found.lower(), supported, shown=str, otherwise="")
+    key, found, arch = named_architecture(loader)
+    if arch is not None:
+        return RUNNERS[ARCHITECTURES[arch].runner]
+    supported, note = SUPPORTED[loader.format], KNOWN_UNIMPLEMENTED.get(found.lower())
+    said = f"known but not supported yet: {note}" if note else "unknown"
+    near = "" if note else did_you_mean(found.lower(), supported, shown=str, otherwise="")
     hint = f"{near.capitalize()} Supported: {', '.join(supported)}".strip()
-    raise UnsupportedModelError(what, where=loader.path, hint=hint)
+    raise UnsupportedModelError(f"the architecture '{found}' ({key}) is {said}", where=loader.path, hint=hint)
 
 
 @named_refusals()

@@ -35,7 +35,7 @@ from rlx.profile import CompileProfile, ProfileLike
 from rlx.profile.keys import MAX_PROGRAMS
 from rlx.profile.option import options_of
 from rlx.prompt import TokenIds
-from rlx.runners.auto import sniff
+from rlx.runners.auto import named_architecture
 from rlx.runners.base import GREEDY
 from rlx.runners.session import Session, embedded
 from rlx.sampling import SampleOpts, Sampler
@@ -400,7 +400,7 @@ class TokenGenerator(TokenHistory):
         path = Path(found.pop("weights_path"))
         path = path / "weights" if path.is_dir() else path
         if found.get("profile") is None:
-            arch = sniff(found["loader"]).arch
+            _, _, arch = named_architecture(found["loader"])
             found["profile"] = None if arch is None else profile_beside(path, ARCHITECTURES[arch].runner)
         return cls._opened("from_loader_at", found.pop("loader"), found)
 

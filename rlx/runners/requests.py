@@ -44,7 +44,9 @@ def planned(
     if request.stop_ids:
         stops |= _checked_ids(request.stop_ids, runner.vocab_size)
     constraint = None if request.grammar is None else runner.grammars.compile(request.grammar).constraint(stops)
-    opts = resolved(request.sample, runner.recommended_sample, runner.default_sample)
+    opts = runner.default_sample
+    if request.sample is not None:
+        opts = resolved(request.sample, runner.recommended_sample, opts)
     speculative = runner._speculative if request.speculative is None and drafts else request.speculative
     embeds = None
     if request.embeds is not None or request.attn_bias is not None:

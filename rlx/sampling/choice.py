@@ -57,11 +57,12 @@ class Choice:
     """
 
     opts: SampleOpts
-    numbers: Floats = field(default_factory=lambda: np.zeros(len(NUMBERS)))
     mask: Words | None = None
     changes: Changes | None = None
+    numbers: Floats = field(init=False)
 
     def __post_init__(self) -> None:
+        self.numbers = np.zeros(len(NUMBERS))
         self.numbers[:LOG_MIN_P] = [getattr(self.opts, name) for name in NUMBERS[:LOG_MIN_P]]
         self.numbers[LOG_MIN_P] = log(self.opts.min_p) if self.opts.min_p else -np.inf
 

@@ -85,10 +85,16 @@ class Sampler:
             raise SamplingError(f"found {opts!r}, expected a SampleOpts", where="sample", hint=hint)
         self.opts, self._constraint, self._choice = opts, constraint, Choice(opts)
         self._draws = not opts.is_greedy
-        self._penalties = Penalties(opts, tokenizer)
+        self._tokenizer = tokenizer
+        if opts.dry_multiplier:  # a text without a tokenizer is refused now
+            _ = self._penalties
         self._recent = deque(history, window(opts))
         self._bound = 2 * opts.mirostat_tau  # of the surprise, in bits
         self._surprises: Floats | None = None  # of the last distribution, with Mirostat
+
+    @cached_property
+    def _penalties(self) -> Penalties:
+        return Penalties(self.opts, self._tokenizer)
 
     @cached_property
     def _random(self) -> np.random.Generator:

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx.backends.drafts import MEMORY, MOST, WORTH, max_useful_drafts
+
+if TYPE_CHECKING:
+    from rlx.engine.token_engine import StepEngine
 
 __all__ = ["MOST", "WORTH", "Counters", "Drafter", "Drafts", "Hits", "PromptLookup"]
 
@@ -35,12 +38,6 @@ class Drafter(Protocol):
     def propose(self, count: int) -> list[int]:
         """Drafts for the next tokens; at most `count`, which is not more than there are chances."""
         ...
-
-
-class GreedyEngine(Protocol):
-    """The part of an engine that computes several greedy tokens natively."""
-
-    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]: ...
 
 
 class Hits:
@@ -110,7 +107,7 @@ class Drafts:
         self._run = 1 if drafted else self._run
 
     def run(
-        self, engine: GreedyEngine, sequence: Any, tokens: Sequence[int], left: int, stops: Sequence[int]
+        self, engine: StepEngine, sequence: Any, tokens: Sequence[int], left: int, stops: Sequence[int]
     ) -> list[int]:
         """Several plain steps in one native call while there are no drafts; [] if there are.
 
