@@ -104,7 +104,7 @@ class _cache_of_its_own:
 
     def __init__(self, command: str, folder: Path) -> None:
         self.kept = os.environ["RLX_CACHE_DIR"]
-        self.copy = folder / "cache" if command.startswith("rlx cache rm") else None
+        self.copy = folder / "cache" if command.startswith("rlx cache prune") else None
 
     def __enter__(self) -> None:
         if self.copy:

@@ -18,10 +18,10 @@ import click
 
 from rlx import platform
 from rlx.cli.command import Command
-from rlx.cli.main import INTERRUPTED, debug_option
+from rlx.cli.main import INTERRUPTED
 from rlx.cli.options import engine_options, model_argument, model_path, open_runner
 from rlx.cli.output import Bars, counted
-from rlx.cli.trace import check_no_trace, recorded, trace_options
+from rlx.cli.run import check_no_trace, recorded, trace_options
 from rlx.engine.opening.options import SLOTS
 from rlx.tracing import Detail
 
@@ -42,7 +42,6 @@ Opening = Callable[["Bar"], AbstractContextManager[Work]]
 @click.option("--replicas", type=click.IntRange(1), metavar="N", help="With --ray: how many processes open MODEL.")
 @trace_options
 @engine_options
-@debug_option
 @click.pass_context
 def batch(
     ctx: click.Context,

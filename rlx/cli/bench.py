@@ -14,7 +14,6 @@ from rlx import demo
 from rlx.cli import bench_compare, bench_rows
 from rlx.cli.answering import read_images
 from rlx.cli.command import Command
-from rlx.cli.main import debug_option
 from rlx.cli.options import model_argument, some_engine_options
 from rlx.cli.output import Bars, counted, size, table
 from rlx.compiler.profiling import OpTime
@@ -56,7 +55,6 @@ BUSY_CPU = 0.75  # so were threads that got less than this share of their time f
     help="With --compare: exit with 3 if a task has less than RATIO times the earlier speed, beyond noise.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@debug_option
 @click.pass_context
 def bench(
     ctx: click.Context,

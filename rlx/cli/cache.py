@@ -6,6 +6,7 @@ import json
 import sys
 import textwrap
 from collections import Counter
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import click
 
 from rlx import env
 from rlx.cli.command import Group
-from rlx.cli.main import debug_option
 from rlx.cli.output import ago, counted, is_terminal, printable, size, table, width
 from rlx.errors import CacheError, RlxError
 from rlx.store.entry import Entry, Listing
@@ -47,7 +47,6 @@ def cache() -> None:
 
 @cache.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, with the full keys.")
-@debug_option
 def ls(as_json: bool) -> None:
     """List the entries, the most recently used first.
 
@@ -71,8 +70,7 @@ def ls(as_json: bool) -> None:
 @click.option(
     "-o", "--out", metavar="PATH", type=click.Path(dir_okay=False), help="Write the file to PATH, byte for byte."
 )
-@debug_option
-def show(digest: str, name: str | None, out: str | None) -> None:
+def inspect(digest: str, name: str | None, out: str | None) -> None:
     """Show what an entry was compiled for, and its files.
 
     A terminal shows an object file (k.o) as assembly; a pipe and --out get its bytes.
@@ -95,7 +93,6 @@ def show(digest: str, name: str | None, out: str | None) -> None:
 @cache.command()
 @click.argument("a")
 @click.argument("b")
-@debug_option
 def diff(a: str, b: str) -> None:
     """Show in which fields two entries differ.
 
@@ -141,7 +138,6 @@ def _graph_rows(a: Entry, b: Entry) -> list[tuple[str, str, str]]:
 
 @cache.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; sizes in bytes.")
-@debug_option
 def stats(as_json: bool) -> None:
     """Show the folder, its size and its limit."""
     store = _store()
@@ -165,8 +161,7 @@ def stats(as_json: bool) -> None:
 @click.argument("digests", nargs=-1, metavar="[DIGEST]...")
 @click.option("--all", "everything", is_flag=True, help="Remove all entries.")
 @click.option("--yes", is_flag=True, help="With --all: do not ask.")
-@debug_option
-def rm(digests: tuple[str, ...], everything: bool, yes: bool) -> None:
+def prune(digests: tuple[str, ...], everything: bool, yes: bool) -> None:
     """Remove entries.
 
     --all asks first in a terminal, and needs --yes elsewhere. It leaves what `rlx tune` measured.
@@ -195,14 +190,13 @@ def _confirm(store: Store, yes: bool) -> None:
     what = f"{counted(len(rows), 'entry')} of {size(sum(row.nbytes for row in rows))} in {store.root}"
     if not is_terminal(sys.stdin):
         raise click.UsageError(
-            f"rm --all would remove {printable(what)}; say --yes, because there is no terminal to ask."
+            f"prune --all would remove {printable(what)}; say --yes, because there is no terminal to ask."
         )
     click.confirm(f"Remove {printable(what)}? They are compiled again when they are needed", abort=True)
 
 
 @cache.command()
 @click.option("--keep", is_flag=True, help="Only report damaged entries.")
-@debug_option
 @click.pass_context
 def verify(ctx: click.Context, keep: bool) -> None:
     """Check every file of every entry, and remove the damaged.
@@ -218,6 +212,11 @@ def verify(ctx: click.Context, keep: bool) -> None:
     table(("digest", "damage"), ((digest[:_SHOWN], what) for digest, what in wrong))
     click.echo(f"{counted(len(wrong), 'entry')} of {total} damaged" + ("" if keep else " and removed"))
     ctx.exit(1)
+
+
+for _earlier, _command in {"show": inspect, "rm": prune}.items():  # their names in earlier versions
+    cache.add_command(copy(_command), _earlier)
+    cache.commands[_earlier].hidden = True
 
 
 def _store() -> Store:
@@ -310,5 +309,5 @@ def _show_file(entry: Entry, name: str, out: str | None) -> None:
     try:
         click.echo(printable(data.decode()), nl=not data.endswith(b"\n"))
     except UnicodeDecodeError as error:
-        hint = f"Write it to a file: rlx cache show {entry.key.digest[:_SHOWN]} --file {name} --out PATH"
+        hint = f"Write it to a file: rlx cache inspect {entry.key.digest[:_SHOWN]} --file {name} --out PATH"
         raise CacheError(f"{name} is no text", hint=hint) from error

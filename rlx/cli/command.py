@@ -20,6 +20,9 @@ COMMAND = "rlx.command"
 TYPED = "rlx.typed"
 """Key of `click.Context.meta`: the words that name it, such as "rlx profile show"."""
 
+DEBUG = "rlx.debug"
+"""Key of `click.Context.meta`: whether tracebacks of errors are shown."""
+
 # Option -> what other tools call it, where it means the same. A command takes the names of the options that it has.
 # Those with one dash are whole words: -no is not -n o, so that a prompt that begins with a dash is never cut.
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -74,8 +77,22 @@ ELSEWHERE: Mapping[str, str] = {
 }
 
 
+def _remember_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:  # the dictionary is shared with the group's context
+        ctx.meta[DEBUG] = True
+
+
+debug_option = click.option(
+    "--debug", is_flag=True, expose_value=False, callback=_remember_debug, help="Show tracebacks of errors."
+)
+
+
 class Command(click.Command):
-    """A subcommand."""
+    """A subcommand; its last option is --debug."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        debug_option(self)
 
     def make_parser(self, ctx: click.Context) -> Any:
         """The parser, with the aliases of the options that this command has."""

@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from rlx.cli.command import Command
-from rlx.cli.main import debug_option
 from rlx.cli.options import engine_options, model_argument, model_path, named, open_plan, open_runner, read_profile
 from rlx.cli.output import Bars, counted, size
 from rlx.cli.stages import Shown, shown_options
@@ -46,7 +45,6 @@ CONFIG = "config.json"
 @click.option("--check", is_flag=True, help="Only check that profile and options fit the model.")
 @shown_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@debug_option
 def compile_(
     model: str | None,
     engine: dict[str, Any],
@@ -65,8 +63,8 @@ def compile_(
     without it those of the safetensors checkpoint. For --shape the type is Q4_K_M unless --weights names another.
 
     Prints a line a program: phase, rows it takes, seconds, kernels, size, whether it was compiled or in the cache, and
-    its digest for `rlx cache show`; under it why it was compiled. The options must be those of the later run, because
-    they change the code.
+    its digest for `rlx cache inspect`; under it why it was compiled. The options must be those of the later run,
+    because they change the code.
 
     --explain, --emit and --stop-after print what the compiler did and made, for a terminal or a pipe.
     """

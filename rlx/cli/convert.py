@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from rlx.cli.command import Command
-from rlx.cli.main import debug_option
 from rlx.cli.output import Bars, printable, size
 from rlx.export.convert import convert as write
 from rlx.export.quantize import Quantized
@@ -29,7 +28,6 @@ from rlx.export.quantize import quantize as write_quantized
     help="The language model and its vision tower, or one of them.",
 )
 @click.option("--force", is_flag=True, help="Replace the files if they exist.")
-@debug_option
 def convert(source: str, out: str, target: str, part: str, force: bool) -> None:
     """Write the safetensors model IN as the GGUF file OUT.
 
@@ -75,7 +73,6 @@ def _part(name: str) -> str:
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--requantize", is_flag=True, help="Accept an IN that is quantized already; errors add up.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@debug_option
 def quantize(
     source: str, out: str, target: str, threads: int | None, force: bool, requantize: bool, as_json: bool
 ) -> None:

@@ -8,7 +8,6 @@ import sys
 import click
 
 from rlx.cli.command import Command
-from rlx.cli.main import debug_option
 from rlx.cli.output import Bars, ago, counted, is_terminal, printable, size, table
 from rlx.errors import AmbiguousModelError, ModelFileError
 from rlx.weights import hub
@@ -20,7 +19,6 @@ from rlx.weights.pull import pull as download
 
 @click.command("list", cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; sizes in bytes.")
-@debug_option
 def list_(as_json: bool) -> None:
     """List the downloaded models, the most recently used first.
 
@@ -48,7 +46,6 @@ def list_(as_json: bool) -> None:
 @click.command(cls=Command)
 @click.argument("names", nargs=-1, required=True, metavar="ORG/REPO[:QUANT]...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@debug_option
 def rm(names: tuple[str, ...], yes: bool) -> None:
     """Remove downloaded models.
 
@@ -72,7 +69,6 @@ def rm(names: tuple[str, ...], yes: bool) -> None:
 @click.argument("name", metavar="ORG/REPO[:QUANT]")
 @click.option("--list", "listed", is_flag=True, help="List the models in the repository; download nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@debug_option
 def pull(name: str, listed: bool, as_json: bool) -> None:
     """Download a model from the Hugging Face hub.
 

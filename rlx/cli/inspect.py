@@ -15,7 +15,6 @@ import click
 
 from rlx import backends, demo, models
 from rlx.cli.command import Command
-from rlx.cli.main import debug_option
 from rlx.cli.options import model_argument
 from rlx.cli.output import printable, size, stdout
 from rlx.compiler.kv import state_bytes
@@ -49,7 +48,6 @@ _TOKENS = 4096  # a session for the estimate of memory; no more than the context
 @model_argument
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@debug_option
 def inspect(model: str | None, tensors: bool, as_json: bool) -> None:
     """Show what is in MODEL, by default the demo model.
 

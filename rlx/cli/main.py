@@ -20,7 +20,7 @@ from typing import IO, Any, TextIO, cast
 import click
 
 from rlx import env
-from rlx.cli.command import COMMAND, TYPED, Group, in_options, option_names
+from rlx.cli.command import COMMAND, DEBUG, TYPED, Group, debug_option, in_options, option_names
 from rlx.cli.command import message as in_words
 from rlx.errors import ArgumentError, RlxError
 
@@ -66,7 +66,7 @@ _COMMANDS = {
     "batch": ("rlx.cli.batch:batch", "Answer the requests of a file with MODEL."),
     "bench": ("rlx.cli.bench:bench", "Measure prefill and decode of MODEL, and the encoding of images."),
     "ppl": ("rlx.cli.ppl:ppl", "Measure the perplexity of the text in FILE."),
-    "trace": ("rlx.cli.trace:trace", "Answer PROMPT, and write a time line of what is done."),
+    "trace": ("rlx.cli.run:trace", "Answer PROMPT, and write a time line of what is done."),
     "tune": ("rlx.cli.tune:tune", "Measure which numbers suit this machine, and use them."),
     "doctor": ("rlx.cli.doctor.page:doctor", "Show what rlx finds on this machine, for bug reports."),
     "pull": ("rlx.cli.downloads:pull", "Download a model from the Hugging Face hub."),
@@ -78,7 +78,6 @@ _COMMANDS = {
 }
 INTERRUPTED = 130  # exit code after SIGINT
 UNREAD = 141  # exit code where the reader of stdout goes away, as after SIGPIPE
-_DEBUG = "rlx.debug"
 
 
 class Mistake(click.ClickException):
@@ -136,7 +135,7 @@ class Commands(Group):
         else a message that says so and exit code 1; `--debug` adds the traceback.
         """
         try:
-            ctx.meta[_DEBUG] = ctx.meta.get(_DEBUG, False) or env.debug_level() > 0
+            ctx.meta[DEBUG] = ctx.meta.get(DEBUG, False) or env.debug_level() > 0
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
@@ -186,18 +185,8 @@ def _show_warning(
 
 
 def _show_traceback(ctx: click.Context, error: Exception) -> None:
-    if ctx.meta.get(_DEBUG):
+    if ctx.meta.get(DEBUG):
         traceback.print_exception(error)
-
-
-def _remember_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value:  # the dictionary is shared with the group's context
-        ctx.meta[_DEBUG] = True
-
-
-debug_option = click.option(
-    "--debug", is_flag=True, expose_value=False, callback=_remember_debug, help="Show tracebacks of errors."
-)
 
 
 def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from rlx.cli.command import Command
-from rlx.cli.main import debug_option
 from rlx.cli.options import model_argument, model_path, some_engine_options
 from rlx.cli.output import Bars, counted, printable
 from rlx.cli.prompt import STDIN
@@ -38,7 +37,6 @@ _COUNT = click.IntRange(1)
 @click.option("--rows", type=_COUNT, metavar="N", help="Tokens computed at a time; 1 measures decoding.")
 @some_engine_options("threads", "precision", "kv_dtype", "profile", "device")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@debug_option
 def ppl(
     file: str,
     model: str | None,

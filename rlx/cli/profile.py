@@ -10,7 +10,6 @@ import click
 
 from rlx import demo
 from rlx.cli.command import Group
-from rlx.cli.main import debug_option
 from rlx.cli.options import engine_options, model_argument, model_path, open_plan
 from rlx.engine.opening.setup import Plan, pools_of
 from rlx.errors import ProfileError, file_error
@@ -44,7 +43,6 @@ def profile() -> None:
     help="Output file, - for stdout; FAMILY.rlx.toml beside MODEL by default (demo: the current folder).",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@debug_option
 def init(model: str, output: str | None, force: bool) -> None:
     """Write a profile for MODEL: every key, with a comment.
 
@@ -73,7 +71,6 @@ def init(model: str, output: str | None, force: bool) -> None:
 @profile.command()
 @model_argument
 @engine_options
-@debug_option
 def show(model: str | None, engine: dict[str, Any]) -> None:
     """Show the profile that MODEL uses.
 

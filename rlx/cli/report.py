@@ -12,7 +12,7 @@ import click
 from rlx.cli.command import Command
 from rlx.cli.compile import model_source
 from rlx.cli.inspect import describe
-from rlx.cli.main import Mistake, debug_option
+from rlx.cli.main import Mistake
 from rlx.cli.options import engine_options, model_argument, named
 from rlx.cli.output import Bars, counted, size
 from rlx.cli.stages import chosen_programs
@@ -56,7 +56,6 @@ from rlx.weights import WeightLoader, open_weights
 )
 @chosen_programs
 @engine_options
-@debug_option
 def report(model: str | None, out: Path, shape: str | None, weights: str | None, **options: Any) -> None:
     """Write one HTML page about MODEL, by default the demo model.
 

@@ -13,7 +13,6 @@ import click
 from rlx.arguments import without_none
 from rlx.cli.answering import speculative_option
 from rlx.cli.command import Command
-from rlx.cli.main import debug_option
 from rlx.cli.options import Command as Function
 from rlx.cli.options import (
     collected,
@@ -23,11 +22,11 @@ from rlx.cli.options import (
     models_argument,
     open_plan,
     open_runner,
+    sampling_options,
     yes_option,
 )
 from rlx.cli.output import Bars, counted
-from rlx.cli.sampling import sampling_options
-from rlx.cli.trace import check_no_trace, recorded, trace_options
+from rlx.cli.run import check_no_trace, recorded, trace_options
 from rlx.engine.opening.options import RunnerOptions
 from rlx.engine.opening.setup import pools_of
 from rlx.profile.option import options_of
@@ -66,7 +65,6 @@ def loop_options(command: Function) -> Function:
 @trace_options
 @yes_option
 @engine_options
-@debug_option
 def serve(
     models: list[str],
     server: dict[str, Any],

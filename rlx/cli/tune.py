@@ -14,7 +14,6 @@ import click
 from rlx import backends, env
 from rlx.backends.device import Outcome, Row, Target
 from rlx.cli.command import Command
-from rlx.cli.main import debug_option
 from rlx.cli.output import Bars, counted, printable, table
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
@@ -33,7 +32,6 @@ from rlx.store.store import Store, default_root
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=45.0, show_default=True, help="Approximate duration."
 )
-@debug_option
 def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: float) -> None:
     """Measure which numbers suit this machine, and use them.
 

@@ -4,9 +4,9 @@ Grammar stage, beside sampling: `Grammar` says what, `GrammarCompiler` makes it 
 `Constraint` follows one answer and says which tokens may come next.
 """
 
+from rlx.grammar.answers import after_thinking
 from rlx.grammar.compiler import GrammarCompiler
 from rlx.grammar.constraint import Constraint
 from rlx.grammar.grammar import Grammar
-from rlx.grammar.thinking import after_thinking
 
 __all__ = ["Constraint", "Grammar", "GrammarCompiler", "after_thinking"]

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.errors import GrammarError
 from rlx.grammar.constraint import Constraint
-from rlx.grammar.free_text import Marker
 from rlx.grammar.grammar import Grammar
-from rlx.grammar.messages import grammar_error
-from rlx.grammar.package import SLICES, limits, llguidance
-from rlx.grammar.vocabulary import GrammarTokenizer, bits
+from rlx.grammar.package import SLICES, grammar_error, limits, llguidance
+from rlx.grammar.vocabulary import GrammarTokenizer, Marker, bits
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import GrammarError
-from rlx.grammar.messages import grammar_error
+from rlx.grammar.package import grammar_error
 from rlx.grammar.vocabulary import Words, bits
 
 if TYPE_CHECKING:

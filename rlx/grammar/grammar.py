@@ -1,6 +1,7 @@
 """What the text of an answer must look like: a JSON schema, a regular expression, a choice or a grammar.
 
-Grammar stage. A `Grammar` knows no model; `compiler.py` makes it ready for a vocabulary.
+Grammar stage. A `Grammar` knows no model; `compiler.py` makes it ready for a vocabulary. `parsed` gives the value of an
+answer; it imports no pydantic, because a class of pydantic models reads the text itself.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from rlx.errors import GrammarError
-from rlx.grammar.messages import grammar_error
-from rlx.grammar.package import llguidance
+from rlx.grammar.package import grammar_error, llguidance
 from rlx.grammar.trial import Trial, tried
 from rlx.text.tool_calls.lark import JSON_SPACE, escaped
 
@@ -306,3 +306,25 @@ def _checked_text(text: Any, where: str) -> str:
     if half := _HALF.search(text):
         raise GrammarError(f"character {half.start()} is half a surrogate pair", where=where)
     return text
+
+
+def parsed(text: str, schema: Any, reason: str | None) -> Any:
+    """What a text of JSON says: an instance of `schema` if this is a class of pydantic models.
+
+    Args:
+        reason: why the text ended, for the message.
+
+    Raises:
+        GrammarError: it is no JSON, because it was cut; or the class does not accept the value.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        what = f"the answer is no complete JSON: it ended with {reason or 'an error'} after {len(text)} characters"
+        raise GrammarError(what, where="parsed", hint="allow more tokens, or use no stop strings") from None
+    if not is_pydantic(schema):
+        return value
+    try:
+        return schema.model_validate_json(text)
+    except ValueError as error:  # of pydantic: what its class asks for beyond the schema
+        raise GrammarError(f"{schema.__name__} does not accept the answer: {error}", where="parsed") from error

@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from rlx.platform.base import Platform
-from rlx.platform.pipes import PART, Pipes
+from rlx.platform.base import PART, Pipes, Platform
 
 assert sys.platform != "win32"  # for mypy; the imports above fail there
 

@@ -10,8 +10,7 @@ from rlx import env
 from rlx.arguments import did_you_mean
 from rlx.errors import ProfileError
 from rlx.passes.options import FUSION_MEANINGS, PASS_MEANINGS, PRECISIONS
-from rlx.profile.option import Option, Values
-from rlx.profile.profile_options import profile_options
+from rlx.profile.option import Option, Values, profile_options
 
 PHASES = ("prefill", "decode")
 #: Families of models, as runners name them.

@@ -21,10 +21,18 @@ from rlx.passes.options import BACKEND
 from rlx.passes.program import Program
 from rlx.passes.report import PassReport, ranges
 from rlx.report import drawing, findings, layers
-from rlx.report.budget import budget, mean_wait
-from rlx.report.changes import changes
+from rlx.report.findings import changes
 from rlx.report.source import KernelText, Problem, Source, StepTimes, Subject
-from rlx.report.work import RegionWork, kernel_rows, memory_rows, region_rows, region_work, step_extents
+from rlx.report.work import (
+    RegionWork,
+    budget,
+    kernel_rows,
+    mean_wait,
+    memory_rows,
+    region_rows,
+    region_work,
+    step_extents,
+)
 
 #: Characters of a line in a box of the drawing; pixels of a character, of one of the first line, of a line down.
 _LINE, _CHAR, _TITLE, _ROW = 34, 6.7, 7.3, 15.0

@@ -19,10 +19,8 @@ from rlx.engine.request.output import Generation, Step
 from rlx.engine.request.request import RequestOptions
 from rlx.engine.request.stopping import AnswerText, FinishReason, checked_count, stop_strings
 from rlx.errors import ArgumentError
-from rlx.grammar.grammar import chosen_grammar
-from rlx.grammar.parsed import parsed
-from rlx.grammar.thinking import after_thinking
-from rlx.grammar.tool_calls import calls_grammar
+from rlx.grammar.answers import after_thinking, calls_grammar
+from rlx.grammar.grammar import chosen_grammar, parsed
 from rlx.prompt import Prompt, read_images
 from rlx.sampling.options import combined, resolved
 from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids, tool_format

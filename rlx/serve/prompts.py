@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.engine.request.context import Context
 from rlx.grammar import Grammar, after_thinking
-from rlx.grammar.tool_calls import calls_grammar
+from rlx.grammar.answers import calls_grammar
 from rlx.prompt import Prompt
 from rlx.runners.media import MEDIA
 from rlx.serve import record

@@ -20,8 +20,7 @@ from typing import Any, cast
 from weakref import WeakSet, finalize
 
 from rlx import platform
-from rlx.platform.base import Usage
-from rlx.platform.pipes import Pipes
+from rlx.platform.base import Pipes, Usage
 
 CPU_SECONDS = 2.0  # of one request
 WALL_SECONDS = 60.0  # of one request, on however busy a machine

@@ -177,17 +177,17 @@ def test_a_folder_with_states_of_prompts_is_listed_compared_and_checked(
     rows = [row for row in listed(rlx("ls").stdout) if row[1:2] == ["prefix"]]
     assert sorted(row[2] for row in rows) == ["0-256", "256-300"] and rows[0][3:5] == ["llama 2M", "avx2"]
     assert "prefix: 2" in rlx("stats").stdout
-    assert ["states.bin", "8 B"] in listed(rlx("show", digests.address("a", 300)).stdout)
+    assert ["states.bin", "8 B"] in listed(rlx("inspect", digests.address("a", 300)).stdout)
     assert "option positions" in rlx("diff", rows[0][0], rows[1][0]).stdout
     assert "2 entries, all as they were written" in rlx("verify").stdout
-    assert "removed 2 entries" in rlx("rm", "--all", "--yes").stdout
+    assert "removed 2 entries" in rlx("prune", "--all", "--yes").stdout
 
 
 # ---------------------------------------------------------------------------------------------------- show
 
 
 def test_show_prints_the_key_and_the_files(store: Store) -> None:
-    out = rlx("show", PREFILL.digest[:8]).stdout
+    out = rlx("inspect", PREFILL.digest[:8]).stdout
     assert "without tiles of bf16 every program is deterministic, asked for or not" in out
     for line in str(PREFILL).splitlines():
         assert line in out
@@ -200,7 +200,9 @@ def test_show_prints_the_key_and_the_files(store: Store) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_show_prints_a_file_as_it_is(name: str, store: Store) -> None:
     data = FILES[name]
-    assert rlx("show", DECODE.digest, "--file", name).stdout_bytes == (data.encode() if isinstance(data, str) else data)
+    assert rlx("inspect", DECODE.digest, "--file", name).stdout_bytes == (
+        data.encode() if isinstance(data, str) else data
+    )
 
 
 class Terminal(io.TextIOWrapper):
@@ -211,8 +213,8 @@ class Terminal(io.TextIOWrapper):
 def test_a_terminal_gets_text_without_control_characters(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", Terminal(raw, encoding="utf-8", write_through=True))
-    command: Any = cli_cache.show.callback
-    with click.Context(cli_cache.show):
+    command: Any = cli_cache.inspect.callback
+    with click.Context(cli_cache.inspect):
         command(DECODE.digest, "ir/03-fuse.txt", None)
         assert raw.getvalue().decode() == "%1 = add(%0)\n[red]é\\x1b[2J\n"
         with pytest.raises(CacheError, match=r"program\.o is no text.*--out PATH"):
@@ -233,8 +235,8 @@ def test_a_terminal_gets_the_assembly_of_an_object(
     store.put(key, {"kernel.o": code, "kernel.ll": made.text})
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", Terminal(raw, encoding="utf-8", write_through=True))
-    command: Any = cli_cache.show.callback
-    with click.Context(cli_cache.show):
+    command: Any = cli_cache.inspect.callback
+    with click.Context(cli_cache.inspect):
         command(key.digest, "kernel.o", None)
         shown = raw.getvalue().decode()
         command(key.digest, "kernel.o", str(tmp_path / "k.o"))
@@ -244,12 +246,12 @@ def test_a_terminal_gets_the_assembly_of_an_object(
 
 
 def test_show_refuses(store: Store) -> None:
-    assert "no file is called 'x'" in refused("show", DECODE.digest, "--file", "x")
-    assert "no entry starts with 'ffff0'" in refused("show", "ffff0")
-    assert "DIGEST" in refused("show")
-    assert "--out needs --file" in refused("show", DECODE.digest, "--out", "x")
+    assert "no file is called 'x'" in refused("inspect", DECODE.digest, "--file", "x")
+    assert "no entry starts with 'ffff0'" in refused("inspect", "ffff0")
+    assert "DIGEST" in refused("inspect")
+    assert "--out needs --file" in refused("inspect", DECODE.digest, "--out", "x")
     break_file(store, DECODE)
-    assert "damaged: wrong checksum of program.o" in refused("show", DECODE.digest)
+    assert "damaged: wrong checksum of program.o" in refused("inspect", DECODE.digest)
 
 
 # ---------------------------------------------------------------------------------------------------- diff
@@ -332,30 +334,30 @@ def test_stats_as_json(store: Store) -> None:
 
 
 def test_rm_removes_what_it_is_told(store: Store) -> None:
-    out = rlx("rm", DECODE.digest[:10], PACK.digest, PACK.digest[:9]).stdout
+    out = rlx("prune", DECODE.digest[:10], PACK.digest, PACK.digest[:9]).stdout
     assert out.splitlines() == [
         f"removed {DECODE.digest[:12]} decode 1 tiny avx2",
         f"removed {PACK.digest[:12]} pack q8_0 avx512",
     ]
     assert [row.key for row in store.entries()] == [PREFILL]
-    assert rlx("rm", "--all", "--yes").stdout == "removed 1 entry\n"
+    assert rlx("prune", "--all", "--yes").stdout == "removed 1 entry\n"
     assert store.entries() == []
-    assert rlx("rm", "--all").stdout == "removed 0 entries\n"  # nothing to ask about
+    assert rlx("prune", "--all").stdout == "removed 0 entries\n"  # nothing to ask about
 
 
 def test_rm_all_asks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "say --yes" in refused("rm", "--all")  # no terminal: nothing is removed without a word
+    assert "say --yes" in refused("prune", "--all")  # no terminal: nothing is removed without a word
     monkeypatch.setattr(cli_cache, "is_terminal", lambda stream: True)
     for answer, code, left in (("n\n", 1, 3), ("", 1, 3), ("y\n", 0, 0)):
-        result = CliRunner().invoke(cli, ["cache", "rm", "--all"], input=answer)
+        result = CliRunner().invoke(cli, ["cache", "prune", "--all"], input=answer)
         assert f"Remove 3 entries of {store.stats().nbytes / 1000:.3g} kB in {store.root}" in result.output or not left
         assert (result.exit_code, len(store.entries())) == (code, left)
 
 
 def test_rm_refuses(store: Store) -> None:
     for args in ([], ["--all", DECODE.digest], ["--yes", DECODE.digest], ["--all"]):
-        assert "--all" in refused("rm", *args)
-    assert "no entry starts with 'ffff0'" in refused("rm", DECODE.digest, "ffff0")
+        assert "--all" in refused("prune", *args)
+    assert "no entry starts with 'ffff0'" in refused("prune", DECODE.digest, "ffff0")
     assert len(store.entries()) == 3
 
 
@@ -370,7 +372,9 @@ def test_verify_removes_damage_and_says_so(store: Store) -> None:
     assert rlx("verify").stdout == "2 entries, all as they were written\n"
 
 
-@pytest.mark.parametrize("command", [["ls"], ["stats"], ["verify"], ["rm", "--all"], ["show", "a"], ["diff", "a", "b"]])
+@pytest.mark.parametrize(
+    "command", [["ls"], ["stats"], ["verify"], ["prune", "--all"], ["inspect", "a"], ["diff", "a", "b"]]
+)
 def test_a_folder_that_cannot_be_trusted_is_an_error(command: list[str], store: Store) -> None:
     store.root.chmod(0o777)
     assert "other users can write it" in refused(*command)

@@ -12,9 +12,8 @@ import pytest
 from desk import Desk
 from talker import END, Talker, turns
 
-from rlx.cli.chat.conversation import FORMAT, Conversation, load, save
-from rlx.cli.chat.question import Question
-from rlx.cli.chat.settings import Settings
+from rlx.cli.chat.conversation import FORMAT, Conversation, Question, load, save
+from rlx.cli.chat.session import Settings
 from rlx.errors import ChatError
 from rlx.sampling import SampleOpts
 

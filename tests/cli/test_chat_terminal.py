@@ -236,7 +236,7 @@ def test_ctrl_c_behind_enter_stops_the_answer(desk: Desk, talker: Talker) -> Non
 def completions(text: str) -> list[str]:
     from prompt_toolkit.document import Document
 
-    return [found.text for found in editor._completer().get_completions(Document(text), None)]
+    return [found.text for found in editor.Completions().get_completions(Document(text), None)]
 
 
 def test_completion(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from rlx import platform
 from rlx.backends.cpu import target as targets
 from rlx.backends.cpu.feature_use import feature_use
 from rlx.backends.cpu.target import Target
-from rlx.cli.doctor import findings as findings_of
-from rlx.cli.doctor import installation, machine
-from rlx.cli.doctor.findings import Findings, without_home
+from rlx.cli.doctor import examination
+from rlx.cli.doctor.examination import Findings, without_home
 from rlx.cli.doctor.page import lines
 from rlx.cli.doctor.trial import _ended
 from rlx.cli.main import cli
@@ -88,7 +87,7 @@ def test_variables_are_checked(
 ) -> None:
     monkeypatch.setenv(name, value)
     found = Findings()
-    found.add("environment", installation.environment)
+    found.add("environment", examination.environment)
     (problem,) = (each for each in found.problems if name in each.what)
     assert what in problem.what and problem.prevents == prevents and found.can_run == (not prevents)
 
@@ -96,14 +95,14 @@ def test_variables_are_checked(
 def test_a_misspelt_variable_gets_the_name_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLX_THREDS", "2")
     found = Findings()
-    installation.environment(found)
+    examination.environment(found)
     assert "RLX_THREADS" in str(found.problems[0].hint)
 
 
 def test_an_unknown_target_prevents_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLX_TARGET", "pentium")
     found = Findings()
-    found.add("cpu", machine.cpu, prevents=True)
+    found.add("cpu", examination.cpu, prevents=True)
     assert not found.can_run and "unknown target level 'pentium'" in whats(found)[0]
     assert "levels" in found.sections["cpu"], "what the CPU has is known nevertheless"
 
@@ -113,7 +112,7 @@ def test_an_unknown_target_prevents_everything(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.system("proc")
 def test_features_are_those_that_the_system_lists() -> None:
-    facts = machine.cpu(Findings())
+    facts = examination.cpu(Findings())
     flags = Path("/proc/cpuinfo").read_text().split("flags\t\t: ")[-1].split("\n")[0].split()
     for feature in ("avx2", "fma", "f16c", "avx512f"):
         assert (feature in flags) == (feature in [*facts["used"], *facts["unused"]]), feature
@@ -127,7 +126,7 @@ def test_features_of_arm_are_those_that_the_system_tells(monkeypatch: pytest.Mon
     monkeypatch.setattr("llvmlite.binding.get_process_triple", lambda: "aarch64-unknown-linux-gnu")
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"neon": True, "dotprod": False})
     monkeypatch.setattr(platform.current(), "arm_features", lambda: features)
-    facts = machine.cpu(Findings())
+    facts = examination.cpu(Findings())
     assert facts["levels"] == ["generic", "neon", "dotprod", "i8mm", "bf16"] and facts["level"] == "bf16"
     assert set(facts["used"]) == features - {"lse"} and not facts["unused"] and not facts["lacking"]
 
@@ -154,7 +153,7 @@ def test_reasons_why_a_feature_is_not_used(
 def test_a_level_below_the_widest_is_a_problem_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLX_TARGET", "generic")
     found = Findings()
-    facts = machine.cpu(found)
+    facts = examination.cpu(found)
     assert facts["level"] == "generic"
     assert len(facts["levels"]) == 1 or found.problems[0].hint == "unset RLX_TARGET"
 
@@ -165,23 +164,23 @@ def test_a_level_below_the_widest_is_a_problem_with_a_way_out(monkeypatch: pytes
 def test_the_reason_for_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLX_THREADS", raising=False)
     monkeypatch.setattr(platform.current(), "cpu_quota", lambda: 1.5)
-    facts = machine.threads(Findings())
+    facts = examination.threads(Findings())
     assert facts["workers"] == 1 and facts["reason"] == "the cgroup of this process may use 1.5 CPUs"
     monkeypatch.setenv("RLX_THREADS", "1")
-    assert machine.threads(Findings())["reason"] == "RLX_THREADS says so"
+    assert examination.threads(Findings())["reason"] == "RLX_THREADS says so"
 
 
 @pytest.mark.system("affinity")
 def test_cpus_are_those_of_the_affinity() -> None:
-    assert machine.threads(Findings())["allowed_cpus"] == len(os.sched_getaffinity(0))
+    assert examination.threads(Findings())["allowed_cpus"] == len(os.sched_getaffinity(0))
 
 
 def test_huge_pages_that_are_off_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform.current(), "huge_pages", lambda: None)
-    assert machine.memory(Findings())["huge_pages"] is None
+    assert examination.memory(Findings())["huge_pages"] is None
     monkeypatch.setattr(platform.current(), "huge_pages", lambda: "never")
     found = Findings()
-    assert machine.memory(found)["huge_pages"] == "never"
+    assert examination.memory(found)["huge_pages"] == "never"
     assert whats(found) == ["transparent huge pages are off"]
 
 
@@ -194,7 +193,7 @@ def test_a_cache_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch: 
     folder.chmod(0o777)
     monkeypatch.setenv("RLX_CACHE_DIR", str(folder))
     found = Findings()
-    found.add("cache", installation.cache)
+    found.add("cache", examination.cache)
     assert found.sections["cache"]["usable"] is False and found.can_run
     assert "other users can write it" in whats(found)[0] and "RLX_CACHE_DIR" in str(found.problems[0].hint)
 
@@ -207,7 +206,7 @@ def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("rlx.store.folder.Folder.replace_file", refuse)
     found = Findings()
-    assert installation.cache(found)["writable"] is False
+    assert examination.cache(found)["writable"] is False
     assert "cannot be written: Permission denied" in whats(found)[0]
 
 
@@ -217,13 +216,13 @@ def test_damaged_entries_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
     entry = Store(tmp_path / "cache").put(CompileKey("pack", "x"), {"a.txt": b"right"})
-    assert installation.cache(Findings())["damaged"] == 0
+    assert examination.cache(Findings())["damaged"] == 0
     assert entry.folder is not None
     (file,) = (tmp_path / "cache").rglob("a.txt")
     file.chmod(0o600)
     file.write_bytes(b"wrong")
     found = Findings()
-    assert installation.cache(found)["damaged"] == 1
+    assert examination.cache(found)["damaged"] == 1
     assert "rlx cache verify" in str(found.problems[0].hint)
 
 
@@ -234,7 +233,7 @@ def test_packages_that_are_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -
     needs = ["numpy>=999", "nothing-of-this-name>=1", 'pillow>=1; extra == "images"']
     monkeypatch.setattr(metadata, "requires", lambda name: needs)
     found = Findings()
-    assert installation.packages(found) == {"nothing-of-this-name": None, "numpy": metadata.version("numpy")}
+    assert examination.packages(found) == {"nothing-of-this-name": None, "numpy": metadata.version("numpy")}
     assert [problem.prevents for problem in found.problems] == [False, True]
     assert found.problems[1].hint == 'pip install "nothing-of-this-name>=1"'
 
@@ -244,14 +243,14 @@ def test_extras_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     about = metadata.metadata("rlx")
     monkeypatch.setattr(metadata, "requires", lambda name: needs)
     monkeypatch.setattr(type(about), "get_all", lambda self, name: ["a", "b", "c", "test"])
-    found = installation.extras(Findings())
+    found = examination.extras(Findings())
     assert {name: each["missing"] for name, each in found.items()} == {"a": [], "b": ["gone"], "c": ["gone"]}
     assert found["c"]["install"] == 'pip install "rlx[c]"'
 
 
 def test_the_home_folder_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     home = f"{os.sep}h{os.sep}ada"
-    monkeypatch.setattr(findings_of.os.path, "expanduser", lambda text: home)  # type: ignore[attr-defined]
+    monkeypatch.setattr(examination.os.path, "expanduser", lambda text: home)  # type: ignore[attr-defined]
     text = "%s/rlx: no room in '%s', nor in %sbyron"
     assert without_home(text % (home, home, home)) == text % ("~", "~", home)
 

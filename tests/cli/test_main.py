@@ -92,8 +92,8 @@ def test_an_unknown_word_is_a_mistake(args: list[str]) -> None:
 
 
 def test_an_error_is_one_message(failing: Any) -> None:
-    result = failing(CacheError("it is full", where="/cache", hint="rlx cache rm frees it"))
-    assert (result.exit_code, result.output) == (2, "Error: /cache: it is full. rlx cache rm frees it.\n")
+    result = failing(CacheError("it is full", where="/cache", hint="rlx cache prune frees it"))
+    assert (result.exit_code, result.output) == (2, "Error: /cache: it is full. rlx cache prune frees it.\n")
 
 
 def test_what_the_system_refuses_is_one_message(failing: Any) -> None:

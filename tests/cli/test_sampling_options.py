@@ -15,7 +15,7 @@ from fake_engine import FakeEngine, install
 
 from rlx import demo
 from rlx.cli.main import cli
-from rlx.cli.sampling import sample_opts, sampling_options
+from rlx.cli.options import sample_opts, sampling_options
 from rlx.sampling import SampleOpts
 from rlx.text import Tokenizer, load_tokenizer
 

@@ -216,6 +216,6 @@ def test_a_target_that_brings_a_tuning_keeps_it(folder: Path) -> None:
 
 def test_the_cache_commands_leave_the_file_alone(folder: Path) -> None:
     rlx()
-    for arguments in (["ls"], ["stats"], ["verify"], ["rm", "--all", "--yes"]):
+    for arguments in (["ls"], ["stats"], ["verify"], ["prune", "--all", "--yes"]):
         assert CliRunner().invoke(cli, ["cache", *arguments]).exit_code == 0
     assert in_force().prefetch == 16384

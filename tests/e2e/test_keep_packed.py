@@ -200,6 +200,6 @@ def test_the_command_line_lists_and_removes_it(model: Path, store: Store, monkey
     ]
     assert row["nbytes"] > 4_000_000
     assert "weights: 1" in run.invoke(cli, ["cache", "stats"]).output
-    assert "model.gguf" in run.invoke(cli, ["cache", "show", row["digest"][:16]]).output
-    assert run.invoke(cli, ["cache", "rm", row["digest"]]).exit_code == 0
+    assert "model.gguf" in run.invoke(cli, ["cache", "inspect", row["digest"][:16]]).output
+    assert run.invoke(cli, ["cache", "prune", row["digest"]]).exit_code == 0
     assert not copies(store)

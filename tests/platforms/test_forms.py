@@ -17,9 +17,8 @@ import pytest
 
 from rlx import ArgumentError, platform
 from rlx.platform import Platform
-from rlx.platform.base import Usage
+from rlx.platform.base import ThreadPipes, Usage
 from rlx.platform.macos import Macos
-from rlx.platform.pipes import ThreadPipes
 from rlx.platform.posix import PollPipes
 from rlx.platform.windows import Windows
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from rlx.passes.options import FUSIONS, PASSES
 from rlx.profile import FAMILIES, CompileProfile, PhaseProfile
 from rlx.profile.keys import KEYS, MAX_ROWS
-from rlx.profile.option import Option
-from rlx.profile.profile_options import profile_options
+from rlx.profile.option import Option, profile_options
 
 
 def _some(names: tuple[str, ...]) -> st.SearchStrategy[tuple[str, ...]]:

@@ -13,7 +13,7 @@ from rlx.ir.graph import Graph
 from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.passes.report import PassReport
-from rlx.report.changes import Change, changes
+from rlx.report.findings import Change, changes
 
 
 def by_pass(graph: Graph, options: Options) -> dict[str, list[Change]]:

@@ -18,9 +18,17 @@ from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.passes.program import Program
 from rlx.report import findings
-from rlx.report.budget import budget, mean_wait
 from rlx.report.source import Machine, StepTimes
-from rlx.report.work import RegionWork, kernel_rows, memory_rows, region_rows, region_work, step_extents
+from rlx.report.work import (
+    RegionWork,
+    budget,
+    kernel_rows,
+    mean_wait,
+    memory_rows,
+    region_rows,
+    region_work,
+    step_extents,
+)
 
 DECODE = Options(seq=(1, 1))
 

@@ -18,8 +18,7 @@ import rlx
 from rlx import demo
 from rlx.cli.chat.commands import obey
 from rlx.cli.chat.conversation import Conversation, load
-from rlx.cli.chat.session import Session
-from rlx.cli.chat.settings import Settings
+from rlx.cli.chat.session import Session, Settings
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.main import cli
 from rlx.cli.output import Bars

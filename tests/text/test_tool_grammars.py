@@ -14,7 +14,7 @@ from tool_texts import FORMATS, joined
 
 from rlx.errors import ToolError
 from rlx.grammar import Grammar, GrammarCompiler
-from rlx.grammar.tool_calls import calls_grammar
+from rlx.grammar.answers import calls_grammar
 from rlx.text import Tokenizer, load_tokenizer
 from rlx.text.tool_calls import Tool, ToolFormat, checked_choice, checked_tools
 

@@ -16,8 +16,7 @@ import click
 
 from rlx.cli.command import ALIASES
 from rlx.cli.main import cli
-from rlx.cli.options import engine_options, model_argument
-from rlx.cli.sampling import ending_options, sampling_options
+from rlx.cli.options import ending_options, engine_options, model_argument, sampling_options
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "cli.md"
 _TABLE = re.compile(

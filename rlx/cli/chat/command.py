@@ -14,14 +14,21 @@ from rlx.cli.answering import readable, speculative_option, system_option, think
 from rlx.cli.chat.commands import Ended, is_command, obey
 from rlx.cli.chat.conversation import Conversation
 from rlx.cli.chat.lines import asked, piped
-from rlx.cli.chat.session import Session
-from rlx.cli.chat.settings import Settings, display_options
+from rlx.cli.chat.session import Session, Settings, display_options
 from rlx.cli.command import Command
 from rlx.cli.interrupts import Interrupts
-from rlx.cli.main import INTERRUPTED, debug_option, show_mistake
-from rlx.cli.options import engine_options, model_argument, model_path, open_runner, yes_option
+from rlx.cli.main import INTERRUPTED, show_mistake
+from rlx.cli.options import (
+    described,
+    ending_options,
+    engine_options,
+    model_argument,
+    model_path,
+    open_runner,
+    sampling_options,
+    yes_option,
+)
 from rlx.cli.output import Bars, is_terminal, sampled
-from rlx.cli.sampling import described, ending_options, sampling_options
 from rlx.engine.opening.opened import has_chat_template
 from rlx.errors import ChatTemplateError, RlxError
 from rlx.runners import CachedRunner
@@ -40,7 +47,6 @@ from rlx.weights import open_weights
 @click.option("--no-history", is_flag=True, help="Do not keep what is typed for later conversations.")
 @yes_option
 @engine_options
-@debug_option
 def chat(
     model: str | None, system: str | None, no_history: bool, yes: bool, engine: dict[str, Any], **settings: Any
 ) -> None:

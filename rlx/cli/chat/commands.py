@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import click
 
 from rlx.arguments import nearest
-from rlx.cli.chat.conversation import load, save
-from rlx.cli.chat.question import Question
+from rlx.cli.chat.conversation import Question, load, save
 from rlx.cli.chat.session import Session
 from rlx.cli.output import counted, printable, size, table
 from rlx.errors import ChatError

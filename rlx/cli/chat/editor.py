@@ -8,23 +8,27 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prompt_toolkit.history import FileHistory
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus, is_searching
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input import Input, create_input
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.output.vt100 import Vt100_Output
+from prompt_toolkit.shortcuts import CompleteStyle
 
 from rlx import platform
 from rlx.cli.chat.commands import COMMANDS
 from rlx.cli.chat.lines import AGAIN, PROMPT, is_unfinished, message
-from rlx.cli.chat.settings import DEFAULT, Settings
+from rlx.cli.chat.session import DEFAULT, Settings
 from rlx.cli.interrupts import Interrupts
-
-if TYPE_CHECKING:
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.completion import Completer
-    from prompt_toolkit.history import History
-    from prompt_toolkit.input import Input
-    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-    from prompt_toolkit.output import Output
 
 _MOST_BYTES = 1 << 20  # of the file; the older half goes when it has grown beyond
 
@@ -95,9 +99,6 @@ class Editor:
     """
 
     def __init__(self, source: Input, output: Output, interrupts: Interrupts, history: History) -> None:
-        from prompt_toolkit import PromptSession
-        from prompt_toolkit.shortcuts import CompleteStyle
-
         self._input, self._output, self._interrupts = source, output, interrupts
         self._hint, self._warned = _GREETING, False
         self._session: PromptSession[str] = PromptSession(
@@ -109,7 +110,7 @@ class Editor:
             prompt_continuation="  ",
             placeholder=lambda: [] if self._session.app.is_done else [("ansibrightblack", self._hint)],
             key_bindings=self._keys(),
-            completer=_completer(),
+            completer=Completions(),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             reserve_space_for_menu=0,
@@ -158,9 +159,6 @@ class Editor:
 
         Between Enter and the end of raw mode Ctrl-C is a byte of the input, not a signal.
         """
-        from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
-        from prompt_toolkit.keys import Keys
-
         presses = get_typeahead(self._input)
         while more := self._input.read_keys():
             presses += more
@@ -172,10 +170,6 @@ class Editor:
         self._warned, self._hint = False, ""
 
     def _keys(self) -> KeyBindings:
-        from prompt_toolkit.enums import DEFAULT_BUFFER
-        from prompt_toolkit.filters import has_focus, is_searching
-        from prompt_toolkit.key_binding import KeyBindings
-
         keys = KeyBindings()
         editing = has_focus(DEFAULT_BUFFER) & ~is_searching
 
@@ -210,42 +204,33 @@ class Editor:
             self._warned, self._hint = True, AGAIN
 
 
-def _completer() -> Completer:
+class Completions(Completer):
     """Completes commands at the start, settings behind /set, and file names behind /save, /load and /image."""
-    from prompt_toolkit.completion import Completer, Completion, PathCompleter
-    from prompt_toolkit.document import Document
 
-    paths = PathCompleter(expanduser=True)
+    _paths = PathCompleter(expanduser=True)
 
-    class Commands(Completer):
-        def get_completions(self, document: Document, event: Any) -> Iterator[Completion]:
-            text = document.text_before_cursor
-            command, space, argument = text.partition(" ")
-            if not text.startswith("/") or "\n" in text:
-                return
-            if not space:
-                yield from _matching(command, [f"/{name}" for name in COMMANDS])
-            elif command == "/set" and " " not in argument:
-                yield from _matching(argument, Settings.names())
-            elif command == "/set":
-                yield from _matching(argument.rpartition(" ")[2], [DEFAULT, "on", "off"])
-            elif command in ("/save", "/load", "/image"):
-                yield from paths.get_completions(Document(argument), event)
+    def get_completions(self, document: Document, event: Any) -> Iterator[Completion]:
+        text = document.text_before_cursor
+        command, space, argument = text.partition(" ")
+        if not text.startswith("/") or "\n" in text:
+            return
+        if not space:
+            yield from _matching(command, [f"/{name}" for name in COMMANDS])
+        elif command == "/set" and " " not in argument:
+            yield from _matching(argument, Settings.names())
+        elif command == "/set":
+            yield from _matching(argument.rpartition(" ")[2], [DEFAULT, "on", "off"])
+        elif command in ("/save", "/load", "/image"):
+            yield from self._paths.get_completions(Document(argument), event)
 
-    def _matching(begun: str, words: Any) -> Iterator[Completion]:
-        return (Completion(word, -len(begun)) for word in words if word.startswith(begun))
 
-    return Commands()
+def _matching(begun: str, words: Iterable[str]) -> Iterator[Completion]:
+    return (Completion(word, -len(begun)) for word in words if word.startswith(begun))
 
 
 @contextmanager
 def terminal_messages(interrupts: Interrupts, keep_history: bool) -> Iterator[Iterator[str]]:
     """Messages from the terminal that stdin is."""
-    from prompt_toolkit.history import InMemoryHistory
-    from prompt_toolkit.input import create_input
-    from prompt_toolkit.output import create_output
-    from prompt_toolkit.output.vt100 import Vt100_Output
-
     output = create_output(sys.stdout if sys.stdout and sys.stdout.isatty() else sys.stderr)
     if isinstance(output, Vt100_Output):
         output.enable_cpr = False  # no questions about the cursor: answers would come between what is typed ahead

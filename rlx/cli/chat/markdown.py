@@ -10,15 +10,17 @@ import re
 import shutil
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+from typing import Any, ClassVar, TextIO
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from rich import markdown
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
 from rlx.cli.output import counted
 from rlx.text.answer import ThinkingSplitter
-
-if TYPE_CHECKING:
-    from markdown_it import MarkdownIt
-    from markdown_it.token import Token
-    from rich.console import Console
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ERASE_BELOW = "\x1b[J"
@@ -185,15 +187,11 @@ class MarkdownStream:
 
     @cached_property
     def _console(self) -> Console:
-        from rich.console import Console
-
         return Console(file=self._out, force_terminal=True, highlight=False, emoji=False)
 
     @cached_property
     def _parser(self) -> MarkdownIt:
         """CommonMark and tables. HTML and link definitions are text like any other: nothing that was said vanishes."""
-        from markdown_it import MarkdownIt
-
         parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
         return parser.disable(["reference", "lheading"])  # a line of - would turn the text before it into a heading
 
@@ -207,44 +205,46 @@ def _units(tokens: list[Token]) -> list[tuple[int, str]]:
 
 def _cells(char: str) -> int:
     """Columns that a character takes at most."""
-    from rich.cells import cell_len
-
     if char == "\t":
         return 4
     return 2 if char == "\N{VARIATION SELECTOR-16}" else max(cell_len(char), 0)
 
 
-def _rich_markdown(tokens: list[Token]) -> Any:
+class _Heading(markdown.Heading):
+    """A heading, left-aligned."""
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        self.text.justify = "left"
+        yield self.text
+
+
+class _Code(markdown.CodeBlock):
+    """Code without colours."""
+
+    info = ""
+
+    @classmethod
+    def create(cls, markdown: markdown.Markdown, token: Any) -> _Code:
+        code = cls("text", markdown.code_theme)
+        code.info = token.info.strip()
+        return code
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        if self.info:  # what stands behind the opening fence: a language, or text of a fence that is not complete
+            yield Text(self.info, style="cyan")
+        yield Text(str(self.text).rstrip("\n"), style="cyan", no_wrap=False)
+
+
+class _Drawing(markdown.Markdown):
+    elements: ClassVar = {**markdown.Markdown.elements, "heading_open": _Heading, "fence": _Code, "code_block": _Code}
+
+
+def _rich_markdown(tokens: list[Token]) -> _Drawing:
     """What rich draws: line breaks stay where the model put them, headings are left-aligned, code is not coloured."""
-    from rich import markdown
-    from rich.text import Text
-
-    class Heading(markdown.Heading):
-        def __rich_console__(self, console: Any, options: Any) -> Any:
-            self.text.justify = "left"
-            yield self.text
-
-    class Code(markdown.CodeBlock):
-        info = ""
-
-        @classmethod
-        def create(cls, markdown: markdown.Markdown, token: Any) -> Code:
-            code = cls("text", markdown.code_theme)
-            code.info = token.info.strip()
-            return code
-
-        def __rich_console__(self, console: Any, options: Any) -> Any:
-            if self.info:  # what stands behind the opening fence: a language, or text of a fence that is not complete
-                yield Text(self.info, style="cyan")
-            yield Text(str(self.text).rstrip("\n"), style="cyan", no_wrap=False)
-
-    class Drawing(markdown.Markdown):
-        elements: ClassVar = {**markdown.Markdown.elements, "heading_open": Heading, "fence": Code, "code_block": Code}
-
     for token in tokens:
         for child in token.children or ():
             child.type = "hardbreak" if child.type == "softbreak" else child.type
-    drawing = Drawing("", hyperlinks=False)
+    drawing = _Drawing("", hyperlinks=False)
     drawing.parsed = tokens
     return drawing
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 import click
 
 from rlx.cli.command import Command
-from rlx.cli.doctor import installation, machine
-from rlx.cli.doctor.findings import Facts, Findings
+from rlx.cli.doctor import examination
+from rlx.cli.doctor.examination import Facts, Findings
 from rlx.cli.doctor.trial import trial
-from rlx.cli.main import debug_option
 from rlx.cli.output import Bars, counted, printable, size, stdout
 
 
@@ -24,15 +23,15 @@ def examine(measure: bool = True) -> Findings:
         measure: also measure the read bandwidth and the arithmetic peaks, which takes some seconds.
     """
     findings = Findings()
-    findings.add("versions", installation.versions)
-    findings.add("environment", installation.environment)
-    findings.add("packages", installation.packages)
-    findings.add("extras", installation.extras)
-    findings.add("cpu", machine.cpu, prevents=True)
-    findings.add("threads", machine.threads, prevents=True)
-    findings.add("memory", machine.memory)
-    findings.add("cache", installation.cache)
-    findings.add("models", installation.demo)
+    findings.add("versions", examination.versions)
+    findings.add("environment", examination.environment)
+    findings.add("packages", examination.packages)
+    findings.add("extras", examination.extras)
+    findings.add("cpu", examination.cpu, prevents=True)
+    findings.add("threads", examination.threads, prevents=True)
+    findings.add("memory", examination.memory)
+    findings.add("cache", examination.cache)
+    findings.add("models", examination.demo)
     findings.add("trial", trial(measure), prevents=True)
     return findings
 
@@ -187,7 +186,6 @@ UNHEALTHY = 2  # exit code where something prevents models from running
 @click.command(cls=Command)
 @click.option("--measure/--no-measure", default=True, help="Measure memory bandwidth and arithmetic. Default: measure.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@debug_option
 @click.pass_context
 def doctor(ctx: click.Context, measure: bool, as_json: bool) -> None:
     """Show what rlx finds on this machine, for bug reports.

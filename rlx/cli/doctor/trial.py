@@ -15,7 +15,7 @@ from collections.abc import Callable
 import rlx
 from rlx import SEQ, env, ops
 from rlx.backends.host import HOST
-from rlx.cli.doctor.findings import REINSTALL, Facts, Findings
+from rlx.cli.doctor.examination import REINSTALL, Facts, Findings
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
 from rlx.engine.kv.pool_size import available_memory

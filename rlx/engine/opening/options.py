@@ -2,7 +2,7 @@
 
 Runners stage, in front of the engine. The arguments of `auto_runner`, `from_path` and `Engine.open`, the methods of
 the builder, the options of the command line and the tables of the documentation follow from the fields here and in
-`rlx.profile.profile_options`. CONTRIBUTING.md has the recipe for a new one.
+`rlx.profile.option`. CONTRIBUTING.md has the recipe for a new one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from rlx.arguments import check_arguments
 from rlx.backends import checked_device
 from rlx.errors import UnknownArgumentError
 from rlx.passes.options import MAX_PAST, PRECISIONS
-from rlx.profile.option import option, options_of
-from rlx.profile.profile_options import ProfileOptions, byte_count
+from rlx.profile.option import ProfileOptions, byte_count, option, options_of
 from rlx.text.chat import template_text
 from rlx.vision.image import ImageOptions
 

@@ -24,7 +24,7 @@ from rlx.ir.graph import Graph
 from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import weight_bytes, weight_table
 from rlx.profile import CompileProfile
-from rlx.profile.profile_options import parse_bytes, parse_cache_kv_bytes, parse_folder
+from rlx.profile.option import parse_bytes, parse_cache_kv_bytes, parse_folder
 from rlx.store.cache import CompileCache, checked_cache
 from rlx.weights import ModelWeights, WeightLoader
 

@@ -1,7 +1,7 @@
-"""The grammar of answers that may, or must, call tools.
+"""The grammars of answers that may begin with thinking, or call tools.
 
-Grammar stage, over `rlx.text.tool_calls`, whose formats write the grammars. Used by the runners' chat methods and the
-server.
+Grammar stage, over `rlx.text`, whose formats of tool calls write the grammars. Used by the chat methods of runners and
+by the server.
 """
 
 from __future__ import annotations
@@ -14,8 +14,23 @@ from importlib.util import find_spec
 from rlx.errors import GrammarError, ToolError
 from rlx.grammar.grammar import Grammar
 from rlx.grammar.package import llguidance
+from rlx.text.answer import ThinkingTags
+from rlx.text.tokenizer import Tokenizer
 from rlx.text.tool_calls.format import AUTO, ToolFormat
 from rlx.text.tool_calls.tools import Tool, ToolChoice
+
+
+def after_thinking(grammar: Grammar, tokenizer: Tokenizer, prompt: Sequence[int]) -> Grammar:
+    """The grammar, beginning after the model's thinking, if it thinks.
+
+    Args:
+        prompt: ids of the prompt. It may end inside the thinking, or behind it.
+    """
+    tags = ThinkingTags.of(tokenizer)
+    if tags is None or grammar.thinking_end is not None or tags.is_closed(tokenizer, prompt):
+        return grammar
+    return grammar.after(tags.end, None if tags.is_open(tokenizer, prompt) else tags.begin)
+
 
 _ANSWER = "answer_without_calls"  # the rule for it
 _START = re.compile(r"\bstart\b")

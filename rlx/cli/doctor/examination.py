@@ -1,0 +1,375 @@
+"""`rlx doctor`: what is found of installation, compile cache, CPU, threads and memory; problems with their ways out."""
+
+from __future__ import annotations
+
+import os
+import platform as interpreter
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from platform import machine as this_machine
+from typing import Any
+
+from rlx import __version__, backends, env, platform
+from rlx import demo as models
+from rlx.arguments import did_you_mean
+from rlx.backends.host import HOST
+from rlx.compiler.limits import worker_count
+from rlx.compiler.tuned import find, machine
+from rlx.engine.kv.pool_size import available_memory
+from rlx.errors import CacheError, RlxError
+from rlx.platform import cpu_count, usable_cpus
+from rlx.store.store import Store, default_root
+
+Facts = dict[str, Any]
+"""A section: plain JSON values."""
+
+REINSTALL = "Install rlx and its packages again: pip install --force-reinstall rlx"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is wrong.
+
+    Attributes:
+        what: the problem.
+        hint: the way out; None where rlx knows none.
+        prevents: whether it prevents models from running.
+    """
+
+    what: str
+    hint: str | None = None
+    prevents: bool = False
+
+
+@dataclass
+class Findings:
+    """Everything that was found.
+
+    Attributes:
+        sections: the facts by section, in the order of the report; a section that failed has the one key "error".
+    """
+
+    sections: dict[str, Facts] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, section: str, find: Callable[[Findings], Facts], *, prevents: bool = False) -> None:
+        """Adds a section; whatever goes wrong in it becomes a problem.
+
+        Args:
+            prevents: whether models cannot run if it fails.
+        """
+        try:
+            self.sections[section] = find(self)
+        except Exception as error:
+            self.sections[section] = {"error": self.refused(error, section, prevents=prevents)}
+
+    @contextmanager
+    def noting(self, where: str, *, prevents: bool = False) -> Iterator[None]:
+        """Makes a problem of an error in the block, and goes on."""
+        try:
+            yield
+        except Exception as error:
+            self.refused(error, where, prevents=prevents)
+
+    def refused(self, error: Exception, where: str, *, prevents: bool = False) -> str:
+        """Adds an error as a problem; returns its text."""
+        known = isinstance(error, RlxError)
+        what = str(error) if known else f"{where}: {type(error).__name__}: {error}"
+        hint = None
+        if isinstance(error, ImportError):
+            hint = REINSTALL
+        self.problem(what, hint, prevents=prevents)
+        return without_home(what)
+
+    def problem(self, what: str, hint: str | None = None, *, prevents: bool = False) -> None:
+        """Adds a problem, once for each text."""
+        found = Problem(without_home(what), hint and without_home(hint), prevents)
+        for i, known in enumerate(self.problems):
+            if known.what == found.what:
+                self.problems[i] = replace(known, prevents=known.prevents or prevents)
+                return
+        self.problems.append(found)
+
+    @property
+    def can_run(self) -> bool:
+        """Whether models can run."""
+        return not any(problem.prevents for problem in self.problems)
+
+    def as_dict(self) -> Facts:
+        """Plain JSON values: the sections, `problems`, and `can_run`."""
+        problems = [asdict(problem) for problem in self.problems]
+        return {**self.sections, "problems": problems, "can_run": self.can_run}
+
+
+def without_home(text: str) -> str:
+    """A text with the path of the home folder as `~`: it may hold a person's name."""
+    home = os.path.expanduser("~")
+    if home in ("~", "/", ""):
+        return text
+    return re.sub(rf"{re.escape(home.rstrip('/'))}(?=[/\s:'\"),.]|$)", "~", text)
+
+
+def shown_path(path: Path | str) -> str:
+    """A path with the home folder as `~`."""
+    return without_home(str(path))
+
+
+_EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
+_NOT_FOR_USERS = ("test", "dev", "docs")
+_VERIFIED_BYTES = 256 << 20  # a larger cache takes seconds to check
+_PROBE = "doctor.tmp"
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+def versions(findings: Findings) -> Facts:
+    """rlx, Python and the system."""
+    package = Path(__file__).resolve().parents[2]
+    libc = " ".join(interpreter.libc_ver()) or None
+    return {
+        "rlx": __version__,
+        "folder": shown_path(package),
+        "python": f"{interpreter.python_implementation()} {interpreter.python_version()}",
+        "executable": shown_path(sys.executable),
+        "system": f"{interpreter.system()} {interpreter.release()}",
+        "machine": interpreter.machine(),
+        "libc": libc,
+    }
+
+
+def packages(findings: Findings) -> Facts:
+    """Name -> installed version of every package that rlx needs; those that are missing or do not fit are problems."""
+    from packaging.requirements import Requirement
+
+    found: Facts = {}
+    for line in metadata.requires("rlx") or []:
+        if _EXTRA.search(line):
+            continue
+        needed = Requirement(line)
+        version = _version(needed.name)
+        found[needed.name] = version
+        wanted = f"rlx needs {needed.name}{needed.specifier}"
+        if version is None:
+            findings.problem(f"{wanted}, which is not installed", f'pip install "{line}"', prevents=True)
+        elif not needed.specifier.contains(version, prereleases=True):
+            findings.problem(f"{wanted}; {version} is installed", f'pip install "{line}"')
+    return dict(sorted(found.items(), key=lambda row: row[0].lower()))
+
+
+def extras(findings: Findings) -> Facts:
+    """Extra -> whether it is installed, which packages are missing, and the command that installs it."""
+    found: Facts = {}
+    lines = metadata.requires("rlx") or []
+    for extra in metadata.metadata("rlx").get_all("Provides-Extra") or []:
+        if extra in _NOT_FOR_USERS:
+            continue
+        names = _names_of(extra, lines, set())
+        missing = sorted(name for name in names if _version(name) is None)
+        command = f'pip install "rlx[{extra}]"'
+        found[extra] = {"installed": not missing, "missing": missing, "install": command}
+    return found
+
+
+def _names_of(extra: str, lines: list[str], seen: set[str]) -> set[str]:
+    """The packages of an extra, those of extras that it includes among them."""
+    names: set[str] = set()
+    for line in lines:
+        marker = _EXTRA.search(line)
+        if marker is None or marker[1] != extra:
+            continue
+        name = re.split(r"[\s<>=!~\[;(]", line, maxsplit=1)[0]
+        included = re.match(r"rlx\[([^\]]+)\]", line)
+        for other in included[1].split(",") if included else ():
+            if other not in seen:
+                names |= _names_of(other, lines, seen | {extra})
+        if not included:
+            names.add(name)
+    return names
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def environment(findings: Findings) -> Facts:
+    """The variables that are set: those of rlx, checked, and NUMBA_*, which change compiled code. Keys are hidden."""
+    known = {variable.name for variable in env.VARIABLES}
+    for name in sorted(os.environ):
+        if name.startswith("RLX_") and name not in known:
+            hint = did_you_mean(name, sorted(known))
+            findings.problem(f"the environment variable {name} is none of rlx, and has no effect", hint)
+    checks: tuple[Callable[[], Any], ...] = (
+        env.cache_policy, env.cache_dir, env.cache_limit, env.threads, env.compile_ahead, env.verify, env.jit,
+        env.dynamic_decode, env.debug_level,
+    )  # fmt: skip
+    for check in checks:
+        with findings.noting("environment", prevents=True):
+            check()
+    with findings.noting("environment"):
+        if env.verify():
+            findings.problem("RLX_VERIFY=1 makes every step many times slower", "unset it when nothing is verified")
+    with findings.noting("environment"):
+        if not env.jit():
+            findings.problem("RLX_JIT=0 computes kernels as Python functions: very slow", "unset it outside a debugger")
+    names = sorted(n for n in os.environ if n.startswith(("RLX_", "NUMBA_")) and os.environ[n].strip())
+    return {name: _shown_value(name) for name in names}
+
+
+def _shown_value(name: str) -> str:
+    hidden = any(word in name for word in _SECRET)
+    return "(hidden)" if hidden else shown_path(os.environ[name])
+
+
+def cache(findings: Findings) -> Facts:
+    """The compile cache: where it is, how large, whether it is sound and can be written."""
+    policy = env.cache_policy()
+    if policy == "off":
+        return {"policy": policy}
+    root = default_root()
+    facts: Facts = {"policy": policy, "folder": shown_path(root)}
+    try:
+        store = Store(root)
+    except CacheError as error:
+        hint = "chmod 700 it, or choose another folder with RLX_CACHE_DIR; until then every process compiles anew"
+        findings.problem(f"the compile cache {root} is not used: {error.what}", hint)
+        return facts | {"usable": False}
+    stats = store.stats()
+    writable = _writable(store, findings)
+    facts |= {"usable": True, "writable": writable, "entries": stats.entries}
+    facts |= {"bytes": stats.nbytes, "limit_bytes": stats.limit, "free_bytes": shutil.disk_usage(root).free}
+    facts["damaged"] = _damaged(store, stats.nbytes, findings)
+    with findings.noting("tuning"):
+        facts["tuning"] = _tuning(store, findings)
+    return facts
+
+
+def _writable(store: Any, findings: Findings) -> bool:
+    from rlx.store.folder import Folder
+
+    try:
+        with Folder(store.root) as root:
+            root.replace_file(_PROBE, b"")
+            root.unlink(_PROBE)
+    except OSError as error:
+        hint = "make it writable for this user, or choose another one with RLX_CACHE_DIR"
+        findings.problem(f"the compile cache {store.root} cannot be written: {error.strerror or error}", hint)
+        return False
+    return True
+
+
+def _damaged(store: Any, nbytes: int, findings: Findings) -> int | None:
+    """The number of damaged entries; None where there is too much to check in a moment."""
+    if nbytes > _VERIFIED_BYTES:
+        return None
+    damaged = len(store.verify(discard=False))
+    if damaged:
+        findings.problem(f"{damaged} entries of the compile cache are damaged", "rlx cache verify removes them")
+    return damaged
+
+
+def _tuning(store: Any, findings: Findings) -> str:
+    """Where the machine-dependent numbers in kernels come from."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = find(store, backends.backend().target())
+    for warning in caught:
+        findings.problem(str(warning.message))
+    return f"measured on {found.date}" if found else "the level's defaults; rlx tune measures"
+
+
+def demo(findings: Findings) -> Facts:
+    """Whether the models inside the package are there."""
+    found: Facts = {}
+    for name in models.FILES:
+        with findings.noting(name):
+            found[name] = models.path(name).stat().st_size
+    return found
+
+
+_HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+_BUSY = 0.5  # load per CPU from which measurements say little
+
+
+def cpu(findings: Findings) -> Facts:
+    """The processor, the target, and the features that its code uses and does not use."""
+    device = backends.backend()
+    facts: Facts = {"model": machine(), "architecture": this_machine(), "levels": device.levels()}
+    with findings.noting("RLX_TARGET", prevents=True):
+        target = device.target()
+        use, triple = device.feature_use(target), target.describe()["triple"]
+        facts |= {"level": target.level, "chosen_by": env.target() and "RLX_TARGET", "triple": triple}
+        facts |= {"used": list(use.used), "unused": use.unused, "lacking": list(use.lacking)}
+        _widest(findings, target.level, facts["levels"])
+    return facts
+
+
+def _widest(findings: Findings, level: str, levels: list[str]) -> None:
+    """Notes a level that the CPU has and the target leaves out."""
+    if level == levels[-1]:
+        return
+    if env.target():
+        findings.problem(
+            f"RLX_TARGET={env.target()} chooses level {level}, this CPU has {levels[-1]}", "unset RLX_TARGET"
+        )
+    elif levels[-1] == "amx":
+        hint = "ask whoever runs this machine or container for it (Linux 5.16 or newer; arch_prctl must be allowed)"
+        findings.problem("the operating system does not permit the CPU's tile registers to this process", hint)
+
+
+def threads(findings: Findings) -> Facts:
+    """The number of worker threads, and why it is that."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        workers = worker_count()
+    for warning in caught:
+        findings.problem(str(warning.message), "unset RLX_THREADS")
+    system, logical, cores = platform.current(), os.cpu_count() or 1, cpu_count()
+    quota, allowed = system.cpu_quota(), len(system.allowed_cpus())
+    facts: Facts = {
+        "workers": workers,
+        "logical_cpus": logical,
+        "allowed_cpus": allowed,
+        "cores": cores,
+        "quota_cpus": None if quota == float("inf") else quota,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
+    facts["reason"] = _reason(facts)
+    if facts["load"] is not None and facts["load"] > _BUSY * usable_cpus():
+        findings.problem(
+            f"the machine is busy: load {facts['load']:.1f} on {usable_cpus():g} CPUs", "measure when it is idle"
+        )
+    return facts
+
+
+def _reason(facts: Facts) -> str:
+    """Why there are so many workers."""
+    if env.threads() is not None:
+        return "RLX_THREADS says so"
+    quota, cores, allowed, logical = (facts[n] for n in ("quota_cpus", "cores", "allowed_cpus", "logical_cpus"))
+    if quota is not None and int(quota) <= cores:
+        return f"the cgroup of this process may use {quota:g} CPUs"
+    which = "one for each core" if allowed == logical else f"one for each core among {allowed} of {logical} CPUs"
+    smt = "; hyper-threads share the arithmetic of a core" if allowed > cores else ""
+    return f"{which}{', which is the affinity of this process' if allowed < logical else ''}{smt}"
+
+
+def memory(findings: Findings) -> Facts:
+    """Memory of the machine and of this process, and huge pages."""
+    huge = platform.current().huge_pages()
+    if huge == "never":
+        hint = f"echo madvise > {_HUGE_PAGES} (as root); weights are then read with fewer misses of the TLB"
+        findings.problem("transparent huge pages are off", hint)
+    return {
+        "total_bytes": platform.current().total_memory(),
+        "available_bytes": available_memory(HOST),
+        "huge_pages": huge,
+    }
