@@ -44,6 +44,7 @@ def commands() -> dict[str, Options]:
     for name in cli.list_commands(context):
         command = cli.get_command(context, name)
         subcommands = command.commands if isinstance(command, click.Group) else {}
+        subcommands = {each: sub for each, sub in subcommands.items() if not sub.hidden}
         assert command is not None
         found |= {f"{name} {each}": options_of(sub) for each, sub in subcommands.items()} or {name: options_of(command)}
     return found
