@@ -29,7 +29,7 @@ from rlx.passes.capabilities import Capabilities
 from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.options import Options
 from rlx.sampling.choice import Choose, choose_rows
-from rlx.store.versions import sources_of
+from rlx.store.key import sources_of
 
 if TYPE_CHECKING:
     from rlx.backends.reference.formats import Formats

@@ -1,24 +1,29 @@
-"""Shared by `rlx run` and `rlx chat`: options, those of structured output, the system message, and the answer."""
+"""Shared by `rlx run` and `rlx chat`: options, those of structured output, the system message, and the answer with its
+speed. Its text goes to stdout, everything about it to stderr, so that a pipe gets the text alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
 from rlx.arguments import without_none
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.options import Command, Decorator, collected
-from rlx.cli.output import Answer, Out
+from rlx.cli.output import counted, printable
 from rlx.engine.programs.ready import TOWER
 from rlx.engine.request.context import PromptLike
+from rlx.engine.request.stopping import AnswerText
 from rlx.grammar import Grammar, after_thinking
 from rlx.runners import CachedRunner
 from rlx.sampling import SampleOpts
+from rlx.text import Tokenizer
 from rlx.text.chat import thinking_variables
 from rlx.vision.image import Image
 
@@ -76,6 +81,146 @@ def _program_seconds(runner: CachedRunner) -> float:
     """The seconds so far in which calls waited for programs that were compiled, or read from the compile cache."""
     towers = (each.record.seconds for each in runner.programs if each.record.phase == TOWER)
     return float(sum(row.seconds for row in runner.stats()["programs"].values()) + sum(towers))
+
+
+class Out(Protocol):
+    """Receives the text of an answer: a text stream, or a wrapper of one."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+    def isatty(self) -> bool: ...
+
+
+class Answer:
+    """The tokens of one generation: collected, timed, and streamed as text.
+
+    Args:
+        tokenizer: turns them into text, control tokens left out.
+        out: where the text goes as it comes; None keeps it.
+        before: called before any text is shown.
+        stop: the text ends before the first of these.
+        min_tokens: but not before there are as many tokens.
+        keep: control tokens that have a text nevertheless.
+        waited: the seconds so far in which steps waited for their programs, most of them compiled.
+
+    Attributes:
+        ids: the tokens so far.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        out: Out | None,
+        before: Callable[[], object],
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        keep: Set[int] = frozenset(),
+        waited: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.ids: list[int] = []
+        self._answer, self._min_tokens = AnswerText(tokenizer, stop, keep), min_tokens
+        self._out, self._before = out, before
+        self._waited = waited
+        self._waits = [waited()] * 3  # at the start, at the first token and at the end
+        self._start = self._first = self._last = time.perf_counter()
+
+    def push(self, token: int) -> None:
+        """One more token; what `generate` gets as `on_token`."""
+        self._last = time.perf_counter()
+        if not self.ids:
+            self._first = self._last
+            self._waits[1:] = [self._waited()] * 2
+            self._before()
+        self.ids.append(token)
+        self._show(self._answer.push(token, may_stop=len(self.ids) >= self._min_tokens))
+
+    def finish(self) -> None:
+        """Ends the answer: shows the text that was held back, and ends the line."""
+        self._waits[2] = self._waited()
+        self._before()
+        self._show(self._answer.finish())
+        if self._out is not None and self.ids:
+            self._out.write("\n")
+            self._out.flush()
+
+    def _show(self, text: str) -> None:
+        if self._out is not None and text:
+            self._out.write(printable(text) if self._out.isatty() else text)
+            self._out.flush()
+
+    @property
+    def text(self) -> str:
+        return self._answer.text
+
+    @property
+    def first_seconds(self) -> float | None:
+        """Seconds from the start to the first token, including the prefill; None without tokens."""
+        return self._first - self._start if self.ids else None
+
+    @property
+    def first_wait(self) -> float:
+        """Seconds of those in which the prompt waited for programs."""
+        return self._waits[1] - self._waits[0]
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second, from the first to the last token; None with fewer than two tokens.
+
+        As in `prompt_rate`, the time in which steps waited for programs does not count. Where it is most of the time,
+        there is no rate: a wait may have begun before the first token was seen.
+        """
+        waited = self._waits[2] - self._waits[1]
+        seconds = self._last - self._first - waited
+        return (len(self.ids) - 1) / seconds if len(self.ids) > 1 and seconds > waited else None
+
+    def prompt_rate(self, tokens: int) -> float | None:
+        """Prompt tokens per second, until the first token of the answer."""
+        seconds = self._first - self._start - self.first_wait
+        return tokens / seconds if self.ids and seconds > 0 else None
+
+
+ENDS = {
+    "stop": "end of the answer",
+    "stop_string": "stopped by --stop",
+    "grammar": "complete by its grammar",
+    "length": "stopped by --max-tokens",
+    "context": "stopped by the end of the context",
+    "interrupted": "interrupted",
+}
+
+
+def speeds(report: Mapping[str, Any]) -> str:
+    """One line about a generation, from `rlx run`'s report."""
+    first, compiles = report["first_token_seconds"], report["compiles"]
+    parts = [
+        f"loaded in {report['load_seconds']:.2f} s",
+        f"prompt: {counted(report['prompt_tokens'], 'token')}{_rate(report['prompt_tokens_per_second'])}",
+        first is not None and f"first token after {first:.3f} s{_of_it_compiling(report)}",
+        f"answer: {counted(report['tokens'], 'token')}{_rate(report['tokens_per_second'])}",
+        ENDS[report["end"]],
+        sampled(report["sampling"]),
+        report["profile"] and f"by {report['profile']}",
+        compiles and f"compiled {counted(compiles, 'piece')} of code in {report['compile_seconds']:.2f} s",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def sampled(sampling: Mapping[str, Any]) -> str | None:
+    """The sampling options in words; None for plain greedy."""
+    options = [f"{name} {value}" for name, value in sampling.items() if name not in ("greedy", "recommended")]
+    if sampling["greedy"] and len(options) == 1:  # the temperature of 0
+        return None
+    source = ", as the model recommends" if sampling["recommended"] else ""
+    return f"sampled with {', '.join(options) or 'temperature 1'}{source}"
+
+
+def _of_it_compiling(report: Mapping[str, Any]) -> str:
+    wait = report["first_token_compile_seconds"]
+    return f", {wait:.2f} s of it compiling" if report["compiles"] and wait >= 0.01 else ""
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f", {rate:.1f} tokens/s"
 
 
 @dataclass(frozen=True)

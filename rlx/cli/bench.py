@@ -13,7 +13,7 @@ import click
 from rlx import demo
 from rlx.cli import bench_compare, bench_rows
 from rlx.cli.answering import read_images
-from rlx.cli.command import Command
+from rlx.cli.command import Command, json_option
 from rlx.cli.options import model_argument, some_engine_options
 from rlx.cli.output import Bars, counted, size, table
 from rlx.compiler.profiling import OpTime
@@ -54,7 +54,7 @@ BUSY_CPU = 0.75  # so were threads that got less than this share of their time f
     metavar="RATIO",
     help="With --compare: exit with 3 if a task has less than RATIO times the earlier speed, beyond noise.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def bench(
     ctx: click.Context,

@@ -87,6 +87,9 @@ debug_option = click.option(
 )
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
 class Command(click.Command):
     """A subcommand; its last option is --debug."""
 

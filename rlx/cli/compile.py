@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rlx.cli.command import Command
+from rlx.cli.command import Command, json_option
 from rlx.cli.options import engine_options, model_argument, model_path, named, open_plan, open_runner, read_profile
 from rlx.cli.output import Bars, counted, size
 from rlx.cli.stages import Shown, shown_options
@@ -44,7 +44,7 @@ CONFIG = "config.json"
 )
 @click.option("--check", is_flag=True, help="Only check that profile and options fit the model.")
 @shown_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def compile_(
     model: str | None,
     engine: dict[str, Any],

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rlx.cli.command import Command
+from rlx.cli.command import Command, json_option
 from rlx.cli.output import Bars, printable, size
 from rlx.export.convert import convert as write
 from rlx.export.quantize import Quantized
@@ -72,7 +72,7 @@ def _part(name: str) -> str:
 @click.option("--threads", type=click.IntRange(1), metavar="N", help="Worker threads; the physical cores by default.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--requantize", is_flag=True, help="Accept an IN that is quantized already; errors add up.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def quantize(
     source: str, out: str, target: str, threads: int | None, force: bool, requantize: bool, as_json: bool
 ) -> None:

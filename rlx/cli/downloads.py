@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from rlx.cli.command import Command
+from rlx.cli.command import Command, json_option
 from rlx.cli.output import Bars, ago, counted, is_terminal, printable, size, table
 from rlx.errors import AmbiguousModelError, ModelFileError
 from rlx.weights import hub
@@ -68,7 +68,7 @@ def rm(names: tuple[str, ...], yes: bool) -> None:
 @click.command(cls=Command)
 @click.argument("name", metavar="ORG/REPO[:QUANT]")
 @click.option("--list", "listed", is_flag=True, help="List the models in the repository; download nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def pull(name: str, listed: bool, as_json: bool) -> None:
     """Download a model from the Hugging Face hub.
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from rlx import backends, demo, models
-from rlx.cli.command import Command
+from rlx.cli.command import Command, json_option
 from rlx.cli.options import model_argument
 from rlx.cli.output import printable, size, stdout
 from rlx.compiler.kv import state_bytes
@@ -47,7 +47,7 @@ _TOKENS = 4096  # a session for the estimate of memory; no more than the context
 @click.command(cls=Command)
 @model_argument
 @click.option("--tensors", is_flag=True, help="List every tensor.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def inspect(model: str | None, tensors: bool, as_json: bool) -> None:
     """Show what is in MODEL, by default the demo model.
 

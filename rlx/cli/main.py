@@ -22,6 +22,7 @@ import click
 from rlx import env
 from rlx.cli.command import COMMAND, DEBUG, TYPED, Group, debug_option, in_options, option_names
 from rlx.cli.command import message as in_words
+from rlx.cli.output import wrapped
 from rlx.errors import ArgumentError, RlxError
 
 _WHERE = "RLX_IMPORT"
@@ -86,8 +87,6 @@ class Mistake(click.ClickException):
     exit_code = 2
 
     def show(self, file: IO[Any] | None = None) -> None:
-        from rlx.cli.output import wrapped
-
         click.echo(wrapped(f"Error: {self.format_message()}", sys.stderr), err=True)
 
 
@@ -177,8 +176,6 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Prints a warning without its place in the code."""
-    from rlx.cli.output import wrapped
-
     ctx = click.get_current_context(silent=True)
     options = option_names(ctx.meta.get(COMMAND) if ctx else None)
     click.echo(wrapped(f"Warning: {in_options(str(message), options)}", sys.stderr), err=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rlx.cli.command import Command
+from rlx.cli.command import Command, json_option
 from rlx.cli.options import model_argument, model_path, some_engine_options
 from rlx.cli.output import Bars, counted, printable
 from rlx.cli.prompt import STDIN
@@ -36,7 +36,7 @@ _COUNT = click.IntRange(1)
 @click.option("--tokens", type=_COUNT, metavar="N", help="Only the first N tokens of the text.")
 @click.option("--rows", type=_COUNT, metavar="N", help="Tokens computed at a time; 1 measures decoding.")
 @some_engine_options("threads", "precision", "kv_dtype", "profile", "device")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def ppl(
     file: str,
     model: str | None,

@@ -17,12 +17,14 @@ import rlx
 from rlx import env, tracing
 from rlx.cli.answering import (
     INTERRUPTED_ANSWER,
+    Answer,
     Answerer,
     answer_grammar,
     image_option,
     question,
     read_images,
     speculative_option,
+    speeds,
     structured_options,
     system_messages,
     system_option,
@@ -42,7 +44,7 @@ from rlx.cli.options import (
     sampling_options,
     yes_option,
 )
-from rlx.cli.output import Answer, Bars, counted, size, speeds, stdout, table, wrapped
+from rlx.cli.output import Bars, counted, size, stdout, table, wrapped
 from rlx.cli.prompt import Words
 from rlx.errors import ChatTemplateError
 from rlx.grammar import Grammar

@@ -16,9 +16,10 @@ from desk import Desk
 from prompt_toolkit.input import create_pipe_input
 from talker import SLOW, WAITS, Talker, Terminal, turns
 
+from rlx.cli.answering import Answer
 from rlx.cli.chat import editor, session
 from rlx.cli.interrupts import Interrupts
-from rlx.cli.output import Answer, Bars
+from rlx.cli.output import Bars
 from rlx.runners import CachedRunner
 
 pytestmark = pytest.mark.usefixtures("opened")

@@ -16,8 +16,9 @@ from fake_engine import FakeEngine, Opened, install
 
 from rlx import demo
 from rlx.cli import output
+from rlx.cli.answering import Answer, speeds
 from rlx.cli.main import cli
-from rlx.cli.output import Answer, Bars, speeds
+from rlx.cli.output import Bars
 from rlx.runners import CachedRunner
 from rlx.text import Tokenizer, load_tokenizer
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from rlx.cli.answering import ENDS
 from rlx.cli.main import cli
-from rlx.cli.output import ENDS
 from rlx.runners import FinishReason
 
 pytestmark = pytest.mark.machine

@@ -40,7 +40,7 @@ from rlx.backends.memory import Buffer
 from rlx.backends.program import Manifest, Program
 from rlx.ir.dtypes import DType
 from rlx.sampling.choice import Choose
-from rlx.store.versions import compiler_versions
+from rlx.store.key import compiler_versions
 
 if TYPE_CHECKING:
     from rlx.backends.reference.formats import Formats

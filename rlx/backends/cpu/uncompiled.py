@@ -43,7 +43,7 @@ from rlx.passes import pipeline
 from rlx.passes.schedule import signature
 from rlx.platform import cpu_count
 from rlx.sampling.choice import Choose, choose_rows
-from rlx.store.versions import sources_of
+from rlx.store.key import sources_of
 
 Env = Mapping[str, int]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rlx.cli.answering import readable, speculative_option, system_option, thinking_option
+from rlx.cli.answering import readable, sampled, speculative_option, system_option, thinking_option
 from rlx.cli.chat.commands import Ended, is_command, obey
 from rlx.cli.chat.conversation import Conversation
 from rlx.cli.chat.lines import asked, piped
@@ -28,7 +28,7 @@ from rlx.cli.options import (
     sampling_options,
     yes_option,
 )
-from rlx.cli.output import Bars, is_terminal, sampled
+from rlx.cli.output import Bars, is_terminal
 from rlx.engine.opening.opened import has_chat_template
 from rlx.errors import ChatTemplateError, RlxError
 from rlx.runners import CachedRunner

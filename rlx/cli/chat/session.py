@@ -15,7 +15,9 @@ import click
 
 from rlx.arguments import did_you_mean
 from rlx.cli.answering import (
+    ENDS,
     INTERRUPTED_ANSWER,
+    Answer,
     Answerer,
     Message,
     speculative_option,
@@ -26,7 +28,7 @@ from rlx.cli.chat.conversation import AttachedImage, Conversation, Question
 from rlx.cli.command import ALIASES
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.options import ending_options, sample_opts, sampling_options
-from rlx.cli.output import ENDS, Answer, Bars, counted, stdout
+from rlx.cli.output import Bars, counted, stdout
 from rlx.engine.request.context import Context
 from rlx.errors import ChatError, MultimodalError, PromptError, RlxError
 from rlx.prompt import Prompt

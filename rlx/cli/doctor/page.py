@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from rlx.cli.command import Command
+from rlx.cli.command import Command, json_option
 from rlx.cli.doctor import examination
 from rlx.cli.doctor.examination import Facts, Findings
 from rlx.cli.doctor.trial import trial
@@ -185,7 +185,7 @@ UNHEALTHY = 2  # exit code where something prevents models from running
 
 @click.command(cls=Command)
 @click.option("--measure/--no-measure", default=True, help="Measure memory bandwidth and arithmetic. Default: measure.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def doctor(ctx: click.Context, measure: bool, as_json: bool) -> None:
     """Show what rlx finds on this machine, for bug reports.
