@@ -24,15 +24,11 @@ from pages import DOCS, ROOT, Block, blocks, shell_lines, text
 
 import rlx
 from rlx.cli.bench_compare import SLOWER
+from rlx.ir import custom
 
 GUIDES = sorted([*DOCS.glob("*.md"), ROOT / "README.md"])
 ELSEWHERE = {  # pages whose examples need more than a folder: the test that runs them
     "add-a-model.md": "test_the_comparison_on_the_page_about_models",
-    "compiler.md": "test_examples_of_the_compiler_page",
-    "custom-ops.md": "test_the_page_runs_from_top_to_bottom",
-    "structured.md": "test_the_blocks_of_the_page_run",
-    "python.md": "test_the_examples_run",
-    "tools.md": "test_the_examples_run",
     "profiles.md": "test_the_page_about_profiles",
     "sampling.md": "test_the_page_about_sampling",
 }
@@ -42,6 +38,26 @@ tokenizer, texts, ids = runner.tokenizer, ["Once upon a", "The fox"], runner.tok
 """
 PREPARED = {"batch.md": OPENED, "speculative.md": OPENED}  # what the text before an example has opened
 SEES = ("images.md",)
+
+
+def of_tools(names: dict[str, Any], shown: str) -> bool:
+    """The call was made, its result went back, and the last text is that of the call."""
+    assert [message["role"] for message in names["messages"]] == ["user", "assistant", "tool", "assistant"]
+    called, result = names["messages"][1]["tool_calls"][0]["function"], names["messages"][2]["content"]
+    arguments = json.loads(called["arguments"])
+    assert called["name"] == "add" and result == str(sum(arguments.values()))
+    return bool(json.loads(names["texts"][0]) == arguments)
+
+
+#: What holds after a page besides: of the names that its blocks made, and of all that they showed.
+HOLDS: dict[str, Callable[[dict[str, Any], str], bool]] = {
+    "README.md": lambda names, shown: shown == "27 + 45 = 72.\n",
+    "compiler.md": lambda names, shown: "silu(dot(" in names["mlp"].source() and "define" in names["mlp"].llvm(),
+    "custom-ops.md": lambda names, shown: list(custom.custom_ops()) == ["relu2", "swish", "gated_norm"],
+    "python.md": lambda names, shown: "qwen3 " in shown and names["text"] == "brave fox" and names["perplexity"] > 1,
+    "structured.md": lambda names, shown: bool(re.search(r"^#[0-9a-f]{6}$", shown, re.M)) and "uniqueItems" in shown,
+    "tools.md": of_tools,
+}
 MARKED, LISTED = 12, 49  # blocks that are marked as not run, and commands of `documented.NOT_RUN`, at most
 
 
@@ -95,6 +111,7 @@ def told_so(line: str) -> str:
 
 
 @pytest.mark.machine
+@pytest.mark.usefixtures("own_custom_ops")
 @by_page("python")
 def test_python_runs(page: Path, folder: Path, served: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     """Block after block, as one program; a block of text that follows one is its output.
@@ -104,7 +121,7 @@ def test_python_runs(page: Path, folder: Path, served: str | None, capsys: pytes
     documented.fill(folder, sees=page.name in SEES)
     names: dict[str, Any] = {"rlx": rlx}
     exec(PREPARED.get(page.name, ""), names)
-    told = ""
+    told = shown = ""
     for block in blocks(page):
         if block.language == "text" and told:
             expected = "".join(f"{told_so(line)}\n" for line in block.code.splitlines())
@@ -117,6 +134,8 @@ def test_python_runs(page: Path, folder: Path, served: str | None, capsys: pytes
         file.write_text(code, encoding="utf-8")
         exec(compile(code, str(file), "exec"), names)
         told = capsys.readouterr().out
+        shown += told
+    assert HOLDS.get(page.name, lambda *_: True)(names, shown)
     for value in list(names.values()):
         if isinstance(value, rlx.LmRunner):
             value.close()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import rlx
-from rlx import demo
 from rlx.arguments import SAMPLING
 from rlx.engine.opening.options import RunnerOptions, meanings
 from rlx.runners import Model
@@ -52,15 +51,3 @@ def test_every_argument_is_on_the_page(function: Any) -> None:
 def test_the_options_of_the_text_methods() -> None:
     assert {*_CHAT, *_OPTIONS} <= SPANS
     assert set(SAMPLING) == arguments(SampleOpts)
-
-
-def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("model.gguf").symlink_to(demo.path())
-    names: dict[str, Any] = {}
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"docs/python.md, example {number + 1}", "exec"), names)
-    out = capsys.readouterr().out
-    assert "27 + 45 = 72." in out and "qwen3 " in out
-    assert names["text"] == "brave fox" and "".join(names["pieces"]) and names["perplexity"] > 1
