@@ -35,5 +35,5 @@ def test_models_lie_in_the_repository_compressed_and_here_as_they_are(goldens: P
 
 @pytest.mark.parametrize("family", sorted(path.name for path in PACKED.iterdir()))
 def test_every_folder_is_described(family: str) -> None:
-    described = re.findall(r"`([a-z0-9-]+)`", (PACKED.parent / "README.md").read_text())
+    described = re.findall(r"`([a-z0-9.-]+)`", (PACKED.parent / "README.md").read_text())
     assert family in described

@@ -98,6 +98,7 @@ class Architecture:
         hybrid: most of its layers are recurrent.
         predicts: its files may have blocks for multi-token prediction behind the layers.
         streams: it has several copies of the residual stream.
+        fused_ffn: gate and up of the dense block are one tensor, which GGUF calls `ffn_up`.
         bf16: its linears tolerate activations rounded to bf16. Measured as the cosine with the exact logits of its
             golden checkpoints: at least 0.9998. The other architectures fall to 0.985 to 0.999.
         scales_embedding: embeddings are multiplied by sqrt(hidden).
@@ -142,6 +143,7 @@ class Architecture:
     hybrid: bool = False
     predicts: bool = False
     streams: bool = False
+    fused_ffn: bool = False
     bf16: bool = False
     scales_embedding: bool = False
     biases: tuple[str, ...] = ()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import sqrt
 
+import numpy as np
+
 from rlx.errors import ConfigError
 from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, Shape
@@ -49,8 +51,11 @@ def rope_angles(model: Model) -> Angles:
 
 
 def _inv_freq(model: Model, rope: Rope, kind: str) -> Node:
-    divisors = model.values(rope.divisors, rope.dims // 2) if rope.divisors else None
-    return model.graph.constant(f"rope.{kind}.inv_freq", inv_freq(rope, divisors))
+    divisors = rope.divisors
+    values = (
+        model.values(divisors, rope.dims // 2) if isinstance(divisors, str) else np.array(divisors or 1, np.float32)
+    )
+    return model.graph.constant(f"rope.{kind}.inv_freq", inv_freq(rope, values))
 
 
 def norm(model: Model, x: Node, name: str) -> Node:
@@ -100,6 +105,7 @@ def attention(
     whole_norms: bool = False,
     value_norms: bool = False,
     gated: bool = False,
+    query_scale: Node | None = None,
 ) -> Node:
     """Causal attention of one layer over its KV cache, states "k.{layer}" and "v.{layer}" [kv_heads, CTX, head_dim], or
     over that of an earlier layer.
@@ -109,11 +115,12 @@ def attention(
         whole_norms: normalizes q and k over all heads together before the rotation.
         value_norms: normalizes v per head, without a weight.
         gated: multiplies the result by the sigmoid of a projection of x.
+        query_scale: factor of each token's queries, [SEQ, 1].
     """
     config, here = model.config, model.here
     turn = angles[config.rope_of(model.layer)] if here.turns else None
     normed = "heads" if head_norms else "whole" if whole_norms else ""
-    q = _heads(model, x, "attn_query" if gated else "attn_q", config.heads, normed)
+    q = _heads(model, x, "attn_query" if gated else "attn_q", config.heads, normed, query_scale)
     if here.source == model.layer:
         model.caches[model.layer] = _keys_values(model, x, turn, normed, value_norms)
     y = ops.attention(
@@ -140,14 +147,17 @@ def _keys_values(model: Model, x: Node, turn: Node | None, normed: str, value_no
     return _cached(model, "k", _turned(model, k, turn)), _cached(model, "v", v)
 
 
-def _heads(model: Model, x: Node, name: str, heads: int, normed: str = "") -> Node:
+def _heads(model: Model, x: Node, name: str, heads: int, normed: str = "", scale: Node | None = None) -> Node:
     """x [SEQ, hidden] -> [SEQ, heads, head_dim].
 
     Args:
         normed: "heads" to normalize each head, "whole" to normalize all heads together.
+        scale: factor of each row [SEQ, 1], for heads that are not normalized.
     """
     size = model.here.head_dim
     y, weight = linear(model, x, name, heads * size), f"{name.replace('query', 'q')}_norm"
+    if scale is not None:
+        y = y * scale
     if normed == "whole":
         y = norm(model, y, weight)
     y = ops.reshape(y, [SEQ, heads, size])
@@ -176,7 +186,9 @@ def gated_mlp(model: Model, x: Node, *, suffix: str = "", ffn: int | None = None
         suffix: appended to the names of its weights.
         ffn: its width; by default the layer's.
     """
-    gate, up = (linear(model, x, f"{name}{suffix}", ffn or model.here.ffn) for name in ("ffn_gate", "ffn_up"))
+    fused = model.config.fused_ffn and not suffix
+    names = ("ffn_up_gate", "ffn_up_value") if fused else (f"ffn_gate{suffix}", f"ffn_up{suffix}")
+    gate, up = (linear(model, x, name, ffn or model.here.ffn) for name in names)
     if model.here.sparsity is not None:
         gate = _outliers(gate, model.here.sparsity)
     y = model.named(f"ffn_act{suffix}", ACTIVATIONS[model.config.activation](gate) * up)
@@ -205,7 +217,7 @@ def mixture(model: Model, x: Node, routed: Node | None = None) -> Node:
     """Mixture of experts (arXiv 2401.04088): a weighted sum of the feed-forward blocks of a few experts.
 
     The experts with the largest scores are used; a softmax over all experts, or the sigmoid of each, gives the scores,
-    which are also the weights. A bias in the file is added only to choose them.
+    which are also the weights. A bias is added to sigmoids only to choose.
 
     Args:
         routed: the router's input, x by default.
@@ -215,7 +227,7 @@ def mixture(model: Model, x: Node, routed: Node | None = None) -> Node:
     router = model.weight("ffn_gate_inp.weight", experts.count, config.hidden)
     logits = ops.linear(x if routed is None else routed, router)
     scores = ops.softmax(logits) if experts.router == "softmax" else ops.sigmoid(logits)
-    biased = model.has("exp_probs_b.bias")
+    biased = experts.router == "sigmoid"
     ids = ops.top_k(scores + model.weight("exp_probs_b.bias", experts.count) if biased else scores, experts.used)
     chosen = ops.take(scores, ids)
     if experts.normalize:

@@ -125,6 +125,7 @@ class ModelConfig:
         stream_scale: what the others learn from the first is scaled element by element.
         two_way: in which layers the rows of an image see each other, also later ones: "none", "all", or "sliding",
             those with a window, which still applies.
+        fused_ffn: gate and up of the dense block are one tensor.
         own: settings that only this architecture has, by the names in its row.
     """
 
@@ -155,6 +156,7 @@ class ModelConfig:
     bf16: bool = False
     stream_scale: bool = True
     two_way: str = "none"
+    fused_ffn: bool = False
     own: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
@@ -172,6 +174,10 @@ class ModelConfig:
         """The model with one more layer: the MTP block of hybrid models, which is like their attention layers."""
         like = next((layer for layer in reversed(self.each) if not layer.recurrent), self.each[-1])
         return replace(self, each=(*self.each, replace(like, source=self.layers)))
+
+    def at_length(self, positions: int) -> ModelConfig:
+        """The model for sequences of up to `positions`: some have other frequencies for long ones."""
+        return replace(self, rope=self.rope.at_length(positions), context=max(self.context, positions))
 
     def value(self, name: str, stored: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Converts stored values to those that the graph uses, by canonical name.

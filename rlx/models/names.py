@@ -69,6 +69,15 @@ MOE = (
     Row("ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj", WHOLE),
     Row("ffn_down_exps.weight", "mlp.experts.down_proj", WHOLE),
 )
+# Of the block for multi-token prediction behind the last layer; GLM keeps it there in checkpoints, too.
+PREDICTION = (
+    Row("nextn.eh_proj", "eh_proj"),
+    Row("nextn.enorm", "enorm"),
+    Row("nextn.hnorm", "hnorm"),
+    Row("nextn.embed_tokens", "embed_tokens"),
+    Row("nextn.shared_head_head", "shared_head.head"),
+    Row("nextn.shared_head_norm", "shared_head.norm"),
+)
 LAYER = (*ATTENTION, *FUSED_QKV, *MLP)
 
 # Where checkpoints keep the decoder: text models; the two places that image-and-text models have used; models without a

@@ -82,6 +82,7 @@ class Reader(Settings):
             bf16=row.bf16,
             stream_scale=keys.flag("altup_correct_scale", True),
             two_way=self.two_way(),
+            fused_ffn=row.fused_ffn,
             own=self.own(),
         )
 

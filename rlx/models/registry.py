@@ -25,6 +25,13 @@ FILES: dict[str, tuple[str, str]] = {
     "gemma3n": ("gemma3n", "gemma3n_text gemma3n"),
     "gemma4": ("gemma4", "gemma4_text gemma4 gemma4_unified_text gemma4_unified"),
     "smollm3": ("smollm3", "smollm3"),
+    "olmo2": ("olmo2", "olmo2 olmo3"),
+    "exaone4": ("exaone4", "exaone4"),
+    "glm4": ("glm4", "glm4"),
+    "glm4moe": ("glm4moe", "glm4_moe"),
+    "ernie45": ("ernie4_5", "ernie4_5"),
+    "mistral3": ("mistral3", "ministral3 mistral3"),
+    "phi3": ("phi3", "phi3"),
     "granite": ("granite granitemoe", "granite granitemoe granitemoeshared"),
 }
 
@@ -79,12 +86,12 @@ _OTHER = "its layers differ from those of the supported families"
 KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("qwen3next", "qwen3_next"), "its projections are laid out differently than those of Qwen 3.5"),
     **dict.fromkeys(("qwen2moe", "qwen2_moe", "gpt-oss", "gpt_oss"), _MOE),
-    **dict.fromkeys(("glm4moe", "glm4_moe", "glm5", "granitemoehybrid", "lfm2moe", "lfm2_moe"), _MOE),
+    **dict.fromkeys(("glm5", "granitemoehybrid", "lfm2moe", "lfm2_moe"), _MOE),
     **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2", "deepseek2", "deepseek_v2"), _MOE),
     **dict.fromkeys(("deepseek_v3", "deepseek_v4", "kimi", "kimi_k2", "llama4"), _MOE),
     **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "qwen3vl", "qwen3_vl", "qwen3vlmoe", "mllama"), _VISION),
-    **dict.fromkeys(("mistral3", "mistral4", "ministral3", "phi2", "phi3", "phi", "phi4"), _OTHER),
-    **dict.fromkeys(("exaone", "olmo", "olmo2", "nemotron", "nemotron_h", "glm4", "chatglm"), _OTHER),
+    **dict.fromkeys(("mistral4", "phi2", "phi", "phi4"), _OTHER),
+    **dict.fromkeys(("exaone", "olmo", "nemotron", "nemotron_h", "chatglm"), _OTHER),
     **dict.fromkeys(("cohere", "cohere2", "command-r", "lfm2", "hunyuan-dense", "llada", "bonsai"), _OTHER),
     "omnicoder": _OTHER,
 }

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, floor, log, pi
+from math import ceil, floor, log, pi, sqrt
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import UnsupportedModelError
 from rlx.models.keys import FACTOR, POSITIVE, Keys
 
 DIVISORS = "rope_freqs.weight"
 PART = (1e-3, 1.0)
-_KINDS = {kind: kind for kind in ("default", "linear", "llama3", "yarn", "proportional")}
-_LONGROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
+_KINDS = {kind: kind for kind in ("default", "linear", "llama3", "yarn", "proportional", "longrope")}
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+Divisors = str | tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class Rope:
         dims: number of head elements that it spans, paired according to the style.
         factor: linear scaling: every frequency is divided by it.
         llama3, yarn: scaling of that kind, or None.
-        divisors: name of the tensor [dims/2] with a divisor for each frequency, or None.
+        divisors: a divisor for each frequency: their values, or the name of a tensor [dims/2]; or None.
+        long: in longer sequences than the first number other divisors hold, the second (LongRoPE, arXiv 2402.13753).
         turning: how many of these elements are rotated, the first pairs; None for all. The others are unchanged.
         scale: factor of sines and cosines.
         sections: how many pairs turn by the time, the row and the column of a position in an image, interleaved (see
@@ -80,20 +81,27 @@ class Rope:
     factor: float = 1.0
     llama3: Llama3 | None = None
     yarn: Yarn | None = None
-    divisors: str | None = None
+    divisors: Divisors = None
+    long: tuple[int, Divisors] | None = None
     turning: int | None = None
     scale: float = 1.0
     sections: tuple[int, ...] = ()
 
+    def at_length(self, positions: int) -> Rope:
+        """The rope for sequences of up to `positions`."""
+        if self.long is None:
+            return self
+        return replace(self, divisors=self.long[1] if positions > self.long[0] else self.divisors, long=None)
 
-def inv_freq(rope: Rope, divisors: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
+
+def inv_freq(rope: Rope, divisors: npt.ArrayLike = 1) -> npt.NDArray[np.float32]:
     """Inverse frequencies float32 [dims/2]: base^(-2i/dims) (arXiv 2104.09864), scaled.
 
     The power and its reciprocal are rounded to float32 separately, as in transformers; angles at large positions depend
     on it.
 
     Args:
-        divisors: the values of the tensor `rope.divisors`.
+        divisors: the values of `rope.divisors`.
     """
     exponent = np.arange(0, rope.dims, 2, dtype=np.float32) / np.float32(rope.dims)
     power = (rope.base ** exponent.astype(np.float64)).astype(np.float32)
@@ -102,11 +110,11 @@ def inv_freq(rope: Rope, divisors: npt.NDArray[np.float32] | None = None) -> npt
         inverse = inverse * _llama3(inverse, rope.llama3)
     if rope.yarn is not None:
         inverse = inverse * _yarn(rope, rope.yarn)
-    if divisors is not None:
-        inverse = inverse / divisors
+    inverse = inverse / np.asarray(divisors)
     if rope.turning is not None:
         inverse[rope.turning // 2 :] = 0
-    return inverse.astype(np.float32)
+    frequencies: npt.NDArray[np.float32] = inverse.astype(np.float32)
+    return frequencies
 
 
 def _llama3(inverse: npt.NDArray[np.float64], scaling: Llama3) -> npt.NDArray[np.float64]:
@@ -174,34 +182,34 @@ def from_gguf(
         ConfigError: a key of the wrong type or out of range; with `local_dims`, a missing base.
         UnsupportedModelError: an unsupported scaling; without `local_dims`, another base for those layers.
     """
-    for name in _LONGROPE:
-        if has_tensor(name):
-            raise UnsupportedModelError(f"the tensor {name} asks for longrope scaling", where=keys.where)
     # A family with two ropes has no common base that could replace the global one.
     base = keys.number("rope.freq_base", POSITIVE, None if local_dims else 10_000.0)
     if not local_dims:
         keys.require("rope.freq_base_swa", base, "a separate rope for some layers is not supported here")
-    divisors = DIVISORS if has_tensor(DIVISORS) else None
+    long, divisors = None, DIVISORS if has_tensor(DIVISORS) else None
+    if has_tensor(_LONG):
+        original = keys.integer("rope.scaling.original_context_length", (1, 1 << 31), context)
+        long, divisors = (original, _LONG), _SHORT if has_tensor(_SHORT) else None
     parts = _sections(keys, "rope.dimension_sections", 4, dims // 2, sections)
-    rope = Rope(base, dims, divisors=divisors, sections=parts, **_gguf_scaling(keys, context))
+    rope = Rope(base, dims, divisors=divisors, long=long, sections=parts, **_gguf_scaling(keys, context))
     return rope, Rope(keys.number("rope.freq_base_swa", POSITIVE, 10_000.0), local_dims) if local_dims else None
 
 
 def _gguf_scaling(keys: Keys, context: int) -> dict[str, Any]:
     """Fields of `Rope`: the default type is linear; the default factor is 0, which means 1."""
-    kind = keys.choice("rope.scaling.type", {kind: kind for kind in ("none", "linear", "yarn")}, "linear")
+    kind = keys.choice("rope.scaling.type", {kind: kind for kind in ("none", "linear", "yarn", "longrope")}, "linear")
     old = keys.number("rope.scale_linear", (0, 1e6), 0.0)
     factor = keys.number("rope.scaling.factor", (0, 1e6), old) or 1.0
     scale = keys.number("rope.scaling.attn_factor", FACTOR, 1.0)
     if kind != "yarn":
         return {"factor": factor if kind == "linear" else 1.0, "scale": scale}
     keys.require("rope.scaling.yarn_ext_factor", 1.0, "mixing in a part of YaRN is not supported")
-    scale *= keys.number("rope.scaling.yarn_attn_factor", FACTOR, 1.0)
     weight = keys.number("rope.scaling.yarn_log_multiplier", (0, 1e3), 0.0)
     fast = keys.number("rope.scaling.yarn_beta_fast", POSITIVE, 32.0)
     slow = keys.number("rope.scaling.yarn_beta_slow", POSITIVE, 1.0)
     original = keys.integer("rope.scaling.original_context_length", (1, 1 << 31), context)
-    scale *= yarn_scale(factor) / (yarn_scale(factor, weight) if weight else 1.0)
+    usual = yarn_scale(factor) / (yarn_scale(factor, weight) if weight else 1.0)
+    scale *= keys.number("rope.scaling.yarn_attn_factor", FACTOR, usual)
     return {"yarn": Yarn(factor, fast, slow, original), "scale": scale}
 
 
@@ -239,15 +247,17 @@ def from_hf(
         rope = _hf_rope(parameters.nested("full_attention"), dims[0], base, partial, context)
         return rope, _hf_rope(parameters.nested("sliding_attention"), dims[1], local_base or base, 1.0, context)
     scaling = parameters if "rope_parameters" in keys else keys.nested("rope_scaling", optional=True)
-    rope = _hf_rope(scaling, dims[0], keys.number("rope_theta", POSITIVE, base), partial, context)
+    key, theta = "original_max_position_embeddings", keys.number("rope_theta", POSITIVE, base)
+    original = keys.integer(key, (2, 1 << 31)) if key in keys else None
+    rope = _hf_rope(scaling, dims[0], theta, partial, context, original)
     rope = replace(rope, sections=_sections(scaling, "mrope_section", len(sections), rope.dims // 2, sections))
     if local_base is None:
         return rope, None
     return rope, Rope(keys.number("rope_local_base_freq", POSITIVE, local_base), dims[1])
 
 
-def _hf_rope(keys: Keys, dims: int, base: float, partial: float, context: int) -> Rope:
-    """One object of rope parameters; `base` is the default of `rope_theta`."""
+def _hf_rope(keys: Keys, dims: int, base: float, partial: float, context: int, original: int | None = None) -> Rope:
+    """One object of rope parameters; `base` is the default of `rope_theta`, `original` of LongRoPE's context."""
     part = keys.number("partial_rotary_factor", PART, partial)
     base = keys.number("rope_theta", POSITIVE, base)
     kind = keys.choice("rope_type" if "rope_type" in keys else "type", _KINDS, "default")
@@ -260,6 +270,8 @@ def _hf_rope(keys: Keys, dims: int, base: float, partial: float, context: int) -
         return Rope(base, turning, factor=keys.number("factor", FACTOR))
     if kind == "yarn":
         return _hf_yarn(keys, base, turning, context)
+    if kind == "longrope":
+        return _hf_longrope(keys, base, turning, original, context)
     return Rope(base, turning, llama3=_hf_llama3(keys) if kind == "llama3" else None)
 
 
@@ -277,6 +289,18 @@ def _hf_yarn(keys: Keys, base: float, dims: int, context: int) -> Rope:
     fast, slow = keys.number("beta_fast", POSITIVE, 32.0), keys.number("beta_slow", POSITIVE, 1.0)
     yarn = Yarn(factor, fast, slow, original, keys.flag("truncate", True))
     return Rope(base, dims, yarn=yarn, scale=hf_yarn_scale(keys))
+
+
+def _hf_longrope(keys: Keys, base: float, dims: int, original: int | None, context: int) -> Rope:
+    original = keys.integer("original_max_position_embeddings", (2, 1 << 31), original)
+    long, short = (
+        tuple(keys.elements(key, lambda each: each.number(key, FACTOR), dims // 2))  # noqa: B023
+        for key in ("long_factor", "short_factor")
+    )
+    factor = context / original
+    scale = sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
+    scale = keys.number("attention_factor", FACTOR, scale)
+    return Rope(base, dims, divisors=short, long=(original, long), scale=scale)
 
 
 def hf_yarn_scale(keys: Keys) -> float:

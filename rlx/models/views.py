@@ -70,6 +70,9 @@ def _of_layer(config: ModelConfig, layer: Layer) -> Iterator[View]:
         yield from _recurrent(config.delta)
     else:
         yield from _attention(config, layer)
+    if config.fused_ffn:
+        for end in ("weight", "bias"):
+            yield from _parts(f"ffn_up.{end}", {f"ffn_up_gate.{end}": layer.ffn, f"ffn_up_value.{end}": layer.ffn})
     if config.experts is not None:
         halves = config.experts.ffn
         yield from _parts("ffn_gate_up_exps.weight", {"ffn_gate_exps.weight": halves, "ffn_up_exps.weight": halves})

@@ -60,7 +60,7 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
         PreTokenizer((_modern(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True),
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
     ),
-    (PreTokenizer((_modern(r"\p{N}{1,3}"),)), "dbrx smaug-bpe"),
+    (PreTokenizer((_modern(r"\p{N}{1,3}"),)), "dbrx smaug-bpe chatglm-bpe glm4"),
     (PreTokenizer((_modern(r"\p{N}"),), nfc=True), "qwen2"),
     (PreTokenizer((_modern(r"\p{N}"),)), "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2"),
     (PreTokenizer((_modern(r"\p{N}", r"[\p{L}\p{M}]", r"\p{M}"),)), "qwen35"),  # marks stay apart, unlike in qwen2

@@ -197,3 +197,12 @@ def test_a_part_of_each_head(goldens: Path) -> None:
         ConfigError, match=r"'rope_parameters\.partial_rotary_factor' is 0\.05, expected an even number"
     ):
         hf_rope(rope_type="default", partial_rotary_factor=0.05)
+
+
+def test_long_sequences_have_other_divisors() -> None:
+    scaling = {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
+    settings = {"rope_scaling": scaling, "original_max_position_embeddings": 8}
+    rope, _ = from_hf(Keys(settings, "config.json"), (4, 4), 10_000.0, None, 1.0, 64)
+    assert rope.at_length(8).divisors == (1.0, 2.0) and rope.at_length(9).divisors == (3.0, 4.0)
+    assert rope.scale == pytest.approx(2**0.5)  # sqrt(1 + ln(64 / 8) / ln(8))
+    np.testing.assert_allclose(inv_freq(rope.at_length(9), (3.0, 4.0)), [1 / 3, 0.01 / 4], rtol=1e-6)

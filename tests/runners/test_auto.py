@@ -124,7 +124,7 @@ def test_the_wrong_family_s_runner_gives_its_engine_back(opened: Opened, goldens
     assert opened.engines[0].closed
 
 
-@pytest.mark.parametrize("arch", ["qwen3next", "llama4", "gpt-oss", "phi3"])
+@pytest.mark.parametrize("arch", ["qwen3next", "llama4", "gpt-oss", "phi2"])
 def test_a_known_architecture_that_is_not_there_yet(tmp_path: Path, opened: Opened, arch: str) -> None:
     said = rf"model\.gguf: the architecture '{arch}' \(general\.architecture\) is known but not supported yet: .*"
     with pytest.raises(UnsupportedModelError, match=said + "Supported: .*llama.*qwen3"):
@@ -141,8 +141,8 @@ def test_an_unknown_architecture_names_those_there_are(tmp_path: Path) -> None:
 def test_a_config_json_says_its_model_type(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"'qwen2_moe' \(model_type\) is known but not supported yet"):
         auto_runner(hf(tmp_path, {"model_type": "qwen2_moe"}))
-    with pytest.raises(UnsupportedModelError, match=r"'mistral3' .*Supported: .*mistral.*gemma3_text"):
-        auto_runner(hf(tmp_path, {"model_type": "mistral3"}))
+    with pytest.raises(UnsupportedModelError, match=r"'mistral4' .*Supported: .*mistral.*gemma3_text"):
+        auto_runner(hf(tmp_path, {"model_type": "mistral4"}))
 
 
 def test_an_mmproj_file_is_no_language_model(tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ class Plan:
         config, weights = open_model(loader)
         setup = Setup.of(config, weights, options)
         warn_beyond(config.context, setup.max_seq)
+        config = config.at_length(setup.max_seq)
         graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
         check_types(graph, weights, setup.layouts)
         return Plan(config, weights, graph, setup)
