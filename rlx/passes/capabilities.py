@@ -86,5 +86,5 @@ class Capabilities:
     expert_rows: int = 32
     expert_rows_bf16: int = 8
     own_cost: int = 1 << 18
-    own_cost_rows: int = 1 << 17
+    own_cost_rows: int = 1 << 16
     layouts: Layouts = field(default_factory=Layouts)

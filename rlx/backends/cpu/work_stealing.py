@@ -16,7 +16,7 @@ from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.llvm_text import Text
 from rlx.ir import dims
 
-CHUNKS = 32  # most ranges of a call: ranges are small enough to balance the load, large enough to stream weights
+CHUNKS = 64  # most ranges of a call: ranges are small enough to balance the load, large enough to stream weights
 FEWEST = 16  # fewest ranges that remain when ranges are rounded up to `Units.together`
 SHARES = 8  # most shares of a call: an idle worker looks into each of them
 

@@ -27,7 +27,7 @@ from rlx.backends.cpu import vmath
 from rlx.backends.cpu.tiles import F32X16, I1, I64, LANES, Emitter, Index
 from rlx.errors import CompileError
 
-UNITS = 32  # most units of all heads together: the most ranges that the linker divides a call into
+UNITS = 32  # most units of all heads together; bits depend on it
 WORTH = 128  # positions of one head that justify a unit; shorter pieces cost more than they save
 _LEAST = 256  # fewest positions of a piece: many rows add up the pieces, too
 _FEW = 8  # number of units whose overhead is negligible even if they have no work
