@@ -326,10 +326,10 @@ def test_xtc_draws_follow_the_procedure() -> None:
     """Against the definition with its coin: with the probability the top choices are left out, then a draw."""
     shares, opts = np.array([0.4, 0.3, 0.2, 0.1]), SampleOpts(xtc_probability=0.5, xtc_threshold=0.15, seed=2)
     random, logits = np.random.default_rng(9), np.log(shares)
-    heads = int((random.random(20_000) < 0.5).sum())
-    expected = random.multinomial(heads, shares * [0, 0, 1, 1] / 0.3) + random.multinomial(20_000 - heads, shares)
+    heads = int((random.random(6_000) < 0.5).sum())
+    expected = random.multinomial(heads, shares * [0, 0, 1, 1] / 0.3) + random.multinomial(6_000 - heads, shares)
     sampler = Sampler(opts)
-    counts = np.bincount([sampler.sample(logits) for _ in range(20_000)], minlength=4)
+    counts = np.bincount([sampler.sample(logits) for _ in range(6_000)], minlength=4)
     # two samples of equal size: chi-square with three degrees of freedom, whose 99.9th percentile is below that of four
     assert float(((counts - expected) ** 2 / (counts + expected)).sum()) < CHI_SQUARE_999[4]
 
