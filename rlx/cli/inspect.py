@@ -18,6 +18,7 @@ from rlx.cli.command import Command, json_option
 from rlx.cli.options import model_argument
 from rlx.cli.output import printable, size, stdout
 from rlx.compiler.kv import state_bytes
+from rlx.engine.opening.encoder import EncoderPlan
 from rlx.engine.opening.opened import open_model
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Setup
@@ -31,6 +32,7 @@ from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT, weight_table
 from rlx.profile import CompileProfile
 from rlx.runners.auto import runner_class
+from rlx.runners.encoder import is_encoder
 from rlx.vision.image import ImageOptions
 from rlx.vision.opening import open_tower
 from rlx.vision.processors import ImageProcessor
@@ -39,6 +41,7 @@ from rlx.vision.weights import TowerWeights
 from rlx.weights import WeightLoader, open_weights
 
 _KV_DTYPES = ("f16", "f32", "q8_0", "q4_0")  # the default of precision "auto", that of "exact", and the small ones
+ENCODER = "encoder"
 USE = "rlx run MODEL --mmproj FILE --image IMAGE PROMPT"
 _LONG = 60  # characters of a value on the page
 _TOKENS = 4096  # a session for the estimate of memory; no more than the context
@@ -76,7 +79,7 @@ def describe(loader: WeightLoader, tensors: bool = False) -> dict[str, Any]:
         "bytes": sum(info.nbytes for info in infos),
         "formats": _formats(loader),
         "metadata": {key: _summary(loader.metadata, key) for key in loader.metadata},
-        **(mmproj(loader) if is_mmproj(loader) else _runnable(loader)),
+        **(mmproj(loader) if is_mmproj(loader) else _encoder(loader) if is_encoder(loader) else _runnable(loader)),
     }
     if tensors:
         rows = [(i.name, i.dtype.name, list(i.shape), i.nbytes) for i in infos]
@@ -109,6 +112,22 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(part) for part in value]
     return str(value) if isinstance(value, float) and not isfinite(value) else value
+
+
+def _encoder(loader: WeightLoader) -> dict[str, Any]:
+    """As `_runnable`, for a text encoder."""
+    layouts = backends.backend().target().capabilities.layouts
+    try:
+        plan = EncoderPlan.of(loader, layouts)
+        graphs = [graph for graph in (plan.body, plan.head) if graph is not None]
+        weights = sum(weight_bytes(weight_table(graph, layouts), layouts) for graph in graphs)
+    except RlxError as error:
+        return {"runnable": False, "reason": str(error)}
+    config, modules = plan.config, plan.modules
+    sizes = {name: getattr(config, name) for name in ("arch", "layers", "hidden", "heads", "vocab_size", "context")}
+    does = "scores of pairs" if plan.scores else f"vectors, pooling {modules.pooling or 'not said'}"
+    sizes |= {"makes": does, "prompts": ", ".join(modules.prompts) or "none"}
+    return {"runnable": True, "kind": ENCODER, "config": sizes, "memory": {"weights": weights}}
 
 
 def _runnable(loader: WeightLoader) -> dict[str, Any]:
@@ -207,6 +226,10 @@ def _verdict(facts: Mapping[str, Any]) -> Iterator[str]:
         if "audio" in facts:
             yield audio_line(facts["audio"])
         yield f"\nrunnable: yes, as the vision tower of a language model: {USE}"
+    elif facts.get("kind") == ENCODER:
+        yield from _page("encoder", [(key, _short(value)) for key, value in facts["config"].items()])
+        yield from _page("memory", [("weights, packed", size(facts["memory"]["weights"]))])
+        yield "\nrunnable: yes, by `rlx embed` and `rlx rerank`"
     else:
         rows = [*facts["config"].items(), ("deterministic", "yes" if facts["deterministic"] else "no, on this machine")]
         yield from _page("model", [(key, _short(value)) for key, value in rows])

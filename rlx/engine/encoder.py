@@ -64,6 +64,11 @@ class Encoder:
         loader: the open file; closed with the encoder.
         options: those of `EngineOptions` that concern a model without caches.
 
+    Attributes:
+        plan: the graphs, and what the files say.
+        threads: how many compute.
+        steps, tokens: calls of programs so far, and the tokens that they computed.
+
     Raises:
         ModelFileError: the files cannot be used.
         ArgumentError, ProfileError, TargetError: an option is out of its range.
@@ -79,7 +84,9 @@ class Encoder:
         self._dump = Path(options.dump_ir) if options.dump_ir else None
         self._progress, self._lock, self._closed = options.progress, Lock(), False
         self._programs: dict[tuple[str, int], Program] = {}
-        self._workers = self.compiler.workers(worker_count(self.profile.threads))
+        self.threads = worker_count(self.profile.threads)
+        self._workers = self.compiler.workers(self.threads)
+        self.steps = self.tokens = 0
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
@@ -100,6 +107,11 @@ class Encoder:
         """Packs the weights, once."""
         with self._lock:
             assert self._tensors is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights in memory."""
+        return self._tensors.nbytes if "_tensors" in vars(self) else 0
 
     def _program(self, kind: str, graph: Graph, most: int) -> Program:
         """The program of a graph for calls of up to `most` rows."""
@@ -203,6 +215,7 @@ class Encoder:
         if chosen is not None:
             program.inputs[ROWS_INPUT][: len(texts)] = chosen
         program.run(**extents)
+        self.steps, self.tokens = self.steps + 1, self.tokens + rows
         found = program.output(HIDDEN, **extents)
         if chosen is not None:
             return found[: len(texts)].copy()

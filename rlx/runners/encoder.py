@@ -8,15 +8,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from math import prod
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import numpy as np
 
 from rlx.arguments import did_you_mean, whole
 from rlx.engine.encoder import Encoder, Rows, Text
+from rlx.engine.images import placed
 from rlx.engine.opening.opened import tokenizer_of
 from rlx.engine.opening.options import RunnerOptions, method_takes_options
 from rlx.engine.opening.source import open_with
+from rlx.engine.request.context import Context, PromptLike
 from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
 from rlx.models.encoders import ENCODER_TYPES, ENCODERS, TWO_WAY
 from rlx.text.rerank import rerank_ids
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource
     from rlx.models.encoder import EncoderConfig
     from rlx.text.tokenizer import Tokenizer
-    from rlx.weights import WeightLoader
+    from rlx.weights import ModelWeights, WeightLoader
 
 Progress = Callable[[str, int, int], None]
 
@@ -40,15 +43,22 @@ def is_encoder(loader: WeightLoader) -> bool:
     return known or says_embedding(loader)
 
 
+def as_encoder(runner: object) -> EncoderRunner | None:
+    """A runner that `auto_runner` returned, if it is of an encoder."""
+    return runner if isinstance(runner, EncoderRunner) else None
+
+
 class EncoderRunner:
     """An encoder: `embed` makes vectors of texts, `rerank` compares documents with a query.
 
-    Any number of threads may use it at the same time.
+    Any number of threads may use it at the same time. What a server asks of a model, it answers as `Model` does.
 
     Args:
         encoder: closed with the runner.
         max_seq: tokens of the longest text; None for as many as the model has positions.
     """
+
+    slots, supports_multimodal, recommended_sample = 1, False, None
 
     def __init__(self, encoder: Encoder, max_seq: int | None = None) -> None:
         self._encoder, self._plan = encoder, encoder.plan
@@ -71,10 +81,13 @@ class EncoderRunner:
         """
         loader = open_with(path, None)
         try:
-            return cls(Encoder(loader, options), options.max_seq)
+            found = cls(Encoder(loader, options), options.max_seq)
         except BaseException:
             loader.close()
             raise
+        if options.compile_ahead:
+            found._score([found._pair("", "", None)]) if found.is_reranker else found.embed("", pooling="mean")
+        return found
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -114,11 +127,36 @@ class EncoderRunner:
         """The model's tokenizer."""
         return tokenizer_of(self._plan.weights.loader)
 
+    @property
+    def weights(self) -> ModelWeights:
+        """The open file of the model."""
+        return self._plan.weights
+
+    @property
+    def device(self) -> str:
+        """The name of what it runs on."""
+        return self._encoder.compiler.backend.name
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes and counters, under the names that `Model.stats` has."""
+        infos = self._plan.weights.loader.tensors.values()
+        counted = {"slots": self.slots, "running": 0, "queue": 0, "active": [], "tokens": 0}
+        return {
+            "parameters": sum(prod(info.shape) for info in infos),
+            "weights_bytes": self._encoder.nbytes,
+            "target": self._encoder.compiler.target.level,
+            "threads": self._encoder.threads,
+            "precision": self._encoder.profile.precision,
+            "kv_dtype": None,
+            "deterministic": True,
+            "requests": {**counted, "steps": self._encoder.steps, "prompt_tokens": self._encoder.tokens},
+        }
+
     # -- vectors and scores -------------------------------------------------------------------------------------------
 
     def embed(
         self,
-        texts: str | Iterable[str],
+        texts: str | Context | Iterable[str | Context],
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
@@ -131,7 +169,7 @@ class EncoderRunner:
         """Texts as vectors, in the order given; texts of any lengths are computed together.
 
         Args:
-            texts: one text, or several.
+            texts: one text, or several. Ids in a `Context` count as they are.
             prompt_name: the name of a text of `prompts` that is put before each; by default the model's, if it has one.
             prompt: the text itself.
             dimensions: how many of the first numbers of a vector it keeps (Matryoshka); None for all.
@@ -154,16 +192,17 @@ class EncoderRunner:
             hint = "give rerank(query, documents) the texts, or use an embedding model"
             raise UnsupportedModelError("the model scores pairs and makes no vectors", where="embed", hint=hint)
         chosen, kept = self._pooling(pooling), self._kept(dimensions)
-        every = [texts] if isinstance(texts, str) else list(texts)
+        single = isinstance(texts, str | Context)
+        every: list[Any] = [texts] if single else list(cast(Iterable[Any], texts))
         before = self._prompt(prompt_name, prompt)
-        ids = [Text(self.tokenizer.encode(before + _checked(each, i))) for i, each in enumerate(every)]
+        ids = [self._text(each, before, i) for i, each in enumerate(every)]
         rows = self._encoder.pooled(self._cut(ids, truncate), chosen, _told(progress, "embedding texts", len(ids)))
         found = self._encoder.through_head(rows).reshape(len(ids), self.width)[:, :kept]
         if normalize:
             exact = found.astype(np.float64)
             lengths = np.linalg.norm(exact, axis=1, keepdims=True)
             found = (exact / np.where(lengths == 0, 1, lengths)).astype(np.float32)
-        return np.ascontiguousarray(found[0] if isinstance(texts, str) else found)
+        return np.ascontiguousarray(found[0] if single else found)
 
     def rerank(
         self, query: str, documents: Iterable[str], *, truncate: bool = False, progress: Progress | None = None
@@ -191,12 +230,24 @@ class EncoderRunner:
             raise UnsupportedModelError(what, where="rerank")
         most = self.max_seq if truncate else None
         pairs = [self._pair(_checked(query), _checked(text, i), most) for i, text in enumerate(documents)]
-        pairs = self._cut(pairs, truncate, "document")
+        return self._score(self._cut(pairs, truncate, "document"), progress)
+
+    def _score(self, pairs: list[Text], progress: Progress | None = None) -> list[float]:
+        """The scores of pairs as ids."""
         rows = self._encoder.pooled(pairs, self._plan.config.pooling, _told(progress, "scoring documents", len(pairs)))
         logits = self._encoder.through_head(rows).astype(np.float64).reshape(len(pairs), self.width)
         if self.width == 1:
             return [float(value) for value in logits[:, 0]]
         return [float(value) for value in 1 / (1 + np.exp(logits[:, 1] - logits[:, 0]))]
+
+    def _text(self, text: Any, before: str, number: int) -> Text:
+        if isinstance(text, Context):
+            return Text(text.ids)
+        return Text(self.tokenizer.encode(before + _checked(text, number)))
+
+    def checked_prompt(self, prompt: PromptLike, what: str = "prompt") -> Context:
+        """Ids of a text that fits the model's positions; `PromptError` as `LmRunner.checked_prompt`."""
+        return placed(prompt, None, self.vocab_size, self.max_seq, what, f"{self.family} model")
 
     def _pair(self, query: str, document: str, most: int | None) -> Text:
         if self._plan.template is not None:
@@ -276,7 +327,7 @@ class EncoderRunner:
 
         if not name.startswith("_") and hasattr(Model, name):
             hint = "use rerank(query, documents)" if self._plan.scores else "use embed(texts)"
-            raise UnsupportedModelError("the model is a text encoder: it generates no text", where=name, hint=hint)
+            raise UnsupportedModelError("the model is a text encoder: it generates no text", hint=hint)
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
 

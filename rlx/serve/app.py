@@ -31,7 +31,7 @@ from rlx.serve.errors import ApiError, api_error, shape_of
 from rlx.serve.http import ClientGone, in_thread, json_bytes
 from rlx.serve.middleware import Middleware
 from rlx.serve.model import ServedModel
-from rlx.serve.openai import chat, completions, embeddings, files, tokens
+from rlx.serve.openai import chat, completions, embeddings, files, rerank, tokens
 from rlx.serve.options import ServerOptions
 from rlx.serve.server import Loader, Server
 
@@ -52,6 +52,7 @@ VERSIONED: tuple[Router, ...] = (
     chat.router,
     completions.router,
     embeddings.router,
+    rerank.router,
     files.router,
     files.batch_router,
     tokens.router,

@@ -82,6 +82,11 @@ ANSWERS: dict[str, Schema] = {
         model=TEXT,
         usage=thing(prompt_tokens=COUNT, total_tokens=COUNT),
     ),
+    "/v1/rerank": thing(
+        model=TEXT,
+        results=many(thing(index=COUNT, relevance_score=NUMBER)),
+        usage=thing(prompt_tokens=COUNT, total_tokens=COUNT),
+    ),
     "/v1/files": _FILE,
     "/v1/files/{file_id}": _FILE,
     "/v1/batches": _BATCH,

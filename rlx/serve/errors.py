@@ -23,6 +23,7 @@ from rlx.errors import (
     SamplingError,
     TokenizerError,
     ToolError,
+    UnsupportedModelError,
 )
 
 INVALID, CONTEXT = "invalid_request_error", "exceed_context_size_error"
@@ -108,6 +109,8 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(503, "the server ends, before the answer was complete", code="unavailable", hint=hint)
     if isinstance(error, ResourceError):
         return ApiError(503, message, code="out_of_resources")
+    if isinstance(error, UnsupportedModelError):  # of what this model cannot do
+        return ApiError(400, message, code="not_supported")
     if isinstance(error, _USER):
         place = error.where or ""
         return ApiError(400, message, param=place if place.startswith(_FIELDS) else None)

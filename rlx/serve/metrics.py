@@ -266,6 +266,11 @@ _DISK_COUNTERS = (
 
 def _of_runner(stats: Mapping[str, Any], label: str) -> Iterator[Metric]:
     """What one engine counts."""
+    if "kv_bytes" not in stats:  # an encoder, which has no caches
+        for name, text, path in _ENGINE_COUNTERS:
+            if name in ("engine_steps", "engine_prompt_tokens"):
+                yield _count(name, text, _at(stats, path), label)
+        return
     has_disk = "cache_kv_bytes" in stats
     for name, text, where in (*_ENGINE_GAUGES, *(_DISK_GAUGES if has_disk else ())):
         yield _gauge(name, text, _at(stats, where) if isinstance(where, str) else where(stats), label)

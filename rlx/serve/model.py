@@ -21,6 +21,7 @@ from rlx.engine.request.context import Context
 from rlx.errors import DeadlineError, PromptError
 from rlx.prompt import Prompt
 from rlx.runners import Request
+from rlx.runners.encoder import as_encoder
 from rlx.runners.requests import submitted_group
 from rlx.sampling import SampleOpts
 from rlx.serve import record
@@ -89,7 +90,15 @@ class ServedModel:
     @property
     def is_warm(self) -> bool:
         """Whether an answer need not wait for a compile: the first programs are there, or have computed something."""
+        if as_encoder(self.runner):
+            return True
         return self.runner._engine.ahead.is_ready or bool(self.runner.stats()["requests"]["tokens"])
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        encoder = as_encoder(self.runner)
+        return self.runner.config.hidden if encoder is None else encoder.width
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,6 +113,8 @@ class ServedModel:
     @cached_property
     def capabilities(self) -> tuple[str, ...]:
         """Its abilities, in Ollama's words."""
+        if (encoder := as_encoder(self.runner)) is not None:
+            return ("rerank",) if encoder.is_reranker else ("embedding",)
         can = {
             "completion": True,
             "tools": tool_format(self.tokenizer) is not None,

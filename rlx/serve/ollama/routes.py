@@ -241,7 +241,7 @@ def embed_router(server: Server) -> APIRouter:
 
 def _size(model: ServedModel, dimensions: int | None) -> int | None:
     """The number of leading elements that a vector keeps; None for all."""
-    hidden = model.runner.config.hidden
+    hidden = model.width
     if dimensions and dimensions > hidden:
         raise invalid("dimensions", f"found {dimensions}, and vectors of the model have {hidden} elements")
     return dimensions or None
@@ -362,7 +362,7 @@ def _info(model: ServedModel) -> JsonObject:
         "general.architecture": arch,
         "general.basename": model.name,
         "general.parameter_count": model.facts.parameters,
-        f"{arch}.block_count": len(config.each),
+        f"{arch}.block_count": config.layers,
         f"{arch}.context_length": model.runner.max_seq,
         f"{arch}.embedding_length": config.hidden,
         f"{arch}.attention.head_count": config.heads,

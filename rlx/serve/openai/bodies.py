@@ -248,7 +248,7 @@ class EmbeddingBody(Body):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     add_special_tokens: bool | None = None
-    pooling: Literal["mean", "last"] | None = None
+    pooling: Literal["mean", "last", "cls", "max"] | None = None
     normalize: bool | None = None
     embd_normalize: Annotated[Any, only(2)] = None
     truncate_prompt_tokens: Annotated[Any, only()] = None

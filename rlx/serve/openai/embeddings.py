@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from rlx.runners.encoder import as_encoder
 from rlx.serve.errors import invalid
 from rlx.serve.http import in_thread, json_rows, new_router, while_connected
 from rlx.serve.openai.bodies import EmbeddingBody
@@ -21,25 +22,31 @@ if TYPE_CHECKING:
     from rlx.serve.model import ServedModel
     from rlx.serve.server import Server
 
+TOGETHER = 256  # texts that an encoder gets at once
+
 
 async def vectors_of(
     model: ServedModel,
     contexts: Sequence[Context],
     dimensions: int | None = None,
-    pooling: str = "mean",
+    pooling: str | None = None,
     normalize: bool = True,
 ) -> list[Logits]:
-    """The vectors of prompts in order, each computed when the one before is there: whoever goes away stops them.
+    """The vectors of prompts in order, some computed when those before are there: whoever goes away stops them.
 
     Args:
         dimensions: how many of the first numbers of a vector it keeps; None for all.
-        pooling: as for `embed`.
+        pooling: as for `embed`; by default as the files of an encoder say, and `mean` for other models.
         normalize: scale what is kept to length 1.
 
     Returns:
         For each prompt float32[dimensions].
     """
-    embed = partial(model.runner.embed, pooling=pooling, normalize=False)
+    if (encoder := as_encoder(model.runner)) is not None:
+        every = partial(encoder.embed, pooling=pooling, dimensions=dimensions, normalize=normalize)
+        parts = [contexts[at : at + TOGETHER] for at in range(0, len(contexts), TOGETHER)]
+        return [vector for part in parts for vector in await in_thread(partial(every, part))]
+    embed = partial(model.runner.embed, pooling=pooling or "mean", normalize=False)
     return [_shortened(await in_thread(partial(embed, each)), dimensions, normalize) for each in contexts]
 
 
@@ -57,12 +64,12 @@ def router(server: Server) -> APIRouter:
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         """Texts as vectors of length 1."""
         model = server.named(body.model)
-        width = model.runner.config.hidden
+        width = model.width
         if body.dimensions is not None and body.dimensions > width:
             raise invalid("dimensions", f"expected at most {width}, found {body.dimensions}")
         contexts = await in_thread(lambda: _contexts(model, body))
         vectors = await while_connected(
-            request, vectors_of(model, contexts, body.dimensions, body.pooling or "mean", body.normalize is not False)
+            request, vectors_of(model, contexts, body.dimensions, body.pooling, body.normalize is not False)
         )
         count, as_base64 = sum(map(len, contexts)), body.encoding_format == "base64"
         usage = {"prompt_tokens": count, "total_tokens": count}
