@@ -23,7 +23,7 @@ from rlx.engine.request.context import Context, PromptLike
 from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
 from rlx.models.encoders import ENCODER_TYPES, ENCODERS, TWO_WAY
 from rlx.text.rerank import rerank_ids
-from rlx.weights.sentence_modules import POOLINGS, says_embedding
+from rlx.weights.sentence_modules import POOLINGS, SentenceModules, says_embedding
 
 if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource
@@ -191,10 +191,11 @@ class EncoderRunner:
         if self._plan.scores:
             hint = "give rerank(query, documents) the texts, or use an embedding model"
             raise UnsupportedModelError("the model scores pairs and makes no vectors", where="embed", hint=hint)
-        chosen, kept = self._pooling(pooling), self._kept(dimensions)
+        modules = self._plan.modules
+        chosen, before = _pooling(modules, pooling), _prompt(modules, prompt_name, prompt)
+        kept = self.width if dimensions is None else whole("dimensions", dimensions, 1, self.width)
         single = isinstance(texts, str | Context)
         every: list[Any] = [texts] if single else list(cast(Iterable[Any], texts))
-        before = self._prompt(prompt_name, prompt)
         ids = [self._text(each, before, i) for i, each in enumerate(every)]
         rows = self._encoder.pooled(self._cut(ids, truncate), chosen, _told(progress, "embedding texts", len(ids)))
         found = self._encoder.through_head(rows).reshape(len(ids), self.width)[:, :kept]
@@ -276,31 +277,6 @@ class EncoderRunner:
             texts[number] = Text([*ids[: most - len(suffix)], *suffix], second)
         return texts
 
-    def _pooling(self, given: str | None) -> str:
-        found = given or self._plan.modules.pooling
-        if found is None:
-            what = f"the files do not say how to pool: {self._plan.modules.lacks} is missing"
-            hint = f"pass pooling={', '.join(map(repr, POOLINGS))}; the model's card says which"
-            raise ArgumentError(what, where="embed", hint=hint)
-        if found not in POOLINGS:
-            raise ArgumentError(f"pooling is {found!r}", where="embed", hint=did_you_mean(found, POOLINGS))
-        return found
-
-    def _kept(self, dimensions: int | None) -> int:
-        return self.width if dimensions is None else whole("dimensions", dimensions, 1, self.width)
-
-    def _prompt(self, name: str | None, text: str | None) -> str:
-        prompts = self._plan.modules.prompts
-        if text is not None:
-            return _checked(text)
-        name = name or self._plan.modules.default_prompt
-        if name is None:
-            return ""
-        if name not in prompts:
-            hint = did_you_mean(name, prompts) if prompts else "the model's files have no prompts: pass prompt=TEXT"
-            raise ArgumentError(f"there is no prompt {name!r}", where="prompt_name", hint=hint)
-        return prompts[name]
-
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     def _check(self, where: str) -> None:
@@ -340,3 +316,29 @@ def _checked(text: Any, number: int | None = None) -> str:
 
 def _told(progress: Progress | None, what: str, count: int) -> Callable[[int], None] | None:
     return None if progress is None else lambda done: progress(what, done, count)
+
+
+def _pooling(modules: SentenceModules, given: str | None) -> str:
+    """The pooling that a call asks for, else that of the files."""
+    found = given or modules.pooling
+    if found is None:
+        what = f"the files do not say how to pool: {modules.lacks} is missing"
+        hint = f"pass pooling={', '.join(map(repr, POOLINGS))}; the model's card says which"
+        raise ArgumentError(what, where="embed", hint=hint)
+    if found not in POOLINGS:
+        raise ArgumentError(f"pooling is {found!r}", where="embed", hint=did_you_mean(found, POOLINGS))
+    return found
+
+
+def _prompt(modules: SentenceModules, name: str | None, text: str | None) -> str:
+    """What a call puts before each text."""
+    if text is not None:
+        return _checked(text)
+    name = name or modules.default_prompt
+    if name is None:
+        return ""
+    if name not in modules.prompts:
+        hint = "the model's files have no prompts: pass prompt=TEXT"
+        hint = did_you_mean(name, modules.prompts) if modules.prompts else hint
+        raise ArgumentError(f"there is no prompt {name!r}", where="prompt_name", hint=hint)
+    return modules.prompts[name]

@@ -24,7 +24,8 @@ from rlx.errors import CacheError
 
 HEAVY = {"numba", "llvmlite", "gguf", "jinja2", "rich", "tokenizers"}
 COMMANDS = [
-    "run", "chat", "serve", "compile", "profile", "inspect", "report", "batch", "bench", "ppl", "trace", "tune",
+    "run", "chat", "serve", "compile", "profile", "inspect", "report", "batch", "bench", "embed",
+    "rerank", "ppl", "trace", "tune",
     "doctor", "pull", "list", "rm", "convert", "quantize", "cache",
 ]  # fmt: skip
 
