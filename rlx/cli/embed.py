@@ -117,9 +117,9 @@ def rerank(
     as_json: bool,
     engine: dict[str, Any],
 ) -> None:
-    """Order the texts in FILE by how well they answer QUERY, the best first, each behind its score.
+    """Order the texts in FILE by how well they answer QUERY.
 
-    MODEL is a reranker. FILE is as for `rlx embed`.
+    The best comes first, each behind its score. MODEL is a reranker, and FILE as for `rlx embed`.
 
     \b
     rlx rerank "what is a panda" documents.txt bge-reranker --top 3

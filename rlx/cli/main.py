@@ -67,7 +67,7 @@ _COMMANDS = {
     "batch": ("rlx.cli.batch:batch", "Answer the requests of a file with MODEL."),
     "bench": ("rlx.cli.bench:bench", "Measure prefill and decode of MODEL, and the encoding of images."),
     "embed": ("rlx.cli.embed:embed", "Make vectors of the texts in FILE."),
-    "rerank": ("rlx.cli.embed:rerank", "Order the texts in FILE by how well they answer QUERY, the best first, each behind its score."),
+    "rerank": ("rlx.cli.embed:rerank", "Order the texts in FILE by how well they answer QUERY."),
     "ppl": ("rlx.cli.ppl:ppl", "Measure the perplexity of the text in FILE."),
     "trace": ("rlx.cli.run:trace", "Answer PROMPT, and write a time line of what is done."),
     "tune": ("rlx.cli.tune:tune", "Measure which numbers suit this machine, and use them."),
