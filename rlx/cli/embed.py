@@ -12,7 +12,6 @@ import click
 import numpy as np
 
 from rlx.cli.command import Command
-from rlx.cli.main import debug_option
 from rlx.cli.options import model_argument, model_path, open_runner, some_engine_options
 from rlx.cli.output import Bars, counted, printable
 from rlx.cli.ppl import read_text
