@@ -35,7 +35,6 @@ _LINES = ".jsonl"
 @click.option("--no-normalize", is_flag=True, help="Do not scale vectors to length 1.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model.")
 @some_engine_options("threads", "precision", "profile", "device")
-@debug_option
 def embed(
     file: str,
     model: str | None,
@@ -106,7 +105,6 @@ def _write(vectors: Rows, out: str | None) -> None:
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 @some_engine_options("threads", "precision", "profile", "device")
-@debug_option
 def rerank(
     query: str,
     file: str,
