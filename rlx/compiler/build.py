@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 
-from rlx.backends.device import OnKernel, Target, uses
+from rlx.backends.device import Backend, OnKernel, Target, uses
 from rlx.compiler.inspection import REPORT
 from rlx.ir.custom import used_by
 from rlx.ir.custom_trials import check_meanings
@@ -19,10 +19,13 @@ from rlx.passes.report import Event, PassReport, Report, fold
 from rlx.tracing import span
 
 
-def build_program(graph: Graph, options: Options, target: Target, on_kernel: OnKernel) -> dict[str, bytes | str]:
+def build_program(
+    graph: Graph, options: Options, target: Target, backend: Backend, on_kernel: OnKernel
+) -> dict[str, bytes | str]:
     """The files of a program's entry: code, manifest, and readable forms of every stage.
 
     Args:
+        backend: that of the target when the compiler was made: the environment may name another one by now.
         on_kernel: called with the number of kernels generated so far, and the total.
     """
     files: dict[str, bytes | str] = {}
@@ -31,12 +34,12 @@ def build_program(graph: Graph, options: Options, target: Target, on_kernel: OnK
     dump: pipeline.Hook = lambda stage, result: files.update({f"ir/{stage}.txt": str(result)})  # noqa: E731
     check_meanings(graph.nodes(), graph.bounds)
     with span("passes", "compile"):
-        program = pipeline.lower(graph, options, dump, reports, target.backend.passes(options.phase))
+        program = pipeline.lower(graph, options, dump, reports, backend.passes(options.phase))
     check_meanings(program.graph.nodes(), program.graph.bounds)  # those that `fuse` put in
     custom = used_by(graph.nodes(), fused="custom" in options.fusions)
     files |= {f"ops/{name}.txt": op.source for name, op in custom.items()}
     seconds = {"passes": time.perf_counter() - start}
-    built = target.backend.build(program, target, on_kernel)
+    built = backend.build(program, target, on_kernel)
     files |= built.files
     files["manifest.json"] = json.dumps(built.manifest)
     kernels = fold(Event(symbol, name) for symbol, name in uses(program, built.manifest))

@@ -165,7 +165,7 @@ class Compiler:
 
             nonlocal built
             built = True
-            return build_program(graph, options, self.target, on_kernel)
+            return build_program(graph, options, self.target, self.backend, on_kernel)
 
         def load(files: Files) -> CompiledProgram:
             final = [name for name in files.names if name.startswith("ir/")][-1 - len(BACKEND)]

@@ -143,7 +143,7 @@ class Engine:
                 kv_bytes=nbytes,
             )
             self.kept, self.prefix_writer = keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
-            self._programs.bind(self.pool.memory.buffers, self.pool.memory.strides)
+            self._programs.bind(self.pool.memory)
             self.model_runner = ModelRunner(self._programs, self.pool, bucketing, self._limits(), self.load)
         except BaseException:
             self.close(keep_file=True)

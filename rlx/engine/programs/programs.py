@@ -17,6 +17,7 @@ from rlx.backends.device import Workers
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program
 from rlx.compiler.compile import CompiledProgram, Compiler, program_name
+from rlx.compiler.state_memory import StateMemory
 from rlx.engine.opening.setup import Setup
 from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.ready import ProgramRecord, ReadyProgram, ReadyPrograms
@@ -152,8 +153,7 @@ class Programs:
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
         self._buffers = weights
-        self._states: Mapping[str, Buffer] = {}
-        self._strides: Mapping[str, int] = {}
+        self._states: StateMemory | None = None
         self._variants: dict[ProgramSpec, Graph] = {}
         self._records: dict[ProgramSpec, ProgramRecord] = {}
         self.weights = weight_table(graph, compiler.target.capabilities.layouts, packed)
@@ -183,32 +183,33 @@ class Programs:
         compiled = self.compile(spec)
         program = compiled.instance(self._pool())
         program.bind(self._buffers())
-        program.bind(self._states)
-        program.bind_slots({name: (self._states[name], stride) for name, stride in self._strides.items()})
+        if (states := self._states) is not None:
+            program.bind(states.buffers)
+            program.bind_slots({name: (states.buffers[name], stride) for name, stride in states.strides.items()})
         return program, compiled.object_bytes
 
     def _all(self) -> Iterator[Program]:
         return chain.from_iterable(self.tables.values())
 
-    def bind(self, states: Mapping[str, Buffer], strides: Mapping[str, int] | None = None) -> None:
-        """Sets where the states lie, before the first program is made.
-
-        Args:
-            strides: bytes from a slot to the next, of states that have one for each sequence.
-        """
-        self._states, self._strides = states, strides or {}
+    def bind(self, states: StateMemory) -> None:
+        """Sets where the states lie, before the first program is made."""
+        self._states = states
 
     def compile(self, spec: ProgramSpec) -> CompiledProgram:
         """The program's code, from the compile cache if possible."""
+        return self._compiled(spec)[0]
+
+    def _compiled(self, spec: ProgramSpec) -> tuple[CompiledProgram, ProgramRecord]:
         start, compiles = time.perf_counter(), len(self._compiler.compiled)
         dump = self._setup.dump_ir / spec.name if self._setup.dump_ir else None
         graph, options, key = self._asked(spec)
         with self._ahead.compiling(key):
             compiled = self._compiler.program(graph, options, dump=dump, key=key)
-        fresh = (each.reason for each in self._compiler.compiled[compiles:] if each.digest == key.digest)
-        record = _record(spec, compiled, time.perf_counter() - start, next(fresh, None))
+        reason = next((each.reason for each in self._compiler.compiled[compiles:] if each.digest == key.digest), None)
+        facts = len(compiled.kernels), compiled.object_bytes, time.perf_counter() - start, reason is None
+        record = ProgramRecord(compiled.key.phase, spec.seq, *facts, compiled.key.digest, reason or "")
         self._records.setdefault(spec, record)
-        return compiled
+        return compiled, record
 
     def compile_missing(self, spec: ProgramSpec) -> None:
         """Compiles a program unless the compile cache has it; loads nothing."""
@@ -242,11 +243,7 @@ class Programs:
         """Compiles the programs or finds them in the cache, and the packers of their weights; loads none of them."""
         records = []
         for spec in table:
-            start, compiles = time.perf_counter(), len(self._compiler.compiled)
-            compiled = self.compile(spec)
-            fresh = self._compiler.compiled[compiles:]
-            reason = fresh[-1].reason if fresh else None
-            records.append(_record(spec, compiled, time.perf_counter() - start, reason))
+            records.append(self._compiled(spec)[1])
             if on_program:
                 on_program(records[-1])
         packed = {DTYPES[row["dtype"]] for row in packed_rows(self.weights).values()}
@@ -266,9 +263,3 @@ class Programs:
     def close(self) -> None:
         for table in self.tables.values():
             table.clear()
-
-
-def _record(spec: ProgramSpec, compiled: CompiledProgram, seconds: float, reason: str | None) -> ProgramRecord:
-    key, kernels = compiled.key, len(compiled.kernels)
-    facts = (kernels, compiled.object_bytes, seconds, reason is None, key.digest, reason or "")
-    return ProgramRecord(key.phase, spec.seq, *facts)

@@ -113,7 +113,7 @@ class Predictor:
         sizes = Sizes.of(graph, setup.layouts, setup.max_seq, setup.profile.buckets[-1])
         extents = sizes.extents(page_count(setup.max_seq, sizes.page), 1)
         states = StateMemory(graph, compiler.backend.memory, setup.layouts, extents, paged=True)
-        programs.bind(states.buffers)
+        programs.bind(states)
         return cls(programs, setup.profile.ranges, states, rows, EmbeddedRows.of(config), compiler.backend)
 
     def follow(self, sequence: Sequence | None) -> None:
