@@ -103,7 +103,7 @@ class FakeEngine:
     most_rows = 16
     device = "cpu"
     ready = ReadyPrograms([])
-    images = weights = None  # text only
+    images = None  # text only
 
     def __init__(
         self,

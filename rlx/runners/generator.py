@@ -53,6 +53,9 @@ class TokenHistory:
 
     Args:
         engine: a model; closed with the history.
+
+    Attributes:
+        max_seq: how many tokens the context holds.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -62,6 +65,7 @@ class TokenHistory:
     def _use(self, engine: Engine) -> None:
         """Begins an empty history on an engine."""
         self._engine, self._loop = engine, EngineLoop(engine)
+        self.max_seq = engine.max_seq
         self._session = Session(engine, self._loop, shared=False)  # holds a prefix of the history
         self._start([])
 
@@ -120,28 +124,6 @@ class TokenHistory:
             self._start(context.ids, (yield from embedded(context)))
 
         self._call(work)
-
-    def prefill_from_embeds(self, ids: PromptLike, embeds: Any, attn_bias: Any = None) -> None:
-        """As `prefill`, with prompt embeddings instead of the tokens' own embeddings.
-
-        Args:
-            ids: the tokens for the history; layers with their own embedding tables (Gemma 3n and 4) look them up there.
-            embeds: numbers [len(ids), hidden], or flat in that order: the input of the first layer, with the model's
-                embedding scale applied, as `embed` returns it.
-            attn_bias: numbers [len(ids), len(ids)] or [heads, len(ids), len(ids)], or flat in that order; added to the
-                scaled scores of every layer and replaces the causal mask: 0 opens a key, -inf masks it, including later
-                keys. Sliding windows still apply. Tokens after the prompt are causal.
-
-        Raises:
-            PromptError: as `prefill`; a wrong shape; NaN; an infinite number except -inf in the bias; a row of the bias
-                that masks every key; later keys opened in a prompt that is longer than one chunk.
-        """
-        context = self._checked(ids)
-        if context.images is not None:
-            hint = "give the rows of images among `embeds`, and token ids"
-            raise ArgumentError("a prompt with images takes no embeds", where="embeds", hint=hint)
-        embeddings = self._engine.prompt_embeddings(len(context), embeds, attn_bias)
-        self._call(lambda: self._start(context.ids, embeddings))
 
     @property
     def tokens(self) -> list[int]:
@@ -218,21 +200,6 @@ class TokenHistory:
             is_over = says_stop(on_token, tokens[-1]) or tokens[-1] in stop_ids
         return tokens
 
-    def generate_from_embeds(
-        self,
-        ids: PromptLike,
-        embeds: Any,
-        n: int,
-        opts: SampleOpts = GREEDY,
-        *,
-        attn_bias: Any = None,
-        on_token: OnToken | None = None,
-        stop_ids: Set[int] = NOTHING,
-    ) -> list[int]:
-        """`prefill_from_embeds`, then `generate_cached`."""
-        self.prefill_from_embeds(ids, embeds, attn_bias)
-        return self.generate_cached(n, opts, on_token=on_token, stop_ids=stop_ids)
-
     # ---------------------------------------------------------------------------------------------- logits
 
     def prefill_get_last_logits(self, ids: PromptLike) -> Logits:
@@ -285,19 +252,10 @@ class TokenHistory:
         """Sizes and switches of the model."""
         return self._engine.config
 
-    @property
-    def max_seq(self) -> int:
-        """How many tokens the context holds."""
-        return self._engine.max_seq
-
-    def sync_device(self) -> None:
-        """Waits for pending work of the device. Returns at once: CPU calls are synchronous."""
-        self._call(lambda: None)
-
     def stats(self) -> dict[str, Any]:
         """Sizes and counters of the engine; `programs` has the counters of the program tables by phase."""
-        self._check_open()
-        return self._engine.stats()
+        found: dict[str, Any] = self._call(self._engine.stats)
+        return found
 
     def close(self) -> None:
         """Releases memory and threads. Can be called more than once."""
@@ -308,12 +266,9 @@ class TokenHistory:
 
     def _call(self, work: Callable[[], Any]) -> Any:
         """Runs a task in the loop's thread."""
-        self._check_open()
-        return self._loop.call(work)
-
-    def _check_open(self) -> None:
         if self._closed:
             raise BusyError("the generator was closed", where="generator", hint="open the model again")
+        return self._loop.call(work)
 
     def __enter__(self) -> Self:
         return self
@@ -428,7 +383,7 @@ class TokenGenerator(TokenHistory):
             ProfileError: the profiles differ in options that both phases share, or one is for another family.
         """
         profile = CompileProfile.of_phases(prefill, decode)
-        self._check_open()
+        self.sync_device()
         options = replace(self._options, profile=profile)
         old, new = self._engine, Engine.of(self._loader, options)
         new.model_runner.bucketing = replace(old.bucketing, ranges=new.bucketing.ranges)
@@ -534,6 +489,47 @@ class TokenGenerator(TokenHistory):
         return self.weights_cache.embed(check_ids(ids, self.config.vocab_size, "ids"))
 
     # ---------------------------------------------------------------------------------------------- RLX's further names
+
+    def prefill_from_embeds(self, ids: PromptLike, embeds: Any, attn_bias: Any = None) -> None:
+        """As `prefill`, with prompt embeddings instead of the tokens' own embeddings.
+
+        Args:
+            ids: the tokens for the history; layers with their own embedding tables (Gemma 3n and 4) look them up there.
+            embeds: numbers [len(ids), hidden], or flat in that order: the input of the first layer, with the model's
+                embedding scale applied, as `embed` returns it.
+            attn_bias: numbers [len(ids), len(ids)] or [heads, len(ids), len(ids)], or flat in that order; added to the
+                scaled scores of every layer and replaces the causal mask: 0 opens a key, -inf masks it, including later
+                keys. Sliding windows still apply. Tokens after the prompt are causal.
+
+        Raises:
+            PromptError: as `prefill`; a wrong shape; NaN; an infinite number except -inf in the bias; a row of the bias
+                that masks every key; later keys opened in a prompt that is longer than one chunk.
+        """
+        context = self._checked(ids)
+        if context.images is not None:
+            hint = "give the rows of images among `embeds`, and token ids"
+            raise ArgumentError("a prompt with images takes no embeds", where="embeds", hint=hint)
+        embeddings = self._engine.prompt_embeddings(len(context), embeds, attn_bias)
+        self._call(lambda: self._start(context.ids, embeddings))
+
+    def generate_from_embeds(
+        self,
+        ids: PromptLike,
+        embeds: Any,
+        n: int,
+        opts: SampleOpts = GREEDY,
+        *,
+        attn_bias: Any = None,
+        on_token: OnToken | None = None,
+        stop_ids: Set[int] = NOTHING,
+    ) -> list[int]:
+        """`prefill_from_embeds`, then `generate_cached`."""
+        self.prefill_from_embeds(ids, embeds, attn_bias)
+        return self.generate_cached(n, opts, on_token=on_token, stop_ids=stop_ids)
+
+    def sync_device(self) -> None:
+        """Waits for pending work of the device. Returns at once: CPU calls are synchronous."""
+        self._call(lambda: None)
 
     def generate_cached_with(self, n: int, opts: SampleOpts, on_token: OnToken) -> list[int]:
         """As `generate_cached`; `on_token` is called with every new token, and False from it ends the generation."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 
-from rlx.engine.batch import Batch, Segment
 from rlx.engine.images import placed
 from rlx.engine.loop.handle import Stream
 from rlx.engine.loop.loop import EngineLoop
@@ -38,10 +37,11 @@ from rlx.text import rerank
 
 if TYPE_CHECKING:
     from rlx.engine.engine import Engine
-    from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
     from rlx.engine.kv.snapshot import Snapshot
     from rlx.engine.opening.options import ModelSource
+    from rlx.models.config import ModelConfig
     from rlx.text.tokenizer import Tokenizer
+    from rlx.weights import ModelWeights
 
 
 class Model(LmRunner):
@@ -49,10 +49,6 @@ class Model(LmRunner):
 
     Any number of threads, asyncio tasks and callbacks may use it at the same time. A closed runner always raises
     `BusyError`.
-
-    Attributes:
-        config: sizes and switches of the model.
-        weights: the open file of the model.
 
     Args:
         engine: a loaded model; closed with the runner.
@@ -98,8 +94,8 @@ class Model(LmRunner):
                 hint="rlx.auto_runner picks the right runner",
             )
         self._engine, self._closed, self._cached = engine, False, True
-        self.config, self.weights, self.device, self.max_seq = config, engine.weights, engine.device, engine.max_seq
-        self.family, self.vocab_size = config.family, config.vocab_size
+        self.family, self.vocab_size, self.max_seq = config.family, config.vocab_size, engine.max_seq
+        self.device = engine.device
         self._on_token, self._streams = on_token, streams
         self._sample = None if sample is None else resolved(sample, engine.recommended, GREEDY)
         self._speculative = checked_speculation(speculative)
@@ -146,6 +142,16 @@ class Model(LmRunner):
             raise
 
     # -- the model ----------------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> ModelConfig:
+        """Sizes and switches of the model."""
+        return self._engine.config
+
+    @property
+    def weights(self) -> ModelWeights:
+        """The open file of the model."""
+        return self._engine.weights
 
     @property
     def slots(self) -> int:
@@ -278,9 +284,8 @@ class Model(LmRunner):
         """Alias of `generate`: RLX's name for it with packed weights. rlx always packs weights."""
         return self.generate(ids, n_new, on_token, **options)
 
-    def generate_stoppable(self, ids: PromptLike, n_new: int, on_token: OnToken, **options: Any) -> Generation:
-        """Alias of `generate`: RLX's name for it with a callback that may stop it. In rlx every callback may."""
-        return self.generate(ids, n_new, on_token, **options)
+    generate_stoppable = generate_packed
+    """Alias of `generate`: RLX's name for it with a callback that may stop it. In rlx every callback may."""
 
     # -- images and audio ---------------------------------------------------------------------------------------------
 
@@ -509,19 +514,7 @@ class Model(LmRunner):
     def disable_decode_compile_cache(self) -> None:
         """Makes `generate` recompute the whole context for every token: slow, for comparison with the cached path."""
         self._cached, self._speculative = False, None
-        self._loop.use_engine(RecomputeEngine(self._uncached_logits))
-
-    def _uncached_logits(self, ids: list[int], embeddings: PromptEmbeddings | None = None) -> Logits:
-        """The logits after some ids, computed from nothing, in the loop's thread."""
-        sequence = self._engine.open_sequence((), embeddings, shared=False)
-        try:
-            while (at := len(sequence)) < len(ids):
-                part = ids[at : sequence.call_end(at, self._engine.most_rows)]
-                (found,) = self._engine.step(Batch([Segment(sequence, part)]))
-            assert found is not None
-            return found
-        finally:
-            sequence.close()
+        self._loop.use_engine(RecomputeEngine(partial(session.recomputed, self._engine)))
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 

@@ -194,6 +194,19 @@ def predicted(engine: Engine, loop: EngineLoop, context: Context, all_positions:
     return loop.call(work)
 
 
+def recomputed(engine: Engine, ids: list[int], embeddings: PromptEmbeddings | None = None) -> Logits:
+    """The logits after some ids, computed from nothing; in the loop's thread."""
+    sequence = engine.open_sequence((), embeddings, shared=False)
+    try:
+        while (at := len(sequence)) < len(ids):
+            part = ids[at : sequence.call_end(at, engine.most_rows)]
+            (found,) = engine.step(Batch([Segment(sequence, part)]))
+        assert found is not None
+        return found
+    finally:
+        sequence.close()
+
+
 def measured(engine: Engine, loop: EngineLoop, context: Context, measure: Callable[[Logits, list[int]], T]) -> list[T]:
     """What `measure` makes of the logits before each piece of the prompt, and of its ids; the first id aside."""
 
