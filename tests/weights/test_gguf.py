@@ -294,14 +294,15 @@ def test_every_truncation_of_the_header_is_refused() -> None:
     assert accepts(whole)
 
 
-def test_every_flipped_bit_in_the_first_2_kib_is_accepted_or_refused_by_name() -> None:
+def test_flipped_bits_in_the_first_2_kib_are_accepted_or_refused_by_name() -> None:
+    """Each third one: of all bytes, and at every place in a byte."""
     damaged = bytearray(small_model())
     accepted = 0
-    for bit in range(8 * 2048):
+    for bit in range(0, 8 * 2048, 3):
         damaged[bit // 8] ^= 1 << bit % 8
         accepted += accepts(bytes(damaged))
         damaged[bit // 8] ^= 1 << bit % 8
-    assert 0 < accepted < 8 * 2048
+    assert 0 < accepted < 8 * 2048 // 3
 
 
 INTERESTING = st.one_of(
