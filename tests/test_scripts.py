@@ -32,6 +32,7 @@ REFUSES = {
     "benchmarks/serve_versus.py": ("--help", "llama-server"),
     "benchmarks/many_requests.py": ("MODEL --only nothing", "no scenario nothing"),
     "benchmarks/quantize_versus.py": ("", "model"),
+    "benchmarks/embed_versus.py": ("--only nothing", "no model is called nothing"),
     "benchmarks/vision_versus.py": ("--only nothing", "no tower is called nothing"),
     "tools/emulate.py": ("--cpu nothing", "nothing"),
 }

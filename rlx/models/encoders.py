@@ -61,10 +61,16 @@ def encoder_config(format: str, metadata: Mapping[str, Any], where: object) -> E
     if arch not in ENCODERS:
         return None
     types = plain.integer("tokenizer.ggml.token_type_count", (0, 1 << 10), 0)
-    count = getattr(metadata, "count", None)  # readers can count an array without decoding it
-    size = int(count("tokenizer.ggml.tokens") if count else len(plain.get("tokenizer.ggml.tokens")))
     keys = Keys(metadata, where, f"{arch}.")
-    return _checked(ENCODERS[arch].from_gguf(keys, keys.integer("vocab_size", WIDTH, size), types), keys)
+    return _checked(ENCODERS[arch].from_gguf(keys, _vocab_size(keys, plain), types), keys)
+
+
+def _vocab_size(keys: Keys, plain: Keys) -> int:
+    tokens = "tokenizer.ggml.tokens"
+    if "vocab_size" in keys or tokens not in plain:
+        return keys.integer("vocab_size", WIDTH)
+    count = getattr(plain.mapping, "count", None)  # readers can count an array without decoding it
+    return int(count(tokens) if count else len(plain.get(tokens)))
 
 
 def _checked(config: EncoderConfig, keys: Keys) -> EncoderConfig:
