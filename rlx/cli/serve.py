@@ -30,8 +30,10 @@ from rlx.cli.run import check_no_trace, recorded, trace_options
 from rlx.engine.opening.options import RunnerOptions
 from rlx.engine.opening.setup import pools_of
 from rlx.profile.option import options_of
+from rlx.runners.encoder import is_encoder
 from rlx.serve.options import ServerOptions, served
 from rlx.tracing import Detail
+from rlx.weights import open_weights
 from rlx.weights.locate import resolve_model_path
 
 if TYPE_CHECKING:
@@ -148,12 +150,18 @@ def _serve_here(models: list[Named], options: ServerOptions, engine: dict[str, A
 
 
 def _pools(paths: list[str], engine: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each of several models the option that says how large its pool of caches is: their shares of the memory."""
+    """For each of several models the option that says how large its pool of caches is: their shares of the memory.
+
+    Encoders have no caches, and no such option.
+    """
     if len(paths) == 1:
         return [{}]
     with ExitStack() as stack:
-        plans = [stack.enter_context(open_plan(path, engine)) for path in paths]
-        return [{"kv_bytes": nbytes} for nbytes in pools_of(plans)]
+        loaders = [stack.enter_context(open_weights(path)) for path in paths]
+        caching = [at for at, loader in enumerate(loaders) if not is_encoder(loader)]
+        plans = [stack.enter_context(open_plan(loaders[at], engine)) for at in caching]
+        sizes = dict(zip(caching, pools_of(plans), strict=True))
+    return [{"kv_bytes": sizes[at]} if at in sizes else {} for at in range(len(paths))]
 
 
 def _serve_on_ray(
