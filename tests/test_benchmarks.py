@@ -135,6 +135,7 @@ def test_answers_of_a_side(monkeypatch: pytest.MonkeyPatch) -> None:
         drive.checked("x", "open", "", io.BytesIO(b"Traceback\nModuleNotFoundError: No module named 'numpy'\n"))
 
 
+@pytest.mark.slow
 def test_a_whole_run_beside_a_peer(
     versus: ModuleType, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -80,9 +80,9 @@ def absolute(module: str, node: ast.ImportFrom) -> str:
     return ".".join(base + ([node.module] if node.module else []))
 
 
-def imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+def imports(module: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, module name) of every import, those under TYPE_CHECKING, in functions and by importlib included."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -153,10 +153,15 @@ def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return lines
 
 
+def walked(source: str) -> list[ast.AST]:
+    """Every node of a source."""
+    return list(ast.walk(ast.parse(source)))
+
+
 @cache
-def trees() -> dict[str, ast.Module]:
-    """The source of each module, in the order of their names."""
-    return {module: ast.parse(path.read_text(encoding="utf-8"), str(path)) for module, path in sorted(MODULES.items())}
+def trees() -> dict[str, list[ast.AST]]:
+    """The nodes of each module, in the order of their names."""
+    return {module: walked(path.read_text(encoding="utf-8")) for module, path in sorted(MODULES.items())}
 
 
 def place(module: str, line: int) -> str:
@@ -173,8 +178,8 @@ def test_the_order_is_the_one_that_contributors_read() -> None:
 def test_imports_go_one_way() -> None:
     found = [
         f"{place(module, line)}: imports {target}: {error}"
-        for module, tree in trees().items()
-        for line, target in imports(module, tree)
+        for module, nodes in trees().items()
+        for line, target in imports(module, nodes)
         if (error := layering_error(module, target))
     ]
     assert not found, "\n".join(["imports against the order:", *found])
@@ -183,8 +188,8 @@ def test_imports_go_one_way() -> None:
 def test_parts_form_no_cycle() -> None:
     """Parts of one group (weights and text, say) may import each other in one direction only."""
     edges: dict[str, set[str]] = {}
-    for module, tree in trees().items():
-        targets = {part(t) for _, t in imports(module, tree) if t.split(".")[0] == "rlx"}
+    for module, nodes in trees().items():
+        targets = {part(t) for _, t in imports(module, nodes) if t.split(".")[0] == "rlx"}
         edges.setdefault(part(module), set()).update(targets - {part(module)})
     try:
         TopologicalSorter(edges).prepare()
@@ -194,13 +199,13 @@ def test_parts_form_no_cycle() -> None:
 
 def test_nothing_unpickles_evaluates_or_starts_a_shell() -> None:
     found = []
-    for module, tree in trees().items():
+    for module, nodes in trees().items():
         found += [
             f"{place(module, line)}: imports {target}"
-            for line, target in imports(module, tree)
+            for line, target in imports(module, nodes)
             if target.split(".")[0] in FORBIDDEN_MODULES
         ]
-        for node in ast.walk(tree):
+        for node in nodes:
             if what := danger(node):
                 found.append(f"{place(module, getattr(node, 'lineno', 0))}: {what}")
     assert not found, "\n".join(found)
@@ -210,9 +215,9 @@ def test_what_only_some_systems_have_stands_in_platform() -> None:
     """For calls that a system lacks `make types-all` looks, which takes longer."""
     found = [
         f"{place(module, line)}: imports {target}; rlx.platform has it, or should"
-        for module, tree in trees().items()
+        for module, nodes in trees().items()
         if not module.startswith(MAY_NAME_SYSTEMS)
-        for line, target in imports(module, tree)
+        for line, target in imports(module, nodes)
         if target in ONE_SYSTEM
     ]
     assert not found, "\n".join(found)
@@ -222,8 +227,9 @@ def test_what_only_some_systems_have_stands_in_platform() -> None:
 def test_other_parts_compare_the_system_with_windows_only() -> None:
     """mypy understands that comparison, and so it hides calls that Windows lacks."""
     found = []
-    for module, tree in trees().items():
-        nodes = list(ast.walk(tree)) if not module.startswith("rlx.platform") else []
+    for module, nodes in trees().items():
+        if module.startswith("rlx.platform"):
+            continue
         allowed = [n.left for n in nodes if isinstance(n, ast.Compare) and ast.unparse(n.comparators[0]) == "'win32'"]
         found += [
             f"{place(module, node.lineno)}: asks for sys.platform; rlx.platform knows it"
@@ -235,11 +241,11 @@ def test_other_parts_compare_the_system_with_windows_only() -> None:
 
 def test_functions_and_files_stay_small() -> None:
     found = []
-    for module, tree in trees().items():
+    for module, nodes in trees().items():
         lines = len(MODULES[module].read_text(encoding="utf-8").splitlines())
         if lines > MAX_FILE:
             found.append(f"{place(module, 1)}: {lines} lines (the budget is {MAX_FILE})")
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and code_lines(node) > MAX_FUNCTION:
                 found.append(f"{place(module, node.lineno)}: {node.name} has {code_lines(node)} lines")
     assert not found, "\n".join(found)
@@ -247,8 +253,8 @@ def test_functions_and_files_stay_small() -> None:
 
 def test_classes_stay_small() -> None:
     found = []
-    for module, tree in trees().items():
-        for node in ast.walk(tree):
+    for module, nodes in trees().items():
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
                 if methods > LARGE_CLASSES.get(node.name, MAX_METHODS):
@@ -277,7 +283,7 @@ def test_classes_stay_small() -> None:
 )
 def test_the_layering_rule_itself(module: str, source: str, wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODULES, module, PACKAGE / part(module) / "__init__.py")
-    errors = [layering_error(module, target) for _, target in imports(module, ast.parse(source))]
+    errors = [layering_error(module, target) for _, target in imports(module, walked(source))]
     assert any(errors) == wrong
 
 
@@ -294,7 +300,7 @@ def test_the_layering_rule_itself(module: str, source: str, wrong: bool, monkeyp
     ],
 )
 def test_the_danger_rule_itself(source: str, wrong: bool) -> None:
-    assert any(danger(node) for node in ast.walk(ast.parse(source))) == wrong
+    assert any(danger(node) for node in walked(source)) == wrong
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def test_importing_is_light(command: str) -> None:
 # ---------------------------------------------------------------------------------------------------- distribution
 
 
+@cache
 def third_party_imports() -> set[str]:
     names = set()
     for path in (ROOT / "rlx").rglob("*.py"):

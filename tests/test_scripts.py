@@ -14,7 +14,6 @@ from pages import PAGES, ROOT, text
 TINY = {
     "benchmarks/batch.py": "MODEL --batches 1,2 --prompt 8 --tokens 2 --rounds 1 --threads 1",
     "benchmarks/cache_modes.py": "MODEL --tokens 2 --prompt 4 --threads 1 --only on",
-    "benchmarks/cold_start.py": "--runs 1",
     "benchmarks/delta_rule.py": "--rows 16 --seconds 0.01",
     "benchmarks/machine.py": "--threads 1",
     "benchmarks/prefix_reuse.py": "MODEL --prompt 40 --more 4 --answer 2 --runs 1",
@@ -38,6 +37,7 @@ REFUSES = {
 }
 #: The file of the test that runs a script on tiny sizes.
 ELSEWHERE = {
+    "benchmarks/cold_start.py": "test_benchmarks.py",
     "benchmarks/decode_limit.py": "test_benchmarks.py",
     "benchmarks/make_model.py": "test_make_model.py",
     "benchmarks/versus.py": "test_benchmarks.py",
