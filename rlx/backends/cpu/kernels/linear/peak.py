@@ -6,19 +6,22 @@ hide the latency of the multiply-add, and few enough to stay in registers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 
 from rlx.backends.cpu import dots
 from rlx.backends.cpu.isa.amx import BYTES, COUNT, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import BF16X32, F32X16, I8X64, I32X16, Emitter
+from rlx.backends.cpu.tiles import BF16X32, F32X16, I8X64, I32X16, LANES, Emitter
 from rlx.errors import CompileError
 
 STEPS = 4096
 #: Number of products of one step on one sum, by kind.
 PRODUCTS = {"int8": 64, "bf16": 32, "f32": 16, "amx-int8": 16 * 16 * 64, "amx-bf16": 16 * 16 * 32}
 
+_BITS = 4  # of the codes: where products are summed in pairs first, several share one widening
 _TILE_CHAINS = 4  # the other four tiles hold operands
 
 
@@ -61,10 +64,14 @@ def _vectors(e: Emitter, kind: str) -> None:
     start = e.load(wide, e.args["data"], 64)
     add = e.b.add if kind == "int8" else e.b.fadd
     numbers = range(chains(kind, e.target))
+    span = dots.span(e.target, _BITS) if kind == "int8" else 1
+    turned = [start] * (len(numbers) + 1)
+    if span > 1:  # LLVM would compute equal products once for all sums
+        turned = [e.pick(start, [(lane + i) % LANES for lane in range(LANES)]) for i in range(len(numbers) + span)]
     different = [add(start, e.i32(i) if kind == "int8" else e.f32(i)) for i in numbers]  # LLVM would merge equal sums
     with e.loop(e.args["begin"], e.args["end"], 1, different) as unit:
-        with e.loop(0, STEPS, 1, unit.values) as step:
-            step.values = [_step(e, kind, start, total) for total in step.values]
+        with e.loop(0, STEPS, span, unit.values) as step:
+            step.values = [_step(e, kind, turned[i : i + span + 1], total) for i, total in enumerate(step.values)]
         unit.values = step.results
     total = unit.results[0]
     for more in unit.results[1:]:
@@ -90,11 +97,13 @@ def _tiles(e: Emitter, kind: str) -> None:
     tiles.release()
 
 
-def _step(e: Emitter, kind: str, operand: ir.Value, total: ir.Value) -> ir.Value:
+def _step(e: Emitter, kind: str, operands: Sequence[ir.Value], total: ir.Value) -> ir.Value:
+    """Adds the products of the first operand with each of the others."""
+    operand = operands[0]
     if kind == "f32":
         return e.fma(total, operand, operand)
     if kind == "bf16":
         pairs = e.b.bitcast(operand, BF16X32)
         return dots.dot_bf16(e, total, pairs, pairs)
-    codes = e.b.bitcast(operand, I8X64)
-    return dots.dot_u8s8(e, total, [codes], [codes], 4)
+    codes, *others = (e.b.bitcast(each, I8X64) for each in operands)
+    return dots.dot_u8s8(e, total, [codes] * len(others), others, _BITS)
