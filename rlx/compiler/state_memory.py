@@ -71,7 +71,8 @@ class StateMemory:
         self.table = {state.name: state for state in states_of(graph, extents, layouts)}
         for state in self.table.values():
             _check_capacity(state, layouts)
-        self.full, self.rings, self.recurrent = (self._names(kind) for kind in ("full", "ring", "recurrent"))
+        kinds = ("full", "ring", "recurrent")
+        self.full, self.rings, self.recurrent = ([n for n, s in self.table.items() if s.kind == k] for k in kinds)
         self.strides = {name: s.nbytes for name, s in self.table.items() if not (paged and s.kind == "full")}
         self.buffers: dict[str, Buffer] = {}
         try:
@@ -83,6 +84,11 @@ class StateMemory:
             raise
         # Made once, because prompts that share a beginning copy a page each.
         self._full_pages = {name: self._pages_of(name) for name in self.full} if paged else {}
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether the model has rings or recurrent states."""
+        return bool(self.strides)
 
     @property
     def ring_capacity(self) -> int | None:
@@ -100,11 +106,6 @@ class StateMemory:
         heads, pages = state.shape[0], state.shape[1] // self.page
         buffer = self.slot_of(name, slot) if name in self.strides else self.buffers[name]
         return Grid(buffer, heads, pages, state.nbytes // heads // pages)
-
-    def zero_recurrent(self, slot: int) -> None:
-        """Sets the recurrent states of a slot to zeros."""
-        for name in self.recurrent:
-            self.slot_of(name, slot).zero()
 
     def ring_pages(self, first: int, length: int) -> Array:
         """The pages of a ring that hold positions first .. length; `first` begins a page."""
@@ -140,17 +141,6 @@ class StateMemory:
             pages.put([place], np.ascontiguousarray(rows).view(np.uint8).reshape(pages.rows, 1, -1))
             at = 0
 
-    def copy_state(self, name: str, slot: int) -> Array:
-        """A read-only copy of a recurrent state: `State.element` [..., `State.width`]."""
-        state = self.table[name]
-        out = self.slot_of(name, slot).read(state.element, state.values)
-        out.flags.writeable = False
-        return out
-
-    def put_state(self, name: str, slot: int, value: Array) -> None:
-        """The inverse of `copy_state`."""
-        self.slot_of(name, slot).write(value)
-
     def _rows(self, state: State, pages: Array) -> Array:
         """Pages uint8 [heads, pages, bytes] as positions [heads, positions, width]."""
         values = np.ascontiguousarray(pages).view(state.element)
@@ -159,14 +149,6 @@ class StateMemory:
             tiles = values.reshape(heads, -1, self._layouts.tile * state.width)
             return self._layouts.rows_of(tiles, state.dtype)
         return values.reshape(heads, values.size // heads // state.width, state.width)
-
-    def _names(self, kind: str) -> list[str]:
-        return [name for name, state in self.table.items() if state.kind == kind]
-
-    @property
-    def has_slots(self) -> bool:
-        """Whether the model has rings or recurrent states."""
-        return bool(self.strides)
 
     # -- pages ----------------------------------------------------------------------------------------------------
 
@@ -218,10 +200,22 @@ class StateMemory:
         for name, value in zip(self.recurrent, saved.arrays[len(self.rings) :], strict=True):
             self.slot_of(name, slot).write(value)
 
+    def copy_state(self, name: str, slot: int) -> Array:
+        """A read-only copy of a recurrent state: `State.element` [..., `State.width`]."""
+        state = self.table[name]
+        out = self.slot_of(name, slot).read(state.element, state.values)
+        out.flags.writeable = False
+        return out
+
     def copy_recurrent(self, source: int, target: int) -> None:
         """Copies the recurrent states of a slot to another one."""
         for name in self.recurrent:
             self.slot_of(name, source).copy_to(self.slot_of(name, target))
+
+    def zero_recurrent(self, slot: int) -> None:
+        """Sets the recurrent states of a slot to zeros."""
+        for name in self.recurrent:
+            self.slot_of(name, slot).zero()
 
     def release_slot(self, slot: int) -> None:
         """Sets a slot to zeros, and gives its memory back to the system as far as it consists of whole memory pages."""

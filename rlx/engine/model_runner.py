@@ -330,11 +330,10 @@ class ModelRunner:
         Args:
             sequence: it, unless its embedded spans do not matter.
         """
-        spans = None if sequence is None else sequence.embeddings
-        if sequence is None or spans is None:
-            return self.bucketing.spec(rows, past, all_rows, hidden, self.limits.max_seq, verifies=speculative)
-        embeds = self._embedded([sequence], [rows])
-        bias = spans.bias.shape[1] if spans.bias is not None and spans.is_biased(past) else 0
+        embeds, bias = None, 0
+        if sequence is not None and (spans := sequence.embeddings) is not None:
+            embeds = self._embedded([sequence], [rows])
+            bias = spans.bias.shape[1] if spans.bias is not None and spans.is_biased(past) else 0
         return self.bucketing.spec(rows, past, all_rows, hidden, self.limits.max_seq, embeds, bias, speculative)
 
     def _embedded(self, sequences: Ids[Sequence], counts: Ids[int]) -> EmbeddedRows | None:

@@ -94,7 +94,7 @@ LAYOUTS = Layouts(page=64)
 
 
 # As they are here, so that a test may put others in their place for sequences alone.
-_READ, _WRITE, _COPY, _PUT = StateMemory.read, StateMemory.write, StateMemory.copy_state, StateMemory.put_state
+_READ, _WRITE, _COPY = StateMemory.read, StateMemory.write, StateMemory.copy_state
 
 
 class Interpreted:
@@ -207,13 +207,13 @@ class Places:
     def write(self, name: str, new: Array) -> None:
         memory = self.memory
         if name.endswith("'"):
-            _PUT(memory, name.removesuffix("'"), self.spare, new)
+            memory.slot_of(name.removesuffix("'"), self.spare).write(new)
         elif name in memory.full:
             _WRITE(memory, name, self.pages, 0, 0, new)
         elif name in memory.rings:
             _WRITE(memory, name, memory.ring_pages(0, new.shape[1]), self.slot, 0, new)
         else:
-            _PUT(memory, name, self.slot, new)
+            memory.slot_of(name, self.slot).write(new)
 
 
 class InterpretedPrograms:

@@ -379,7 +379,7 @@ def test_native_rounds_end_before_what_is_no_number(guessable: Path) -> None:
         found = drafted_runs.drafted_run(engine.model_runner, engine.current, drafter, token, 12, (), counters)
         assert engine.ids == [*IDS[:9], token, *found[:-1]]
         memory, slot = engine.pool.memory, engine.current.memory.slot
-        memory.put_state(name := memory.recurrent[0], slot, np.full_like(memory.copy_state(name, slot), np.nan))
+        memory.slot_of(name := memory.recurrent[0], slot).write(np.full_like(memory.copy_state(name, slot), np.nan))
         past = engine.past
         with pytest.raises(NumericalError, match=f"position {past}: a logit is NaN or infinite"):
             drafted_runs.drafted_run(engine.model_runner, engine.current, drafter, found[-1], 12, (), counters)

@@ -70,7 +70,7 @@ def restore(sequence: Sequence, snapshot: Snapshot) -> None:
         ring_start = max(ring_start, start)
         memory.write(name, memory.ring_pages(start // memory.page * memory.page, length), slot, start, newest)
     for name in memory.recurrent:
-        memory.put_state(name, slot, snapshot.arrays[name])
+        memory.slot_of(name, slot).write(snapshot.arrays[name])
     sequence.end(snapshot.ids, ring_start=ring_start)
     sequence.mark()
 
