@@ -37,9 +37,12 @@ targets.Named = Named
 targets.KINDS = {"profile": targets.Kind(make, use)}
 targets.prepare = lambda kind: None
 run.MEMORY_KB = 100 << 10
-if os.environ["WAY"] == "hang": run.CPU_SECONDS = 0.3
-result = run.run("profile", 3, 0)
-assert dict(result.counts) == {os.environ["WAY"]: 3}, result
+usual = run.CPU_SECONDS
+for way in ("crash", "hang", "unnamed", "memory", "unprintable", "refused", "accepted"):
+    os.environ["WAY"] = way
+    run.CPU_SECONDS = 0.3 if way == "hang" else usual
+    result = run.run("profile", 3, 0)
+    assert dict(result.counts) == {way: 3}, result
 """
 
 
@@ -53,9 +56,8 @@ def test_no_mutant_crashes_hangs_or_ends_without_a_name(kind: str, goldens: Path
     assert int(re.findall(r"(\d+) refused", done.stdout)[0]) > 3, done.stdout
 
 
-@pytest.mark.parametrize("way", ["crash", "hang", "unnamed", "memory", "unprintable", "refused", "accepted"])
-def test_the_driver_sees_every_way_to_end(way: str) -> None:
-    done = subprocess.run([sys.executable, "-c", BAD], env=_environment(WAY=way), capture_output=True, text=True)
+def test_the_driver_sees_every_way_to_end() -> None:
+    done = subprocess.run([sys.executable, "-c", BAD], env=_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
