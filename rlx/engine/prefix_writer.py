@@ -48,55 +48,38 @@ _SOURCES = ("models/**/*.py", "weights/**/*.py", "vision/**/*.py", "audio/**/*.p
 _ARITHMETIC = ("precision", "bf16_dots", "bf16_tiles", "deterministic", "fusions", "passes")
 
 
-class ContentDigest:
-    """The content of a model's files as one digest, whatever their paths.
+def content_key(paths: Sequence[Path]) -> CompileKey:
+    """The key under which the digest of some files is kept: what the system says of them.
 
-    A model of 8 GB takes some seconds to read, so the digest is kept in a store, under what the system says of the
-    files: path, size, and the times of the last change of content and of the file's record. A file that was changed in
-    place, or put in the place of another one, has other times and is read again.
-
-    Args:
-        paths: the files, in order.
-        store: where the digest is kept.
+    These are path, size, and the times of the last change of content and of the file's record. A file that was changed
+    in place, or put in the place of another one, has other times and is read again.
     """
+    rows = [(str(path), os.stat(path)) for path in paths]
+    stamps: list[Json] = [[name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev] for name, s in rows]
+    return CompileKey("content", paths[0].name, options={"files": stamps}, versions={"format": FORMAT})
 
-    def __init__(self, paths: Sequence[Path], store: Store) -> None:
-        self._paths, self._store = list(paths), store
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that have to be read if the digest is not known."""
-        return sum(path.stat().st_size for path in self._paths)
+def content_digest(paths: Sequence[Path], store: Store, keep_on: Callable[[], bool]) -> bytes | None:
+    """Reads files, and keeps the digest of their content, 32 bytes; None if `keep_on()` was false meanwhile.
 
-    def noted(self) -> bytes | None:
-        """The digest, 32 bytes, if it is known for the files as they are now."""
-        entry = self._store.get(self._key())
-        return None if entry is None else entry.read(_CONTENT)
+    A model of 8 GB takes some seconds to read.
 
-    def read(self, keep_on: Callable[[], bool] = lambda: True) -> bytes | None:
-        """Reads the files, and keeps the digest; None if `keep_on()` was false meanwhile.
-
-        Raises:
-            OSError: a file cannot be read.
-            ModelFileError: a file was changed meanwhile.
-        """
-        before, total = self._key(), blake2b(digest_size=32)
-        for path in self._paths:
-            total.update(path.stat().st_size.to_bytes(8, "little"))
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    if not keep_on():
-                        return None
-                    total.update(chunk)
-        if self._key() != before:
-            raise ModelFileError("the file changed while it was read", where=self._paths[0], hint="open it again")
-        self._store.put(before, {_CONTENT: total.digest()})
-        return total.digest()
-
-    def _key(self) -> CompileKey:
-        rows = [(str(path), os.stat(path)) for path in self._paths]
-        stamps: list[Json] = [[name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev] for name, s in rows]
-        return CompileKey("content", self._paths[0].name, options={"files": stamps}, versions={"format": FORMAT})
+    Raises:
+        OSError: a file cannot be read.
+        ModelFileError: a file was changed meanwhile.
+    """
+    before, total = content_key(paths), blake2b(digest_size=32)
+    for path in paths:
+        total.update(path.stat().st_size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                if not keep_on():
+                    return None
+                total.update(chunk)
+    if content_key(paths) != before:
+        raise ModelFileError("the file changed while it was read", where=paths[0], hint="open it again")
+    store.put(before, {_CONTENT: total.digest()})
+    return total.digest()
 
 
 class PrefixWriter:
@@ -104,19 +87,22 @@ class PrefixWriter:
 
     Args:
         kept: what is to be written.
-        content: of the model's files.
+        paths: the model's files, in order.
         key_of: makes the key of all that values depend on from the digest of the content.
     """
 
-    def __init__(self, kept: DiskKVCache, content: ContentDigest, key_of: Callable[[str], CompileKey]) -> None:
-        self._kept, self._content, self._key_of = kept, content, key_of
+    def __init__(self, kept: DiskKVCache, paths: Sequence[Path], key_of: Callable[[str], CompileKey]) -> None:
+        self._kept, self._paths, self._key_of = kept, list(paths), key_of
         self._loop: Callable[[], EngineLoop | None] = lambda: None
         self._thread: threading.Thread | None = None
         self._closed, self._news = threading.Event(), threading.Event()
         self._lock, self._ended = threading.Lock(), False
         self._pid = os.getpid()
         try:
-            digest = content.noted() or (content.read() if content.nbytes <= SMALL else None)
+            entry = kept.store.store.get(content_key(self._paths))
+            digest = None if entry is None else entry.read(_CONTENT)
+            if digest is None and sum(path.stat().st_size for path in self._paths) <= SMALL:
+                digest = self._read()
         except (OSError, RlxError) as error:
             self._fail(error)
         else:
@@ -156,7 +142,7 @@ class PrefixWriter:
         """Reads the model's files if their digest is not known yet; for the thread."""
         try:
             if not self._kept.store.is_ready and self._kept.store.problem is None:
-                self._use(self._content.read(self._keeps_on))
+                self._use(self._read())
         except (OSError, RlxError) as error:
             self._fail(error)
 
@@ -165,6 +151,9 @@ class PrefixWriter:
         while self._kept.is_waiting and self._keeps_on():
             self._kept.write_next(self._between_steps, self._keeps_on)
         return self._keeps_on()
+
+    def _read(self) -> bytes | None:
+        return content_digest(self._paths, self._kept.store.store, self._keeps_on)
 
     def _keeps_on(self) -> bool:
         return not self._closed.is_set()
@@ -221,8 +210,8 @@ def keeping(
         setup.cache_kv, setup.cache_kv_bytes, page=sizes.page, page_bytes=sizes.page_bytes, has_states=has_states
     )
     kept = pool.kept = DiskKVCache(pool, store)
-    content = ContentDigest([Path(path) for path, _, _ in loader.stamps()], store.store)
-    return kept, PrefixWriter(kept, content, partial(prefix_key, setup, compiler, graph, pool))
+    paths = [Path(path) for path, _, _ in loader.stamps()]
+    return kept, PrefixWriter(kept, paths, partial(prefix_key, setup, compiler, graph, pool))
 
 
 def prefix_key(setup: Setup, compiler: Compiler, graph: Graph, pool: CachePool, content: str) -> CompileKey:

@@ -104,7 +104,8 @@ class Dry:
     """DRY: penalizes tokens that would continue a repeated sequence.
 
     If the last n tokens occurred before, the token that followed them is penalized; the penalty grows with n. Of
-    several earlier occurrences the longest counts. Repetitions end at sequence breakers, which are never penalized.
+    several earlier occurrences the longest counts. Repetitions end at sequence breakers, which are never penalized:
+    tokens, sequences of tokens, and texts that may begin and end inside a token.
     Definition: the pull request of its author, oobabooga/text-generation-webui 5677.
 
     Args:
@@ -120,7 +121,22 @@ class Dry:
         # Beyond this length the penalty no longer grows, or is larger than any logit.
         steps = ceil(log(_BEYOND_ALL) / log(self._base)) if self._base > 1 else 0
         self._longest = self._allowed + min(steps, 2**16)
-        self._breakers = _Breakers(opts, tokenizer)
+        texts = [each for each in opts.dry_sequence_breakers if isinstance(each, str)]
+        given = [each for each in opts.dry_sequence_breakers if not isinstance(each, str)]
+        if texts and tokenizer is None:
+            raise SamplingError(
+                f"{texts[0]!r} is a text, and there is no tokenizer", where="dry_sequence_breakers",
+                hint="give sequences of token ids, or an empty tuple for none",
+            )  # fmt: skip
+        self._breakers = {each[0] for each in given if len(each) == 1}  # tokens that are breakers by themselves
+        self._bytes_of: Callable[[int], bytes] | None = None
+        if texts and tokenizer:
+            known = tokenizer()
+            self._breakers.update(*map(known.tokens_with, texts))
+            self._bytes_of = known.token_bytes
+        self._texts = [text.encode() for text in texts]
+        self._sequences = [list(each) for each in given if len(each) > 1]
+        self._reach = max(map(len, [*self._texts, *self._sequences]), default=0)
 
     def penalties(self, recent: Ids) -> dict[int, float]:
         """What is subtracted from the logits of tokens; `recent` are the tokens to search, in order."""
@@ -134,13 +150,13 @@ class Dry:
     def repetitions(self, recent: Ids) -> dict[int, int]:
         """Token -> length of the longest earlier sequence that equals the last tokens and that it followed."""
         longest: dict[int, int] = {}
-        limit = self._breakers.unbroken(recent, self._longest)
+        limit = self._unbroken(recent, self._longest)
         if limit < self._allowed:
             return longest
         alive = np.flatnonzero(recent[:-1] == recent[-1])  # ends of what is repeated
         for length in range(1, limit + 1):
             for token in np.unique(recent[alive + 1]).tolist():
-                if token not in self._breakers.tokens:
+                if token not in self._breakers:
                     longest[token] = length
             alive = alive[alive >= length]
             if length == limit or not len(alive):
@@ -148,46 +164,16 @@ class Dry:
             alive = alive[recent[alive - length] == recent[-1 - length]]
         return longest
 
-
-class _Breakers:
-    """Sequence breakers: tokens, sequences of tokens, and texts that may begin and end inside a token.
-
-    Attributes:
-        tokens: tokens that are breakers by themselves.
-    """
-
-    def __init__(self, opts: SampleOpts, tokenizer: Callable[[], Tokenizer] | None) -> None:
-        texts = [each for each in opts.dry_sequence_breakers if isinstance(each, str)]
-        given = [each for each in opts.dry_sequence_breakers if not isinstance(each, str)]
-        if texts and tokenizer is None:
-            raise SamplingError(
-                f"{texts[0]!r} is a text, and there is no tokenizer", where="dry_sequence_breakers",
-                hint="give sequences of token ids, or an empty tuple for none",
-            )  # fmt: skip
-        self.tokens = {each[0] for each in given if len(each) == 1}
-        self._bytes_of: Callable[[int], bytes] | None = None
-        if texts and tokenizer:
-            known = tokenizer()
-            self.tokens.update(*map(known.tokens_with, texts))
-            self._bytes_of = known.token_bytes
-        self._texts = [text.encode() for text in texts]
-        self._sequences = [list(each) for each in given if len(each) > 1]
-        self._reach = max(map(len, [*self._texts, *self._sequences]), default=0)
-
-    def unbroken(self, recent: Ids, most: int) -> int:
+    def _unbroken(self, recent: Ids, most: int) -> int:
         """The number of tokens after the last breaker in `recent`, at most `most`."""
         tail = recent[max(len(recent) - most - self._reach, 0) :].tolist()
-        behind = [at for at, token in enumerate(tail, 1) if token in self.tokens]
+        behind = [at for at, token in enumerate(tail, 1) if token in self._breakers]
         behind += [
             at for seq in self._sequences for at in range(len(seq), len(tail) + 1) if tail[at - len(seq) : at] == seq
         ]
-        return min(len(tail) - max([*behind, *self._behind_texts(tail)], default=0), most)
-
-    def _behind_texts(self, tail: list[int]) -> list[int]:
-        """For each text breaker, the index after the token in which its last occurrence ends."""
-        if self._bytes_of is None:
-            return []
-        pieces = [self._bytes_of(token) for token in tail]
-        written, ends = b"".join(pieces), list(accumulate(map(len, pieces)))
-        found = [(written.rfind(text), len(text)) for text in self._texts]
-        return [bisect_left(ends, at + size) + 1 for at, size in found if at >= 0]
+        if self._bytes_of is not None:  # texts: the index after the token in which the last occurrence ends
+            pieces = [self._bytes_of(token) for token in tail]
+            written, ends = b"".join(pieces), list(accumulate(map(len, pieces)))
+            found = [(written.rfind(text), len(text)) for text in self._texts]
+            behind += [bisect_left(ends, at + size) + 1 for at, size in found if at >= 0]
+        return min(len(tail) - max(behind, default=0), most)
