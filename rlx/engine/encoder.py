@@ -165,7 +165,7 @@ class Encoder:
     # -- computing ----------------------------------------------------------------------------------------------------
 
     def pooled(self, texts: Sequence[Text], pooling: str, done: Done | None = None) -> Rows:
-        """The pooled row of each text, float32 [n, hidden], in the order given.
+        """The pooled row of each text, float32 [n, hidden], in the order given; of a text without ids zeros.
 
         Args:
             pooling: "cls", "last", "mean" or "max".
@@ -174,10 +174,11 @@ class Encoder:
         Raises:
             NumericalError: a row has a NaN or an infinity.
         """
-        found, count = np.empty((len(texts), self.plan.config.hidden), np.float32), 0
+        found, count = np.zeros((len(texts), self.plan.config.hidden), np.float32), 0
         for numbers in packed([len(text) for text in texts], ROWS, MAX_SEGMENTS):
-            with self._lock:
-                found[numbers] = self._run([texts[number] for number in numbers], pooling)
+            if filled := [number for number in numbers if len(texts[number])]:
+                with self._lock:
+                    found[filled] = self._run([texts[number] for number in filled], pooling)
             count += len(numbers)
             if done is not None:
                 done(count)

@@ -1,4 +1,4 @@
-"""Beyond one machine, on Ray: the server as a Ray Serve application, and generation over Ray datasets.
+"""Beyond one machine, on Ray: the server as a Ray Serve application, generation and vectors over Ray datasets.
 
 After the server, which it runs on every node. The package `ray` is imported by the modules here and by nothing outside;
 the extra `ray` installs it.
@@ -19,10 +19,11 @@ from rlx.serve import check_installed as check_server
 if TYPE_CHECKING:
     from rlx.ray.data import generate
     from rlx.ray.serving import deployment
+    from rlx.ray.vectors import embed
 
-__all__ = ["deployment", "generate"]
+__all__ = ["deployment", "embed", "generate"]
 
-_HOMES = {"deployment": "rlx.ray.serving", "generate": "rlx.ray.data"}
+_HOMES = {"deployment": "rlx.ray.serving", "embed": "rlx.ray.vectors", "generate": "rlx.ray.data"}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rlx
 import rlx.ray
+from rlx import demo as rlx_demo
 from rlx.errors import ArgumentError
 from rlx.ray.places import cpus_of, range_of
+from rlx.ray.vectors import Texts
 from rlx.serve import ServerOptions
 from rlx.serve.options import served
 
@@ -166,3 +170,18 @@ def test_columns_that_do_not_fit(more: dict[str, Any], text: str) -> None:
     pa = pytest.importorskip("pyarrow")
     with pytest.raises(ArgumentError, match=text):
         rows(**more)(pa.table({"prompt": ["Hi"]}))
+
+
+def test_the_vectors_of_a_batch_of_rows(goldens: Path) -> None:
+    path = str(goldens / "bert" / "hf")
+    actor = Texts(path, {"threads": 1}, {"dimensions": 8}, "text", "vector")
+    batch = {"id": np.array([4, 5]), "text": np.array(["yes", "no"], object)}
+    found = actor(batch)
+    with rlx.auto_runner(path, threads=1) as runner:
+        np.testing.assert_array_equal(found["vector"], runner.embed(["yes", "no"], dimensions=8))
+    assert found["id"].tolist() == [4, 5]
+    for column, output, what in (("body", "vector", "no column 'body'"), ("text", "id", "a column 'id' already")):
+        with pytest.raises(ArgumentError, match=what):
+            Texts(path, {"threads": 1}, {}, column, output)(batch)
+    with pytest.raises(rlx.UnsupportedModelError, match="no embedding model"):
+        Texts(str(rlx_demo.path()), {"threads": 1}, {}, "text", "vector")
