@@ -95,7 +95,8 @@ class Architecture:
         experts: "none", "may", or "must": whether its layers have experts.
         router: what makes scores of the router's logits: "softmax" or "sigmoid".
         shared_expert: "none", "may", or "must": whether there is an additional expert for every token.
-        hybrid: most of its layers are recurrent.
+        hybrid: what replaces attention in most of its layers: "delta rule", "convolution", or "" for none.
+        hf_width: the width of the dense blocks from the keys and the one in `config.json`.
         predicts: its files may have blocks for multi-token prediction behind the layers.
         streams: it has several copies of the residual stream.
         fused_ffn: gate and up of the dense block are one tensor, which GGUF calls `ffn_up`.
@@ -140,7 +141,8 @@ class Architecture:
     experts: str = "none"
     router: str = "softmax"
     shared_expert: str = "none"
-    hybrid: bool = False
+    hybrid: str = ""
+    hf_width: Callable[[Keys, int], int] | None = None
     predicts: bool = False
     streams: bool = False
     fused_ffn: bool = False

@@ -284,13 +284,13 @@ def per_layer_input(model: Model, x: Node, inputs: Node) -> Node:
     return norm(model, linear(model, y, "proj", model.config.hidden), "post_norm")
 
 
-def head(model: Model, x: Node, *, scale: float = 1.0) -> Graph:
+def head(model: Model, x: Node, *, scale: float = 1.0, last_norm: str = "output_norm") -> Graph:
     """The finished graph. Adds the last norm and the head, whose result is multiplied by `scale`.
 
     Outputs: "hidden" f32 [SEQ, hidden], the result of the norm, and "logits" f32 [SEQ, vocab_size].
     """
     config = model.config
-    x = model.graph.output("hidden", norm(model, x, "output_norm"))
+    x = model.graph.output("hidden", norm(model, x, last_norm))
     logits = linear(model, x, "token_embd" if config.tied else "output", config.vocab_size)
     if scale != 1:
         logits = ops.scale(logits, scale)

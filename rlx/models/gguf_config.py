@@ -82,7 +82,7 @@ class _Gguf(Reader):
             keys.require(key, value, because)
         if row.streams:
             keys.require("altup.active_idx", 0, "another active stream than the first is not supported")
-        if row.hybrid:
+        if row.hybrid == "delta rule":
             size, heads = (keys.integer(f"ssm.{key}", HEADS) for key in ("state_size", "time_step_rank"))
             inner = keys.integer("ssm.inner_size", WIDTH)
             if inner != size * heads:
@@ -144,10 +144,15 @@ class _Gguf(Reader):
             return [False] * self.layers
         if key in self.keys:
             return self.keys.elements(key, lambda each: each.flag(key), self.integer("layers"))[: self.layers]
+        if self.row.hybrid == "convolution":
+            return [not heads for heads in self._kv_heads()]
         return by_period(self.integer("period"), self.layers)
 
+    def _kv_heads(self) -> tuple[int, ...]:
+        return self.keys.integers(self.at("kv_heads"), (0, HEADS[1]), self.layers, self.heads)
+
     def sizes(self) -> list[Sizes]:
-        kv_heads = self.keys.integers(self.at("kv_heads"), (0, HEADS[1]), self.layers, self.heads)
+        kv_heads = self._kv_heads()
         dims = [self.head_dim if window is None else self._local_head_dim() for window in self.windows]
         return [Sizes(*each) for each in zip(kv_heads, dims, self.widths(), strict=True)]
 

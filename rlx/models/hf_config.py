@@ -76,7 +76,7 @@ class _Hf(Reader):
             keys.require("partial_rotary_factor", 1.0, because)
         if row.streams:
             keys.require("altup_active_idx", 0, "another active stream than the first is not supported")
-        if row.hybrid:
+        if row.hybrid == "delta rule":
             keys.require("attn_output_gate", True, "attention without a gate is not supported for this architecture")
 
     def vocab_size(self) -> int:
@@ -107,6 +107,8 @@ class _Hf(Reader):
         if "layer_types" not in self.keys:
             return None
         names = {kind: kind for kind in ((_FULL, _LINEAR) if self.row.hybrid else (_FULL, _SLIDING))}
+        if self.row.hybrid == "convolution":
+            names = {_FULL: _FULL, "conv": _LINEAR}
         return self.keys.elements("layer_types", lambda each: each.choice("layer_types", names), self.layers)
 
     def find_windows(self) -> list[int | None]:
@@ -127,12 +129,17 @@ class _Hf(Reader):
         kinds = self._kinds()
         if not self.row.hybrid:
             return [False] * self.layers
+        key = "full_attn_idxs"
+        if not kinds and key in self.keys:
+            full = self.keys.elements(key, lambda each: each.integer(key, (0, self.layers - 1)))
+            return [layer not in full for layer in range(self.layers)]
         return [kind == _LINEAR for kind in kinds] if kinds else by_period(self.integer("period"), self.layers)
 
     def sizes(self) -> list[Sizes]:
         widths, double = self.widths(), self.keys.flag("use_double_wide_mlp", False)
         found = []
-        for i, width in enumerate(widths):
+        for i, given in enumerate(widths):
+            width = self.row.hf_width(self.keys, given) if self.row.hf_width else given
             own, wide = self._keys_of(i), double and self.source[i] != i
             found.append(
                 Sizes(

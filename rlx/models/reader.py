@@ -76,7 +76,7 @@ class Reader(Settings):
             plain_norms=() if keys.prefix else row.plain_norms,
             biases=self._biases(),
             experts=experts,
-            delta=self._delta() if row.hybrid else None,
+            delta=self._delta() if row.hybrid == "delta rule" else None,
             per_layer=self.integer("per_layer") if row.shares_kv else 0,
             streams=self.integer("streams") if row.streams else 1,
             bf16=row.bf16,

@@ -32,6 +32,7 @@ FILES: dict[str, tuple[str, str]] = {
     "ernie45": ("ernie4_5", "ernie4_5"),
     "mistral3": ("mistral3", "ministral3 mistral3"),
     "phi3": ("phi3", "phi3"),
+    "lfm2": ("lfm2", "lfm2"),
     "granite": ("granite granitemoe", "granite granitemoe granitemoeshared"),
 }
 
@@ -92,6 +93,6 @@ KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "qwen3vl", "qwen3_vl", "qwen3vlmoe", "mllama"), _VISION),
     **dict.fromkeys(("mistral4", "phi2", "phi", "phi4"), _OTHER),
     **dict.fromkeys(("exaone", "olmo", "nemotron", "nemotron_h", "chatglm"), _OTHER),
-    **dict.fromkeys(("cohere", "cohere2", "command-r", "lfm2", "hunyuan-dense", "llada", "bonsai"), _OTHER),
+    **dict.fromkeys(("cohere", "cohere2", "command-r", "hunyuan-dense", "llada", "bonsai"), _OTHER),
     "omnicoder": _OTHER,
 }

@@ -65,9 +65,12 @@ def place_in(config: ModelConfig, name: str) -> tuple[str, str]:
 
 def _of_layer(config: ModelConfig, layer: Layer) -> Iterator[View]:
     """The views of a layer, for tensors that the file has; names without the layer."""
-    if layer.recurrent:
-        assert config.delta is not None
+    if layer.recurrent and config.delta is not None:
         yield from _recurrent(config.delta)
+    elif layer.recurrent:
+        for end in ("weight", "bias"):
+            parts = {f"shortconv.{part}.{end}": config.hidden for part in "bcv"}
+            yield from _parts(f"shortconv.in_proj.{end}", parts)
     else:
         yield from _attention(config, layer)
     if config.fused_ffn:

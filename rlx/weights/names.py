@@ -33,7 +33,7 @@ class FileNames(NamedTuple):
 
 # Tensors whose files disagree about dimensions of 1: checkpoints store a convolution over channels as [C, 1, width],
 # and quantizing a GGUF file drops a leading 1. Name in the layer -> how many dimensions it has for the model.
-RANKS = {"ssm_conv1d.weight": 2, "ffn_gate_inp_shexp.weight": 2}
+RANKS = {"ssm_conv1d.weight": 2, "shortconv.conv.weight": 2, "ffn_gate_inp_shexp.weight": 2}
 
 # Where checkpoints keep the head.
 HEAD_PREFIXES: tuple[str, ...] = ("", "language_model.", "model.", "model.language_model.")

@@ -41,7 +41,8 @@ def base(canonical: str) -> str:
 
 def listed(family: str, layer: int) -> set[str]:
     """Every tensor that the `gguf` package lists for the architecture."""
-    names = {gguf.TENSOR_NAMES[each] for each in gguf.MODEL_TENSORS[ARCHS[family]]}
+    embeds = {gguf.MODEL_TENSOR.DENSE_2_OUT} if family == "lfm2" else set()  # only of models for embeddings
+    names = {gguf.TENSOR_NAMES[each] for each in set(gguf.MODEL_TENSORS[ARCHS[family]]) - embeds}
     return {name.replace("{bid}", str(layer)) for name in names}
 
 
