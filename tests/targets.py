@@ -1,11 +1,10 @@
 """The targets that the tests run for: this machine's best level, then those that other machines have.
 
 `make test` runs the tests marked `machine` as a machine of each lower level, and then all tests at the best level. The
-mark is that of tests in which a whole model is computed, and of those that depend on the level by themselves: of some
-files, and of single tests. With `--all-cases`, as in `make test-all`, it is that of all tests in folders that depend on
-kernels, packing or printed text; a file there that depends on nothing of this is marked `any_machine`. What names its
-target itself is not repeated. `python tests/targets.py` prints the lower levels, `python tests/targets.py files` the
-files with such tests.
+mark is that of the tests in some files, in which whole models are computed. With `--all-cases`, as in `make test-all`,
+it is that of all tests in folders and files that depend on kernels, packing or printed text. What depends on nothing of
+this there is marked `any_machine`. What names its target itself is not repeated. `python tests/targets.py` prints the
+lower levels, `python tests/targets.py files` the files with such tests.
 """
 
 from __future__ import annotations
@@ -21,8 +20,11 @@ import pytest
 from rlx.backends.cpu.target import Target, supported_levels
 
 TESTS = Path(__file__).parent
-FOLDERS = ("audio", "backends", "e2e", "passes", "runners", "runtime", "vision")
-#: What of these runs at lower levels in every run of the tests: folders and files.
+PLACES = (
+    "audio", "backends", "e2e", "passes", "runners", "runtime", "vision",
+    "cli/test_structured_cli.py", "test_doc_blocks.py", "test_docs.py", "test_notebook.py", "test_recipes.py",
+)  # fmt: skip
+#: What of these runs at lower levels in every run of the tests.
 FILES = (
     "backends/test_verify.py", "e2e/test_same_bits.py", "runners/test_every_way.py", "runtime/test_whole_models.py",
     "vision/test_towers.py",
@@ -39,7 +41,7 @@ def lower_levels() -> list[str]:
 
 def mark(items: Iterable[pytest.Item], *, every: bool) -> None:
     """Marks the tests that are repeated at lower levels, `every` one or some."""
-    places = [TESTS / name for name in (FOLDERS if every else FILES)]
+    places = [TESTS / name for name in (PLACES if every else FILES)]
     is_there = cache(lambda path: any(path.is_relative_to(place) for place in places))
     for item in items:
         depends = is_there(item.path) and item.get_closest_marker("any_machine") is None
@@ -60,9 +62,8 @@ def summary(nodeids: Iterable[str]) -> str:
 
 
 def files() -> list[str]:
-    """Folders and files that have tests marked `machine`, from the root of the repository."""
-    marked = [path for path in TESTS.rglob("test_*.py") if "pytest.mark.machine" in path.read_text("utf-8")]
-    return sorted(str(path.relative_to(TESTS.parent)) for path in [*marked, *(TESTS / name for name in FILES)])
+    """The files that run at lower levels in every run, from the root of the repository."""
+    return [str((TESTS / name).relative_to(TESTS.parent)) for name in FILES]
 
 
 if __name__ == "__main__":

@@ -110,7 +110,6 @@ def told_so(line: str) -> str:
     return re.escape(line.removesuffix(" ...")) + (".*" if line.endswith(" ...") else "")
 
 
-@pytest.mark.machine
 @pytest.mark.usefixtures("own_custom_ops")
 @by_page("python")
 def test_python_runs(page: Path, folder: Path, served: str | None, capsys: pytest.CaptureFixture[str]) -> None:

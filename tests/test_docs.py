@@ -53,7 +53,6 @@ def rows(page: Path) -> Iterator[list[str]]:
 # -- examples ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.machine
 def test_commands_of_the_compiler_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their output is what the page shows, up to a line of three dots. It was made on a machine without tiles."""
     if Target.host().has_bf16_tiles:
@@ -88,7 +87,6 @@ def test_the_page_about_profiles(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"`{path.rpartition('.')[2]}`" in text(DOCS / "profiles.md") or path.startswith("backend."), path
 
 
-@pytest.mark.machine
 def test_the_comparison_on_the_page_about_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Followed literally: the fixtures are unpacked as the page says, and the code runs there."""
     page = DOCS / "add-a-model.md"
@@ -114,7 +112,6 @@ def test_quotes_on_the_page_about_models_are_in_the_tree() -> None:
         assert any(quote in source for source in tree), quote
 
 
-@pytest.mark.machine
 def test_the_page_about_sampling() -> None:
     """Its example runs; its table has every option with its default; its reasons are those of the code."""
     from rlx.runners import FinishReason
@@ -135,7 +132,6 @@ def test_the_page_about_sampling() -> None:
     assert reasons == ["FinishReason", *FinishReason]
 
 
-@pytest.mark.machine
 def test_examples_run() -> None:
     told = subprocess.run(
         [sys.executable, ROOT / "examples" / "chat.py"],

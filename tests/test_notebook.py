@@ -18,8 +18,6 @@ from rlx.store.cache import CacheStats, CompileCache
 from rlx.store.entry import Entry
 from rlx.store.key import CompileKey
 
-pytestmark = pytest.mark.machine
-
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "first_meeting.ipynb"
 VOID = {"br"}
 

@@ -35,8 +35,6 @@ from rlx.ir.op_table import OPS, REQUIRED, Op
 from rlx.scalars import HOLE, Ptr
 from rlx.store.cache import CompileCache
 
-pytestmark = pytest.mark.machine
-
 ROOT = Path(__file__).parent.parent
 X = np.arange(8, dtype=np.float32).reshape(2, 4) - 3
 

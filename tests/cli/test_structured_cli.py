@@ -12,8 +12,6 @@ from rlx.cli.answering import ENDS
 from rlx.cli.main import cli
 from rlx.runners import FinishReason
 
-pytestmark = pytest.mark.machine
-
 WHO = {"who": {"enum": ["fox", "dog"]}}
 SCHEMA = {"type": "object", "properties": WHO, "required": ["who"], "additionalProperties": False}
 

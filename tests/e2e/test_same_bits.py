@@ -27,6 +27,8 @@ LENGTH = 300  # more than a piece of attention, a window and a chunk of any kind
 PROFILE: dict[str, Any] = {"buckets": {"seq": [1, 32]}, "precision": {"deterministic": True}}
 MODELS = [(family, files[0]) for family, files in FILES.items()]
 MODELS += [(family, f"model-{dtypes[0]}.gguf") for family, dtypes in QUANTIZED.items()]
+#: At lower levels, too.
+EVERYWHERE = ("qwen35-k256", "gemma3n")
 #: Of the others all kernels are in these: every kind of state, experts, 4 bits, windows, softcaps.
 QUICK = ("gemma2", "llama-k256", "qwen35-k256", "gemma4-moe", "gemma3n")
 
@@ -127,7 +129,9 @@ WAYS: dict[str, Callable[[SingleEngine, Sequence[int]], Rows]] = {
 
 @pytest.fixture(
     params=[
-        pytest.param(model, marks=() if model[0] in QUICK else pytest.mark.slow, id="-".join(model)) for model in MODELS
+        pytest.param(model, marks=() if model[0] in EVERYWHERE else mark, id="-".join(model))
+        for model in MODELS
+        for mark in (pytest.mark.any_machine if model[0] in QUICK else pytest.mark.slow,)
     ]
 )
 def model(request: pytest.FixtureRequest, goldens: Path) -> Path:

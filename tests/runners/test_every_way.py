@@ -160,7 +160,10 @@ CASES = [*itertools.product(FAMILIES, WAYS), *((family, generated) for family in
             family,
             way,
             id=f"{family}-{way.__name__}",
-            marks=() if family in QUICK or way is plain or way is generated else pytest.mark.slow,
+            marks=[
+                *([] if family in QUICK or way in (plain, generated) else [pytest.mark.slow]),
+                *([] if way in (plain, batched) else [pytest.mark.any_machine]),  # the programs of these run in all
+            ],
         )
         for family, way in CASES
     ],
