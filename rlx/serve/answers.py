@@ -10,14 +10,16 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
 from rlx.serve.errors import ApiError, api_error
 from rlx.serve.events import Asked, Delta, End, Event, EventStream, Finished, Progress
-from rlx.serve.http import EVENTS, Stream, event, json_bytes, json_response, while_connected
+from rlx.serve.http import EVENTS, Stream, event, in_thread, json_bytes, json_response, while_connected
 
 if TYPE_CHECKING:
     from rlx.serve.model import ServedModel
@@ -127,9 +129,6 @@ class ObjectWriter(Writer):
         return b"".join(map(self.written, objects))
 
 
-W = TypeVar("W", bound=Writer)
-
-
 async def answered(
     server: Server,
     request: Request,
@@ -144,10 +143,20 @@ async def answered(
         stream: whether the answer comes as it is generated.
 
     Raises:
-        ApiError, RlxError: as `ServedModel.begin`; of a whole answer also those of the generation.
+        ApiError, RlxError: of `prepare`; or a request is invalid or refused. Of a whole answer also those of the
+            generation: those of a stream are events.
         ClientGone: the client went away before a whole answer.
     """
-    writer, events = await model.begin(prepare)
+
+    def begin() -> tuple[Writer, EventStream | None]:
+        writer = prepare()
+        return writer, None if writer.asked[0].grammar else model.submit(writer.asked)
+
+    writer, events = await to_thread.run_sync(begin)
+    if events is None:
+        grammar = await model.grammar_of(writer.asked[0])  # all follow the same one
+        writer.asked = [replace(each, request=replace(each.request, grammar=grammar)) for each in writer.asked]
+        events = await in_thread(lambda: model.submit(writer.asked))
     if stream:
         return Stream(stream_of(events, writer, writer.ping or server.options.ping), writer.media_type)
     return json_response(await while_connected(request, _completed(events, writer)))

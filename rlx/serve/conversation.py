@@ -167,14 +167,15 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     """
     if not messages:
         raise invalid("messages", "it is empty", "send at least one message")
-    return [_message(Given(message, f"messages[{i}]").checked()) for i, message in enumerate(messages)]
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _message(sent: Given) -> JsonObject:
-    message = Given(_modern(sent.value), sent.where)
-    role, given = message.value.get("role"), message.value
+def _message(sent: Any, where: str) -> JsonObject:
+    message = Given(sent, where).checked()
+    given = message.value = _modern(sent)
+    role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise invalid(f"{sent.where}.role", f"expected {', '.join(ROLES)}, found {shown(role)}")
+        raise invalid(f"{where}.role", f"expected {', '.join(ROLES)}, found {shown(role)}")
     found: JsonObject = {"role": ROLES[role]}
     if isinstance(given.get("name"), str):
         found["name"] = given["name"]
@@ -182,13 +183,13 @@ def _message(sent: Given) -> JsonObject:
         found["tool_call_id"] = message.text("tool_call_id")
     if role == "assistant":
         if (thinking := given.get("reasoning_content") or given.get("reasoning")) is not None:
-            found["reasoning_content"] = Given(thinking, f"{sent.where}.reasoning_content").text()
+            found["reasoning_content"] = Given(thinking, f"{where}.reasoning_content").text()
         if given.get("tool_calls"):
             found["tool_calls"] = [_call(call) for call in message.get("tool_calls").each()]
         if given.get("content") is None:
             refusal = given.get("refusal")
             if "tool_calls" not in found and not isinstance(refusal, str):
-                raise invalid(f"{sent.where}.content", "there is neither content nor a tool call")
+                raise invalid(f"{where}.content", "there is neither content nor a tool call")
             return found | {"content": refusal if isinstance(refusal, str) else ""}
     return found | {"content": content_of(message.get("content"), _KINDS)}
 

@@ -67,7 +67,8 @@ def _read(kind: type[Body], sent: bytes) -> Body:
     """The body that bytes are; the record of the request notes the fields of it that are ignored."""
     found = parsed(sent)
     body = validated(kind, found)
-    record.ignore(*ignored_fields(kind, found))
+    if names := ignored_fields(kind, found):
+        record.ignore(*names)
     return body
 
 

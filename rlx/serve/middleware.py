@@ -47,7 +47,8 @@ class Middleware:
 
     def __init__(self, app: ASGIApp, server: Server, respond: ErrorResponse) -> None:
         self._app, self._server, self._respond, self._options = app, server, respond, server.options
-        self._budget = BodyBudget(BUDGET, server.options.max_body_bytes + MAX_VALUES * VALUE_BYTES)
+        self._most = server.options.max_body_bytes
+        self._budget = BodyBudget(BUDGET, self._most + MAX_VALUES * VALUE_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,7 +58,8 @@ class Middleware:
         found = _record(scope, headers)
         found.keeps_texts = self._options.log_prompts
         record.begin(found)
-        answer = _Answer(send, found, headers, self._server.access.cors(headers))
+        cors = self._server.access.cors(headers) if "origin" in headers else {}
+        answer = _Answer(send, found, headers, cors)
         try:
             await self._answer(scope, headers, receive, answer, found)
         except ApiError as error:
@@ -88,11 +90,11 @@ class Middleware:
         """Has a request answered; one with a body is read first, and counted by the limiter from then on."""
         server, method = self._server, scope["method"]
         found.deadline = self._deadline(headers, found)
-        server.access.check(scope["path"], method, headers)
+        owner = server.access.check(scope["path"], method, headers)
         if method == "OPTIONS" and "origin" in headers:
             await Response(status_code=204)(scope, receive, send)
             return
-        found.owner = "" if self._options.share_prefixes else server.access.owner(headers)
+        found.owner = "" if self._options.share_prefixes else owner
         if method not in ("POST", "PUT", "PATCH"):
             if method == "HEAD":  # answered as GET; the HTTP server leaves the body out
                 scope = {**scope, "method": "GET"}
@@ -100,12 +102,12 @@ class Middleware:
             return
         if (problem := server.refusal()) is not None:
             raise problem
-        check_length(headers, self._options.max_body_bytes)
+        check_length(headers, self._most)
         server.limiter.check()
         server.in_flight += 1
         try:
             with self._budget.share() as share:
-                body = await read(receive, self._options.max_body_bytes, share, found.time_left(None))
+                body = await read(receive, self._most, share, found.time_left(None))
                 send.is_read = True
                 if body is None:
                     found.gone = True

@@ -25,7 +25,6 @@ from rlx.runners.encoder import as_encoder
 from rlx.runners.requests import submitted_group
 from rlx.sampling import SampleOpts
 from rlx.serve import record
-from rlx.serve.answers import W
 from rlx.serve.errors import context_overflow
 from rlx.serve.events import Asked, EventStream
 from rlx.serve.http import in_thread
@@ -62,6 +61,7 @@ class ServedModel:
         aliases: further names that requests may use.
 
     Attributes:
+        names: the name in answers, and the others.
         created: Unix time at which it was opened.
         media: what images of requests may be.
         grammar_turns: how many grammars are made at once. Costly ones leave the threads to other requests.
@@ -74,6 +74,7 @@ class ServedModel:
 
     def __init__(self, runner: CachedRunner, name: str, aliases: Sequence[str] = ()) -> None:
         self.runner, self.name, self.aliases = runner, name, tuple(aliases)
+        self.names = (name, *aliases)
         self.created = int(time.time())
         self.media, self.grammar_turns = MediaOptions(), CapacityLimiter(GRAMMARS_AT_ONCE)
         self.text_turns = CapacityLimiter(TEXTS_AT_ONCE)
@@ -99,11 +100,6 @@ class ServedModel:
         """Numbers of a vector."""
         encoder = as_encoder(self.runner)
         return self.runner.config.hidden if encoder is None else encoder.width
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name in answers, and the others."""
-        return (self.name, *self.aliases)
 
     @cached_property
     def facts(self) -> ModelFacts:
@@ -207,32 +203,7 @@ class ServedModel:
         request = Request(self.checked(prompt), most, sample or self.default_sample, **fields)
         return Asked(request, limit, n, parser, include_stop, grammar)
 
-    async def begin(self, prepare: Callable[[], W]) -> tuple[W, EventStream]:
-        """Prepares an answer in a worker thread, and submits what it asks for.
-
-        Args:
-            prepare: makes the writer of the answer.
-
-        Returns:
-            The writer, and the events that it writes. Closing these aborts the requests.
-
-        Raises:
-            ApiError, RlxError: of `prepare`; or a request is invalid or refused. One that fails later raises where its
-                events are read.
-        """
-
-        def first() -> tuple[W, EventStream | None]:
-            writer = prepare()
-            return writer, None if writer.asked[0].grammar else self.submit(writer.asked)
-
-        writer, events = await in_thread(first)
-        if events is None:
-            grammar = await self._grammar(writer.asked[0])  # all follow the same one
-            writer.asked = [replace(each, request=replace(each.request, grammar=grammar)) for each in writer.asked]
-            events = await in_thread(lambda: self.submit(writer.asked))
-        return writer, events
-
-    async def _grammar(self, asked: Asked) -> Grammar | None:
+    async def grammar_of(self, asked: Asked) -> Grammar | None:
         """The grammar of what is asked for. A few are made at once, and the others wait without a thread.
 
         Raises:

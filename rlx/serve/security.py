@@ -33,8 +33,11 @@ class Access:
         self._hosts = frozenset(options.allowed_host) if options.is_local else None
         self._origins = frozenset(options.cors_origin)
 
-    def check(self, path: str, method: str, headers: Headers) -> None:
+    def check(self, path: str, method: str, headers: Headers) -> str:
         """Looks at the head of a request.
+
+        Returns:
+            What tells the holders of different keys apart, see `owner`.
 
         Raises:
             ApiError: 403, it is for another name or of a page that may not use the server; 401, it has no valid key.
@@ -47,8 +50,11 @@ class Access:
         if origin is not None and not self._allows(origin, headers):
             what, hint = f"pages of {origin[:200]!r} may not use this server", "start it with --cors-origin ORIGIN"
             raise ApiError(403, what, code="origin_not_allowed", hint=hint)
-        if self._digests and path not in PUBLIC and not (method == "OPTIONS" and origin is not None):
+        if not self._digests or (method == "OPTIONS" and origin is not None):
+            return ""
+        if path not in PUBLIC:
             self._check_key(_sent(headers))
+        return self.owner(headers)
 
     def _check_key(self, sent: str) -> None:
         """Compares a key with those that there are, in constant time."""
@@ -86,9 +92,9 @@ class Access:
         return parts.scheme in ("http", "https") and bool(_LOCAL_HOST.fullmatch(parts.hostname or ""))
 
     def cors(self, headers: Headers) -> dict[str, str]:
-        """The headers of a response to a page; none if no page asks, or one that may not."""
-        origin = headers.get("origin")
-        if origin is None or not self._allows(origin, headers):
+        """The headers of a response to a page; none for one that may not ask."""
+        origin = headers["origin"]
+        if not self._allows(origin, headers):
             return {}
         found = {
             "Access-Control-Allow-Origin": origin,

@@ -42,16 +42,16 @@ class EscapedMessages:
         self._mark = _unused_word(_texts([*messages, *(tools or ())]))
         self._names = images.names(tokenizer) if images else {}
         self._texts = list(self._names)
-        media = SpecialSplitter({text: at for at, text in enumerate(self._texts)})
+        media = SpecialSplitter({text: at for at, text in enumerate(self._texts)}) if self._names else None
         # Tokens of other types than CONTROL are found in any text: what is encoded must not contain them as a whole.
         found = {text: token in tokenizer.encode(text, False) for text, token in self._names.items()}
         self._cut = SpecialSplitter({text: at for at, text in enumerate(self._texts) if found[text]})
         self.messages = [self._escaped(m, media, trusted or m["role"] == "assistant") for m in messages]
         self.tools = None if tools is None else [self._escaped(tool, media, trusted) for tool in tools]
 
-    def _escaped(self, value: Any, media: SpecialSplitter, trusted: bool) -> Any:
+    def _escaped(self, value: Any, media: SpecialSplitter | None, trusted: bool) -> Any:
         if isinstance(value, str):
-            if self._names:
+            if media is not None:
                 parts = media.split(value)
                 value = "".join(p if isinstance(p, str) else f"{self._mark}{p}i" for p in parts)
             parts = iter([value]) if trusted else self._tokenizer.control_splitter.split(value)
