@@ -28,10 +28,10 @@ from rlx.serve.errors import ApiError
 from rlx.serve.log import Log, Telemetry
 from rlx.serve.media import MediaOptions
 from rlx.serve.metrics import Metrics
+from rlx.serve.middleware import Access
 from rlx.serve.model import ServedModel
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
-from rlx.serve.security import Access
 
 Loader = Callable[[], ServedModel]
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")

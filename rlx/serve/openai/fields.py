@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,10 @@ from rlx.errors import GrammarError
 from rlx.grammar import Grammar
 from rlx.sampling import SampleOpts
 from rlx.serve.body import MAX_BIAS_TEXT, MAX_BIAS_TEXTS, changed_sample, sampling_changes, shown
-from rlx.serve.errors import ApiError, invalid
+from rlx.serve.errors import invalid
 
 if TYPE_CHECKING:
-    from rlx.serve.openai.bodies import CommonFields, EndingFields, SamplingFields, StructuredOutputs, StructureFields
+    from rlx.serve.openai.bodies import CommonFields, EndingFields, SamplingFields, StructureFields
     from rlx.text.tokenizer import Tokenizer
 
 
@@ -146,27 +147,41 @@ def named_grammar(body: StructureFields) -> Iterator[None]:
         raise invalid(field, error.what, error.hint, code="invalid_grammar") from error
 
 
-def _asked(body: StructureFields) -> list[Found]:
-    """The fields that ask for a grammar, with what makes it."""
-    found = [*_of_format(body.response_format), *_of_outputs(body.structured_outputs)]
-    if body.guided_json is not None:
-        found.append(("guided_json", lambda: Grammar.json_schema(body.guided_json)))
-    if body.json_schema is not None:
-        found.append(("json_schema", lambda: Grammar.json_schema(body.json_schema)))
-    if body.guided_choice is not None:
-        found.append(("guided_choice", lambda: Grammar.choice(body.guided_choice)))
-    for field in ("guided_regex", "regex"):
-        if (expression := getattr(body, field)) is not None:
-            found.append((field, lambda expression=expression: Grammar.regex(expression)))  # type: ignore[misc]
-    for field in ("guided_grammar", "grammar", "ebnf"):
-        if text := getattr(body, field):
-            found.append((field, lambda text=text: of_text(text)))  # type: ignore[misc]
-    return found
-
-
-def of_text(text: str) -> Grammar:
+def _of_text(text: str) -> Grammar:
     """A grammar in llama.cpp's syntax, whose rules have `::=`, or in Lark's."""
     return Grammar.gbnf(text) if "::=" in text else Grammar.lark(text)
+
+
+#: Fields whose value says what the text follows -> what makes the grammar of a value.
+_MAKERS: dict[str, Callable[[Any], Grammar]] = {
+    **dict.fromkeys(("guided_json", "json_schema"), Grammar.json_schema), "guided_choice": Grammar.choice,
+    **dict.fromkeys(("guided_regex", "regex"), Grammar.regex),
+    **dict.fromkeys(("guided_grammar", "grammar", "ebnf"), _of_text),
+}  # fmt: skip
+_TEXTS = ("guided_grammar", "grammar", "ebnf")  # an empty one asks for nothing
+#: Those of `structured_outputs`, which also says whether JSON has no white space.
+_OUTPUTS: dict[str, Callable[[Any, bool], Grammar]] = {
+    "json": lambda schema, compact: Grammar.json_schema(schema, compact=compact),
+    "json_object": lambda wanted, compact: Grammar.json_object(compact=compact),
+    "regex": lambda expression, compact: Grammar.regex(expression),
+    "choice": lambda choices, compact: Grammar.choice(choices),
+    "grammar": lambda text, compact: _of_text(text),
+}
+
+
+def _asked(body: StructureFields) -> list[Found]:
+    """The fields that ask for a grammar, with what makes it."""
+    found, outputs = _of_format(body.response_format), body.structured_outputs
+    for name, write in _OUTPUTS.items() if outputs is not None else ():
+        value = getattr(outputs, "json_" if name == "json" else name)
+        if value is not None and value is not False:
+            compact = outputs is not None and outputs.disable_any_whitespace is True
+            found.append((f"structured_outputs.{name}", partial(write, value, compact)))
+    for name, make in _MAKERS.items():
+        value = getattr(body, name)
+        if value is not None and not (name in _TEXTS and not value):
+            found.append((name, partial(make, value)))
+    return found
 
 
 def _of_format(form: dict[str, Any] | None) -> list[Found]:
@@ -177,45 +192,17 @@ def _of_format(form: dict[str, Any] | None) -> list[Found]:
     """
     if form is None or form == {"type": "text"}:
         return []
-    match form.get("type"):
-        case "json_object":
-            schema = form.get("schema")  # llama-server's
-            return [
-                ("response_format", lambda: Grammar.json_object() if schema is None else Grammar.json_schema(schema))
-            ]
-        case "json_schema":
-            given = form.get("json_schema", form)
-            if not isinstance(given, dict) or given.get("schema") is None:
-                raise invalid("response_format.json_schema.schema", "it is required")
-            lenient = given.get("strict") is False
-            return [("response_format", lambda: Grammar.json_schema(given["schema"], lenient=lenient))]
-        case "grammar":
-            text = form.get("grammar")
-            if not isinstance(text, str):
-                raise invalid("response_format.grammar", "it is required")
-            return [("response_format", lambda: of_text(text))]
-        case kind:
-            raise _unknown_format(kind)
-
-
-def _unknown_format(kind: Any) -> ApiError:
-    what = f"expected text, json_object or json_schema, found {shown(kind)}"
-    return invalid("response_format.type", what)
-
-
-def _of_outputs(outputs: StructuredOutputs | None) -> list[Found]:
-    """The grammars that vLLM's `structured_outputs` asks for."""
-    if outputs is None:
-        return []
-    compact, found = outputs.disable_any_whitespace is True, list[Found]()
-    if outputs.json_ is not None:
-        found.append(("structured_outputs.json", lambda: Grammar.json_schema(outputs.json_, compact=compact)))
-    if outputs.json_object:
-        found.append(("structured_outputs.json_object", lambda: Grammar.json_object(compact=compact)))
-    if outputs.regex is not None:
-        found.append(("structured_outputs.regex", lambda: Grammar.regex(outputs.regex or "")))
-    if outputs.choice is not None:
-        found.append(("structured_outputs.choice", lambda: Grammar.choice(outputs.choice)))
-    if outputs.grammar is not None:
-        found.append(("structured_outputs.grammar", lambda: of_text(outputs.grammar or "")))
-    return found
+    kind = form.get("type")
+    if kind == "grammar":
+        if not isinstance(form.get("grammar"), str):
+            raise invalid("response_format.grammar", "it is required")
+        return [("response_format", partial(_of_text, form["grammar"]))]
+    if kind == "json_object":  # llama-server's may have a schema
+        schema = form.get("schema")
+        return [("response_format", Grammar.json_object if schema is None else partial(Grammar.json_schema, schema))]
+    if kind != "json_schema":
+        raise invalid("response_format.type", f"expected text, json_object or json_schema, found {shown(kind)}")
+    given = form.get("json_schema", form)
+    if not isinstance(given, dict) or given.get("schema") is None:
+        raise invalid("response_format.json_schema.schema", "it is required")
+    return [("response_format", partial(Grammar.json_schema, given["schema"], lenient=given.get("strict") is False))]
