@@ -9,9 +9,9 @@ is for what cannot: it is accepted, and the header `X-Rlx-Ignored` of the respon
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, NoReturn, TypeGuard, TypeVar, get_args
 
 import numpy as np
@@ -21,11 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from rlx.arguments import nearest
-from rlx.errors import GrammarError, SamplingError, ToolError
-from rlx.grammar import Grammar
-from rlx.sampling import SampleOpts
 from rlx.serve.errors import ApiError, invalid
-from rlx.text.tool_calls import checked_tools
 
 MAX_DEPTH = 200  # of nested arrays and objects
 MAX_VALUES = 1 << 19  # values and names of a body; parsed, they take 20 to 200 bytes each
@@ -355,113 +351,4 @@ def shown(value: Any) -> str:
     return text
 
 
-def form_grammar(
-    wanted: Mapping[str, Any] | None, field: str, kinds: Sequence[str] = ("text", "json_object", "json_schema")
-) -> Callable[[], Grammar] | None:
-    """The maker of the grammar of a form such as `{"type": "json_schema", "schema": {...}}`; None for free text.
-
-    Args:
-        field: what the form is called in the request.
-        kinds: the types that the API has.
-
-    Raises:
-        ApiError: the form is malformed.
-    """
-    if wanted is None:
-        return None
-    if (kind := wanted.get("type")) not in kinds:
-        expected = " or ".join(", ".join(kinds).rsplit(", ", 1))
-        raise invalid(f"{field}.type", f"expected {expected}, found {shown(kind)}")
-    if kind != "json_schema":
-        return Grammar.json_object if kind == "json_object" else None
-    if "schema" not in wanted:
-        raise invalid(f"{field}.schema", "it is required")
-    return partial(schema_grammar, wanted["schema"], f"{field}.schema", lenient=wanted.get("strict") is False)
-
-
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
-
-
-# ---------------------------------------------------------------------------------------------- values
-
-#: Options that have other names in requests.
-_RENAMED = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_window"}
-RANDOM_SEED = -1  # llama-server's word for a seed of the system's
-
-
-def _window(count: int) -> int | None:
-    """A number of last tokens; -1 is all."""
-    return None if count < 0 else count
-
-
-#: What a value of a request means, where it is not the value itself.
-_MEANT: dict[str, Callable[[Any], Any]] = {
-    "seed": lambda seed: None if seed == RANDOM_SEED else seed % 2**64,
-    "top_k": lambda count: max(0, count),
-    "top_n_sigma": lambda sigma: max(0.0, sigma),
-    "repetition_window": _window,
-    "dry_penalty_last_n": _window,
-    "dry_sequence_breakers": tuple,
-}
-_SAMPLING = [*(each.name for each in fields(SampleOpts) if each.name != "logit_bias"), *_RENAMED]
-
-
-def sampling_changes(body: Body) -> dict[str, Any]:
-    """The sampling options that a body has, by their names here."""
-    found: dict[str, Any] = {}
-    for name in _SAMPLING:
-        if (value := getattr(body, name, None)) is not None:
-            own = _RENAMED.get(name, name)
-            found[own] = _MEANT[own](value) if own in _MEANT else value
-    return found
-
-
-def changed_sample(
-    default: SampleOpts, changes: Mapping[str, Any], names: Mapping[str, str] | None = None
-) -> SampleOpts:
-    """Sampling options with some changed.
-
-    Args:
-        names: what the request calls an option, where it has another name.
-
-    Raises:
-        ApiError: a value is out of its range.
-    """
-    try:
-        return replace(default, **changes)
-    except SamplingError as error:
-        name = error.what.split()[0]
-        raise invalid((names or {}).get(name, name), error.what, error.hint) from error
-
-
-def check_tool(function: Mapping[str, Any], where: str, schema: str) -> None:
-    """Checks a function in the form of chat.
-
-    Args:
-        where: its place in the request.
-        schema: what the request calls its parameters.
-
-    Raises:
-        ApiError: it has no usable name, or its parameters are no schema of an object.
-    """
-    try:
-        checked_tools([function], where)
-    except ToolError as error:
-        field = f"{where}{str(error.where).partition('.function')[2]}".replace(".parameters", f".{schema}")
-        raise invalid(field, error.what, error.hint) from error
-
-
-def schema_grammar(schema: Any, field: str, *, lenient: bool = False) -> Grammar:
-    """The grammar of a JSON schema.
-
-    Args:
-        field: what it is called in the request.
-        lenient: as for `Grammar.json_schema`.
-
-    Raises:
-        ApiError: it is no schema, or has a keyword that cannot be enforced.
-    """
-    try:
-        return Grammar.json_schema(schema, lenient=lenient)
-    except GrammarError as error:
-        raise invalid(field, error.what, error.hint, code="invalid_grammar") from error

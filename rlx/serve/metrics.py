@@ -7,6 +7,7 @@ under the names of llama-server, for dashboards and scripts that read those.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -26,48 +27,44 @@ if TYPE_CHECKING:
 
 LLAMA = "llamacpp:"
 
-Totals = Mapping[str, float]
-Value = Callable[[Totals], float]
+Value = Callable[[Mapping[str, float]], float]
 
 
-def _ratio(above: str, below: str) -> Value:
-    return lambda totals: totals.get(above, 0.0) / below_ if (below_ := totals.get(below, 0.0)) else 0.0
+def _per(count: float, other: float) -> float:
+    return count / other if other else 0.0
 
 
-def _of(name: str) -> Value:
-    return lambda totals: totals.get(name, 0.0)
+def _computed(totals: Mapping[str, float]) -> float:
+    return totals["prompt_tokens_total"] - totals["prompt_tokens_cached_total"]
 
 
-def _computed(totals: Totals) -> float:
-    return totals.get("prompt_tokens_total", 0.0) - totals.get("prompt_tokens_cached_total", 0.0)
-
-
-def _prompt_rate(totals: Totals) -> float:
-    seconds = totals.get("request_prefill_time_seconds_sum", 0.0)
-    return _computed(totals) / seconds if seconds else 0.0
-
-
-#: Name -> meaning, and the value from the totals of the server's own metrics.
-_COUNTERS: dict[str, tuple[str, Value]] = {
+#: Name -> meaning, and the value from the totals of the server's own metrics: a function of them, or their name.
+_COUNTERS: dict[str, tuple[str, Value | str]] = {
     "prompt_tokens": ("Tokens of prompts that were computed", _computed),
-    "prompt_tokens_cached": ("Tokens of prompts that the cache knew", _of("prompt_tokens_cached_total")),
-    "prompt_seconds": ("Time of prompts", _of("request_prefill_time_seconds_sum")),
-    "tokens_predicted": ("Tokens of answers", _of("generation_tokens_total")),
-    "tokens_predicted_seconds": ("Time of answers", _of("request_decode_time_seconds_sum")),
-    "n_decode": ("Calls of the engine", _of("engine_steps_total")),
-    "spec_decode_num_drafts": ("Steps with drafts", _of("spec_decode_num_drafts_total")),
-    "spec_decode_num_draft_tokens": ("Tokens that were drafted", _of("spec_decode_num_draft_tokens_total")),
-    "spec_decode_num_accepted_tokens": ("Drafts that were right", _of("spec_decode_num_accepted_tokens_total")),
+    "prompt_tokens_cached": ("Tokens of prompts that the cache knew", "prompt_tokens_cached_total"),
+    "prompt_seconds": ("Time of prompts", "request_prefill_time_seconds_sum"),
+    "tokens_predicted": ("Tokens of answers", "generation_tokens_total"),
+    "tokens_predicted_seconds": ("Time of answers", "request_decode_time_seconds_sum"),
+    "n_decode": ("Calls of the engine", "engine_steps_total"),
+    "spec_decode_num_drafts": ("Steps with drafts", "spec_decode_num_drafts_total"),
+    "spec_decode_num_draft_tokens": ("Tokens that were drafted", "spec_decode_num_draft_tokens_total"),
+    "spec_decode_num_accepted_tokens": ("Drafts that were right", "spec_decode_num_accepted_tokens_total"),
 }
-_GAUGES: dict[str, tuple[str, Value]] = {
-    "prompt_tokens_seconds": ("Tokens of prompts a second", _prompt_rate),
+_GAUGES: dict[str, tuple[str, Value | str]] = {
+    "prompt_tokens_seconds": (
+        "Tokens of prompts a second",
+        lambda totals: _per(_computed(totals), totals["request_prefill_time_seconds_sum"]),
+    ),
     "predicted_tokens_seconds": (
         "Tokens of answers a second",
-        _ratio("generation_tokens_total", "request_decode_time_seconds_sum"),
+        lambda totals: _per(totals["generation_tokens_total"], totals["request_decode_time_seconds_sum"]),
     ),
-    "requests_processing": ("Choices that are computed", _of("num_requests_running")),
-    "requests_deferred": ("Choices that wait for a slot", _of("num_requests_waiting")),
-    "n_busy_slots_per_decode": ("Tokens of a call of the engine", _ratio("engine_tokens_total", "engine_steps_total")),
+    "requests_processing": ("Choices that are computed", "num_requests_running"),
+    "requests_deferred": ("Choices that wait for a slot", "num_requests_waiting"),
+    "n_busy_slots_per_decode": (
+        "Tokens of a call of the engine",
+        lambda totals: _per(totals["engine_tokens_total"], totals["engine_steps_total"]),
+    ),
 }
 
 
@@ -77,15 +74,13 @@ def llama_metrics(metrics: Iterable[Metric]) -> Iterator[Metric]:
     Args:
         metrics: those of the server.
     """
-    totals: dict[str, float] = {}
+    totals = defaultdict[str, float](float)
     for metric in metrics:
         for each in metric.samples:
-            name = each.name.removeprefix(PREFIX)
-            totals[name] = totals.get(name, 0.0) + each.value
-    for name, (text, value) in _COUNTERS.items():
-        yield CounterMetricFamily(LLAMA + name, text, value=value(totals))
-    for name, (text, value) in _GAUGES.items():
-        yield GaugeMetricFamily(LLAMA + name, text, value=value(totals))
+            totals[each.name.removeprefix(PREFIX)] += each.value
+    for family, rows in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
+        for name, (text, of) in rows.items():
+            yield family(LLAMA + name, text, value=totals[of] if isinstance(of, str) else of(totals))
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -9,10 +9,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyio import CapacityLimiter, move_on_after
@@ -101,10 +99,29 @@ class ServedModel:
         encoder = as_encoder(self.runner)
         return self.runner.config.hidden if encoder is None else encoder.width
 
+    @property
+    def file(self) -> WeightLoader:
+        """Its file, which has path, format and tensors."""
+        return self.runner.weights.loader
+
     @cached_property
-    def facts(self) -> ModelFacts:
-        """The facts of its file."""
-        return ModelFacts.of(self.runner.weights.loader)
+    def file_bytes(self) -> int:
+        """Bytes of all tensors of its file."""
+        return sum(info.nbytes for info in self.file.tensors.values())
+
+    @cached_property
+    def quantization(self) -> str:
+        """The type of its weights, such as `Q4_K_M`: what a GGUF file says, else that of most bytes."""
+        number = self.file.metadata.get(_FILE_TYPE) if self.file.format == "gguf" else None
+        if isinstance(number, int):
+            from gguf import LlamaFileType  # slow
+
+            if number in {each.value for each in LlamaFileType}:
+                return LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        sizes: Counter[str] = Counter()
+        for info in self.file.tensors.values():
+            sizes[info.dtype.name] += info.nbytes
+        return sizes.most_common(1)[0][0].upper() if sizes else "unknown"
 
     @cached_property
     def capabilities(self) -> tuple[str, ...]:
@@ -260,43 +277,3 @@ def fill_in_ids(tokenizer: Tokenizer) -> list[int] | None:
         if len(tokens) == len(names):
             return tokens
     return None
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """Facts of a model's file.
-
-    Attributes:
-        path: of the file.
-        format: `gguf` or `safetensors`.
-        parameters: number of elements of all tensors.
-        nbytes: of all tensors.
-        quantization: the type of its weights, such as `Q4_K_M`.
-    """
-
-    path: Path
-    format: str
-    parameters: int
-    nbytes: int
-    quantization: str
-
-    @staticmethod
-    def of(loader: WeightLoader) -> ModelFacts:
-        """The facts of an open file."""
-        infos = list(loader.tensors.values())
-        sizes = (sum(prod(info.shape) for info in infos), sum(info.nbytes for info in infos))
-        return ModelFacts(Path(loader.path), loader.format, *sizes, _quantization(loader))
-
-
-def _quantization(loader: WeightLoader) -> str:
-    """The type that a GGUF file says it has, else that of most bytes."""
-    number = loader.metadata.get(_FILE_TYPE) if loader.format == "gguf" else None
-    if isinstance(number, int):
-        from gguf import LlamaFileType  # slow
-
-        if number in {each.value for each in LlamaFileType}:
-            return LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
-    sizes: Counter[str] = Counter()
-    for info in loader.tensors.values():
-        sizes[info.dtype.name] += info.nbytes
-    return sizes.most_common(1)[0][0].upper() if sizes else "unknown"

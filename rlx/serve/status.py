@@ -6,6 +6,7 @@ Server stage, beside the APIs. The fields follow OpenAI, llama-server and vLLM, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
@@ -102,7 +103,7 @@ def properties(model: ServedModel) -> dict[str, Any]:
         "total_slots": model.slots,
         "model_alias": model.name,
         "model_aliases": list(model.aliases),
-        "model_path": model.facts.path.name,  # its folder would tell clients about the machine
+        "model_path": Path(model.file.path).name,  # its folder would tell clients about the machine
         "family": runner.family,
         "n_vocab": runner.vocab_size,
         "chat_template": tokenizer.chat_template or "",

@@ -28,26 +28,18 @@ class SpecialSplitter:
     def split(self, text: str) -> Iterator[str | int]:
         """The text in order: ids of the tokens found, and the stretches between them that are not empty."""
         begin = at = 0
-        while (found := self._next(text, at)) is not None:
-            at, end = found
-            if end == at:
+        while self._first is not None and (match := self._first.search(text, at)) is not None:
+            at = match.start()
+            size = next((size for size in self._lengths[text[at]] if text[at : at + size] in self._ids), 0)
+            if not size:
                 at += 1
                 continue
             if begin < at:
                 yield text[begin:at]
-            yield self._ids[text[at:end]]
-            begin = at = end
+            yield self._ids[text[at : at + size]]
+            begin = at = at + size
         if begin < len(text):
             yield text[begin:]
-
-    def _next(self, text: str, at: int) -> tuple[int, int] | None:
-        """The next place where a token may begin, and its end (the place itself if none does)."""
-        match = self._first.search(text, at) if self._first else None
-        if match is None:
-            return None
-        at = match.start()
-        sizes = (size for size in self._lengths[text[at]] if text[at : at + size] in self._ids)
-        return at, at + next(sizes, 0)
 
 
 SPACE = "\u2581"  # SentencePiece writes a space as this character

@@ -16,20 +16,7 @@ from rlx.arguments import without_none
 from rlx.grammar import Grammar
 from rlx.serve import record
 from rlx.serve.answers import answered
-from rlx.serve.body import (
-    MAX_MESSAGES,
-    MAX_STOPS,
-    MAX_TOOLS,
-    Anyway,
-    Body,
-    Ignored,
-    changed_sample,
-    check_tool,
-    form_grammar,
-    hint,
-    only,
-    shown,
-)
+from rlx.serve.body import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, Anyway, Body, Ignored, hint, only, shown
 from rlx.serve.conversation import (
     Given,
     JsonObject,
@@ -42,6 +29,7 @@ from rlx.serve.conversation import (
     texts,
 )
 from rlx.serve.errors import SHAPES, ApiError, invalid
+from rlx.serve.fields import changed_sample, check_tool, form_grammar
 from rlx.serve.http import in_thread, new_router
 from rlx.serve.media import ImageSource, base64_source
 from rlx.serve.messages.output import MessageWriter, error_json

@@ -14,22 +14,10 @@ from pydantic import Field
 
 from rlx.sampling import SampleOpts
 from rlx.serve import record
-from rlx.serve.body import (
-    MAX_BREAKERS,
-    MAX_MESSAGES,
-    MAX_STOPS,
-    MAX_TEXTS,
-    MAX_TOOLS,
-    Body,
-    Ignored,
-    changed_sample,
-    hint,
-    only,
-    sampling_changes,
-    shown,
-)
+from rlx.serve.body import MAX_BREAKERS, MAX_MESSAGES, MAX_STOPS, MAX_TEXTS, MAX_TOOLS, Body, Ignored, hint, only, shown
 from rlx.serve.conversation import Given, JsonObject, Part, call_of
 from rlx.serve.errors import invalid
+from rlx.serve.fields import changed_sample, sampling_changes
 from rlx.serve.media import base64_source
 
 Text = str | None

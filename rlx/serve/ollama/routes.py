@@ -19,9 +19,9 @@ import rlx
 from rlx.engine.request.context import Context
 from rlx.grammar import Grammar
 from rlx.serve.answers import answered
-from rlx.serve.body import schema_grammar
 from rlx.serve.conversation import Given, check_continued
 from rlx.serve.errors import SHAPES, ApiError, invalid
+from rlx.serve.fields import schema_grammar
 from rlx.serve.http import OpenRoute, in_thread, json_response, json_rows, while_connected
 from rlx.serve.model import ServedModel
 from rlx.serve.ollama.output import OllamaWriter, error_json
@@ -326,14 +326,13 @@ def shown(model: ServedModel) -> JsonObject:
 
 def details(model: ServedModel) -> JsonObject:
     """The kind of a model's weights."""
-    facts = model.facts
     return {
         "parent_model": "",
-        "format": facts.format,
+        "format": model.file.format,
         "family": model.runner.config.arch,
         "families": [model.runner.config.arch],
-        "parameter_size": _count(facts.parameters),
-        "quantization_level": facts.quantization,
+        "parameter_size": _count(model.sizes[0]),
+        "quantization_level": model.quantization,
     }
 
 
@@ -343,8 +342,8 @@ def tag(model: ServedModel, name: str) -> JsonObject:
         "name": name,
         "model": name,
         "modified_at": _time(model),
-        "size": model.facts.nbytes,
-        "digest": hashlib.sha256(f"{model.facts.path}:{model.facts.nbytes}".encode()).hexdigest(),
+        "size": model.file_bytes,
+        "digest": hashlib.sha256(f"{model.file.path}:{model.file_bytes}".encode()).hexdigest(),
         "details": details(model),
     }
 
@@ -361,7 +360,7 @@ def _info(model: ServedModel) -> JsonObject:
     return {
         "general.architecture": arch,
         "general.basename": model.name,
-        "general.parameter_count": model.facts.parameters,
+        "general.parameter_count": model.sizes[0],
         f"{arch}.block_count": config.layers,
         f"{arch}.context_length": model.runner.max_seq,
         f"{arch}.embedding_length": config.hidden,

@@ -37,9 +37,33 @@ Penalty = Annotated[float, Field(ge=0.01, le=100)]  # a factor: far from 1, logi
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 
 
-class SamplingFields(Body):
-    """How tokens are chosen. The names are those of OpenAI, vLLM and llama-server."""
+class StructuredOutputs(Body):
+    """vLLM's `structured_outputs`."""
 
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: Text = None
+    choice: list[str] | None = None
+    grammar: Text = None
+    json_object: bool | None = None
+    structural_tag: Annotated[Any, only()] = None
+    whitespace_pattern: Annotated[Any, only()] = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: Annotated[Any, only(False)] = None
+    disable_fallback: Annotated[Any, only(True, False)] = None
+
+
+class StreamOptions(Body):
+    """The fields about what a stream says besides the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Annotated[Any, hint(False)] = None
+
+
+class CommonFields(Body):
+    """The fields that chat and completions share."""
+
+    # how tokens are chosen, by the names of OpenAI, vLLM and llama-server
     temperature: Positive | None = None
     top_p: Share | None = None
     top_k: Limit | None = None
@@ -76,10 +100,7 @@ class SamplingFields(Body):
     vllm_xargs: Annotated[Any, only({})] = None
     lora: Annotated[Any, only([])] = None
 
-
-class EndingFields(Body):
-    """The fields about what ends an answer."""
-
+    # what ends an answer
     max_tokens: Limit | None = None
     n_predict: Limit | None = None
     stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
@@ -90,25 +111,7 @@ class EndingFields(Body):
     t_max_predict_ms: Annotated[Any, only(-1, 0)] = None
     repetition_detection: Annotated[Any, only()] = None
 
-
-class StructuredOutputs(Body):
-    """vLLM's `structured_outputs`."""
-
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
-    regex: Text = None
-    choice: list[str] | None = None
-    grammar: Text = None
-    json_object: bool | None = None
-    structural_tag: Annotated[Any, only()] = None
-    whitespace_pattern: Annotated[Any, only()] = None
-    disable_any_whitespace: bool | None = None
-    disable_additional_properties: Annotated[Any, only(False)] = None
-    disable_fallback: Annotated[Any, only(True, False)] = None
-
-
-class StructureFields(Body):
-    """The form that an answer must have."""
-
+    # the form that an answer must have
     response_format: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -123,18 +126,7 @@ class StructureFields(Body):
     ebnf: Text = None
     stop_regex: Annotated[Any, only()] = None
 
-
-class StreamOptions(Body):
-    """The fields about what a stream says besides the text."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: Annotated[Any, hint(False)] = None
-
-
-class CommonFields(SamplingFields, EndingFields, StructureFields):
-    """The fields that chat and completions share."""
-
+    # what is asked for besides, and how it is answered
     model: Text = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None

@@ -16,10 +16,10 @@ from rlx.serve.conversation import checked_messages
 from rlx.serve.custom_tools import as_function
 from rlx.serve.errors import invalid
 from rlx.serve.events import Asked, Choice, Delta, End, Finished, Progress
+from rlx.serve.fields import most_tokens, named_grammar, text_grammar
 from rlx.serve.http import event, in_thread, json_bytes, new_router
 from rlx.serve.openai.bodies import ChatBody
 from rlx.serve.openai.common import OpenAIWriter, asked_fields, logprob_dicts, progress_dict, timings_dict, usage_dict
-from rlx.serve.openai.fields import most_tokens, named_grammar, text_grammar
 from rlx.serve.openai.native import verbose, verbose_end
 from rlx.serve.prompts import ChatPrompt, chat_prompt, effort_variables, grammar_maker, switch_variables
 

@@ -15,8 +15,8 @@ import rlx
 from rlx.serve.answers import Writer
 from rlx.serve.errors import ApiError, invalid, openai_body
 from rlx.serve.events import Asked, Choice, Delta, End, Event, Finished, Progress, TokenInfo
+from rlx.serve.fields import ending, sample_opts
 from rlx.serve.http import comment, event, json_bytes
-from rlx.serve.openai.fields import ending, sample_opts
 
 if TYPE_CHECKING:
     from rlx.runners import TokenLogprob

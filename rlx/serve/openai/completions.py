@@ -17,10 +17,10 @@ from rlx.runners import TokenLogprob
 from rlx.serve.answers import answered
 from rlx.serve.errors import invalid
 from rlx.serve.events import Asked, Choice, Delta, End, Finished, Progress, TokenInfo
+from rlx.serve.fields import most_tokens, named_grammar, text_grammar
 from rlx.serve.http import in_thread, new_router, while_connected
 from rlx.serve.openai.bodies import CompletionBody, MediaPrompt
 from rlx.serve.openai.common import OpenAIWriter, asked_fields, progress_dict, timings_dict, usage_dict
-from rlx.serve.openai.fields import most_tokens, named_grammar, text_grammar
 from rlx.serve.openai.native import NativeWriter, verbose, verbose_end
 from rlx.serve.prompts import filled_in, grammar_maker, media_prompt, prompt_ids, prompts
 

@@ -16,23 +16,11 @@ from rlx.arguments import without_none
 from rlx.sampling import SampleOpts
 from rlx.serve import record
 from rlx.serve.answers import answered
-from rlx.serve.body import (
-    MAX_MESSAGES,
-    MAX_PAIRS,
-    MAX_TOOLS,
-    Anyway,
-    AtMost,
-    Body,
-    Ignored,
-    changed_sample,
-    check_tool,
-    form_grammar,
-    hint,
-    only,
-)
+from rlx.serve.body import MAX_MESSAGES, MAX_PAIRS, MAX_TOOLS, Anyway, AtMost, Body, Ignored, hint, only
 from rlx.serve.conversation import Given, JsonObject, call_of, content_of, text_and_images, texts
 from rlx.serve.custom_tools import INPUT, as_function
 from rlx.serve.errors import ApiError, invalid
+from rlx.serve.fields import changed_sample, check_tool, form_grammar
 from rlx.serve.http import in_thread, new_router
 from rlx.serve.media import ImageSource
 from rlx.serve.prompts import ChatPrompt, effort_variables, fitting_prompt, grammar_maker

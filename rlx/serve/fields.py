@@ -1,29 +1,137 @@
-"""From the fields of a body to what the engine takes: sampling options, what ends an answer, and its grammar.
+"""From the fields of a body to what the engine takes: sampling options, what ends an answer, grammars, tools.
 
-Server stage, under OpenAI's paths. What cannot be compiled is an error: no answer comes without the form that was asked
+Server stage, under the APIs. What cannot be compiled is an error: no answer comes without the form that was asked
 for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import GrammarError
+from rlx.errors import GrammarError, SamplingError, ToolError
 from rlx.grammar import Grammar
 from rlx.sampling import SampleOpts
-from rlx.serve.body import MAX_BIAS_TEXT, MAX_BIAS_TEXTS, changed_sample, sampling_changes, shown
+from rlx.serve.body import MAX_BIAS_TEXT, MAX_BIAS_TEXTS, Body, shown
 from rlx.serve.errors import invalid
+from rlx.text.tool_calls import checked_tools
 
 if TYPE_CHECKING:
-    from rlx.serve.openai.bodies import CommonFields, EndingFields, SamplingFields, StructureFields
+    from rlx.serve.openai.bodies import CommonFields
     from rlx.text.tokenizer import Tokenizer
 
+#: Options that have other names in requests.
+_RENAMED = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_window"}
+RANDOM_SEED = -1  # llama-server's word for a seed of the system's
 
-def sample_opts(body: SamplingFields, default: SampleOpts, tokenizer: Tokenizer, vocab_size: int) -> SampleOpts:
+
+def _window(count: int) -> int | None:
+    """A number of last tokens; -1 is all."""
+    return None if count < 0 else count
+
+
+#: What a value of a request means, where it is not the value itself.
+_MEANT: dict[str, Callable[[Any], Any]] = {
+    "seed": lambda seed: None if seed == RANDOM_SEED else seed % 2**64,
+    "top_k": lambda count: max(0, count),
+    "top_n_sigma": lambda sigma: max(0.0, sigma),
+    "repetition_window": _window,
+    "dry_penalty_last_n": _window,
+    "dry_sequence_breakers": tuple,
+}
+_SAMPLING = [*(each.name for each in fields(SampleOpts) if each.name != "logit_bias"), *_RENAMED]
+
+
+def sampling_changes(body: Body) -> dict[str, Any]:
+    """The sampling options that a body has, by their names here."""
+    found: dict[str, Any] = {}
+    for name in _SAMPLING:
+        if (value := getattr(body, name, None)) is not None:
+            own = _RENAMED.get(name, name)
+            found[own] = _MEANT[own](value) if own in _MEANT else value
+    return found
+
+
+def changed_sample(
+    default: SampleOpts, changes: Mapping[str, Any], names: Mapping[str, str] | None = None
+) -> SampleOpts:
+    """Sampling options with some changed.
+
+    Args:
+        names: what the request calls an option, where it has another name.
+
+    Raises:
+        ApiError: a value is out of its range.
+    """
+    try:
+        return replace(default, **changes)
+    except SamplingError as error:
+        name = error.what.split()[0]
+        raise invalid((names or {}).get(name, name), error.what, error.hint) from error
+
+
+def check_tool(function: Mapping[str, Any], where: str, schema: str) -> None:
+    """Checks a function in the form of chat.
+
+    Args:
+        where: its place in the request.
+        schema: what the request calls its parameters.
+
+    Raises:
+        ApiError: it has no usable name, or its parameters are no schema of an object.
+    """
+    try:
+        checked_tools([function], where)
+    except ToolError as error:
+        field = f"{where}{str(error.where).partition('.function')[2]}".replace(".parameters", f".{schema}")
+        raise invalid(field, error.what, error.hint) from error
+
+
+def schema_grammar(schema: Any, field: str, *, lenient: bool = False) -> Grammar:
+    """The grammar of a JSON schema.
+
+    Args:
+        field: what it is called in the request.
+        lenient: as for `Grammar.json_schema`.
+
+    Raises:
+        ApiError: it is no schema, or has a keyword that cannot be enforced.
+    """
+    try:
+        return Grammar.json_schema(schema, lenient=lenient)
+    except GrammarError as error:
+        raise invalid(field, error.what, error.hint, code="invalid_grammar") from error
+
+
+def form_grammar(
+    wanted: Mapping[str, Any] | None, field: str, kinds: Sequence[str] = ("text", "json_object", "json_schema")
+) -> Callable[[], Grammar] | None:
+    """The maker of the grammar of a form such as `{"type": "json_schema", "schema": {...}}`; None for free text.
+
+    Args:
+        field: what the form is called in the request.
+        kinds: the types that the API has.
+
+    Raises:
+        ApiError: the form is malformed.
+    """
+    if wanted is None:
+        return None
+    if (kind := wanted.get("type")) not in kinds:
+        expected = " or ".join(", ".join(kinds).rsplit(", ", 1))
+        raise invalid(f"{field}.type", f"expected {expected}, found {shown(kind)}")
+    if kind != "json_schema":
+        return Grammar.json_object if kind == "json_object" else None
+    if "schema" not in wanted:
+        raise invalid(f"{field}.schema", "it is required")
+    return partial(schema_grammar, wanted["schema"], f"{field}.schema", lenient=wanted.get("strict") is False)
+
+
+def sample_opts(body: CommonFields, default: SampleOpts, tokenizer: Tokenizer, vocab_size: int) -> SampleOpts:
     """The sampling options of a body.
 
     Args:
@@ -78,7 +186,7 @@ def _tokens(key: Any, tokenizer: Tokenizer, where: str, is_text: bool) -> list[i
     return tokenizer.encode(key, add_special_tokens=False, parse_special=True)
 
 
-def ending(body: EndingFields, vocab_size: int) -> dict[str, Any]:
+def ending(body: CommonFields, vocab_size: int) -> dict[str, Any]:
     """The arguments of `ServedModel.asked` about what ends an answer.
 
     Raises:
@@ -138,7 +246,7 @@ def text_grammar(body: CommonFields) -> Callable[[], Grammar] | None:
 
 
 @contextmanager
-def named_grammar(body: StructureFields) -> Iterator[None]:
+def named_grammar(body: CommonFields) -> Iterator[None]:
     """Errors of the grammar, which shows some only with the vocabulary, name the field that asks for it."""
     try:
         yield
@@ -169,7 +277,7 @@ _OUTPUTS: dict[str, Callable[[Any, bool], Grammar]] = {
 }
 
 
-def _asked(body: StructureFields) -> list[Found]:
+def _asked(body: CommonFields) -> list[Found]:
     """The fields that ask for a grammar, with what makes it."""
     found, outputs = _of_format(body.response_format), body.structured_outputs
     for name, write in _OUTPUTS.items() if outputs is not None else ():
