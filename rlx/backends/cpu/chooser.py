@@ -57,14 +57,13 @@ class Chooser:
         count, vocab = len(rows), len(rows[0])
         if count > self._rows or vocab != self._vocab:
             self._fit(max(count, self._rows), vocab)
-        for i, (row, choice) in enumerate(zip(rows, choices, strict=True)):
-            assert row.dtype == np.float32 and row.flags.c_contiguous
-            mask, changes, line = choice.mask, choice.changes, self._table[i]
-            self._numbers[i] = choice.numbers
-            line[0], line[8:] = row.ctypes.data, 0
-            if mask is not None:
+        self._numbers[:count] = [choice.numbers for choice in choices]
+        self._table[:count, 0] = [row.ctypes.data for row in rows]
+        self._table[:count, 8:] = 0
+        for line, choice in zip(self._table, choices, strict=False):
+            if (mask := choice.mask) is not None:
                 line[1], line[8] = mask.ctypes.data, len(mask)
-            if changes is not None:
+            if (changes := choice.changes) is not None:
                 line[2:5], line[9] = [each.ctypes.data for each in changes], len(changes.ids)
         self._context[1:3], self._found[:count] = (count, 0), 0
         if count == 1:

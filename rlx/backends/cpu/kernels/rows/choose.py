@@ -20,7 +20,7 @@ from rlx.scalars import Primitive, Ptr, Scalar, as_f32, i32, i64, outlined, u32
 (TEMPERATURE, TOP_N_SIGMA, TOP_K, TYPICAL_P, TOP_P, XTC_PROBABILITY, XTC_THRESHOLD,
  REPETITION, FREQUENCY, PRESENCE, MIROSTAT) = range(len(NUMBERS) - 3)  # fmt: skip
 LEAST = -1.7976931348623157e308  # the least finite number
-WIDE = 512  # elements of a block that is searched for the largest one
+WIDE = 2048  # elements of a block that is read twice, the second time from the first-level cache
 INFINITE = 0x7F800000  # the order key of +inf; that of NaN is larger, that of -inf its negative
 
 _I64, _F64 = ir.IntType(64), ir.DoubleType()
@@ -68,13 +68,21 @@ def _choose(
     vocab: int, masked: int, changes: int, begin: int, end: int,
 ) -> None:  # fmt: skip
     for _ in range(begin, end):
-        top_key = largest_key(logits, 0, vocab)
+        top_key = i32(-0x80000000)
+        size = i32(0)
+        first = 0  # of the block with the largest logit
+        for start in range(0, vocab, WIDE):
+            stop = start + WIDE if start + WIDE < vocab else vocab
+            key = largest_key(logits, start, stop)
+            own = largest_size(logits, start, stop)
+            first = start if key > top_key else first
+            top_key = key if key > top_key else top_key
+            size = own if own > size else size
         chosen[0] = -1.0
-        chosen[1] = 1.0 if largest_size(logits, 0, vocab) < i32(INFINITE) else 0.0
+        chosen[1] = 1.0 if size < i32(INFINITE) else 0.0
         if top_key < i32(INFINITE) and top_key > i32(-INFINITE):
             if numbers[TEMPERATURE] == 0.0 and masked + changes == 0:
-                start = block_with(logits, vocab, top_key)
-                chosen[0] = float(first_with_key(logits, start, vocab, top_key))
+                chosen[0] = float(first_with_key(logits, first, vocab, top_key))
             else:
                 n = 0
                 if masked > 0:
@@ -150,15 +158,6 @@ def gather_masked(logits: Ptr, mask: Ptr, values: Ptr, places: Ptr, vocab: int, 
                     places[n] = i32(token)
                     n += 1
     return n
-
-
-@outlined
-def block_with(logits: Ptr, vocab: int, key: Scalar) -> Scalar:
-    """Where the first block begins that has the largest order key: vectors find it, and one by one its place in it."""
-    start = 0
-    while largest_key(logits, start, start + WIDE if start + WIDE < vocab else vocab) < key:
-        start += WIDE
-    return start
 
 
 def block_top(logits: Ptr, start: int, stop: int) -> Scalar:
