@@ -23,6 +23,8 @@ from rlx.cli.options import engine_options, model_argument, model_path, open_run
 from rlx.cli.output import Bars, counted
 from rlx.cli.run import check_no_trace, recorded, trace_options
 from rlx.engine.opening.options import SLOTS
+from rlx.ray import check_installed as check_ray
+from rlx.serve import check_installed
 from rlx.tracing import Detail
 
 if TYPE_CHECKING:
@@ -65,18 +67,15 @@ def batch(
     \b
     rlx batch questions.jsonl answers.jsonl model.gguf
     """
-    from rlx.serve import check_installed
+    if on_ray:
+        check_no_trace(trace)
+    elif replicas is not None:
+        raise click.UsageError("--replicas needs --ray")
+    (check_ray if on_ray else check_installed)()
     from rlx.serve.batch.results import Results
     from rlx.serve.batch.source import Source
     from rlx.serve.server import model_name
 
-    if on_ray:
-        from rlx.ray import check_installed
-
-        check_no_trace(trace)
-    elif replicas is not None:
-        raise click.UsageError("--replicas needs --ray")
-    check_installed()
     if requests != "-" and os.path.exists(answers) and os.path.samefile(requests, answers):
         raise click.UsageError("IN.jsonl and OUT.jsonl are the same file")
     path = model_path(model, engine)

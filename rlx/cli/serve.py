@@ -30,7 +30,9 @@ from rlx.cli.run import check_no_trace, recorded, trace_options
 from rlx.engine.opening.options import RunnerOptions
 from rlx.engine.opening.setup import pools_of
 from rlx.profile.option import options_of
+from rlx.ray import check_installed as check_ray
 from rlx.runners.encoder import is_encoder
+from rlx.serve import check_installed
 from rlx.serve.options import ServerOptions, served
 from rlx.tracing import Detail
 from rlx.weights import open_weights
@@ -93,8 +95,6 @@ def serve(
     rlx serve small=model.gguf demo-vision
     rlx serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
     """
-    from rlx.serve import check_installed
-
     check_installed()
     options = ServerOptions(**without_none(**server), sample=sample).resolved()
     found = _named(models, options, engine, yes=yes)
@@ -168,9 +168,7 @@ def _serve_on_ray(
     path: str, names: list[str], options: ServerOptions, engine: dict[str, Any], replicas: str | None
 ) -> None:
     """Serves on a cluster, until SIGINT or SIGTERM."""
-    from rlx.ray import check_installed
-
-    check_installed()
+    check_ray()
     if len(options.hosts) > 1:
         raise click.UsageError("with --ray there is one --host, that of Ray's proxies")
     least, dash, most = (replicas or "1").partition("-")

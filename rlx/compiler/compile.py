@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from rlx import backends, debug_output, env
@@ -84,9 +85,7 @@ class CompiledProgram:
         """A runnable instance of the program, with memory of its own."""
         program = self.code.instance(workers)
         if debug_output.shows(debug_output.KERNELS) or env.verify():
-            from rlx.compiler.debug import watch
-
-            watch(program, self)
+            _debug().watch(program, self)
         step_trace.register(program, lambda: ir_text.loads(self.final), workers)
         return program
 
@@ -177,9 +176,7 @@ class Compiler:
                 code, manifest, files, text, stats, options, key, not built, seconds, self.backend.formats
             )
             if debug_output.shows(debug_output.PASSES):
-                from rlx.compiler.debug import show_program
-
-                show_program(program, self.target)
+                _debug().show_program(program, self.target)
             return program
 
         program = self._get(key, what, build, load)
@@ -277,6 +274,13 @@ class Compiler:
     def key(self, **fields: Any) -> CompileKey:
         """A key for this target and these versions of everything."""
         return CompileKey(target=self.target.describe(), versions=versions(self.backend), **fields)
+
+
+def _debug() -> ModuleType:
+    """What RLX_DEBUG and RLX_VERIFY need, and no other run."""
+    from rlx.compiler import debug
+
+    return debug
 
 
 def program_name(graph: Graph) -> str:

@@ -15,6 +15,7 @@ from rlx import backends, env
 from rlx.arguments import nearest
 from rlx.backends.device import Target
 from rlx.errors import ArgumentError, CacheError
+from rlx.notebook import card
 from rlx.passes.report import Report
 from rlx.report.source import KernelText, Machine, Source, StepTimes, Subject
 
@@ -159,8 +160,6 @@ class Inspectable:
         return KernelText(source, llvm, self._target.backend.assembly(llvm, self._target) if llvm else "")
 
     def _repr_html_(self) -> str:
-        from rlx.notebook import card
-
         rows = [("stages", " > ".join(self.stages)), ("kernels", len(self.kernels))]
         try:
             folds = [("what the passes did", str(self.explain())), ("program: regions and places", self.ir("memory"))]

@@ -27,8 +27,7 @@ from rlx.ir.infer import expression_size, renumber
 from rlx.ir.node import Node
 from rlx.ir.rules import AttrVar, Rule, state_var, var
 from rlx.passes.options import Options
-from rlx.passes.report import SILENT, Log
-from rlx.passes.rewriting import rewrite_logged
+from rlx.passes.report import SILENT, Log, rewrite_logged
 
 _x, _w, _u = var("x", ["R", "K"]), var("w", ["N", "K"]), var("u", ["N", "K"])
 _free = frozenset({"x", "w", "u"})

@@ -14,6 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from rlx.ir.graph import Graph
+from rlx.ir.rules import OFF, Rule, misses, rewrite
+
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d{1,9}(?=\.|$)")  # of a layer: a whole part of a name
 _NAME = re.compile(r"%[A-Za-z0-9_.]*[A-Za-z0-9_]")
 
@@ -225,3 +228,22 @@ def _table(rows: Sequence[tuple[str, Event]]) -> list[str]:
 
 def _events(rows: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
     return tuple(Event(**{**row, "layers": tuple(row["layers"])}) for row in rows)
+
+
+def rewrite_logged(
+    graph: Graph, rules: Sequence[Rule], log: Log, off: Mapping[str, Sequence[Rule]] | None = None
+) -> Graph:
+    """Applies the rules until none matches.
+
+    Args:
+        off: rules that are left out, by the name of their group: where they would match is noted as missed.
+    """
+    after = rewrite(graph, rules, lambda rule, name: log.done(rule.name, name))
+    names = after.names()
+    for rule, node, reason in misses(after, rules):
+        log.missed(rule.name, names[node], reason)
+    for group, left_out in (off or {}).items():
+        for rule, node, reason in misses(after, left_out):
+            if reason == OFF:
+                log.missed(rule.name, names[node], f'the group "{group}" is off')
+    return after

@@ -9,8 +9,7 @@ from rlx.ir.node import Node
 from rlx.ir.rules import AttrVar, Computed, Rule, var
 from rlx.ir.tracing import Untraceable, meaning_of
 from rlx.passes.options import Options
-from rlx.passes.report import SILENT, Log
-from rlx.passes.rewriting import rewrite_logged
+from rlx.passes.report import SILENT, Log, rewrite_logged
 
 _a, _b = AttrVar("a", 0.5), AttrVar("b", 3.0)
 _x = var("x", ["R", "K"])

@@ -15,7 +15,7 @@ from rlx.errors import ProfileError
 from rlx.passes.options import FUSIONS, PASSES, Options, check_precision
 from rlx.profile.keys import BUCKETS, FAMILIES, PHASES, check_names, check_value
 from rlx.profile.option import ProfileOptions
-from rlx.profile.toml import Flat, Found, read_file, read_table
+from rlx.profile.toml import Flat, Found, read_file, read_table, to_toml
 
 ProfileLike: TypeAlias = "CompileProfile | Mapping[str, Any] | str | Path | None"
 """A profile, or what makes one: a table, the path of a file, None for the defaults."""
@@ -255,6 +255,4 @@ class CompileProfile(ProfileOptions):
             comments: before each key what it means, and its choices.
             commented_out: paths of shared keys that are written behind a #, such as `cache.policy`; not read back.
         """
-        from rlx.profile.toml import to_toml
-
         return to_toml(self.common(), {phase: getattr(self, phase).flat() for phase in PHASES}, comments, commented_out)

@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from rlx.errors import RlxError
-from rlx.ir import text
+from rlx.ir import dims, text
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes import pipeline
@@ -261,8 +261,6 @@ def _times(times: StepTimes) -> dict[str, Any]:
 
 def _leaves(graph: Graph, env: Mapping[str, int]) -> list[dict[str, Any]]:
     """Weights by type and states, in bytes: of states what a step can read."""
-    from rlx.ir import dims
-
     found: dict[tuple[str, str], list[int]] = {}
     for op in ("weight", "state"):
         for leaf in graph.leaves(op).values():

@@ -17,6 +17,7 @@ from rlx.ir import printer
 from rlx.ir.costs import cost
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.ir.op_table import OPS
 from rlx.passes import fuse, pipeline
 from rlx.passes.options import FUSION_MEANINGS, FUSIONS, Options
 from rlx.passes.program import Program, is_work, root
@@ -135,8 +136,6 @@ def _region(node: Node, program: Program) -> int | None:
 
 def _alone(node: Node, at: int, program: Program) -> bool:
     """Whether the region would be gone without the value: nothing but small work like it is in there."""
-    from rlx.ir.op_table import OPS
-
     return all(n is node or OPS[n.op].in_prologue for n in program.regions[at])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx.ir.costs import arithmetic, cost, filled, stored_bytes
+from rlx.ir.costs import arithmetic, cost, filled, peak, stored_bytes
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.memory import lifetimes
@@ -48,8 +48,6 @@ class RegionWork:
             bandwidth: in 10^9 bytes a second.
             peaks: in 10^9 operations a second, by kind.
         """
-        from rlx.ir.costs import peak
-
         computing = sum(n / peak(kind, peaks) for kind, n in self.operations.items())
         least, limit = max((self.stored / bandwidth, "memory"), (computing, "arithmetic"))
         return least / 1e9, limit

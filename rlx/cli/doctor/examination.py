@@ -25,6 +25,7 @@ from rlx.compiler.tuned import find, machine
 from rlx.engine.kv.pool_size import available_memory
 from rlx.errors import CacheError, RlxError
 from rlx.platform import cpu_count, usable_cpus
+from rlx.store.folder import Folder
 from rlx.store.store import Store, default_root
 
 Facts = dict[str, Any]
@@ -253,8 +254,6 @@ def cache(findings: Findings) -> Facts:
 
 
 def _writable(store: Any, findings: Findings) -> bool:
-    from rlx.store.folder import Folder
-
     try:
         with Folder(store.root) as root:
             root.replace_file(_PROBE, b"")
