@@ -91,8 +91,7 @@ def bench(
     usual = demo.path(demo.VISION if images else demo.TEXT)
     loader = open_weights(model if model is not None else usual)
     runner_class(loader)  # whether there is one
-    with Bars() as bars:
-        bars.waiting("opening the model")
+    with Bars("opening the model") as bars:
         opened = Engine.open(loader, max_seq=prompt + generate + 16, progress=bars, **engine)
         try:
             bars.waiting("measuring")

@@ -51,8 +51,7 @@ def bench_rows(
     """Measures steps of so many sequences after so many tokens each, and shows them."""
     loader = open_weights(model if model is not None else demo.path(demo.TEXT))
     runner_class(loader)  # whether there is one
-    with Bars() as bars:
-        bars.waiting("opening the model")
+    with Bars("opening the model") as bars:
         engine = Engine.open(loader, max_seq=max(depths) + ROOM, progress=bars, **options)
         try:
             bars.waiting("measuring")

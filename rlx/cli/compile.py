@@ -117,22 +117,20 @@ def _config_alone(name: str) -> Path | None:
 
 def _compile(model: str | WeightLoader, engine: dict[str, Any], batch: int, shown: Shown, as_json: bool) -> None:
     start = time.perf_counter()
-    with Bars() as bars:
-        bars.waiting("opening the model")
-        with open_runner(model, engine, bars, load=False) as runner:
+    with Bars("opening the model") as bars, open_runner(model, engine, bars, load=False) as runner:
+        bars.waiting("compiling")
+
+        def show(record: ProgramRecord) -> None:
+            bars.pause()
+            click.echo(_line(record))
+            if record.reason:
+                click.echo(f"  {record.reason}")
             bars.waiting("compiling")
 
-            def show(record: ProgramRecord) -> None:
-                bars.pause()
-                click.echo(_line(record))
-                if record.reason:
-                    click.echo(f"  {record.reason}")
-                bars.waiting("compiling")
-
-            records = list(runner.compile(None if as_json else show, **shown.programs(batch)))
-            bars.pause()
-            reports = [program.explain() for program in runner.programs] if shown.explain else []
-            source = runner.stats()["profile"]
+        records = list(runner.compile(None if as_json else show, **shown.programs(batch)))
+        bars.pause()
+        reports = [program.explain() for program in runner.programs] if shown.explain else []
+        source = runner.stats()["profile"]
     seconds = time.perf_counter() - start
     compiled = sum(not record.cached for record in records)
     if as_json:

@@ -36,8 +36,7 @@ def convert(source: str, out: str, target: str, part: str, force: bool) -> None:
     own beside OUT, mmproj-OUT, where `rlx run` finds it. A file appears when it is whole.
     """
     start = time.perf_counter()
-    with Bars() as bars:
-        bars.waiting("writing tensors")  # first it is opened
+    with Bars("writing tensors") as bars:  # first it is opened
         done = write(source, out, target, part=part, force=force, progress=bars)
     for line in left_out(done.left_out):
         click.echo(printable(line), err=True)
@@ -84,8 +83,7 @@ def quantize(
     is whole.
     """
     start = time.perf_counter()
-    with Bars() as bars:
-        bars.waiting("writing tensors")  # first it is opened
+    with Bars("writing tensors") as bars:  # first it is opened
         done = write_quantized(source, out, target, threads=threads, force=force, requantize=requantize, progress=bars)
     seconds = time.perf_counter() - start
     if as_json:

@@ -83,8 +83,7 @@ def pull(name: str, listed: bool, as_json: bool) -> None:
     if listed:
         _list(name, as_json)
         return
-    with Bars() as bars:
-        bars.waiting("asking the hub")
+    with Bars("asking the hub") as bars:
 
         def notice(line: str) -> None:
             bars.pause()

@@ -118,13 +118,14 @@ class Bars:
     Compiles report from their own threads, so every method holds a lock: two displays at once would leave lines behind.
 
     Args:
+        first: what is waited for at first, in a `with` statement.
         file: instead of stderr.
-        show: False shows nothing in a terminal either.
     """
 
-    def __init__(self, file: TextIO | None = None, show: bool = True) -> None:
+    def __init__(self, first: str | None = None, *, file: TextIO | None = None) -> None:
+        self._first = first
         self._file: TextIO | None = file or sys.stderr  # None where the process has no stderr
-        self._shown = show and self._file is not None and self._file.isatty()
+        self._shown = self._file is not None and self._file.isatty()
         self._progress: Progress | None = None
         self._tasks: dict[str, Any] = {}
         self._muted = False
@@ -187,6 +188,8 @@ class Bars:
         return self._progress
 
     def __enter__(self) -> Self:
+        if self._first is not None:
+            self.waiting(self._first)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

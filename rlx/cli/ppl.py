@@ -64,8 +64,7 @@ def ppl(
         raise click.UsageError("--halves and --stride exclude each other: the windows of --halves are side by side")
     text, start = read_text(file), time.perf_counter()
     path = model_path(model, engine, tell_demo=True)
-    with Bars() as bars, ExitStack() as stack:
-        bars.waiting("opening the model")
+    with Bars("opening the model") as bars, ExitStack() as stack:
         opened = stack.enter_context(_opened(path, window, bars, **engine))
         other = None
         if kl or base is not None:

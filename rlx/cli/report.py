@@ -68,8 +68,7 @@ def report(model: str | None, out: Path, shape: str | None, weights: str | None,
         raise click.UsageError("--measure runs the model; --shape and --weights name one without its weights")
     _check_writable(out)
     source = model_source(model, wanted.engine, shape, weights)
-    with Bars() as bars:
-        bars.waiting("opening the model")
+    with Bars("opening the model") as bars:
         page, problem = _make(source, wanted, bars)
     page.write(out)
     programs = len(page.data["programs"])

@@ -121,8 +121,7 @@ def run(
         model, text = Words(words, model, prompt, file, stdin).resolve()
         images = read_images(image)
         path = model_path(model, engine, images=bool(images), yes=yes)
-    with Bars() as bars:
-        bars.waiting("opening the model")
+    with Bars("opening the model") as bars:
         with span("open the model"):
             opened = open_runner(path, {**engine, "compile_ahead": _calls(text, ending["max_tokens"])}, bars)
         with opened as runner:

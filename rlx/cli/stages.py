@@ -114,18 +114,16 @@ class Shown:
 
     def _print_code(self, model: str | WeightLoader, engine: dict[str, Any], batch: int) -> None:
         """Prints a form of the code of programs, which are compiled if they are not in the cache."""
-        with Bars() as bars:
-            bars.waiting("opening the model")
-            with open_runner(model, engine, bars, load=False) as runner:
-                runner.compile(**self.programs(batch))
-                bars.close()
-                for program in runner.programs:
-                    forms: dict[str, Callable[[str | None], str]] = {
-                        "python": program.source,
-                        "llvm": program.llvm,
-                        "asm": program.asm,
-                    }
-                    _print(f"{program.name} as {self.emit}", forms[str(self.emit)](self.kernel))
+        with Bars("opening the model") as bars, open_runner(model, engine, bars, load=False) as runner:
+            runner.compile(**self.programs(batch))
+            bars.close()
+            for program in runner.programs:
+                forms: dict[str, Callable[[str | None], str]] = {
+                    "python": program.source,
+                    "llvm": program.llvm,
+                    "asm": program.asm,
+                }
+                _print(f"{program.name} as {self.emit}", forms[str(self.emit)](self.kernel))
 
 
 def shown_options(command: Command) -> Command:

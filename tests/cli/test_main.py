@@ -221,7 +221,7 @@ class Terminal(StringIO):
 
 def test_bars_show_in_a_terminal_only() -> None:
     for file, shown in ((Terminal(), True), (StringIO(), False)):
-        with Bars(file) as bars:
+        with Bars(file=file) as bars:
             bars.waiting("opening [the] model")
             bars("packing weights", 1, 4)
             bars("packing weights", 4, 4)
@@ -233,7 +233,7 @@ def test_bars_show_in_a_terminal_only() -> None:
 
 def test_bars_name_the_kernel_that_is_compiled() -> None:
     """A line of its own, in place of what waits for it, which comes back afterwards."""
-    with Bars(Terminal()) as bars:
+    with Bars(file=Terminal()) as bars:
         bars.waiting("reading the prompt")
         for event in (0, 1), (11, 31):
             bars("compiling the prefill program", *event)
@@ -246,7 +246,7 @@ def test_bars_name_the_kernel_that_is_compiled() -> None:
 
 def test_paused_bars_write_nothing_until_something_is_waited_for() -> None:
     file = Terminal()
-    with Bars(file) as bars:
+    with Bars(file=file) as bars:
         bars.waiting("reading the prompt")
         bars.pause()
         before = file.getvalue()
@@ -259,7 +259,7 @@ def test_paused_bars_write_nothing_until_something_is_waited_for() -> None:
 def test_bars_leave_stdout_alone() -> None:
     """What is written while they are shown goes where stdout goes, as it is."""
     before = sys.stdout
-    with Bars(Terminal()) as bars:
+    with Bars(file=Terminal()) as bars:
         bars.waiting("opening the model")
         assert sys.stdout is before
 
@@ -272,7 +272,7 @@ def test_no_stderr_shows_no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_closed_bars_write_nothing_more() -> None:
     file = Terminal()
-    bars = Bars(file)
+    bars = Bars(file=file)
     bars.waiting("prompt")
     bars.close()
     before = file.getvalue()

@@ -91,7 +91,7 @@ def test_text_is_not_broken_by_bars(monkeypatch: pytest.MonkeyPatch) -> None:
             return True
 
     terminal = Terminal()
-    monkeypatch.setattr("rlx.cli.run.Bars", lambda: Bars(terminal))
+    monkeypatch.setattr("rlx.cli.run.Bars", lambda first: Bars(first, file=terminal))
     assert rlx("Tell me a story.").stdout == STORY + "\n"
     assert "reading the prompt" in terminal.getvalue()
     assert "fox" not in terminal.getvalue()

@@ -291,7 +291,7 @@ def test_bars_of_several_threads_share_one_display(monkeypatch: pytest.MonkeyPat
         bars(f"compiling {name}", 0, 2)
 
     monkeypatch.setattr(Progress, "__init__", made_slowly)
-    with Bars(Terminal()) as bars:
+    with Bars(file=Terminal()) as bars:
         threads = [threading.Thread(target=report, args=(name,)) for name in "abcd"]
         for thread in threads:
             thread.start()

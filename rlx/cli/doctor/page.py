@@ -195,8 +195,7 @@ def doctor(ctx: click.Context, measure: bool, as_json: bool) -> None:
     run. Keys are hidden, and the home folder is shown as ~. The exit code is 2 if something prevents models from
     running.
     """
-    with Bars() as bars:
-        bars.waiting("examining the machine")
+    with Bars("examining the machine"):
         findings = examine(measure)
     if as_json:
         click.echo(json.dumps(findings.as_dict()))
