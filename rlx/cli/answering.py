@@ -15,7 +15,7 @@ import click
 
 from rlx.arguments import without_none
 from rlx.cli.interrupts import Interrupts
-from rlx.cli.options import Command, Decorator, collected
+from rlx.cli.options import Decorator, Function, collected
 from rlx.cli.output import counted, printable
 from rlx.engine.programs.ready import TOWER
 from rlx.engine.request.context import PromptLike
@@ -295,7 +295,7 @@ _FORMS: dict[str, Decorator] = {
 }
 
 
-def structured_options(command: Command) -> Command:
+def structured_options(command: Function) -> Function:
     """Adds `--json-schema`, `--grammar` and `--regex`; the command receives a `Grammar` or None as `grammar`."""
     return collected(command, "grammar", _FORMS, _grammar)
 

@@ -25,11 +25,11 @@ from rlx.sampling import SampleOpts
 from rlx.sampling.options import combined
 from rlx.weights import WeightLoader, open_weights
 
-Command = Callable[..., Any]
-Decorator = Callable[[Command], Command]
+Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 
 
-def engine_options(command: Command) -> Command:
+def engine_options(command: Function) -> Function:
     """Adds the options of `auto_runner` that the command line has; the command receives them as the dict `engine`."""
     return collected(command, "engine", _engine_options(), dict)
 
@@ -70,7 +70,7 @@ def _checked(option: Option, ctx: click.Context, parameter: click.Parameter, val
     return value
 
 
-def model_argument(command: Command) -> Command:
+def model_argument(command: Function) -> Function:
     """Adds MODEL and `--model`; either sets the argument `model`, which is None without them."""
 
     @wraps(command)
@@ -80,11 +80,11 @@ def model_argument(command: Command) -> Command:
         return command(*args, model=model if named_model is None else named_model, **values)
 
     option = click.option("--model", "named_model", metavar="MODEL", help="Another way to name MODEL.")
-    wrapped: Command = click.argument("model", required=False)(option(merged))
+    wrapped: Function = click.argument("model", required=False)(option(merged))
     return wrapped
 
 
-def models_argument(command: Command) -> Command:
+def models_argument(command: Function) -> Function:
     """Adds any number of MODEL, also as `--model`; the command receives them as the list `models`."""
 
     @wraps(command)
@@ -92,11 +92,11 @@ def models_argument(command: Command) -> Command:
         return command(*args, models=[*models, *named_models], **values)
 
     option = click.option("--model", "named_models", metavar="MODEL", multiple=True, help="Another way to name MODEL.")
-    wrapped: Command = click.argument("models", nargs=-1, metavar="[[NAME=]MODEL]...")(option(joined))
+    wrapped: Function = click.argument("models", nargs=-1, metavar="[[NAME=]MODEL]...")(option(joined))
     return wrapped
 
 
-def collected(command: Command, name: str, options: dict[str, Decorator], make: Callable[..., Any]) -> Command:
+def collected(command: Function, name: str, options: dict[str, Decorator], make: Callable[..., Any]) -> Function:
     """`command` with more options, whose values it receives as one argument."""
 
     @wraps(command)
@@ -104,7 +104,7 @@ def collected(command: Command, name: str, options: dict[str, Decorator], make: 
         values[name] = make(**{option: values.pop(option) for option in options})
         return command(*args, **values)
 
-    wrapped: Command = collecting
+    wrapped: Function = collecting
     for option in reversed(options.values()):
         wrapped = option(wrapped)
     return wrapped
@@ -254,12 +254,12 @@ _ENDING: dict[str, Decorator] = {
 }  # fmt: skip
 
 
-def sampling_options(command: Command) -> Command:
+def sampling_options(command: Function) -> Function:
     """Adds the options of `SampleOpts`; the command receives the given ones as the dict `sample`."""
     return collected(command, "sample", _SAMPLING, _given)
 
 
-def ending_options(command: Command) -> Command:
+def ending_options(command: Function) -> Function:
     """Adds `--max-tokens`, `--min-tokens` and `--stop`; the command receives them as the dict `ending`."""
     return collected(command, "ending", _ENDING, _ending)
 

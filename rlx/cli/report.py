@@ -10,12 +10,11 @@ from typing import Any
 import click
 
 from rlx.cli.command import Command
-from rlx.cli.compile import model_source
+from rlx.cli.compile import chosen_programs, model_source
 from rlx.cli.inspect import describe
 from rlx.cli.main import Mistake
 from rlx.cli.options import engine_options, model_argument, named
 from rlx.cli.output import Bars, counted, size
-from rlx.cli.stages import chosen_programs
 from rlx.engine.engine import Engine
 from rlx.engine.programs.ready import TOWER
 from rlx.engine.programs.reporting import measure_programs, program_sources

@@ -35,6 +35,7 @@ from rlx.cli.command import Command
 from rlx.cli.main import INTERRUPTED
 from rlx.cli.options import (
     Decorator,
+    Function,
     described,
     ending_options,
     engine_options,
@@ -215,7 +216,7 @@ def limit_option(name: str) -> Decorator:
     )
 
 
-def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def trace_options(command: Function) -> Function:
     """Adds --trace, --trace-detail and --trace-limit: the arguments `trace`, `detail` and `limit`."""
     command = limit_option("--trace-limit")(command)
     command = detail_option("--trace-detail", "steps")(command)

@@ -13,8 +13,8 @@ import click
 from rlx.arguments import without_none
 from rlx.cli.answering import speculative_option
 from rlx.cli.command import Command
-from rlx.cli.options import Command as Function
 from rlx.cli.options import (
+    Function,
     collected,
     command_line_option,
     engine_options,
