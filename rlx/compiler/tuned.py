@@ -17,7 +17,6 @@ from rlx import platform as systems
 from rlx.backends.device import Target
 from rlx.errors import ArgumentError, CacheError, file_error
 from rlx.store.cache import CompileCache
-from rlx.store.entry import Contents
 from rlx.store.folder import Damage
 from rlx.store.key import FORMAT, CompileKey, digest_text, versions
 from rlx.store.kinds import CacheWarning
@@ -79,7 +78,7 @@ def keep(store: Store, target: Target, measured: Measured) -> Path:
     row = {"date": measured.date, "threads": measured.threads, "tuning": dict(measured.tuning)}
     text = json.dumps(row, indent=1, sort_keys=True) + "\n"
     try:
-        store.write(key, Contents({FILE: text.encode()}), replace=True)
+        store.write(key, {FILE: text.encode()}, replace=True)
     except (OSError, Damage) as error:
         raise file_error(CacheError, "it cannot be written", error, path(store, target)) from error
     for digest in store.near(key.digest[:_SAME]):

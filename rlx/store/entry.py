@@ -20,7 +20,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -358,28 +358,17 @@ def encode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:
     return {name: data.encode() if isinstance(data, str) else bytes(data) for name, data in files.items()}
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The contents of an entry that is to be written.
+def fill(
+    folder: Folder, key: CompileKey, files: Mapping[str, bytes], large: Large, used: float | None, sync: bool
+) -> None:
+    """Writes a whole entry into an empty folder.
 
-    Attributes:
-        files: name -> contents.
-        large: its large files.
-        used: when the entry was used last, in seconds since the epoch; None for now.
-        sync: whether `fill` waits until all of it is on the disk.
+    Args:
+        used: when it was used last, in seconds since the epoch; None for now.
+        sync: wait until all of it is on the disk.
     """
-
-    files: Mapping[str, bytes]
-    large: Large = field(default_factory=dict)
-    used: float | None = None
-    sync: bool = True
-
-
-def fill(folder: Folder, key: CompileKey, contents: Contents) -> None:
-    """Writes a whole entry into an empty folder."""
-    sync = contents.sync
-    rows = {name: _write_large(folder, name, file, sync) for name, file in contents.large.items()}
-    files = {KEY: key.to_json().encode(), **contents.files}
+    rows = {name: _write_large(folder, name, file, sync) for name, file in large.items()}
+    files = {KEY: key.to_json().encode(), **files}
     if rows:
         files[LARGE] = json.dumps(rows, sort_keys=True).encode()
     files[CHECKSUMS] = _checksums({name: sha256(data) for name, data in files.items()})
@@ -396,8 +385,8 @@ def fill(folder: Folder, key: CompileKey, contents: Contents) -> None:
         )
         for written in made.values() if sync else ():
             written.sync()
-    if contents.used is not None:
-        folder.touch(LAST_USED, contents.used)
+    if used is not None:
+        folder.touch(LAST_USED, used)
 
 
 def _parents(place: str) -> list[str]:

@@ -22,7 +22,7 @@ from rlx import env, platform
 from rlx.errors import ArgumentError, CacheError
 from rlx.notebook import card
 from rlx.store import entry
-from rlx.store.entry import Contents, Entry, Listing
+from rlx.store.entry import Entry, Large, Listing
 from rlx.store.eviction import Eviction
 from rlx.store.folder import REFUSED, Damage, Folder, UntrustedFolder, collect, reason, temporary
 from rlx.store.key import CompileKey
@@ -195,7 +195,7 @@ class Store:
         key: CompileKey,
         files: Mapping[str, bytes | str],
         replace: bool = False,
-        large: entry.Large | None = None,
+        large: Large | None = None,
         used: float | None = None,
     ) -> Entry:
         """Stores an entry and returns it. If the folder cannot be written, warns once and returns it unstored.
@@ -210,23 +210,30 @@ class Store:
         Raises:
             ArgumentError: a file's name is not a plain relative path, or is one of the store's own.
         """
-        contents = Contents(entry.encode(files), large or {}, used, self.budget.is_synced)
-        nbytes = sum(file.nbytes for file in contents.large.values())
+        contents = entry.encode(files)
+        nbytes = sum(file.nbytes for file in large.values()) if large else 0
         if nbytes > self.limit:
             what = f"{nbytes} bytes are not kept in {self.budget.folder} {self.root}, whose limit is {self.limit}"
             self.warn("limit", f"{what}; {self.budget.option} raises it")
         if self.problem or nbytes > self.limit:
-            return Entry(key, contents.files, None)
+            return Entry(key, contents, None)
         try:
-            stored = self.write(key, contents, replace)
+            stored = self.write(key, contents, replace, large, used)
         except (*REFUSED, Damage) as error:
             what = f"{self.budget.folder} {self.root} cannot be written, running uncached"
             self.warn("write", f"{what}: {reason(error)}")
-            return Entry(key, contents.files, None)
+            return Entry(key, contents, None)
         self.eviction.stored(key.digest)
         return stored
 
-    def write(self, key: CompileKey, contents: Contents, replace: bool) -> Entry:
+    def write(
+        self,
+        key: CompileKey,
+        files: Mapping[str, bytes],
+        replace: bool,
+        large: Large | None = None,
+        used: float | None = None,
+    ) -> Entry:
         """Writes an entry and moves it into place, whatever the limit; returns the one that is there then.
 
         Raises:
@@ -235,12 +242,12 @@ class Store:
         if what := self._prepare():  # it may be gone, or no longer ours alone
             raise OSError(what)
         with Folder(self.root) as root, temporary(root) as (base, made):
-            entry.fill(made, key, contents)
+            entry.fill(made, key, files, large or {}, used, self.budget.is_synced)
             with root.make(key.digest[:2]) as shelf:
                 if replace:
                     self.discard(root, shelf, key.digest)
-                if entry.publish(base, made.path.name, shelf, key.digest, contents.sync):
-                    return Entry(key, contents.files, self.root)
+                if entry.publish(base, made.path.name, shelf, key.digest, self.budget.is_synced):
+                    return Entry(key, files, self.root)
                 return entry.load(self.root, shelf, key)
 
     def discard(self, root: Folder, shelf: Folder, digest: str) -> bool:

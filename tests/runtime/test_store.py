@@ -32,7 +32,7 @@ from rlx.platform.macos import Macos
 from rlx.platform.windows import Windows
 from rlx.store import eviction
 from rlx.store import store as stores
-from rlx.store.entry import Contents, Entry, LargeFile
+from rlx.store.entry import Entry, LargeFile
 from rlx.store.folder import Damage, Folder, temporary
 from rlx.store.key import CompileKey
 from rlx.store.kinds import PREFIXES, PROGRAMS, CacheWarning
@@ -1033,7 +1033,7 @@ def test_budgets_have_limits_of_their_own(tmp_path: Path, no_sync: None, small: 
     """Programs, states of prompts and a tuning in one folder: each evicts its own kind, and nobody the tuning."""
     root = tmp_path / "cache"
     programs, prefixes = stores.Store(root, 50_000), stores.Store(root, 30_000, PREFIXES)
-    programs.write(CompileKey("tuning", "x"), Contents({"x": bytes(60_000)}), replace=False)
+    programs.write(CompileKey("tuning", "x"), {"x": bytes(60_000)}, replace=False)
     for number in range(20):
         for store, kind in ((programs, "program"), (prefixes, "prefix")):
             made = CompileKey(kind, "x", options={"number": number})
