@@ -139,7 +139,7 @@ def in_a_terminal() -> None:
     talker.trouble[SLOW] = 2, wait
     with pytest.MonkeyPatch.context() as monkeypatch:
         # Turns may be long here, so the loop's own thread computes all of them: Ctrl-C waits for those of a caller.
-        monkeypatch.setattr("rlx.engine.loop.loop.BRIEF", 0.0)
+        monkeypatch.setattr("rlx.engine.loop.executor.BRIEF", 0.0)
         install(monkeypatch, talker.make)
         sys.argv = ["rlx", "chat"]
         main()
