@@ -61,9 +61,9 @@ def embed(
     texts = read_texts(file)
     options = {"prompt_name": prompt_name, "prompt": prompt, "dimensions": dimensions, "truncate": truncate or None}
     given = {name: value for name, value in options.items() if value is not None}
-    with Bars("opening the model") as bars:
-        with closing(open_runner(model_path(model, engine, tell_demo=True), engine, bars)) as runner:
-            found = _vectors(runner, texts, pooling, not no_normalize, given, bars)
+    path = model_path(model, engine, tell_demo=True)
+    with Bars("opening the model") as bars, closing(open_runner(path, engine, bars)) as runner:
+        found = _vectors(runner, texts, pooling, not no_normalize, given, bars)
     _write(found, out)
 
 
@@ -121,9 +121,9 @@ def rerank(
     rlx rerank "what is a panda" documents.txt bge-reranker --top 3
     """
     texts = read_texts(file)
-    with Bars("opening the model") as bars:
-        with closing(open_runner(model_path(model, engine, tell_demo=True), engine, bars)) as runner:
-            scores = runner.rerank(query, texts, truncate=truncate)
+    path = model_path(model, engine, tell_demo=True)
+    with Bars("opening the model") as bars, closing(open_runner(path, engine, bars)) as runner:
+        scores = runner.rerank(query, texts, truncate=truncate)
     for number in sorted(range(len(texts)), key=lambda each: -scores[each])[:top]:
         if as_json:
             click.echo(json.dumps({"index": number, "score": scores[number], "text": texts[number]}))
