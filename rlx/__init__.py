@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from rlx.prompt import Prompt
     from rlx.runners import (
         Answer,
+        EncoderRunner,
         FinishReason,
         GemmaRunner,
         Generation,
@@ -110,6 +111,7 @@ _HOME = {
     "GemmaRunner": "rlx.runners",
     "Grammar": "rlx.grammar.grammar",
     "Llama32Runner": "rlx.runners",
+    "EncoderRunner": "rlx.runners",
     "LmRunner": "rlx.runners",
     "Qwen3Runner": "rlx.runners",
     "Qwen35Runner": "rlx.runners",
@@ -165,6 +167,7 @@ __all__ = [
     "Device",
     "Dim",
     "DownloadError",
+    "EncoderRunner",
     "Executable",
     "FinishReason",
     "GemmaGenerator",

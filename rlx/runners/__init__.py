@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlx.engine.request.stopping import FinishReason
     from rlx.runners.auto import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner, auto_runner
     from rlx.runners.base import LmRunner
+    from rlx.runners.encoder import EncoderRunner
     from rlx.runners.model import Model
     from rlx.runners.text import Answer
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "rlx.runners.auto": ("GemmaRunner", "Llama32Runner", "Qwen3Runner", "Qwen35Runner", "auto_runner"),
     "rlx.runners.base": ("LmRunner",),
+    "rlx.runners.encoder": ("EncoderRunner",),
     "rlx.runners.model": ("Model",),
     "rlx.engine.request.output": ("Generation", "Step", "TokenLogprob"),
     "rlx.engine.request.request": ("Request",),
@@ -38,6 +40,7 @@ _HOMES = {
 __all__ = [
     "Answer",
     "CachedRunner",
+    "EncoderRunner",
     "FinishReason",
     "GemmaRunner",
     "Generation",
