@@ -195,7 +195,7 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one piece, perhaps a part of a character; `TokenizerError` for an id outside the vocabulary."""
-        if not 0 <= token < self.vocab_size:
+        if not 0 <= token < len(self._pieces):
             raise TokenizerError(f"id {token} is outside the vocabulary of {self.vocab_size}")
         piece = self._pieces[token]
         if piece is None:
