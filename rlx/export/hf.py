@@ -23,7 +23,6 @@ from rlx.weights import ModelWeights, WeightLoader, open_weights
 from rlx.weights.gguf import GgufFile
 from rlx.weights.prediction import WithPrediction, predicting_blocks
 from rlx.weights.recommended import gguf_keys, recommended
-from rlx.weights.safetensors import SafetensorsFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _EXPERTS = "_exps.weight"
@@ -163,7 +162,6 @@ def open_model(path: str | os.PathLike[str]) -> ExportModel:
     try:
         if isinstance(source, GgufFile):
             return model_from_gguf(source)
-        assert isinstance(source, SafetensorsFile)
         return model_from_hf(source)
     except BaseException:
         source.close()

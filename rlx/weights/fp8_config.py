@@ -14,16 +14,31 @@ from rlx.ir.dtypes import DType
 CODES = DType("e4m3", 1, 1, "uint8")
 
 
-def refusal(scheme: Mapping[str, Any]) -> str | None:
-    """The name of a scheme (`quantization_config`) that rlx does not read; None for FP8 weights in e4m3.
+#: quant_method -> keys with the only values that `packed.py` reads.
+_FOUR_BITS: dict[str, dict[str, Any]] = {
+    "awq": {"bits": 4, "version": "gemm"},
+    "gptq": {"bits": 4},
+    "bitsandbytes": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False},
+}
 
-    Those are quant_method "fp8" (DeepSeek, Qwen), "fbgemm_fp8", and "compressed-tensors" with 8-bit floats.
+
+def refusal(scheme: Mapping[str, Any]) -> str | None:
+    """The name of a scheme (`quantization_config`) that rlx does not read; None for one that it reads.
+
+    Those are FP8 weights in e4m3, which are quant_method "fp8" (DeepSeek, Qwen), "fbgemm_fp8", and "compressed-tensors"
+    with 8-bit floats; and what `packed.py` reads.
     """
     method = str(scheme.get("quant_method", "another scheme"))
     if method == "fp8":
         return None if scheme.get("fmt", "e4m3") == "e4m3" else f"fp8 {scheme['fmt']}"
+    if method in _FOUR_BITS:
+        wrong = {key: scheme[key] for key, value in _FOUR_BITS[method].items() if scheme.get(key, value) != value}
+        return f"{method} with {', '.join(f'{key} {value}' for key, value in wrong.items())}" if wrong else None
     if method == "compressed-tensors":
         groups = list(_groups(scheme))
+        bits = {"pack-quantized": 4, "int-quantized": 8}.get(str(scheme.get("format")))
+        if groups and all(each.get("num_bits") == bits and each.get("symmetric", True) for each in groups):
+            return None
         read = scheme.get("format") == "float-quantized" and groups and all(map(_is_fp8, groups))
         return None if read else f"{method} {scheme.get('format')}"
     return None if method == "fbgemm_fp8" else method

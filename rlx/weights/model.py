@@ -20,6 +20,7 @@ from rlx.weights.fp8_config import CODES
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, Closing, TensorInfo
 from rlx.weights.names import FileNames, canonical_names, file_names, rank
+from rlx.weights.packed import repacked
 
 
 class ModelWeights(Closing):
@@ -39,6 +40,7 @@ class ModelWeights(Closing):
     """
 
     def __init__(self, loader: WeightLoader, family: str) -> None:
+        loader = repacked(loader)
         self.loader, self.family = loader, family
         found = canonical_names(loader, family)
         self._tensors = {canonical: _compose(loader, canonical, names) for canonical, names in found.items()}

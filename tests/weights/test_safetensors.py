@@ -312,7 +312,7 @@ def test_generation_config(single: Path) -> None:
         ('{"a": 1, "a": 2}', ConfigError, "'a' occurs twice"),
         ("[]", ConfigError, "the JSON is a list"),
         ("\udcff", ConfigError, "does not parse: 'utf-8' codec"),
-        ('{"quantization_config": {"quant_method": "awq"}}', UnsupportedModelError, r"quantization_config: awq\)"),
+        ('{"quantization_config": {"quant_method": "hqq"}}', UnsupportedModelError, r"quantization_config: hqq\)"),
     ],
 )
 def test_config_must_be_there_and_parse(single: Path, config: str | None, error: type[RlxError], message: str) -> None:
