@@ -16,6 +16,7 @@ from rlx.engine.opening.options import RunnerOptions, takes_options
 from rlx.engine.opening.source import choose_model, open_with
 from rlx.errors import ConfigError, UnsupportedModelError, named_refusals
 from rlx.models import ARCHITECTURES, MODEL_TYPES, SUPPORTED
+from rlx.models.encoders import ENCODER_TYPES, ENCODERS
 from rlx.models.gguf_config import check_language_model
 from rlx.models.registry import KNOWN_UNIMPLEMENTED
 from rlx.runners.encoder import EncoderRunner, is_encoder
@@ -88,7 +89,11 @@ def runner_class(loader: WeightLoader) -> type[Model]:
     key, found, arch = named_architecture(loader)
     if arch is not None:
         return RUNNERS[ARCHITECTURES[arch].runner]
-    supported, note = SUPPORTED[loader.format], KNOWN_UNIMPLEMENTED.get(found.lower())
+    if is_encoder(loader):
+        hint = "use `rlx embed` or `rlx rerank`, or in Python rlx.auto_runner(path).embed(texts)"
+        raise UnsupportedModelError("the model is a text encoder: it generates no text", where=loader.path, hint=hint)
+    supported = (*SUPPORTED[loader.format], *(ENCODERS if loader.format == "gguf" else ENCODER_TYPES))
+    note = KNOWN_UNIMPLEMENTED.get(found.lower())
     said = f"known but not supported yet: {note}" if note else "unknown"
     near = "" if note else did_you_mean(found.lower(), supported, shown=str, otherwise="")
     hint = f"{near.capitalize()} Supported: {', '.join(supported)}".strip()

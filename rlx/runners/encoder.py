@@ -21,6 +21,7 @@ from rlx.engine.opening.options import RunnerOptions, method_takes_options
 from rlx.engine.opening.source import open_with
 from rlx.engine.request.context import Context, PromptLike
 from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
+from rlx.models import SUPPORTED
 from rlx.models.encoders import ENCODER_TYPES, ENCODERS, TWO_WAY
 from rlx.text.rerank import rerank_ids
 from rlx.weights.sentence_modules import POOLINGS, SentenceModules, says_embedding
@@ -36,11 +37,10 @@ Progress = Callable[[str, int, int], None]
 
 def is_encoder(loader: WeightLoader) -> bool:
     """Whether an open file is of an encoder, or of a decoder that serves as one."""
-    if loader.format == "gguf":
-        known = loader.metadata.get("general.architecture") in (*ENCODERS, *TWO_WAY)
-    else:
-        known = loader.metadata.get("model_type") in ENCODER_TYPES
-    return known or says_embedding(loader)
+    gguf = loader.format == "gguf"
+    found = loader.metadata.get("general.architecture" if gguf else "model_type")
+    encoders = (*ENCODERS, *TWO_WAY) if gguf else (*ENCODER_TYPES,)
+    return found in encoders or (found in SUPPORTED[loader.format] and says_embedding(loader))
 
 
 def as_encoder(runner: object) -> EncoderRunner | None:

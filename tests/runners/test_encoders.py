@@ -14,7 +14,9 @@ import pytest
 import rlx
 from rlx.engine.encoder import packed
 from rlx.errors import ArgumentError, BusyError, ConfigError, PromptError, UnsupportedModelError
+from rlx.runners.auto import runner_class
 from rlx.runners.encoder import EncoderRunner
+from rlx.weights import open_weights
 
 TOLERANCE = 2e-5  # of a unit vector, and of a score
 VECTORS = [
@@ -155,6 +157,21 @@ def test_it_generates_no_text(bert: EncoderRunner) -> None:
         _ = bert.nothing
     with pytest.raises(UnsupportedModelError, match="makes vectors"):
         bert.rerank("a query", ["a document"])
+
+
+def test_an_encoder_opened_as_a_model_that_generates(goldens: Path) -> None:
+    for file in ("hf", "model-f16.gguf"):
+        refused = pytest.raises(UnsupportedModelError, match=r"a text encoder: it generates no text.*rlx embed")
+        with open_weights(goldens / "bert" / file) as loader, refused:
+            runner_class(loader)
+
+
+def test_an_encoder_that_is_not_supported(goldens: Path, tmp_path: Path) -> None:
+    shutil.copytree(goldens / "bert" / "hf", tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace('"bert"', '"modernbert2"'))
+    with pytest.raises(UnsupportedModelError, match=r"'modernbert2'.*Did you mean modernbert"):
+        opened(tmp_path / "model")
 
 
 def test_what_the_folder_lacks(goldens: Path, tmp_path: Path) -> None:
