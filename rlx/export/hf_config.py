@@ -210,6 +210,7 @@ def _check(config: TextConfig) -> None:
         config.unsupported("use_bidirectional_attention", True, "attention in both directions is not supported")
     if config.row.gguf_period is None and _has_windows(config):
         config.unsupported("sliding_window", config.get("sliding_window"), "GGUF has no windows for this architecture")
+    config.require("n_routed_experts", 0, "rlx convert cannot write these experts yet")
     _check_scale(config)
 
 
@@ -245,15 +246,17 @@ def _settings(config: TextConfig, out: Writer) -> None:
     """The settings that GGUF has keys for, and the windows."""
     for name, key in {**SETTINGS, **config.row.keys}.items():
         target = key.gguf.partition(" ")[0]
-        found = next((each for each in config.row.hf_keys.get(name, key.hf).split() if each in config), None)
-        if not target or found is None or f"{config.arch}.{target}" in out.found:
+        places = [each.rpartition(".") for each in config.row.hf_keys.get(name, key.hf).split()]
+        holders = [(config.nested(outer, optional=True) if outer else config, inner) for outer, _, inner in places]
+        keys, found = next(((keys, each) for keys, each in holders if each in keys), (config, ""))
+        if not target or not found or f"{config.arch}.{target}" in out.found:
             continue
         if key.allowed is None:
-            out.flag(target, config.flag(found))
+            out.flag(target, keys.flag(found))
         elif any(isinstance(bound, float) for bound in key.allowed):
-            out.f32(target, config.number(found, key.allowed))
+            out.f32(target, keys.number(found, key.allowed))
         else:
-            out.u32(target, config.integer(found, key.allowed))
+            out.u32(target, keys.integer(found, key.allowed))
     if any(config.sliding):
         out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
         out.flags("attention.sliding_window_pattern", config.sliding)

@@ -13,7 +13,7 @@ from rlx.export.hf_config import TextConfig
 from rlx.export.hf_tensors import in_layer
 from rlx.models.names import DECODER_PREFIXES
 from rlx.weights import ModelWeights
-from rlx.weights.names import file_names
+from rlx.weights.names import canonical_name, file_names
 
 _OF_A_LAYER = re.compile(f"(?:{'|'.join(map(re.escape, DECODER_PREFIXES))})layers\\.[0-9]+\\.")
 _BUFFERS = (".rotary_emb.inv_freq",)  # computed, not learned
@@ -72,7 +72,8 @@ def required(config: TextConfig) -> Iterator[str]:
     yield from _of_decoder(config)
     for layer in range(config.layers + config.predicting):
         for name in _of_layer(config, layer):
-            yield f"blk.{layer}.{name}"
+            if canonical_name(f"blk.{layer}.{name}", config.arch):
+                yield f"blk.{layer}.{name}"
 
 
 def _of_decoder(config: TextConfig) -> Iterator[str]:

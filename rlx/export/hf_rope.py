@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from rlx.models.architectures import Architecture
 from rlx.models.keys import POSITIVE, Keys
+from rlx.models.registry import ARCHITECTURES
 from rlx.models.rope import hf_yarn_scale, yarn_scale
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _check(rope: RopeConfig, arch: str) -> None:
         rope.full.unsupported("rope_type", "llama3", f"GGUF files of {arch} have no place for its divisors")
     if (rope.kind == "proportional") != (arch == "gemma4"):
         rope.full.unsupported("rope_type", rope.kind, f"readers of GGUF files of {arch} compute otherwise")
-    if rope.partial != 1 and arch not in ("qwen35", "qwen35moe", "gemma4"):
+    if rope.partial != 1 and arch != "gemma4" and ARCHITECTURES[arch].partial_rope is None:
         rope.full.unsupported("partial_rotary_factor", rope.partial, f"GGUF files of {arch} turn whole heads")
 
 
