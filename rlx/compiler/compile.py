@@ -13,6 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -123,6 +124,7 @@ class Compiler:
         progress: called before each kernel with (what, kernels done, kernels in all), such as ("compiling the prefill
             program", 11, 31), and again with the last numbers while LLVM finishes. The total is 1 until the kernels are
             counted. It is called in the compiling thread, and not on cache hits.
+        using: surrounds the time in which the entry of a digest is compiled or loaded, or waited for.
 
     Attributes:
         backend: the target's backend.
@@ -133,13 +135,17 @@ class Compiler:
     """
 
     def __init__(
-        self, target: Target | None = None, cache: CompileCache | None = None, progress: Progress | None = None
+        self,
+        target: Target | None = None,
+        cache: CompileCache | None = None,
+        progress: Progress | None = None,
+        using: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.cache = CompileCache.default() if cache is None else checked_cache(cache)
         self.target = tuned(target or backends.backend().target(), self.cache)
         self.backend = self.target.backend
         self.compiled: list[Compilation] = []
-        self._progress = progress or (lambda what, done, total: None)
+        self._progress, self._using = progress or (lambda what, done, total: None), using
 
     @property
     def native_loops(self) -> bool:
@@ -252,7 +258,8 @@ class Compiler:
             with span(f"load {what}", "compile", key=key.title):
                 return load(files)
 
-        return self.cache.get_or_compile(key, telling, loading)
+        with self._using(key.digest):
+            return self.cache.get_or_compile(key, telling, loading)
 
     def _effective(self, graph: Graph, options: Options) -> Options:
         if env.verify():  # all values must still be there after the step

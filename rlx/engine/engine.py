@@ -115,11 +115,11 @@ class Engine:
         self.profile, self.weights = setup.profile, plan.weights
         bucketing = Bucketing(setup.profile.ranges)
         self.ahead = BackgroundCompiler(progress)
-        self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell)
+        self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell, self.ahead.compiling)
         self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops
         self._mmproj, self._vision_lock = mmproj, Lock()  # callers and the engine's loop ask for the tower
         places = (lambda: self._workers), (lambda: self._tensors.buffers)
-        self._programs = Programs(plan.graph, setup, self._compiler, *places, ahead=self.ahead)
+        self._programs = Programs(plan.graph, setup, self._compiler, *places)
         self.tables = self._programs.tables
         jobs: list[Callable[[], object]] = [partial(self._programs.compile_missing, spec) for spec in ahead]
         if jobs:  # after the program for the prompt comes the choice of its first token

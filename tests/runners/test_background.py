@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import rlx
+from rlx.compiler.compile import Compiler
 from rlx.engine.programs.background import FIRST, BackgroundCompiler, CompileAheadWarning
 from rlx.errors import ArgumentError, BusyError
 from rlx.store.cache import CompileCache
@@ -176,6 +177,33 @@ def test_a_generation_meets_what_is_being_compiled(demo_model: Path, tmp_path: P
     with opened(demo_model, CompileCache(store=Store(tmp_path / "a")), False) as runner:
         assert runner.generate([1, 2, 3], 4, lambda token: None) == tokens
         assert runner.stats()["compiled"] == []
+
+
+def test_a_call_meets_the_choice_of_tokens_that_is_being_compiled(tmp_path: Path) -> None:
+    """The thread is held up inside of the compile that the call waits for: the call lets it go on."""
+    ahead, begun, held_up = BackgroundCompiler(None), threading.Event(), threading.Event()
+    compiler = Compiler(None, CompileCache(store=Store(tmp_path)), ahead.tell, ahead.compiling)
+    choose = partial(compiler.backend.prepare_choosing, compiler)
+
+    def is_busy() -> bool:
+        if begun.is_set():
+            held_up.set()
+        return begun.is_set()
+
+    def job() -> None:
+        begun.set()
+        choose()
+
+    ahead.is_busy = is_busy
+    ahead.start([job])
+    assert held_up.wait(60)
+    call = threading.Thread(target=choose, daemon=True)
+    call.start()
+    call.join(60)
+    try:
+        assert not call.is_alive()
+    finally:
+        ahead.close()
 
 
 def test_off_and_readonly_compile_nothing(demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Compiles in the background, ahead of time: programs that later calls need are made while the runner is idle.
 
 Runners stage, under the engine. A cold start compiles while weights are packed; a chat compiles while its user types.
-Before each kernel the background thread waits until the runner is idle, or until a call waits for the program that is
-being compiled. A call is therefore delayed by at most about one kernel. A call that needs the program waits only for
+Before each kernel the background thread waits until the runner is idle, or until a call waits for what is being compiled,
+be it a program or the choice of tokens. A call is therefore delayed by at most about one kernel. A call that needs the program waits only for
 the rest of its compile.
 
 The thread has normal priority, because a call may wait for it. When the runner is closed or the process exits, the
@@ -51,8 +51,8 @@ class BackgroundCompiler:
         self._thread: threading.Thread | None = None
         self._done = 0  # jobs that the thread has behind it
         self._closed = threading.Event()
-        self._current: Hashable = None  # the program that the thread compiles
-        self._needed: Hashable = None  # the program that a call waits for
+        self._current: Hashable = None  # what the thread compiles
+        self._needed: list[Hashable] = []  # what calls wait for
 
     def start(self, jobs: Iterable[Callable[[], object]]) -> None:
         """Starts the thread, once. It runs the jobs in order; each job compiles one program."""
@@ -64,13 +64,18 @@ class BackgroundCompiler:
 
     @contextmanager
     def compiling(self, what: Hashable) -> Iterator[None]:
-        """Wraps the compile of a program. The background thread continues while a call waits for its program."""
-        slot = "_current" if self._is_own() else "_needed"
-        setattr(self, slot, what)
+        """Wraps a compile, or the wait for one. The background thread continues while a call waits for the same."""
+        if self._is_own():
+            self._current = what
+        else:
+            self._needed.append(what)
         try:
             yield
         finally:
-            setattr(self, slot, None)
+            if self._is_own():
+                self._current = None
+            else:
+                self._needed.remove(what)
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Called by the compiler before each kernel: reports progress, and pauses the background thread if need be.
@@ -124,7 +129,7 @@ class BackgroundCompiler:
         return self._closed.is_set() or self.is_over()
 
     def _is_needed(self) -> bool:
-        return self._needed is not None and self._needed == self._current
+        return self._current in self._needed
 
     def _is_own(self) -> bool:
         return threading.current_thread() is self._thread

@@ -19,7 +19,6 @@ from rlx.backends.program import Program
 from rlx.compiler.compile import CompiledProgram, Compiler, program_name
 from rlx.compiler.state_memory import StateMemory
 from rlx.engine.opening.setup import Setup
-from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.ready import ProgramRecord, ReadyProgram, ReadyPrograms
 from rlx.engine.programs.specs import ProgramSpec
 from rlx.errors import ArgumentError, named_refusals
@@ -134,7 +133,6 @@ class Programs:
         addresses: returns the addresses of the weights by name; called when a program is bound, so that they can be
             loaded late.
         packed: names of tables that another graph of the model uses as matrices.
-        ahead: the background compile, if there is one.
 
     Attributes:
         tables: "prefill", "decode" and "batch"; without a capacity at first.
@@ -149,7 +147,6 @@ class Programs:
         pool: Callable[[], Workers],
         weights: Callable[[], Mapping[str, Buffer]],
         packed: tuple[str, ...] = (),
-        ahead: BackgroundCompiler | None = None,
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
         self._buffers = weights
@@ -160,7 +157,7 @@ class Programs:
         # A program that only looks up a table finds it as the others of the model need it.
         tables = (name for name in lookup_tables(graph) if self.weights[name]["layout"] != FILE_LAYOUT)
         self._packed = tuple(sorted(tables))
-        self._name, self._ahead = program_name(graph), ahead or BackgroundCompiler(None)
+        self._name = program_name(graph)
         self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
 
     def __getitem__(self, spec: ProgramSpec) -> Program:
@@ -203,8 +200,7 @@ class Programs:
         start, compiles = time.perf_counter(), len(self._compiler.compiled)
         dump = self._setup.dump_ir / spec.name if self._setup.dump_ir else None
         graph, options, key = self._asked(spec)
-        with self._ahead.compiling(key):
-            compiled = self._compiler.program(graph, options, dump=dump, key=key)
+        compiled = self._compiler.program(graph, options, dump=dump, key=key)
         reason = next((each.reason for each in self._compiler.compiled[compiles:] if each.digest == key.digest), None)
         facts = len(compiled.kernels), compiled.object_bytes, time.perf_counter() - start, reason is None
         record = ProgramRecord(compiled.key.phase, spec.seq, *facts, compiled.key.digest, reason or "")
