@@ -1,9 +1,9 @@
 """Compiles in the background, ahead of time: programs that later calls need are made while the runner is idle.
 
 Runners stage, under the engine. A cold start compiles while weights are packed; a chat compiles while its user types.
-Before each kernel the background thread waits until the runner is idle, or until a call waits for what is being compiled,
-be it a program or the choice of tokens. A call is therefore delayed by at most about one kernel. A call that needs the program waits only for
-the rest of its compile.
+Before each kernel the background thread waits until the runner is idle, or until a call waits for what is being
+compiled: a program, or the choice of tokens. A call is therefore delayed by at most about one kernel. A call that needs
+what is being compiled waits only for the rest of its compile.
 
 The thread has normal priority, because a call may wait for it. When the runner is closed or the process exits, the
 thread stops at the next kernel.
