@@ -19,6 +19,7 @@ from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.errors import AudioError, MultimodalError, PromptError
 from rlx.export.convert import convert
 from rlx.runners import LmRunner
+from rlx.runners.session import recomputed
 
 TOKEN = 13  # of a row of audio in the golden model
 IDS = [2, 5, 60, 61, 11, TOKEN, 12, 62, 63, 6]
@@ -118,7 +119,7 @@ def test_rows_stand_in_the_prompt(runner: Any, rows: npt.NDArray[np.float64]) ->
     assert runner.count_tokens(prompt) == len(IDS) + 4
     ids = [*IDS[:5], *[0] * 5, *IDS[6:]]
     span = EmbeddedSpan(5, rows.astype(np.float32), b"rows by the formula"[:16], (1, 5), two_way=False)
-    expected = runner._uncached_logits(ids, PromptEmbeddings((span,)))
+    expected = recomputed(runner._engine, ids, PromptEmbeddings((span,)))
     assert np.abs(runner.prefill_logits(prompt) - expected).max() < 1e-4
     assert np.array_equal(
         runner.prefill_logits(rlx.Prompt(prompt.ids, audio=prompt.audio)), runner.prefill_logits(prompt)
