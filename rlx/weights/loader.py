@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 from rlx.errors import ConfigError, ModelFileError, file_error
 from rlx.weights.gguf import MAGIC, GgufFile
 from rlx.weights.locate import GIVE, NO_PICKLES, PICKLES, SUFFIXES, resolve_model_path
-from rlx.weights.mapped import Bytes, TensorInfo
+from rlx.weights.mapped import Bytes, Closing, TensorInfo
 from rlx.weights.safetensors import Config, SafetensorsFile
 
 __all__ = ["TensorInfo", "WeightLoader", "model_format", "open_weights", "resolve_model_path"]
@@ -66,6 +66,42 @@ class WeightLoader(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None, /
     ) -> None: ...
+
+
+class LoaderOver(Closing):
+    """A `WeightLoader` over another, which shows other tensors. It closes the other one.
+
+    Args:
+        loader: the other.
+        tensors: what it shows.
+    """
+
+    def __init__(self, loader: WeightLoader, tensors: Mapping[str, TensorInfo]) -> None:
+        self.loader, self.tensors = loader, tensors
+
+    @property
+    def path(self) -> Path:
+        return self.loader.path
+
+    @property
+    def format(self) -> str:
+        return self.loader.format
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.loader.metadata
+
+    def raw(self, name: str) -> Bytes:
+        return self.loader.raw(name)
+
+    def release(self, name: str) -> None:
+        self.loader.release(name)
+
+    def stamps(self) -> list[tuple[str, int, int]]:
+        return self.loader.stamps()
+
+    def close(self) -> None:
+        self.loader.close()
 
 
 def open_weights(path: str | os.PathLike[str], *, mmap: bool = True, config: Config | None = None) -> WeightLoader:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,8 @@ import numpy.typing as npt
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.dtypes import F32, I8, Q4_0, Q8_0, DType
 from rlx.ir.stored import FLOATS, to_float32
-from rlx.weights.loader import WeightLoader
-from rlx.weights.mapped import Bytes, Closing, TensorInfo
+from rlx.weights.loader import LoaderOver, WeightLoader
+from rlx.weights.mapped import Bytes, TensorInfo
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -91,7 +90,7 @@ def repacked(loader: WeightLoader) -> WeightLoader:
     return loader if read is None or not _codes(loader) else Repacked(loader, read)
 
 
-class Repacked(Closing):
+class Repacked(LoaderOver):
     """A `WeightLoader` whose linear layers are one tensor each.
 
     Args:
@@ -100,26 +99,15 @@ class Repacked(Closing):
     """
 
     def __init__(self, loader: WeightLoader, read: Callable[[WeightLoader, str], Layer | Floats]) -> None:
-        self.loader, self._read = loader, read
+        super().__init__(loader, {})
+        self._read = read
         codes = {name.removesuffix(end): end for name, end in _codes(loader)}
         parts = {layer + each for layer, end in codes.items() for each in (end, *_PARTS[end])}
-        self.tensors: Mapping[str, TensorInfo] = {
+        self.tensors = {
             **{name: info for name, info in loader.tensors.items() if name not in parts},
             **{f"{layer}.weight": self._info(layer) for layer in codes},
         }
         self._layers = {f"{layer}.weight": (layer, codes[layer]) for layer in codes}
-
-    @property
-    def path(self) -> Path:
-        return self.loader.path
-
-    @property
-    def format(self) -> str:
-        return self.loader.format
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.loader.metadata
 
     def raw(self, name: str) -> Bytes:
         if name not in self._layers:
@@ -134,12 +122,6 @@ class Repacked(Closing):
         for each in (end, *_PARTS.get(end, ())):
             if layer + each in self.loader.tensors:
                 self.loader.release(layer + each)
-
-    def stamps(self) -> list[tuple[str, int, int]]:
-        return self.loader.stamps()
-
-    def close(self) -> None:
-        self.loader.close()
 
     def _layer(self, layer: str) -> Layer | Floats:
         with self._fitting(layer):

@@ -8,13 +8,10 @@ how many are such) and readers that do not use it pass it over.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from rlx.weights.loader import TensorInfo, WeightLoader
-from rlx.weights.mapped import Bytes, Closing
+from rlx.weights.loader import LoaderOver, WeightLoader
+from rlx.weights.mapped import Bytes
 
 _LAYER = re.compile(r"mtp\.layers\.([0-9]+)\.(.+)")
 # What joins the embedding of the last token with the state of the one before, and the norm before the head.
@@ -34,7 +31,7 @@ def predicting_blocks(loader: WeightLoader, arch: str) -> int:
     return 1 if found == {"0"} and _JOINING.keys() <= loader.tensors.keys() else 0
 
 
-class WithPrediction(Closing):
+class WithPrediction(LoaderOver):
     """A `WeightLoader` whose block that predicts is one more layer of the decoder.
 
     Args:
@@ -43,35 +40,14 @@ class WithPrediction(Closing):
     """
 
     def __init__(self, loader: WeightLoader, layers: int) -> None:
-        self.loader = loader
         self._names = {_decoder_name(name, layers): name for name in loader.tensors}
-        self.tensors: Mapping[str, TensorInfo] = {
-            name: replace(loader.tensors[old], name=name) for name, old in self._names.items()
-        }
-
-    @property
-    def path(self) -> Path:
-        return self.loader.path
-
-    @property
-    def format(self) -> str:
-        return self.loader.format
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.loader.metadata
+        super().__init__(loader, {new: replace(loader.tensors[old], name=new) for new, old in self._names.items()})
 
     def raw(self, name: str) -> Bytes:
         return self.loader.raw(self._names.get(name, name))
 
     def release(self, name: str) -> None:
         self.loader.release(self._names.get(name, name))
-
-    def stamps(self) -> list[tuple[str, int, int]]:
-        return self.loader.stamps()
-
-    def close(self) -> None:
-        self.loader.close()
 
 
 def _decoder_name(name: str, layers: int) -> str:

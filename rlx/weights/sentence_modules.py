@@ -14,8 +14,8 @@ from typing import Any
 
 from rlx import json_file
 from rlx.errors import ConfigError, ModelFileError, UnsupportedModelError
-from rlx.weights.loader import TensorInfo, WeightLoader
-from rlx.weights.mapped import Bytes, Closing
+from rlx.weights.loader import LoaderOver, WeightLoader
+from rlx.weights.mapped import Bytes
 from rlx.weights.safetensors import SafetensorsFile
 
 POOLINGS = ("mean", "cls", "last", "max")
@@ -152,7 +152,7 @@ def _with_prompts(found: SentenceModules, folder: Path) -> SentenceModules:
     return replace(found, prompts=prompts, default_prompt=default)
 
 
-class WithDense(Closing):
+class WithDense(LoaderOver):
     """A `WeightLoader` with the tensors of the dense layers that stand in folders beside it.
 
     Args:
@@ -164,10 +164,9 @@ class WithDense(Closing):
     """
 
     def __init__(self, loader: WeightLoader, modules: SentenceModules) -> None:
-        self.loader = loader
+        super().__init__(loader, loader.tensors)
         self._own: dict[str, tuple[WeightLoader, str]] = {}
         self._files: list[WeightLoader] = []
-        self.tensors: dict[str, TensorInfo] = dict(loader.tensors)
         try:
             for (name, _), folder in zip(modules.dense, modules.folders, strict=True):
                 self._add(name, folder)
@@ -183,21 +182,10 @@ class WithDense(Closing):
             raise ModelFileError("the file is missing", where=path, hint=hint)
         file = SafetensorsFile(path, config={"model_type": "dense"})
         self._files.append(file)
-        for stored, info in file.tensors.items():
-            full = f"{name}.{stored.removeprefix('linear.')}"
-            self.tensors[full], self._own[full] = replace(info, name=full), (file, stored)
-
-    @property
-    def path(self) -> Path:
-        return self.loader.path
-
-    @property
-    def format(self) -> str:
-        return self.loader.format
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.loader.metadata
+        own = {f"{name}.{stored.removeprefix('linear.')}": stored for stored in file.tensors}
+        self._own |= {full: (file, stored) for full, stored in own.items()}
+        added = {full: replace(file.tensors[stored], name=full) for full, stored in own.items()}
+        self.tensors = {**self.tensors, **added}
 
     def raw(self, name: str) -> Bytes:
         file, stored = self._own.get(name, (self.loader, name))
