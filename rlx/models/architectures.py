@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Build = Callable[[ModelConfig, Weights, DType], Graph]
 
 Sliding = Callable[[Keys, int], list[bool]]
-Turns = Callable[[Keys, Sequence[int | None]], list[bool]]
+RopeLayers = Callable[[Keys, Sequence[int | None]], list[bool]]
 
 
 QKV, FFN = ("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up", "ffn_down")
@@ -55,7 +55,7 @@ def by_period(period: int, layers: int) -> list[bool]:
     return [(layer + 1) % period != 0 for layer in range(layers)]
 
 
-def all_turn(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
+def all_have_rope(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
     """Every layer has rope."""
     return [True] * len(windows)
 
@@ -74,7 +74,7 @@ class Architecture:
         keys: settings that no other architecture has; the equations read them by `ModelConfig.own`.
         hf_keys: common settings (`settings.SETTINGS`) -> keys of `config.json` that replace the usual ones.
         gguf_rope, hf_rope: rope style of its GGUF files and of its safetensors.
-        turns: which layers have rope, from the keys and the windows.
+        rope_layers: which layers have rope, from the keys and the windows.
         gguf_period: in GGUF every n-th layer has no window; None: no layer has one.
         gguf_window: default window of its GGUF files, 0 for none.
         gguf_caps: (attention, logits): default softcaps of its GGUF files, 0 for none.
@@ -120,7 +120,7 @@ class Architecture:
     hf_keys: Mapping[str, str] = field(default_factory=dict)
     gguf_rope: str = "neox"
     hf_rope: str = "neox"
-    turns: Turns = all_turn
+    rope_layers: RopeLayers = all_have_rope
     gguf_period: int | None = None
     gguf_window: int = 0
     gguf_caps: tuple[float, float] = (0.0, 0.0)

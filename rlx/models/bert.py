@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from rlx.ir.graph import Graph
 from rlx.models.builder import Weights
-from rlx.models.encoder import HIDDEN, EncoderConfig, EncoderModel, attention, layer_norm, mlp, rope_angles
-from rlx.models.keys import HEADS, WIDTH, Keys
+from rlx.models.encoder import (
+    HIDDEN,
+    NORM_EPS,
+    EncoderConfig,
+    EncoderModel,
+    attention,
+    gguf_sizes,
+    hf_sizes,
+    layer_norm,
+    mlp,
+    rope_angles,
+)
+from rlx.models.keys import WIDTH, Keys
 from rlx.models.names import BIASED, CLASSIFIER, DENSE, Row, Table
 
-_EPS = (1e-15, 1.0)
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 _GATED = {"silu": "silu", "swiglu": "silu", "geglu": "gelu_erf"}
 
@@ -29,7 +39,7 @@ def build(config: EncoderConfig, weights: Weights) -> Graph:
         x = x + model.looked_up("token_types.weight", config.types, "types")
     x = layer_norm(model, x, "token_embd_norm")
     angles = rope_angles(model)
-    for layer in model.each_layer():
+    for layer in model.layers():
         x = layer_norm(layer, x + attention(layer, x, angles), "attn_output_norm")
         x = layer_norm(layer, x + mlp(layer, x), "layer_output_norm")
     model.graph.output(HIDDEN, x)
@@ -91,19 +101,15 @@ def from_hf(keys: Keys) -> EncoderConfig:
     keys.require("is_decoder", False, "the checkpoint is a decoder")
     roberta = keys.text("model_type") != "bert"
     first = keys.integer("pad_token_id", (0, 1 << 20), 1) + 1 if roberta else 0
-    layers = keys.integer("num_hidden_layers", (1, 1024))
+    sizes = hf_sizes(keys)
     return EncoderConfig(
         arch="bert",
-        vocab_size=keys.integer("vocab_size", WIDTH),
-        hidden=keys.integer("hidden_size", WIDTH),
-        heads=keys.integer("num_attention_heads", HEADS),
-        layers=layers,
-        ffn=keys.integer("intermediate_size", WIDTH),
+        **sizes,
         context=keys.integer("max_position_embeddings", (first + 1, 1 << 20)) - first,
-        eps=keys.number("layer_norm_eps", _EPS, 1e-12),
+        eps=keys.number("layer_norm_eps", NORM_EPS, 1e-12),
         activation=keys.choice("hidden_act", _ACTIVATIONS, "gelu"),
-        windows=(None,) * layers,
-        bases=(None,) * layers,
+        windows=(None,) * sizes["layers"],
+        bases=(None,) * sizes["layers"],
         types=keys.integer("type_vocab_size", (0, 1 << 10), 2),
         first_position=first,
     )
@@ -131,7 +137,7 @@ def nomic_from_hf(keys: Keys) -> EncoderConfig:
         layers=layers,
         ffn=size("n_inner", "intermediate_size"),
         context=context,
-        eps=keys.number("layer_norm_epsilon" if published else "layer_norm_eps", _EPS, 1e-12),
+        eps=keys.number("layer_norm_epsilon" if published else "layer_norm_eps", NORM_EPS, 1e-12),
         activation=keys.choice("activation_function" if published else "hidden_act", _GATED, "silu"),
         windows=(None,) * layers,
         bases=(base,) * layers,
@@ -141,21 +147,16 @@ def nomic_from_hf(keys: Keys) -> EncoderConfig:
 
 def from_gguf(keys: Keys, vocab_size: int, types: int) -> EncoderConfig:
     """All three, from GGUF metadata."""
-    arch, layers = keys.prefix.removesuffix("."), keys.integer("block_count", (1, 1024))
+    arch, sizes = keys.prefix.removesuffix("."), gguf_sizes(keys)
     keys.require("expert_count", 0, "experts in encoders are not supported")
     nomic = arch == "nomic-bert"
     base = keys.number("rope.freq_base", (1.0, 1e12), 10_000.0) if nomic else None
     return EncoderConfig(
         arch=arch,
         vocab_size=vocab_size,
-        hidden=keys.integer("embedding_length", WIDTH),
-        heads=keys.integer("attention.head_count", HEADS),
-        layers=layers,
-        ffn=keys.integer("feed_forward_length", WIDTH),
-        context=keys.integer("context_length", (1, 1 << 20)),
-        eps=keys.number("attention.layer_norm_epsilon", _EPS),
+        **sizes,
         activation="silu" if nomic else "gelu_erf",
-        windows=(None,) * layers,
-        bases=(base,) * layers,
+        windows=(None,) * sizes["layers"],
+        bases=(base,) * sizes["layers"],
         types=types,
     )

@@ -41,7 +41,7 @@ def rope_angles(model: Model) -> Angles:
     """Input "positions" i32 [SEQ] -> cosines and sines f32 [SEQ, rope.dims] for each rope of the model."""
     positions = model.graph.input("positions", [SEQ], I32)
     config = model.config
-    ropes = {config.rope_of(i) for i, layer in enumerate(config.each) if layer.turns and not layer.recurrent}
+    ropes = {config.rope_of(i) for i, layer in enumerate(config.each) if layer.has_rope and not layer.recurrent}
     kinds = {"global": config.rope, "local": config.local_rope}
     return {
         r: model.named(f"rope.{kind}", ops.rope_angles(positions, _inv_freq(model, r, kind), scale=r.scale))
@@ -118,13 +118,13 @@ def attention(
         query_scale: factor of each token's queries, [SEQ, 1].
     """
     config, here = model.config, model.here
-    turn = angles[config.rope_of(model.layer)] if here.turns else None
+    rope = angles[config.rope_of(model.layer)] if here.has_rope else None
     normed = "heads" if head_norms else "whole" if whole_norms else ""
     q = _heads(model, x, "attn_query" if gated else "attn_q", config.heads, normed, query_scale)
     if here.source == model.layer:
-        model.caches[model.layer] = _keys_values(model, x, turn, normed, value_norms)
+        model.caches[model.layer] = _keys_values(model, x, rope, normed, value_norms)
     y = ops.attention(
-        _turned(model, q, turn),
+        _with_rope(model, q, rope),
         *model.caches[here.source],
         scale=config.attention_scale,
         window=here.window,
@@ -136,7 +136,7 @@ def attention(
     return linear(model, y, "attn_output", config.hidden)
 
 
-def _keys_values(model: Model, x: Node, turn: Node | None, normed: str, value_norms: bool) -> tuple[Node, Node]:
+def _keys_values(model: Model, x: Node, rope: Node | None, normed: str, value_norms: bool) -> tuple[Node, Node]:
     """The layer's caches after writing the keys and values of x."""
     k = _heads(model, x, "attn_k", model.here.kv_heads, "" if model.here.keys_as_values else normed)
     v = k if model.here.keys_as_values else _heads(model, x, "attn_v", model.here.kv_heads)
@@ -144,7 +144,7 @@ def _keys_values(model: Model, x: Node, turn: Node | None, normed: str, value_no
         k = norm(model, k, "attn_k_norm")
     if value_norms:
         v = ops.rms_norm(v, eps=model.config.eps)
-    return _cached(model, "k", _turned(model, k, turn)), _cached(model, "v", v)
+    return _cached(model, "k", _with_rope(model, k, rope)), _cached(model, "v", v)
 
 
 def _heads(model: Model, x: Node, name: str, heads: int, normed: str = "", scale: Node | None = None) -> Node:
@@ -164,9 +164,9 @@ def _heads(model: Model, x: Node, name: str, heads: int, normed: str = "", scale
     return norm(model, y, weight) if normed == "heads" else y
 
 
-def _turned(model: Model, x: Node, turn: Node | None) -> Node:
+def _with_rope(model: Model, x: Node, rope: Node | None) -> Node:
     """Queries or keys with rope, if the layer has it."""
-    return x if turn is None else ops.rope(x, turn, style=model.config.rope_style)
+    return x if rope is None else ops.rope(x, rope, style=model.config.rope_style)
 
 
 def _cached(model: Model, name: str, x: Node) -> Node:

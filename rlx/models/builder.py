@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,40 +47,31 @@ class Weights(Protocol):
         ...
 
 
+C = TypeVar("C")
+
+
 @dataclass(frozen=True)
-class Model:
+class GraphOfLayers(Generic[C]):
     """A graph under construction, seen from one layer or from outside the layers.
 
     Attributes:
-        kv_dtype: type of the KV caches.
+        config: the configuration, which says how many `layers` there are.
         layer: number of the layer, -1 outside.
-        caches: layer -> its caches after writing the new keys and values, for layers that share them.
     """
 
     graph: Graph
-    config: ModelConfig
+    config: C
     weights: Weights
-    kv_dtype: DType
-    layer: int = -1
-    caches: dict[int, tuple[Node, Node]] = field(default_factory=dict)
+    layer: int = field(default=-1, kw_only=True)
 
-    @property
-    def here(self) -> Layer:
-        """The sizes and switches of the layer."""
-        return self.config.each[self.layer]
-
-    def layers(self) -> Iterator[Model]:
+    def layers(self) -> Iterator[Self]:
         """The model seen from each of its layers."""
-        return (replace(self, layer=layer) for layer in range(self.config.layers))
+        config: Any = self.config
+        return (replace(self, layer=layer) for layer in range(config.layers))
 
     def has(self, name: str) -> bool:
         """Whether the file has this tensor of the layer."""
         return self.weights.has(self._full(name))
-
-    def rows(self, name: str) -> int:
-        """The first dimension of a tensor of the layer, if the configuration does not have it; 1 if it is missing."""
-        full = self._full(name)
-        return self.weights.info(full).shape[0] if self.weights.has(full) else 1
 
     def weight(self, name: str, *shape: int) -> Node:
         """A tensor of the layer as a weight of the graph: matrices in the file's dtype, a vector in float32.
@@ -91,6 +82,32 @@ class Model:
         full = self._full(name)
         found = checked(self.weights, full, shape)
         return self.graph.weight(full, shape, found.dtype if len(shape) > 1 else F32)
+
+    def _full(self, name: str) -> str:
+        return name if self.layer < 0 else f"blk.{self.layer}.{name}"
+
+
+@dataclass(frozen=True)
+class Model(GraphOfLayers[ModelConfig]):
+    """The graph of a decoder under construction.
+
+    Attributes:
+        kv_dtype: type of the KV caches.
+        caches: layer -> its caches after writing the new keys and values, for layers that share them.
+    """
+
+    kv_dtype: DType
+    caches: dict[int, tuple[Node, Node]] = field(default_factory=dict)
+
+    @property
+    def here(self) -> Layer:
+        """The sizes and switches of the layer."""
+        return self.config.each[self.layer]
+
+    def rows(self, name: str) -> int:
+        """The first dimension of a tensor of the layer, if the configuration does not have it; 1 if it is missing."""
+        full = self._full(name)
+        return self.weights.info(full).shape[0] if self.weights.has(full) else 1
 
     def numbers(self, name: str, *shape: int) -> Node:
         """A small float tensor of the layer as a weight in float32, whatever its shape; `WeightError` as `weight`."""
@@ -107,9 +124,6 @@ class Model:
     def named(self, name: str, node: Node) -> Node:
         """Names a value of the layer in IR text, such as `%blk.3.attn`, and returns it."""
         return self.graph.named(self._full(name), node)
-
-    def _full(self, name: str) -> str:
-        return name if self.layer < 0 else f"blk.{self.layer}.{name}"
 
 
 def checked(weights: Weights, full: str, shape: tuple[int, ...], *, floats: bool = False) -> Tensor:

@@ -23,7 +23,7 @@ class Layer:
         kv_heads, head_dim: sizes of attention.
         ffn: width of the dense feed-forward block.
         window: number of positions that a query sees, itself included; None for all.
-        turns: whether its queries and keys have rope.
+        has_rope: whether its queries and keys have rope.
         recurrent: whether a gated delta rule replaces attention.
         sparse: whether experts replace the dense feed-forward block, or stand beside it.
         source: the layer whose keys and values it reads: its own number, unless it shares those of an earlier layer.
@@ -36,7 +36,7 @@ class Layer:
     ffn: int
     source: int
     window: int | None = None
-    turns: bool = True
+    has_rope: bool = True
     recurrent: bool = False
     sparse: bool = False
     keys_as_values: bool = False

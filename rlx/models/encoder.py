@@ -12,17 +12,18 @@ has up to two graphs:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import WeightError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
-from rlx.ir.dtypes import F32, I32
+from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.models.builder import Weights, checked
+from rlx.models.builder import GraphOfLayers, Weights
+from rlx.models.keys import HEADS, WIDTH, Keys
 from rlx.models.rope import Rope, inv_freq
 
 ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
@@ -33,6 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
     "tanh": ops.tanh,
 }
 HIDDEN, POOLED, RESULT = "hidden", "x", "y"
+LAYERS, NORM_EPS = (1, 1024), (1e-15, 1.0)  # what files may say
 
 
 @dataclass(frozen=True)
@@ -75,36 +77,31 @@ class EncoderConfig:
         return self.hidden // self.heads
 
 
-@dataclass(frozen=True)
-class EncoderModel:
-    """A graph under construction, seen from one layer or from outside the layers.
+def hf_sizes(keys: Keys) -> dict[str, Any]:
+    """Fields of `EncoderConfig` that `config.json` files have under their usual names."""
+    return {
+        "vocab_size": keys.integer("vocab_size", WIDTH),
+        "hidden": keys.integer("hidden_size", WIDTH),
+        "heads": keys.integer("num_attention_heads", HEADS),
+        "layers": keys.integer("num_hidden_layers", LAYERS),
+        "ffn": keys.integer("intermediate_size", WIDTH),
+    }
 
-    Attributes:
-        layer: number of the layer, -1 outside.
-    """
 
-    graph: Graph
-    config: EncoderConfig
-    weights: Weights
-    layer: int = -1
+def gguf_sizes(keys: Keys) -> dict[str, Any]:
+    """Fields of `EncoderConfig` that GGUF files have; the vocabulary is counted elsewhere."""
+    return {
+        "hidden": keys.integer("embedding_length", WIDTH),
+        "heads": keys.integer("attention.head_count", HEADS),
+        "layers": keys.integer("block_count", LAYERS),
+        "ffn": keys.integer("feed_forward_length", WIDTH),
+        "context": keys.integer("context_length", (1, 1 << 20)),
+        "eps": keys.number("attention.layer_norm_epsilon", NORM_EPS),
+    }
 
-    def each_layer(self) -> Iterator[EncoderModel]:
-        """The model seen from each of its layers."""
-        return (replace(self, layer=layer) for layer in range(self.config.layers))
 
-    def full(self, name: str) -> str:
-        """The canonical name of a tensor of the layer."""
-        return name if self.layer < 0 else f"blk.{self.layer}.{name}"
-
-    def has(self, name: str) -> bool:
-        """Whether the file has this tensor of the layer."""
-        return self.weights.has(self.full(name))
-
-    def weight(self, name: str, *shape: int) -> Node:
-        """A tensor of the layer: matrices in the file's dtype, a vector in float32; `WeightError` as `checked`."""
-        full = self.full(name)
-        found = checked(self.weights, full, shape)
-        return self.graph.weight(full, shape, found.dtype if len(shape) > 1 else F32)
+class EncoderModel(GraphOfLayers[EncoderConfig]):
+    """The graph of an encoder under construction."""
 
     def looked_up(self, table: str, rows: int, numbers: str) -> Node:
         """Rows of a table, by the input `numbers` i32 [SEQ]."""
@@ -142,10 +139,10 @@ def rope_angles(model: EncoderModel) -> dict[float | None, Node | None]:
 
 def attention(model: EncoderModel, x: Node, angles: dict[float | None, Node | None]) -> Node:
     """Attention of one layer over the whole text, or over what its window admits, and the projection of the result."""
-    config, turn = model.config, angles[model.config.bases[model.layer]]
+    config, rope = model.config, angles[model.config.bases[model.layer]]
     q, k, v = (_heads(model, x, name) for name in ("attn_q", "attn_k", "attn_v"))
-    if turn is not None:
-        q, k = (ops.rope(each, turn, style="neox") for each in (q, k))
+    if rope is not None:
+        q, k = (ops.rope(each, rope, style="neox") for each in (q, k))
     window = config.windows[model.layer]  # to each side
     mask: dict[str, Any] = {"causal": False} if window is None else {"around": True, "window": window + 1}
     y = ops.attention(q, k, v, scale=config.head_dim**-0.5, **mask)

@@ -14,7 +14,8 @@ from rlx.models import bert, modernbert
 from rlx.models.builder import Weights
 from rlx.models.config import ModelConfig
 from rlx.models.encoder import EncoderConfig
-from rlx.models.keys import WIDTH, Keys
+from rlx.models.gguf_config import vocab_size
+from rlx.models.keys import Keys
 from rlx.models.names import Table
 from rlx.models.views import View
 
@@ -62,15 +63,7 @@ def encoder_config(format: str, metadata: Mapping[str, Any], where: object) -> E
         return None
     types = plain.integer("tokenizer.ggml.token_type_count", (0, 1 << 10), 0)
     keys = Keys(metadata, where, f"{arch}.")
-    return _checked(ENCODERS[arch].from_gguf(keys, _vocab_size(keys, plain), types), keys)
-
-
-def _vocab_size(keys: Keys, plain: Keys) -> int:
-    tokens = "tokenizer.ggml.tokens"
-    if "vocab_size" in keys or tokens not in plain:
-        return keys.integer("vocab_size", WIDTH)
-    count = getattr(plain.mapping, "count", None)  # readers can count an array without decoding it
-    return int(count(tokens) if count else len(plain.get(tokens)))
+    return _checked(ENCODERS[arch].from_gguf(keys, vocab_size(keys), types), keys)
 
 
 def _checked(config: EncoderConfig, keys: Keys) -> EncoderConfig:

@@ -24,7 +24,7 @@ def _slides(keys: Keys, layers: int) -> list[bool]:
     return by_period(len(pattern) if isinstance(pattern, str) else keys.integer(key, (1, 1024), 4), layers)
 
 
-def _turns(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
+def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
     """Layers without a window have rope if no layer has a window."""
     return [window is not None or not any(windows) for window in windows]
 
@@ -36,7 +36,7 @@ ARCHITECTURES = {
         ("exaone4",),
         gguf_period=4,
         hf_sliding=_slides,
-        turns=_turns,
+        rope_layers=_rope_layers,
         hf_base=1_000_000.0,
     )
 }

@@ -62,6 +62,18 @@ def check_language_model(metadata: Mapping[str, Any], where: object) -> None:
         raise UnsupportedModelError(what, where=where, hint=hint)
 
 
+def vocab_size(keys: Keys) -> int:
+    """The number of tokens: the file's key, else the length of its vocabulary."""
+    tokens = "tokenizer.ggml.tokens"
+    if "vocab_size" in keys or tokens not in keys.mapping:
+        return keys.integer("vocab_size", WIDTH)
+    count = getattr(keys.mapping, "count", None)  # readers can count an array without decoding it
+    found = int(count(tokens) if count else len(keys.mapping[tokens]))
+    if not found:
+        raise ConfigError(f"'{tokens}' is empty, expected the vocabulary", where=keys.where)
+    return found
+
+
 class _Gguf(Reader):
     """The settings of a GGUF file."""
 
@@ -89,14 +101,7 @@ class _Gguf(Reader):
                 keys.wrong("ssm.inner_size", inner, f"ssm.state_size x ssm.time_step_rank, {size} x {heads}")
 
     def vocab_size(self) -> int:
-        tokens = "tokenizer.ggml.tokens"
-        if "vocab_size" in self.keys or tokens not in self._metadata:
-            return self.integer("vocab_size")
-        count = getattr(self._metadata, "count", None)  # readers can count an array without decoding it
-        found = int(count(tokens) if count else len(self._metadata[tokens]))
-        if not found:
-            raise ConfigError(f"'{tokens}' is empty, expected the vocabulary", where=self.keys.where)
-        return found
+        return vocab_size(self.keys)
 
     def tied(self) -> bool:
         return not self._has_tensor("output.weight")

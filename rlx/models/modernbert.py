@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from rlx.ir.graph import Graph
 from rlx.models.builder import Weights
-from rlx.models.encoder import HIDDEN, EncoderConfig, EncoderModel, attention, layer_norm, mlp, rope_angles
-from rlx.models.keys import HEADS, WIDTH, Keys
+from rlx.models.encoder import (
+    HIDDEN,
+    NORM_EPS,
+    EncoderConfig,
+    EncoderModel,
+    attention,
+    gguf_sizes,
+    hf_sizes,
+    layer_norm,
+    mlp,
+    rope_angles,
+)
+from rlx.models.keys import Keys
 from rlx.models.names import BIASED, DENSE, Row, Table
 
-_EPS = (1e-15, 1.0)
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "relu": "relu"}
 _POOLINGS = {"cls": "cls", "mean": "mean"}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -24,7 +34,7 @@ def build(config: EncoderConfig, weights: Weights) -> Graph:
     model = EncoderModel(Graph(config.arch), config, weights)
     x = layer_norm(model, model.looked_up("token_embd.weight", config.vocab_size, "tokens"), "token_embd_norm")
     angles = rope_angles(model)
-    for layer in model.each_layer():
+    for layer in model.layers():
         y = layer_norm(layer, x, "attn_norm") if layer.layer else x
         x = x + attention(layer, y, angles)
         x = x + mlp(layer, layer_norm(layer, x, "ffn_norm"))
@@ -58,7 +68,8 @@ NAMES = Table(
 
 def from_hf(keys: Keys) -> EncoderConfig:
     """From `config.json`."""
-    layers, window = keys.integer("num_hidden_layers", (1, 1024)), keys.integer("local_attention", (1, 1 << 20), 128)
+    sizes, window = hf_sizes(keys), keys.integer("local_attention", (1, 1 << 20), 128)
+    layers = sizes["layers"]
     if "layer_types" in keys:
         kinds = {_FULL: _FULL, _SLIDING: _SLIDING}
         types = keys.elements("layer_types", lambda each: each.choice("layer_types", kinds), layers)
@@ -75,13 +86,9 @@ def from_hf(keys: Keys) -> EncoderConfig:
     bases = base(_FULL, "global_rope_theta", 160_000.0), base(_SLIDING, "local_rope_theta", 10_000.0)
     return EncoderConfig(
         arch="modern-bert",
-        vocab_size=keys.integer("vocab_size", WIDTH),
-        hidden=keys.integer("hidden_size", WIDTH),
-        heads=keys.integer("num_attention_heads", HEADS),
-        layers=layers,
-        ffn=keys.integer("intermediate_size", WIDTH),
+        **sizes,
         context=keys.integer("max_position_embeddings", (1, 1 << 20)),
-        eps=keys.number("norm_eps", _EPS, 1e-5),
+        eps=keys.number("norm_eps", NORM_EPS, 1e-5),
         activation=keys.choice("hidden_activation", _ACTIVATIONS, "gelu"),
         windows=tuple(window // 2 if slides else None for slides in local),
         bases=tuple(bases[slides] for slides in local),
@@ -92,19 +99,14 @@ def from_hf(keys: Keys) -> EncoderConfig:
 
 def from_gguf(keys: Keys, vocab_size: int, types: int) -> EncoderConfig:
     """From GGUF metadata."""
-    layers, window = keys.integer("block_count", (1, 1024)), keys.integer("attention.sliding_window", (1, 1 << 20))
-    local = _by_period(keys.integer("attention.sliding_window_pattern", (1, 1024), 3), layers)
+    sizes, window = gguf_sizes(keys), keys.integer("attention.sliding_window", (1, 1 << 20))
+    local = _by_period(keys.integer("attention.sliding_window_pattern", (1, 1024), 3), sizes["layers"])
     usual = {"rope.freq_base": 160_000.0, "rope.freq_base_swa": 10_000.0}
     bases = [keys.number(key, (1.0, 1e12), base) for key, base in usual.items()]
     return EncoderConfig(
         arch="modern-bert",
         vocab_size=vocab_size,
-        hidden=keys.integer("embedding_length", WIDTH),
-        heads=keys.integer("attention.head_count", HEADS),
-        layers=layers,
-        ffn=keys.integer("feed_forward_length", WIDTH),
-        context=keys.integer("context_length", (1, 1 << 20)),
-        eps=keys.number("attention.layer_norm_epsilon", _EPS),
+        **sizes,
         activation=keys.choice("hidden_activation", _ACTIVATIONS, "gelu"),
         windows=tuple(window // 2 if slides else None for slides in local),
         bases=tuple(bases[slides] for slides in local),

@@ -108,7 +108,7 @@ class Reader(Settings):
         self.windows, recurrent = self.find_windows(), self.recurrent()
         shared = self.integer("shared_kv", (0, self.layers - 1)) if row.shares_kv else 0
         self.source = sources(self.windows, shared, self.keys.where)
-        sparse, turns = self.sparse(experts), row.turns(self.keys, self.windows)
+        sparse, has_rope = self.sparse(experts), row.rope_layers(self.keys, self.windows)
         sparsity = self.sparsity() if row.streams else [None] * self.layers
         each = []
         for i, (kv_heads, head_dim, ffn) in enumerate(self.sizes()):
@@ -122,7 +122,7 @@ class Reader(Settings):
                     ffn=ffn,
                     source=self.source[i],
                     window=self.windows[i],
-                    turns=turns[i],
+                    has_rope=has_rope[i],
                     recurrent=recurrent[i],
                     sparse=sparse[i],
                     keys_as_values=self.keys_as_values(i),

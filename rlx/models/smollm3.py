@@ -14,11 +14,11 @@ from rlx.models.keys import Keys
 from rlx.models.names import LAYER, PRE_NORMS, Table
 
 
-def _turns(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
+def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
     """`no_rope_layers` has a 1 for each layer with rope. Files without it have none in every fourth."""
     layers, key = len(windows), "no_rope_layers"
     if key in keys:
-        return [bool(turns) for turns in keys.integers(key, (0, 1), layers)]
+        return [bool(has) for has in keys.integers(key, (0, 1), layers)]
     return by_period(keys.integer("no_rope_layer_interval", (1, 1024), 4), layers)
 
 
@@ -28,7 +28,7 @@ ARCHITECTURES = {
         Table((*LAYER, *PRE_NORMS)),
         ("smollm3",),
         gguf_rope="interleaved",
-        turns=_turns,
+        rope_layers=_rope_layers,
         hf_base=2_000_000.0,
     )
 }
