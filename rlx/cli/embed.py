@@ -75,17 +75,17 @@ def _vectors(
     if given:
         names = ", ".join("--" + name.replace("_", "-") for name in given)
         raise click.UsageError(f"{names}: only an embedding model has that, and this model generates text")
-    found = [runner.embed(text, pooling or "mean", normalize) for text in texts]
-    return np.stack(found) if found else np.empty((0, runner.config.hidden), np.float32)
+    if not texts:
+        return np.empty((0, runner.config.hidden), np.float32)
+    return runner.embed(texts, pooling or "mean", normalize)
 
 
 def _write(vectors: Rows, out: str | None) -> None:
-    if out is None or Path(out).suffix == _LINES:
-        lines = (json.dumps({"index": i, "embedding": row.tolist()}) for i, row in enumerate(vectors))
-        if out is None:
-            for line in lines:
-                click.echo(line)
-            return
+    lines = (json.dumps({"index": i, "embedding": row.tolist()}) for i, row in enumerate(vectors))
+    if out is None:
+        for line in lines:
+            click.echo(line)
+        return
     try:
         if Path(out).suffix == _LINES:
             Path(out).write_text("".join(f"{line}\n" for line in lines), "utf-8")

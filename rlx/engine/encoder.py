@@ -103,11 +103,6 @@ class Encoder:
             tensors.load(table, self.plan.source, self._progress)
         return tensors
 
-    def load(self) -> None:
-        """Packs the weights, once."""
-        with self._lock:
-            assert self._tensors is not None
-
     @property
     def nbytes(self) -> int:
         """Bytes of the weights in memory."""

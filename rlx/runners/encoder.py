@@ -20,6 +20,7 @@ from rlx.engine.opening.opened import tokenizer_of
 from rlx.engine.opening.options import RunnerOptions, method_takes_options
 from rlx.engine.opening.source import open_with
 from rlx.engine.request.context import Context, PromptLike
+from rlx.engine.request.output import of_unit_length
 from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
 from rlx.models import SUPPORTED
 from rlx.models.encoders import ENCODER_TYPES, ENCODERS, TWO_WAY
@@ -200,9 +201,7 @@ class EncoderRunner:
         rows = self._encoder.pooled(self._cut(ids, truncate), chosen, _told(progress, "embedding texts", len(ids)))
         found = self._encoder.through_head(rows).reshape(len(ids), self.width)[:, :kept]
         if normalize:
-            exact = found.astype(np.float64)
-            lengths = np.linalg.norm(exact, axis=1, keepdims=True)
-            found = (exact / np.where(lengths == 0, 1, lengths)).astype(np.float32)
+            found = of_unit_length(found)
         return np.ascontiguousarray(found[0] if single else found)
 
     def rerank(

@@ -19,7 +19,7 @@ from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.request.context import Context, check_finite
-from rlx.engine.request.output import Logits, Step, candidate, likeliest, log_probs
+from rlx.engine.request.output import Logits, Step, candidate, likeliest, log_probs, of_unit_length
 from rlx.engine.request.request import Job
 from rlx.errors import ArgumentError, PromptError
 from rlx.text.tokenizer import Tokenizer
@@ -251,8 +251,7 @@ def embedding(engine: Engine, loop: EngineLoop, context: Context, pooling: str, 
     pieces = loop.call(work)
     total = np.sum([rows.sum(0, dtype=np.float64) for rows in pieces], 0)
     vector: Floats = total / len(context) if pooling == "mean" else pieces[-1][-1].astype(np.float64)
-    length = float(np.linalg.norm(vector)) if normalize else 1.0
-    return np.asarray(vector / (length or 1.0), np.float32)
+    return of_unit_length(vector) if normalize else vector.astype(np.float32)
 
 
 def checked_pooling(pooling: str) -> str:

@@ -46,7 +46,8 @@ def answer_ids(tokenizer: Tokenizer) -> tuple[int, int]:
     """
     found = [tokenizer.encode_parts(text, False) for text in ANSWERS]
     if any(len(ids) != 1 for ids in found):
-        raise ArgumentError("'yes' and 'no' are no tokens of this model", where="rerank")
+        hint = "use a cross-encoder, or Qwen3-Reranker"
+        raise ArgumentError("'yes' and 'no' are no tokens of this model", where="rerank", hint=hint)
     return found[0][0], found[1][0]
 
 

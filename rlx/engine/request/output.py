@@ -119,6 +119,13 @@ def candidate(tokenizer: Tokenizer, token: int, logprob: float) -> TokenLogprob:
     return TokenLogprob(token, piece.decode("utf-8", "replace"), logprob, piece)
 
 
+def of_unit_length(vectors: npt.ArrayLike) -> Logits:
+    """Vectors [..., width], each divided by its length, as float32; zeros stay."""
+    exact = np.asarray(vectors, np.float64)
+    lengths = np.linalg.norm(exact, axis=-1, keepdims=True)
+    return (exact / np.where(lengths == 0, 1, lengths)).astype(np.float32)
+
+
 def log_probs(logits: Logits, ids: Iterable[int]) -> npt.NDArray[np.float32]:
     """log softmax(logits)[i, ids[i]]: float32[n] from float32[n, vocab]; sums of exponentials in float64."""
     found = np.empty(len(logits), np.float32)

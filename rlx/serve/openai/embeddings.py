@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from rlx.engine.request.output import of_unit_length
 from rlx.runners.encoder import as_encoder
 from rlx.serve.errors import invalid
 from rlx.serve.http import in_thread, json_rows, new_router, while_connected
@@ -47,13 +47,8 @@ async def vectors_of(
         parts = [contexts[at : at + TOGETHER] for at in range(0, len(contexts), TOGETHER)]
         return [vector for part in parts for vector in await in_thread(partial(every, part))]
     embed = partial(model.runner.embed, pooling=pooling or "mean", normalize=False)
-    return [_shortened(await in_thread(partial(embed, each)), dimensions, normalize) for each in contexts]
-
-
-def _shortened(vector: Logits, dimensions: int | None, normalize: bool) -> Logits:
-    kept = vector[:dimensions].astype(np.float64)
-    length = float(np.linalg.norm(kept)) if normalize else 1.0
-    return (kept / (length or 1.0)).astype(np.float32)
+    kept = [(await in_thread(partial(embed, each)))[:dimensions] for each in contexts]
+    return [of_unit_length(each) for each in kept] if normalize else kept
 
 
 def router(server: Server) -> APIRouter:
