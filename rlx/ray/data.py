@@ -71,21 +71,48 @@ def generate(
     Raises:
         ArgumentError: an option is unknown or out of its range.
     """
+    check_arguments("generate", options, [*_CHAT, *sorted(SAMPLING)], frozenset())
+    names = {"column": column, "output": output, "options": options, "chat": chat, "max_tokens": max_tokens}
+    pool = {"replicas": replicas, "num_cpus": num_cpus, "batch_size": batch_size, "ray_remote_args": ray_remote_args}
+    return over_actors(dataset, Rows, "pyarrow", model, engine, names, **pool)
+
+
+def over_actors(
+    dataset: Dataset,
+    actor: type,
+    batch_format: str,
+    model: str | os.PathLike[str],
+    engine: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any],
+    *,
+    replicas: Any,
+    num_cpus: Any,
+    batch_size: Any,
+    ray_remote_args: Any,
+) -> Dataset:
+    """What a pool of actors, each with the model, makes of the batches of a dataset.
+
+    Args:
+        actor: its class, which takes `model`, `engine` and `arguments`.
+        batch_format: of the batches that it is called with.
+        engine, replicas, num_cpus, batch_size, ray_remote_args: as for `generate`.
+
+    Raises:
+        ArgumentError: one of them is unknown or out of its range.
+    """
     from ray.data import ActorPoolStrategy
 
-    check_arguments("generate", options, [*_CHAT, *sorted(SAMPLING)], frozenset())
     cpus = cpus_of(num_cpus)
     opening = {"threads": cpus, **(engine or {})}
     RunnerOptions(**opening)
     (least, most), size = range_of(replicas, 1), at_least_one("batch_size", batch_size)
-    names = {"column": column, "output": output, "chat": chat, "max_tokens": max_tokens}
     return dataset.map_batches(
-        Rows,
+        actor,
         batch_size=size,
-        batch_format="pyarrow",
+        batch_format=batch_format,
         compute=ActorPoolStrategy(min_size=least, max_size=most),
         num_cpus=cpus,
-        fn_constructor_kwargs={"model": path_on_nodes(model), "engine": opening, "options": options, **names},
+        fn_constructor_kwargs={"model": path_on_nodes(model), "engine": opening, **arguments},
         **(ray_remote_args or {}),
     )
 

@@ -13,9 +13,8 @@ import numpy as np
 
 import rlx
 from rlx.arguments import check_arguments
-from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError, UnsupportedModelError
-from rlx.ray.places import at_least_one, cpus_of, path_on_nodes, range_of
+from rlx.ray.data import over_actors
 from rlx.runners.encoder import as_encoder
 
 if TYPE_CHECKING:
@@ -58,23 +57,10 @@ def embed(
     Raises:
         ArgumentError: an option is unknown or out of its range.
     """
-    from ray.data import ActorPoolStrategy
-
     check_arguments("embed", options, list(_OPTIONS), frozenset())
-    cpus = cpus_of(num_cpus)
-    opening = {"threads": cpus, **(engine or {})}
-    RunnerOptions(**opening)
-    (least, most), size = range_of(replicas, 1), at_least_one("batch_size", batch_size)
     names = {"column": column, "output": output, "options": options}
-    return dataset.map_batches(
-        Texts,
-        batch_size=size,
-        batch_format="numpy",
-        compute=ActorPoolStrategy(min_size=least, max_size=most),
-        num_cpus=cpus,
-        fn_constructor_kwargs={"model": path_on_nodes(model), "engine": opening, **names},
-        **(ray_remote_args or {}),
-    )
+    pool = {"replicas": replicas, "num_cpus": num_cpus, "batch_size": batch_size, "ray_remote_args": ray_remote_args}
+    return over_actors(dataset, Texts, "numpy", model, engine, names, **pool)
 
 
 class Texts:
