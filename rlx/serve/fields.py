@@ -108,7 +108,7 @@ def schema_grammar(schema: Any, field: str, *, lenient: bool = False) -> Grammar
 
 
 def form_grammar(
-    wanted: Mapping[str, Any] | None, field: str, kinds: Sequence[str] = ("text", "json_object", "json_schema")
+    form: Mapping[str, Any] | None, field: str, kinds: Sequence[str] = ("text", "json_object", "json_schema")
 ) -> Callable[[], Grammar] | None:
     """The maker of the grammar of a form such as `{"type": "json_schema", "schema": {...}}`; None for free text.
 
@@ -119,16 +119,16 @@ def form_grammar(
     Raises:
         ApiError: the form is malformed.
     """
-    if wanted is None:
+    if form is None:
         return None
-    if (kind := wanted.get("type")) not in kinds:
+    if (kind := form.get("type")) not in kinds:
         expected = " or ".join(", ".join(kinds).rsplit(", ", 1))
         raise invalid(f"{field}.type", f"expected {expected}, found {shown(kind)}")
     if kind != "json_schema":
         return Grammar.json_object if kind == "json_object" else None
-    if "schema" not in wanted:
+    if "schema" not in form:
         raise invalid(f"{field}.schema", "it is required")
-    return partial(schema_grammar, wanted["schema"], f"{field}.schema", lenient=wanted.get("strict") is False)
+    return partial(schema_grammar, form["schema"], f"{field}.schema", lenient=form.get("strict") is False)
 
 
 def sample_opts(body: CommonFields, default: SampleOpts, tokenizer: Tokenizer, vocab_size: int) -> SampleOpts:
@@ -270,7 +270,7 @@ _TEXTS = ("guided_grammar", "grammar", "ebnf")  # an empty one asks for nothing
 #: Those of `structured_outputs`, which also says whether JSON has no white space.
 _OUTPUTS: dict[str, Callable[[Any, bool], Grammar]] = {
     "json": lambda schema, compact: Grammar.json_schema(schema, compact=compact),
-    "json_object": lambda wanted, compact: Grammar.json_object(compact=compact),
+    "json_object": lambda form, compact: Grammar.json_object(compact=compact),
     "regex": lambda expression, compact: Grammar.regex(expression),
     "choice": lambda choices, compact: Grammar.choice(choices),
     "grammar": lambda text, compact: _of_text(text),

@@ -199,9 +199,9 @@ def _stops(body: MessagesBody) -> tuple[str, ...]:
 
 def _text_grammar(body: CountBody) -> Callable[[], Grammar] | None:
     """The maker of the grammar of `output_config.format`, or of its older name."""
-    wanted = body.output_config.format if body.output_config is not None else None
-    field = "output_format" if wanted is None else "output_config.format"
-    return form_grammar(body.output_format if wanted is None else wanted, field, ("json_schema",))
+    form = body.output_config.format if body.output_config is not None else None
+    field = "output_format" if form is None else "output_config.format"
+    return form_grammar(body.output_format if form is None else form, field, ("json_schema",))
 
 
 NONCE = "x-anthropic-billing-header:"

@@ -112,11 +112,11 @@ def _refuse_beside(body: GenerateBody, field: str, others: Sequence[str]) -> Non
             raise invalid(name, f"it cannot be together with {field}", "leave one of them out")
 
 
-def _grammar(wanted: Any) -> Callable[[], Grammar] | None:
+def _grammar(form: Any) -> Callable[[], Grammar] | None:
     """The maker of the grammar of the field `format`."""
-    if not wanted:
+    if not form:
         return None
-    return Grammar.json_object if wanted == "json" else partial(schema_grammar, wanted, "format")
+    return Grammar.json_object if form == "json" else partial(schema_grammar, form, "format")
 
 
 def _loaded(writer: OllamaWriter, body: AnswerBody) -> Response:
