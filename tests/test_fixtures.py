@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from golden_folder import PACKED
+from golden_folder import PACKED, unpacked_name
 
 LIMIT = 25_000_000  # of everything under tests/, in bytes
 LARGEST = 2_000_000
@@ -25,7 +25,7 @@ def test_they_are_small() -> None:
 
 def test_models_lie_in_the_repository_compressed_and_here_as_they_are(goldens: Path) -> None:
     unpacked = {path.relative_to(goldens) for path in files(goldens)}
-    assert unpacked == {Path(str(path.relative_to(PACKED)).removesuffix(".xz")) for path in files(PACKED)}
+    assert unpacked == {unpacked_name(path) for path in files(PACKED)}
     models = [path for path in unpacked if path.suffix in (".gguf", ".safetensors")]
     assert models and not [path for path in files(PACKED) if path.suffix in (".gguf", ".safetensors")]
     for path in models:
