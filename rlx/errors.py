@@ -203,10 +203,6 @@ class ImageError(MultimodalError):
     """An image cannot be read, or it is one that the model cannot take."""
 
 
-class AudioError(MultimodalError):
-    """A clip of audio cannot be read, or it is one that the model cannot take."""
-
-
 class ResourceError(RlxError):
     """The system refuses memory, a thread, a file descriptor, or room on a disk."""
 

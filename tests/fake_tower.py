@@ -70,9 +70,6 @@ class FakeVision:
             raise MultimodalError("the model takes text only", where="model.gguf")
         return self.tower
 
-    def audio(self) -> None:
-        """It takes no audio."""
-
 
 def images(tower: FakeTower | None, capacity: int = 1 << 20, **options: Any) -> ImageInput:
     """The images of a model with this tower."""

@@ -142,7 +142,7 @@ def gemma4_unified() -> Drawn:
     table = made.draw(f"{at}pos_embedding", 10, 2, D)
     made.expected["v.position_embd.weight"] = np.array([table[:, 0], table[:, 1]])
     made.draw("model.embed_vision.embedding_projection.weight", H, D, to="mm.input_projection.weight")
-    made.draw("model.embed_audio.embedding_projection.weight", H, 40, to="mm.a.input_projection.weight")
+    made.draw("model.embed_audio.embedding_projection.weight", H, 40)  # audio is left out
     return made
 
 

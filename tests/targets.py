@@ -21,7 +21,7 @@ from rlx.backends.cpu.target import Target, supported_levels
 
 TESTS = Path(__file__).parent
 PLACES = (
-    "audio", "backends", "e2e", "passes", "runners", "runtime", "vision",
+    "backends", "e2e", "passes", "runners", "runtime", "vision",
     "cli/test_structured_cli.py", "test_doc_blocks.py", "test_docs.py", "test_notebook.py", "test_recipes.py",
 )  # fmt: skip
 #: What of these runs at lower levels in every run of the tests.

@@ -36,7 +36,7 @@ LAYERS = [
     {"report"},
     {"compiler"},
     {"models", "weights", "text", "demo"},
-    {"vision", "audio"},
+    {"vision"},
     {"grammar", "prompt"},
     {"engine"},
     {"runners", "export"},

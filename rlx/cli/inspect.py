@@ -224,7 +224,7 @@ def _verdict(facts: Mapping[str, Any]) -> Iterator[str]:
     elif facts.get("kind") == MMPROJ:
         yield from _tower_page(facts["vision"])
         if "audio" in facts:
-            yield audio_line(facts["audio"])
+            yield f"\naudio: {facts['audio']}"
         yield f"\nrunnable: yes, as the vision tower of a language model: {USE}"
     elif facts.get("kind") == ENCODER:
         yield from _page("encoder", [(key, _short(value)) for key, value in facts["config"].items()])
@@ -286,7 +286,6 @@ def _count(number: int) -> str:
 
 
 MMPROJ = "mmproj"
-_FRAMES = "gemma4ua"  # audio without a tower: frames of samples go through one matrix
 # Width and height of the images whose tokens are listed: a thumbnail, squares, screens, a photo.
 _IMAGES = ((224, 224), (512, 512), (640, 480), (1024, 1024), (1920, 1080), (4032, 3024))
 _SIZES = ("hidden", "layers", "heads", "head_dim", "ffn", "patch", "merge", "positions", "out_hidden")
@@ -298,9 +297,10 @@ def is_mmproj(loader: WeightLoader) -> bool:
 
 
 def mmproj(loader: WeightLoader) -> dict[str, Any]:
-    """The facts about an open mmproj file: "runnable", the tower under "vision", and "audio" if it takes any."""
-    tensors, audio = loader.tensors, _audio(loader.metadata)
-    facts: dict[str, Any] = {"kind": MMPROJ} | ({} if audio is None else {"audio": audio})
+    """The facts about an open mmproj file: "runnable", the tower under "vision", and "audio" if it has any."""
+    tensors, facts = loader.tensors, dict[str, Any](kind=MMPROJ)
+    if loader.metadata.get("clip.has_audio_encoder"):
+        facts["audio"] = "not supported"
 
     def shape(name: str) -> tuple[int, ...] | None:
         return tuple(tensors[name].shape) if name in tensors else None
@@ -374,15 +374,6 @@ def _check_table(config: VisionConfig, side: int) -> None:
         raise MultimodalError(f"{count} patches along a side, and the position table has {config.positions}")
 
 
-def _audio(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    if not metadata.get("clip.has_audio_encoder"):
-        return None
-    projector = metadata.get("clip.audio.projector_type", metadata.get("clip.projector_type"))
-    if projector == _FRAMES:
-        return {"projector": projector, "usable": True}
-    return {"projector": projector, "usable": False, "reason": "towers for audio are not supported"}
-
-
 # ---------------------------------------------------------------------------------------------------- the page
 
 
@@ -422,8 +413,3 @@ def _limit(limits: Mapping[str, Any]) -> str:
         return f"scaled to fill {limits['tokens']} tokens"
     low, high, own = limits["min_pixels"], limits["max_pixels"], limits["own_max_pixels"]
     return f"{low} to {high} pixels" + (f", the model's own maximum is {own}" if own != high else "")
-
-
-def audio_line(audio: Mapping[str, Any]) -> str:
-    """The line about audio."""
-    return "\naudio: yes" if audio["usable"] else f"\naudio: no. {audio['reason']}"

@@ -1,4 +1,4 @@
-"""Images and audio in prompts: from placeholders to rows that stand in a sequence.
+"""Images in prompts: from placeholders to rows that stand in a sequence.
 
 Runners stage, between `rlx.vision`, which encodes them, and the engine loop. A placeholder is found by its id, never
 by its text.
@@ -6,14 +6,13 @@ by its text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from rlx.audio.audio import Audio
 from rlx.engine.kv.prompt_embeddings import PAD, EmbeddedSpan, PromptEmbeddings
 from rlx.engine.request.context import Context, PromptLike, check_ids, fit_context, text_context
 from rlx.errors import ImageError, MultimodalError, PromptError
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PlacedImages:
-    """The images and clips of audio of one prompt, each at the position of its first row.
+    """The images of one prompt, each at the position of its first row.
 
     Attributes:
         encoder: encodes them.
-        places: (position, image or clip) in order.
+        places: (position, image) in order.
     """
 
     encoder: Encoder
@@ -88,8 +87,7 @@ class PlacedImages:
     def _spans(self) -> Iterator[EmbeddedSpan]:
         for start, each in self.places:
             assert each.features is not None
-            sees_all = isinstance(each.source, Image)  # where the model is so; audio is causal in every model
-            yield EmbeddedSpan(start, each.features.rows, each.key, each.grid, sees_all)
+            yield EmbeddedSpan(start, each.features.rows, each.key, each.grid, two_way=True)
 
 
 def placed(
@@ -108,7 +106,7 @@ def placed(
         MultimodalError: the model takes no images, or placeholders and images do not match.
         ImageError: the model takes no image of such a size.
     """
-    if images is None or not isinstance(prompt, Prompt) or not (prompt.images or prompt.audio or images.is_supported):
+    if images is None or not isinstance(prompt, Prompt) or not (prompt.images or images.is_supported):
         context = text_context(prompt, vocab_size, what, model)
     else:
         context = _with_images(prompt, images.encoder, vocab_size, what)
@@ -123,48 +121,35 @@ def placed(
 
 
 def _with_images(prompt: Prompt, encoder: Encoder, vocab_size: int, what: str) -> Context:
-    sources: dict[int, tuple[str, Sequence[Image | Audio]]] = {}  # placeholder -> what it stands for
-    sources[encoder.config.image_token] = "image", prompt.images
-    if prompt.audio or encoder.audio is not None:
-        sources[encoder.required_audio().token] = "clip of audio", prompt.audio
-    given = check_ids(prompt.ids, max(vocab_size, *(token + 1 for token in sources)), what)
-    check_ids([PAD if each in sources else each for each in given], vocab_size, what)
-    runs = [(each if each in sources else None, len(list(group))) for each, group in groupby(given)]
-    for token, (kind, values) in sources.items():
-        if (count := sum(each == token for each, _ in runs)) != len(values):
-            raise _mismatch(kind, count, len(values), token, what)
-    left = {token: iter(enumerate(values)) for token, (_, values) in sources.items()}
+    token = encoder.config.image_token
+    given = check_ids(prompt.ids, max(vocab_size, token + 1), what)
+    check_ids([PAD if each == token else each for each in given], vocab_size, what)
+    runs = [(is_image, list(group)) for is_image, group in groupby(given, key=lambda each: each == token)]
+    if (count := sum(is_image for is_image, _ in runs)) != len(prompt.images):
+        found = f"the number of images is {len(prompt.images)}, and that of placeholders is {count}"
+        hint = f"a run of the id {token} stands for one image; between those of two images there must be another id"
+        raise MultimodalError(found, where=what, hint=hint)
+    left = enumerate(prompt.images)
     ids: list[int] = []
     places: list[tuple[int, Encoding]] = []
-    at = 0
-    for placeholder, length in runs:
-        if placeholder is None:
-            ids += given[at : at + length]
-        else:
-            number, source = next(left[placeholder])
-            kind = sources[placeholder][0]
-            encoding = _encoding(encoder, source, kind, f"{what}, {kind} {number}", length)
+    for is_image, run in runs:
+        if is_image:
+            number, image = next(left)
+            encoding = _encoding(encoder, image, f"{what}, image {number}", len(run))
             places.append((len(ids), encoding))
-            ids += [PAD] * encoding.tokens
-        at += length
+            run = [PAD] * encoding.tokens
+        ids += run
     return Context(ids, PlacedImages(encoder, tuple(places)) if places else None)
 
 
-def _mismatch(kind: str, placeholders: int, count: int, token: int, what: str) -> MultimodalError:
-    kinds = "images" if kind == "image" else "clips of audio"
-    found = f"the number of {kinds} is {count}, and that of placeholders is {placeholders}"
-    hint = f"a run of the id {token} stands for one {kind}; between those of two {kinds} there must be another id"
-    return MultimodalError(found, where=what, hint=hint)
-
-
-def _encoding(encoder: Encoder, source: Image | Audio, kind: str, where: str, length: int) -> Encoding:
+def _encoding(encoder: Encoder, image: Image, where: str, length: int) -> Encoding:
     try:
-        encoding = encoder.encoding(source)
+        encoding = encoder.encoding(image)
     except ImageError as error:
         raise ImageError(error.what, where=where, hint=error.hint) from error
     if length not in (1, encoding.tokens):
-        what = f"the {kind} has {encoding.tokens} rows, and its placeholder stands there {length} times"
-        raise MultimodalError(what, where=where, hint=f"write it once; its rows then follow from the {kind}")
+        what = f"the image has {encoding.tokens} rows, and its placeholder stands there {length} times"
+        raise MultimodalError(what, where=where, hint="write it once; its rows then follow from the image")
     return encoding
 
 
@@ -216,7 +201,7 @@ class ImageInput:
                 processor = ImageProcessor.of(tower.config, self._options)
                 model = repr((tower.config, self._options, tower.weights.loader.stamps()))
                 key = blake2b(model.encode(), digest_size=32).digest()
-                self._encoder = Encoder(tower, processor, key, cache, self.seconds, vision.audio())
+                self._encoder = Encoder(tower, processor, key, cache, self.seconds)
             return self._encoder
 
     @property

@@ -44,7 +44,7 @@ MOST = 1.0  # seconds that a copy waits for the loop to be idle
 
 _CHUNK = 8 << 20  # bytes of a file that are read at a time
 _CONTENT = "content.bin"
-_SOURCES = ("models/**/*.py", "weights/**/*.py", "vision/**/*.py", "audio/**/*.py", "engine/kv/*.py", "compiler/*.py")
+_SOURCES = ("models/**/*.py", "weights/**/*.py", "vision/**/*.py", "engine/kv/*.py", "compiler/*.py")
 _ARITHMETIC = ("precision", "bf16_dots", "bf16_tiles", "deterministic", "fusions", "passes")
 
 

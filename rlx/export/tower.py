@@ -24,7 +24,6 @@ from rlx.export.hf_tensors import Change, export_tensor
 from rlx.export.model import ExportModel, ExportTensor
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.models.gguf_config import MMPROJ
-from rlx.models.keys import Keys
 from rlx.models.vision_config import MERGE, VISION_FAMILIES, VisionConfig
 from rlx.models.vision_hf_config import vision_from_hf
 from rlx.weights import WeightLoader
@@ -32,16 +31,11 @@ from rlx.weights.locate import image_processor
 from rlx.weights.tower_names import checkpoint_names, tower_names
 
 _ANY_SIZE = 224  # readers want an image_size of families whose images have any; nothing depends on it
-_MEL_BINS = 128  # readers want a number of mel bins, which raw samples do not have
 _MOST = (1 << 32) - 1  # the largest number that a key of type u32 holds
 
 
-def tower_metadata(config: VisionConfig, audio: Keys | None) -> Metadata:
-    """The keys `clip.*`.
-
-    Args:
-        audio: `audio_config` of a model whose audio needs no tower (Gemma 4 unified), else None.
-    """
+def tower_metadata(config: VisionConfig) -> Metadata:
+    """The keys `clip.*`."""
     keys = Writer("clip")
     keys.flag("has_vision_encoder", True)
     _sizes(keys, config)
@@ -60,8 +54,6 @@ def tower_metadata(config: VisionConfig, audio: Keys | None) -> Metadata:
         keys.flags("vision.is_deepstack_layers", [False] * config.layers)
     elif config.merge != MERGE[config.family]:
         keys.u32("vision.projector.scale_factor", config.merge)
-    if audio is not None:
-        _audio(keys, config, audio)
     return keys.found
 
 
@@ -84,17 +76,6 @@ def _limits(keys: Writer, config: VisionConfig) -> None:
     for key, pixels in (("vision.image_min_pixels", config.min_pixels), ("vision.image_max_pixels", most)):
         if pixels:
             keys.u32(key, min(pixels, _MOST))
-
-
-def _audio(keys: Writer, config: VisionConfig, audio: Keys) -> None:
-    keys.flag("has_audio_encoder", True)
-    keys.u32("audio.projection_dim", config.out_hidden)
-    keys.u32("audio.embedding_length", audio.integer("audio_embed_dim", (1, 1 << 20)))
-    for key in ("feed_forward_length", "block_count", "attention.head_count"):
-        keys.u32(f"audio.{key}", 0)
-    keys.text("audio.projector_type", "gemma4ua")
-    keys.u32("audio.num_mel_bins", _MEL_BINS)
-    keys.f32("audio.attention.layer_norm_epsilon", audio.number("rms_norm_eps", (0.0, 1.0), 1e-6))
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -197,7 +178,6 @@ _FAMILIES = {"qwen35": _qwen35, "gemma3": _gemma3, "gemma4": _gemma4, "gemma4_un
 
 
 Array = npt.NDArray[Any]
-AUDIO = "mm.a.input_projection.weight"
 # Modules of towers for images, whose tensors must all be known; some Gemma 3 files have a head for classification.
 _OF_A_TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_embedder|embed_vision|multi_modal_projector)\.")
 _UNUSED = re.compile(r"vision_model\.head\.")
@@ -228,11 +208,10 @@ def tower_from_hf(source: WeightLoader, config: VisionConfig) -> ExportModel:
     names = tower_names(source.tensors, config.family, source.path)
     _check(source, names, config)
     tensors = sorted(_tensors(source, config, names), key=_layer)
-    audio = Keys(source.metadata, _folder(source) / "config.json").nested("audio_config") if AUDIO in names else None
     return ExportModel(
         path=source.path,
         arch=MMPROJ,
-        metadata=general_metadata(MMPROJ, _folder(source), tensors, kind="mmproj") | tower_metadata(config, audio),
+        metadata=general_metadata(MMPROJ, _folder(source), tensors, kind="mmproj") | tower_metadata(config),
         tensors=tuple(tensors),
         left_out=tuple(name for name in source.tensors if name not in set(names.values())),
         close=source.close,

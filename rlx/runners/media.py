@@ -1,4 +1,4 @@
-"""Prompts with images and audio, and what the towers make of them.
+"""Prompts with images, and what the towers make of them.
 
 Runners stage, under `model.py`. `images.py` puts images into prompts, the engine loop encodes them.
 """
@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.arguments import bound, whole
-from rlx.audio.audio import Audio
 from rlx.engine.images import ImageInput, PlacedImages
 from rlx.engine.request.context import no_tower
 from rlx.engine.request.output import Generation, Logits
@@ -97,8 +96,8 @@ def _formatted(model: Model, text: str, images: list[Any], tokens: ImageTokens) 
     return Prompt(ids, [part for each in parts for part in each if not isinstance(part, str)])
 
 
-def features(model: Model, source: Image | Audio) -> Logits:
-    """The rows that an image or a clip becomes, float32[rows, hidden]."""
+def features(model: Model, source: Image) -> Logits:
+    """The rows that an image becomes, float32[rows, hidden]."""
     encoder = required(model, 1).encoder
     encoding = encoder.encoding(source)
 

@@ -25,7 +25,7 @@ from rlx.engine.request.stopping import OnToken
 from rlx.engine.token_engine import RecomputeEngine
 from rlx.errors import BusyError, TokenizerError, UnsupportedModelError
 from rlx.notebook import Stats, card
-from rlx.prompt import Prompt, read_audio, read_images
+from rlx.prompt import Prompt, read_images
 from rlx.runners import media, session, text
 from rlx.runners.base import GREEDY, LmRunner
 from rlx.runners.builder import RunnerBuilder, open_engine
@@ -287,7 +287,7 @@ class Model(LmRunner):
     generate_stoppable = generate_packed
     """Alias of `generate`: RLX's name for it with a callback that may stop it. In rlx every callback may."""
 
-    # -- images and audio ---------------------------------------------------------------------------------------------
+    # -- images -------------------------------------------------------------------------------------------------------
 
     def generate_multimodal(
         self,
@@ -341,23 +341,6 @@ class Model(LmRunner):
             NumericalError: a value is NaN or infinite.
         """
         (read,) = read_images([image])
-        return media.features(self, read)
-
-    def audio_features(self, audio: Any) -> Logits:
-        """The rows that stand for a clip of audio in the text model (Gemma 4 unified). Stateless.
-
-        Args:
-            audio: as for `Prompt`.
-
-        Returns:
-            float32[rows, hidden], a row for each 40 ms.
-
-        Raises:
-            MultimodalError: the model takes no audio, or its matrix for audio is not open (`mmproj`).
-            AudioError: the clip cannot be used.
-            NumericalError: a value is NaN or infinite.
-        """
-        (read,) = read_audio([audio])
         return media.features(self, read)
 
     def preprocess_image(self, image: Any) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def _continued(
     model.check_length([text], "messages")
     more = model.tokenizer.encode(text, add_special_tokens=False, parse_special=True)
     if isinstance(prompt, Prompt):
-        return Prompt([*prompt.ids, *more], prompt.images, prompt.audio)
+        return Prompt([*prompt.ids, *more], prompt.images)
     return [*prompt, *more]
 
 

@@ -1,4 +1,4 @@
-"""Encodes images and audio for the engine loop: in pieces, one at a time, and each once.
+"""Encodes images for the engine loop: in pieces, one at a time, and each once.
 
 Vision stage, over the processors, the tower and the feature cache. What an image becomes is known at once, in the
 caller's thread: how many rows, in which grid. The loop's thread computes the rows, piece by piece.
@@ -17,9 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.audio.audio import Audio
-from rlx.audio.projection import AudioProjection
-from rlx.errors import MultimodalError, NumericalError
+from rlx.errors import NumericalError
 from rlx.models.vision_config import VisionConfig
 from rlx.vision.image import Image
 from rlx.vision.processors import ImageProcessor, Patches
@@ -92,20 +90,18 @@ class Tower(Protocol):
 
 
 class Encoding:
-    """One image or clip of audio on its way into a text model.
+    """One image on its way into a text model.
 
     Attributes:
         key: names its rows: two encodings of equal keys have equal rows.
         source: what it is made of.
-        grid: rows and columns of its tokens; a clip has one row.
+        grid: rows and columns of its tokens.
         features: the rows, once they are computed.
         users: how many requests wait for it. Only the thread that encodes changes it.
         error: why it could not be encoded, until somebody who waits for it is told.
     """
 
-    def __init__(
-        self, key: bytes, source: Image | Audio, grid: tuple[int, int], features: Features | None = None
-    ) -> None:
+    def __init__(self, key: bytes, source: Image, grid: tuple[int, int], features: Features | None = None) -> None:
         self.key, self.source, self.grid, self.features = key, source, grid, features
         self.users = 0
         self.error: Exception | None = None
@@ -122,17 +118,16 @@ class Encoding:
 
 
 class Encoder:
-    """Encodes images with one tower, and audio if the model takes any.
+    """Encodes images with one tower.
 
     `encoding` may be called in any thread, the other methods in one only.
 
     Args:
         tower: computes the rows.
         processor: makes patches of images.
-        model: names the model and the options: what besides pixels or samples decides the rows.
+        model: names the model and the options: what besides pixels decides the rows.
         cache: keeps rows.
         seconds: how long a piece of work should take at most.
-        audio: makes rows of audio, or the error that says why the model takes none.
     """
 
     def __init__(
@@ -142,9 +137,8 @@ class Encoder:
         model: bytes,
         cache: FeatureCache,
         seconds: float | None = None,
-        audio: AudioProjection | MultimodalError | None = None,
     ) -> None:
-        self.tower, self.processor, self.cache, self._audio = tower, processor, cache, audio
+        self.tower, self.processor, self.cache = tower, processor, cache
         self._model, self._lock, self._seconds = model, Lock(), seconds
         self._known: WeakValueDictionary[bytes, Encoding] = WeakValueDictionary()  # those that somebody waits for
         self._current: Encoding | None = None
@@ -156,37 +150,18 @@ class Encoder:
         """The configuration of the tower."""
         return self.tower.config
 
-    @property
-    def audio(self) -> AudioProjection | None:
-        """Makes rows of audio; None if the model takes none."""
-        return self._audio if isinstance(self._audio, AudioProjection) else None
-
-    def required_audio(self) -> AudioProjection:
-        """As `audio`; `MultimodalError` if the model takes none."""
-        if isinstance(self._audio, MultimodalError):
-            raise self._audio
-        assert self._audio is not None
-        return self._audio
-
-    def encoding(self, source: Image | Audio) -> Encoding:
-        """The encoding of an image or a clip of audio: the one that is under way, if there is one.
+    def encoding(self, source: Image) -> Encoding:
+        """The encoding of an image: the one that is under way, if there is one.
 
         Raises:
             ImageError: the model takes no image of this size.
-            MultimodalError: the model takes no audio.
         """
         key = blake2b(source.digest, key=self._model, digest_size=16).digest()
         with self._lock:
             found = self._known.get(key)
             if found is None:
-                found = self._known[key] = Encoding(key, source, self._grid(source), self.cache.get(key))
+                found = self._known[key] = Encoding(key, source, self.processor.grid(source), self.cache.get(key))
             return found
-
-    def _grid(self, source: Image | Audio) -> tuple[int, int]:
-        """Rows and columns of the tokens that an image or a clip of audio becomes."""
-        if isinstance(source, Audio):
-            return 1, self.required_audio().count(source)
-        return self.processor.grid(source)
 
     def take(self, encoding: Encoding) -> None:
         """Notes that a request waits for an encoding; `drop` undoes it."""
@@ -227,9 +202,7 @@ class Encoder:
             self._give_up()
             encoding.error = error
 
-    def _pieces(self, source: Image | Audio) -> Generator[None, None, Floats]:
-        if isinstance(source, Audio):
-            return (yield from self.required_audio().pieces(source))
+    def _pieces(self, source: Image) -> Generator[None, None, Floats]:
         patches = yield from self.processor.steps(source, self._seconds)
         yield
         return (yield from self.tower.steps(patches, self._seconds))
@@ -237,7 +210,7 @@ class Encoder:
     def _finish(self, encoding: Encoding, rows: Floats) -> None:
         if not np.isfinite(rows).all():
             hint = "the weights or the arithmetic are broken: check the file, or try precision='exact'"
-            what = "a row of an image or of audio is not finite"
+            what = "a row of an image is not finite"
             encoding.error = NumericalError(what, where="vision tower", hint=hint)
             return
         rows.flags.writeable = False

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
-from rlx.audio.projection import AudioProjection, audio_projection
 from rlx.errors import ModelFileError, MultimodalError, RlxError
 from rlx.models.config import ModelConfig
 from rlx.models.vision_config import VISION_FAMILIES, VisionConfig
@@ -76,14 +75,6 @@ class Vision:
             assert self._refusal is not None
             raise self._refusal
         return tower
-
-    def audio(self) -> AudioProjection | MultimodalError:
-        """What makes rows of audio, or the error that says why the model takes none. The tower has been opened."""
-        try:
-            tower = self.required()
-            return audio_projection(self._loader, self._text.hidden, tower.config.family, tower.weights)
-        except MultimodalError as error:
-            return error
 
     def close(self) -> None:
         """Releases the tower's memory and closes its file."""

@@ -105,7 +105,6 @@ _GEMMA4_UNIFIED = (
     Row("v.position_embd.weight", "vision_embedder.pos_embedding", _WHOLE),
     Row("v.patch_norm.3", "vision_embedder.pos_norm"),
     Row("mm.input_projection", "embed_vision.embedding_projection", _WEIGHT),
-    Row("mm.a.input_projection", "embed_audio.embedding_projection", _WEIGHT),
 )
 _SIGLIP = tuple(f"{outer}vision_tower.{inner}" for outer in ("", "model.") for inner in ("vision_model.", ""))
 _PROJECTOR = ("multi_modal_projector.", "model.multi_modal_projector.")

@@ -53,9 +53,12 @@ def test_an_mmproj_file(
     assert tower["memory"] > 0
 
 
-def test_audio_is_named(tmp_path: Path) -> None:
-    assert facts(mmproj(tmp_path, "gemma4_unified"))["audio"] == {"projector": "gemma4ua", "usable": True}
-    assert "audio" not in facts(mmproj(tmp_path, "gemma4", "mmproj-silent.gguf"))
+def test_audio_is_named(goldens: Path, tmp_path: Path) -> None:
+    """A file with a matrix for audio beside its vision tower: the tower is used."""
+    path = goldens / "gemma4-unified-mm" / "mmproj-f16.gguf"
+    assert (facts(path)["audio"], facts(path)["runnable"]) == ("not supported", True)
+    assert "audio: not supported\n" in shown(path)
+    assert "audio" not in facts(mmproj(tmp_path, "gemma4_unified"))
 
 
 def test_images_beyond_the_position_table(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_after_an_error_the_next_one_begins_anew() -> None:
     with pytest.raises(ConfigError):
         finish(made, found)
     tower.value = np.nan
-    with pytest.raises(NumericalError, match="vision tower: a row of an image or of audio is not finite"):
+    with pytest.raises(NumericalError, match="vision tower: a row of an image is not finite"):
         finish(made, found)
     assert len(made.cache) == 0
     tower.value = 1.0

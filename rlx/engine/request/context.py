@@ -52,15 +52,13 @@ def text_context(prompt: PromptLike, vocab_size: int, what: str, model: str) -> 
 
     Raises:
         PromptError: there is no id, or an invalid one.
-        MultimodalError: there are images, or there is audio.
+        MultimodalError: there are images.
     """
     if isinstance(prompt, Context):
         return prompt
     if isinstance(prompt, Prompt):
         if prompt.images:
             raise no_tower(model, what, len(prompt.images))
-        if prompt.audio:
-            raise MultimodalError(f"there is audio, and the {model} takes none", where=what, hint="leave it out")
         prompt = prompt.ids
     return Context(check_ids(prompt, vocab_size, what))
 
