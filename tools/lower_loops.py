@@ -94,8 +94,9 @@ def kernels() -> Iterator[Callable[[], object]]:
     yield choose.choose
     yield from (partial(reduce.top_k, 128, 8), partial(softmax.softmax, width))
     yield from (partial(gather.take, width, 8, shared=shared) for shared in both)
-    for order, aside in itertools.product(("tiled", "grouped"), both):
-        yield partial(delta_plain.plain, 32, 16, 128, 128, scale=0.1, order=order, aside=aside)
+    for (order, corrects), aside in itertools.product((("tiled", True), ("grouped", True), ("grouped", False)), both):
+        rule = partial(delta_plain.plain, 32, 16, 128, 128, scale=0.1, order=order)
+        yield partial(rule, corrects=corrects, aside=aside)
     yield from (partial(loops.kernel_of, quantizers.encoder(dtype)) for dtype in quantizers.ENCODERS)
 
 

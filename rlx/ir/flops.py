@@ -42,8 +42,8 @@ def causal_conv(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> i
 
 
 def gated_delta(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:
-    """Per token: decay, one product with k, one rank-one update, one product with q, each over the state."""
-    return 7 * out[0] * prod(ins[0])
+    """Per token: decay, one product with k if it corrects, one rank-one update, one product with q, over the state."""
+    return (7 if attrs["corrects"] else 5) * out[0] * prod(ins[0])
 
 
 def attention(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:

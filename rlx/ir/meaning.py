@@ -216,6 +216,9 @@ def gated_delta(x: list[Array], a: Attrs, env: Env) -> tuple[Array, Array]:
 
         S = exp(g) S;  d = beta (v - S^T k);  S = S + k d^T;  o = scale S^T q
 
+    Without `corrects` d is beta v: the state-space recurrence of Mamba-2 (arXiv 2405.21060), with C for q, B for k, x
+    for v, the time step for beta, and its product with A for g.
+
     state [heads, key_dim, value_dim]; q, k [rows, key_heads, key_dim]; v [rows, heads, value_dim]; g, beta [rows,
     heads]. Head h uses key head h % key_heads ("tiled") or h // (heads / key_heads) ("grouped").
     """
@@ -226,7 +229,8 @@ def gated_delta(x: list[Array], a: Attrs, env: Env) -> tuple[Array, Array]:
     s, out = state.copy(), np.zeros_like(v)
     for t in range(len(v)):
         s = np.exp(g[t])[:, None, None] * s
-        delta = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", s, k[t]))
+        known = np.einsum("hkv,hk->hv", s, k[t]) if a["corrects"] else 0
+        delta = beta[t][:, None] * (v[t] - known)
         s = s + k[t][:, :, None] * delta[:, None, :]
         out[t] = a["scale"] * np.einsum("hkv,hk->hv", s, q[t])
     return out, s

@@ -149,8 +149,8 @@ OPS: dict[str, Op] = {
             rowwise=False, effect=True, roles=("srw", "r"),
         ),
         Op(
-            "gated_delta", {"scale": REQUIRED, "heads": "tiled", **_ASIDE}, infer.gated_delta, meaning.gated_delta,
-            flops.gated_delta, rowwise=False, effect=True, roles=("srrrrr", "r"),
+            "gated_delta", {"scale": REQUIRED, "heads": "tiled", "corrects": True, **_ASIDE}, infer.gated_delta,
+            meaning.gated_delta, flops.gated_delta, rowwise=False, effect=True, roles=("srrrrr", "r"),
         ),
         Op("softmax", {}, infer.softmax, meaning.softmax, flops.each(8), in_prologue=True),
         Op("argmax", {}, infer.one_index("argmax"), meaning.argmax, flops.scan),

@@ -74,15 +74,24 @@ def causal_conv(state: Node, x: Node, weight: Node) -> Node:
 
 
 def gated_delta(
-    state: Node, q: Node, k: Node, v: Node, g: Node, beta: Node, *, scale: float, heads: str = "tiled"
+    state: Node,
+    q: Node,
+    k: Node,
+    v: Node,
+    g: Node,
+    beta: Node,
+    *,
+    scale: float,
+    heads: str = "tiled",
+    corrects: bool = True,
 ) -> Node:
     """The gated delta rule over rows -> f32 [rows, heads, value_dim]; the state f32 [heads, key_dim, value_dim] is
-    updated in place, or with `aside` as in `causal_conv`.
+    updated in place, or with `aside` as in `causal_conv`. Without `corrects` it is the recurrence of Mamba-2.
 
     q, k [rows, key_heads, key_dim]; v [rows, heads, value_dim]; g (log of the decay, at most 0) and beta [rows, heads].
     Value head h belongs to key head h % key_heads ("tiled") or h // (heads / key_heads) ("grouped").
     """
-    return make("gated_delta", state, q, k, v, g, beta, scale=float(scale), heads=heads)
+    return make("gated_delta", state, q, k, v, g, beta, scale=float(scale), heads=heads, corrects=corrects)
 
 
 def rms_norm(x: Node, weight: Node | None = None, *, eps: float) -> Node:

@@ -156,6 +156,7 @@ CASES = [
         "causal_conv", G.state("3 rows", [3, 8]), ANGLES, G.weight("4 taps", [8, 4]), G.state("n", [3, 8]), aside=True
     ),
     *(case("gated_delta", *DELTA, scale=0.25, heads=heads) for heads in ("tiled", "grouped")),
+    case("gated_delta", *DELTA, scale=1.0, heads="grouped", corrects=False),
     case("gated_delta", *DELTA, G.state("new delta", [4, 8, 16]), scale=0.25, aside=True),
     case("mix", HEADS, G.input("square", [SEQ, 4, 4])),
     case("mix", PAIR, G.input("wide", [SEQ, 5, 2])),

@@ -239,7 +239,8 @@ def _gated_delta(b: Builder) -> Node:
     g, beta = ops.neg(ops.softplus(b.value((SEQ, HEADS)))), ops.sigmoid(b.value((SEQ, HEADS)))
     state = b.leaf("state", (HEADS, HEAD_DIM, HEAD_DIM))
     style = b.draw(st.sampled_from(["tiled", "grouped"]))
-    return ops.gated_delta(state, q, k, b.heads(), g, beta, scale=b.draw(FACTORS), heads=style)
+    how = {"scale": b.draw(FACTORS), "heads": style, "corrects": b.draw(st.booleans())}
+    return ops.gated_delta(state, q, k, b.heads(), g, beta, **how)
 
 
 def _take(b: Builder) -> Node:

@@ -266,7 +266,9 @@ def causal_conv(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
 
 
 def gated_delta(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
-    """As one matrix a token: S becomes exp(g) (1 - beta k k^T) S + beta k v^T, and the result is scale S^T q."""
+    """As one matrix a token: S becomes exp(g) (1 - beta k k^T) S + beta k v^T, and the result is scale S^T q. Without
+    correction the matrix is exp(g).
+    """
     state, q, k, v, g, beta = x[:6]
     out, after = np.zeros_like(v), np.zeros_like(state)
     for h in range(v.shape[1]):
@@ -274,7 +276,7 @@ def gated_delta(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
         s = state[h]
         for t in range(len(v)):
             key, b = k[t, key_head], float(beta[t, h])
-            change = math.exp(g[t, h]) * (np.eye(len(key)) - b * np.outer(key, key))
+            change = math.exp(g[t, h]) * (np.eye(len(key)) - b * a["corrects"] * np.outer(key, key))
             s = product(change, s.T) + b * np.outer(key, v[t, h])
             out[t, h] = a["scale"] * product(q[t, key_head][None], s.T)[0]
         after[h] = s

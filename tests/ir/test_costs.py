@@ -72,6 +72,7 @@ def test_the_cost_of_an_effect_counts_the_state_twice() -> None:
     state = 4 * 8 * 16
     flops, moved = cost(ops.gated_delta(*DELTA, scale=1.0))
     assert flops == 3 * (1 + 2 + 2 + 2) * state
+    assert cost(ops.gated_delta(*DELTA, scale=1.0, corrects=False)) == (3 * (1 + 2 + 2) * state, moved)
     assert moved == 4 * (2 * state + 2 * 3 * 2 * 8 + 2 * 3 * 4 * 16 + 2 * 3 * 4)
 
 

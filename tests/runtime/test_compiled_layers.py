@@ -81,8 +81,8 @@ def test_causal_conv_over_chunks(level: str, taps: int, cache: CompileCache) -> 
 
 
 @pytest.mark.parametrize("level", FOUND)
-@pytest.mark.parametrize("heads", ["tiled", "grouped"])
-def test_gated_delta_over_chunks(level: str, heads: str, cache: CompileCache) -> None:
+@pytest.mark.parametrize(("heads", "corrects"), [("tiled", True), ("grouped", True), ("grouped", False)])
+def test_gated_delta_over_chunks(level: str, heads: str, corrects: bool, cache: CompileCache) -> None:
     rng = np.random.default_rng(23)
     graph = Graph("delta")
     q, k = (ops.rms_norm(graph.input(n, [SEQ, 2, 32]), eps=1e-6) for n in "qk")
@@ -90,7 +90,8 @@ def test_gated_delta_over_chunks(level: str, heads: str, cache: CompileCache) ->
     state = graph.state("delta", (4, 32, 48))
     gates = ops.neg(ops.softplus(decay)), ops.sigmoid(beta)
     short = ops.scale(k, 32**-0.5)  # keys of length 1
-    graph.output("y", ops.gated_delta(state, q, short, v, *gates, scale=32**-0.5, heads=heads))
+    how = {"scale": 32**-0.5, "heads": heads, "corrects": corrects}
+    graph.output("y", ops.gated_delta(state, q, short, v, *gates, **how))
     sizes = {"q": (2, 32), "k": (2, 32), "v": (4, 48), "decay": (4,), "beta": (4,)}
     in_chunks(graph, {n: rng.standard_normal((LENGTH, *s)).astype(np.float32) for n, s in sizes.items()}, level, cache)
 

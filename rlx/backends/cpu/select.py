@@ -328,7 +328,7 @@ def _gated_delta(n: Node, target: Target) -> Call:
     heads, key_dim, value_dim = (static(state, axis) for axis in range(3))
     fixed = 1 if n.shape[0] == 1 and not n["aside"] else None
     shape = (heads, static(keys, 1), key_dim, value_dim)
-    options = {"scale": n["scale"], "order": n["heads"], "aside": n["aside"]}
+    options = {"scale": n["scale"], "order": n["heads"], "corrects": n["corrects"], "aside": n["aside"]}
     kernel = delta.gated_delta(*shape, target, rows_static=fixed, **options)
     count = delta.units(heads, key_dim, value_dim)
     return _call(n, kernel, Units(count), *([n.shape[0]] if kernel.extents else []))

@@ -1,4 +1,6 @@
-"""The gated delta rule against its recurrence in float64, and bits that do not depend on the split into calls."""
+"""The gated delta rule, with and without correction, against its recurrence in float64, and bits that do not depend on
+the split into calls.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,24 @@ SCALE = 0.25
 
 
 @cache
-def written(shape: tuple[int, int, int, int], target: Target, order: str, fixed: int | None) -> Kernel:
+def written(shape: tuple[int, int, int, int], target: Target, order: str, fixed: int | None, corrects: bool) -> Kernel:
     """The kernel, written once."""
-    return gated_delta(*shape, target, scale=SCALE, order=order, rows_static=fixed)
+    return gated_delta(*shape, target, scale=SCALE, order=order, corrects=corrects, rows_static=fixed)
 
 
-def recurrence(state: Array, q: Array, k: Array, v: Array, g: Array, beta: Array, order: str) -> tuple[Array, Array]:
-    """(result, state after), written as I - beta k k^T applied to the decayed state: the rule's other common form."""
+def recurrence(
+    state: Array, q: Array, k: Array, v: Array, g: Array, beta: Array, order: str, corrects: bool
+) -> tuple[Array, Array]:
+    """(result, state after), written as I - beta k k^T applied to the decayed state: the rule's other common form.
+    Without correction nothing is applied.
+    """
     heads, key_heads = v.shape[1], q.shape[1]
     s, out = state.astype(np.float64), np.zeros(v.shape)
     for h in range(heads):
         source = h % key_heads if order == "tiled" else h // (heads // key_heads)
         for t in range(len(v)):
             key, b = k[t, source].astype(np.float64), float(beta[t, h])
-            erased = s[h] - b * np.outer(key, key @ s[h])
+            erased = s[h] - corrects * b * np.outer(key, key @ s[h])
             s[h] = np.exp(float(g[t, h])) * erased + b * np.outer(key, v[t, h])
             out[t, h] = SCALE * (q[t, source].astype(np.float64) @ s[h])
     return out, s
@@ -71,13 +77,14 @@ class Case:
         ranges: list[tuple[int, int]] | None = None,
         order: str = "tiled",
         decode: bool = False,
+        corrects: bool = True,
     ) -> tuple[Array, Array]:
         """(result, state after), in calls of some rows each; with `decode`, calls of one row have their own code."""
         heads, _, key_dim, value_dim = self.shape
         state, out, start = aligned(self.state), [], 0
         for count in calls or [len(self.rows[0])]:
             fixed = 1 if decode and count == 1 else None
-            kernel = written(self.shape, target, order, fixed)
+            kernel = written(self.shape, target, order, fixed, corrects)
             rows = [aligned(x[start : start + count]) for x in self.rows]
             y = np.full((count + 1, heads, value_dim), 7, np.float32)
             total = units(heads, key_dim, value_dim)
@@ -92,7 +99,8 @@ class Case:
 
     def check(self, target: Target, **options: Any) -> None:
         got = self.native(target, **options)
-        for found, want in zip(got, recurrence(self.state, *self.rows, options.get("order", "tiled")), strict=True):
+        want_order, corrects = options.get("order", "tiled"), options.get("corrects", True)
+        for found, want in zip(got, recurrence(self.state, *self.rows, want_order, corrects), strict=True):
             assert np.abs(found - want).max() <= DELTA_ERROR * np.abs(want).max() + SMALLEST, options
 
 
@@ -121,6 +129,17 @@ def test_odd_sides(target: Target, shape: tuple[int, int, int, int], order: str)
 @targets
 def test_real_heads_over_a_long_text(target: Target) -> None:
     Case(301, (2, 1, 128, 128)).check(target)
+
+
+@targets
+@pytest.mark.parametrize("shape", [(4, 2, 128, 64), (6, 2, 16, 48), (3, 1, 7, 20)], ids=str)
+def test_without_correction(target: Target, shape: tuple[int, int, int, int]) -> None:
+    """In one call, and in several with the same bits."""
+    case, how = Case(40, shape), {"order": "grouped", "corrects": False}
+    case.check(target, **how)
+    calls = case.native(target, calls=[1, 7, 1, 31], decode=True, **how)
+    for found, want in zip(calls, case.native(target, **how), strict=True):
+        np.testing.assert_array_equal(found, want)
 
 
 @targets

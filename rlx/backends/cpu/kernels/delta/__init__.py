@@ -1,1 +1,1 @@
-"""Kernels of the gated delta rule and of its short convolution."""
+"""Kernels of the gated delta rule, which computes Mamba-2 too, and of its short convolution."""

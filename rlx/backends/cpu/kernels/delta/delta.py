@@ -2,6 +2,8 @@
 
     S = exp(g) S;  d = beta (v - S^T k);  S = S + k d^T;  out = scale S^T q         (arXiv 2412.06464)
 
+Without the correction, d = beta v, it is the recurrence of Mamba-2 (arXiv 2405.21060).
+
 A token needs the state after the token before it. So the kernel goes through the tokens one by one, with the state in
 the caches (`serial.py`), in a prompt as in decode, and a token has the same bits in both. Shapes that are not multiples
 of 16 use a plain form (`plain.py`).
@@ -45,6 +47,7 @@ def gated_delta(
     *,
     scale: float,
     order: str = "tiled",
+    corrects: bool = True,
     rows_static: int | None = None,
     aside: bool = False,
 ) -> Kernel:
@@ -58,6 +61,7 @@ def gated_delta(
 
     Args:
         order: "tiled": head h uses key head h % key_heads. "grouped": it uses key head h // (heads / key_heads).
+        corrects: whether d is beta (v - S^T k), or beta v.
         rows_static: the value of `rows`, if it is known at compile time and the state is updated in place.
         aside: leave `state` unchanged and write the new state to the buffer `after`, which precedes `out`.
 
@@ -71,11 +75,12 @@ def gated_delta(
     if order not in ("tiled", "grouped"):
         raise CompileError(f"heads in order {order!r}", where="gated_delta", hint="Orders are tiled and grouped.")
     if _is_odd(key_dim, value_dim):
-        return delta_plain.plain(heads, key_heads, key_dim, value_dim, scale=scale, order=order, aside=aside)
+        sizes = heads, key_heads, key_dim, value_dim
+        return delta_plain.plain(*sizes, scale=scale, order=order, corrects=corrects, aside=aside)
     single = rows_static == 1
     columns = strip(value_dim)
     vectors = divisor(columns // LANES, panel_vectors(target.vectors, single))
-    shape = Shape(heads, key_heads, key_dim, value_dim, scale, order, columns, vectors)
+    shape = Shape(heads, key_heads, key_dim, value_dim, scale, order, corrects, columns, vectors)
     e = Emitter(target, ["state", "q", "k", "v", "g", "beta", *["after"] * aside, "out"], [] if single else ["rows"])
     Serial(e, shape, single).write()
     return e.finish("gated_delta", _outline(shape))
@@ -88,13 +93,16 @@ def _is_odd(key_dim: int, value_dim: int) -> bool:
 def _outline(shape: Shape) -> str:
     """The readable outline of the kernel."""
     key_head = f"h % {shape.key_heads}" if shape.order == "tiled" else f"h // {shape.heads // shape.key_heads}"
+    value = "v[row, h, columns]"
+    if shape.corrects:
+        value = f"({value} - S.T @ k[row, {key_head}])"
     return (
         f"# {shape.heads} heads of {shape.key_dim} by {shape.value_dim} on {shape.key_heads} key heads\n"
         f"for unit in range(begin, end):  # {shape.strip} columns of head h\n"
         f"    S = state[h, :, columns]\n"
         f"    for row in rows:\n"
         f"        S = exp(g[row, h]) * S\n"
-        f"        d = beta[row, h] * (v[row, h, columns] - S.T @ k[row, {key_head}])\n"
+        f"        d = beta[row, h] * {value}\n"
         f"        S = S + outer(k[row, {key_head}], d)\n"
         f"        out[row, h, columns] = {shape.scale!r} * S.T @ q[row, {key_head}]\n"
     )

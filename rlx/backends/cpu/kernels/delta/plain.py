@@ -1,7 +1,7 @@
 """The gated delta rule for states whose dimensions are not multiples of 16: token by token, one unit per head.
 
 This is a loop kernel, so LLVM's vectorizer handles partial vectors. Published models have dimensions of 128 and use
-`delta_serial.py` and `delta_chunk.py`.
+`serial.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from rlx.backends.cpu.loops import loop_kernel
 from rlx.ir.dtypes import F32
 from rlx.scalars import HOLE, SUM_FLAGS, Ptr, Scalar, exp, f32, fastmath
 
-#: Holes: value heads, key heads, value heads per key head, whether heads are in "tiled" order (see `delta.py`), the
-#: dimensions of a state, the scale.
+#: Holes: value heads, key heads, value heads per key head, whether heads are in "tiled" order and whether values are
+#: corrected (see `delta.py`), the dimensions of a state, the scale.
 HEADS: int = HOLE
 KEY_HEADS: int = HOLE
 GROUP: int = HOLE
 TILED: bool = HOLE
+CORRECTS: bool = HOLE
 KEY_DIM: int = HOLE
 VALUE_DIM: int = HOLE
 SCALE: float = HOLE
@@ -27,7 +28,15 @@ BUFFERS = ("state", "q", "k", "v", "g", "beta", "out")
 
 
 def plain(
-    heads: int, key_heads: int, key_dim: int, value_dim: int, *, scale: float, order: str, aside: bool = False
+    heads: int,
+    key_heads: int,
+    key_dim: int,
+    value_dim: int,
+    *,
+    scale: float,
+    order: str,
+    corrects: bool = True,
+    aside: bool = False,
 ) -> Kernel:
     """The kernel of `delta.gated_delta` for any shape, with the extent `rows`. A unit is a head."""
     holes: dict[str, Any] = {
@@ -35,6 +44,7 @@ def plain(
         "KEY_HEADS": key_heads,
         "GROUP": heads // key_heads,
         "TILED": order == "tiled",
+        "CORRECTS": corrects,
     }
     holes |= {"KEY_DIM": key_dim, "VALUE_DIM": value_dim, "SCALE": scale}
     template, buffers = (_delta_aside, (*BUFFERS[:-1], "after", "out")) if aside else (_gated_delta, BUFFERS)
@@ -64,7 +74,8 @@ def _gated_delta(
             for i in range(KEY_DIM):
                 read(state, (head * KEY_DIM + i) * VALUE_DIM, decay, k[key + i], out, value)
             for j in range(VALUE_DIM):
-                out[value + j] = step * (v[value + j] - out[value + j])
+                known = out[value + j] if CORRECTS else f32(0.0)
+                out[value + j] = step * (v[value + j] - known)
             for i in range(KEY_DIM):
                 correct(state, (head * KEY_DIM + i) * VALUE_DIM, k[key + i], out, value)
             clear(out, value)

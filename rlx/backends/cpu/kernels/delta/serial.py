@@ -5,6 +5,8 @@ A token changes the state in one pass over it, and the same pass reads it for th
     delta = beta (v - exp(g) S^T k);  out = scale (exp(g) S^T q + (k . q) delta)
     S = exp(g) S + k delta^T;  S^T k, S^T q of the next token's k and q
 
+Without the correction nobody asks for S^T k.
+
 The first token takes one pass more, and in decode its passes are the only ones. Each column of a sum is one chain of
 multiply-adds over the keys' elements. So the bits of a token do not depend on the number of tokens of a call.
 
@@ -40,6 +42,7 @@ class Serial:
 
     def __init__(self, e: Emitter, shape: Shape, single: bool) -> None:
         self.e, self.shape, self.single = e, shape, single
+        self.sums = 2 if shape.corrects else 1  # of each vector: S^T k and S^T q, or the second only
         self.held = min(shape.vectors, _held(e.target.vectors))
         # With registers to spare, gates are computed before the pass over the state for the token before, which hides
         # their latency.
@@ -85,28 +88,28 @@ class Serial:
         e.prefetch(e.at(at.v, (row, shape.value_row)), shape.panel, level=2)
 
     def _read(self, at: Place, state: Rows) -> list[ir.Value]:
-        """S^T k, then S^T q of the first token, each one vector per 16 columns."""
+        """The sums of the first token: S^T k if it corrects, then S^T q, each one vector per 16 columns."""
         e, shape = self.e, self.shape
-        mixed: list[ir.Value] = []
-        asked: list[ir.Value] = []
+        found: list[list[ir.Value]] = [[] for _ in range(self.sums)]
         for first in range(0, shape.vectors, self.held):
             held = range(first, min(first + self.held, shape.vectors))
-            with e.loop(0, shape.key_dim, 1, [e.f32(0.0)] * (2 * len(held))) as d:
+            with e.loop(0, shape.key_dim, 1, [e.f32(0.0)] * (self.sums * len(held))) as d:
                 line = e.at(state[0], (d.i, state[1]))
                 if self.single and not first:  # rows are far apart, so the hardware prefetcher is too late
                     e.prefetch(e.at(line, (_AHEAD, state[1])), shape.panel)
                 values = [e.load(F32X16, e.at(line, 64 * v)) for v in held]
                 d.values = self._sums(at, 0, d.i, values, d.values)
-            mixed += d.results[: len(held)]
-            asked += d.results[len(held) :]
-        return mixed + asked
+            for i, part in enumerate(found):
+                part += d.results[i * len(held) :][: len(held)]
+        return [value for part in found for value in part]
 
     def _sums(self, at: Place, row: Index, d: ir.Value, values: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
-        """Adds row `d` of the state, times the elements of a token's k and q, to both sums."""
+        """Adds row `d` of the state, times the elements of a token's k and q, to its sums."""
         e, key_row = self.e, self.shape.key_row
-        key, query = (e.splat_f32(e.at(base, (row, key_row), (d, 4))) for base in (at.k, at.q))
-        factors = [key] * len(values) + [query] * len(values)
-        return [e.fma(f, value, total) for f, value, total in zip(factors, values * 2, sums, strict=True)]
+        bases = (at.k, at.q)[-self.sums :]
+        factors = [e.splat_f32(e.at(base, (row, key_row), (d, 4))) for base in bases]
+        pairs = [(factor, value) for factor in factors for value in values]
+        return [e.fma(factor, value, total) for (factor, value), total in zip(pairs, sums, strict=True)]
 
     def _gates(self, at: Place, row: Index) -> list[ir.Value]:
         """exp(g), beta and k . q of a token, in all lanes."""
@@ -119,9 +122,11 @@ class Serial:
         e, shape, (decay, beta, product) = self.e, self.shape, gates
         v, out = (e.at(base, (row, shape.value_row)) for base in (at.v, at.out))
         kept, deltas = e.b.fneg(decay), []
-        for i in range(shape.vectors):
-            mixed, asked = sums[i], sums[shape.vectors + i]
-            deltas.append(e.b.fmul(beta, e.fma(kept, mixed, e.load(F32X16, e.at(v, 64 * i)))))
+        for i, asked in enumerate(sums[-shape.vectors :]):
+            value = e.load(F32X16, e.at(v, 64 * i))
+            if shape.corrects:
+                value = e.fma(kept, sums[i], value)
+            deltas.append(e.b.fmul(beta, value))
             total = e.fma(product, deltas[-1], e.b.fmul(decay, asked))
             e.store(e.b.fmul(total, e.f32(shape.scale)), e.at(out, 64 * i))
         return deltas
@@ -148,7 +153,7 @@ class Serial:
         Returns the sums of the `following` token with the new state; none if there is no such token.
         """
         e, shape, (decay, deltas) = self.e, self.shape, result
-        sums = [] if following is None else [e.f32(0.0)] * (2 * shape.vectors)
+        sums = [] if following is None else [e.f32(0.0)] * (self.sums * shape.vectors)
         with e.loop(0, shape.key_dim, 1, sums) as d:
             key = e.splat_f32(e.at(at.k, (row, shape.key_row), (d.i, 4)))
             source, target = (e.at(place, (d.i, stride)) for place, stride in states)

@@ -33,6 +33,7 @@ class Shape:
     value_dim: int
     scale: float
     order: str
+    corrects: bool
     strip: int
     vectors: int
 
