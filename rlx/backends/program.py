@@ -161,6 +161,7 @@ class Program(ABC):
         inputs: name -> array for an input of the largest call, filled from the start. The next step reads it. The page
             table of one sequence has all pages in order until somebody writes another one.
         extents: the symbol values of the next or the last step.
+        symbols: the same, int64 in the order of the manifest.
         times: int64 [workers, regions + 1], the clock at the start of a step and after each region.
         then: a follow-up program that reads results of this one.
         closed: whether its memory was released.
@@ -182,6 +183,7 @@ class Program(ABC):
         self._names = {*manifest["weights"], *manifest["states"]}
         self._unbound = set(self._names)
         self._limits = [(symbol, *manifest["bounds"][symbol]) for symbol in manifest["symbols"]]
+        self.symbols = np.zeros(max(1, len(self._limits)), np.int64)
         self._buffers: dict[str, Buffer] = {}  # weights and states without slots
         self._slotted: dict[str, tuple[Buffer, int]] = {}
         self._slots = 0, 0  # that are selected: to read from, and to write to
@@ -354,6 +356,8 @@ class Program(ABC):
             if not low <= extents.get(symbol, -1) <= high:
                 found = extents.get(symbol, "nothing")
                 raise ArgumentError(f"{symbol} must lie in {low}..{high}, found {found}", where=f"program {self.name}")
+        if self._limits:
+            self.symbols[:] = [extents[symbol] for symbol, _, _ in self._limits]
         self.extents = extents
 
     def check_bound(self, name: Callable[[str], str] = str) -> None:

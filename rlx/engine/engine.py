@@ -113,7 +113,7 @@ class Engine:
         self._keep_packed, self._path = keep_packed, plan.weights.loader.path
         self._chat_template = chat_template
         self.profile, self.weights = setup.profile, plan.weights
-        bucketing = Bucketing(setup.profile.ranges)
+        bucketing = Bucketing(setup.profile.ranges, setup.max_seq)
         self.ahead = BackgroundCompiler(progress)
         self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell, self.ahead.compiling)
         self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops

@@ -104,33 +104,40 @@ class ModelRunner:
 
     def step(self, batch: Batch) -> list[Logits | None]:
         """Computes a batch: see `Engine.step`."""
-        segments = list(batch.segments)
+        segments = batch.segments
+        for segment in segments:
+            self.prepare(segment.sequence, segment.tokens)
         if len(segments) == 1:  # quick, for every token of a sequence alone
             (segment,) = segments
-            self.prepare(segment.sequence, segment.tokens)
             if len(segment.tokens) > 1 or segment.sequence.done < len(segment.sequence.ids):
                 self._bring_up(segment.sequence, len(segment.tokens), _is_speculative(segment))
-            return [self._alone(segment, batch.copies)]
+            rows = [self._alone(segment, batch.copies)]
+        else:
+            rows = self._several(segments, batch.copies)
+        return [
+            None if segment.logits == "none" else logits if segment.logits == "all" else logits[-1]
+            for segment, logits in zip(segments, rows, strict=True)
+        ]
+
+    def _several(self, segments: Ids[Segment], copies: bool) -> list[Logits]:
+        """The rows of segments of several sequences, as `_alone`."""
         if len({id(segment.sequence) for segment in segments}) < len(segments):
             hint = "Give them one after the other."
             raise ArgumentError("two segments are of one sequence", where="Engine.step", hint=hint)
-        for segment in segments:
-            self.prepare(segment.sequence, segment.tokens)
         needs = [(s.sequence, len(s.sequence) - s.sequence.done + len(s.tokens), _is_speculative(s)) for s in segments]
         self.pool.reserve(needs)
         for segment in segments:
             self.catch_up(segment.sequence)
-        found: list[Logits | None] = [None] * len(segments)
+        found: dict[int, Logits] = {}
         groups = list(self._groups(segments))
-        copies = batch.copies or len(groups) > 1  # the next group may run the same program
+        copies = copies or len(groups) > 1  # the next group may run the same program
         for group in groups:
             some = [segments[i] for i in group]
             rows = self._together(some, copies) if len(some) > 1 else [self._alone(some[0], copies)]
-            for i, logits in zip(group, rows, strict=True):
-                found[i] = logits
-        return found
+            found |= zip(group, rows, strict=True)
+        return [found[i] for i in range(len(segments))]
 
-    def _groups(self, segments: list[Segment]) -> Iterator[list[int]]:
+    def _groups(self, segments: Ids[Segment]) -> Iterator[list[int]]:
         """Numbers of segments that share a call, in order."""
         group: list[int] = []
         rows = outs = 0
@@ -156,19 +163,17 @@ class ModelRunner:
         special = is_biased or _is_speculative(segment) or hears
         return not special and rows <= self.limits.rows and _outs(segment) <= MAX_SEGMENTS
 
-    def _alone(self, segment: Segment, copies: bool) -> Logits | None:
-        """A segment with the programs of a single sequence."""
+    def _alone(self, segment: Segment, copies: bool) -> Logits:
+        """The rows of logits of a segment, with the programs of a single sequence; at least the last one."""
         sequence, ids, every = segment.sequence, segment.tokens, segment.logits == "all"
         if len(ids) == 1 or segment.drafts:
             copies = copies and segment.logits != "none"
-            found = self.run(sequence, ids, every, speculative=_is_speculative(segment), copies=copies)
-        else:
-            pieces = list(self.pieces(sequence, ids, every))
-            found = np.concatenate(pieces) if every else pieces[-1]
-        return _shaped(segment, found)
+            return self.run(sequence, ids, every, speculative=segment.drafts, copies=copies)
+        pieces = list(self.pieces(sequence, ids, every))
+        return np.concatenate(pieces) if every else pieces[-1]
 
-    def _together(self, segments: list[Segment], copies: bool) -> list[Logits | None]:
-        """Segments with a program for the rows of several sequences."""
+    def _together(self, segments: list[Segment], copies: bool) -> list[Logits]:
+        """The rows of segments that they ask for, with a program for the rows of several sequences."""
         sequences, counts = [s.sequence for s in segments], [len(s.tokens) for s in segments]
         past, rows = [s.done for s in sequences], sum(counts)
         program = self.programs[self.bucketing.segments(rows, self._embedded(sequences, counts))]
@@ -196,8 +201,7 @@ class ModelRunner:
         logits = program.output(LOGITS, **env)
         logits = logits.copy() if copies else logits
         ends = accumulate(map(len, wanted))
-        parts = (logits[end - len(each) : end] for each, end in zip(wanted, ends, strict=True))
-        return [_shaped(segment, part) for segment, part in zip(segments, parts, strict=True)]
+        return [logits[end - len(each) : end] for each, end in zip(wanted, ends, strict=True)]
 
     # -- one sequence ---------------------------------------------------------------------------------------------
 
@@ -218,7 +222,9 @@ class ModelRunner:
                 f"{len(ids)} tokens after {len(sequence)} do not fit the context of {self.limits.max_seq}",
                 hint="Shorten the prompt or open the model with a larger max_seq.",
             )
-        self._ready(sequence)
+        if self._load is not None or self._verified:
+            self._ready()
+        sequence.settle()
 
     def _check_spans(self, embeddings: PromptEmbeddings, ids: Ids[int], start: int) -> None:
         """`PromptError` if an id has no embedding where no image stands, or if the ids end inside of a two-way span."""
@@ -251,16 +257,17 @@ class ModelRunner:
 
     def refresh(self, sequence: Sequence) -> None:
         """Brings the states up to the sequence's ids, for callers that read them."""
-        self._ready(sequence)
+        self._ready()
+        sequence.settle()
         self.catch_up(sequence)
 
-    def _ready(self, sequence: Sequence) -> None:
+    def _ready(self) -> None:
+        """Loads the weights, and ends what the last step left."""
         if self._load is not None:
             self._load()
             self._load = None
         if self._verified:
             self._advance()
-        sequence.settle()
 
     def pieces(
         self, sequence: Sequence, ids: Ids[int], all_rows: bool = False, output: str = LOGITS
@@ -293,14 +300,21 @@ class ModelRunner:
         """Appends ids that fit one call: an output of the program, f32 [rows, width] or f32 [1, width].
 
         Args:
-            speculative: whether recurrent states stay, because rows may be rejected.
+            speculative: whether rows after the first may be rejected: recurrent states then stay.
             copies: whether it is a copy; otherwise it is valid until the next step.
         """
         rows, past, listener = len(ids), sequence.done, self.listener
+        speculative = speculative and rows > 1 and sequence.recurrent
         if listener is not None and listener.sequence is not sequence:
             listener = None
         hidden = output == HIDDEN or listener is not None
-        program = self.programs[self.spec(rows, past, all_rows, hidden, sequence, speculative)]
+        if (spans := sequence.embeddings) is None:
+            spec = self.bucketing.spec(rows, past, all_rows, hidden, speculative)
+        else:
+            bias = spans.bias.shape[1] if spans.bias is not None and spans.is_biased(past) else 0
+            embeds = self._embedded([sequence], [rows])
+            spec = self.bucketing.spec(rows, past, all_rows, hidden, speculative, embeds, bias)
+        program = self.programs[spec]
         sequence.begin(rows, speculative=speculative)
         for each in self._verified:
             if each.then is program.then:  # this run overwrites what it reads
@@ -315,26 +329,6 @@ class ModelRunner:
             listener.hear(past, ids, program.result(HIDDEN, **env))
         found = program.output(output, **env)
         return found.copy() if copies else found
-
-    def spec(
-        self,
-        rows: int,
-        past: int,
-        all_rows: bool = False,
-        hidden: bool = False,
-        sequence: Sequence | None = None,
-        speculative: bool = False,
-    ) -> ProgramSpec:
-        """The spec of the program for a call of one sequence, see `Bucketing.spec`.
-
-        Args:
-            sequence: it, unless its embedded spans do not matter.
-        """
-        embeds, bias = None, 0
-        if sequence is not None and (spans := sequence.embeddings) is not None:
-            embeds = self._embedded([sequence], [rows])
-            bias = spans.bias.shape[1] if spans.bias is not None and spans.is_biased(past) else 0
-        return self.bucketing.spec(rows, past, all_rows, hidden, self.limits.max_seq, embeds, bias, speculative)
 
     def _embedded(self, sequences: Ids[Sequence], counts: Ids[int]) -> EmbeddedRows | None:
         """How a call takes the embedded rows among the next ones of some sequences; None if there are none."""
@@ -436,14 +430,6 @@ def _logit_rows(segment: Segment, first: int) -> range:
     """The rows of the call whose logits a segment wants, if it begins at row `first`."""
     end = first + len(segment.tokens)
     return range(end - _outs(segment), end)
-
-
-def _shaped(segment: Segment, rows: Logits) -> Logits | None:
-    """The result of a step for a segment, from the logits of the rows that it asks for."""
-    if segment.logits == "none":
-        return None
-    last: Logits = rows if segment.logits == "all" else rows[-1]
-    return last
 
 
 def end_run(sequence: Sequence, token: int, found: Ids[int]) -> None:

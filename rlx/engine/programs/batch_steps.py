@@ -80,7 +80,7 @@ def batch_steps(engine: Engine, rows: Sequence[int], depth: int) -> Iterator[Bat
 
 def batch_spec(engine: Engine, rows: int, past: int) -> ProgramSpec:
     """The spec of the program of a step of so many sequences, one row each."""
-    return engine.model_runner.spec(1, past) if rows == 1 else engine.bucketing.segments(rows)
+    return engine.bucketing.spec(1, past) if rows == 1 else engine.bucketing.segments(rows)
 
 
 class _Native(Observer):

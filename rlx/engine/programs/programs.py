@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -72,15 +72,15 @@ class ProgramTable:
     def __init__(self) -> None:
         self.capacity: int | None = None
         self.stats = TableStats()
-        self._programs: OrderedDict[Hashable, Program] = OrderedDict()
+        self._programs: OrderedDict[Any, Program] = OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Made]) -> Program:
+    def get(self, key: Any, make: Callable[[Any], Made]) -> Program:
         """The program of a key; calls `make` on a miss."""
         if key in self._programs:
             self._programs.move_to_end(key)
             self.stats.hits += 1
             return self._programs[key]
-        made = make()
+        made = make(key)
         self._programs[key] = made.program
         self.stats.misses += 1
         self.stats.compiles += made.compiled
@@ -89,7 +89,7 @@ class ProgramTable:
         self._evict()
         return made.program
 
-    def __contains__(self, key: Hashable) -> bool:
+    def __contains__(self, key: Any) -> bool:
         return key in self._programs
 
     def limit(self, capacity: int | None) -> None:
@@ -162,7 +162,7 @@ class Programs:
 
     def __getitem__(self, spec: ProgramSpec) -> Program:
         """The program, bound and ready to run."""
-        return self.tables[spec.phase].get(spec, lambda: self._make(spec))
+        return self.tables[spec.phase].get(spec, self._make)
 
     @named_refusals()
     def _make(self, spec: ProgramSpec) -> Made:

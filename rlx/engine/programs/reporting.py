@@ -57,7 +57,7 @@ def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5, pas
     """Runs the ids several times after `past` others: the median time of every region, by kind of work, the longest
     first.
     """
-    spec, env = engine.model_runner.spec(len(ids), past), {"SEQ": len(ids), "PAST_SEQ": past}
+    spec, env = engine.bucketing.spec(len(ids), past), {"SEQ": len(ids), "PAST_SEQ": past}
     program, graph = engine._programs[spec], engine._programs.final_graph(spec)
     with steps_after(engine, past, ids) as run:
         steps = [region_seconds(program, run()) for _ in range(repeat)]
@@ -76,7 +76,7 @@ def step_bytes(engine: Engine, past: int) -> int:
 
 def step_flops(engine: Engine, rows: int, past: int = 0) -> int:
     """Arithmetic operations of a call with `rows` ids, at most the largest bucket, after `past` others."""
-    graph = engine._programs.final_graph(engine.model_runner.spec(rows, past))
+    graph = engine._programs.final_graph(engine.bucketing.spec(rows, past))
     return profiling.step_flops(graph, {"SEQ": rows, "PAST_SEQ": past})
 
 

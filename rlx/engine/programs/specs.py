@@ -134,6 +134,7 @@ class Bucketing:
 
     Attributes:
         ranges: (smallest, largest) row count of each bucket.
+        max_seq: maximum number of positions of a sequence.
         prefill: "buckets": one program for each of `ranges`; "exact": one for each number of rows, as a constant;
             "dynamic": one for all numbers of rows.
         decode: "dynamic": one program for every past; "buckets": one for each power of two, to which the past is
@@ -142,6 +143,7 @@ class Bucketing:
     """
 
     ranges: tuple[Range, ...]
+    max_seq: int = MAX_PAST
     prefill: str = "buckets"
     decode: str = "dynamic"
     max_past: int = 0
@@ -150,14 +152,13 @@ class Bucketing:
         self,
         rows: int,
         past: int,
-        all_rows: bool,
-        hidden: bool,
-        max_seq: int,
+        all_rows: bool = False,
+        hidden: bool = False,
+        verifies: bool = False,
         embeds: EmbeddedRows | None = None,
         bias: int = 0,
-        verifies: bool = False,
     ) -> ProgramSpec:
-        """The spec of the program for a call of `rows` rows after `past` positions, in a context of `max_seq`.
+        """The spec of the program for a call of `rows` rows after `past` positions.
 
         Args:
             all_rows: whether the logits of all rows are asked for. If there are several, the program is that of a
@@ -171,7 +172,7 @@ class Bucketing:
         returns = "all" if every else "last"
         bounds = None if every else self.past(rows, past)
         if bias:  # its memory grows with the past, so the past is bounded
-            bounds = (0, past_bucket(max_seq)[1])
+            bounds = (0, past_bucket(self.max_seq)[1])
         seq = self.bucket(rows) if every else self.rows(rows)
         return _spec(seq, returns, hidden, bounds, embeds, bias, "verify" if every and verifies else "")
 

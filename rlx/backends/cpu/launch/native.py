@@ -37,7 +37,6 @@ class NativeProgram(Program):
         self.pool = pool
         self._code = code
         self._args = np.zeros(max(1, len(manifest["args"])), np.uint64)
-        self._symbols = np.zeros(max(1, len(manifest["symbols"])), np.int64)
         self._counters = AlignedBuffer(counter_bytes(manifest))
         self._taken = self._counters.view(np.int64, self._counters.nbytes // 8)
         self._context = self._make_context()
@@ -50,7 +49,7 @@ class NativeProgram(Program):
     def _make_context(self) -> np.ndarray:
         values = {
             "args": self._args.ctypes.data,
-            "extents": self._symbols.ctypes.data,
+            "extents": self.symbols.ctypes.data,
             "counters": self._counters.address,
             "pool": self.pool.pool_address,
             "phase": self.pool.library.symbols["rlx_phase"],
@@ -101,11 +100,6 @@ class NativeProgram(Program):
             self._slots = chosen
         if self.then:
             self.then.select_slot(slot, written)
-
-    def prepare(self, extents: Mapping[str, int]) -> None:
-        super().prepare(extents)
-        if self._limits:
-            self._symbols[:] = [extents[symbol] for symbol, _, _ in self._limits]
 
     def launch(self) -> None:
         self._taken.fill(0)
@@ -182,7 +176,7 @@ class NativeProgram(Program):
     def extent(self, symbol: str) -> int:
         """Address of a symbol's value; dummy memory if the program does not have the symbol."""
         symbols = self.manifest["symbols"]
-        return (self._symbols[symbols.index(symbol) :] if symbol in symbols else _NOWHERE).ctypes.data
+        return (self.symbols[symbols.index(symbol) :] if symbol in symbols else _NOWHERE).ctypes.data
 
     def input(self, name: str) -> int:
         """Address of an input; dummy memory for a few tokens if the program does not have it."""

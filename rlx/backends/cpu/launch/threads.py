@@ -135,6 +135,9 @@ class WorkerPool:
         n: number of workers, 1 to 1024.
         library: the loaded worker loop.
 
+    Attributes:
+        pool_address: what programs pass to `rlx_phase` and `rlx_barrier`; constant for the pool's life.
+
     Raises:
         ArgumentError: `n` is out of range.
         ResourceError: the system starts no more threads.
@@ -146,14 +149,10 @@ class WorkerPool:
             raise ArgumentError(f"{n!r} workers", where="WorkerPool", hint=hint)
         self.n, self.library = n, library
         self._crew = _Crew(n, library)
+        self.pool_address = self._crew.memory.address
         self._crew.start()
         _CREWS.add(self._crew)
         self._finalizer = weakref.finalize(self, self._crew.close)
-
-    @property
-    def pool_address(self) -> int:
-        """The address that programs pass to `rlx_phase` and `rlx_barrier`; constant for the pool's life."""
-        return self._crew.memory.address
 
     def run(self, fn_address: int, ctx_address: int) -> None:
         """Runs `fn(ctx, worker, n)` once on each worker and returns when the last is done.
@@ -164,7 +163,7 @@ class WorkerPool:
             ArgumentError: `fn_address` is null.
             BusyError: the pool is closed.
         """
-        self._start(self.library.run, fn_address, ctx_address)
+        self._call(self.library.run, fn_address, ctx_address)
 
     def share(self, fn_address: int, ctx_address: int) -> None:
         """Runs `fn(ctx, 0, n)` here while free workers join; returns when all of them are done.
@@ -176,7 +175,7 @@ class WorkerPool:
             ArgumentError: `fn_address` is null.
             BusyError: the pool is closed.
         """
-        self._start(self.library.share, fn_address, ctx_address)
+        self._call(self.library.share, fn_address, ctx_address)
 
     def repeat(self, plan_address: int) -> int:
         """Runs a step repeatedly, as `share` does; each takes the token that the step before chose.
@@ -198,17 +197,14 @@ class WorkerPool:
         """
         return int(self._call(self.library.drafts, plan_address))
 
-    def _start(self, how: Callable[[int, int, int], None], fn_address: int, ctx_address: int) -> None:
-        if not fn_address:
-            raise ArgumentError("the address of the step is null", where="WorkerPool")
-        self._call(how, fn_address, ctx_address)
-
-    def _call(self, native: Callable[..., Any], *addresses: int) -> Any:
+    def _call(self, native: Callable[..., Any], address: int, *context: int) -> Any:
         """Calls a native function of the pool, for one caller at a time; starts the workers if necessary."""
+        if not address:
+            raise ArgumentError("the address of the step is null", where="WorkerPool")
         with self._crew.lock:
             if not self._crew.running:
                 self._restart()
-            return native(self.pool_address, *addresses)
+            return native(self.pool_address, address, *context)
 
     def _restart(self) -> None:
         if self._crew.closed:
