@@ -90,6 +90,10 @@ class TargetError(RlxError):
     """A target level is unknown or this machine lacks its instructions."""
 
 
+class DeviceError(RlxError):
+    """A device refuses work, or was lost while it ran."""
+
+
 class ProfileError(RlxError):
     """A compile profile has an unknown key or value, or does not parse."""
 

@@ -22,6 +22,7 @@ class Layouts:
     Attributes:
         matrices: name of the layout of matrices that linears multiply, into which the device's packer brings them.
         matrices_meaning: what that is, for people.
+        tables: name of the layout of tables of which rows are only looked up.
         keys: name of the layout of key caches, and of plain keys; values lie in "rows".
         keys_meaning: what that is, for people.
         tile: capacities of key caches are multiples of so many positions.
@@ -32,6 +33,7 @@ class Layouts:
 
     matrices: str = "blocks"
     matrices_meaning: str = "row by row, as in the file"
+    tables: str = "file"
     keys: str = "rows"
     keys_meaning: str = "keys row by row"
     tile: int = 1

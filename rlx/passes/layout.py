@@ -2,7 +2,8 @@
 
 - Matrices of linears are packed in the layout of the device (`Layouts.matrices`). A stack of experts is packed expert
   by expert.
-- A table that is only looked up, in this graph and in all others of the model, stays as it is in the file (`file`).
+- A table that is only looked up, in this graph and in all others of the model, lies as the device looks rows up
+  (`Layouts.tables`): by default as it is in the file (`file`).
 - Key caches, and plain keys in the form of one, lie as the device reads keys (`Layouts.keys`). A state whose layout is
   "keys" is a key cache that another graph reads.
 """
@@ -99,7 +100,7 @@ def weight_row(node: Node, layout: str) -> dict[str, Any]:
 
 def _matrix_layouts(graph: Graph, layouts: Layouts, packed: Iterable[str]) -> dict[str, str]:
     """Name -> layout of every matrix that is multiplied or looked up."""
-    read = dict.fromkeys(lookup_tables(graph), FILE_LAYOUT)
+    read = dict.fromkeys(lookup_tables(graph), layouts.tables)
     multiplied = {i.name for n in graph.nodes() if OPS[n.op].multiplies for i in n.inputs if _is_matrix(i)}
     return read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], layouts.matrices)
 

@@ -11,23 +11,12 @@ import re
 from functools import cache
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from rlx.backends.codebooks import codes
 from rlx.scalars import Primitive
 
 _DECLARED = re.compile(r'^declare (i\d+) @"?grid_(\w+?)"?\(.*$', re.MULTILINE)
-
-
-@cache
-def codes(name: str) -> NDArray[np.uint8]:
-    """The codebook of a type, `uint8[entries, 4 or 8]`. Code i stands for the i-th magnitude of the type."""
-    from gguf import quants
-
-    kind: Any = getattr(quants, name.upper())
-    kind.init_grid()
-    found = np.searchsorted(kind.grid_map, kind.grid.reshape(kind.grid_shape))
-    return np.asarray(found, np.uint8)
 
 
 @cache

@@ -51,8 +51,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends.cpu import blocks
-from rlx.backends.cpu.blocks import BLOCKS, Blocks
+from rlx.backends import blocks
+from rlx.backends.blocks import BLOCKS, Blocks
+from rlx.backends.blocks_values import SCALES, by_row, f16, join, meaning, split
 from rlx.backends.cpu.kv_tiles import rows_of, tiles_of
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import BF16, F16, F32, Q8A, DType
@@ -199,31 +200,11 @@ def _shifts(width: int) -> Bytes:
     return np.arange(0, 8, width, dtype=np.uint8)[:, None, None]
 
 
-def _by_row(field: NDArray[Any]) -> Bytes:
-    """A per-row field [blocks, 16, superblocks, ...] -> bytes [blocks, superblocks, ..., 16 x itemsize]."""
-    return np.ascontiguousarray(np.moveaxis(field, 1, -1)).view(np.uint8)
-
-
-def _join(*parts: Bytes, lead: int) -> Bytes:
-    """Flattens the axes of each part from `lead` on and concatenates the parts."""
-    return np.concatenate([p.reshape(*p.shape[:lead], -1) for p in parts], axis=-1)
-
-
-def _split(packed: Bytes, *sizes: int) -> list[Bytes]:
-    assert sum(sizes) == packed.shape[-1]
-    return np.split(packed, np.cumsum(sizes)[:-1].tolist(), axis=-1)
-
-
-def _f16(field: Bytes) -> Floats:
-    """The bytes of the last axis, read as f16 numbers and converted to f32."""
-    return np.ascontiguousarray(field).view(np.float16).astype(np.float32)
-
-
 # --- plain numbers --------------------------------------------------------------------------------------------------
 
 
 def _pack_scalar(size: int) -> Callable[[Bytes], Bytes]:
-    return lambda raw: _by_row(raw.view(f"u{size}")[..., 0])
+    return lambda raw: by_row(raw.view(f"u{size}")[..., 0])
 
 
 def _unpack_bf16(packed: Bytes) -> Floats:
@@ -240,97 +221,29 @@ def _pack_blocks(row: Blocks, raw: Bytes) -> Bytes:
     vectors = vectors.reshape(*vectors.shape[:2], row.subs, 8, 64)
     first = np.cumsum([0, *row.planes]).tolist()
     planes = [_plane(vectors, at, width) for at, width in zip(first, row.planes, strict=False)]
-    return _join(*map(_by_row, parts.head), _join(*map(_by_row, parts.fields), *planes, lead=3), lead=2)
+    return join(*map(by_row, parts.head), join(*map(by_row, parts.fields), *planes, lead=3), lead=2)
 
 
 def _unpack_blocks(row: Blocks, packed: Bytes) -> Floats:
-    *head, rest = _split(packed, *[32] * row.head, row.subs * row.stride)
-    fields, *planes = _split(
+    *head, rest = split(packed, *[32] * row.head, row.subs * row.stride)
+    fields, *planes = split(
         rest.reshape(*rest.shape[:-1], row.subs, row.stride), row.codes_at, *[64 * width for width in row.planes]
     )
-    scales = _SCALES[row.scales]([_f16(number)[..., None, :] * np.float32(row.unit) for number in head], fields)
+    scales = SCALES[row.scales]([f16(number)[..., None, :] * np.float32(row.unit) for number in head], fields)
     codes, first = np.zeros((*fields.shape[:-1], 8, 64), np.uint8), 0
     for plane, width in zip(planes, row.planes, strict=True):
         codes |= _from_plane(plane.reshape(*plane.shape[:-1], width, 64), first, width)
         first += width
-    numbers = _meaning(row)[_codes(codes)]
+    numbers = meaning(row)[_codes(codes)]
     values = _a_part(scales[: row.parts]) * numbers.reshape(*fields.shape[:-1], row.parts, 32 // row.parts, BLOCK_ROWS)
     if row.lows:
         values -= _a_part(scales[row.parts :])
     return values.reshape(*packed.shape[:-1], row.superblock, BLOCK_ROWS)
 
 
-def _meaning(row: Blocks) -> Floats:
-    """The number that each code stands for before scaling: `float32[number of codes]`."""
-    if row.floats:
-        return _e4m3(np.arange(256, dtype=np.uint8))
-    if row.signed and not row.levels:
-        return np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
-    numbers = np.arange(2 ** sum(row.planes)) if row.levels is None else np.array(row.levels)
-    return (numbers - row.zero).astype(np.float32)
-
-
-def _e4m3(bits: Bytes) -> Floats:
-    """The values of e4m3fn numbers (see `blocks.py`)."""
-    size = np.where(bits & _u8(127) == 127, np.float32(np.nan), _e4m3_size(bits))
-    return np.where(bits & _u8(128), -size, size)
-
-
-def _e4m3_size(bits: Bytes) -> Floats:
-    """Magnitudes of e4m3fn numbers; NaN is not handled."""
-    exponent, mantissa = ((bits >> _u8(3)) & _u8(15)).astype(np.int32), (bits & _u8(7)).astype(np.float32)
-    return np.where(exponent > 0, np.ldexp(mantissa + 8, exponent - 10), np.ldexp(mantissa, -9))
-
-
 def _a_part(scales: list[Floats]) -> Floats:
     """Scales [..., subs, 16], one array per part of a sub-block -> [..., subs, parts, 1, 16]."""
     return np.stack(scales, axis=-2)[..., None, :]
-
-
-def _bytes(fields: NDArray[Any]) -> list[NDArray[Any]]:
-    """Splits fields of one byte each."""
-    return np.split(fields, fields.shape[-1] // BLOCK_ROWS, axis=-1)
-
-
-def _scales_d_m(head: list[Floats], fields: Bytes) -> list[Floats]:
-    d, m = _split(fields, 32, 32)
-    return [_f16(d), -_f16(m)]
-
-
-def _scales_d_s(head: list[Floats], fields: Bytes) -> list[Floats]:
-    return [head[0] * s.view(np.int8).astype(np.float32) for s in _bytes(fields)]
-
-
-def _scales_d_s_m(head: list[Floats], fields: Bytes) -> list[Floats]:
-    return [d * s.astype(np.float32) for d, s in zip(head, _bytes(fields), strict=True)]
-
-
-def _scales_d_sm(head: list[Floats], fields: Bytes) -> list[Floats]:
-    scales = [head[0] * (s & _u8(15)).astype(np.float32) for s in _bytes(fields)]
-    return scales + [head[1] * (s >> _u8(4)).astype(np.float32) for s in _bytes(fields)]
-
-
-def _scales_e8m0(head: list[Floats], fields: Bytes) -> list[Floats]:
-    return [np.ldexp(np.float32(1), fields.astype(np.int32) - 128)]
-
-
-def _scales_e4m3(head: list[Floats], fields: Bytes) -> list[Floats]:
-    """Scales of NVFP4, read like the reference does: the sign is ignored, and 0x7f is 0."""
-    return _bytes(np.where(fields == 0x7F, np.float32(0), _e4m3_size(fields) * np.float32(0.5)))
-
-
-#: (f16 numbers of a superblock [..., 1, 16], fields [..., subs, bytes]) -> scales, then lows, [..., subs, 16] each.
-_SCALES: dict[str, Callable[[list[Floats], Bytes], list[Floats]]] = {
-    "d": lambda head, fields: [_f16(fields)],
-    "d_m": _scales_d_m,
-    "d_s": _scales_d_s,
-    "d_s_m": _scales_d_s_m,
-    "d_sm": _scales_d_sm,
-    "one": lambda head, fields: [np.broadcast_to(head[0], (*fields.shape[:-1], BLOCK_ROWS))],
-    "f32": lambda head, fields: [np.ascontiguousarray(fields).view(np.float32)],
-    "e8m0": _scales_e8m0,
-    "e4m3": _scales_e4m3,
-}
 
 
 def _of_blocks(row: Blocks) -> Packing:
@@ -339,7 +252,7 @@ def _of_blocks(row: Blocks) -> Packing:
 
 PACKINGS: dict[DType, Packing] = {
     F32: Packing(1, 64, _pack_scalar(4), lambda p: p.view(np.float32)[..., None, :]),
-    F16: Packing(1, 32, _pack_scalar(2), lambda p: _f16(p)[..., None, :]),
+    F16: Packing(1, 32, _pack_scalar(2), lambda p: f16(p)[..., None, :]),
     BF16: Packing(2, 64, _pack_scalar(4), _unpack_bf16),
     **{dtype: _of_blocks(row) for dtype, row in BLOCKS.items()},
 }

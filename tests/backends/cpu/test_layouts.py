@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from weight_formats import PACKED_BITS, assert_same_bits, random_file_bytes, reference, set_halves
 
+from rlx.backends.blocks import BLOCKS
 from rlx.backends.cpu import grids, layouts
-from rlx.backends.cpu.blocks import BLOCKS
 from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKED_DTYPES, PACKINGS, pack, packed_bytes, unpack
 from rlx.errors import ShapeError
 from rlx.ir import dtypes

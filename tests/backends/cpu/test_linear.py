@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from test_layouts import every_e4m3, every_scale
 from weight_formats import reference, tame_file_bytes
 
+from rlx.backends.blocks import BLOCKS
 from rlx.backends.cpu import grids, layouts
-from rlx.backends.cpu.blocks import BLOCKS
 from rlx.backends.cpu.kernels.linear.linear import linear, units
 from rlx.backends.cpu.kernels.linear.multiply import Multiplier
 from rlx.backends.cpu.target import Target

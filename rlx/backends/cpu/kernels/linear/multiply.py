@@ -12,8 +12,9 @@ from functools import cached_property
 
 from llvmlite import ir
 
-from rlx.backends.cpu import blocks, dots
-from rlx.backends.cpu.blocks import BLOCKS
+from rlx.backends import blocks
+from rlx.backends.blocks import BLOCKS
+from rlx.backends.cpu import dots
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, GROUPS, SUB, Format
 from rlx.backends.cpu.layouts import LAYOUTS, PACKINGS
 from rlx.backends.cpu.target import Target

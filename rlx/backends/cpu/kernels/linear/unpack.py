@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from rlx.backends.cpu.blocks import Blocks
+from rlx.backends.blocks import Blocks
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.tiles import F32X16, I8, I8X64, I32X16, Emitter, Index, constant, vector
 from rlx.ir.dtypes import F16, F32, DType

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.backends.cpu import blocks
-from rlx.backends.cpu.blocks import BLOCKS, Blocks
+from rlx.backends import blocks
+from rlx.backends.blocks import BLOCKS, Blocks
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.layouts import PACKINGS, Packing
 from rlx.backends.cpu.loops import loop_kernel

@@ -1,4 +1,6 @@
-"""Readers of the types with codebooks: file blocks into codes and fields, in NumPy (see `grids.py` and `blocks.py`).
+"""Readers of the types with codebooks: file blocks into codes and fields, in NumPy.
+
+See `codebooks.py` and `blocks.py`.
 
 A code is the codebook's code with one more bit on top: the sign of the element, or for IQ1_S and IQ1_M the sign of the
 shift that is added to it. Scales are returned as odd numbers: s in the file stands for (s + 1/2) times a power of two,
@@ -12,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends.cpu import grids
-from rlx.backends.cpu.blocks_read import Bytes, Parts, by_halves, halves, pairs
+from rlx.backends import codebooks
+from rlx.backends.blocks_read import Bytes, Parts, by_halves, halves, pairs
 
 _u8, _u16 = np.uint8, np.uint16
 _SEVENS = np.array([0, 7, 14, 21], np.uint32)
@@ -80,7 +82,7 @@ def _words(raw: Bytes, kind: Any, shape: tuple[int, ...]) -> NDArray[Any]:
 
 def _codes(grid: str, entries: NDArray[Any], width: int, tops: Bytes) -> Bytes:
     """Entries [..., count] and the highest bit of each element's code [..., 256] -> codes [..., 256]."""
-    low: Bytes = grids.codes(grid)[entries]
+    low: Bytes = codebooks.codes(grid)[entries]
     return low.reshape(tops.shape) | (tops << _u8(width))
 
 

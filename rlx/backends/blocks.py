@@ -34,9 +34,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rlx.backends.cpu import blocks_grids as grids
-from rlx.backends.cpu import blocks_read as read
-from rlx.backends.cpu.blocks_read import Bytes, Parts
+from rlx.backends import blocks_grids as grids
+from rlx.backends import blocks_read as read
+from rlx.backends.blocks_read import Bytes, Parts
 from rlx.ir import dtypes
 from rlx.ir.dtypes import DType
 
