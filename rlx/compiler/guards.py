@@ -144,7 +144,7 @@ def row_numbers(graph: Graph) -> list[Ids]:
 
 def _ids(node: Node) -> Ids | None:
     if node.op == "attention" and node["mask"] == "visible" and not node["segments"]:  # any number is safe
-        visible = node.inputs[3]
+        visible = node.inputs[3 + node["sinks"]]
         return Ids(visible.name, node["length"], "the sequence") if visible.op == "input" else None
     numbers = OPS[node.op].numbers
     if numbers is None:

@@ -274,7 +274,8 @@ def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     mask = attrs["mask"]
     if isinstance(mask, str) and mask not in MASKS:
         raise ShapeError(f"mask must be one of {', '.join(MASKS)}, found {mask!r}", where="attention")
-    count = 4 if mask in _MASK_OPERANDS else 3
+    count = 3 + attrs["sinks"] + (mask in _MASK_OPERANDS)
+    expected += ", sinks f32[heads]" * attrs["sinks"]
     expected += {"bias": ", and a bias", "visible": ", and visible"}.get(mask, "")
     _check(len(inputs) == count and all(len(n.shape) == 3 for n in inputs[:3]), "attention", inputs, expected)
     q, k, v = inputs[:3]
@@ -282,6 +283,7 @@ def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     if not (isinstance(heads, int) and isinstance(kv_heads, int)):  # only in patterns of rewrite rules
         return (q.shape[0], v.shape[2] * heads if isinstance(heads, int) else q.shape[2]), _rounded("attention", attrs)
     ok = k.shape == v.shape and q.shape[2] == k.shape[2] and heads % kv_heads == 0
+    ok = ok and (not attrs["sinks"] or (inputs[3].shape, inputs[3].dtype) == ((heads,), F32))
     _check(ok and q.dtype is F32, "attention", inputs, expected)
     if isinstance(attrs["window"], int) and attrs["window"] < 1:
         raise ShapeError(f"window must be at least 1, found {attrs['window']}", where="attention")
@@ -292,7 +294,7 @@ def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
             what = f"length is {attrs['length']}, but there are {cache.shape[1] - cache['room']} keys"
             raise ShapeError(what, where="attention", hint="Leave it out: plain keys and values are all of them.")
     if mask in _MASK_OPERANDS:
-        _MASK_OPERANDS[mask](inputs, heads, attrs["length"])
+        _MASK_OPERANDS[mask](inputs[0].shape[0], inputs[-1], heads, attrs["length"])
     return (q.shape[0], heads * q.shape[2]), _rounded("attention", attrs)
 
 
@@ -302,15 +304,13 @@ def _rounded(op: str, attrs: Attrs) -> DType:
     return ACTIVATIONS[attrs["out"]]
 
 
-def _check_bias(inputs: Inputs, heads: int, length: DimLike) -> None:
-    rows, bias = inputs[0].shape[0], inputs[3]
+def _check_bias(rows: DimLike, bias: Node, heads: int, length: DimLike) -> None:
     ok = bias.dtype is F32 and bias.shape in ((rows, 1, length), (rows, heads, length))
-    _check(ok, "attention", inputs, f"a bias f32 [{rows}, 1 or {heads}, {length}]")
+    _check(ok, "attention", (bias,), f"a bias f32 [{rows}, 1 or {heads}, {length}]")
 
 
-def _check_visible(inputs: Inputs, heads: int, length: DimLike) -> None:
-    rows, visible = inputs[0].shape[0], inputs[3]
-    _check(visible.dtype is I32 and visible.shape == (rows,), "attention", inputs, f"visible i32[{rows}]")
+def _check_visible(rows: DimLike, visible: Node, heads: int, length: DimLike) -> None:
+    _check(visible.dtype is I32 and visible.shape == (rows,), "attention", (visible,), f"visible i32[{rows}]")
 
 
 _MASK_OPERANDS = {"bias": _check_bias, "visible": _check_visible}

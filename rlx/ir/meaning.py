@@ -351,11 +351,13 @@ def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     at position p, sees: "causal" t <= p, "none" all, "around" t - p < w, "visible" t <= visible[r], an operand
     i32[rows]; "bias" all, and an operand [rows, 1 or heads, length] is added to the scores. With a window w it sees
     only those with p - t < w, and position t is at t modulo the capacity. `softcap` bounds the scores before the mask.
-    With bf16, q, k and v are rounded first; `out` bf16 rounds the result.
+    With `sinks`, an operand [heads] before that of the mask, the softmax of a head has one more score, whose weight
+    counts for no value. With bf16, q, k and v are rounded first; `out` bf16 rounds the result.
     """
     q, k, v, *operand = [*(round_to(y, "bf16") for y in x[:3]), *x[3:]] if a["bf16"] else x
     rows, heads, _ = q.shape
     length = dims.value(a["length"], env)
+    sinks = operand.pop(0) if a["sinks"] else None
     group, capacity = heads // k.shape[0], k.shape[1]
     if length > capacity and (a["window"] is None or rows + a["window"] - 1 > capacity):
         raise GraphError(f"{length} positions, {rows} of them new, do not fit a cache of {capacity}")
@@ -373,7 +375,10 @@ def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     hidden = keys > last[:, None]
     if a["window"] is not None:
         hidden = hidden | (own[:, None] - keys >= a["window"])
-    weights = softmax([np.where(hidden, -np.inf, scores)], {}, env)
+    scores = np.where(hidden, -np.inf, scores)
+    if sinks is not None:
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, rows, 1))], -1)
+    weights = softmax([scores], {}, env)[..., :length]
     mixed = np.einsum("hrt,htd->rhd", weights, v).reshape(rows, -1)
     return round_to(mixed, "bf16") if a["out"] == "bf16" else mixed
 

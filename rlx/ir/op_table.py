@@ -91,6 +91,7 @@ _ATTENTION = {
     "softcap": None,
     "length": PAST_SEQ + SEQ,
     "mask": "causal",
+    "sinks": False,
     "any_scale": False,
     "bf16": False,
     "out": "f32",

@@ -153,6 +153,7 @@ def attention(
     causal: bool = True,
     around: bool = False,
     visible: Node | None = None,
+    sinks: Node | None = None,
     any_scale: bool = False,
 ) -> Node:
     """Attention of q [rows, heads, head_dim] over keys and values -> f32 [rows, heads * head_dim]; causal by default.
@@ -173,6 +174,8 @@ def attention(
             mask. Positions count from the start of the row's sequence, and the last one is length - 1. So the rows of a
             image see each other if each has the image's last position here; the same call must bring all of them.
             A row that sees no key is NaN.
+        sinks: f32 [heads], a score more in the softmax of each query head, for which there is no value: the weights of
+            the keys then sum to less than 1 (arXiv 2309.17453).
         any_scale: whether precision "auto" may round q, k and v to bf16 although `scale` is not that of the head size,
             which magnifies the rounding (see `rlx.passes.quantize`).
 
@@ -180,7 +183,7 @@ def attention(
         ShapeError: the operands do not fit, or more than one of `bias`, `visible`, `around` and `causal=False` is
             given.
     """
-    infer.check_nodes("attention", (q, k, v, *filter(None, (bias, visible))))
+    infer.check_nodes("attention", (q, k, v, *filter(None, (sinks, bias, visible))))
     given = {"bias": bias, "visible": visible, "none": not causal, "around": around}
     masks = [name for name, value in given.items() if value]
     if len(masks) > 1:
@@ -189,9 +192,9 @@ def attention(
     k, v = (_cached(q, x) for x in (k, v))
     if length is None:
         length = k.shape[1] - k["room"] if k.op == "as_cache" else PAST_SEQ + SEQ
-    operands = filter(None, (q, k, v, bias, visible))
+    operands = filter(None, (q, k, v, sinks, bias, visible))
     attrs = {"scale": float(scale), "window": window, "softcap": softcap, "length": length, "any_scale": any_scale}
-    return make("attention", *operands, **attrs, mask=masks[0] if masks else "causal")
+    return make("attention", *operands, **attrs, mask=masks[0] if masks else "causal", sinks=sinks is not None)
 
 
 def as_cache(x: Node, *, order: str = "rows") -> Node:

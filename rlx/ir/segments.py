@@ -52,6 +52,8 @@ def roles(plain: Roles, attrs: Mapping[str, Any]) -> Roles:
     operands, result = plain
     if attrs.get("norm_eps") is not None:
         operands = operands[:2] + "w" + operands[2:]
+    if attrs.get("sinks"):
+        operands += "w"
     if attrs.get("mask") == "visible":
         operands += "r"
     if attrs.get("aside"):

@@ -83,17 +83,19 @@ def _gated_rounded() -> Rule:
     return Rule("gated-bf16", ops.quantize(_linear(_x, _w, _u, gated=gated), "bf16"), after, _free)
 
 
-def _attention_rounded(visible: bool) -> Rule:
+def _attention_rounded(sinks: bool, visible: bool) -> Rule:
     operands: tuple[Node, ...] = var("q", ["R", "H", "D"]), var("k", ["G", "T", "D"]), var("v", ["G", "T", "D"])
     examples = {"scale": 0.5, "window": None, "softcap": None, "length": 5, "bf16": False}
     attrs: dict[str, Any] = {name: AttrVar(name, example) for name, example in examples.items()}
+    if sinks:
+        operands, attrs["sinks"] = (*operands, var("sinks", ["H"])), True
     if visible:
         operands, attrs["mask"] = (*operands, var("visible", ["R"], I32)), "visible"
     else:
         attrs["mask"] = AttrVar("mask", "causal")
     before = ops.quantize(ops.make("attention", *operands, **attrs), "bf16")
     after = ops.make("attention", *operands, **attrs, out="bf16")
-    return Rule(f"attention{'-visible' * visible}-bf16", before, after, frozenset({"k", "v"}))
+    return Rule(f"attention{'-sinks' * sinks}{'-visible' * visible}-bf16", before, after, frozenset({"k", "v"}))
 
 
 def _norm_rope() -> Rule:
@@ -128,8 +130,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "norm": (
         *(_norm_quantize(*norm, out) for out in ("q8a", "bf16") for norm in _NORMS),
         _gated_rounded(),
-        _attention_rounded(False),
-        _attention_rounded(True),
+        *(_attention_rounded(sinks, visible) for sinks in (False, True) for visible in (False, True)),
     ),
     "rope": (_norm_rope(), _rope_write(False), _rope_write(True)),
     "pick": (_linear_pick(False), _linear_pick(True)),

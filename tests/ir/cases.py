@@ -31,7 +31,7 @@ IDS = G.input("ids", [SEQ], I32)
 KEYS = PAST_SEQ + SEQ
 PLAIN = [G.input(f"plain {name}", [KEYS, 2, 16]) for name in "kv"]
 EXTRA, INDEX = G.input("extra", [5, 64]), G.input("index", [SEQ], I32)
-VISIBLE = G.input("visible", [SEQ], I32)
+VISIBLE, SINKS = G.input("visible", [SEQ], I32), G.weight("sinks", [4])
 BIAS, BIASES = (G.input(f"bias {heads}", [SEQ, heads, PAST_SEQ + SEQ]) for heads in (1, 4))
 W, U, B, C, R = (G.weight(n, s) for n, s in [("w", [8, 64]), ("u", [8, 64]), ("b", [8]), ("c", [8]), ("r", [SEQ, 8])])
 COLUMN, HEAD_COLUMN, CHOICE = (
@@ -120,6 +120,8 @@ CASES = [
     *(case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.3, window=w, length=CTX + 5) for w in (1, 4, 14)),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.25, bf16=True),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.25, out="bf16"),
+    case("attention", HEADS, CACHES["f32"], CACHES["f16"], SINKS, scale=0.25, window=2, sinks=True),
+    case("attention", HEADS, CACHES["f32"], CACHES["f16"], SINKS, BIAS, scale=0.25, mask="bias", sinks=True),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], BIAS, scale=0.25, mask="bias"),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], BIASES, scale=0.25, window=2, softcap=1.5, mask="bias"),
     *(case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.25, mask="none", window=w) for w in (None, 2)),

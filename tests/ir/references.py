@@ -199,7 +199,7 @@ def kv_write(x: list[Array], a: dict[str, Any]) -> Array:
 
 def attention(x: list[Array], a: dict[str, Any]) -> Array:
     """Of keys at the same place of a cache that wraps only the newest is visible; the mask may show later keys."""
-    (q, k, v), extras, length = x[:3], x[3:], value(a["length"], ENV)
+    (q, k, v), extras, length = x[:3], x[3 + a["sinks"] :], value(a["length"], ENV)
     bias = extras if a["mask"] == "bias" else []
     if a["bf16"]:
         q, k, v = (np.array([nearest(float(e), "bf16") for e in y.flat]).reshape(y.shape) for y in (q, k, v))
@@ -217,7 +217,8 @@ def attention(x: list[Array], a: dict[str, Any]) -> Array:
             scores = [a["softcap"] * math.tanh(s / a["softcap"]) for s in scores]
         for extra in bias:
             scores = [s + float(extra[r, h % extra.shape[1], t]) for s, t in zip(scores, visible, strict=True)]
-        shares = [math.exp(s) / math.fsum(map(math.exp, scores)) for s in scores]
+        all_scores = [*scores, float(x[3][h])] if a["sinks"] else scores
+        shares = [math.exp(s) / math.fsum(map(math.exp, all_scores)) for s in scores]
         for d in range(width):
             out[r, h, d] = math.fsum(p * v[g, place[t], d] for p, t in zip(shares, visible, strict=True))
     return written(out.reshape(rows, -1), a)

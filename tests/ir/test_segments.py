@@ -28,7 +28,7 @@ ENV = {"SEQ": 7, "SEGMENTS": 4, "PAGES": 3, "CTX": 640, "SLOTS": 7}
 
 PAGE = 64
 Q, K, ANGLES = G.input("q", [SEQ, 4, 32]), G.input("k", [SEQ, 2, 32]), G.input("angles", [SEQ, 8])
-NORM, TAPS = G.weight("norm", [32]), G.weight("taps", [8, 4])
+NORM, TAPS, SINKS = G.weight("norm", [32]), G.weight("taps", [8, 4]), G.weight("sinks", [4])
 GATES = [G.input(name, [SEQ, 4]) for name in ("g", "beta")]
 KEYS = [G.input(name, [SEQ, 2, 8]) for name in ("dq", "dk")]
 VISIBLE, LAST = G.input("visible", [SEQ], I32), np.array([0, 64, 64, 0, 132, 132, 131])  # in each row's sequence
@@ -53,6 +53,7 @@ CASES = [
     ("attention", (Q, cache("k"), cache("v")), {**LENGTH, "window": 4, "softcap": 3.0}),
     ("attention", (Q, cache("k"), cache("v")), {**LENGTH, "bf16": True, "out": "bf16"}),
     ("attention", (Q, cache("k"), cache("v"), VISIBLE), {**LENGTH, "mask": "visible"}),
+    ("attention", (Q, cache("k"), cache("v"), SINKS, VISIBLE), {**LENGTH, "mask": "visible", "sinks": True}),
     ("causal_conv", (state("rows", 3, 8), ANGLES, TAPS), {}),
     ("causal_conv", (state("rows", 3, 8), ANGLES, TAPS, state("new rows", 3, 8)), {"aside": True}),
     ("gated_delta", (state("delta", 4, 8, 32), *KEYS, Q, *GATES), {"scale": 0.3}),

@@ -291,14 +291,16 @@ def attention_graph(style: str, dtype: DType, normed: bool, **options: Any) -> G
         q, k = (ops.rms_norm(t, graph.weight(f"norm.{i}", (width,)), eps=1e-6) for i, t in enumerate((q, k)))
     keys = ops.kv_write(graph.state("keys", (kv_heads, CTX, width), dtype), ops.rope(k, angles, style=style))
     values = ops.kv_write(graph.state("values", (kv_heads, CTX, width), dtype), v)
+    if options.get("sinks"):
+        options["sinks"] = graph.constant("sinks", np.linspace(-2, 4, heads))
     graph.output("y", ops.attention(ops.rope(q, angles, style=style), keys, values, scale=width**-0.5, **options))
     return graph
 
 
 # Every level and every option with each of them; the kernels are tested on every level with every option.
 KEYS = (("f32", "neox"), ("f32", "interleaved"), ("f16", "neox"), ("bf16", "interleaved"))
-OPTIONS: tuple[dict[str, Any], ...] = ({}, {"window": 5}, {"softcap": 2.0})
-ATTENTION = [(level, *key, OPTIONS[(i + j) % 3]) for i, level in enumerate(levels()) for j, key in enumerate(KEYS)]
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"window": 5}, {"softcap": 2.0}, {"sinks": True, "window": 9})
+ATTENTION = [(level, *key, OPTIONS[(i + j) % 4]) for i, level in enumerate(levels()) for j, key in enumerate(KEYS)]
 
 
 @pytest.mark.parametrize(("level", "dtype", "style", "options"), ATTENTION)

@@ -149,7 +149,8 @@ def attention_graph(dtype: DType, window: int | None = None, pictures: bool = Fa
     keys = ops.kv_write(graph.state("keys", [2, CTX, 32], dtype), k)
     values = ops.kv_write(graph.state("values", [2, CTX, 32], dtype), v)
     visible = graph.input("visible", [SEQ], I32) if pictures else None
-    graph.output("y", ops.attention(q, keys, values, scale=0.2, window=window, visible=visible))
+    sinks = graph.constant("sinks", np.array([3, 0, -2, 12])) if window else None
+    graph.output("y", ops.attention(q, keys, values, scale=0.2, window=window, visible=visible, sinks=sinks))
     return graph
 
 

@@ -194,10 +194,10 @@ def _attention(n: Node, target: Target) -> Call:
     shape = (static(q, 1), static(k, 0), width(q))
     options = {
         "kv_dtype": k.dtype,
-        **{name: n[name] for name in ("scale", "window", "softcap", "mask", "out")},
+        **{name: n[name] for name in ("scale", "window", "softcap", "mask", "out", "sinks")},
         "paged": bool(n["page"]),
     }
-    options["bias"] = static(n.inputs[3], 1) if n["mask"] == "bias" else None
+    options["bias"] = static(n.inputs[3 + n["sinks"]], 1) if n["mask"] == "bias" else None
     options["split"] = split_kernels.split(shape[1], n["window"])
     extents = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
     if q.shape[0] == 1:  # decode needs no tiles of query rows

@@ -48,6 +48,7 @@ class Case:
 
     error = ATTENTION_ERROR
     pages: Array | None = None  # the page table, if the cache is a pool
+    sinks: Array | None = None  # a further score of each head
 
     def __init__(
         self, heads: int, kv_heads: int, head_dim: int, dtype: DType, ctx: int, filled: int, seed: int = 0
@@ -81,7 +82,8 @@ class Case:
     ) -> Array:
         """The rows; `split` are the ranges of units of each call, `split_by` the pieces of positions."""
         table = [] if self.pages is None else [self.pages]
-        options |= {"paged": bool(table), "split": split_by}
+        sinks = [] if self.sinks is None else [self.sinks]
+        options |= {"paged": bool(table), "split": split_by, "sinks": bool(sinks)}
         kernel = self.kernel(target, kv_dtype=self.dtype, scale=scale, **options)
         numbers = np.uint16 if options.get("out") == "bf16" else np.float32
         out = np.full((seq + 1, *self.q.shape[1:]), 7, numbers)
@@ -89,7 +91,7 @@ class Case:
         q = aligned(self.q[past : past + seq])
         for begin, end in split or [(0, count)]:
             sizes = {"seq": seq, "past": past, "ctx": self.ctx}
-            run(kernel, target, q, self.keys, self.values, *table, out, begin=begin, end=end, **sizes)
+            run(kernel, target, q, self.keys, self.values, *sinks, *table, out, begin=begin, end=end, **sizes)
         assert (out[seq] == 7).all(), "wrote past its rows"
         return out[:seq]
 
@@ -106,6 +108,12 @@ class Case:
             keys[:, place // 16, :, place % 16] = self.keys[:, position // 16, :, position % 16]
             values[:, place] = self.values[:, position]
         other.keys, other.values = aligned(keys), aligned(values)
+        return other
+
+    def with_sinks(self) -> Case:
+        """The case with a sink for each head, of which some are above all scores and some below."""
+        other = copy(self)
+        other.sinks = aligned(np.resize(np.float32([3, 0, -2, 12]), self.shape[0]))
         return other
 
     def ring(self, length: int, ctx: int) -> Case:
@@ -134,8 +142,9 @@ class Case:
         back = past + np.arange(seq)[:, None] - np.arange(past + seq)[None, :]
         seen = (back >= 0) & (back < (window or past + seq + 1))
         scores = np.where(seen, scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        out = np.einsum("hrt,htd->rhd", weights / weights.sum(axis=-1, keepdims=True), v)
+        weights, total = np.exp(scores), np.exp(scores).sum(axis=-1, keepdims=True)
+        total = total if self.sinks is None else total + np.exp(self.sinks.astype(np.float64))[:, None, None]
+        out = np.einsum("hrt,htd->rhd", weights / total, v)
         return out, self.error * np.abs(v).max() * (1 + np.abs(scores[np.isfinite(scores)]).max())
 
     def check(self, target: Target, past: int, seq: int, scale: float | None = None, **options: Any) -> None:
@@ -185,6 +194,20 @@ def test_windows(target: Target, window: int) -> None:
     case = Case(4, 2, 32, F16, ctx=208, filled=200)
     for past, seq in [(0, 1), (0, 70), (63, 2), (130, 17), (199, 1)]:
         case.check(target, past, seq, window=window)
+
+
+@targets
+@pytest.mark.parametrize(("rows", "window"), [(None, None), (None, 70), (1, 70)])
+def test_sinks(target: Target, rows: int | None, window: int | None) -> None:
+    """In pages, too; the bits of a row depend neither on its neighbours nor on the pieces."""
+    case = Case(6, 2, 40, F16, ctx=208, filled=200).with_sinks()
+    pool = case.paged([5, 0, 6, 2], pages=7)
+    for past, seq in [(0, 1), (199, 1)] if rows else [(0, 70), (63, 2), (127, 73)]:
+        case.check(target, past, seq, window=window, rows_static=rows)
+        options = {"window": window, "rows_static": rows}
+        np.testing.assert_array_equal(
+            pool.native(target, past, seq, 0.2, **options), case.native(target, past, seq, 0.2, **options)
+        )
 
 
 def test_windowed_layers_touch_only_their_window() -> None:

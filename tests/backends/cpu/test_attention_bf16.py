@@ -102,6 +102,12 @@ def test_windows_and_caps(way: Way, case: dict[str, Any]) -> None:
         held.check(way.target, past, seq, **case)
 
 
+def test_sinks(way: Way) -> None:
+    held = RoundedCase(way, 4, 2, 32, F16, ctx=224, filled=211).with_sinks()
+    for past, seq in [(0, 70), (100, 1), (140, 71)]:
+        held.check(way.target, past, seq, window=64)
+
+
 def test_rings(way: Way) -> None:
     """Positions lie at themselves modulo the ring's size, and those before the window were overwritten."""
     case = RoundedCase(way, 4, 2, 32, F16, ctx=400, filled=391)

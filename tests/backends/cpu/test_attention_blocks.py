@@ -93,6 +93,7 @@ def test_windows_and_softcap(target: Target, dtype: DType) -> None:
     case = BlockCase(2, 1, 32, dtype, ctx=224, filled=211)
     for past, seq in [(100, 40), (3, 40)]:
         case.check(target, past, seq, softcap=5.0, window=30)
+        case.with_sinks().check(target, past, seq, window=30)
 
 
 @targets

@@ -33,6 +33,7 @@ class Ranges:
     def __init__(self, case: Case, target: Target, how: Split, scale: float = 0.2, **options: Any) -> None:
         heads, kv_heads, head_dim = case.shape
         self.case, self.target = case, target
+        options["sinks"] = case.sinks is not None
         self.kernel = attention(
             *case.shape, target, kv_dtype=case.dtype, scale=scale, rows_static=1, split=how, **options
         )
@@ -43,7 +44,8 @@ class Ranges:
     def __call__(self, past: int, order: list[tuple[int, int]] | None = None, workers: int = 1) -> Array:
         case = self.case
         out = np.full((2, *case.q.shape[1:]), 7, np.float32)
-        arrays = [aligned(case.q[past : past + 1]), case.keys, case.values, self.scratch, out]
+        sinks = [] if case.sinks is None else [case.sinks]
+        arrays = [aligned(case.q[past : past + 1]), case.keys, case.values, *sinks, self.scratch, out]
 
         def work(part: tuple[int, int]) -> None:
             begin, end = part
@@ -83,6 +85,20 @@ def test_against_softmax_in_float64(target: Target, shape: tuple[int, int, int],
         before = min(past, 40)
         rows = case.native(target, past - before, min(before + 3, 520 - past + before), 0.2, split_by=how)
         np.testing.assert_array_equal(got[0], rows[before], str(past))
+
+
+@targets
+def test_sinks(target: Target) -> None:
+    """In one piece and in several; of the row alone and among others."""
+    case, how = Case(4, 2, 40, F16, ctx=272, filled=260).with_sinks(), Split(3, 64)
+    ranges = Ranges(case, target, how)
+    for past in (0, 63, 64, 259):
+        got = ranges(past)
+        want, ceiling = case.reference(past, 1, 0.2)
+        assert np.abs(got - want).max() < ceiling, past
+        among = case.native(target, max(past - 5, 0), past - max(past - 5, 0) + 1, 0.2, split_by=how)
+        np.testing.assert_array_equal(among[-1:], got)
+
 
 
 OPTIONS = [{"window": 1}, {"window": 200}, {"softcap": 3.0, "window": 130}, {"softcap": 5.0}]

@@ -15,7 +15,7 @@ positions, so the size of scratch memory does not depend on the context:
                 weights = exp(scores - new); total = total * shrink + sum(weights)
             mix = mix * shrink + weights . values       # lanes are elements of the head
         add largest, total and mix to those of the pieces before
-    out = mix / total
+    out = mix / (total + exp(sink - largest))           # with sinks, else mix / total
 
 Chunks start at multiples of 64, and pieces where the shape says. So the bits of a row depend neither on the other rows
 nor on the split of the units.
@@ -69,6 +69,7 @@ def attention(
     mask: str = "causal",
     bias: int | None = None,
     out: str = "f32",
+    sinks: bool = False,
     paged: bool = False,
     writer: type[AttentionWriter] | None = None,
 ) -> Kernel:
@@ -84,6 +85,7 @@ def attention(
             position may hold anything.
         v: rows [kv_heads, ctx, head_dim] (for blocks see `attention_cache.py`). Values past the last position are not
             read. A NaN among the values reaches every row of the units that read it.
+        sinks: only with `sinks`: f32[heads], a score more in each softmax, without a value.
         bias: only with `bias`: f32[seq, bias, past + seq]. A row whose bias masks all positions is NaN.
         visible: only with that mask: i32[seq], the last position that a row sees. A row that sees none is NaN.
         pages: only with `paged`: i32[at least ceil((past + seq) / 64)], the page table.
@@ -105,6 +107,7 @@ def attention(
         bias: number of heads of the bias, 1 (shared by all) or `heads`, for that mask only. The bias is added to the
             scores after the cap.
         out: type of the result, `f32` or `bf16`, rounded to nearest even.
+        sinks: whether each query head has a further score.
         paged: whether the caches are pools of pages, which a table finds. Windows do not wrap then.
         writer: class that generates the kernel. `TiledAttention` and `DottedAttention` have bf16 products, for shapes
             that `attention_bf16.fits` accepts.
@@ -121,9 +124,9 @@ def attention(
         raise CompileError(what, where="attention", hint=f"Masks: {', '.join(MASKS)}.")
     writer = writer or AttentionWriter
     sizes, bf16 = (heads, kv_heads, head_dim), writer.bf16
-    shape = Shape(*sizes, kv_dtype, scale, window, softcap, rows_static, split, mask, bias, bf16, out, paged)
+    shape = Shape(*sizes, kv_dtype, scale, window, softcap, rows_static, split, mask, bias, bf16, out, sinks, paged)
     masking = [mask] if mask in ("bias", "visible") else []
-    optional = [*masking, *["pages"] * paged, *["scratch"] * shape.shared]
+    optional = [*["sinks"] * sinks, *masking, *["pages"] * paged, *["scratch"] * shape.shared]
     e = Emitter(target, ["q", "k", "v", *optional, "out"], ["seq", "past", "ctx"])
     writer(e, shape).write()
     return e.finish(f"attention_{kv_dtype}", shape.outline())

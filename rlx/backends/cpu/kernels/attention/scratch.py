@@ -99,10 +99,12 @@ class Scratch:
     def element(self, base: ir.Value, unit: Unit, query: ir.Value, nbytes: int = 4) -> ir.Value:
         """Address of a query's head in an array [seq, heads, head_dim] of elements of `nbytes` bytes."""
         e, shape = self.e, self.shape
-        row = e.b.add(unit.row, e.b.sdiv(query, e.i64(shape.group)))
-        member = e.b.srem(query, e.i64(shape.group))
-        head = e.mul_add(unit.head, shape.group, member)
+        row, head = e.b.add(unit.row, e.b.sdiv(query, e.i64(shape.group))), self._head(unit, query)
         return e.at(base, (row, nbytes * shape.heads * shape.head_dim), (head, nbytes * shape.head_dim))
+
+    def _head(self, unit: Unit, query: ir.Value) -> Index:
+        """The number of a query's head."""
+        return self.e.mul_add(unit.head, self.shape.group, self.e.b.srem(query, self.e.i64(self.shape.group)))
 
     def vector(self, base: ir.Value, query: ir.Value, v: Index) -> ir.Value:
         """Address of a vector of a query's head in scratch memory."""
@@ -124,9 +126,19 @@ class Scratch:
         """Writes the results: the mixes divided by the totals."""
         e, dtype = self.e, ACTIVATIONS[self.shape.out]
         with e.loop(0, unit.queries) as query:
+            if self.shape.sinks:
+                self._add_sink(unit, query.i)
             total = e.reduce_add(e.load(F32X16, e.at(self.total, (query.i, 64)), 64))
             target = self.element(e.args["out"], unit, query.i, dtype.nbytes)
             for v in range(self.shape.vectors):
                 mixed = e.load(F32X16, self.vector(self.mix, query.i, v), 64)
                 place = e.at(target, dtype.row_bytes(LANES) * v)
                 e.store_from_f32(dtype, e.b.fdiv(mixed, total), place, self.mask(v))
+
+    def _add_sink(self, unit: Unit, query: ir.Value) -> None:
+        """Adds the sink of a query's head to its sums, as the score of a position whose value is 0."""
+        e, places = self.e, self.sum_places(query)
+        score = e.splat_f32(e.at(e.args["sinks"], (self._head(unit, query), 4)))
+        one = ir.Constant(F32X16, [1.0] + [0.0] * (LANES - 1))  # the lanes of a total are partial sums
+        sink = [score, one, *[e.f32(0.0)] * self.shape.vectors]
+        self.store(added(e, self.loaded(places), sink), places)

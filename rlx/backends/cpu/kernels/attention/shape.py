@@ -47,6 +47,7 @@ class Shape:
     bias: int | None
     bf16: bool = False
     out: str = "f32"
+    sinks: bool = False
     paged: bool = False
 
     @property
@@ -80,13 +81,14 @@ class Shape:
             score = f"{self.softcap!r} * tanh({score} / {self.softcap!r})"
         if self.bias:
             score += f" + bias[row, {'0' if self.bias == 1 else 'head'}, t]"
+        sink = "sinks[head], " * self.sinks
         return (
             f"# {self.heads} heads of {self.head_dim} on {self.kv_heads} KV heads, {self.dtype} cache"
             f"{' in pages' if self.paged else ''}"
             f"{', products of bf16' if self.bf16 else ''}\n"
             f"for unit in range(begin, end):  # {unit}\n"
             f"    for row, head in unit:\n"
-            f"        weight = softmax([{score} for t if {seen}])  # online, chunks of {CHUNK} positions\n"
+            f"        weight = softmax([{sink}{score} for t if {seen}])  # online, chunks of {CHUNK} positions\n"
             f"        out[row, head] = sum(weight[t] * v[head // {self.group}, t])\n"
         )
 
