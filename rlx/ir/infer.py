@@ -128,10 +128,10 @@ def softmax(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 def embedding(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     _check(
-        len(inputs) == 2 and len(inputs[0].shape) == 2 and len(inputs[1].shape) == 1 and inputs[1].dtype is I32,
-        "embedding", inputs, "table [vocab, width] and ids i32[rows]",
+        len(inputs) == 2 and len(inputs[0].shape) == 2 and len(inputs[1].shape) in (1, 2) and inputs[1].dtype is I32,
+        "embedding", inputs, "table [vocab, width] and ids i32[rows] or i32[rows, slots]",
     )  # fmt: skip
-    return (inputs[1].shape[0], inputs[0].shape[1]), F32
+    return (*inputs[1].shape, inputs[0].shape[1]), F32
 
 
 def overlay_rows(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:

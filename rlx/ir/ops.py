@@ -28,7 +28,7 @@ _TRANSPOSED = ".T"  # suffix of the name of a transposed weight
 
 
 def embedding(table: Node, ids: Node, *, scale: float = 1.0) -> Node:
-    """Rows `ids` (i32 [rows]) of table [vocab, width], times `scale` -> f32 [rows, width]."""
+    """Rows `ids` (i32 [rows] or [rows, slots]) of table [vocab, width], times `scale` -> f32 [*ids, width]."""
     return make("embedding", table, ids, scale=float(scale))
 
 

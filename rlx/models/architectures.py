@@ -94,6 +94,7 @@ class Architecture:
         plain_norms: norms without that offset.
         experts: "none", "may", or "must": whether its layers have experts.
         router: what makes scores of the router's logits: "softmax" or "sigmoid".
+        in_turns: as in `Experts`.
         shared_expert: "none", "may", or "must": whether there is an additional expert for every token.
         hybrid: what replaces attention in most of its layers: "delta rule", "convolution", or "" for none.
         hf_width: the width of the dense blocks from the keys and the one in `config.json`.
@@ -108,6 +109,7 @@ class Architecture:
         wide_scale_layers: layer count of the one model whose attention scale is 1/sqrt(hidden/heads), which GGUF does
             not store.
         hf_defaults: values of keys that published files omit; a null does not count as omitted.
+        gguf_defaults: values of keys that its GGUF files omit, behind the architecture's name.
     """
 
     build: Build
@@ -140,6 +142,7 @@ class Architecture:
     plain_norms: tuple[str, ...] = ()
     experts: str = "none"
     router: str = "softmax"
+    in_turns: bool = False
     shared_expert: str = "none"
     hybrid: str = ""
     hf_width: Callable[[Keys, int], int] | None = None
@@ -152,3 +155,4 @@ class Architecture:
     hf_biases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"attention_bias": QKVO, "mlp_bias": FFN})
     wide_scale_layers: int | None = None
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
+    gguf_defaults: Mapping[str, Any] = field(default_factory=dict)

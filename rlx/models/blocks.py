@@ -88,9 +88,11 @@ def linear(model: Model, x: Node, name: str, size: int) -> Node:
     y = ops.linear(x, weight, bf16=_bf16(model, weight))
     if model.has(f"{name}.scale"):
         y = y * model.weight(f"{name}.scale", 1)
-    if name in model.config.biases or model.has(f"{name}.bias"):
-        y = y + model.weight(f"{name}.bias", size)
-    return y
+    return y + model.weight(f"{name}.bias", size) if _is_biased(model, name) else y
+
+
+def _is_biased(model: Model, name: str) -> bool:
+    return name in model.config.biases or model.has(f"{name}.bias")
 
 
 # -- attention --------------------------------------------------------------------------------------------------------
@@ -106,6 +108,7 @@ def attention(
     value_norms: bool = False,
     gated: bool = False,
     query_scale: Node | None = None,
+    sinks: bool = False,
 ) -> Node:
     """Causal attention of one layer over its KV cache, states "k.{layer}" and "v.{layer}" [kv_heads, CTX, head_dim], or
     over that of an earlier layer.
@@ -116,6 +119,7 @@ def attention(
         value_norms: normalizes v per head, without a weight.
         gated: multiplies the result by the sigmoid of a projection of x.
         query_scale: factor of each token's queries, [SEQ, 1].
+        sinks: the softmax of each head has one more score, which the file has.
     """
     config, here = model.config, model.here
     rope = angles[config.rope_of(model.layer)] if here.has_rope else None
@@ -129,6 +133,7 @@ def attention(
         scale=config.attention_scale,
         window=here.window,
         softcap=config.attention_softcap,
+        sinks=model.weight("attn_sinks.weight", config.heads) if sinks else None,
     )
     y = model.named("attn", y)
     if gated:
@@ -191,7 +196,7 @@ def gated_mlp(model: Model, x: Node, *, suffix: str = "", ffn: int | None = None
     gate, up = (linear(model, x, name, ffn or model.here.ffn) for name in names)
     if model.here.sparsity is not None:
         gate = _outliers(gate, model.here.sparsity)
-    y = model.named(f"ffn_act{suffix}", ACTIVATIONS[model.config.activation](gate) * up)
+    y = model.named(f"ffn_act{suffix}", activated(model, gate, up))
     return linear(model, y, f"ffn_down{suffix}", model.config.hidden)
 
 
@@ -200,6 +205,11 @@ def _outliers(x: Node, deviations: float) -> Node:
     above = x - ops.reduce_mean(x)
     spread = ops.sqrt(ops.reduce_mean(above * above))
     return ops.relu(above - ops.scale(spread, deviations))
+
+
+def activated(model: Model, gate: Node, up: Node) -> Node:
+    """activation(gate) * up."""
+    return ACTIVATIONS[model.config.activation](gate) * up
 
 
 def feed_forward(model: Model, x: Node) -> Node:
@@ -213,7 +223,9 @@ def shared_expert(model: Model, x: Node) -> Node:
     return gated_mlp(model, x, suffix="_shexp", ffn=model.config.experts.shared)
 
 
-def mixture(model: Model, x: Node, routed: Node | None = None) -> Node:
+def mixture(
+    model: Model, x: Node, routed: Node | None = None, *, gate_by: Callable[[Model, Node, Node], Node] = activated
+) -> Node:
     """Mixture of experts (arXiv 2401.04088): a weighted sum of the feed-forward blocks of a few experts.
 
     The experts with the largest scores are used; a softmax over all experts, or the sigmoid of each, gives the scores,
@@ -221,11 +233,14 @@ def mixture(model: Model, x: Node, routed: Node | None = None) -> Node:
 
     Args:
         routed: the router's input, x by default.
+        gate_by: what an expert computes from the model, gate and up, [SEQ, used, width].
     """
     config, experts = model.config, model.config.experts
     assert experts is not None
     router = model.weight("ffn_gate_inp.weight", experts.count, config.hidden)
     logits = ops.linear(x if routed is None else routed, router)
+    if _is_biased(model, "ffn_gate_inp"):
+        logits = logits + model.weight("ffn_gate_inp.bias", experts.count)
     scores = ops.softmax(logits) if experts.router == "softmax" else ops.sigmoid(logits)
     biased = experts.router == "sigmoid"
     ids = ops.top_k(scores + model.weight("exp_probs_b.bias", experts.count) if biased else scores, experts.used)
@@ -235,13 +250,13 @@ def mixture(model: Model, x: Node, routed: Node | None = None) -> Node:
     if experts.scale != 1:
         chosen = ops.scale(chosen, experts.scale)
     gate, up = (_expert_linear(model, x, name, ids, experts.ffn) for name in ("ffn_gate_exps", "ffn_up_exps"))
-    y = model.named("ffn_act_exps", ACTIVATIONS[config.activation](gate) * up)
+    y = model.named("ffn_act_exps", gate_by(model, gate, up))
     y = _expert_linear(model, y, "ffn_down_exps", ids, config.hidden)
     return ops.reshape(ops.mix(y, ops.reshape(chosen, [SEQ, 1, experts.used])), [SEQ, config.hidden])
 
 
 def _expert_linear(model: Model, x: Node, name: str, ids: Node, size: int) -> Node:
-    """x [SEQ, k] or [SEQ, used, k] -> [SEQ, used, size] by the experts `ids`, times their scales if they have any."""
+    """x [SEQ, k] or [SEQ, used, k] -> [SEQ, used, size] by the experts `ids`, with their scales and biases, if any."""
     experts = model.config.experts
     assert experts is not None
     weight = model.weight(f"{name}.weight", experts.count, size, width(x))
@@ -249,6 +264,8 @@ def _expert_linear(model: Model, x: Node, name: str, ids: Node, size: int) -> No
     if model.has(f"{name}.scale"):
         scales = ops.take(model.weight(f"{name}.scale", experts.count), ids)
         y = y * ops.reshape(scales, [SEQ, experts.used, 1])
+    if _is_biased(model, name):
+        y = y + ops.embedding(model.weight(f"{name}.bias", experts.count, size), ids)
     return y
 
 

@@ -54,6 +54,7 @@ class Experts:
         normalize: whether the weights of the chosen experts are scaled to sum to 1.
         scale: factor of those weights.
         router: what makes scores of the router's logits: "softmax" or "sigmoid".
+        in_turns: in a tensor with gate and up of all experts, their rows take turns.
     """
 
     count: int
@@ -63,6 +64,7 @@ class Experts:
     normalize: bool = True
     scale: float = 1.0
     router: str = "softmax"
+    in_turns: bool = False
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ class _Gguf(Reader):
     def __init__(
         self, metadata: Mapping[str, Any], where: object, arch: str, row: Architecture, has_tensor: HasTensor
     ) -> None:
-        super().__init__(Keys(metadata, where, f"{arch}."), arch, row)
+        defaults = {f"{arch}.{key}": value for key, value in row.gguf_defaults.items()}
+        super().__init__(Keys({**defaults, **metadata} if defaults else metadata, where, f"{arch}."), arch, row)
         self._metadata, self._has_tensor = metadata, has_tensor
 
     def spelled(self, name: str, key: Key) -> str:

@@ -150,6 +150,7 @@ class Reader(Settings):
             normalize=self.keys.flag(self.at("normalize"), True),
             scale=self.number("expert_scale", 0.0) or 1.0,
             router=self.row.router,
+            in_turns=self.row.in_turns,
         )
 
     def _shared_ffn(self, ffn: int) -> int:

@@ -33,6 +33,7 @@ FILES: dict[str, tuple[str, str]] = {
     "mistral3": ("mistral3", "ministral3 mistral3"),
     "phi3": ("phi3", "phi3"),
     "lfm2": ("lfm2", "lfm2"),
+    "gpt_oss": ("gpt-oss", "gpt_oss"),
     "granite": ("granite granitemoe", "granite granitemoe granitemoeshared"),
 }
 
@@ -86,7 +87,7 @@ _VISION = "it takes images"
 _OTHER = "its layers differ from those of the supported families"
 KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("qwen3next", "qwen3_next"), "its projections are laid out differently than those of Qwen 3.5"),
-    **dict.fromkeys(("qwen2moe", "qwen2_moe", "gpt-oss", "gpt_oss"), _MOE),
+    **dict.fromkeys(("qwen2moe", "qwen2_moe"), _MOE),
     **dict.fromkeys(("glm5", "granitemoehybrid", "lfm2moe", "lfm2_moe"), _MOE),
     **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2", "deepseek2", "deepseek_v2"), _MOE),
     **dict.fromkeys(("deepseek_v3", "deepseek_v4", "kimi", "kimi_k2", "llama4"), _MOE),

@@ -210,7 +210,8 @@ def _gguf_scaling(keys: Keys, context: int) -> dict[str, Any]:
     original = keys.integer("rope.scaling.original_context_length", (1, 1 << 31), context)
     usual = yarn_scale(factor) / (yarn_scale(factor, weight) if weight else 1.0)
     scale *= keys.number("rope.scaling.yarn_attn_factor", FACTOR, usual)
-    return {"yarn": Yarn(factor, fast, slow, original), "scale": scale}
+    whole = keys.flag("rope.scaling.yarn_truncate", True)  # no file says it: see `Architecture.gguf_defaults`
+    return {"yarn": Yarn(factor, fast, slow, original, whole), "scale": scale}
 
 
 # -- config.json ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ _ALONE = (
     "attn_v",
     "ffn_gate_exps",
     "ffn_up_exps",
+    "ffn_down_exps",
     "ffn_gate_shexp",
     "ffn_up_shexp",
 )  # parts that some files store separately
@@ -26,7 +27,10 @@ class View(NamedTuple):
     """The tensor `name` is the rows [start, start + rows) of every `period` rows of the tensor `source`.
 
     Names are canonical. Every matrix of a stack is cut in the same way; if the period is the number of rows of the
-    whole stack, the view is one of its matrices.
+    whole stack, the view is one of its matrices. The rows of a bias [experts, n] are the numbers of each expert.
+
+    Attributes:
+        turned: the matrices of the source are transposed first.
     """
 
     name: str
@@ -34,6 +38,7 @@ class View(NamedTuple):
     start: int
     rows: int
     period: int
+    turned: bool = False
 
 
 def views(config: ModelConfig, has_tensor: HasTensor) -> Iterator[View]:
@@ -76,11 +81,23 @@ def _of_layer(config: ModelConfig, layer: Layer) -> Iterator[View]:
     if config.fused_ffn:
         for end in ("weight", "bias"):
             yield from _parts(f"ffn_up.{end}", {f"ffn_up_gate.{end}": layer.ffn, f"ffn_up_value.{end}": layer.ffn})
-    if config.experts is not None:
+    if config.experts is not None and config.experts.in_turns:
+        yield from _in_turns(config.hidden)
+    elif config.experts is not None:
         halves = config.experts.ffn
         yield from _parts("ffn_gate_up_exps.weight", {"ffn_gate_exps.weight": halves, "ffn_up_exps.weight": halves})
+    if config.experts is not None:
         halves = config.experts.shared
         yield from _parts("ffn_gate_up_shexp.weight", {"ffn_gate_shexp.weight": halves, "ffn_up_shexp.weight": halves})
+
+
+def _in_turns(hidden: int) -> Iterator[View]:
+    """Experts whose rows of gate and up take turns; floats may have their inputs first."""
+    for i, part in enumerate(("gate", "up")):
+        yield View(f"ffn_{part}_exps.weight", "ffn_gate_up_exps.weight", i, 1, 2)
+        yield View(f"ffn_{part}_exps.weight", "ffn_gate_up_exps_t.weight", i, 1, 2, turned=True)
+        yield View(f"ffn_{part}_exps.bias", "ffn_gate_up_exps.bias", i, 1, 2)
+    yield View("ffn_down_exps.weight", "ffn_down_exps_t.weight", 0, hidden, hidden, turned=True)
 
 
 def _attention(config: ModelConfig, layer: Layer) -> Iterator[View]:

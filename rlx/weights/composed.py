@@ -15,6 +15,8 @@ from math import prod
 import numpy as np
 
 from rlx.errors import WeightError
+from rlx.ir.dtypes import F32
+from rlx.ir.stored import dequantize
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, TensorInfo
 from rlx.weights.names import stack_name
@@ -77,16 +79,17 @@ class Stack(Composed):
 
 @dataclass(frozen=True, slots=True)
 class Rows(Composed):
-    """Of every `period` rows of `source` those from `start` on."""
+    """Of every `period` rows of `source` those from `start` on; with `numbers` of the numbers in its rows."""
 
     source: Composed
     start: int
     count: int
     period: int
+    numbers: bool = False
 
     def pieces(self) -> Iterator[Bytes]:
         shape, dtype = self.source.info.shape, self.info.dtype
-        row = dtype.row_bytes(shape[-1]) if len(shape) > 1 else dtype.nbytes
+        row = dtype.row_bytes(shape[-1]) if len(shape) > 1 and not self.numbers else dtype.nbytes
         for piece in self.source.pieces():
             rows = piece.reshape(-1, self.period, row)[:, self.start : self.start + self.count]
             yield rows.reshape(-1)
@@ -107,6 +110,31 @@ class Member(Composed):
 
     def files(self) -> tuple[str, ...]:
         return self.source.files()
+
+
+@dataclass(frozen=True, slots=True)
+class Turned(Composed):
+    """The matrices of the stack `source`, each transposed; numbers in blocks become float32."""
+
+    source: Composed
+
+    def pieces(self) -> Iterator[Bytes]:
+        info = self.source.info
+        for piece in self.source.pieces():
+            if info.dtype.is_quantized:
+                piece = dequantize(piece, info.dtype, info.shape[1:]).view(np.uint8)
+            yield np.ascontiguousarray(piece.reshape(*info.shape[1:], -1).swapaxes(0, 1)).reshape(-1)
+
+    def files(self) -> tuple[str, ...]:
+        return self.source.files()
+
+
+def turned(source: Composed) -> Turned:
+    """The matrices of a stack, each transposed."""
+    info = source.info
+    count, n, k = info.shape
+    dtype = F32 if info.dtype.is_quantized else info.dtype
+    return Turned(TensorInfo(info.name, dtype, (count, k, n), dtype.size((count, k, n))), source)
 
 
 def whole(loader: WeightLoader, name: str, rank: int | None) -> Whole:
@@ -134,7 +162,7 @@ def stack(parts: tuple[Composed, ...], where: object) -> Stack:
 
 def rows(name: str, source: Composed, start: int, count: int, period: int | None, where: object) -> Composed:
     """Some rows of `source`: of a vector [R], a matrix [R, k], or every matrix of a stack [E, R, k]; or one matrix of a
-    stack, if that is what the rows are and the period is all its rows, E * R.
+    stack, if that is what the rows are and the period is all its rows, E * R. A bias [E, R] is a stack of vectors.
 
     Raises:
         WeightError: the rows do not divide into periods, or a period does not hold the range.
@@ -143,7 +171,8 @@ def rows(name: str, source: Composed, start: int, count: int, period: int | None
     member = _member(info.shape, start, count, period)
     if member is not None:
         return Member(replace(info, shape=info.shape[1:], nbytes=info.nbytes // info.shape[0]), source, member)
-    axis = len(info.shape) - 2 if len(info.shape) > 1 else 0
+    numbers = name.endswith(".bias") and len(info.shape) == 2
+    axis = 1 if numbers else max(len(info.shape) - 2, 0)
     if len(info.shape) not in (1, 2, 3) or (len(info.shape) == 1 and info.dtype.is_quantized):
         what = f"{name} cannot be rows of {info.name!r}: {info.dtype}{list(info.shape)} has none"
         raise WeightError(what, where=where)
@@ -154,7 +183,7 @@ def rows(name: str, source: Composed, start: int, count: int, period: int | None
         raise WeightError(what, where=where)
     shape = (*info.shape[:axis], total // period * count, *info.shape[axis + 1 :])
     nbytes = info.nbytes // total * shape[axis]
-    return Rows(TensorInfo(info.name, info.dtype, shape, nbytes), source, start, count, period)
+    return Rows(TensorInfo(info.name, info.dtype, shape, nbytes), source, start, count, period, numbers)
 
 
 def _member(shape: tuple[int, ...], start: int, count: int, period: int | None) -> int | None:

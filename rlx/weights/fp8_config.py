@@ -26,7 +26,7 @@ def refusal(scheme: Mapping[str, Any]) -> str | None:
     """The name of a scheme (`quantization_config`) that rlx does not read; None for one that it reads.
 
     Those are FP8 weights in e4m3, which are quant_method "fp8" (DeepSeek, Qwen), "fbgemm_fp8", and "compressed-tensors"
-    with 8-bit floats; and what `packed.py` reads.
+    with 8-bit floats; MXFP4; and what `packed.py` reads.
     """
     method = str(scheme.get("quant_method", "another scheme"))
     if method == "fp8":
@@ -41,7 +41,7 @@ def refusal(scheme: Mapping[str, Any]) -> str | None:
             return None
         read = scheme.get("format") == "float-quantized" and groups and all(map(_is_fp8, groups))
         return None if read else f"{method} {scheme.get('format')}"
-    return None if method == "fbgemm_fp8" else method
+    return None if method in ("fbgemm_fp8", "mxfp4") else method
 
 
 def block_size(metadata: Mapping[str, Any]) -> tuple[int, int] | None:

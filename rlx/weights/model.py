@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.stored import FLOATS, to_float32
-from rlx.weights.composed import Composed, rows, stack, whole
+from rlx.weights.composed import Composed, rows, stack, turned, whole
 from rlx.weights.fp8 import fp8
 from rlx.weights.fp8_config import CODES
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, Closing, TensorInfo
+from rlx.weights.mxfp4 import CODES_END, mxfp4
 from rlx.weights.names import FileNames, canonical_names, file_names, rank
 from rlx.weights.packed import repacked
 
@@ -57,7 +58,9 @@ class ModelWeights(Closing):
         used = {name for tensor in self._tensors.values() for name in tensor.files()}
         return [name for name in self.loader.tensors if name not in used]
 
-    def define(self, name: str, source: str, start: int, count: int, period: int | None = None) -> None:
+    def define(
+        self, name: str, source: str, start: int, count: int, period: int | None = None, turn: bool = False
+    ) -> None:
         """Defines the tensor `name` as a part of `source`: of every `period` rows the `count` rows from `start` on.
 
         Args:
@@ -65,11 +68,13 @@ class ModelWeights(Closing):
             source: the canonical name of a vector [R] (its numbers are the rows), a matrix [R, k] or a stack
                 [E, R, k], whose every matrix is cut in the same way.
             period: R where it is None; E * R for one matrix of a stack.
+            turn: transposes the matrices of a stack first.
 
         Raises:
             WeightError: there is no such source, its rows do not divide, or `name` is another tensor already.
         """
-        view = rows(name, self._tensor(source), start, count, period, self.loader.path)
+        whole = turned(self._tensor(source)) if turn else self._tensor(source)
+        view = rows(name, whole, start, count, period, self.loader.path)
         if self._tensors.setdefault(name, view) != view:
             raise WeightError(f"{name} is there already, as {self.names[name]!r}", where=self.loader.path)
         self.names[name] = view.info.name
@@ -141,6 +146,8 @@ def _part(loader: WeightLoader, canonical: str, name: str) -> Composed:
     info = loader.tensors[name]
     if info.dtype is CODES:
         return fp8(loader, name)
+    if name.endswith(CODES_END):
+        return mxfp4(loader, name)
     if not info.dtype.is_quantized and info.dtype not in FLOATS:
         hint = "use a checkpoint in BF16, F16 or F32, or a GGUF file of the model"
         raise UnsupportedModelError(f"tensor {info.name!r} has type {info.dtype}", where=loader.path, hint=hint)

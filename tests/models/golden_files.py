@@ -17,6 +17,7 @@ from rlx.ir import interp
 from rlx.ir.dims import value
 from rlx.ir.dtypes import BF16, BY_GGML, F32, DType
 from rlx.ir.graph import Graph
+from rlx.ir.stored import dequantize
 from rlx.models import ModelConfig, Weights, build, config_from, from_gguf, from_hf, views
 from rlx.weights import ModelWeights, WeightLoader, open_weights
 
@@ -24,7 +25,7 @@ FILES = {  # folder -> its models
     **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "qwen35"), ("hf", "model-f16.gguf")),
     **dict.fromkeys(("qwen3moe", "gemma3n", "gemma4-moe"), ("hf",)),
     **dict.fromkeys(("smollm3", "granite", "granitemoe-shared", "olmo3", "exaone4-swa", "glm4"), ("hf",)),
-    **dict.fromkeys(("glm4-moe", "ernie4.5", "ministral3", "phi3", "lfm2"), ("hf",)),
+    **dict.fromkeys(("glm4-moe", "ernie4.5", "ministral3", "phi3", "lfm2", "gpt-oss"), ("hf",)),
     **dict.fromkeys(("qwen35moe", "gemma4-e2b"), ("model-f16.gguf",)),
 }
 QUANTIZED = {"llama-k256": ("Q4_K_M",), "qwen35-k256": ("Q4_K_M",), "gemma4-k256": ("Q4_K_M",)}
@@ -132,7 +133,8 @@ def by_the_weights_stage(path: Path, config: ModelConfig | None = None) -> Tenso
         for view in cut:
             weights.define(*view)
         names = set(weights.names) - {view.source for view in cut}
-        return Tensors({name: Tensor(weights.info(name).dtype, weights.array(name)) for name in names})
+        infos = {name: weights.info(name) for name in names}
+        return Tensors({n: Tensor(i.dtype, dequantize(weights.raw(n), i.dtype, i.shape)) for n, i in infos.items()})
 
 
 def configured(loader: WeightLoader) -> ModelConfig:

@@ -100,7 +100,6 @@ def test_sinks(target: Target) -> None:
         np.testing.assert_array_equal(among[-1:], got)
 
 
-
 OPTIONS = [{"window": 1}, {"window": 200}, {"softcap": 3.0, "window": 130}, {"softcap": 5.0}]
 
 
