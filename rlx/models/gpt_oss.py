@@ -15,7 +15,7 @@ from rlx.models.blocks import attention, embedding, head, mixture, norm, rope_an
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.keys import FACTOR
-from rlx.models.names import ATTENTION, ATTN_NORM, BIASED, FUSED_QKV, MOE, POST_NORM, WHOLE, Row, Table
+from rlx.models.names import ATTENTION, ATTN_NORM, BIASED, FUSED_QKV, POST_NORM, WHOLE, Row, Table
 from rlx.models.settings import Key
 
 

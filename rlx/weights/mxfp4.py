@@ -1,8 +1,8 @@
 """MXFP4 checkpoints: joins the codes and the scales, which are two tensors in the file, into blocks of one format.
 
-Weights stage. A stack of experts is `*_blocks` uint8 [E, n, k / 32, 16], two codes in a byte, the first in the low half,
-and `*_scales` uint8 [E, n, k / 32], exponents. The result is the format `MXFP4` of `rlx.ir.dtypes`: the exponent, then
-16 bytes with codes 0 to 15 in the low halves and 16 to 31 in the high ones. Source: OCP Microscaling Formats 1.0.
+Weights stage. A stack of experts is `*_blocks` uint8 [E, n, k / 32, 16], two codes in a byte, the first in the low
+half, and `*_scales` uint8 [E, n, k / 32], exponents. The result is the format `MXFP4` of `rlx.ir.dtypes`: the exponent,
+then 16 bytes with codes 0 to 15 in the low halves and 16 to 31 in the high ones. Source: OCP Microscaling Formats 1.0.
 """
 
 from __future__ import annotations
