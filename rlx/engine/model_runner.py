@@ -59,7 +59,7 @@ class Limits:
         all_rows: the same where the logits of all rows are returned.
         ids: number of token ids; those from it on are invalid.
         embeds: how the model takes rows in place of token embeddings.
-        widths: which widths such rows may have.
+        hidden: width of such rows.
     """
 
     max_seq: int
@@ -67,7 +67,7 @@ class Limits:
     all_rows: int
     ids: int
     embeds: EmbeddedRows
-    widths: tuple[int, ...]
+    hidden: int
 
 
 @dataclass

@@ -128,7 +128,6 @@ class ModelConfig:
         two_way: in which layers the rows of an image see each other, also later ones: "none", "all", or "sliding",
             those with a window, which still applies.
         fused_ffn: gate and up of the dense block are one tensor.
-        deepstack: how many of the first layers add further features of an image to its rows (arXiv 2406.04334).
         own: settings that only this architecture has, by the names in its row.
     """
 
@@ -160,7 +159,6 @@ class ModelConfig:
     stream_scale: bool = True
     two_way: str = "none"
     fused_ffn: bool = False
-    deepstack: int = 0
     own: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property

@@ -83,7 +83,6 @@ class Reader(Settings):
             stream_scale=keys.flag("altup_correct_scale", True),
             two_way=self.two_way(),
             fused_ffn=row.fused_ffn,
-            deepstack=self.deepstack(),
             own=self.own(),
         )
 
@@ -196,8 +195,6 @@ class Reader(Settings):
     def activation(self) -> str: ...
     @abstractmethod
     def two_way(self) -> str: ...
-    @abstractmethod
-    def deepstack(self) -> int: ...
     @abstractmethod
     def find_windows(self) -> list[int | None]: ...
     @abstractmethod

@@ -9,7 +9,6 @@ SEQ, the rows of a chunk:
 - `layer`: rows of a layer -> rows of the next one. Attention reads the first PAST_SEQ + SEQ keys, which are all of the
   image's, and nothing is masked.
 - `head`: rows of the last layer, `patches_per_row` for each row of the result -> rows of the text model.
-- `deepstack`: the same for rows of an inner layer, of towers that have such rows.
 
 Weights of a layer have names without its number, so layers of equal formats have equal graphs.
 """
@@ -36,18 +35,18 @@ class TowerModel:
 
     Attributes:
         cache: type of the keys and values.
-        place: what canonical names begin with: that of a layer, such as "v.blk.3.", or "" outside.
+        layer: number of the layer, -1 outside.
     """
 
     graph: Graph
     config: VisionConfig
     weights: Weights
     cache: DType
-    place: str = ""
+    layer: int = -1
 
     def file_name(self, name: str) -> str:
         """The canonical name of a tensor of the layer."""
-        return self.place + name
+        return name if self.layer < 0 else f"v.blk.{self.layer}.{name}"
 
     def has(self, name: str) -> bool:
         """Whether the file has this tensor of the layer."""

@@ -169,10 +169,14 @@ def test_caches_of_every_type(dtype: DType, window: int | None, pictures: bool, 
 
 def test_attention_in_bf16(cache: CompileCache) -> None:
     """It is in bf16 if a linear is, and the target has such products: for one row and for several."""
-    graph = attention_graph(F16, None, False)
+    check_bits(rounded(attention_graph(F16)), False, cache, precision="auto", deterministic=True)
+
+
+def rounded(graph: Graph) -> Graph:
+    """The graph with a linear of bf16 products."""
     q = graph.leaves("input")["q"]
     graph.output("z", ops.linear(ops.reshape(q, [SEQ, 128]), graph.weight("w", [16, 128], BF16), bf16=True))
-    check_bits(graph, False, cache, precision="auto", deterministic=True)
+    return graph
 
 
 def check_bits(graph: Graph, pictures: bool, cache: CompileCache, **options: Any) -> None:
@@ -205,6 +209,53 @@ def check_bits(graph: Graph, pictures: bool, cache: CompileCache, **options: Any
             want = pool.run(single if count == 1 else several, own, SEQ=count, PAST_SEQ=past)["y"]
             np.testing.assert_array_equal(found[i][past : past + count], want)
     assert sum(count == 1 and past > 300 for _, past, count in taken) > 2
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES, ids=str)
+def test_sequences_that_share_pages(dtype: DType, cache: CompileCache) -> None:
+    """Rows that are computed together over the pages they share have the bits that they have alone."""
+    check_shared(attention_graph(dtype), cache)
+
+
+def test_sequences_that_share_pages_in_bf16(cache: CompileCache) -> None:
+    check_shared(rounded(attention_graph(F16)), cache, precision="auto", deterministic=True)
+
+
+def check_shared(graph: Graph, cache: CompileCache, **options: Any) -> None:
+    """Sequences with their first pages in common, in other orders, with one row each, beside some that have none.
+
+    Some are long enough for positions in pieces, which meet in scratch memory.
+    """
+    rng, lengths, common = np.random.default_rng(7), (700, 650, 400, 380, 330, 150, 90), (0, 9, 5, 5, 4, 1, 0)
+    weights = {name: rng.standard_normal((16, 128)) for name in graph.leaves("weight")}
+    shapes = {"q": 4, "k": 2, "v": 2}
+    rows = {n: [rng.standard_normal((m, heads, 32)).astype(np.float32) for m in lengths] for n, heads in shapes.items()}
+    tables = page_tables(lengths, PAGE, 60, rng)
+    for i, pages in enumerate(common):
+        tables[i, :pages] = tables[0, :pages]
+        for name in "kv":
+            rows[name][i][: pages * PAGE] = rows[name][0][: pages * PAGE]
+    options |= {"all_rows": True}
+    with Pool(graph, weights, cache=cache, pages=60) as pool:
+        fill, single = pool.program((2, 700), **options), pool.program((1, 1), **options)
+        batch = pool.program((1, MOST_ROWS), segments=True, **options)
+        width = {"PAGES": tables.shape[1]}
+        for i, length in enumerate(lengths):
+            own = {name: values[i] for name, values in rows.items()} | {"pages": tables[i]}
+            pool.run(fill, own, SEQ=length, PAST_SEQ=0, **width)
+        for _ in range(12):
+            order = rng.permutation(len(lengths))[: rng.integers(2, len(lengths) + 1)]
+            order = np.sort(order) if rng.integers(2) else order
+            step = Step([(i, int(rng.integers(common[i] * PAGE, lengths[i] - 5)), int(rng.choice([1, 1, 1, 4])))
+                         for i in order.tolist()], range(7))  # fmt: skip
+            inputs = {name: step.put(values) for name, values in rows.items()}
+            inputs |= {"segments": step.segments, "pages": tables[order]}
+            found = pool.run(batch, inputs, SEQ=step.rows, SEGMENTS=len(order), **width)["y"].copy()
+            for i, past, got in step.taken(found):
+                if len(got) == 1:
+                    own = {name: values[i][past : past + 1] for name, values in rows.items()} | {"pages": tables[i]}
+                    want = pool.run(single, own, SEQ=1, PAST_SEQ=past, **width)["y"]
+                    np.testing.assert_array_equal(got, want)
 
 
 def page_tables(lengths: Sequence[int], page: int, pages: int, rng: np.random.Generator) -> Array:

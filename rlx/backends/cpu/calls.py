@@ -10,6 +10,7 @@ from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
 
+CHUNKS = 64  # most ranges of a call: ranges are small enough to balance the load, large enough to stream weights
 SCRATCH = -1  # instead of an operand's number: the scratch buffer
 
 
@@ -20,6 +21,7 @@ class Units:
     Attributes:
         busy: number of units that have work, if fewer than all; they are the first ones.
         together: preferred number of units that a worker takes at once.
+        ranges: most ranges that they are divided into.
     """
 
     dim: DimLike
@@ -27,6 +29,7 @@ class Units:
     times: int = 1
     busy: int | None = None
     together: int = 1
+    ranges: int = CHUNKS
 
     def most(self, limits: dims.Bounds) -> int:
         """Upper bound of the number of units that have work."""
@@ -44,6 +47,8 @@ class Call:
         extents: one dim for each of `kernel.extents`.
         scratch: bytes of scratch memory of the call, at most. It is zero before the first call of the kernel; after
             that it keeps what the previous one wrote, of this or of an earlier region.
+        reads_past: whether its work grows with the positions before its rows.
+        joins: most segments of one row that it takes at once, because they share the first pages (`segments.py`).
     """
 
     node: Node
@@ -52,6 +57,8 @@ class Call:
     extents: tuple[DimLike, ...]
     units: Units
     scratch: DimLike = 0
+    reads_past: bool = False
+    joins: int = 1
 
     def buffers(self) -> Iterator[Node | None]:
         """The node that each buffer belongs to, None for the scratch buffer."""

@@ -2,12 +2,19 @@
 
 There are two of them for an op: one for segments of one row, and one for segments of several. `select.py` finds both,
 and this module wraps them before they are linked. Each segment has as many units as its kernel would have alone, so a
-row gets the same bits as in a call of its own. How many that is, only the call knows. So workers take `PARTS` parts of
-equal size, and a part is the share of all units that its number says:
+row gets the same bits as in a call of its own. How many that is, only the call knows. So workers take parts of equal
+work, and a part is the share of all work that its number says:
 
-    total = sum(units of segment for all segments)
-    for segment: those of its units within begin * total / PARTS .. end * total / PARTS
+    total = sum(work of run for all runs)
+    for run: those of its units within begin * total / parts .. end * total / parts
         kernel(x + first_row * row_bytes, state + slot * slot_bytes, ..., seq=rows, past=past, units)
+
+A run is a segment, or some adjacent segments of one row whose sequences have their first pages in common: attention
+takes these at once, and reads the keys and values in those pages once for all of them. The page tables tell which
+pages are the same. A unit of a run is the same unit of all of its segments.
+
+The work of a segment is its number of units. For attention it is its rows times the positions that they see, half of
+them where a run has read them already; such units are large, so there are more parts.
 """
 
 from __future__ import annotations
@@ -18,12 +25,11 @@ from math import prod
 
 from llvmlite import ir
 
-from rlx.backends.cpu.calls import SCRATCH, Call, Units
+from rlx.backends.cpu.calls import CHUNKS, SCRATCH, Call, Units
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.layouts import ALIGN, LAYOUTS
+from rlx.backends.cpu.layouts import ALIGN, LAYOUTS, PAGE
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import I32, I64, POINTER, Emitter, Index
-from rlx.backends.cpu.work_stealing import CHUNKS
 from rlx.errors import CompileError
 from rlx.ir import dims
 from rlx.ir.dims import SEGMENTS, SEQ, DimLike
@@ -31,7 +37,7 @@ from rlx.ir.node import Node
 from rlx.ir.op_table import of_segment, roles
 from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT, SLOT_WRITTEN
 
-PARTS = CHUNKS  # the parts of a call, each a range of its own
+PARTS = 2 * CHUNKS  # the parts of a call whose work grows with the past; other calls have CHUNKS
 
 _OF_SEGMENT = {"SEQ": 0, "PAST_SEQ": 0}  # symbols whose values a segment has
 
@@ -61,10 +67,13 @@ def segmented(node: Node, build: Callable[[Node], Call], target: Target) -> Call
     strides = {arg: _stride(node, arg, scratch) for arg in args}
     extents = tuple(dict.fromkeys(_extents_of(calls, strides.values())))
     kernel = _Loop(node, calls, strides, extents, target).kernel()
+    parts = PARTS if one.reads_past else CHUNKS
     # In the call of a single segment, the result has the index that `segments` has here.
     table = len(node.inputs) - 1
     passed = (*(table + 1 if arg == table else arg for arg in args), table)
-    return Call(node, kernel, passed, (SEGMENTS, *extents), Units(PARTS), SEGMENTS * scratch if scratch else 0)
+    return Call(
+        node, kernel, passed, (SEGMENTS, *extents), Units(parts, ranges=parts), SEGMENTS * scratch if scratch else 0
+    )
 
 
 def _number(size: DimLike, node: Node) -> int:
@@ -112,6 +121,30 @@ def _extents_of(calls: Sequence[Call], strides: Iterable[Stride]) -> Iterator[di
             yield dim
 
 
+@dataclass(frozen=True)
+class Run:
+    """Segments that are computed at once, as run-time values.
+
+    Attributes:
+        first: the number of the first one.
+        rows: the rows of each; 0 for none.
+        past: the largest number of tokens before them.
+        count: how many segments they are.
+        shared: the positions that are in the same pages for all.
+        seen: the sum of the positions that the rows see.
+    """
+
+    first: ir.Value
+    rows: ir.Value
+    past: ir.Value
+    count: ir.Value
+    shared: ir.Value
+    seen: ir.Value
+
+    def values(self) -> list[ir.Value]:
+        return [self.first, self.rows, self.past, self.count, self.shared, self.seen]
+
+
 class _Loop:
     """Generates the kernel that loops over segments.
 
@@ -132,11 +165,12 @@ class _Loop:
     ) -> None:
         self.calls, self.strides = calls, strides
         self.columns = int(str(node.inputs[-1].shape[1]))
-        self.names = {arg: name for call in calls for arg, name in zip(call.args, call.kernel.buffers, strict=True)}
+        self.names = {arg: name for call in calls for arg, name in zip(call.args, call.kernel.buffers, strict=False)}
         self.extents = {dim: f"extent_{i}" for i, dim in enumerate(extents)}
         buffers = [self.names[arg] for arg in strides]
         self.e = Emitter(target, [*buffers, "segments"], ["count", *self.extents.values()])
         self.functions = [self._declared(call.kernel) for call in calls]
+        self.parts = PARTS if calls[0].reads_past else CHUNKS
 
     def _declared(self, kernel: Kernel) -> ir.Function:
         types = [POINTER] * len(kernel.buffers) + [I64] * (len(kernel.extents) + 2)
@@ -144,33 +178,104 @@ class _Loop:
 
     def kernel(self) -> Kernel:
         """The kernel."""
-        e, count = self.e, self.e.args["count"]
-        with e.loop(0, count, 1, [e.i64(0)]) as each:
-            each.values = [e.b.add(each.values[0], self._units(each.i))]
-        first, last = (e.b.udiv(e.b.mul(e.args[n], each.results[0]), e.i64(PARTS)) for n in ("begin", "end"))
-        with e.loop(0, count, 1, [e.i64(0)]) as segment:
-            start, units = segment.values[0], self._units(segment.i)
-            own = e.smax(e.b.sub(first, start), 0), e.smin(e.b.sub(last, start), units)
-            with e.when(e.b.icmp_signed("<", *own)):
-                self._compute(segment.i, own)
-            segment.values = [e.b.add(start, units)]
+        e, zero = self.e, self.e.i64(0)
+        total = self._each_run(lambda run, work, done: None)
+        first, last = (e.b.udiv(e.b.mul(e.args[n], total), e.i64(self.parts)) for n in ("begin", "end"))
+
+        def compute(run: Run, work: ir.Value, done: ir.Value) -> None:
+            own = e.b.sub(first, done), e.b.sub(last, done)  # of the run's work
+            with e.when(e.b.icmp_signed("<", e.smax(own[0], zero), e.smin(own[1], work))):
+                self._compute(run, [self._unit(run, at, work) for at in own])
+
+        self._each_run(compute)
         made = e.finish("segments", self._outline())
         return replace(made, calls=tuple(call.kernel for call in self.calls))
 
-    def _column(self, segment: ir.Value, column: int) -> ir.Value:
+    def _column(self, segment: Index, column: int) -> ir.Value:
         e = self.e
         return e.b.sext(e.load(I32, e.at(e.args["segments"], (segment, 4 * self.columns), 4 * column), 4), I64)
 
-    def _units(self, segment: ir.Value) -> ir.Value:
-        """The number of units of a segment."""
-        e, rows = self.e, self._column(segment, ROWS)
-        counts = [self._count(call.units, segment, rows) for call in self.calls]
-        count = counts[0] if len(counts) == 1 else e.b.select(self._is_one(rows), *counts)
-        return e.b.select(e.b.icmp_signed(">", rows, e.i64(0)), count, e.i64(0))
+    # --- runs ---------------------------------------------------------------------------------------------------------
 
-    def _count(self, units: Units, segment: ir.Value, rows: ir.Value) -> ir.Value:
+    def _each_run(self, body: Callable[[Run, ir.Value, ir.Value], None]) -> ir.Value:
+        """Emits `body` for each run, with its work and that of those before. Returns the work of all."""
+        e, zero, one = self.e, self.e.i64(0), self.e.i64(1)
+        if self.calls[0].joins == 1:
+            with e.loop(0, e.args["count"], 1, [zero]) as loop:
+                run = self._alone(loop.i)
+                work, done = self._work(run), loop.values[0]
+                body(run, work, done)
+                loop.values = [e.b.add(done, work)]
+            return loop.results[0]
+        # A run ends where the next segment does not join it, so each one is handled with the segment after it.
+        count = e.args["count"]
+        with e.loop(1, e.b.add(count, one), 1, [zero, *self._alone(zero).values()]) as loop:
+            done, run = loop.values[0], Run(*loop.values[1:])
+            following = e.smin(loop.i, e.b.sub(count, one))
+            more, joins = self._joined(run, following, e.b.icmp_signed("<", loop.i, count))
+            work = e.b.select(joins, zero, self._work(run))
+            body(run, work, done)
+            chosen = zip(more.values(), self._alone(following).values(), strict=True)
+            loop.values = [e.b.add(done, work), *(e.b.select(joins, *pair) for pair in chosen)]
+        return loop.results[0]
+
+    def _alone(self, segment: ir.Value) -> Run:
+        """The run of a single segment."""
+        b, rows, past = self.e.b, self._column(segment, ROWS), self._column(segment, PAST)
+        return Run(segment, rows, past, self.e.i64(1), self.e.i64(0), b.mul(rows, b.add(past, rows)))
+
+    def _joined(self, run: Run, segment: ir.Value, there: ir.Value) -> tuple[Run, ir.Value]:
+        """The run with the segment after it, and whether that is better than to compute it alone."""
+        e, b, one = self.e, self.e.b, self.e.i64(1)
+        past = self._column(segment, PAST)
+        room = b.icmp_signed("<", run.count, e.i64(self.calls[0].joins))
+        single = b.and_(self._is_one(run.rows), self._is_one(self._column(segment, ROWS)))
+        before = self._column(b.sub(segment, one), PAST)
+        common = self._common(segment, e.smin(past, before), b.and_(b.and_(there, room), single))
+        shared = b.select(self._is_one(run.count), common, e.smin(common, run.shared))
+        saved, saved_now = b.mul(run.shared, b.sub(run.count, one)), b.mul(shared, run.count)
+        better = b.and_(b.icmp_signed(">", common, e.i64(0)), b.icmp_signed(">=", saved_now, saved))
+        seen = b.add(run.seen, b.add(past, one))
+        return Run(run.first, run.rows, e.smax(run.past, past), b.add(run.count, one), shared, seen), better
+
+    def _common(self, segment: ir.Value, positions: ir.Value, wanted: ir.Value) -> ir.Value:
+        """The number of the first positions that are in the same pages as those of the segment before, if `wanted`."""
+        e, zero = self.e, self.e.i64(0)
+        pages = next(arg for arg, name in self.names.items() if name == "pages")
+        tables = [self._place(pages, each) for each in (e.b.sub(segment, e.i64(1)), segment)]
+
+        def same(page: Index) -> ir.Value:
+            return e.b.icmp_signed("==", *(e.load(I32, e.at(table, (page, 4)), 4) for table in tables))
+
+        count = e.b.select(e.b.and_(wanted, same(0)), e.b.udiv(positions, e.i64(PAGE)), zero)
+        with e.loop(0, count, 1, [zero]) as page:  # the number of the first pages that are the same
+            next_one = e.b.and_(same(page.i), e.b.icmp_signed("==", page.values[0], page.i))
+            page.values = [e.b.add(page.values[0], e.b.zext(next_one, I64))]
+        return e.b.mul(page.results[0], e.i64(PAGE))
+
+    # --- work ---------------------------------------------------------------------------------------------------------
+
+    def _work(self, run: Run) -> ir.Value:
+        """The work of a run."""
+        b, one = self.e.b, self.e.i64(1)
+        if not self.calls[0].reads_past:
+            return b.select(b.icmp_signed(">", run.rows, self.e.i64(0)), self._units(run), self.e.i64(0))
+        return b.sub(run.seen, b.lshr(b.mul(run.shared, b.sub(run.count, one)), one))
+
+    def _unit(self, run: Run, done: ir.Value, work: ir.Value) -> ir.Value:
+        """The unit of a run that begins after so much of its work, or at most its number of units."""
+        e, units = self.e, self._units(run)
+        reached = done if not self.calls[0].reads_past else e.b.sdiv(e.b.mul(e.smax(done, 0), units), work)
+        return e.smax(e.smin(reached, units), 0)
+
+    def _units(self, run: Run) -> ir.Value:
+        """The number of units of a run."""
+        counts = [self._count(call.units, run) for call in self.calls]
+        return counts[0] if len(counts) == 1 else self.e.b.select(self._is_one(run.rows), *counts)
+
+    def _count(self, units: Units, run: Run) -> ir.Value:
         e = self.e
-        size = self._value(units.dim, segment, rows)
+        size = self._value(units.dim, run)
         if isinstance(size, int):
             return e.i64(units.most({}))
         count = e.b.mul(e.b.udiv(e.b.add(size, e.i64(units.per - 1)), e.i64(units.per)), e.i64(units.times))
@@ -179,31 +284,33 @@ class _Loop:
     def _is_one(self, rows: ir.Value) -> ir.Value:
         return self.e.b.icmp_signed("==", rows, self.e.i64(1))
 
-    def _value(self, dim: DimLike, segment: ir.Value, rows: ir.Value) -> Index:
-        """The value of a dim for a segment."""
+    def _value(self, dim: DimLike, run: Run) -> Index:
+        """The value of a dim for a run."""
         if not isinstance(dim, dims.Dim):
             return dim
         e, terms = self.e, dict(dim.terms)
         value: Index = 0
         if factor := terms.get("SEQ"):
-            value = e.mul_add(rows, factor)
+            value = e.mul_add(run.rows, factor)
         if factor := terms.get("PAST_SEQ"):
-            value = e.mul_add(self._column(segment, PAST), factor, value)
+            value = e.mul_add(run.past, factor, value)
         rest = dims.bind(dim, _OF_SEGMENT)
         more: Index = e.args[self.extents[rest]] if isinstance(rest, dims.Dim) else rest
         return e.mul_add(more, 1, value)
 
-    def _compute(self, segment: ir.Value, units: tuple[ir.Value, ir.Value]) -> None:
-        """Calls the kernel for some units of a segment."""
-        e, rows = self.e, self._column(segment, ROWS)
-        places = {arg: self._place(arg, segment) for arg in self.strides}
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def _compute(self, run: Run, units: list[ir.Value]) -> None:
+        """Calls the kernel for some units of a run."""
+        e = self.e
+        places = {arg: self._place(arg, run.first) for arg in self.strides}
         if len(self.calls) == 1:
-            self._call(0, segment, rows, places, units)
+            self._call(0, run, places, units)
             return
-        with e.b.if_else(self._is_one(rows)) as branches:
+        with e.b.if_else(self._is_one(run.rows)) as branches:
             for i, branch in enumerate(branches):
                 with branch:
-                    self._call(i, segment, rows, places, units)
+                    self._call(i, run, places, units)
 
     def _place(self, arg: int, segment: ir.Value) -> ir.Value:
         """Address of a segment's part of a buffer."""
@@ -212,17 +319,13 @@ class _Loop:
         nbytes = e.args[self.extents[stride.nbytes]] if isinstance(stride.nbytes, dims.Dim) else stride.nbytes
         return e.at(e.args[self.names[arg]], (index, nbytes))
 
-    def _call(
-        self,
-        number: int,
-        segment: ir.Value,
-        rows: ir.Value,
-        places: dict[int, ir.Value],
-        units: tuple[ir.Value, ir.Value],
-    ) -> None:
+    def _call(self, number: int, run: Run, places: dict[int, ir.Value], units: list[ir.Value]) -> None:
         e, call = self.e, self.calls[number]
-        extents = [e.i64(self._value(dim, segment, rows)) for dim in call.extents]
-        e.b.call(self.functions[number], [*(places[arg] for arg in call.args), *extents, *units])
+        buffers, extents = [places[arg] for arg in call.args], [e.i64(self._value(dim, run)) for dim in call.extents]
+        if call.joins > 1:
+            buffers.append(e.at(e.args["segments"], (run.first, 4 * self.columns)))
+            extents += [run.count, run.shared]
+        e.b.call(self.functions[number], [*buffers, *extents, *units])
 
     def _outline(self) -> str:
         """The readable outline of the loop."""
@@ -236,4 +339,4 @@ class _Loop:
             passed = ", ".join(moved[arg] for arg in call.args)
             condition = f"if rows {'==' if i == 0 else '>'} 1: " * (len(self.calls) > 1)
             lines.append(f"    {condition}{call.kernel.symbol}({passed})  # SEQ=rows, PAST_SEQ=past")
-        return "\n".join([*lines, f"# the units begin .. end of {PARTS} equal parts of those of all segments"]) + "\n"
+        return "\n".join([*lines, f"# the units begin .. end of {self.parts} parts of equal work"]) + "\n"

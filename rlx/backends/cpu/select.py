@@ -6,6 +6,8 @@ A call names the kernel, the values whose buffers it takes, the run-time extents
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from math import prod
 
 from rlx.backends.cpu import pages, segments
@@ -188,8 +190,8 @@ def _cache_layout(cache: Node) -> str:
     return {"tiles": "k_tiles", "rows": "rows"}[root(cache)["layout"]]
 
 
-def _attention(n: Node, target: Target) -> Call:
-
+def _attention(n: Node, target: Target, columns: int = 0) -> Call:
+    """The call for attention; of one row with `columns`, those of segments, for a row each of several sequences."""
     q, k = n.inputs[:2]
     shape = (static(q, 1), static(k, 0), width(q))
     options = {
@@ -199,12 +201,18 @@ def _attention(n: Node, target: Target) -> Call:
     }
     options["bias"] = static(n.inputs[3 + n["sinks"]], 1) if n["mask"] == "bias" else None
     options["split"] = split_kernels.split(shape[1], n["window"])
-    extents = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
+    extents: tuple[DimLike, ...] = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
     if q.shape[0] == 1:  # decode needs no tiles of query rows
         # Tiles need many rows: where there are some, a segment of one row keeps f32, as a decode step does.
         dotted = bf16_row.DottedRow if n["bf16"] and not target.has_bf16_tiles else None
-        kernel = attention.attention(*shape, target, rows_static=1, writer=dotted, **options)
-        return _attention_of_a_row(n, kernel, shape, options["split"], extents)
+        together = (
+            shape_kernels.joined(*shape[:2]) if n["page"] and n["window"] is None and n["mask"] == "causal" else 1
+        )
+        columns = columns if options["split"] and together > 1 else 0
+        kernel = attention.attention(*shape, target, rows_static=1, writer=dotted, columns=columns, **options)
+        extents = (*extents, n.inputs[-1].shape[0]) if columns else extents
+        call = _attention_of_a_row(n, kernel, shape, options["split"], extents)
+        return replace(call, reads_past=True, joins=together if columns else 1)
     units = Units(q.shape[0], shape_kernels.row_tile(*shape, bf16=n["bf16"]), static(k, 0))
     in_bf16 = bf16_tiles.TiledAttention if target.has_bf16_tiles else bf16_dots.DottedAttention
     writer = in_bf16 if n["bf16"] else None
@@ -394,6 +402,8 @@ def select(node: Node, target: Target) -> Call:
     if not is_segmented(node):
         return build(node, target)
 
+    if build is _attention:
+        build = partial(_attention, columns=static(node.inputs[-1], 1))
     return segments.segmented(node, lambda single: build(single, target), target)
 
 

@@ -16,7 +16,6 @@ from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.llvm_text import Text
 from rlx.ir import dims
 
-CHUNKS = 64  # most ranges of a call: ranges are small enough to balance the load, large enough to stream weights
 FEWEST = 16  # fewest ranges that remain when ranges are rounded up to `Units.together`
 SHARES = 8  # most shares of a call: an idle worker looks into each of them
 
@@ -24,7 +23,7 @@ SHARES = 8  # most shares of a call: an idle worker looks into each of them
 def grain(units: Units, bounds: dims.Bounds) -> int:
     """Units per range: a multiple of `units.together` if enough ranges remain."""
     most = units.most(bounds)
-    size = max(1, most // CHUNKS)
+    size = max(1, most // units.ranges)
     return size if most < FEWEST * units.together else -(-size // units.together) * units.together
 
 

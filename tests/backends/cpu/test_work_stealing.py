@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.calls import CHUNKS, Units
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.llvm_text import Text
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.work_stealing import (
-    CHUNKS,
     FEWEST,
     SHARES,
     TAKE,

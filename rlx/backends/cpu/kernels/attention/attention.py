@@ -27,8 +27,8 @@ With pages (`rlx.ir.pages`) the chunk that starts at position t lies where page 
 64 positions.
 
 `cache.py` reads the types of caches, `positions.py` says which positions a unit sees and where they lie, and masks the
-scores, `scratch.py` holds queries, scores and sums, `split.py` cuts the positions into pieces, and `bf16.py` has bf16
-products.
+scores, `scratch.py` holds queries, scores and sums, `split.py` cuts the positions into pieces, `rows.py` is the kernel
+for one row, or one row each of several sequences, and `bf16.py` has bf16 products.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from rlx.backends.cpu import vmath
 from rlx.backends.cpu.kernel import Kernel, once
 from rlx.backends.cpu.kernels.attention.cache import cache_reader
 from rlx.backends.cpu.kernels.attention.positions import Mask, Positions
+from rlx.backends.cpu.kernels.attention.rows import Rows
 from rlx.backends.cpu.kernels.attention.scratch import Scratch
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, KEY_TILES, Ahead, Chunk, Chunks, Shape, Unit
-from rlx.backends.cpu.kernels.attention.split import Pieces, Slots, Split
+from rlx.backends.cpu.kernels.attention.split import Pieces, Split
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import F32X16, LANES, Emitter, Index
 from rlx.errors import CompileError
@@ -71,6 +72,7 @@ def attention(
     out: str = "f32",
     sinks: bool = False,
     paged: bool = False,
+    columns: int = 0,
     writer: type[AttentionWriter] | None = None,
 ) -> Kernel:
     """A kernel for attention of `seq` rows at positions past .. past + seq, whose keys and values are in the cache.
@@ -91,6 +93,7 @@ def attention(
         pages: only with `paged`: i32[at least ceil((past + seq) / 64)], the page table.
         scratch: only for a single row with `split`: `scratch_bytes` per unit.
         out: f32 or bf16 [seq, heads, head_dim]. It must not overlap the others.
+        segments: only with `columns`: those of the rows, of which each is one of a sequence of its own (`rows.py`).
 
     Extents: `seq`, `past`, `ctx` (at least past + seq, rounded up to 16). With a window, `past + seq` may exceed ctx if
     ctx is a multiple of 64 and at least seq + window - 1: position t is then read at t modulo ctx.
@@ -109,6 +112,8 @@ def attention(
         out: type of the result, `f32` or `bf16`, rounded to nearest even.
         sinks: whether each query head has a further score.
         paged: whether the caches are pools of pages, which a table finds. Windows do not wrap then.
+        columns: those of `segments`, if the kernel takes a row each of several sequences; else 0. Such a kernel has a
+            single row, pages, a split, a causal mask and no window.
         writer: class that generates the kernel. `TiledAttention` and `DottedAttention` have bf16 products, for shapes
             that `attention_bf16.fits` accepts.
 
@@ -124,10 +129,13 @@ def attention(
         raise CompileError(what, where="attention", hint=f"Masks: {', '.join(MASKS)}.")
     writer = writer or AttentionWriter
     sizes, bf16 = (heads, kv_heads, head_dim), writer.bf16
-    shape = Shape(*sizes, kv_dtype, scale, window, softcap, rows_static, split, mask, bias, bf16, out, sinks, paged)
+    shape = Shape(
+        *sizes, kv_dtype, scale, window, softcap, rows_static, split, mask, bias, bf16, out, sinks, paged, columns
+    )
     masking = [mask] if mask in ("bias", "visible") else []
     optional = [*["sinks"] * sinks, *masking, *["pages"] * paged, *["scratch"] * shape.shared]
-    e = Emitter(target, ["q", "k", "v", *optional, "out"], ["seq", "past", "ctx"])
+    table, several = (["segments"], ["width", "rows", "shared"]) if columns else ([], [])
+    e = Emitter(target, ["q", "k", "v", *optional, "out", *table], ["seq", "past", "ctx", *several])
     writer(e, shape).write()
     return e.finish(f"attention_{kv_dtype}", shape.outline())
 
@@ -148,11 +156,11 @@ class AttentionWriter:
 
     def _room(self) -> int:
         """Number of queries that scratch memory has room for."""
-        return self.shape.row_tile * self.shape.group
+        return max(self.shape.row_tile, self.shape.joined) * self.shape.group
 
     def write(self) -> None:
         if self.shape.split is not None and self.shape.shared:
-            self._write_row(self.shape.split)
+            Rows(self, self.shape.split).write()
         else:
             self._write_tiles()
 
@@ -161,7 +169,7 @@ class AttentionWriter:
         tiles = e.b.sdiv(e.b.add(e.args["seq"], e.i64(self.shape.row_tile - 1)), e.i64(self.shape.row_tile))
         with e.loop(e.args["begin"], e.args["end"]) as u:
             unit = self.positions.unit(u.i, tiles)
-            self._start(unit)
+            self.start(unit)
             if self.pieces is None:
                 self._run(unit)
             else:
@@ -189,64 +197,29 @@ class AttentionWriter:
 
     def _run(self, unit: Unit) -> None:
         """Computes the sums over the positions of a unit, without those before."""
-        e = self.e
         self.scratch.clear(unit)
-        with e.loop(unit.first, unit.last, CHUNK) as c:
+        self.walk(unit)
+
+    def walk(self, unit: Unit) -> None:
+        """Adds the positions of a unit to its sums."""
+        with self.e.loop(unit.first, unit.last, CHUNK) as c:
             self._add(unit, Chunks(c.i, 1))
-
-    def _write_row(self, how: Split) -> None:
-        """The kernel for one row. A unit is a part of a KV head, numbered part * kv_heads + head."""
-        e, kv_heads, pieces = self.e, self.e.i64(self.shape.kv_heads), Pieces(self.e, how)
-        slots = Slots(e, how, self.shape.kv_heads, self.shape.group, self.shape.vectors)
-        one, first = e.i64(1), self.positions.first_seen(e.args["past"])
-        last = self.positions.last_seen(e.i64(0), one)
-        if self.shape.mask == "visible":
-            last = e.smax(last, e.b.add(first, one))  # a row that sees none has a piece, too
-        numbers = pieces.number(first), pieces.number(e.b.sub(last, one))
-        active = e.smin(e.b.add(e.b.sub(numbers[1], numbers[0]), one), how.parts)
-        with e.loop(e.args["begin"], e.args["end"]) as u:
-            unit = Unit(e.b.urem(u.i, kv_heads), e.i64(0), one, e.i64(self.shape.group), first, last)
-            own = pieces.of_part(e.b.udiv(u.i, kv_heads), numbers[0])
-            with e.when(e.b.icmp_signed("<=", own, numbers[1])):
-                self._start(unit)
-                with e.b.if_else(e.b.icmp_signed("==", numbers[0], numbers[1])) as (alone, shared):
-                    with alone:
-                        self._run(unit)
-                        self.scratch.finish(unit)
-                    with shared:
-                        self._share(unit, pieces, slots, (own, *numbers, active))
-
-    def _share(self, unit: Unit, pieces: Pieces, slots: Slots, numbers: tuple[ir.Value, ...]) -> None:
-        """Computes the pieces of a unit into scratch memory. The last unit of a head to finish adds up all pieces.
-
-        `numbers`: the unit's first piece; the row's first and last one; the number of units with work.
-        """
-        e = self.e
-        own, first, last, active = numbers
-        with e.loop(own, e.b.add(last, e.i64(1)), pieces.how.parts) as p:
-            self._run(self._piece(unit, pieces, p.i))
-            with e.loop(0, unit.queries) as query:
-                slots.put(unit.head, p.i, query.i, self.scratch.loaded(self.scratch.sum_places(query.i)))
-        with e.when(slots.is_last(unit.head, active)):
-            with e.loop(0, unit.queries) as query:
-                self.scratch.store(slots.total(unit.head, first, last, query.i), self.scratch.sum_places(query.i))
-            self.scratch.finish(unit)
 
     def _add(self, unit: Unit, chunks: Chunks) -> None:
         """Adds some chunks to the sums of all queries."""
         e = self.e
         with e.loop(0, chunks.count) as slot:
             self._score(unit, self.positions.chunk(unit, chunks, slot.i))
-        with e.loop(0, unit.queries) as query:
+        with e.loop(unit.start, unit.end) as query:
             self._weigh(unit, chunks, query.i)
         self._mix(unit, chunks)
 
-    def _sizes(self) -> tuple[int, ...]:
+    def _sizes(self, unit: Unit) -> tuple[int, ...]:
         """Sizes of tiles of queries, largest first: as many as the registers hold, then smaller ones for the rest."""
         sizes = (6, 2, 1) if self.cache.widest * (6 + 1) < self.e.target.vector_room else (2, 1)
-        if self.shape.rows_static != self.shape.row_tile:
+        if not isinstance(unit.rows, int):
             return sizes
-        queries = self.shape.row_tile * self.shape.group  # tiles are equal in size, because each one loads all keys
+        queries = unit.rows * self.shape.group  # tiles are equal in size, because each one loads all keys
         size = -(-queries // -(-queries // sizes[0]))
         return (size, queries % size) if queries % size else (size,)
 
@@ -255,7 +228,7 @@ class AttentionWriter:
         held = count + 1 if count > 1 else 1  # for one query, a loaded vector is used once and needs no register
         return max(n for n in (1, 2, 4, 8) if n <= self.cache.widest or n * held < self.e.target.vector_room)
 
-    def _start(self, unit: Unit) -> None:
+    def start(self, unit: Unit) -> None:
         """Copies the queries to scratch memory."""
         self.scratch.copy_queries(unit)
 
@@ -266,14 +239,14 @@ class AttentionWriter:
 
         def score(count: int, query: ir.Value) -> None:
             together = min(KEY_TILES, self._abreast(count))
-            if self.shape.rows_static == 1:  # a short chunk counts: there is no other row that sees more of it
+            if unit.rows == 1:  # a short chunk counts: there is no other row that sees more of it
                 sizes = [size for size in (4, 2, 1) if size <= together]
                 e.tiled(0, needed, sizes, lambda size, first: self._score_tiles(unit, chunk, query, count, first, size))
                 return
             for first in range(0, KEY_TILES, together):
                 self._score_tiles(unit, chunk, query, count, first, together)
 
-        e.tiled(0, unit.queries, self._sizes(), score)
+        e.tiled(unit.start, unit.end, self._sizes(unit), score)
 
     def _score_tiles(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int, first: Index, tiles: int) -> None:
         """Computes the raw scores of `count` queries for some tiles of 16 positions of a chunk."""
@@ -336,7 +309,7 @@ class AttentionWriter:
             if self.scratch.tail:
                 self._mix_vectors(unit, chunks, query, count, whole, 1, self.scratch.tail_mask)
 
-        e.tiled(0, unit.queries, self._sizes(), mix)
+        e.tiled(unit.start, unit.end, self._sizes(unit), mix)
 
     def _mix_vectors(
         self,

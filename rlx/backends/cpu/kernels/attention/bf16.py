@@ -66,10 +66,10 @@ class RoundedAttention(AttentionWriter):
         self.query_bytes = 2 * DEPTH * self.steps
         self.weights = e.stack(2 * self._room() * CHUNK * self.held)
 
-    def _start(self, unit: Unit) -> None:
-        super()._start(unit)
+    def start(self, unit: Unit) -> None:
+        super().start(unit)
         e, vectors, scratch = self.e, self.shape.vectors, self.scratch
-        with e.loop(0, unit.queries) as query:
+        with e.loop(unit.start, unit.end) as query:
             for v in range(0, vectors, 2):
                 pair = [e.load(F32X16, scratch.vector(scratch.query, query.i, at), 64) for at in range(v, vectors)[:2]]
                 pair += [e.f32(0.0)] * (2 - len(pair))
@@ -77,9 +77,8 @@ class RoundedAttention(AttentionWriter):
                 place = (query.i, self.query_bytes)
                 e.store(dots.bf16_row(e, *pair), e.at(scratch.query, place, 2 * LANES * v), 64)
 
-    def _run(self, unit: Unit) -> None:
+    def walk(self, unit: Unit) -> None:
         e, length = self.e, CHUNK * self.held
-        self.scratch.clear(unit)
         with e.loop(e.b.and_(unit.first, e.i64(-length)), unit.last, length) as start:
             first = e.smax(start.i, unit.first)
             left = e.b.sub(e.smin(e.b.add(start.i, e.i64(length)), unit.last), first)
@@ -164,11 +163,11 @@ class ConvertedAttention(RoundedAttention, ABC):
     def _score(self, unit: Unit, chunk: Chunk) -> None:
         self._convert_keys(unit, chunk)
         self._convert_values(unit, chunk)
-        with self.e.loop(0, unit.queries, self.together) as query:
+        with self.e.loop(unit.start, unit.end, self.together) as query:
             self._score_together(chunk, query.i)
 
     def _mix(self, unit: Unit, chunks: Chunks) -> None:
-        with self.e.loop(0, unit.queries, self.together) as query:
+        with self.e.loop(unit.start, unit.end, self.together) as query:
             self._mix_together(chunks, query.i)
 
     @abstractmethod

@@ -40,7 +40,7 @@ class TiledAttention(ConvertedAttention):
     def _mix(self, unit: Unit, chunks: Chunks) -> None:
         """Rescales the mixes in memory first, because tile registers cannot be multiplied by `shrink`."""
         e, vectors = self.e, self.shape.vectors
-        with e.loop(0, unit.queries) as query:
+        with e.loop(unit.start, unit.end) as query:
             for place, mix in zip(*self.scratch.shrunk(query.i, 1, 0, vectors), strict=True):
                 e.store(mix, place, 64)
         super()._mix(unit, chunks)

@@ -29,13 +29,14 @@ class Positions:
         # The last rows see the most positions. They are the first units, so that the longest work starts first.
         tile = e.b.sub(e.b.sub(tiles, e.i64(1)), e.b.srem(unit, tiles))
         row = e.b.mul(tile, e.i64(shape.row_tile))
-        rows = e.smin(shape.row_tile, e.b.sub(e.args["seq"], row))
+        rows: Index = e.smin(shape.row_tile, e.b.sub(e.args["seq"], row))
         position = e.b.add(e.args["past"], row)
-        queries = e.b.mul(rows, e.i64(shape.group))
         first, last = self.first_seen(position), self.last_seen(row, rows)
         if self.shape.mask == "visible":
             last = e.smax(last, first)  # no row may see a position
-        return Unit(e.b.sdiv(unit, tiles), row, rows, queries, first, last)
+        rows = shape.row_tile if shape.row_tile == shape.rows_static else rows
+        end = e.mul_add(rows, shape.group)
+        return Unit(e.b.sdiv(unit, tiles), row, rows, 0, end, position, first, last, e.args.get("pages"))
 
     def first_seen(self, position: ir.Value) -> ir.Value:
         """The first position that a query sees, rounded down to a chunk."""
@@ -77,7 +78,7 @@ class Positions:
         """
         e = self.e
         following = e.b.add(chunk.start, e.i64(CHUNK * held))
-        if self.shape.rows_static != 1:
+        if unit.rows != 1:
             return Ahead(self.cache("k", unit, self.place(unit, following)), CHUNK, CHUNK - 1, whole=True)
         there = e.b.icmp_signed("<", following, unit.last)
         start = e.b.select(there, following, e.i64(e.mul_add(chunk.slot, CHUNK, unit.first)))
@@ -94,7 +95,7 @@ class Positions:
         e = self.e
         if self.shape.paged:
             page = e.b.lshr(e.smin(start, e.b.sub(unit.last, e.i64(1))), e.i64(6))
-            return e.b.shl(e.b.sext(e.load(I32, e.at(e.args["pages"], (page, 4)), 4), I64), e.i64(6))
+            return e.b.shl(e.b.sext(e.load(I32, e.at(unit.pages, (page, 4)), 4), I64), e.i64(6))
         return start if self.shape.window is None else e.b.srem(start, e.args["ctx"])
 
     def keys(self, unit: Unit, chunk: Chunk, tile: Index, count: int) -> list[ir.Value]:
@@ -141,15 +142,17 @@ class Mask:
     def _limits(self, unit: Unit, chunk: Chunk, query: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The position of a query and the last position that it may see, both relative to a chunk."""
         e = self.e
-        row = e.b.add(unit.row, e.b.sdiv(query, e.i64(self.shape.group)))
-        position = e.b.sub(e.b.add(e.args["past"], row), chunk.start)
+        row, _ = self.scratch.row_and_head(unit, query)
+        place = e.b.add(unit.position, row)
+        position = e.b.sub(place, chunk.start)
         if self.shape.mask == "causal":
             return position, position
         last = e.b.sub(unit.last, e.i64(1))
-        last = e.smin(last, self.positions.visible_to(row)) if self.shape.mask == "visible" else last
+        if self.shape.mask == "visible":
+            last = e.smin(last, self.positions.visible_to(e.b.add(unit.row, row)))
         if self.shape.mask == "around":
             assert self.shape.window is not None
-            last = e.smin(last, e.b.add(e.b.add(e.args["past"], row), e.i64(self.shape.window - 1)))
+            last = e.smin(last, e.b.add(place, e.i64(self.shape.window - 1)))
         return position, e.b.sub(last, chunk.start)
 
     def _masked(self, unit: Unit, chunk: Chunk, query: ir.Value, scores: list[ir.Value]) -> list[ir.Value]:
@@ -164,9 +167,10 @@ class Mask:
 
     def _biased(self, unit: Unit, chunk: Chunk, query: ir.Value, scores: list[ir.Value]) -> list[ir.Value]:
         """A query's scores of a chunk plus its bias. The bias of positions after the last one is not read."""
-        e, heads, group = self.e, self.shape.bias, self.e.i64(self.shape.group)
-        row, member = e.b.add(unit.row, e.b.sdiv(query, group)), e.b.srem(query, group)
-        line = row if heads == 1 else e.mul_add(row, self.shape.heads, e.mul_add(unit.head, group, member))
+        e, heads = self.e, self.shape.bias
+        row, head = self.scratch.row_and_head(unit, query)
+        row = e.b.add(unit.row, row)
+        line = row if heads == 1 else e.mul_add(row, self.shape.heads, head)
         length = e.b.add(e.args["past"], e.args["seq"])
         place = e.at(e.args["bias"], (line, e.b.mul(length, e.i64(4))), (chunk.start, 4))
         left = e.b.sub(unit.last, chunk.start)

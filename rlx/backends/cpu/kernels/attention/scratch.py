@@ -7,6 +7,7 @@ from llvmlite import ir
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, KEY_TILES, Chunk, Shape, Unit
 from rlx.backends.cpu.kernels.attention.split import added
 from rlx.backends.cpu.tiles import F32X16, LANES, Emitter, Index
+from rlx.backends.cpu.tiles.builder import is_zero
 from rlx.ir.dtypes import ACTIVATIONS, F32
 
 _NO_SCORE = -1e30  # below any score, and finite: the difference of two of these is 0, not NaN
@@ -58,21 +59,21 @@ class Scratch:
 
     def clear(self, unit: Unit) -> None:
         """Clears the sums."""
-        with self.e.loop(0, unit.queries) as query:
+        with self.e.loop(unit.start, unit.end) as query:
             largest, *rest = self.sum_places(query.i)
             self.e.store(self.e.f32(_NO_SCORE), largest, 64)
             self.store([self.e.f32(0.0)] * len(rest), rest)
 
     def add_before(self, unit: Unit) -> None:
         """Adds the sums of the pieces before to those of the current one."""
-        with self.e.loop(0, unit.queries) as query:
+        with self.e.loop(unit.start, unit.end) as query:
             places = self.sum_places(query.i)
             earlier, current = (self.loaded(each) for each in (self.before_places(query.i), places))
             self.store(added(self.e, earlier, current), places)
 
     def keep_sums(self, unit: Unit) -> None:
         """Makes the current sums those of the pieces before."""
-        with self.e.loop(0, unit.queries) as query:
+        with self.e.loop(unit.start, unit.end) as query:
             self.store(self.loaded(self.sum_places(query.i)), self.before_places(query.i))
 
     def scores_of(self, chunk: Chunk, query: ir.Value) -> ir.Value:
@@ -99,12 +100,15 @@ class Scratch:
     def element(self, base: ir.Value, unit: Unit, query: ir.Value, nbytes: int = 4) -> ir.Value:
         """Address of a query's head in an array [seq, heads, head_dim] of elements of `nbytes` bytes."""
         e, shape = self.e, self.shape
-        row, head = e.b.add(unit.row, e.b.sdiv(query, e.i64(shape.group))), self._head(unit, query)
+        row, head = self.row_and_head(unit, query)
+        row = e.b.add(unit.row, row)
         return e.at(base, (row, nbytes * shape.heads * shape.head_dim), (head, nbytes * shape.head_dim))
 
-    def _head(self, unit: Unit, query: ir.Value) -> Index:
-        """The number of a query's head."""
-        return self.e.mul_add(unit.head, self.shape.group, self.e.b.srem(query, self.e.i64(self.shape.group)))
+    def row_and_head(self, unit: Unit, query: ir.Value) -> tuple[ir.Value, Index]:
+        """The row of a query, counted from the first of its unit, and the number of its head."""
+        e, group = self.e, self.e.i64(self.shape.group)
+        own = query if is_zero(unit.start) else e.b.sub(query, e.i64(unit.start))
+        return e.b.sdiv(own, group), e.mul_add(unit.head, self.shape.group, e.b.srem(own, group))
 
     def vector(self, base: ir.Value, query: ir.Value, v: Index) -> ir.Value:
         """Address of a vector of a query's head in scratch memory."""
@@ -116,7 +120,7 @@ class Scratch:
     def copy_queries(self, unit: Unit) -> None:
         """Copies the queries to scratch memory."""
         e = self.e
-        with e.loop(0, unit.queries) as query:
+        with e.loop(unit.start, unit.end) as query:
             source = self.element(e.args["q"], unit, query.i)
             for v in range(self.shape.vectors):
                 value = e.load_as_f32(F32, e.at(source, 64 * v), self.mask(v))
@@ -125,7 +129,7 @@ class Scratch:
     def finish(self, unit: Unit) -> None:
         """Writes the results: the mixes divided by the totals."""
         e, dtype = self.e, ACTIVATIONS[self.shape.out]
-        with e.loop(0, unit.queries) as query:
+        with e.loop(unit.start, unit.end) as query:
             if self.shape.sinks:
                 self._add_sink(unit, query.i)
             total = e.reduce_add(e.load(F32X16, e.at(self.total, (query.i, 64)), 64))
@@ -138,7 +142,8 @@ class Scratch:
     def _add_sink(self, unit: Unit, query: ir.Value) -> None:
         """Adds the sink of a query's head to its sums, as the score of a position whose value is 0."""
         e, places = self.e, self.sum_places(query)
-        score = e.splat_f32(e.at(e.args["sinks"], (self._head(unit, query), 4)))
+        _, head = self.row_and_head(unit, query)
+        score = e.splat_f32(e.at(e.args["sinks"], (head, 4)))
         one = ir.Constant(F32X16, [1.0] + [0.0] * (LANES - 1))  # the lanes of a total are partial sums
         sink = [score, one, *[e.f32(0.0)] * self.shape.vectors]
         self.store(added(e, self.loaded(places), sink), places)

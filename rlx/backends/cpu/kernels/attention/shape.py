@@ -30,6 +30,11 @@ def units(
     return -(-seq // row_tile(heads, kv_heads, head_dim, rows_static, bf16=bf16)) * kv_heads
 
 
+def joined(heads: int, kv_heads: int) -> int:
+    """Most sequences that a kernel for a row each of several of them takes at once."""
+    return max(1, _QUERIES // (heads // kv_heads))
+
+
 @dataclass(frozen=True)
 class Shape:
     """The compile-time parameters of an attention kernel, see `rlx.backends.cpu.kernels.attention.attention`."""
@@ -49,6 +54,12 @@ class Shape:
     out: str = "f32"
     sinks: bool = False
     paged: bool = False
+    columns: int = 0
+
+    @property
+    def joined(self) -> int:
+        """Most sequences whose rows are computed together, over the positions that they share."""
+        return joined(self.heads, self.kv_heads) if self.columns else 1
 
     @property
     def group(self) -> int:
@@ -99,17 +110,22 @@ class Unit:
 
     Attributes:
         head: its KV head.
-        row, rows: its rows are [row, row + rows).
-        queries: rows times group.
+        row, rows: its rows are [row, row + rows). `rows` is an int if it is known at compile time.
+        start, end: its queries in scratch memory, rows times group.
+        position: the position of its first row.
         first, last: its rows see positions in [first, last). `first` is rounded down to the start of a chunk.
+        pages: address of its page table, if the cache has pages.
     """
 
     head: ir.Value
     row: ir.Value
-    rows: ir.Value
-    queries: ir.Value
+    rows: Index
+    start: Index
+    end: Index
+    position: ir.Value
     first: ir.Value
     last: ir.Value
+    pages: ir.Value | None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ unit stores the largest scores, the sums of weights and the mixes of values of e
 increments the counter of the head. The last unit to finish adds up the pieces. If the row sees only one piece, its unit
 writes the result directly.
 
+**A row each of several sequences** (`rows.py`). As for a single row: a unit has the same piece of all of them.
+
 **Many rows.** A unit computes the pieces one after the other, and adds each one to the sums of those before.
 """
 
@@ -149,18 +151,19 @@ class Slots:
     """Emits accesses to the scratch memory of a call.
 
     Args:
+        base: address of the scratch memory.
         group: query heads per KV head.
         vectors: vectors of a head.
     """
 
-    def __init__(self, e: Emitter, how: Split, kv_heads: int, group: int, vectors: int) -> None:
-        self.e, self.how, self.kv_heads = e, how, kv_heads
+    def __init__(self, e: Emitter, base: ir.Value, how: Split, kv_heads: int, group: int, vectors: int) -> None:
+        self.e, self.base, self.how, self.kv_heads = e, base, how, kv_heads
         self.vectors, self.slot = vectors, _slot_bytes(group, vectors)
 
     def _at(self, head: ir.Value, piece: ir.Value, query: ir.Value) -> ir.Value:
         e = self.e
         number = piece if self.how.doubles else e.b.urem(piece, e.i64(self.how.parts))
-        first = e.at(e.args["scratch"], 64 * self.kv_heads, (number, self.kv_heads * self.slot))
+        first = e.at(self.base, 64 * self.kv_heads, (number, self.kv_heads * self.slot))
         return e.at(first, (head, self.slot), (query, 64 * (2 + self.vectors)))
 
     def put(self, head: ir.Value, piece: ir.Value, query: ir.Value, sums: Sequence[ir.Value]) -> None:
@@ -176,7 +179,7 @@ class Slots:
     def is_last(self, head: ir.Value, active: ir.Value) -> ir.Value:
         """Counts a finished unit. Returns whether all `active` units of the head are finished, and then resets it."""
         e = self.e
-        count = e.at(e.args["scratch"], (head, 64))
+        count = e.at(self.base, (head, 64))
         before = e.b.atomic_rmw("add", count, ir.Constant(I64, 1), "acq_rel")
         last = e.b.icmp_signed("==", before, e.b.sub(active, e.i64(1)))
         with e.when(last):
