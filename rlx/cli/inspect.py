@@ -151,7 +151,8 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
 
 def _sizes(config: ModelConfig) -> dict[str, Any]:
     names = ("arch", "family", "layers", "hidden", "heads", "vocab_size", "context")
-    each = {name: sorted({getattr(layer, name) for layer in config.each}) for name in ("ffn", "kv_heads", "head_dim")}
+    of_layers = ("ffn", "kv_heads", "head_dim")
+    each = {name: sorted({getattr(layer, name) for layer in config.each} - {0}) for name in of_layers}
     windows = sorted({window for window in config.windows if window is not None})
     counts = {
         "sliding_layers": sum(window is not None for window in config.windows),

@@ -379,7 +379,7 @@ class ModelRunner:
         steps = min(count, STEPS, self.limits.max_seq - past)
         sequence.begin(steps)
         program.inputs["tokens"][:1] = token
-        if "positions" in program.inputs:  # absent if every layer is recurrent
+        if "positions" in program.inputs:  # absent if no layer has rope
             program.inputs["positions"][:1] = past + shift_at(sequence.embeddings, past)
         env = {"SEQ": 1, "PAST_SEQ": past, **self.bind_slots(program, sequence)}
         found = program.repeat(TokenRun(steps, self.limits.ids, stops, SECONDS, env))

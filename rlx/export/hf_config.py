@@ -54,6 +54,8 @@ class TextConfig(Keys):
         self.arch, self.row = _architecture(config, where)
         nested = config.get("text_config") or {}
         super().__init__({**_DEFAULTS.get(self.arch, {}), **self.row.hf_defaults, **config, **nested}, where)
+        if self.row.hybrid not in ("", "delta rule"):
+            self.unsupported("model_type", self.get("model_type"), "rlx convert cannot write its recurrent layers yet")
         self.rope: RopeConfig = rope_config(self, self.row)
 
     @property

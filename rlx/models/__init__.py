@@ -92,7 +92,7 @@ def build_predictor(
         UnsupportedModelError: the model has no MTP head.
         WeightError: as `build`.
     """
-    if config.delta is None or not weights.has(f"blk.{config.layers}.nextn.eh_proj.weight"):
+    if config.recurrence is None or not weights.has(f"blk.{config.layers}.nextn.eh_proj.weight"):
         where = place("output.weight").rpartition(", ")[0] if place else None
         hint = 'Use speculative="prompt-lookup", which needs none, or a file with the tensors "nextn" ("mtp").'
         raise UnsupportedModelError("the model has no MTP head", where=where, hint=hint)

@@ -55,6 +55,11 @@ def by_period(period: int, layers: int) -> list[bool]:
     return [(layer + 1) % period != 0 for layer in range(layers)]
 
 
+def none_has_rope(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
+    """No layer has rope."""
+    return [False] * len(windows)
+
+
 def all_have_rope(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
     """Every layer has rope."""
     return [True] * len(windows)
@@ -96,11 +101,13 @@ class Architecture:
         router: what makes scores of the router's logits: "softmax" or "sigmoid".
         in_turns: as in `Experts`.
         shared_expert: "none", "may", or "must": whether there is an additional expert for every token.
-        hybrid: what replaces attention in most of its layers: "delta rule", "convolution", or "" for none.
-        hf_width: the width of the dense blocks from the keys and the one in `config.json`.
+        hybrid: what replaces attention in most of its layers: "delta rule", "mamba", "convolution", or "" for none.
+        single_blocks: a layer is a recurrence, attention or a feed-forward block, not two of them.
+        hf_spelling: usual keys of `config.json`, computed from its own.
         predicts: its files may have blocks for multi-token prediction behind the layers.
         streams: it has several copies of the residual stream.
         fused_ffn: gate and up of the dense block are one tensor, which GGUF calls `ffn_up`.
+        gated_ffn: feed-forward blocks have a gate.
         bf16: its linears tolerate activations rounded to bf16. Measured as the cosine with the exact logits of its
             golden checkpoints: at least 0.9998. The other architectures fall to 0.985 to 0.999.
         scales_embedding: embeddings are multiplied by sqrt(hidden).
@@ -145,10 +152,12 @@ class Architecture:
     in_turns: bool = False
     shared_expert: str = "none"
     hybrid: str = ""
-    hf_width: Callable[[Keys, int], int] | None = None
+    single_blocks: bool = False
+    hf_spelling: Callable[[Keys], Mapping[str, Any]] | None = None
     predicts: bool = False
     streams: bool = False
     fused_ffn: bool = False
+    gated_ffn: bool = True
     bf16: bool = False
     scales_embedding: bool = False
     biases: tuple[str, ...] = ()

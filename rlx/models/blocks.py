@@ -22,7 +22,11 @@ from rlx.models.rope import Rope, inv_freq
 
 Angles = Mapping[Rope, Node]
 
-ACTIVATIONS: dict[str, Callable[[Node], Node]] = {"silu": ops.silu, "gelu_tanh": ops.gelu_tanh}
+ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
+    "silu": ops.silu,
+    "gelu_tanh": ops.gelu_tanh,
+    "relu2": lambda x: ops.power(ops.relu(x), 2),
+}
 
 
 def embedding(model: Model) -> Node:
@@ -184,20 +188,28 @@ def _cached(model: Model, name: str, x: Node) -> Node:
 # -- feed-forward -----------------------------------------------------------------------------------------------------
 
 
-def gated_mlp(model: Model, x: Node, *, suffix: str = "", ffn: int | None = None) -> Node:
-    """down(activation(gate(x)) * up(x)) of one layer (arXiv 2002.05202).
+def mlp(model: Model, x: Node, *, suffix: str = "", ffn: int | None = None) -> Node:
+    """down(activation(gate(x)) * up(x)) of one layer (arXiv 2002.05202); without a gate down(activation(up(x))).
 
     Args:
         suffix: appended to the names of its weights.
         ffn: its width; by default the layer's.
     """
-    fused = model.config.fused_ffn and not suffix
-    names = ("ffn_up_gate", "ffn_up_value") if fused else (f"ffn_gate{suffix}", f"ffn_up{suffix}")
-    gate, up = (linear(model, x, name, ffn or model.here.ffn) for name in names)
-    if model.here.sparsity is not None:
-        gate = _outliers(gate, model.here.sparsity)
-    y = model.named(f"ffn_act{suffix}", activated(model, gate, up))
+    config, here = model.config, model.here
+    names = [f"ffn_gate{suffix}", f"ffn_up{suffix}"][not config.gated_ffn :]
+    if config.fused_ffn and not suffix:
+        names = ["ffn_up_gate", "ffn_up_value"]
+    first, *rest = (linear(model, x, name, ffn or here.ffn) for name in names)
+    if here.sparsity is not None:
+        first = _outliers(first, here.sparsity)
+    y = model.named(f"ffn_act{suffix}", activated(model, first, *rest))
     return linear(model, y, f"ffn_down{suffix}", model.config.hidden)
+
+
+def activated(model: Model, first: Node, *rest: Node) -> Node:
+    """The activation of the first projection, times the second if there is one."""
+    y = ACTIVATIONS[model.config.activation](first)
+    return y * rest[0] if rest else y
 
 
 def _outliers(x: Node, deviations: float) -> Node:
@@ -207,25 +219,18 @@ def _outliers(x: Node, deviations: float) -> Node:
     return ops.relu(above - ops.scale(spread, deviations))
 
 
-def activated(model: Model, gate: Node, up: Node) -> Node:
-    """activation(gate) * up."""
-    return ACTIVATIONS[model.config.activation](gate) * up
-
-
 def feed_forward(model: Model, x: Node) -> Node:
     """The layer's dense feed-forward block, or its experts."""
-    return mixture(model, x) if model.here.sparse else gated_mlp(model, x)
+    return mixture(model, x) if model.here.sparse else mlp(model, x)
 
 
 def shared_expert(model: Model, x: Node) -> Node:
     """The expert that every token uses (arXiv 2401.06066)."""
     assert model.config.experts is not None
-    return gated_mlp(model, x, suffix="_shexp", ffn=model.config.experts.shared)
+    return mlp(model, x, suffix="_shexp", ffn=model.config.experts.shared)
 
 
-def mixture(
-    model: Model, x: Node, routed: Node | None = None, *, gate_by: Callable[[Model, Node, Node], Node] = activated
-) -> Node:
+def mixture(model: Model, x: Node, routed: Node | None = None, *, gate_by: Callable[..., Node] = activated) -> Node:
     """Mixture of experts (arXiv 2401.04088): a weighted sum of the feed-forward blocks of a few experts.
 
     The experts with the largest scores are used; a softmax over all experts, or the sigmoid of each, gives the scores,
@@ -233,7 +238,7 @@ def mixture(
 
     Args:
         routed: the router's input, x by default.
-        gate_by: what an expert computes from the model, gate and up, [SEQ, used, width].
+        gate_by: what an expert computes from the model and gate and up, or up only, [SEQ, used, width].
     """
     config, experts = model.config, model.config.experts
     assert experts is not None
@@ -249,8 +254,9 @@ def mixture(
         chosen = chosen / ops.reduce_sum(chosen)
     if experts.scale != 1:
         chosen = ops.scale(chosen, experts.scale)
-    gate, up = (_expert_linear(model, x, name, ids, experts.ffn) for name in ("ffn_gate_exps", "ffn_up_exps"))
-    y = model.named("ffn_act_exps", gate_by(model, gate, up))
+    names = ["ffn_gate_exps", "ffn_up_exps"][not config.gated_ffn :]
+    projected = (_expert_linear(model, x, name, ids, experts.ffn) for name in names)
+    y = model.named("ffn_act_exps", gate_by(model, *projected))
     y = _expert_linear(model, y, "ffn_down_exps", ids, config.hidden)
     return ops.reshape(ops.mix(y, ops.reshape(chosen, [SEQ, 1, experts.used])), [SEQ, config.hidden])
 

@@ -115,6 +115,12 @@ class Model(GraphOfLayers[ModelConfig]):
         checked(self.weights, full, shape, floats=True)
         return self.graph.weight(full, shape, F32)
 
+    def repeated(self, name: str, size: int, times: int) -> Node:
+        """A vector of the layer, each of whose numbers counts several times; `ModelConfig.value` repeats them."""
+        full = self._full(name)
+        checked(self.weights, full, (size,))
+        return self.graph.weight(full, (size * times,), F32)
+
     def values(self, name: str, *shape: int) -> npt.NDArray[np.float32]:
         """The values of a small float tensor of the layer; `WeightError` as `weight`."""
         full = self._full(name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,11 @@ class Layer:
     """Settings of one layer.
 
     Attributes:
-        kv_heads, head_dim: sizes of attention.
-        ffn: width of the dense feed-forward block.
+        kv_heads, head_dim: sizes of attention; without attention there are no kv_heads.
+        ffn: width of the dense feed-forward block, 0 if there is none.
         window: number of positions that a query sees, itself included; None for all.
         has_rope: whether its queries and keys have rope.
-        recurrent: whether a gated delta rule replaces attention.
+        recurrent: whether a recurrence or a short convolution replaces attention.
         sparse: whether experts replace the dense feed-forward block, or stand beside it.
         source: the layer whose keys and values it reads: its own number, unless it shares those of an earlier layer.
         keys_as_values: whether the projection of the keys also gives the values.
@@ -68,14 +69,17 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class DeltaNet:
-    """The recurrent layers of a hybrid model.
+class Recurrence:
+    """The recurrent layers of a hybrid model: a gated delta rule, or Mamba-2.
 
     Attributes:
-        key_heads, value_heads, key_dim, value_dim: heads and their sizes.
-        taps: taps of the causal convolution before the delta rule.
+        key_heads, value_heads, key_dim, value_dim: heads and their sizes; in Mamba-2 these are groups, heads, the size
+            of the state, and the size of a head.
+        taps: taps of the causal convolution before the recurrence.
         heads: how value heads share key heads, "tiled" or "grouped": see the op `gated_delta`.
         log_decay: whether the file stores the logarithm of the (positive) decay rate.
+        corrects: whether it is the delta rule, see the op `gated_delta`.
+        steps: the shortest and the longest time step of Mamba-2.
     """
 
     key_heads: int
@@ -85,6 +89,8 @@ class DeltaNet:
     taps: int
     heads: str
     log_decay: bool
+    corrects: bool = True
+    steps: tuple[float, float] = (0.0, inf)
 
     @property
     def keys(self) -> int:
@@ -108,7 +114,7 @@ class ModelConfig:
         each: the layers.
         context: tokens the model was trained for.
         eps: of every RMS norm.
-        activation: "silu" or "gelu_tanh".
+        activation: of the feed-forward blocks, a key of `blocks.ACTIVATIONS`.
         rope_style: "interleaved" or "neox".
         rope: of the layers without window, and of all where `local_rope` is None.
         local_rope: of the layers with a window, or None.
@@ -120,7 +126,7 @@ class ModelConfig:
         plain_norms: names of norms to whose weights nothing is added.
         biases: linear layers that must have a bias; others use one if the file has it.
         experts: of the sparse layers, or None.
-        delta: of the recurrent layers, or None.
+        recurrence: of the recurrent layers, or None.
         per_layer: width of the per-layer embeddings, 0 for none.
         streams: copies of the residual stream.
         bf16: linears may take activations rounded to bf16 where precision is "auto".
@@ -128,6 +134,7 @@ class ModelConfig:
         two_way: in which layers the rows of an image see each other, also later ones: "none", "all", or "sliding",
             those with a window, which still applies.
         fused_ffn: gate and up of the dense block are one tensor.
+        gated_ffn: the feed-forward blocks have a gate.
         own: settings that only this architecture has, by the names in its row.
     """
 
@@ -152,13 +159,14 @@ class ModelConfig:
     biases: tuple[str, ...]
     plain_norms: tuple[str, ...] = ()
     experts: Experts | None = None
-    delta: DeltaNet | None = None
+    recurrence: Recurrence | None = None
     per_layer: int = 0
     streams: int = 1
     bf16: bool = False
     stream_scale: bool = True
     two_way: str = "none"
     fused_ffn: bool = False
+    gated_ffn: bool = True
     own: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
@@ -184,12 +192,15 @@ class ModelConfig:
     def value(self, name: str, stored: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Converts stored values to those that the graph uses, by canonical name.
 
-        They are equal except for some norms and decay rates.
+        They are equal except for some norms and decay rates, and the factor by which a head of Mamba-2 adds its input,
+        which is repeated for each element.
         """
         if name.endswith("norm.weight") and name.split(".")[-2] not in self.plain_norms:
             return stored + np.float32(self.norm_offset)
-        if name.endswith(".ssm_a") and self.delta is not None and self.delta.log_decay:
+        if name.endswith(".ssm_a") and self.recurrence is not None and self.recurrence.log_decay:
             return -np.exp(stored)
+        if name.endswith(".ssm_d") and self.recurrence is not None:
+            return np.repeat(stored, self.recurrence.value_dim)
         return stored
 
     def rope_of(self, layer: int) -> Rope:

@@ -18,10 +18,10 @@ def delta_net(layer: Model, x: Node) -> Node:
     """The recurrent layer: states "s.{layer}" f32 [value_heads, key_dim, value_dim], and the last inputs of the
     convolutions, "conv_q.{layer}", "conv_k.{layer}" and "conv_v.{layer}" f32 [taps - 1, channels].
     """
-    net = layer.config.delta
+    net = layer.config.recurrence
     assert net is not None
-    q, k = (_unit(layer, _convolved(layer, x, part, net.key_heads, net.key_dim)) for part in "qk")
-    v = _convolved(layer, x, "v", net.value_heads, net.value_dim)
+    q, k = (_unit(layer, convolved(layer, x, part, net.key_heads, net.key_dim)) for part in "qk")
+    v = convolved(layer, x, "v", net.value_heads, net.value_dim)
     beta = ops.sigmoid(linear(layer, x, "ssm_beta", net.value_heads))
     step = ops.softplus(linear(layer, x, "ssm_alpha", net.value_heads) + layer.weight("ssm_dt.bias", net.value_heads))
     state = layer.graph.state(f"s.{layer.layer}", (net.value_heads, net.key_dim, net.value_dim))
@@ -33,17 +33,22 @@ def delta_net(layer: Model, x: Node) -> Node:
     return linear(layer, y, "ssm_out", layer.config.hidden)
 
 
-def _convolved(layer: Model, x: Node, part: str, heads: int, size: int) -> Node:
-    """A projection of x after a short causal convolution, in heads [SEQ, heads, size]."""
-    net, channels = layer.config.delta, heads * size
+def convolved(layer: Model, x: Node, part: str, heads: int, size: int) -> Node:
+    """A projection of x after a short causal convolution, in heads [SEQ, heads, size]; the convolution adds its bias if
+    it has one or must have one.
+    """
+    net, channels = layer.config.recurrence, heads * size
     assert net is not None
     state = layer.graph.state(f"conv_{part}.{layer.layer}", (net.taps - 1, channels))
     taps = layer.numbers(f"ssm_conv_{part}.weight", channels, net.taps)
     y = ops.causal_conv(state, linear(layer, x, f"ssm_{part}", channels), taps)
+    bias = f"ssm_conv_{part}.bias"
+    if layer.has(bias) or "ssm_conv1d" in layer.config.biases:
+        y = y + layer.weight(bias, channels)
     return ops.reshape(ops.silu(y), [SEQ, heads, size])
 
 
 def _unit(layer: Model, x: Node) -> Node:
     """x / sqrt(sum(x^2) + eps) over the last axis: an RMS norm with a sum instead of a mean."""
-    size = layer.config.delta.key_dim if layer.config.delta else 1
+    size = layer.config.recurrence.key_dim if layer.config.recurrence else 1
     return ops.scale(ops.rms_norm(x, eps=_UNIT_EPS / size), size**-0.5)

@@ -13,7 +13,7 @@ from functools import partial
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.models.architectures import Architecture, every_nth_is_full
-from rlx.models.blocks import attention, embedding, gated_mlp, head, norm, rope_angles
+from rlx.models.blocks import attention, embedding, head, mlp, norm, rope_angles
 from rlx.models.builder import Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.names import LAYER, PRE_NORMS, SANDWICH_NORMS, Table
@@ -34,7 +34,7 @@ def build(
     for layer in model.layers():
         y = attention(layer, norm(layer, x, "attn_norm"), angles, head_norms=head_norms)
         x = x + (norm(layer, y, "post_attention_norm") if post_norms else y)
-        y = gated_mlp(layer, norm(layer, x, "ffn_norm"))
+        y = mlp(layer, norm(layer, x, "ffn_norm"))
         x = x + (norm(layer, y, "post_ffw_norm") if post_norms else y)
     return head(model, x)
 

@@ -34,7 +34,7 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
 
 def dense(layer: Model, x: Node) -> Node:
     """The feed-forward block for every token."""
-    return blocks.gated_mlp(layer, norm(layer, x, "ffn_norm"))
+    return blocks.mlp(layer, norm(layer, x, "ffn_norm"))
 
 
 def both(layer: Model, x: Node) -> Node:

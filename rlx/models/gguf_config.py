@@ -95,11 +95,6 @@ class _Gguf(Reader):
             keys.require(key, value, because)
         if row.streams:
             keys.require("altup.active_idx", 0, "another active stream than the first is not supported")
-        if row.hybrid == "delta rule":
-            size, heads = (keys.integer(f"ssm.{key}", HEADS) for key in ("state_size", "time_step_rank"))
-            inner = keys.integer("ssm.inner_size", WIDTH)
-            if inner != size * heads:
-                keys.wrong("ssm.inner_size", inner, f"ssm.state_size x ssm.time_step_rank, {size} x {heads}")
 
     def vocab_size(self) -> int:
         return vocab_size(self.keys)
@@ -123,7 +118,8 @@ class _Gguf(Reader):
         only = "only the size of a head, {}, is supported"
         for key, size in (("value_length", full), ("key_length_swa", local), ("value_length_swa", local)):
             keys.require(f"attention.{key}", size, only.format(size))
-        if row.partial_rope is not None:
+        turns = any(layer.has_rope for layer in each)
+        if row.partial_rope is not None or not turns:
             full = keys.even("rope.dimension_count", (2, full), full)
         for key, size in (("rope.dimension_count", full), ("rope.dimension_count_swa", local)):
             keys.require(key, size, only.format(size))
@@ -150,9 +146,16 @@ class _Gguf(Reader):
             return [False] * self.layers
         if key in self.keys:
             return self.keys.elements(key, lambda each: each.flag(key), self.integer("layers"))[: self.layers]
-        if self.row.hybrid == "convolution":
-            return [not heads for heads in self._kv_heads()]
-        return by_period(self.integer("period"), self.layers)
+        if self.row.hybrid == "delta rule":
+            return by_period(self.integer("period"), self.layers)
+        widths = self.widths() if self.row.single_blocks else [0] * self.layers
+        return [not heads and not width for heads, width in zip(self._kv_heads(), widths, strict=True)]
+
+    def value_dim(self, heads: int) -> int:
+        key, inner = "ssm.inner_size", self.keys.integer("ssm.inner_size", WIDTH)
+        if inner % heads:
+            self.keys.wrong(key, inner, f"a multiple of {self.at('value_heads')}, which is {heads}")
+        return inner // heads
 
     def _kv_heads(self) -> tuple[int, ...]:
         return self.keys.integers(self.at("kv_heads"), (0, HEADS[1]), self.layers, self.heads)

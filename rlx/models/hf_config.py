@@ -18,8 +18,10 @@ from rlx.models.reader import Reader, Sizes
 from rlx.models.registry import MODEL_TYPES
 from rlx.models.settings import SETTINGS, Key
 
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
+_MLP, _MOE = "mlp", "moe"  # of models whose layers are single blocks
+_MIXERS = {_FULL: _FULL, "attention": _FULL, **dict.fromkeys((_LINEAR, "conv", "mamba"), _LINEAR)}
 _OVERRIDES = {"head_dim", "num_key_value_heads", "intermediate_size"}  # keys allowed in `per_layer_config`
 _PARTS = (0.0, 0.999999)  # range of the part of a normal distribution that is cut off
 _SPARSE_LAYERS = 10  # default of Gemma 3n
@@ -55,7 +57,8 @@ def _text_keys(config: Mapping[str, Any], where: object) -> tuple[str, Architect
     if inner not in row.model_types:
         text.unsupported("model_type", inner, f"expected one of {', '.join(row.model_types)}")
     given = {**config, **config.get("text_config", {})} if text.mapping else config
-    return arch, row, Keys({**row.hf_defaults, **given}, where)
+    keys = Keys({**row.hf_defaults, **given}, where)
+    return arch, row, Keys({**keys.mapping, **row.hf_spelling(keys)}, where) if row.hf_spelling else keys
 
 
 class _Hf(Reader):
@@ -106,9 +109,9 @@ class _Hf(Reader):
         """`layer_types`, if the file has them."""
         if "layer_types" not in self.keys:
             return None
-        names = {kind: kind for kind in ((_FULL, _LINEAR) if self.row.hybrid else (_FULL, _SLIDING))}
-        if self.row.hybrid == "convolution":
-            names = {_FULL: _FULL, "conv": _LINEAR}
+        names = _MIXERS if self.row.hybrid else {_FULL: _FULL, _SLIDING: _SLIDING}
+        if self.row.single_blocks:
+            names = {**names, _MLP: _MLP, _MOE: _MOE}
         return self.keys.elements("layer_types", lambda each: each.choice("layer_types", names), self.layers)
 
     def find_windows(self) -> list[int | None]:
@@ -129,21 +132,21 @@ class _Hf(Reader):
         kinds = self._kinds()
         if not self.row.hybrid:
             return [False] * self.layers
-        key = "full_attn_idxs"
-        if not kinds and key in self.keys:
-            full = self.keys.elements(key, lambda each: each.integer(key, (0, self.layers - 1)))
-            return [layer not in full for layer in range(self.layers)]
         return [kind == _LINEAR for kind in kinds] if kinds else by_period(self.integer("period"), self.layers)
 
+    def value_dim(self, heads: int) -> int:
+        return self.integer("value_dim")
+
     def sizes(self) -> list[Sizes]:
+        kinds = (self._kinds() or []) if self.row.single_blocks else []
         widths, double = self.widths(), self.keys.flag("use_double_wide_mlp", False)
         found = []
         for i, given in enumerate(widths):
-            width = self.row.hf_width(self.keys, given) if self.row.hf_width else given
+            width = given if not kinds or kinds[i] == _MLP else 0
             own, wide = self._keys_of(i), double and self.source[i] != i
             found.append(
                 Sizes(
-                    own.integer("num_key_value_heads", HEADS, self.heads),
+                    own.integer("num_key_value_heads", HEADS, self.heads) if not kinds or kinds[i] == _FULL else 0,
                     own.even("head_dim", HEADS, self.head_dim),
                     own.integer("intermediate_size", (0, WIDTH[1]), width * (2 if wide else 1)),
                 )
@@ -179,7 +182,9 @@ class _Hf(Reader):
         return Keys(found, keys.where)
 
     def sparse(self, experts: Experts | None) -> list[bool]:
-        found, keys = super().sparse(experts), self.keys
+        found, keys, kinds = super().sparse(experts), self.keys, self._kinds()
+        if kinds and self.row.single_blocks:
+            return [kind == _MOE for kind in kinds]
         key, last = "mlp_only_layers", (0, self.layers - 1)
         dense = keys.elements(key, lambda each: each.integer(key, last)) if experts and key in keys else []
         step = keys.integer("decoder_sparse_step", (1, 1024), 1) if experts else 1

@@ -5,15 +5,17 @@ A family file: the equations of one decoder, top to bottom, and what its files s
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlx.ir import ops
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.architectures import Architecture
-from rlx.models.blocks import attention, embedding, gated_mlp, head, linear, norm, rope_angles
+from rlx.models.blocks import attention, embedding, head, linear, mlp, norm, rope_angles
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
-from rlx.models.keys import POSITIVE, Keys
+from rlx.models.keys import POSITIVE, WIDTH, Keys
 from rlx.models.names import FUSED_QKV, LINEAR, Row, Table
 from rlx.models.settings import Key
 
@@ -26,7 +28,7 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
     for layer in model.layers():
         y = norm(layer, x, "attn_norm")
         x = x + (convolution(layer, y) if layer.here.recurrent else attention(layer, y, angles, head_norms=True))
-        x = x + gated_mlp(layer, norm(layer, x, "ffn_norm"))
+        x = x + mlp(layer, norm(layer, x, "ffn_norm"))
     return head(model, x, last_norm="token_embd_norm")
 
 
@@ -41,13 +43,19 @@ def convolution(layer: Model, x: Node) -> Node:
     return linear(layer, c * y, "shortconv.out_proj", width)
 
 
-def _width(keys: Keys, width: int) -> int:
-    """The width of the dense blocks: what the file says, or two thirds of it, rounded up."""
-    if not keys.flag("block_auto_adjust_ff_dim", False):
-        return width
-    multiple = keys.integer("block_multiple_of", (1, 1 << 16))
-    width = int(keys.number("block_ffn_dim_multiplier", POSITIVE, 1.0) * int(2 * width / 3))
-    return -(-width // multiple) * multiple
+def _spelled(keys: Keys) -> dict[str, Any]:
+    """The width of the dense blocks is what the file says, or two thirds of it, rounded up; layers may be numbered."""
+    width = keys.integer("block_ff_dim" if "block_ff_dim" in keys else "intermediate_size", WIDTH)
+    if keys.flag("block_auto_adjust_ff_dim", False):
+        multiple = keys.integer("block_multiple_of", (1, 1 << 16))
+        width = int(keys.number("block_ffn_dim_multiplier", POSITIVE, 1.0) * int(2 * width / 3))
+        width = -(-width // multiple) * multiple
+    key, layers = "full_attn_idxs", keys.integer("num_hidden_layers", (1, 1024))
+    if key not in keys or "layer_types" in keys:
+        return {"intermediate_size": width}
+    full = keys.elements(key, lambda each: each.integer(key, (0, layers - 1)))
+    kinds = ["full_attention" if layer in full else "conv" for layer in range(layers)]
+    return {"intermediate_size": width, "layer_types": kinds}
 
 
 _DECODER = (Row("token_embd", "embed_tokens"), Row("token_embd_norm", "embedding_norm"), Row("rope_freqs", None))
@@ -75,8 +83,8 @@ ARCHITECTURES = {
         ("lfm2",),
         hybrid="convolution",
         hf_base=1_000_000.0,
-        hf_width=_width,
-        hf_keys={"eps": "norm_eps", "ffn": "block_ff_dim intermediate_size"},
+        hf_spelling=_spelled,
+        hf_keys={"eps": "norm_eps"},
         keys={"taps": Key("shortconv.l_cache", "conv_L_cache", (2, 64))},
         hf_defaults={
             "hidden_act": "silu",

@@ -107,6 +107,19 @@ def shared_expert_names(path: str | None = None) -> tuple[Row, ...]:
     return tuple(Row(f"ffn_{part}_shexp", path and f"{path}.{part}_proj", SCALED) for part in parts)
 
 
+def mamba_names(path: str) -> tuple[Row, ...]:
+    """The tensors of a recurrent layer of Mamba-2, which checkpoints keep under `path`."""
+    return (
+        Row("ssm_in", f"{path}.in_proj", LINEAR),
+        Row("ssm_conv1d", f"{path}.conv1d", BIASED),
+        Row("ssm_dt.bias", f"{path}.dt_bias", WHOLE),
+        Row("ssm_a", f"{path}.A_log", WHOLE),
+        Row("ssm_d", f"{path}.D", WHOLE),
+        Row("ssm_norm", f"{path}.norm"),
+        Row("ssm_out", f"{path}.out_proj", LINEAR),
+    )
+
+
 def per_layer(*rows: Row) -> Table:
     """Gemma 3n and 4: sandwiched blocks with per-layer embeddings; `rows` are further ones of a layer."""
     embeddings = (

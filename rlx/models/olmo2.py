@@ -11,7 +11,7 @@ from functools import partial
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.models.architectures import Architecture, every_nth_is_full
-from rlx.models.blocks import attention, embedding, gated_mlp, head, norm, rope_angles
+from rlx.models.blocks import attention, embedding, head, mlp, norm, rope_angles
 from rlx.models.builder import Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.names import HEAD_NORMS, LAYER, POST_NORMS, Table
@@ -29,7 +29,7 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, head_norms:
     for layer in model.layers():
         y = attention(layer, x, angles, head_norms=head_norms, whole_norms=not head_norms)
         x = x + norm(layer, y, "post_attention_norm")
-        x = x + norm(layer, gated_mlp(layer, x), "post_ffw_norm")
+        x = x + norm(layer, mlp(layer, x), "post_ffw_norm")
     return head(model, x)
 
 

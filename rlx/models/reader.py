@@ -7,11 +7,11 @@ Part of the models stage. `settings.SETTINGS` says where both kinds of file keep
 from __future__ import annotations
 
 from abc import abstractmethod
-from math import sqrt
+from math import inf, sqrt
 from typing import NamedTuple
 
-from rlx.models.config import DeltaNet, Experts, Layer, ModelConfig, sources
-from rlx.models.keys import HEADS, WIDTH
+from rlx.models.config import Experts, Layer, ModelConfig, Recurrence, sources
+from rlx.models.keys import HEADS, WIDTH, Keys
 from rlx.models.rope import Rope
 from rlx.models.settings import Settings
 
@@ -76,13 +76,14 @@ class Reader(Settings):
             plain_norms=() if keys.prefix else row.plain_norms,
             biases=self._biases(),
             experts=experts,
-            delta=self._delta() if row.hybrid == "delta rule" else None,
+            recurrence=self._recurrence(each),
             per_layer=self.integer("per_layer") if row.shares_kv else 0,
             streams=self.integer("streams") if row.streams else 1,
             bf16=row.bf16,
             stream_scale=keys.flag("altup_correct_scale", True),
             two_way=self.two_way(),
             fused_ffn=row.fused_ffn,
+            gated_ffn=row.gated_ffn,
             own=self.own(),
         )
 
@@ -112,12 +113,13 @@ class Reader(Settings):
         sparsity = self.sparsity() if row.streams else [None] * self.layers
         each = []
         for i, (kv_heads, head_dim, ffn) in enumerate(self.sizes()):
-            if not recurrent[i] and (not kv_heads or self.heads % kv_heads):
+            attends = not recurrent[i] and not (row.single_blocks and not kv_heads)
+            if attends and (not kv_heads or self.heads % kv_heads):
                 expected = f"a divisor of {self.at('heads')}, which is {self.heads}, for layer {i}"
                 self.keys.wrong(self.at("kv_heads"), kv_heads, expected)
             each.append(
                 Layer(
-                    kv_heads=kv_heads,
+                    kv_heads=kv_heads if attends else 0,
                     head_dim=head_dim,
                     ffn=ffn,
                     source=self.source[i],
@@ -159,16 +161,36 @@ class Reader(Settings):
             return self.same("shared_ffn")
         return ffn * self.integer("shared_experts") if self.row.shared_expert == "may" else 0
 
-    def _delta(self) -> DeltaNet:
-        """The sizes of the recurrent layers; in GGUF value heads share key heads in turn ("tiled")."""
-        heads, groups = self.integer("delta_heads"), self.integer("delta_groups")
+    def _recurrence(self, each: tuple[Layer, ...]) -> Recurrence | None:
+        """The sizes of the recurrent layers; with the delta rule in GGUF value heads share key heads in turn."""
+        corrects = self.row.hybrid == "delta rule"
+        if not any(layer.recurrent for layer in each) or self.row.hybrid == "convolution":
+            return None
+        heads, groups = self.integer("value_heads"), self.integer("key_heads")
         if heads % groups:
-            self.keys.wrong(
-                self.at("delta_heads"), heads, f"a multiple of {self.at('delta_groups')}, which is {groups}"
-            )
-        dims, taps = (self.integer("delta_key_dim"), self.integer("delta_value_dim")), self.integer("taps")
-        tiled = bool(self.keys.prefix)
-        return DeltaNet(groups, heads, *dims, taps, "tiled" if tiled else "grouped", log_decay=not tiled)
+            self.keys.wrong(self.at("value_heads"), heads, f"a multiple of {self.at('key_heads')}, which is {groups}")
+        return Recurrence(
+            groups,
+            heads,
+            self.integer("key_dim"),
+            self.value_dim(heads),
+            self.integer("taps"),
+            "tiled" if corrects and self.keys.prefix else "grouped",
+            log_decay=not self.keys.prefix,
+            corrects=corrects,
+            steps=self._steps(),
+        )
+
+    def _steps(self) -> tuple[float, float]:
+        """The limits of time steps; for infinity there is an object."""
+        key = "time_step_limit"
+        limits = self.keys.get(key, [0.0, inf])
+        if isinstance(limits, list):
+            limits = [inf if each == {"__float__": "Infinity"} else each for each in limits]
+        low, high = Keys({key: limits}, self.keys.where).elements(key, lambda each: each.number(key, (0.0, inf)), 2)
+        if low > high:
+            self.keys.wrong(key, [low, high], "the shortest time step, then the longest")
+        return low, high
 
     def sparse(self, experts: Experts | None) -> list[bool]:
         """Which layers have experts."""
@@ -178,7 +200,7 @@ class Reader(Settings):
     def widths(self) -> tuple[int, ...]:
         """The width of each layer's dense block; a model with experts in every layer may have none."""
         must = self.row.experts == "must"
-        allowed = (0 if must else WIDTH[0], WIDTH[1])
+        allowed = (0 if must or self.row.single_blocks else WIDTH[0], WIDTH[1])
         return self.keys.integers(self.at("ffn"), allowed, self.layers, 0 if must else None)
 
     # -- what the two kinds of file say in different ways --------------------------------------------------------------
@@ -199,6 +221,8 @@ class Reader(Settings):
     def find_windows(self) -> list[int | None]: ...
     @abstractmethod
     def recurrent(self) -> list[bool]: ...
+    @abstractmethod
+    def value_dim(self, heads: int) -> int: ...
     @abstractmethod
     def sparsity(self) -> list[float | None]: ...
     @abstractmethod

@@ -39,7 +39,7 @@ SETTINGS: dict[str, Key] = {
     "head_dim": Key("attention.key_length", "head_dim", HEADS),
     "ffn": Key("feed_forward_length", "intermediate_size", WIDTH),
     "context": Key("context_length", "max_position_embeddings", (1, 1 << 31)),
-    "eps": Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", EPS),
+    "eps": Key("attention.layer_norm_rms_epsilon attention.layer_norm_epsilon", "rms_norm_eps", EPS),
     "embedding_scale": Key("embedding_scale", "embedding_multiplier", POSITIVE),
     "attention_scale": Key("attention.scale", "attention_multiplier", (0.0, 1e6)),
     "query_scalar": Key("", "query_pre_attn_scalar", FACTOR),
@@ -64,11 +64,11 @@ SETTINGS: dict[str, Key] = {
     ),
     "shared_experts": Key("expert_shared_count", "n_shared_experts", (0, 1024), 0),
     "period": Key("full_attention_interval", "full_attention_interval", (1, 1024), 4),
-    "taps": Key("ssm.conv_kernel", "linear_conv_kernel_dim", (2, 64)),
-    "delta_heads": Key("ssm.time_step_rank", "linear_num_value_heads", HEADS),
-    "delta_groups": Key("ssm.group_count", "linear_num_key_heads", HEADS),
-    "delta_key_dim": Key("ssm.state_size", "linear_key_head_dim", HEADS),
-    "delta_value_dim": Key("ssm.state_size", "linear_value_head_dim", HEADS),
+    "taps": Key("ssm.conv_kernel", "linear_conv_kernel_dim mamba_d_conv conv_kernel", (2, 64)),
+    "value_heads": Key("ssm.time_step_rank", "linear_num_value_heads", HEADS),
+    "key_heads": Key("ssm.group_count", "linear_num_key_heads", HEADS),
+    "key_dim": Key("ssm.state_size", "linear_key_head_dim", HEADS),
+    "value_dim": Key("", "linear_value_head_dim", HEADS),
 }
 
 

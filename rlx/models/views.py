@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rlx.models.config import DeltaNet, Layer, ModelConfig
+from rlx.models.config import Layer, ModelConfig, Recurrence
 
 HasTensor = Callable[[str], bool]
 _ALONE = (
@@ -53,7 +53,7 @@ def views(config: ModelConfig, has_tensor: HasTensor) -> Iterator[View]:
             yield from (
                 View(f"{name}.{i}.weight", f"{name}.weight", i * width, width, parts * width) for i in range(parts)
             )
-    for i, layer in enumerate(config.predictor.each if config.delta else config.each):
+    for i, layer in enumerate(config.predictor.each if config.recurrence else config.each):
         for view in _of_layer(config, layer):
             source = f"blk.{i}.{view.source}"
             if has_tensor(source):
@@ -70,8 +70,8 @@ def place_in(config: ModelConfig, name: str) -> tuple[str, str]:
 
 def _of_layer(config: ModelConfig, layer: Layer) -> Iterator[View]:
     """The views of a layer, for tensors that the file has; names without the layer."""
-    if layer.recurrent and config.delta is not None:
-        yield from _recurrent(config.delta)
+    if layer.recurrent and config.recurrence is not None:
+        yield from _delta_rule(config.recurrence) if config.recurrence.corrects else _mamba(config.recurrence)
     elif layer.recurrent:
         for end in ("weight", "bias"):
             parts = {f"shortconv.{part}.{end}": config.hidden for part in "bcv"}
@@ -86,8 +86,8 @@ def _of_layer(config: ModelConfig, layer: Layer) -> Iterator[View]:
     elif config.experts is not None:
         halves = config.experts.ffn
         yield from _parts("ffn_gate_up_exps.weight", {"ffn_gate_exps.weight": halves, "ffn_up_exps.weight": halves})
-    if config.experts is not None:
-        halves = config.experts.shared
+    halves = config.experts.shared if config.experts is not None else layer.ffn
+    if halves:
         yield from _parts("ffn_gate_up_shexp.weight", {"ffn_gate_shexp.weight": halves, "ffn_up_shexp.weight": halves})
 
 
@@ -102,19 +102,29 @@ def _in_turns(hidden: int) -> Iterator[View]:
 
 def _attention(config: ModelConfig, layer: Layer) -> Iterator[View]:
     q, kv = config.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    gated = config.recurrence is not None and config.recurrence.corrects
     for end in ("weight", "bias"):
         yield from _parts(f"attn_qkv.{end}", {f"attn_q.{end}": q, f"attn_k.{end}": kv, f"attn_v.{end}": kv})
-        if config.delta is not None:  # per head first the query, then its gate
+        if gated:  # per head first the query, then its gate
             yield View(f"attn_query.{end}", f"attn_q.{end}", 0, layer.head_dim, 2 * layer.head_dim)
             yield View(f"attn_query_gate.{end}", f"attn_q.{end}", layer.head_dim, layer.head_dim, 2 * layer.head_dim)
-    if config.delta is not None:
+    if gated:
         yield from (View(f"{name}.scale", "attn_q.scale", 0, 1, 1) for name in ("attn_query", "attn_query_gate"))
 
 
-def _recurrent(net: DeltaNet) -> Iterator[View]:
+def _delta_rule(net: Recurrence) -> Iterator[View]:
     sizes = {"q": net.keys, "k": net.keys, "v": net.values}
     yield from _parts("attn_qkv.weight", {f"ssm_{part}.weight": size for part, size in sizes.items()})
     yield from _parts("ssm_conv1d.weight", {f"ssm_conv_{part}.weight": size for part, size in sizes.items()})
+
+
+def _mamba(net: Recurrence) -> Iterator[View]:
+    sizes = {"v": net.values, "k": net.keys, "q": net.keys}
+    for end in ("weight", "bias"):
+        inner = {f"ssm_{part}.{end}": size for part, size in sizes.items()}
+        whole = {f"attn_gate.{end}": net.values, **inner, f"ssm_alpha.{end}": net.value_heads}
+        yield from _parts(f"ssm_in.{end}", whole)
+        yield from _parts(f"ssm_conv1d.{end}", {f"ssm_conv_{part}.{end}": size for part, size in sizes.items()})
 
 
 def _parts(source: str, sizes: dict[str, int]) -> Iterator[View]:

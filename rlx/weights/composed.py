@@ -138,10 +138,12 @@ def turned(source: Composed) -> Turned:
 
 
 def whole(loader: WeightLoader, name: str, rank: int | None) -> Whole:
-    """The tensor `name`, with `rank` dimensions where that is given and a matter of dimensions of 1."""
+    """The tensor `name`, with `rank` dimensions where that is given: 1, or a matter of dimensions of 1."""
     info = loader.tensors[name]
     if rank is None or len(info.shape) == rank:
         return Whole(info, loader)
+    if rank == 1:
+        return Whole(replace(info, shape=(prod(info.shape),)), loader)
     kept = [info.shape[0], *(dim for dim in info.shape[1:] if dim != 1)]
     shape = (*[1] * (rank - len(kept)), *kept)
     return Whole(replace(info, shape=shape) if len(shape) == rank else info, loader)

@@ -31,9 +31,13 @@ class FileNames(NamedTuple):
     stacked: bool
 
 
-# Tensors whose files disagree about dimensions of 1: checkpoints store a convolution over channels as [C, 1, width],
-# and quantizing a GGUF file drops a leading 1. Name in the layer -> how many dimensions it has for the model.
-RANKS = {"ssm_conv1d.weight": 2, "shortconv.conv.weight": 2, "ffn_gate_inp_shexp.weight": 2}
+# Tensors whose files disagree about dimensions: checkpoints store a convolution over channels as [C, 1, width], GGUF
+# files of Mamba-2 a norm in groups and numbers as a column, and quantizing a GGUF file drops a leading 1. Name in the
+# layer -> how many dimensions it has for the model.
+RANKS = {
+    "ssm_conv1d.weight": 2, "shortconv.conv.weight": 2, "ffn_gate_inp_shexp.weight": 2,
+    "ssm_norm.weight": 1, "ssm_a": 1, "ssm_d": 1,
+}  # fmt: skip
 
 # Where checkpoints keep the head.
 HEAD_PREFIXES: tuple[str, ...] = ("", "language_model.", "model.", "model.language_model.")

@@ -1,5 +1,6 @@
 """The golden checkpoints, read without rlx's own readers: by NumPy and the `gguf` package. Only the safetensors of the
-families that have many names are read by the weights stage, as GGUF files of such families check what they compute.
+families that have many names, and models with Mamba-2, are read by the weights stage, as GGUF files of such families
+check what they compute.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rlx.weights import ModelWeights, WeightLoader, open_weights
 
 FILES = {  # folder -> its models
     **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "qwen35"), ("hf", "model-f16.gguf")),
+    **dict.fromkeys(("granite-hybrid", "nemotron-h"), ("hf", "model-f16.gguf")),
     **dict.fromkeys(("qwen3moe", "gemma3n", "gemma4-moe"), ("hf",)),
     **dict.fromkeys(("smollm3", "granite", "granitemoe-shared", "olmo3", "exaone4-swa", "glm4"), ("hf",)),
     **dict.fromkeys(("glm4-moe", "ernie4.5", "ministral3", "phi3", "lfm2", "gpt-oss"), ("hf",)),
@@ -57,6 +59,8 @@ class Tensors(dict[str, Tensor]):
     def array(self, name: str) -> np.ndarray:
         return self[name].values
 
+
+MAMBA = ("granitehybrid", "nemotron_h")
 
 # Module path in a checkpoint -> canonical name; "post_attention_layernorm" is looked up by family.
 HF_NAMES = {
@@ -116,7 +120,8 @@ def read(path: Path) -> tuple[ModelConfig, Tensors]:
     """The configuration and the tensors of a checkpoint, as a builder wants them."""
     if path.suffix == ".gguf":
         metadata, tensors = read_gguf(path)
-        return from_gguf(metadata, tensors.has), apart(metadata, tensors)
+        config = from_gguf(metadata, tensors.has)
+        return config, by_the_weights_stage(path) if config.arch in MAMBA else apart(metadata, tensors)
     config = from_hf(json.loads((path / "config.json").read_text()))
     if config.arch in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"):
         return config, read_safetensors(path / "model.safetensors", config.arch)

@@ -352,7 +352,7 @@ NEW_WRONG = [  # what reads it, what it reads, changes, the error
     (hf, QWEN_3_30B_A3B, {"num_experts": 0}, "'num_experts' is 0"),
     (hf, GEMMA_4_26B_A4B, {"top_k_experts": None}, "'top_k_experts' is missing"),
     (hf, GEMMA_4_26B_A4B, {"enable_moe_block": "yes"}, "'enable_moe_block' is 'yes', expected true or false"),
-    (gguf, QWEN_35_GGUF, {"ssm__inner_size": 2047}, "'qwen35.ssm.inner_size' is 2047, expected ssm.state_size x"),
+    (gguf, QWEN_35_GGUF, {"ssm__inner_size": 2047}, "'qwen35.ssm.inner_size' is 2047, expected a multiple of ssm."),
     (gguf, QWEN_35_GGUF, {"ssm__group_count": 3},
      "'qwen35.ssm.time_step_rank' is 16, expected a multiple of ssm.group"),
     (gguf, QWEN_35_GGUF, {"attention__recurrent_layers": [True] * 23}, "recurrent_layers' is [True, True"),

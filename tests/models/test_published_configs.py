@@ -32,7 +32,7 @@ from configs import (
 )
 
 from rlx.errors import UnsupportedModelError
-from rlx.models.config import DeltaNet, Experts, Layer
+from rlx.models.config import Experts, Layer, Recurrence
 from rlx.models.rope import Llama3, Rope
 
 
@@ -186,10 +186,10 @@ def test_qwen_35_08b_in_both_formats() -> None:
     assert (c.arch, c.family, c.vocab_size, c.hidden, c.heads) == ("qwen35", "qwen35", 248320, 1024, 8)
     assert [i for i, layer in enumerate(c.each) if not layer.recurrent] == [3, 7, 11, 15, 19, 23]
     assert c.each[3] == Layer(2, 256, 3584, source=3) and c.rope == Rope(1e7, 64, sections=(11, 11, 10))
-    assert c.delta == DeltaNet(16, 16, 128, 128, taps=4, heads="grouped", log_decay=True)
+    assert c.recurrence == Recurrence(16, 16, 128, 128, taps=4, heads="grouped", log_decay=True)
     assert (c.norm_offset, c.plain_norms, c.tied) == (1.0, ("ssm_norm",), True)
-    assert other.delta == replace(c.delta, heads="tiled", log_decay=False)
-    differ = {"delta", "norm_offset", "plain_norms"}
+    assert other.recurrence == replace(c.recurrence, heads="tiled", log_decay=False)
+    differ = {"recurrence", "norm_offset", "plain_norms"}
     assert {k: v for k, v in vars(other).items() if k not in differ} == {
         k: v for k, v in vars(c).items() if k not in differ
     }

@@ -343,7 +343,7 @@ def feed_positions(
     inputs: Mapping[str, Any], count: int, past: int, embeddings: PromptEmbeddings | None, at: int = 0
 ) -> None:
     """As `feed`, the positions of `count` rows only."""
-    if (positions := inputs.get("positions")) is None:  # every layer is recurrent
+    if (positions := inputs.get("positions")) is None:  # no layer has rope
         return
     if positions.ndim == 2:
         positions[at : at + count] = (embeddings or PromptEmbeddings(())).components(past, past + count)

@@ -1,0 +1,95 @@
+"""Nemotron-H: a layer is Mamba-2, attention without rope, or a feed-forward block with squared ReLU, of experts or not.
+
+A family file: the equations of one decoder, top to bottom, and what its files say. Source: Nemotron-H (arXiv
+2504.03624).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.ir.dtypes import DType
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
+from rlx.models.architectures import FFN, QKVO, Architecture, none_has_rope
+from rlx.models.blocks import Angles, attention, embedding, feed_forward, head, norm, rope_angles, shared_expert
+from rlx.models.builder import Model, Weights, start
+from rlx.models.config import ModelConfig
+from rlx.models.keys import Keys
+from rlx.models.mamba import IN_OUT, mamba
+from rlx.models.names import LINEAR, SCALED, WHOLE, Row, Table, mamba_names
+
+
+def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
+    """The graph of a Nemotron-H model; see `rlx.models.build`."""
+    model = start(config, weights, kv_dtype)
+    x = embedding(model)
+    angles = rope_angles(model)
+    for layer in model.layers():
+        x = x + _block(layer, norm(layer, x, "attn_norm"), angles)
+    return head(model, x)
+
+
+def _block(layer: Model, x: Node, angles: Angles) -> Node:
+    if layer.here.recurrent:
+        return mamba(layer, x)
+    if layer.here.kv_heads:
+        return attention(layer, x, angles)
+    return feed_forward(layer, x) + shared_expert(layer, x) if layer.here.sparse else feed_forward(layer, x)
+
+
+_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def _spelled(keys: Keys) -> dict[str, Any]:
+    """The kinds of the layers are a list, or a string with a letter for each."""
+    key = "layers_block_type" if "layers_block_type" in keys else "hybrid_override_pattern"
+    kinds = keys.get(key, expected="the kinds of the layers")
+    if isinstance(kinds, str):
+        kinds = Keys({key: list(kinds)}, keys.where).elements(key, lambda each: each.choice(key, _KINDS))
+    keys.require("mamba_hidden_act", "silu", "only SiLU is supported there")
+    keys.require("moe_latent_size", None, "experts in a latent space are not supported")
+    experts = {} if "moe" in kinds else {"n_routed_experts": 0}
+    return {"layer_types": kinds, "num_hidden_layers": len(kinds), **experts}
+
+
+_DECODER = (Row("token_embd", "embeddings"), Row("output_norm", "norm_f"), Row("rope_freqs", None))
+_LAYER = (
+    *mamba_names("mixer"),
+    Row("attn_norm", "norm"),
+    Row("attn_q", "mixer.q_proj", LINEAR),
+    Row("attn_k", "mixer.k_proj", LINEAR),
+    Row("attn_v", "mixer.v_proj", LINEAR),
+    Row("attn_output", "mixer.o_proj", LINEAR),
+    Row("ffn_up", "mixer.up_proj", LINEAR),
+    Row("ffn_down", "mixer.down_proj", LINEAR),
+    Row("ffn_gate_inp", "mixer.gate"),
+    Row("exp_probs_b.bias", "mixer.gate.e_score_correction_bias", WHOLE),
+    Row("ffn_up_exps", "mixer.experts.{}.up_proj", SCALED),
+    Row("ffn_down_exps", "mixer.experts.{}.down_proj", SCALED),
+    Row("ffn_up_shexp", "mixer.shared_experts.up_proj", SCALED),
+    Row("ffn_down_shexp", "mixer.shared_experts.down_proj", SCALED),
+)
+ARCHITECTURES = {
+    "nemotron_h": Architecture(
+        build,
+        Table(_LAYER, _DECODER, prefixes=("backbone.",)),
+        ("nemotron_h",),
+        hybrid="mamba",
+        single_blocks=True,
+        gated_ffn=False,
+        activation="relu2",
+        rope_layers=none_has_rope,
+        hf_spelling=_spelled,
+        hf_biases={"attention_bias": QKVO, "mlp_bias": FFN, "use_conv_bias": ("ssm_conv1d",), "use_bias": IN_OUT},
+        hf_keys={
+            "activation": "mlp_hidden_act",
+            "eps": "layer_norm_epsilon",
+            "value_heads": "mamba_num_heads",
+            "key_heads": "n_groups",
+            "key_dim": "ssm_state_size",
+            "value_dim": "mamba_head_dim",
+        },
+        hf_defaults={"mlp_hidden_act": "relu2", "use_conv_bias": True},
+    )
+}
