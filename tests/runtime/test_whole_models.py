@@ -1,21 +1,15 @@
 """Toy models of every family, compiled, against the interpreter in float64: awkward shapes, chunks, every level. The
-newer families are built from configurations by the models stage.
+newer ones are in `tests/models/test_shapes.py`.
 """
 
 from __future__ import annotations
-
-import re
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import toy
 
-from rlx import models
 from rlx.backends.cpu.target import Target, supported_levels
 from rlx.compiler.executable import compile
-from rlx.errors import WeightError
 from rlx.ir import interp
 from rlx.ir.dims import value
 from rlx.ir.dtypes import F32
@@ -80,110 +74,3 @@ def compare(graph: Graph, weights: dict[str, np.ndarray], level: str, cache: Com
             at += count
     error = np.abs(np.concatenate(got) - want["logits"]).max()
     assert error <= CEILING * np.abs(want["logits"]).max()
-
-
-# -- newer families ---------------------------------------------------------------------------------------------------
-
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
-_COMMON: dict[str, Any] = {
-    "vocab_size": 77, "hidden_size": 40, "intermediate_size": 52, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 20, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu",
-}  # fmt: skip
-_QWEN35: dict[str, Any] = {
-    **_COMMON, "linear_conv_kernel_dim": 3, "linear_key_head_dim": 32, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6, "linear_value_head_dim": 16, "layer_types": [LINEAR, FULL, LINEAR],
-    "num_hidden_layers": 3, "partial_rotary_factor": 0.5, "tie_word_embeddings": True,
-}  # fmt: skip
-_GEMMA: dict[str, Any] = {
-    **_COMMON, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 5, "tie_word_embeddings": True,
-    "layer_types": [SLIDING, FULL, SLIDING, FULL], "num_hidden_layers": 4, "hidden_size_per_layer_input": 12,
-    "num_kv_shared_layers": 2,
-}  # fmt: skip
-CONFIGS: dict[str, dict[str, Any]] = {
-    "experts of an odd width, and a dense layer": {
-        **_COMMON, "model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 5, "num_experts_per_tok": 3,
-        "moe_intermediate_size": 20, "mlp_only_layers": [1], "norm_topk_prob": False,
-    },
-    "every expert is used": {
-        **_COMMON, "model_type": "mixtral", "num_hidden_layers": 1, "num_local_experts": 3, "num_experts_per_tok": 3,
-        "sliding_window": 4,
-    },
-    "three value heads a key head": {**_QWEN35, "model_type": "qwen3_5_text"},
-    "one of everything": {
-        **_QWEN35, "model_type": "qwen3_5_text", "linear_num_key_heads": 1, "linear_num_value_heads": 1,
-        "linear_key_head_dim": 16, "linear_value_head_dim": 48, "linear_conv_kernel_dim": 2,
-    },
-    "experts in a hybrid": {
-        **_QWEN35, "model_type": "qwen3_5_moe_text", "num_experts": 6, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 28, "shared_expert_intermediate_size": 36, "tie_word_embeddings": False,
-    },
-    "streams": {
-        **_GEMMA, "model_type": "gemma3n_text", "altup_num_inputs": 3, "final_logit_softcapping": 20.0,
-        "activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.0],
-    },
-    "heads of two sizes": {**_GEMMA, "model_type": "gemma4_text", "global_head_dim": 40, "use_double_wide_mlp": True},
-    "keys as values": {
-        **_GEMMA, "model_type": "gemma4_text", "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
-        "attention_k_eq_v": True, "global_head_dim": 24, "num_global_key_value_heads": 1, "enable_moe_block": True,
-        "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 12,
-    },
-}  # fmt: skip
-
-
-class Drawn:
-    """Random weights of the shapes that a builder asks for: it says which tensor is missing."""
-
-    def __init__(self, config: models.ModelConfig) -> None:
-        self.rng, self.arrays = np.random.default_rng(0), dict[str, np.ndarray]()
-        self.draw("per_layer_token_embd.weight", (config.vocab_size, config.layers * max(config.per_layer, 1)))
-        if not config.per_layer:
-            self.arrays.clear()
-        for layer in range(config.layers):
-            self.draw(f"blk.{layer}.laurel_l.weight", (12, config.hidden))
-
-    def graph(self, config: models.ModelConfig) -> Graph:
-        while True:
-            try:
-                return models.build(config, self, F32)
-            except WeightError as error:
-                assert error.where is not None and "the tensor is missing" in error.what
-                sizes = re.findall(r"\d+", error.what)
-                self.draw(str(error.where), tuple(int(size) for size in sizes))
-
-    def draw(self, name: str, shape: tuple[int, ...]) -> None:
-        x = self.rng.standard_normal(shape)
-        if name.endswith("ssm_a"):
-            x = -np.exp(x)
-        elif len(shape) == 1:
-            x = 1 + 0.2 * x
-        elif "token_embd" not in name:
-            x = x * shape[-1] ** -0.5
-        self.arrays[name] = x.astype(np.float32)
-
-    def has(self, name: str) -> bool:
-        return name in self.arrays
-
-    def info(self, name: str) -> Any:
-        return SimpleNamespace(dtype=F32, shape=self.arrays[name].shape)
-
-    def array(self, name: str) -> np.ndarray:
-        return self.arrays[name]
-
-
-def check_config(values: dict[str, Any], level: str, cache: CompileCache) -> None:
-    config = models.from_hf(values)
-    drawn = Drawn(config)
-    graph = drawn.graph(config)
-    names = graph.leaves("weight").keys() - graph.constants.keys()
-    compare(graph, {name: drawn.arrays[name] for name in names}, level, cache)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_newer_families_in_awkward_shapes(name: str, cache: CompileCache) -> None:
-    check_config(CONFIGS[name], "native", cache)
-
-
-@pytest.mark.parametrize("level", LEVELS[:-1])
-def test_newer_families_on_every_level(level: str, cache: CompileCache) -> None:
-    """They take turns; the tests above are on the widest level."""
-    check_config(CONFIGS[("streams", "experts in a hybrid")[LEVELS.index(level) % 2]], level, cache)
