@@ -19,7 +19,6 @@ from rlx.backends.program import Program
 from rlx.errors import ArgumentError, TargetError, VerificationError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
-from rlx.ir.dtypes import KV_DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.runners import CachedRunner
@@ -92,7 +91,7 @@ def test_codes_of_eight_bits(verifies: None, monkeypatch: pytest.MonkeyPatch, le
     np.testing.assert_allclose(found, rows[[3, 47, 0]] @ rows.T, rtol=1e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize("kv", [dtype.name for dtype in KV_DTYPES])
+@pytest.mark.parametrize("kv", ["bf16", "q4_0"])
 def test_the_reference_computes_what_the_cpu_does(goldens: Path, kv: str) -> None:
     found = {}
     for device in rlx.devices():

@@ -28,7 +28,7 @@ PROFILE: dict[str, Any] = {"buckets": {"seq": [1, 32]}, "precision": {"determini
 MODELS = [(family, files[0]) for family, files in FILES.items()]
 MODELS += [(family, f"model-{dtypes[0]}.gguf") for family, dtypes in QUANTIZED.items()]
 #: At lower levels, too.
-EVERYWHERE = ("qwen35-k256", "gemma3n")
+EVERYWHERE = ("qwen35-k256",)
 #: Of the others all kernels are in these: every kind of state, experts, 4 bits, windows, softcaps.
 QUICK = ("gemma2", "llama-k256", "qwen35-k256", "gemma4-moe", "gemma3n")
 

@@ -71,8 +71,9 @@ class RoundedCase(Case):
 
 
 def in_turn(cases: Sequence[Any]) -> Any:
-    """Each case on the last way, and on another one in turn."""
-    pairs = [(WAYS[at], case) for i, case in enumerate(cases) for at in sorted({i % len(WAYS), len(WAYS) - 1})]
+    """Each case on the last way, and every third one on another, in turn."""
+    ways = [[WAYS[i // 3 % len(WAYS)], WAYS[-1]] if i % 3 == 0 else [WAYS[-1]] for i in range(len(cases))]
+    pairs = [(way, case) for each, case in zip(ways, cases, strict=True) for way in dict.fromkeys(each)]
     return pytest.mark.parametrize(("way", "case"), pairs, ids=label, indirect=["way"])
 
 

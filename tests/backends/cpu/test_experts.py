@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 INTEGER = [t for t in layouts.PACKED_DTYPES if t.has_integer_codes]
 #: The rest of f32 activations differs from int8 ones by nothing that is of experts.
-FLOATS = [t for t in layouts.PACKED_DTYPES if t not in INTEGER] + INTEGER[::6]
+FLOATS = [t for t in layouts.PACKED_DTYPES if t not in INTEGER] + INTEGER[::12]
 EXPERTS = 5
 ROWS = ((1, 33), (2, 9), (30,))
 
@@ -99,7 +99,7 @@ def call(
 # The arithmetic is that of `linear`, which is tested for every type on every target: here they take turns.
 
 
-@pytest.mark.parametrize("dtype", INTEGER[::3], ids=str)
+@pytest.mark.parametrize("dtype", INTEGER[::6], ids=str)
 def test_int8_activations(dtype: DType) -> None:
     turn = INTEGER.index(dtype)
     target = DOT_TARGETS[turn % len(DOT_TARGETS)]
