@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, prod
 from typing import Any
@@ -39,6 +40,7 @@ from rlx.vision.processors import ImageProcessor
 from rlx.vision.tower import tower_table
 from rlx.vision.weights import TowerWeights
 from rlx.weights import WeightLoader, open_weights
+from rlx.weights.quantization import described, scheme_of
 
 _KV_DTYPES = ("f16", "f32", "q8_0", "q4_0")  # the default of precision "auto", that of "exact", and the small ones
 ENCODER = "encoder"
@@ -79,6 +81,7 @@ def describe(loader: WeightLoader, tensors: bool = False) -> dict[str, Any]:
         "bytes": sum(info.nbytes for info in infos),
         "formats": _formats(loader),
         "metadata": {key: _summary(loader.metadata, key) for key in loader.metadata},
+        **({"quantization": described(scheme)} if (scheme := scheme_of(loader.metadata)) else {}),
         **(mmproj(loader) if is_mmproj(loader) else _encoder(loader) if is_encoder(loader) else _runnable(loader)),
     }
     if tensors:
@@ -143,9 +146,11 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
     except RlxError as error:
         return {"runnable": False, "reason": str(error)}
     profile = str(setup.source) if setup.source else None
-    facts = {"runner": runner.__name__, "profile": profile, "deterministic": setup.is_deterministic}
+    facts: dict[str, Any] = {"runner": runner.__name__, "profile": profile, "deterministic": setup.is_deterministic}
     vision = tower_of(loader, config)
     seeing = {} if vision is None else {"vision": vision}
+    matrices = (weights.info(name) for name in weights.names)
+    facts["matrices"] = dict(Counter(info.dtype.name for info in matrices if len(info.shape) > 1))
     return {"runnable": True, **facts, "config": _sizes(config), "memory": memory, **seeing}
 
 
@@ -211,10 +216,19 @@ def show(facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"{_count(facts['parameters'])} parameters in {facts['tensors']} tensors, {size(facts['bytes'])}"
     yield from _page("metadata", [(key, _short(value)) for key, value in facts["metadata"].items()])
     yield from _page("formats", [_format_row(row, facts["bytes"]) for row in facts["formats"]])
+    if "quantization" in facts:
+        yield from _page("quantization", list(_quantization_rows(facts)))
     if "tensor_list" in facts:
         rows = [(t["name"], t["dtype"], "x".join(map(str, t["shape"])), size(t["bytes"])) for t in facts["tensor_list"]]
         yield from _page("tensors", rows)
     yield from _verdict(facts)
+
+
+def _quantization_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What `config.json` says, and the types that the matrices get without rounding."""
+    yield "scheme", facts["quantization"]
+    if types := facts.get("matrices"):
+        yield "matrices", ", ".join(f"{count} {dtype}" for dtype, count in types.items())
 
 
 def _verdict(facts: Mapping[str, Any]) -> Iterator[str]:

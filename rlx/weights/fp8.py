@@ -20,9 +20,9 @@ from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.dtypes import F8_E4M3
 from rlx.ir.stored import FLOATS, to_float32
 from rlx.weights.composed import Composed
-from rlx.weights.fp8_config import block_size
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, TensorInfo
+from rlx.weights.quantization import block_size
 
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
 _GROUP = F8_E4M3.block

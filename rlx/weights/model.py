@@ -16,12 +16,12 @@ from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.stored import FLOATS, to_float32
 from rlx.weights.composed import Composed, rows, stack, turned, whole
 from rlx.weights.fp8 import fp8
-from rlx.weights.fp8_config import CODES
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, Closing, TensorInfo
 from rlx.weights.mxfp4 import CODES_END, mxfp4
 from rlx.weights.names import FileNames, canonical_names, file_names, rank
 from rlx.weights.packed import repacked
+from rlx.weights.quantization import CODES
 
 
 class ModelWeights(Closing):

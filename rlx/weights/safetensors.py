@@ -20,7 +20,7 @@ from rlx import json_file
 from rlx.errors import CUT_SHORT, ConfigError, ModelFileError, SafetensorsError, UnsupportedModelError
 from rlx.ir.dtypes import BF16, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from rlx.json_file import JsonObject, parse_object, read_object
-from rlx.weights import fp8_config
+from rlx.weights import quantization
 from rlx.weights.mapped import Buffer, MappedFile, MappedTensors, TensorInfo
 
 MAX_HEADER_BYTES = json_file.MAX_BYTES  # about 260,000 tensors; the format allows 100 MB
@@ -30,7 +30,7 @@ SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
 _DTYPES = {"F64": F64, "F32": F32, "F16": F16, "BF16": BF16, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8}
-_DTYPES |= {"F8_E4M3": fp8_config.CODES}
+_DTYPES |= {"F8_E4M3": quantization.CODES}
 _FIELDS = {"dtype", "shape", "data_offsets"}
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
@@ -241,7 +241,7 @@ def read_config(source: Config) -> JsonObject:
         config = read_object(path, ConfigError)
     for key in ("quantization_config", "quantization"):
         scheme = config.get(key)
-        if isinstance(scheme, dict) and scheme and (method := fp8_config.refusal(scheme)):
+        if isinstance(scheme, dict) and scheme and (method := quantization.refusal(scheme)):
             hint = "use the BF16 checkpoint or a GGUF file of the model"
             raise UnsupportedModelError(f"the weights are quantized ({key}: {method})", where=path, hint=hint)
     return config

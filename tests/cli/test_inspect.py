@@ -142,6 +142,15 @@ def test_the_page_is_for_people(goldens: Path) -> None:
     assert not re.search(r" +$", result.stdout, re.MULTILINE)
 
 
+def test_it_says_how_weights_are_quantized(goldens: Path) -> None:
+    folder = str(goldens / "gpt-oss" / "hf")
+    found = facts(folder)
+    assert found["quantization"] == "mxfp4" and set(found["matrices"]) == {"bf16", "mxfp4"}
+    page = rlx(folder).stdout
+    for line in (r"^quantization$", r"^  scheme +mxfp4$", r"^  matrices +.*\b\d+ mxfp4"):
+        assert re.search(line, page, re.MULTILINE), line
+
+
 def test_text_of_the_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     path = small_llama(tmp_path / "m.gguf", name="\x1b[2Jgone\nrunnable: yes\x07")
     result = rlx(str(path))

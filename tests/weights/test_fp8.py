@@ -174,7 +174,7 @@ def test_rows_that_are_no_multiple_of_32_are_named(tmp_path: Path, shape: tuple[
     ("scheme", "message"),
     [
         ({"quant_method": "hqq", "bits": 4}, r"\(quantization_config: hqq\)"),
-        ({"quant_method": "fp8", "fmt": "e5m2"}, r"\(quantization_config: fp8 e5m2\)"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, r"\(quantization_config: fp8 with fmt e5m2\)"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, r"compressed-tensors pack-quantized\)"),
         (
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 from checkpoints import bf16, checkpoint
 
-from rlx.errors import UnsupportedModelError, WeightError
-from rlx.ir.dtypes import F32, Q4_0, Q8_0, DType
+from rlx.errors import ModelFileError, UnsupportedModelError
+from rlx.ir.dtypes import F32, Q4_0, Q5_0, Q8_0, DType
 from rlx.ir.stored import dequantize
 from rlx.weights import ModelWeights, open_weights
+from rlx.weights.quantization import described, refusal
 
 N, K, GROUP = 16, 64, 32
 LAYER, NAME = "model.layers.0.self_attn.q_proj", "blk.0.attn_q.weight"
@@ -25,11 +27,13 @@ def drawn(low: int, high: int, *shape: int) -> Array:
     return np.random.default_rng([low + 999, high, *shape]).integers(low, high, shape)
 
 
-def words(codes: Array, order: tuple[int, ...] = tuple(range(8))) -> Array:
-    """Four-bit codes [m, 8 x] -> int32 [m, x]: code `order[i]` of eight in bits 4 i on."""
-    found = np.zeros((len(codes), codes.shape[1] // 8), np.uint32)
-    for place, which in enumerate(order):
-        found |= codes[:, which::8].astype(np.uint32) << np.uint32(4 * place)
+def words(codes: Array, order: tuple[int, ...] = (), bits: int = 4) -> Array:
+    """Codes [m, c x] -> int32 [m, x]: of c codes, as many as an integer holds, code `order[i]` from bit `bits` i on."""
+    count = 32 // bits
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % count)))
+    found = np.zeros((len(codes), padded.shape[1] // count), np.uint32)
+    for place, which in enumerate(order or range(count)):
+        found |= padded[:, which::count].astype(np.uint32) << np.uint32(bits * place)
     return found.view(np.int32)
 
 
@@ -49,57 +53,87 @@ def awq(zeros: Array) -> Made:
     return parts, {"quant_method": "awq", "bits": 4, "version": "gemm"}, ((codes - zeros[of]) * factor[of]).T
 
 
-def gptq(groups: Array, version: str = "gptq") -> Made:
-    codes, zeros, factor = drawn(0, 16, K, N), drawn(1, 16, K // GROUP, N), scales(K // GROUP, N)
+def gptq(groups: Array, version: str = "gptq", bits: int = 4, zero: int | None = None) -> Made:
+    """By default with zero points."""
+    most, factor = 1 << bits, scales(K // GROUP, N)
+    codes, zeros = drawn(0, most, K, N), drawn(1, most, K // GROUP, N)
+    zeros = zeros if zero is None else np.full_like(zeros, zero)
     parts = {
-        f"{LAYER}.qweight": ("int32", np.ascontiguousarray(words(np.ascontiguousarray(codes.T)).T)),
-        f"{LAYER}.qzeros": ("int32", words(zeros - (version == "gptq"))),
+        f"{LAYER}.qweight": ("int32", np.ascontiguousarray(words(np.ascontiguousarray(codes.T), bits=bits).T)),
+        f"{LAYER}.qzeros": ("int32", words(zeros - (version == "gptq"), bits=bits)),
         f"{LAYER}.scales": ("float16", factor.astype(np.float16)),
         f"{LAYER}.g_idx": ("int32", groups.astype(np.int32)),
     }
-    scheme = {"quant_method": "gptq", "bits": 4, "checkpoint_format": version}
+    scheme = {"quant_method": "gptq", "bits": bits, "checkpoint_format": version, "group_size": GROUP}
     return parts, scheme, ((codes - zeros[groups]) * factor[groups]).T
 
 
-def compressed(bits: int) -> Made:
-    codes, packed = drawn(-(1 << (bits - 1)), 1 << (bits - 1), N, K), bits == 4
-    factor = scales(N, K // GROUP if packed else 1)
+def compressed(bits: int, size: int = GROUP, *, packed: bool = True, zeros: bool = False) -> Made:
+    """A scale for `size` inputs, or one for all weights if that is 0."""
+    middle = 1 << (bits - 1)
+    codes, factor = drawn(-middle, middle, N, K), scales(*(N, K // size) if size else (1,))
+    offset = drawn(-middle, middle, *factor.shape) if zeros else np.zeros_like(factor, int)
     parts = {f"{LAYER}.weight_scale": ("bfloat16", bf16(factor))}
     if packed:
-        parts[f"{LAYER}.weight_packed"] = "int32", words(codes + 8)
+        parts[f"{LAYER}.weight_packed"] = "int32", words(codes + middle, bits=bits)
         parts[f"{LAYER}.weight_shape"] = "int64", np.array([N, K])
+        along_rows = np.ascontiguousarray(words(np.ascontiguousarray((offset + middle).T), bits=bits).T)
+        parts |= {f"{LAYER}.weight_zero_point": ("int32", along_rows)} if zeros else {}
     else:
         parts[f"{LAYER}.weight"] = "int8", codes.astype(np.int8)
+        parts |= {f"{LAYER}.weight_zero_point": ("int8", offset.astype(np.int8))} if zeros else {}
     form = "pack-quantized" if packed else "int-quantized"
-    groups = {"a": {"weights": {"num_bits": bits, "type": "int", "symmetric": True}}}
+    groups = {"a": {"weights": {"num_bits": bits, "type": "int", "symmetric": not zeros, "group_size": size or None}}}
     scheme = {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
-    return parts, scheme, codes * np.repeat(factor, GROUP if packed else K, axis=1)
+    every = [np.repeat(each, size, axis=1) if size else each for each in (factor, offset)]
+    return parts, scheme, (codes - every[1]) * every[0]
 
 
-def nf4() -> Made:
+def four_bit_floats(kind: str = "nf4", *, double: bool = False) -> Made:
     codes, table, factor = drawn(0, 16, N * K), np.linspace(-1, 1, 16, dtype=np.float32), scales(N * K // 64)
-    state = np.frombuffer(json.dumps({"shape": [N, K], "blocksize": 64}).encode(), np.uint8).copy()
+    state: dict[str, Any] = {"shape": [N, K], "blocksize": 64}
     parts = {
         f"{LAYER}.weight": ("uint8", (codes[0::2] << 4 | codes[1::2]).astype(np.uint8)[:, None]),
         f"{LAYER}.weight.absmax": ("float32", factor),
         f"{LAYER}.weight.quant_map": ("float32", table),
-        f"{LAYER}.weight.quant_state.bitsandbytes__nf4": ("uint8", state),
     }
-    scheme = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    return parts, scheme, (table[codes] * np.repeat(factor, 64)).reshape(N, K)
+    if double:
+        state |= {"nested_blocksize": 6, "nested_offset": 0.03125}
+        inner, outer = np.linspace(-1, 1, 256, dtype=np.float32), scales(-(-len(factor) // 6))
+        numbers = drawn(0, 256, len(factor)).astype(np.uint8)
+        parts[f"{LAYER}.weight.absmax"] = "uint8", numbers
+        parts[f"{LAYER}.weight.nested_absmax"] = "float32", outer
+        parts[f"{LAYER}.weight.nested_quant_map"] = "float32", inner
+        factor = inner[numbers] * outer[np.arange(len(numbers)) // 6] + np.float32(0.03125)
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8).copy()
+    parts[f"{LAYER}.weight.quant_state.bitsandbytes__{kind}"] = "uint8", text
+    scheme = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
+    return parts, {**scheme, "bnb_4bit_use_double_quant": double}, (table[codes] * np.repeat(factor, 64)).reshape(N, K)
 
 
 IN_ORDER, SCATTERED = np.arange(K) // GROUP, np.random.default_rng(3).permutation(np.arange(K) // GROUP)
 EIGHTS = np.full((K // GROUP, N), 8)
 CASES: dict[str, tuple[Made, DType]] = {
-    "awq": (awq(drawn(0, 16, K // GROUP, N)), F32),
-    "awq without zeros": (awq(EIGHTS), Q4_0),
-    "gptq": (gptq(IN_ORDER), F32),
+    "awq": (awq(drawn(0, 16, K // GROUP, N)), Q5_0),
+    "awq without zero points": (awq(EIGHTS), Q4_0),
+    "gptq": (gptq(IN_ORDER), Q5_0),
+    "gptq without zero points": (gptq(IN_ORDER, zero=8), Q4_0),
+    "gptq with the highest zero point": (gptq(IN_ORDER, zero=16), Q5_0),
     "gptq, groups scattered": (gptq(SCATTERED), F32),
-    "gptq_v2": (gptq(IN_ORDER, "gptq_v2"), F32),
+    "gptq_v2": (gptq(IN_ORDER, "gptq_v2"), Q5_0),
+    "gptq, 2 bits": (gptq(IN_ORDER, bits=2), Q4_0),
+    "gptq, 8 bits": (gptq(IN_ORDER, bits=8, zero=128), Q8_0),
+    "gptq, 8 bits with zero points": (gptq(IN_ORDER, bits=8), F32),
     "compressed-tensors, 4 bits": (compressed(4), Q4_0),
-    "compressed-tensors, 8 bits": (compressed(8), Q8_0),
-    "bitsandbytes": (nf4(), F32),
+    "compressed-tensors, 4 bits with zero points": (compressed(4, zeros=True), Q5_0),
+    "compressed-tensors, 3 bits": (compressed(3), Q4_0),
+    "compressed-tensors, 8 bits packed": (compressed(8), Q8_0),
+    "compressed-tensors, 8 bits": (compressed(8, K, packed=False), Q8_0),
+    "compressed-tensors, 8 bits with zero points": (compressed(8, K, packed=False, zeros=True), F32),
+    "compressed-tensors, a scale a tensor": (compressed(8, 0, packed=False), Q8_0),
+    "bitsandbytes": (four_bit_floats(), F32),
+    "bitsandbytes, double quantization": (four_bit_floats(double=True), F32),
+    "bitsandbytes, fp4": (four_bit_floats("fp4"), F32),
 }
 
 
@@ -114,13 +148,60 @@ def test_every_number_is_exact(tmp_path: Path, case: str) -> None:
         weights.release(NAME)
 
 
+def test_experts_of_one_stack_have_one_type(tmp_path: Path) -> None:
+    """Codes of the first need 4 bits, those of the second 5."""
+    every = [gptq(IN_ORDER, zero=8), gptq(IN_ORDER)]
+    parts: dict[str, tuple[str, Array]] = {}
+    for i, made in enumerate(every):
+        expert = f"model.layers.0.mlp.experts.{i}.up_proj"
+        parts |= {name.replace(LAYER, expert): part for name, part in made[0].items()}
+    folder = checkpoint(tmp_path, parts, {"quantization_config": every[0][1]})
+    with ModelWeights(open_weights(folder), "qwen3moe") as found:
+        info = found.info("blk.0.ffn_up_exps.weight")
+        assert (info.dtype, info.shape) == (Q5_0, (2, N, K))
+        for piece, (_, _, expected) in zip(found.pieces("blk.0.ffn_up_exps.weight"), every, strict=True):
+            np.testing.assert_array_equal(dequantize(piece, Q5_0, (N, K)), expected.astype(np.float32))
+
+
 @pytest.mark.parametrize("part", [".scales", ".qzeros"])
 def test_a_missing_part_is_named(tmp_path: Path, part: str) -> None:
     parts, scheme, _ = gptq(IN_ORDER)
     del parts[LAYER + part]
-    folder = checkpoint(tmp_path, parts, {"quantization_config": scheme})
-    with open_weights(folder) as loader, pytest.raises(WeightError, match=rf"parts of '{LAYER}'.*{part[1:]}"):
+    refused(tmp_path, parts, scheme, rf"half quantized: '{LAYER}' has no '{LAYER}{part}'")
+
+
+def refused(tmp_path: Path, parts: Mapping[str, tuple[str, Array]], scheme: dict[str, Any], message: str) -> None:
+    folder = checkpoint(tmp_path, parts, {"quantization_config": scheme} if scheme else {})
+    with open_weights(folder) as loader, pytest.raises(ModelFileError, match=message):
         ModelWeights(loader, "llama")
+
+
+def test_half_quantized_checkpoints_are_named(tmp_path: Path) -> None:
+    parts, scheme, _ = gptq(IN_ORDER)
+    refused(tmp_path, parts, {}, rf"quantized \({LAYER}.qweight\), and config.json has no quantization_config")
+    both = {**parts, f"{LAYER}.weight": ("float32", scales(N, K))}
+    refused(
+        tmp_path, both, scheme, rf"half quantized: it has '{LAYER}.weight' and also codes for it, '{LAYER}.qweight'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "size", "message"),
+    [
+        ((K // GROUP, N), 48, "2 scales a row for 64 inputs, and group_size is 48"),
+        ((3, N), GROUP, "3 scales a row for 64 inputs, and group_size is 32"),
+        ((K // GROUP, N), -1, ""),
+    ],
+)
+def test_unknown_group_sizes_are_named(tmp_path: Path, change: tuple[int, ...], size: int, message: str) -> None:
+    parts, scheme, _ = awq(EIGHTS)
+    parts[f"{LAYER}.scales"] = "float16", scales(*change).astype(np.float16)
+    parts[f"{LAYER}.qzeros"] = "int32", words(np.full(change, 8), (0, 2, 4, 6, 1, 3, 5, 7))
+    if message:
+        refused(tmp_path, parts, {**scheme, "group_size": size}, rf"the parts of '{LAYER}' do not fit .*{message}")
+    else:
+        with ModelWeights(open_weights(checkpoint(tmp_path, parts, {"quantization_config": scheme})), "llama") as found:
+            assert found.info(NAME).dtype is Q4_0
 
 
 @pytest.mark.parametrize(
@@ -135,3 +216,18 @@ def test_other_forms_are_refused_by_name(tmp_path: Path, scheme: dict[str, Any],
     folder = checkpoint(tmp_path, {"a": ("float32", scales(1))}, {"quantization_config": scheme})
     with pytest.raises(UnsupportedModelError, match=rf"the weights are quantized \(quantization_config: {message}\)"):
         open_weights(folder)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words"),
+    [
+        (CASES["gptq"][0][1] | {"desc_act": True, "sym": False}, "gptq: 4 bits, groups of 32, zero points, act-order"),
+        ({"quant_method": "awq", "bits": 4, "group_size": -1}, "awq: 4 bits, a scale a row"),
+        (compressed(4, zeros=True)[1], "compressed-tensors: int of 4 bits, groups of 32, zero points"),
+        (four_bit_floats(double=True)[1], "bitsandbytes: nf4, double quantization"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8: e4m3, blocks of 128 x 128"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+    ],
+)
+def test_a_scheme_in_words(scheme: dict[str, Any], words: str) -> None:
+    assert described(scheme) == words and refusal(scheme) is None
