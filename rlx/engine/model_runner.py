@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any, NoReturn, Protocol
+from itertools import accumulate, chain
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program, TokenRun
 from rlx.engine.batch import Batch, Segment
+from rlx.engine.kv.pages import Pages
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed, shift_at
 from rlx.engine.kv.sequence import Sequence
@@ -28,6 +30,8 @@ from rlx.engine.request.output import Logits
 from rlx.errors import ArgumentError, NumericalError, PromptError
 from rlx.models.variants import EmbeddedRows
 from rlx.passes.options import MAX_SEGMENTS
+
+Ints: TypeAlias = npt.NDArray[Any]
 
 #: Maximum steps and seconds of a native call of greedy tokens: an interrupt has to wait until the call returns.
 STEPS, SECONDS = 32, 0.05
@@ -124,14 +128,20 @@ class ModelRunner:
         if len({id(segment.sequence) for segment in segments}) < len(segments):
             hint = "Give them one after the other."
             raise ArgumentError("two segments are of one sequence", where="Engine.step", hint=hint)
-        needs = [(s.sequence, len(s.sequence) - s.sequence.done + len(s.tokens), _is_speculative(s)) for s in segments]
-        self.pool.reserve(needs)
-        for segment in segments:
-            self.catch_up(segment.sequence)
+        needs = [
+            (s.sequence, len(s.sequence.ids) - s.sequence.done + len(s.tokens), _is_speculative(s)) for s in segments
+        ]
+        if lacking := [need for need in needs if not need[0].memory.is_ready(need[0].done, *need[1:])]:
+            self.pool.reserve(lacking)
+        for segment, (_, count, _) in zip(segments, needs, strict=True):
+            if count > len(segment.tokens):
+                self.catch_up(segment.sequence)
         found: dict[int, Logits] = {}
         groups = list(self._groups(segments))
         copies = copies or len(groups) > 1  # the next group may run the same program
         for group in groups:
+            # Those whose first pages are the same stand side by side, so that attention reads these pages once.
+            group.sort(key=lambda i: segments[i].sequence.pages.tobytes())
             some = [segments[i] for i in group]
             rows = self._together(some, copies) if len(some) > 1 else [self._alone(some[0], copies)]
             found |= zip(group, rows, strict=True)
@@ -174,34 +184,29 @@ class ModelRunner:
 
     def _together(self, segments: list[Segment], copies: bool) -> list[Logits]:
         """The rows of segments that they ask for, with a program for the rows of several sequences."""
-        sequences, counts = [s.sequence for s in segments], [len(s.tokens) for s in segments]
-        past, rows = [s.done for s in sequences], sum(counts)
+        sequences, tokens = [s.sequence for s in segments], [s.tokens for s in segments]
+        counts, outs = [len(ids) for ids in tokens], [_outs(s) for s in segments]
+        past, rows, wanted = [s.done for s in sequences], sum(counts), sum(outs)
         program = self.programs[self.bucketing.segments(rows, self._embedded(sequences, counts))]
-        first = list(accumulate(counts, initial=0))[:-1]
-        wanted = [_logit_rows(segment, at) for segment, at in zip(segments, first, strict=True)]
-        logit_rows = [row for each in wanted for row in each] or [0]
-        width = max(len(s.pages) for s in sequences)
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.begin(count)
-        inputs = program.inputs
-        _feed(inputs, segments, first, rows)
+        inputs, ends = program.inputs, np.array([*accumulate(counts)])
+        table = inputs["segments"][: len(segments)]
         slots = [max(0, s.memory.slot) for s in sequences]
-        inputs["segments"][: len(segments)] = list(zip(first, counts, past, slots, strict=True))
-        inputs["logit_rows"][: len(logit_rows)] = logit_rows
-        if "pages" in inputs:
-            table = inputs["pages"].reshape(-1)[: len(segments) * width].reshape(len(segments), width)
-            for row, sequence in zip(table, sequences, strict=True):
-                row[: len(sequence.pages)] = sequence.pages
+        for number, column in enumerate((ends - counts, counts, past, slots)):
+            table[:, number] = column
+        _feed(inputs, segments, table, rows)
+        inputs["logit_rows"][: wanted or 1] = _runs(ends - outs, outs) if wanted else 0
+        width = _feed_pages(inputs, [s.memory.pages for s in sequences])
         program.select_slot(0)
         env = {**self.pool.memory.extents, "SEQ": rows, "PAST_SEQ": max(past), "PAGES": width}
-        env |= {"SEGMENTS": len(segments), "OUTS": len(logit_rows)}
+        env |= {"SEGMENTS": len(segments), "OUTS": wanted or 1}
         program.run(**env)
-        for segment in segments:
-            segment.sequence.end(segment.tokens)
+        for sequence, ids in zip(sequences, tokens, strict=True):
+            sequence.end(ids)
         logits = program.output(LOGITS, **env)
         logits = logits.copy() if copies else logits
-        ends = accumulate(map(len, wanted))
-        return [logits[end - len(each) : end] for each, end in zip(wanted, ends, strict=True)]
+        return [logits[end - count : end] for count, end in zip(outs, accumulate(outs), strict=True)]
 
     # -- one sequence ---------------------------------------------------------------------------------------------
 
@@ -403,18 +408,34 @@ class ModelRunner:
             sequence.take(count)
 
 
-def _feed(inputs: Mapping[str, Any], segments: list[Segment], first: list[int], rows: int) -> None:
-    """Writes tokens, positions and embedded rows of segments, of which each begins at the row in `first`."""
+def _feed(inputs: Mapping[str, Any], segments: list[Segment], table: Ints, rows: int) -> None:
+    """Writes tokens, positions and embedded rows of segments, which `table` describes as the input of programs."""
     if "row_index" in inputs:
-        for segment, at in zip(segments, first, strict=True):
+        for segment, at in zip(segments, table[:, 0].tolist(), strict=True):
             feed(inputs, segment.tokens, segment.sequence.done, segment.sequence.embeddings, at)
         return
-    inputs["tokens"][:rows] = [token for segment in segments for token in segment.tokens]  # at once: quick
+    inputs["tokens"][:rows] = [*chain.from_iterable([segment.tokens for segment in segments])]  # at once: quick
     if "positions" in inputs:
         sequences = [segment.sequence for segment in segments]
-        starts = [s.done + (0 if s.embeddings is None else s.embeddings.shift(s.done)) for s in sequences]
-        counts = [len(segment.tokens) for segment in segments]
-        inputs["positions"][:rows] = [i for p, n in zip(starts, counts, strict=True) for i in range(p, p + n)]
+        shifts = [0 if s.embeddings is None else s.embeddings.shift(s.done) for s in sequences]
+        inputs["positions"][:rows] = _runs(table[:, 2] + shifts, table[:, 1])
+
+
+def _feed_pages(inputs: Mapping[str, Any], pages: list[Pages]) -> int:
+    """Writes the page tables of sequences; returns how many pages each has room for."""
+    counts = [len(each) for each in pages]
+    width = max(counts)
+    if "pages" in inputs:
+        table = inputs["pages"].reshape(-1)[: len(pages) * width].reshape(len(pages), width)
+        table[np.arange(width) < np.array(counts)[:, None]] = np.concatenate(pages)
+    return width
+
+
+def _runs(starts: Ints, counts: Ids[int] | Ints) -> Ints:
+    """The numbers from each start on, so many of each."""
+    ends: Ints = np.cumsum(counts)
+    found: Ints = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
+    return found
 
 
 def _is_speculative(segment: Segment) -> bool:
@@ -423,13 +444,7 @@ def _is_speculative(segment: Segment) -> bool:
 
 
 def _outs(segment: Segment) -> int:
-    return {"none": 0, "last": 1, "all": len(segment.tokens)}[segment.logits]
-
-
-def _logit_rows(segment: Segment, first: int) -> range:
-    """The rows of the call whose logits a segment wants, if it begins at row `first`."""
-    end = first + len(segment.tokens)
-    return range(end - _outs(segment), end)
+    return 1 if segment.logits == "last" else len(segment.tokens) if segment.logits == "all" else 0
 
 
 def end_run(sequence: Sequence, token: int, found: Ids[int]) -> None:
