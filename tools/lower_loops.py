@@ -97,7 +97,9 @@ def kernels() -> Iterator[Callable[[], object]]:
     for (order, corrects), aside in itertools.product((("tiled", True), ("grouped", True), ("grouped", False)), both):
         rule = partial(delta_plain.plain, 32, 16, 128, 128, scale=0.1, order=order)
         yield partial(rule, corrects=corrects, aside=aside)
-    yield from (partial(loops.kernel_of, quantizers.encoder(dtype)) for dtype in quantizers.ENCODERS)
+    for dtype, encoder in quantizers.ENCODERS.items():
+        for by_importance in both if encoder.by_importance is not None else (False,):
+            yield partial(loops.kernel_of, quantizers.encoder(dtype, by_importance))
 
 
 def main() -> int:

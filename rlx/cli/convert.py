@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from rlx.cli.command import Command, json_option
-from rlx.cli.output import Bars, printable, size
+from rlx.cli.output import Bars, counted, printable, size
 from rlx.export.convert import convert as write
 from rlx.export.quantize import Quantized
 from rlx.export.quantize import quantize as write_quantized
@@ -71,9 +71,17 @@ def _part(name: str) -> str:
 @click.option("--threads", type=click.IntRange(1), metavar="N", help="Worker threads; the physical cores by default.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--requantize", is_flag=True, help="Accept an IN that is quantized already; errors add up.")
+@click.option("--imatrix", metavar="FILE", help="An importance matrix, of `rlx imatrix` or of llama.cpp.")
 @json_option
 def quantize(
-    source: str, out: str, target: str, threads: int | None, force: bool, requantize: bool, as_json: bool
+    source: str,
+    out: str,
+    target: str,
+    threads: int | None,
+    force: bool,
+    requantize: bool,
+    imatrix: str | None,
+    as_json: bool,
 ) -> None:
     """Write the model IN as the GGUF file OUT of another TYPE.
 
@@ -83,8 +91,9 @@ def quantize(
     is whole.
     """
     start = time.perf_counter()
+    how: dict[str, Any] = {"threads": threads, "force": force, "requantize": requantize, "imatrix": imatrix}
     with Bars("writing tensors") as bars:  # first it is opened
-        done = write_quantized(source, out, target, threads=threads, force=force, requantize=requantize, progress=bars)
+        done = write_quantized(source, out, target, progress=bars, **how)
     seconds = time.perf_counter() - start
     if as_json:
         click.echo(json.dumps(_report(done, seconds)))
@@ -93,6 +102,8 @@ def quantize(
         click.echo(printable(line), err=True)
     types = ", ".join(f"{count} {dtype}" for dtype, count in done.types.most_common())
     click.echo(f"{done.path}: {done.target.name}, {size(done.nbytes)}, {done.bits:.2f} bits a number ({types})")
+    if imatrix is not None:
+        click.echo(f"{counted(done.weighed, 'tensor')} rounded by importance", err=True)
     click.echo(f"in {seconds:.1f} s", err=True)
 
 
@@ -104,6 +115,7 @@ def _report(done: Quantized, seconds: float) -> dict[str, Any]:
         "bytes": done.nbytes,
         "bits": done.bits,
         "seconds": seconds,
+        "by_importance": done.weighed,
         "tensors": tensors,
         "left_out": list(done.left_out),
     }

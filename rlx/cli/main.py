@@ -77,6 +77,7 @@ _COMMANDS = {
     "rm": ("rlx.cli.downloads:rm", "Remove downloaded models."),
     "convert": ("rlx.cli.convert:convert", "Write the safetensors model IN as the GGUF file OUT."),
     "quantize": ("rlx.cli.convert:quantize", "Write the model IN as the GGUF file OUT of another TYPE."),
+    "imatrix": ("rlx.cli.imatrix:imatrix", "Write the importance of MODEL's inputs as the GGUF file OUT."),
     "cache": ("rlx.cli.cache:cache", "Look into the compile cache, and clean it up."),
 }
 INTERRUPTED = 130  # exit code after SIGINT

@@ -17,10 +17,13 @@ d and dmin are f16, one each per superblock. The encoder minimizes the sum of sq
 3. With codes, s and m fixed, d and dmin are solved for by least squares over the superblock. They are taken if they
    make the error smaller, and step 2 is repeated.
 
+With an importance matrix each squared error counts as much as the element's column says, its weight w; without one
+every w is 1.
+
 Between the steps the f32 numbers of the sub-blocks are kept in the part of the output that is written last.
 
-In all functions `x` are the f32 elements, `at` the index of the first one that is meant, `out` the bytes of the output
-and `to` the index of the first byte of the superblock.
+In all functions `x` are the f32 elements, `w` their f32 weights (not read without an importance matrix), `at` the index
+of the first one that is meant, `out` the bytes of the output and `to` the index of the first byte of the superblock.
 """
 
 from __future__ import annotations
@@ -49,6 +52,12 @@ from rlx.scalars import (
 TOP: int = HOLE
 BYTES: int = HOLE
 WRITE: Helper = HOLE
+#: The weight of an element: `unweighted` or `weighted`.
+WEIGHT: Helper = HOLE
+#: Whether the subtrahend of a line may be negative. Of scales: the elements that have one, and the code that is 0.
+SIGNED: bool = HOLE
+GROUP: int = HOLE
+ZERO: int = HOLE
 #: The step widths that are tried: how many, then the first one and their distance. They are counted in codes beyond the
 #: number that spans the sub-block exactly: -1 tries a step that is wider by one part in TOP.
 TRIES: int = HOLE
@@ -61,10 +70,20 @@ _TINY = 1e-30  # smaller steps count as 0: products with their inverses would ov
 _NEVER = -3e38
 
 
+def unweighted(w: Ptr, i: int) -> Scalar:
+    """The weight of every element without an importance matrix."""
+    return f32(1.0)
+
+
+def weighted(w: Ptr, i: int) -> Scalar:
+    """The weight of an element."""
+    return w[i]
+
+
 @fastmath(*SUM_FLAGS)
 def lowest(x: Ptr, at: int, n: int) -> Scalar:
-    """The smallest of n elements; 0 if all are positive."""
-    low = f32(0.0)
+    """The smallest of n elements; 0 if all are positive, unless lines may have a negative subtrahend."""
+    low = x[at] if SIGNED else f32(0.0)
     for i in range(at, at + n):
         low = x[i] if x[i] < low else low
     return low
@@ -72,19 +91,28 @@ def lowest(x: Ptr, at: int, n: int) -> Scalar:
 
 @fastmath(*SUM_FLAGS)
 def highest(x: Ptr, at: int, n: int) -> Scalar:
-    """The largest of n elements; 0 if all are negative."""
-    high = f32(0.0)
+    """The largest of n elements; 0 if all are negative, with the same exception."""
+    high = x[at] if SIGNED else f32(0.0)
     for i in range(at, at + n):
         high = x[i] if x[i] > high else high
     return high
 
 
 @fastmath(*SUM_FLAGS)
-def total(x: Ptr, at: int, n: int) -> Scalar:
-    """The sum of n elements."""
+def total(x: Ptr, w: Ptr, at: int, n: int) -> Scalar:
+    """The weighted sum of n elements."""
     acc = f32(0.0)
     for i in range(at, at + n):
-        acc += x[i]
+        acc += WEIGHT(w, i) * x[i]
+    return acc
+
+
+@fastmath(*SUM_FLAGS)
+def weight_of(w: Ptr, at: int, n: int) -> Scalar:
+    """The sum of the weights of n elements."""
+    acc = f32(0.0)
+    for i in range(at, at + n):
+        acc += WEIGHT(w, i)
     return acc
 
 
@@ -114,70 +142,72 @@ def half(value: Scalar) -> Scalar:
 
 
 @fastmath(*SUM_FLAGS)
-def fitted_line(x: Ptr, at: int, low: Scalar, inv: Scalar, mean: Scalar, gain: bool) -> Scalar:
-    """Fits the line x ~ step * q - minus, minus >= 0, to 32 elements by least squares. Their codes are those of the
-    step 1 / inv from `low` on.
+def fitted_line(x: Ptr, w: Ptr, at: int, low: Scalar, inv: Scalar, mean: Scalar, whole: Scalar, gain: bool) -> Scalar:
+    """Fits the line x ~ step * q - minus to 32 elements by least squares. Their codes are those of the step 1 / inv
+    from `low` on.
 
     Args:
         low: the value with code 0.
-        mean: of the elements.
-        gain: whether to return the sum of squares that the line explains, minus 32 mean^2, instead of the step. A line
-            with minus < 0 is replaced by the best one through 0.
+        mean, whole: the mean of the elements, and the sum of their weights.
+        gain: whether to return the sum of squares that the line explains, minus whole * mean^2, instead of the step. A
+            line with minus < 0 is replaced by the best one through 0, unless minus may be negative.
     """
     s_q, s_qq, s_qx = f32(0.0), f32(0.0), f32(0.0)
     for i in range(at, at + 32):
         q = code((x[i] - low) * inv, 0, TOP)
-        s_q += q
-        s_qq += q * q
-        s_qx += q * x[i]
-    spread = s_qq - s_q * s_q * f32(1.0 / 32.0)
+        wq = WEIGHT(w, i) * q
+        s_q += wq
+        s_qq += wq * q
+        s_qx += wq * x[i]
+    spread = s_qq - s_q * s_q / whole
     common = s_qx - s_q * mean
-    free = spread > f32(0.0) and spread * mean <= common * s_q * f32(1.0 / 32.0)
+    free = spread > f32(0.0) and (SIGNED or spread * mean <= common * s_q / whole)
     if gain:
-        through_0 = s_qx * s_qx / s_qq - f32(32.0) * mean * mean if s_qq > f32(0.0) else f32(_NEVER)
+        through_0 = s_qx * s_qx / s_qq - whole * mean * mean if s_qq > f32(0.0) else f32(_NEVER)
         return common * common / spread if free else through_0
     return common / spread if free else (s_qx / s_qq if s_qq > f32(0.0) else f32(0.0))
 
 
 @fastmath(*SUM_FLAGS)
-def mean_code(x: Ptr, at: int, low: Scalar, inv: Scalar) -> Scalar:
+def mean_code(x: Ptr, w: Ptr, at: int, low: Scalar, inv: Scalar, whole: Scalar) -> Scalar:
     """The mean of the codes of 32 elements, as in `fitted_line`."""
     acc = f32(0.0)
     for i in range(at, at + 32):
-        acc += code((x[i] - low) * inv, 0, TOP)
-    return acc * f32(1.0 / 32.0)
+        acc += WEIGHT(w, i) * code((x[i] - low) * inv, 0, TOP)
+    return acc / whole
 
 
-def fit_line(x: Ptr, at: int, out: Ptr, to: int) -> None:
-    """Finds the best line for 32 elements (step 1). Stores its step and subtrahend, both >= 0, as f32 at byte `to`."""
+def fit_line(x: Ptr, w: Ptr, at: int, out: Ptr, to: int) -> None:
+    """Finds the best line for 32 elements (step 1). Stores its step >= 0 and its subtrahend as f32 at byte `to`."""
     low = lowest(x, at, 32)
-    mean = total(x, at, 32) * f32(1.0 / 32.0)
+    whole = weight_of(w, at, 32)
+    mean = total(x, w, at, 32) / whole
     unit = inverse(highest(x, at, 32) - low)
     best, inv = f32(_NEVER), f32(0.0)
     for t in range(TRIES):
         trial = (f32(TOP) + f32(FIRST) + f32(GAP) * f32(t)) * unit
-        gain = fitted_line(x, at, low, trial, mean, True)
+        gain = fitted_line(x, w, at, low, trial, mean, whole, True)
         better = gain > best
         best = gain if better else best
         inv = trial if better else inv
-    step = fitted_line(x, at, low, inv, mean, False)
-    minus = step * mean_code(x, at, low, inv) - mean
+    step = fitted_line(x, w, at, low, inv, mean, whole, False)
+    minus = step * mean_code(x, w, at, low, inv, whole) - mean
     store_f32(out, to, step if step > f32(0.0) else f32(0.0))
-    store_f32(out, to + 4, minus if minus > f32(0.0) else f32(0.0))
+    store_f32(out, to + 4, minus if SIGNED or minus > f32(0.0) else f32(0.0))
 
 
 @fastmath(*SUM_FLAGS)
-def line_error(x: Ptr, at: int, step: Scalar, minus: Scalar) -> Scalar:
+def line_error(x: Ptr, w: Ptr, at: int, step: Scalar, minus: Scalar) -> Scalar:
     """The squared error of 32 elements as step * q - minus, each with its best code q."""
     inv = inverse(step)
     acc = f32(0.0)
     for i in range(at, at + 32):
         e = x[i] + minus - step * code((x[i] + minus) * inv, 0, TOP)
-        acc += e * e
+        acc += WEIGHT(w, i) * e * e
     return acc
 
 
-def choose_line(x: Ptr, at: int, out: Ptr, to: int, d: Scalar, dmin: Scalar, s: Scalar, m: Scalar) -> Scalar:
+def choose_line(x: Ptr, w: Ptr, at: int, out: Ptr, to: int, d: Scalar, dmin: Scalar, s: Scalar, m: Scalar) -> Scalar:
     """Of the integers next to s and m, takes the pair with the smallest squared error (step 2), and returns that error.
 
     The pair is stored as two f32 at byte `to`.
@@ -187,7 +217,7 @@ def choose_line(x: Ptr, at: int, out: Ptr, to: int, d: Scalar, dmin: Scalar, s: 
         for dm in range(-1, 2):
             try_s = code(s + f32(ds), 0, 63)
             try_m = code(m + f32(dm), 0, 63)
-            error = line_error(x, at, d * try_s, dmin * try_m)
+            error = line_error(x, w, at, d * try_s, dmin * try_m)
             better = error < best
             best = error if better else best
             best_s = try_s if better else best_s
@@ -197,7 +227,7 @@ def choose_line(x: Ptr, at: int, out: Ptr, to: int, d: Scalar, dmin: Scalar, s: 
     return best
 
 
-def choose_lines(x: Ptr, at: int, out: Ptr, to: int, unit_s: Scalar, unit_m: Scalar) -> Scalar:
+def choose_lines(x: Ptr, w: Ptr, at: int, out: Ptr, to: int, unit_s: Scalar, unit_m: Scalar) -> Scalar:
     """`choose_line` for the 8 sub-blocks of a superblock. Returns the sum of their squared errors.
 
     Args:
@@ -209,22 +239,22 @@ def choose_lines(x: Ptr, at: int, out: Ptr, to: int, unit_s: Scalar, unit_m: Sca
     for j in range(8):
         place = to + 16 + j * 8
         s, m = load_f32(out, place) * unit_s, load_f32(out, place + 4) * unit_m
-        error += choose_line(x, at + j * 32, out, place, d, dmin, s, m)
+        error += choose_line(x, w, at + j * 32, out, place, d, dmin, s, m)
     return error
 
 
 @fastmath(*SUM_FLAGS)
-def line_sum(x: Ptr, at: int, step: Scalar, minus: Scalar, f: Scalar, g: Scalar, h: Scalar) -> Scalar:
+def line_sum(x: Ptr, w: Ptr, at: int, step: Scalar, minus: Scalar, f: Scalar, g: Scalar, h: Scalar) -> Scalar:
     """The sum of q (f q + g x + h) over 32 elements with codes q: the sums that `solve_lines` needs, one at a time."""
     inv = inverse(step)
     acc = f32(0.0)
     for i in range(at, at + 32):
         q = code((x[i] + minus) * inv, 0, TOP)
-        acc += q * (f * q + g * x[i] + h)
+        acc += WEIGHT(w, i) * q * (f * q + g * x[i] + h)
     return acc
 
 
-def solve_lines(x: Ptr, at: int, out: Ptr, to: int, error: Scalar) -> None:
+def solve_lines(x: Ptr, w: Ptr, at: int, out: Ptr, to: int, error: Scalar) -> None:
     """Solves for d and dmin with codes, s and m fixed (step 3), and stores them if they make the error smaller.
 
     With u = s q and v = m for each element, and uv for the sum of u v over the superblock, the sum of
@@ -239,45 +269,46 @@ def solve_lines(x: Ptr, at: int, out: Ptr, to: int, error: Scalar) -> None:
     for j in range(8):
         first = at + j * 32
         s, m = load_f32(out, to + 16 + j * 8), load_f32(out, to + 20 + j * 8)
-        uu += s * s * line_sum(x, first, d * s, dmin * m, one, zero, zero)
-        uv += s * m * line_sum(x, first, d * s, dmin * m, zero, zero, one)
-        ux += s * line_sum(x, first, d * s, dmin * m, zero, one, zero)
-        vv += m * m * f32(32.0)
-        vx += m * total(x, first, 32)
+        uu += s * s * line_sum(x, w, first, d * s, dmin * m, one, zero, zero)
+        uv += s * m * line_sum(x, w, first, d * s, dmin * m, zero, zero, one)
+        ux += s * line_sum(x, w, first, d * s, dmin * m, zero, one, zero)
+        vv += m * m * weight_of(w, first, 32)
+        vx += m * total(x, w, first, 32)
     det = uu * vv - uv * uv
     if det > uu * vv * f32(1e-4):
         new, newmin = half((ux * vv - vx * uv) / det), half((ux * uv - vx * uu) / det)
-        if new < 0x8000 and newmin < 0x8000 and held_error(x, at, out, to, f16_to_f32(new), f16_to_f32(newmin)) < error:
-            store_u16(out, to, new)
-            store_u16(out, to + 2, newmin)
+        if new < 0x8000 and newmin < 0x8000:
+            better = held_error(x, w, at, out, to, f16_to_f32(new), f16_to_f32(newmin)) < error
+            store_u16(out, to, new if better else load_u16(out, to))
+            store_u16(out, to + 2, newmin if better else load_u16(out, to + 2))
 
 
-def held_error(x: Ptr, at: int, out: Ptr, to: int, d: Scalar, dmin: Scalar) -> Scalar:
+def held_error(x: Ptr, w: Ptr, at: int, out: Ptr, to: int, d: Scalar, dmin: Scalar) -> Scalar:
     """The squared error of a superblock with the stored s and m, and these d and dmin."""
     error = f32(0.0)
     for j in range(8):
         s, m = load_f32(out, to + 16 + j * 8), load_f32(out, to + 20 + j * 8)
-        error += line_error(x, at + j * 32, d * s, dmin * m)
+        error += line_error(x, w, at + j * 32, d * s, dmin * m)
     return error
 
 
-def encode_lines(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+def encode_lines(x: Ptr, w: Ptr, out: Ptr, begin: int, end: int) -> None:
     """Kernel: x f32 [256 * superblocks] -> out u8 [BYTES * superblocks] in Q4_K or Q5_K. A unit is a superblock."""
     for block in range(begin, end):
         at, to = block * 256, block * BYTES
         most_s, most_m = f32(0.0), f32(0.0)
         for j in range(8):
-            fit_line(x, at + j * 32, out, to + 16 + j * 8)
+            fit_line(x, w, at + j * 32, out, to + 16 + j * 8)
             s, m = load_f32(out, to + 16 + j * 8), load_f32(out, to + 20 + j * 8)
             most_s = s if s > most_s else most_s
             most_m = m if m > most_m else most_m
         store_u16(out, to, half(most_s * f32(1.0 / 63.0)))
         store_u16(out, to + 2, half(most_m * f32(1.0 / 63.0)))
         unit_s, unit_m = inverse(f16_to_f32(load_u16(out, to))), inverse(f16_to_f32(load_u16(out, to + 2)))
-        error = choose_lines(x, at, out, to, unit_s, unit_m)
+        error = choose_lines(x, w, at, out, to, unit_s, unit_m)
         for _ in range(ROUNDS):
-            solve_lines(x, at, out, to, error)
-            error = choose_lines(x, at, out, to, f32(1.0), f32(1.0))
+            solve_lines(x, w, at, out, to, error)
+            error = choose_lines(x, w, at, out, to, f32(1.0), f32(1.0))
         write_integers(out, to)
         WRITE(x, at, out, to)
 
@@ -351,50 +382,51 @@ def write_q5_k(x: Ptr, at: int, out: Ptr, to: int) -> None:
 
 
 @fastmath(*SUM_FLAGS)
-def fitted_scale(x: Ptr, at: int, inv: Scalar, gain: bool) -> Scalar:
-    """Fits x ~ scale * q to 16 elements by least squares. Their codes are those of the scale 1 / inv.
+def fitted_scale(x: Ptr, w: Ptr, at: int, inv: Scalar, gain: bool) -> Scalar:
+    """Fits x ~ scale * q to GROUP elements by least squares. Their codes are those of the scale 1 / inv.
 
     Args:
         gain: whether to return the sum of squares that the fit explains instead of the scale.
     """
     s_qq, s_qx = f32(0.0), f32(0.0)
-    for i in range(at, at + 16):
-        q = code(x[i] * inv, -32, 31)
-        s_qq += q * q
-        s_qx += q * x[i]
+    for i in range(at, at + GROUP):
+        q = code(x[i] * inv, -ZERO, ZERO - 1)
+        wq = WEIGHT(w, i) * q
+        s_qq += wq * q
+        s_qx += wq * x[i]
     if gain:
         return s_qx * s_qx / s_qq if s_qq > f32(0.0) else f32(_NEVER)
     return s_qx / s_qq if s_qq > f32(0.0) else f32(0.0)
 
 
-def best_scale(x: Ptr, at: int) -> Scalar:
-    """The best scale for 16 elements (step 1). Its sign gives the element of largest magnitude a negative code, because
-    codes reach from -32 to 31.
+def best_scale(x: Ptr, w: Ptr, at: int) -> Scalar:
+    """The best scale for GROUP elements (step 1). Its sign gives the element of largest magnitude a negative code,
+    because codes reach from -ZERO to ZERO - 1.
     """
-    low, high = lowest(x, at, 16), highest(x, at, 16)
+    low, high = lowest(x, at, GROUP), highest(x, at, GROUP)
     unit = inverse(f32(0.0) - (high if high > f32(0.0) - low else low))
     best, inv = f32(_NEVER), f32(0.0)
     for t in range(TRIES):
-        trial = (f32(32.0) + f32(FIRST) + f32(GAP) * f32(t)) * unit
-        gain = fitted_scale(x, at, trial, True)
+        trial = (f32(ZERO) + f32(FIRST) + f32(GAP) * f32(t)) * unit
+        gain = fitted_scale(x, w, at, trial, True)
         better = gain > best
         best = gain if better else best
         inv = trial if better else inv
-    return fitted_scale(x, at, inv, False)
+    return fitted_scale(x, w, at, inv, False)
 
 
 @fastmath(*SUM_FLAGS)
-def scale_error(x: Ptr, at: int, step: Scalar) -> Scalar:
+def scale_error(x: Ptr, w: Ptr, at: int, step: Scalar) -> Scalar:
     """The squared error of 16 elements as step * q, each with its best code q."""
     inv = inverse(step)
     acc = f32(0.0)
     for i in range(at, at + 16):
         e = x[i] - step * code(x[i] * inv, -32, 31)
-        acc += e * e
+        acc += WEIGHT(w, i) * e * e
     return acc
 
 
-def choose_scales(x: Ptr, at: int, out: Ptr, to: int, unit: Scalar) -> Scalar:
+def choose_scales(x: Ptr, w: Ptr, at: int, out: Ptr, to: int, unit: Scalar) -> Scalar:
     """Of the integers next to each of the 16 stored scales takes the one with the smallest squared error (step 2).
 
     Returns the sum of the errors. The integers are stored as f32 in place of the scales.
@@ -409,7 +441,7 @@ def choose_scales(x: Ptr, at: int, out: Ptr, to: int, unit: Scalar) -> Scalar:
         best, best_s = f32(3e38), f32(0.0)
         for ds in range(-1, 2):
             try_s = code(s + f32(ds), -128, 127)
-            error = scale_error(x, at + j * 16, d * try_s)
+            error = scale_error(x, w, at + j * 16, d * try_s)
             better = error < best
             best = error if better else best
             best_s = try_s if better else best_s
@@ -419,17 +451,17 @@ def choose_scales(x: Ptr, at: int, out: Ptr, to: int, unit: Scalar) -> Scalar:
 
 
 @fastmath(*SUM_FLAGS)
-def scale_sum(x: Ptr, at: int, step: Scalar, f: Scalar, g: Scalar) -> Scalar:
+def scale_sum(x: Ptr, w: Ptr, at: int, step: Scalar, f: Scalar, g: Scalar) -> Scalar:
     """The sum of q (f q + g x) over 16 elements with codes q: the sums that `solve_scale` needs, one at a time."""
     inv = inverse(step)
     acc = f32(0.0)
     for i in range(at, at + 16):
         q = code(x[i] * inv, -32, 31)
-        acc += q * (f * q + g * x[i])
+        acc += WEIGHT(w, i) * q * (f * q + g * x[i])
     return acc
 
 
-def solve_scale(x: Ptr, at: int, out: Ptr, to: int, error: Scalar) -> None:
+def solve_scale(x: Ptr, w: Ptr, at: int, out: Ptr, to: int, error: Scalar) -> None:
     """Solves for d with codes and s fixed (step 3), and stores it if it makes the error smaller.
 
     Args:
@@ -439,29 +471,29 @@ def solve_scale(x: Ptr, at: int, out: Ptr, to: int, error: Scalar) -> None:
     uu, ux = f32(0.0), f32(0.0)
     for j in range(16):
         s = load_f32(out, to + j * 4)
-        uu += s * s * scale_sum(x, at + j * 16, d * s, f32(1.0), f32(0.0))
-        ux += s * scale_sum(x, at + j * 16, d * s, f32(0.0), f32(1.0))
+        uu += s * s * scale_sum(x, w, at + j * 16, d * s, f32(1.0), f32(0.0))
+        ux += s * scale_sum(x, w, at + j * 16, d * s, f32(0.0), f32(1.0))
     new = half(ux / uu if uu > f32(0.0) else d)
     after = f32(0.0)
     for j in range(16):
-        after += scale_error(x, at + j * 16, f16_to_f32(new) * load_f32(out, to + j * 4))
+        after += scale_error(x, w, at + j * 16, f16_to_f32(new) * load_f32(out, to + j * 4))
     store_u16(out, to + 208, new if after < error else load_u16(out, to + 208))
 
 
-def encode_q6_k(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+def encode_q6_k(x: Ptr, w: Ptr, out: Ptr, begin: int, end: int) -> None:
     """Kernel: x f32 [256 * superblocks] -> out u8 [BYTES * superblocks] in Q6_K. A unit is a superblock."""
     for block in range(begin, end):
         at, to = block * 256, block * BYTES
         most = f32(0.0)
         for j in range(16):
-            s = best_scale(x, at + j * 16)
+            s = best_scale(x, w, at + j * 16)
             most = s if s * s > most * most else most
             store_f32(out, to + j * 4, s)
         store_u16(out, to + 208, half(most * f32(-1.0 / 128.0)))
-        error = choose_scales(x, at, out, to, inverse(f16_to_f32(load_u16(out, to + 208))))
+        error = choose_scales(x, w, at, out, to, inverse(f16_to_f32(load_u16(out, to + 208))))
         for _ in range(ROUNDS):
-            solve_scale(x, at, out, to, error)
-            error = choose_scales(x, at, out, to, f32(1.0))
+            solve_scale(x, w, at, out, to, error)
+            error = choose_scales(x, w, at, out, to, f32(1.0))
         for j in range(16):
             out[to + 192 + j] = u8(integer(out, to + j * 4))
         for part in range(2):

@@ -22,6 +22,7 @@ from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6
 Floats = NDArray[np.float32]
 SIMPLE = [F16, BF16, Q8_0, Q4_0, Q5_0, Q5_1]
 K_TYPES = [Q4_K, Q5_K, Q6_K]
+WEIGHED = [Q4_0, Q5_0, Q5_1, *K_TYPES]
 
 
 @pytest.fixture(scope="module")
@@ -234,9 +235,44 @@ def test_the_compiled_encoder_does_what_its_text_says(quantizer: Quantizer, dtyp
     x = samples()["laplace"][0, :256]
     out = np.zeros(dtype.nbytes, np.uint8)
     with np.errstate(over="ignore"):
-        python_form(kernel_of(encoder(dtype)))(x, out, 0, 1)
+        python_form(kernel_of(encoder(dtype)))(x, x, out, 0, 1)
     error = rms(x - decoded(out, dtype, (1, 256))[0])
     assert error == pytest.approx(rms(x - rounded_trip(quantizer, x[None], dtype)[0]), rel=0.01)
+
+
+# ------------------------------------------------------------------------------------------------ by importance
+
+
+@pytest.mark.parametrize("dtype", WEIGHED)
+@pytest.mark.parametrize("kind", ["laplace", "uniform"])
+def test_important_columns_get_smaller_errors(quantizer: Quantizer, dtype: DType, kind: str) -> None:
+    """Two matrices in a stack, whose columns count from 1 to 100 and the other way round."""
+    x = samples()[kind][:32, :512].reshape(2, 16, 512)
+    weights = np.geomspace(1, 100, 512, dtype=np.float32)
+    weights = np.stack([np.random.default_rng(2).permutation(weights), weights])
+
+    def error(raw: NDArray[np.uint8]) -> float:
+        return rms((x - decoded(raw, dtype, x.shape)) * np.sqrt(weights)[:, None])
+
+    plain, weighed = (error(quantizer.encode(x, dtype, "x", given)) for given in (None, weights))
+    assert weighed < 0.97 * plain
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantizers, "SLICE", 3 * 256)  # slices that begin within a row
+        np.testing.assert_array_equal(
+            np.concatenate([*quantizer.pieces(x, dtype, "x", weights)]), quantizer.encode(x, dtype, "x", weights)
+        )
+
+
+@pytest.mark.parametrize("dtype", ENCODERS)
+def test_equal_importance_is_none(quantizer: Quantizer, dtype: DType) -> None:
+    x = samples()["laplace"][:, :512]
+    same = np.full((1, 512), 3, np.float32)
+    plain, weighed = (quantizer.encode(x, dtype, "x", given) for given in (None, same))
+    if dtype in WEIGHED:
+        error, other = (rms(x - decoded(raw, dtype, x.shape)) for raw in (plain, weighed))
+        assert other < error * (1.001 if dtype in K_TYPES else 1)
+    else:
+        np.testing.assert_array_equal(plain, weighed)
 
 
 # ------------------------------------------------------------------------------------------------ all formats

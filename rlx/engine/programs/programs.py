@@ -15,7 +15,7 @@ from typing import Any
 
 from rlx.backends.device import Workers
 from rlx.backends.memory import Buffer
-from rlx.backends.program import Program
+from rlx.backends.program import Observer, Program
 from rlx.compiler.compile import CompiledProgram, Compiler, program_name
 from rlx.compiler.state_memory import StateMemory
 from rlx.engine.opening.setup import Setup
@@ -137,7 +137,10 @@ class Programs:
     Attributes:
         tables: "prefill", "decode" and "batch"; without a capacity at first.
         weights: memory layout of every weight, as in the manifest of each program that reads it.
+        observer: makes what follows the steps of a program, for each that is made from then on.
     """
+
+    observer: Callable[[CompiledProgram], Observer] | None = None
 
     def __init__(
         self,
@@ -180,6 +183,8 @@ class Programs:
         compiled = self.compile(spec)
         program = compiled.instance(self._pool())
         program.bind(self._buffers())
+        if self.observer is not None:
+            program.observe(self.observer(compiled))
         if (states := self._states) is not None:
             program.bind(states.buffers)
             program.bind_slots({name: (states.buffers[name], stride) for name, stride in states.strides.items()})
