@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from itertools import groupby
 from threading import Lock
@@ -106,6 +107,8 @@ def placed(
         MultimodalError: the model takes no images, or placeholders and images do not match.
         ImageError: the model takes no image of such a size.
     """
+    if isinstance(prompt, Context):  # it is checked
+        return prompt
     if images is None or not isinstance(prompt, Prompt) or not (prompt.images or images.is_supported):
         context = text_context(prompt, vocab_size, what, model)
     else:
@@ -178,7 +181,7 @@ class ImageInput:
         if options.chosen:  # whoever sets one has images: what is wrong is said now, not with the first of them
             _ = self.encoder
 
-    @property
+    @cached_property
     def is_supported(self) -> bool:
         """Whether the model has a tower."""
         return self._vision().tower is not None

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 from rlx import env
@@ -127,7 +128,7 @@ class Linux(Posix):
         """The least of: what the system calls available, what each level of the cgroup (v1 or v2) leaves, and what the
         limit of the address space leaves.
         """
-        return min(self._free(), *self._groups_leave(), self._address_space())
+        return min(self._free(), self._address_space(), *(_left(*group) for group in self._memory_groups))
 
     def _free(self) -> float:
         for line in _lines(self._root / "proc/meminfo"):
@@ -135,15 +136,16 @@ class Linux(Posix):
                 return int(line.split()[1]) * 1024
         return math.inf
 
-    def _groups_leave(self) -> list[float]:
-        """What each level of the cgroup leaves; page cache that can be dropped counts as free."""
-        found = [math.inf]
-        for names, path in self._groups():
-            if names == "" or "memory" in names.split(","):
-                base = self._root / "sys/fs/cgroup" / ("memory" if names else "")
-                files = _V1_MEMORY if names else _V2_MEMORY
-                found += [_left(base / folder, *files) for folder in _ancestors(path)]
-        return found
+    @cached_property
+    def _memory_groups(self) -> list[tuple[Path, str, str]]:
+        """Each level of the cgroup that counts memory: its folder, and its files of the limit and of what is used."""
+        found = [
+            (self._root / "sys/fs/cgroup" / ("memory" if names else "") / folder, _V1_MEMORY if names else _V2_MEMORY)
+            for names, path in self._groups()
+            if names == "" or "memory" in names.split(",")
+            for folder in _ancestors(path)
+        ]
+        return [(folder, *files) for folder, files in found if (folder / files[0]).exists()]
 
     def _address_space(self) -> float:
         pages = _lines(self._root / "proc/self/statm")
@@ -169,6 +171,7 @@ def _ancestors(path: str) -> list[str]:
 
 
 def _left(folder: Path, limit_file: str, used_file: str) -> float:
+    """The memory that a level of the cgroup leaves; page cache that can be dropped counts as free."""
     limit, used = (_number(folder / name) for name in (limit_file, used_file))
     if limit is None or used is None or limit >= _UNLIMITED:
         return math.inf

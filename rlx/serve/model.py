@@ -77,7 +77,7 @@ class ServedModel:
         self.media, self.grammar_turns = MediaOptions(), CapacityLimiter(GRAMMARS_AT_ONCE)
         self.text_turns = CapacityLimiter(TEXTS_AT_ONCE)
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         return self.runner.tokenizer
 

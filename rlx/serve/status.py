@@ -6,6 +6,7 @@ Server stage, beside the APIs. The fields follow OpenAI, llama-server and vLLM, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,7 @@ def unversioned(server: Server) -> APIRouter:
 
     @found.get("/slots")
     async def slots(request: Request) -> list[dict[str, Any]]:
-        """What is computed in each slot of each model, without texts. With `?fail_on_no_slot=1` 503 if none is free."""
+        """The work in each slot of each model, without texts. With `?fail_on_no_slot=1` 503 if none is free."""
         if not server.options.slots_endpoint:
             raise _off("/slots", "--no-slots-endpoint")
         every = slots_of(server.models)
@@ -167,11 +168,14 @@ def models_router(server: Server) -> APIRouter:
     """`GET /models` and `GET /models/NAME`."""
     found = new_router(tags=["models"])
 
+    @cache
+    def rows(models: tuple[ServedModel, ...]) -> dict[str, Any]:
+        return {"object": "list", "data": [*map(described, models)], "models": [*map(listed, models)]}
+
     @found.get("/models")
     async def models() -> dict[str, Any]:
         """The models that are served; `models` has them in the form of Ollama, as llama-server does."""
-        data = [described(model) for model in server.models]
-        return {"object": "list", "data": data, "models": [listed(model) for model in server.models]}
+        return rows(server.models)
 
     @found.get("/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:

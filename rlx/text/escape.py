@@ -54,7 +54,7 @@ class EscapedMessages:
             if media is not None:
                 parts = media.split(value)
                 value = "".join(p if isinstance(p, str) else f"{self._mark}{p}i" for p in parts)
-            parts = iter([value]) if trusted else self._tokenizer.control_splitter.split(value)
+            parts = [value] if trusted else self._tokenizer.control_splitter.split(value)
             return "".join(part if isinstance(part, str) else f"{self._mark}{part}x" for part in parts)
         if isinstance(value, dict):
             return {key: self._escaped(part, media, trusted) for key, part in value.items()}

@@ -6,7 +6,7 @@ Text stage: `from_gguf.py` and `from_hf.py` fill a `Vocabulary`; `tokenizer.py` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import cached_property
@@ -25,8 +25,9 @@ class SpecialSplitter:
         self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
         self._first = re.compile("[" + re.escape("".join(lengths)) + "]") if lengths else None
 
-    def split(self, text: str) -> Iterator[str | int]:
+    def split(self, text: str) -> list[str | int]:
         """The text in order: ids of the tokens found, and the stretches between them that are not empty."""
+        found = list[str | int]()
         begin = at = 0
         while self._first is not None and (match := self._first.search(text, at)) is not None:
             at = match.start()
@@ -35,11 +36,12 @@ class SpecialSplitter:
                 at += 1
                 continue
             if begin < at:
-                yield text[begin:at]
-            yield self._ids[text[at : at + size]]
+                found.append(text[begin:at])
+            found.append(self._ids[text[at : at + size]])
             begin = at = at + size
         if begin < len(text):
-            yield text[begin:]
+            found.append(text[begin:])
+        return found
 
 
 SPACE = "\u2581"  # SentencePiece writes a space as this character

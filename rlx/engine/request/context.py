@@ -44,7 +44,7 @@ class Context:
 PromptLike = TokenIds | Prompt | Context
 
 
-def text_context(prompt: PromptLike, vocab_size: int, what: str, model: str) -> Context:
+def text_context(prompt: TokenIds | Prompt, vocab_size: int, what: str, model: str) -> Context:
     """The context of a prompt for a model that takes no images.
 
     Args:
@@ -54,8 +54,6 @@ def text_context(prompt: PromptLike, vocab_size: int, what: str, model: str) -> 
         PromptError: there is no id, or an invalid one.
         MultimodalError: there are images.
     """
-    if isinstance(prompt, Context):
-        return prompt
     if isinstance(prompt, Prompt):
         if prompt.images:
             raise no_tower(model, what, len(prompt.images))
