@@ -7,6 +7,7 @@ Every part may ask this module. Public functions are wrapped in `known_arguments
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
 from numbers import Integral
@@ -19,8 +20,6 @@ CUTOFF = 0.6  # similarity from which on a name is suggested; 1 is equal
 
 def nearest(name: object, known: Collection[str], most: int = 1, cutoff: float = CUTOFF) -> list[str]:
     """The known names that are spelled most like `name`, the nearest first; at most `most`."""
-    from difflib import get_close_matches
-
     return get_close_matches(str(name), known, most, cutoff)
 
 

@@ -66,7 +66,7 @@ class Difference:
 
 @dataclass
 class _Count:
-    """What was compared. It is said on stderr: what is compared now if it takes long, and a sum at the end.
+    """The number of comparisons. It is said on stderr: what is compared now if it takes long, and a sum at the end.
 
     Attributes:
         name: of the program.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 
 from rlx.errors import ModelFileError
@@ -20,8 +21,6 @@ def path(name: str = TEXT) -> Path:
     Raises:
         ModelFileError: the package was installed without its data.
     """
-    from importlib.resources import files
-
     found = Path(str(files(__name__) / FILES[name]))
     if not found.is_file():
         hint = "Install rlx again: `pip install --force-reinstall rlx`."

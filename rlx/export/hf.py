@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 
 from rlx.export.hf_config import TextConfig, metadata_from_config
-from rlx.export.hf_keys import Metadata
+from rlx.export.hf_keys import GgufType, Metadata
 from rlx.export.hf_required import check_tensors
 from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensor
 from rlx.export.hf_tokenizer import tokenizer_metadata
@@ -110,24 +110,20 @@ def _layer(name: str) -> int:
 
 def general_metadata(arch: str, folder: Path, tensors: Sequence[ExportTensor], kind: str = "model") -> Metadata:
     """The keys `general.*`: what the file is, its name and its number of parameters."""
-    from gguf import GGUFValueType
-
     texts = {
         "general.architecture": arch,
         "general.type": kind,
         "general.name": _name(folder),
         "general.size_label": _size_label(tensors),
     }
-    return {key: (value, GGUFValueType.STRING) for key, value in texts.items()}
+    return {key: (value, GgufType.STRING) for key, value in texts.items()}
 
 
 def _sampling(source: WeightLoader) -> Metadata:
     """The checkpoint's recommended sampling options."""
-    from gguf import GGUFValueType
-
     opts = recommended(source)
     values = {} if opts is None else gguf_keys(opts)
-    kinds = {int: GGUFValueType.INT32, float: GGUFValueType.FLOAT32}
+    kinds = {int: GgufType.INT32, float: GgufType.FLOAT32}
     return {key: (value, kinds[type(value)]) for key, value in values.items()}
 
 

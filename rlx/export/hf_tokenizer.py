@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ConfigError, TokenizerError, file_error
 from rlx.export.hf_config import TextConfig
-from rlx.export.hf_keys import Metadata
+from rlx.export.hf_keys import GgufType, Metadata
 from rlx.text.from_hf import read_object
 from rlx.text.pretokenizers import PRE_TOKENIZERS
 from rlx.text.vocabulary import SPACE, TokenType, is_byte_token
@@ -80,7 +80,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """What a `tokenizer.model` says.
+    """The contents of a `tokenizer.model`.
 
     Attributes:
         pieces: in the order of their ids.
@@ -419,17 +419,15 @@ def _named(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _entries(tokens: Tokens) -> Metadata:
-    from gguf import GGUFValueType as Kind
-
-    found: Metadata = {"tokenizer.ggml.model": (tokens.model, Kind.STRING)}
+    found: Metadata = {"tokenizer.ggml.model": (tokens.model, GgufType.STRING)}
     if tokens.pre is not None:
-        found["tokenizer.ggml.pre"] = tokens.pre, Kind.STRING
-    found["tokenizer.ggml.tokens"] = tokens.texts, (Kind.ARRAY, Kind.STRING)
+        found["tokenizer.ggml.pre"] = tokens.pre, GgufType.STRING
+    found["tokenizer.ggml.tokens"] = tokens.texts, (GgufType.ARRAY, GgufType.STRING)
     if tokens.scores:
-        found["tokenizer.ggml.scores"] = tokens.scores, (Kind.ARRAY, Kind.FLOAT32)
-    found["tokenizer.ggml.token_type"] = [int(kind) for kind in tokens.kinds], (Kind.ARRAY, Kind.INT32)
+        found["tokenizer.ggml.scores"] = tokens.scores, (GgufType.ARRAY, GgufType.FLOAT32)
+    found["tokenizer.ggml.token_type"] = [int(kind) for kind in tokens.kinds], (GgufType.ARRAY, GgufType.INT32)
     if tokens.space_prefix is not None:
-        found["tokenizer.ggml.add_space_prefix"] = tokens.space_prefix, Kind.BOOL
+        found["tokenizer.ggml.add_space_prefix"] = tokens.space_prefix, GgufType.BOOL
     return found
 
 
@@ -472,6 +470,4 @@ def _quiet() -> Iterator[None]:
 
 
 def _token_id(role: str, token: int) -> Metadata:
-    from gguf import GGUFValueType
-
-    return {f"tokenizer.ggml.{role}_token_id": (token, GGUFValueType.UINT32)}
+    return {f"tokenizer.ggml.{role}_token_id": (token, GgufType.UINT32)}

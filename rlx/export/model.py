@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import ConfigError
+from rlx.export.hf_keys import GgufType
 from rlx.ir.dtypes import DType
 from rlx.ir.stored import dequantize
 from rlx.weights import TensorInfo
@@ -60,7 +61,7 @@ class ExportModel(Closing):
     Attributes:
         path: the opened path.
         arch: `general.architecture`.
-        metadata: GGUF key -> (value, its `gguf.GGUFValueType`), and (value, (ARRAY, type of the elements)) of an
+        metadata: GGUF key -> (value, its `GgufType`), and (value, (ARRAY, type of the elements)) of an
             array; strings in arrays are str, or bytes where they come from a GGUF file, which may hold any bytes.
             Without `WRITERS_KEYS`.
         tensors: in the order of the output file.
@@ -95,20 +96,18 @@ def model_from_gguf(file: GgufFile) -> ExportModel:
 
 def _gguf_entry(file: GgufFile, key: str) -> tuple[Any, Any]:
     """A key's value and type, exactly as in the file."""
-    from gguf import GGUFValueType
-
     kinds = {
-        "u8": GGUFValueType.UINT8, "i8": GGUFValueType.INT8, "u16": GGUFValueType.UINT16, "i16": GGUFValueType.INT16,
-        "u32": GGUFValueType.UINT32, "i32": GGUFValueType.INT32, "u64": GGUFValueType.UINT64,
-        "i64": GGUFValueType.INT64, "f32": GGUFValueType.FLOAT32, "f64": GGUFValueType.FLOAT64,
-        "bool": GGUFValueType.BOOL, "string": GGUFValueType.STRING,
+        "u8": GgufType.UINT8, "i8": GgufType.INT8, "u16": GgufType.UINT16, "i16": GgufType.INT16,
+        "u32": GgufType.UINT32, "i32": GgufType.INT32, "u64": GgufType.UINT64,
+        "i64": GgufType.INT64, "f32": GgufType.FLOAT32, "f64": GgufType.FLOAT64,
+        "bool": GgufType.BOOL, "string": GgufType.STRING,
     }  # fmt: skip
     name = file.metadata.type_of(key)
     element = name.removeprefix("array of ")
     if element == name:
         return file.metadata[key], kinds[name]
     value = file.metadata_bytes(key) if element == "string" else file.metadata[key].tolist()
-    return value, (GGUFValueType.ARRAY, kinds[element])
+    return value, (GgufType.ARRAY, kinds[element])
 
 
 def _gguf_tensor(file: GgufFile, info: TensorInfo) -> ExportTensor:

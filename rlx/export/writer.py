@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from rlx import env
 from rlx.errors import ArgumentError, ModelFileError, OutputError, ResourceError, file_error, named_refusals
+from rlx.export.hf_keys import GgufType
 from rlx.ir.dtypes import DType
 from rlx.partial_file import into_place
 
@@ -183,10 +184,8 @@ def _start(
 
 
 def _add(writer: GGUFWriter, key: str, value: Any, kind: Any) -> None:
-    from gguf import GGUFValueType
-
     scalar, element = kind if isinstance(kind, tuple) else (kind, None)
-    if scalar == GGUFValueType.ARRAY and len(value) == 0:
+    if scalar == GgufType.ARRAY and len(value) == 0:
         return  # GGUFWriter cannot write empty arrays, and readers treat them as absent keys
     writer.add_key_value(key, value, scalar, element)
 

@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
+import llguidance
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
 _WALKS, _STEPS, _SECONDS = 3, 24, 0.05  # of the trial, after the first mask
 _NO_TOKENIZER = "no tokenizer"
 _LONGEST = 40  # bytes of a token
@@ -43,16 +46,11 @@ class _Tokens:
 
 @cache
 def _tokenizer(slices: tuple[str, ...]) -> Any:
-    import llguidance
-
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens()), slices=list(slices))
 
 
 def prepare() -> None:
-    """Loads the package: afterwards the process can open no file."""
-    import llguidance
-    import llguidance.gbnf_to_lark  # noqa: F401
-
+    """Makes the usual tokenizer: afterwards the process can open no file."""
     _tokenizer(())
 
 
@@ -69,8 +67,6 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     start = time.process_time()
     if request["kind"] == "gbnf":
         return _translated(request["text"])
-    import llguidance
-
     make: Callable[..., str] = getattr(llguidance.LLMatcher, _GRAMMARS[request["kind"]])
     options = {"overrides": request["options"]} if request["kind"] == "json_schema" else {}
     try:
@@ -85,8 +81,6 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _translated(text: str) -> dict[str, Any]:
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
     try:
         return {"error": "", "text": gbnf_to_lark(text)}
     except RecursionError:
@@ -100,8 +94,6 @@ def _first_mask(make: Callable[..., str], request: dict[str, Any], options: dict
 
     Each regular expression is tried by itself, too, because answers may come to it late.
     """
-    import llguidance
-
     text, tokenizer = request["text"], _tokenizer(tuple(request["slices"]))
     source = make(_NAMED.sub(f"<[{_CONTROL}]>", text) if request["kind"] == "lark" else text, **options)
     alone = map(llguidance.LLMatcher.grammar_from_regex, _expressions(request["kind"], text))

@@ -19,6 +19,7 @@ from rlx.ir import dims, dtypes, names, ops, printer
 from rlx.ir.dims import Dim, DimLike
 from rlx.ir.dtypes import F32, DTypeLike
 from rlx.ir.node import Node, topological
+from rlx.notebook import card
 
 _DIMS = 'give a whole number, a symbol such as rlx.SEQ or "N", or a form such as 2 * SEQ'
 
@@ -196,8 +197,6 @@ class Graph:
         return self._canonical[1]
 
     def _repr_html_(self) -> str:
-        from rlx.notebook import card
-
         nodes = self.nodes()
         counts = Counter(node.op for node in nodes)
         rows: list[tuple[str, object]] = [("phase", self.phase), ("values", len(nodes))]

@@ -11,7 +11,7 @@ float64 reference.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import sqrt
+from math import erf, sqrt
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,6 @@ def gelu_tanh(x: Array) -> Array:
 
 def gelu_erf(x: Array) -> Array:
     """GELU's exact form: 0.5 x (1 + erf(x / sqrt 2))."""
-    from math import erf
-
     return 0.5 * x * (1 + np.vectorize(erf, otypes=[np.float64])(x / sqrt(2)).astype(x.dtype))
 
 

@@ -151,7 +151,7 @@ def not_computed(what: str, op: str) -> GraphError:
 
 
 def _build(name: str, *operands: Any) -> Node:
-    """What a function of `rlx.ir.ops` returns; imported at the first use because it imports this module."""
+    """The result of a function of `rlx.ir.ops`; imported at the first use because it imports this module."""
     from rlx.ir import ops
 
     node: Node = getattr(ops, name)(*operands)

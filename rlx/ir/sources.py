@@ -32,7 +32,7 @@ _WRITES = {"STORE_GLOBAL": "global", "DELETE_GLOBAL": "global", "STORE_DEREF": "
 
 @dataclass(frozen=True)
 class Source:
-    """What a custom op is made of.
+    """The sources of a custom op.
 
     Attributes:
         text: the functions and constants, for people.

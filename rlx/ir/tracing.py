@@ -25,7 +25,7 @@ class Untraceable(Exception):
 
 
 def trace(meaning: Callable[..., Any], inputs: Sequence[Node], attrs: Mapping[str, Any]) -> Node:
-    """What a function of arrays computes, as a node over these operands.
+    """The result of a function of arrays, as a node over these operands.
 
     Raises:
         Untraceable: it uses something that no op computes.

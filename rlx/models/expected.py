@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import WeightError
-from rlx.ir.dtypes import BF16, DType
+from rlx.ir.dtypes import BF16, F32, DType
 from rlx.models.config import ModelConfig
 from rlx.models.views import View, views
 
@@ -68,7 +68,6 @@ def expected_shapes(config: ModelConfig, rows: Mapping[str, int], has_name: Call
     Raises:
         UnsupportedModelError, ConfigError: as `rlx.models.build`.
     """
-    from rlx.ir.dtypes import F32
     from rlx.models.registry import ARCHITECTURES
 
     weights = ExpectedWeights(BF16, rows)

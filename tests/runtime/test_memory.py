@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from resident import rss_bytes
 
 from rlx import platform
-from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
+from rlx.backends.cpu.launch.loop import runtime_llvm
+from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.machine import read_bandwidth
 from rlx.backends.cpu.target import Target

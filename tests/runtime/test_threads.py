@@ -18,7 +18,8 @@ import pytest
 from rlx import platform
 from rlx.backends.cpu.launch import threads
 from rlx.backends.cpu.launch.code import NativeCode
-from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
+from rlx.backends.cpu.launch.loop import runtime_llvm
+from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
 from rlx.backends.host import AlignedBuffer
@@ -461,7 +462,8 @@ import time
 from rlx import platform
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
+from rlx.backends.cpu.launch.loop import runtime_llvm
+from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool
 target = Target.host()
 library = RuntimeLibrary(compile_module(runtime_llvm(target.triple, platform.current().waits), target).code)
 pools = [WorkerPool(n, library) for n in (1, 2, 4)]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.backends.cpu import machine, steps
+from rlx.backends.cpu import steps
 from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.chooser import Chooser
-from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.feature_use import feature_use
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.drafts import run_rounds
 from rlx.backends.cpu.launch.native import NativeProgram
@@ -65,9 +65,8 @@ class Cpu(Backend):
         return Target.host(level)
 
     def build(self, program: Lowered, target: Target, on_kernel: OnKernel) -> Built:
-        from rlx.backends.cpu.build import build_program  # imports the kernels, which only a compile needs
-
-        return build_program(program, target, on_kernel)
+        built: Built = steps.compiling().build_program(program, target, on_kernel)
+        return built
 
     def load(self, stored: Loadable) -> Code:
         objects = steps.objects(stored.files)
@@ -98,15 +97,17 @@ class Cpu(Backend):
         return Chooser(workers, builder)
 
     def bandwidth(self, workers: WorkerPool, nbytes: int) -> float:
+        from rlx.backends.cpu import machine  # imports kernels, which nothing else needs without a compile
+
         return machine.read_bandwidth(workers, nbytes=nbytes)
 
     def peaks(self, workers: WorkerPool, builder: Builder) -> dict[str, float]:
+        from rlx.backends.cpu import machine  # as above
+
         return machine.arithmetic_peaks(builder, workers)
 
     def assembly(self, text: str, target: Target) -> str:
-        from rlx.backends.cpu.llvm import assembly
-
-        return assembly(text, target)
+        return str(steps.compiling().assembly(text, target))
 
     def formats(self, manifest: Manifest) -> Formats:
         from rlx.backends.cpu.formats import CpuFormats  # imports the reference
@@ -114,22 +115,19 @@ class Cpu(Backend):
         return CpuFormats(manifest["signed_codes"])
 
     def stored_assembly(self, described: Mapping[str, Any], text: str, code: bytes) -> str:
-        from rlx.backends.cpu.llvm import Module
-
         level, triple, cpu, features = (str(described[word]) for word in ("level", "triple", "cpu", "features"))
         target = Target(level, triple, cpu, features)
-        with Module(text, target) as module:
+        generate = steps.compiling()
+        with generate.Module(text, target) as module:
             same = module.emit() == code
-        with Module(text, target) as module:
+        with generate.Module(text, target) as module:
             warning = "" if same else "# not exactly the stored code: it was made by another version of LLVM\n"
-            return warning + module.assembly()
+            return f"{warning}{module.assembly()}"
 
     def levels(self) -> list[str]:
         return list(supported_levels(processor_features()))
 
     def feature_use(self, target: Target) -> FeatureUse:
-        from rlx.backends.cpu.feature_use import feature_use
-
         return feature_use(target, processor_features())
 
     def default_tuning(self, target: Target) -> Tuning:
@@ -146,7 +144,7 @@ class Cpu(Backend):
         seconds: float,
         progress: Callable[[int, int], None],
     ) -> Outcome:
-        from rlx.backends.cpu import autotune  # imports kernels, which nothing else needs without a compile
+        from rlx.backends.cpu import autotune  # as above
 
         nbytes = autotune.weight_bytes()
         plan = autotune.stages(target, nbytes)
@@ -157,13 +155,14 @@ class Cpu(Backend):
         return run_rounds(models, heads, **limits)
 
     def loop(self, loop: Loop, workers: WorkerPool, builder: Builder) -> Callable[..., None]:
-        def kernel() -> Kernel:
-            from rlx.backends.cpu.loops import kernel_of
-
-            return kernel_of(loop)
-
-        options = {"source": loop.version}
-        code = steps.step_of(builder, kernel, what=loop.what, kind=loop.kind, name=loop.name, options=options)
+        code = steps.step_of(
+            builder,
+            lambda generate: generate.kernel_of(loop),
+            what=loop.what,
+            kind=loop.kind,
+            name=loop.name,
+            options={"source": loop.version},
+        )
         (step,) = code.addresses.values()
 
         def run(*given: Any) -> None:

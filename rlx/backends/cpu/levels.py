@@ -59,7 +59,7 @@ class Level:
         return self.required | self.optional
 
     def defaults(self, features: frozenset[str]) -> frozenset[str]:
-        """What code of the level uses on a machine with these features."""
+        """The features that code of the level uses on a machine with these."""
         slow, beside = self.slow_beside
         return self.usable & features - (slow if beside and features >= beside else frozenset())
 
@@ -204,7 +204,7 @@ def feature_string(level: Level, used: frozenset[str]) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the name of a target says on a machine.
+    """The meaning of a target's name on a machine.
 
     Attributes:
         level: the level.

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from rlx.backends.cpu import steps
+from rlx.backends.cpu.kernels.linear.peak import kinds, operations
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.device import Builder
 from rlx.backends.host import AlignedBuffer
@@ -60,8 +61,6 @@ def _check_sums(sums: AlignedBuffer, n: int, lines: int) -> None:
 
 def arithmetic_peaks(compiler: Builder, pool: WorkerPool) -> dict[str, float]:
     """`arithmetic_peak` of every kind that the compiler's target has instructions for."""
-    from rlx.backends.cpu.kernels.linear.peak import kinds
-
     found = {kind: arithmetic_peak(kind, compiler, pool) for kind in kinds(compiler.target)}
     if "amx-bf16" in found:  # products of bf16 are then computed on tiles, those of int8 are not
         found |= {"bf16": found["amx-bf16"]} | ({"bf16-dots": found["bf16"]} if "bf16" in found else {})
@@ -78,8 +77,6 @@ def arithmetic_peak(kind: str, compiler: Builder, pool: WorkerPool, seconds: flo
     Raises:
         CompileError: the compiler's target does not support this arithmetic (see `peak.kinds`).
     """
-    from rlx.backends.cpu.kernels.linear.peak import operations
-
     (step,) = steps.peak(compiler, kind).addresses.values()
     units, best, end = 64 * pool.n, 0.0, time.perf_counter() + seconds
     with AlignedBuffer(64) as data:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rlx import platform
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.launch.code import NativeCode
-from rlx.backends.cpu.launch.threads import RuntimeLibrary, runtime_llvm
+from rlx.backends.cpu.launch.threads import RuntimeLibrary
 from rlx.backends.cpu.layouts import BLOCK_ROWS, LAYOUTS
-from rlx.backends.cpu.ranges import range_step, row_step
 from rlx.backends.cpu.target import Target
 from rlx.backends.device import Builder, Files, Stored
 from rlx.ir.dtypes import DType
@@ -44,6 +43,13 @@ def recent(target: Target) -> _Recent:
     return _Recent()
 
 
+def compiling() -> Any:
+    """The module that generates code; imported when the first code is missing."""
+    from rlx.backends.cpu import compiling
+
+    return compiling
+
+
 def files_of(modules: Mapping[str, Compiled]) -> dict[str, bytes | str]:
     """The files of compiled modules: object code, and the assembly that it was emitted from."""
     code = {f"{name}.o": module.code for name, module in modules.items()}
@@ -57,24 +63,25 @@ def objects(stored: Stored) -> list[bytes]:
 
 def step_of(
     builder: Builder,
-    make: Callable[[], Kernel],
+    make: Callable[[Any], Kernel],
     *,
     what: str,
-    step: Callable[[Kernel], tuple[str, str]] = range_step,
+    scratch: int | None = None,
     **fields: Any,
 ) -> NativeCode:
     """A kernel as a step of its own, see `rlx.backends.cpu.ranges`; its one symbol is the step.
 
     Args:
-        make: makes the kernel, if it must be compiled.
+        make: makes the kernel with what `compiling` returns, if it must be compiled.
         what: it is, for whoever waits for it.
-        step: writes the step.
+        scratch: number of scratch buffers of a kernel that takes rows of a table, see `ranges.row_step`.
         fields: of the compile key.
     """
 
     def build() -> Files:
-        kernel = make()
-        name, text = step(kernel)
+        generate = compiling()
+        kernel = make(generate)
+        name, text = generate.range_step(kernel) if scratch is None else generate.row_step(kernel, scratch)
         files = _compiled(builder.target, kernel=kernel.llvm, program=text)
         return files | {"symbol.txt": name, "kernel.txt": kernel.source}
 
@@ -86,51 +93,38 @@ def step_of(
 
 def packing(builder: Builder, dtype: DType) -> NativeCode:
     """The step that packs a matrix of this type."""
-
-    def kernel() -> Kernel:
-        from rlx.backends.cpu.kernels.packing.pack import pack
-
-        return pack(dtype, signed=builder.target.isa.signed_codes)
-
-    options = {"layout": LAYOUTS.matrices}
     return step_of(
-        builder, kernel, what=f"the packing of {dtype.name} weights", kind="pack", name=dtype.name, options=options
+        builder,
+        lambda generate: generate.pack(dtype, signed=builder.target.isa.signed_codes),
+        what=f"the packing of {dtype.name} weights",
+        kind="pack",
+        name=dtype.name,
+        options={"layout": LAYOUTS.matrices},
     )
 
 
 def choosing(builder: Builder) -> NativeCode:
     """The step that chooses the tokens of some rows of logits."""
-
-    def kernel() -> Kernel:
-        from rlx.backends.cpu.kernels.rows.choose import choose
-
-        return choose()
-
-    rows = partial(row_step, scratch=6)
-    return step_of(builder, kernel, what="the choice of tokens", step=rows, kind="choice", name="choose")
+    what = "the choice of tokens"
+    return step_of(builder, lambda generate: generate.choose(), what=what, scratch=6, kind="choice", name="choose")
 
 
 def peak(builder: Builder, kind: str) -> NativeCode:
     """The step that measures an arithmetic peak, see `rlx.backends.cpu.kernels.linear.peak`."""
-
-    def kernel() -> Kernel:
-        from rlx.backends.cpu.kernels.linear import peak as peaks
-
-        return peaks.peak(kind, builder.target)
-
-    return step_of(builder, kernel, what="a measurement", kind="peak", name=kind)
+    what = "a measurement"
+    return step_of(builder, lambda generate: generate.peak(kind, builder.target), what=what, kind="peak", name=kind)
 
 
 def linear(builder: Builder, dtype: DType, k: int, act: str, *, single: bool) -> NativeCode:
     """The step of a linear of n results, a multiple of 16, that `rlx tune` times."""
-
-    def kernel() -> Kernel:
-        from rlx.backends.cpu.kernels.linear import linear as linears
-
-        return linears.linear(dtype, BLOCK_ROWS, k, act, builder.target, single=single)
-
-    options = {"k": k, "act": act, "single": single, "tuning": builder.target.tuning}
-    return step_of(builder, kernel, what="a measurement", kind="linear", name=dtype.name, options=options)
+    return step_of(
+        builder,
+        lambda generate: generate.linear(dtype, BLOCK_ROWS, k, act, builder.target, single=single),
+        what="a measurement",
+        kind="linear",
+        name=dtype.name,
+        options={"k": k, "act": act, "single": single, "tuning": builder.target.tuning},
+    )
 
 
 def worker_loop(builder: Builder) -> RuntimeLibrary:
@@ -138,7 +132,7 @@ def worker_loop(builder: Builder) -> RuntimeLibrary:
     waits = platform.current().waits
 
     def build() -> Files:
-        return _compiled(builder.target, program=runtime_llvm(builder.target.triple, waits))
+        return _compiled(builder.target, program=compiling().runtime_llvm(builder.target.triple, waits))
 
     def load(stored: Stored) -> RuntimeLibrary:
         return RuntimeLibrary(stored.read("program.o"))
@@ -148,9 +142,7 @@ def worker_loop(builder: Builder) -> RuntimeLibrary:
 
 def _compiled(target: Target, **texts: str) -> dict[str, bytes | str]:
     """The files of modules by their names."""
-    from rlx.backends.cpu.llvm import Modules
-
-    with Modules(target, recent(target)) as modules:
+    with compiling().Modules(target, recent(target)) as modules:
         for name, text in texts.items():
             modules.add(name, text)
         return files_of(modules.results())

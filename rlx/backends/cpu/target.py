@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import llvmlite.binding as llvm
+
 from rlx import env, platform
 from rlx.backends import backend
 from rlx.backends.cpu.layouts import LAYOUTS
@@ -165,8 +167,6 @@ class Target:
 
     def machine(self) -> Any:
         """A new `llvmlite.binding.TargetMachine` that emits code for this target."""
-        import llvmlite.binding as llvm
-
         _initialize_llvm()
         return llvm.Target.from_triple(self.triple).create_target_machine(
             cpu=self.cpu, features=self.features, opt=3, reloc="pic", codemodel="small", jit=True
@@ -191,8 +191,6 @@ def supported_levels(features: frozenset[str] | None = None) -> tuple[str, ...]:
 
 def processor_features() -> frozenset[str]:
     """The features that the processor has, by LLVM name, whether code may use them or not."""
-    import llvmlite.binding as llvm
-
     if architecture(llvm.get_process_triple()) is AARCH64:
         return platform.current().arm_features()
     return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
@@ -201,8 +199,6 @@ def processor_features() -> frozenset[str]:
 @lru_cache(maxsize=1)
 def _host() -> tuple[str, frozenset[str]]:
     """The triple of this process, and the features that the processor has and the operating system permits."""
-    import llvmlite.binding as llvm
-
     if sys.byteorder == "big":
         raise TargetError("this machine is big-endian", where="target", hint="rlx runs on little-endian machines only")
     _initialize_llvm()
@@ -219,7 +215,5 @@ def _host() -> tuple[str, frozenset[str]]:
 
 @lru_cache(maxsize=1)
 def _initialize_llvm() -> None:
-    import llvmlite.binding as llvm
-
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.backends.cpu.calls import Units
-from rlx.backends.cpu.llvm_text import Text
 from rlx.ir import dims
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.llvm_text import Text
 
 FEWEST = 16  # fewest ranges that remain when ranges are rounded up to `Units.together`
 SHARES = 8  # most shares of a call: an idle worker looks into each of them

@@ -45,7 +45,7 @@ class Used:
 
     @staticmethod
     def of(graph: Graph, read: Callable[[Node], Array], env: Env) -> Used:
-        """What a step uses.
+        """The rows and positions that a step uses.
 
         Args:
             read: the values of an input.

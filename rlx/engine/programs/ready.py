@@ -15,6 +15,7 @@ from rlx.compiler.compile import CompiledProgram
 from rlx.compiler.inspection import Inspectable
 from rlx.env import size
 from rlx.errors import ArgumentError
+from rlx.notebook import table
 from rlx.store.key import range_text
 
 if TYPE_CHECKING:
@@ -107,8 +108,6 @@ class ReadyPrograms(Sequence[ReadyProgram]):
         return found[0]
 
     def _repr_html_(self) -> str:
-        from rlx.notebook import table
-
         heads = ("name", "phase", "rows", "kernels", "code", "seconds", "from")
         rows = []
         for name, r in ((p.name, p.record) for p in self._programs):

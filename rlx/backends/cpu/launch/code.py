@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
+import llvmlite.binding as llvm
+
 from rlx import platform
 from rlx.backends.cpu.levels import architecture
 from rlx.errors import CompileError, ForeignCodeError
@@ -45,8 +47,6 @@ class NativeCode:
         what: str = "object code",
         imports: Mapping[str, int] | None = None,
     ) -> None:
-        import llvmlite.binding as llvm
-
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         triple = platform.current().triple(llvm.get_process_triple())

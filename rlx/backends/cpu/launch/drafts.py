@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlx.backends.cpu.launch.loop_drafts import CALL, DRAFTS_PLAN, MODEL, RESULTS
+from rlx.backends.cpu.context import CALL, DRAFTS_PLAN, MODEL, RESULTS
 from rlx.backends.cpu.launch.native import NativeProgram, logged, native
 from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.host import address

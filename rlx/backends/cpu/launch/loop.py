@@ -12,30 +12,13 @@ nothing.
 
 from __future__ import annotations
 
+from rlx.backends.cpu.context import CLOSED, EVERYONE, INSIDE, OFFSETS
+from rlx.backends.cpu.isa import for_triple
 from rlx.backends.cpu.launch.loop_drafts import DRAFTS
 from rlx.backends.cpu.launch.loop_functions import CLOCKS, READ, REPEAT
 from rlx.backends.cpu.launch.waits import waits
 from rlx.backends.cpu.levels import architecture
 from rlx.backends.cpu.llvm_text import fill
-
-SYMBOLS = (
-    "rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read", "rlx_cycles", "rlx_repeat",
-    "rlx_drafts",
-)  # fmt: skip
-
-# Layout of the pool's memory. Words that different threads write are 128 bytes apart: CPUs prefetch pairs of cache
-# lines. A signal is { i32 value, i32 sleepers }.
-#   size: { i64 workers, i64 spin in a step, i64 spin of an idle worker }, nanoseconds
-#   tick: signal for a new step and for a finished phase         finished: signal that the caller of a step waits for
-#   gate: i64, see CLOSED, then ptr function, ptr context        done: i64, workers that finished their share of it
-#   arrived: i64, workers at the barrier                         generation: signal that the barrier has opened
-_LINE = 128
-OFFSETS = {name: _LINE * i for i, name in enumerate("size tick gate done finished arrived generation".split())}
-POOL_BYTES = _LINE * len(OFFSETS)
-
-#: The gate: the upper half is the number of the step, the lower half says who may enter. CLOSED: nobody. EVERYONE: each
-#: worker once, and the caller waits for all. Otherwise: any free worker; the low bits count the workers inside.
-CLOSED, EVERYONE, INSIDE = 1 << 31, 1 << 30, (1 << 30) - 1
 
 _TEMPLATE = """; The worker loop of rlx.
 target triple = "$triple"
@@ -315,8 +298,6 @@ def runtime_llvm(triple: str, how: str) -> str:
     Raises:
         TargetError: there is no such way.
     """
-    from rlx.backends.cpu.isa import for_triple  # imports llvmlite, which is slow
-
     arch = architecture(triple).name
     pause, parts = for_triple(triple).pause, waits(how, arch)
     hint = f"declare void {pause.replace('i32 1', 'i32 immarg')}" if pause else ""

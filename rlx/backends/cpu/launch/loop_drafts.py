@@ -10,34 +10,9 @@ from __future__ import annotations
 
 import struct
 
-from rlx.backends.cpu.launch.loop_functions import PLAN
+from rlx.backends.cpu.context import DRAFTS_PLAN, MODEL, PLAN, PROGRAMS, RESULTS, RUN
 from rlx.backends.cpu.llvm_text import load, place
 from rlx.backends.drafts import MEMORY, MOST, PAYS
-
-# Fields of the model's program, 8 bytes each: its step function, the chosen token of each row, the hidden states for
-# the head, its inputs, and the symbols SEQ and PAST_SEQ. Then the program that recomputes the recurrent states for the
-# first rows: its function (null if there is nothing to do), and SEQ.
-CALL = ("function", "context", "counters", "counter_bytes")
-MODEL = (
-    *CALL, "chosen", "hidden", "tokens", "positions", "seq", "past",
-    *(f"again_{name}" for name in CALL), "again_seq",
-)  # fmt: skip
-# The plan. `now` and `next` are two such programs, which alternate: each reads the recurrent states that the other one
-# wrote. The head has a program for one row and one for several rows; each runs the first step of a plan of
-# `rlx_repeat`, with separate inputs. `one` runs the steps after the first in both. `seen`: rows that the head has
-# processed before the first round. `shift` and `head_shift`: what to add to the number of rows before a row for its
-# position, of the model and of the head.
-PROGRAMS = (
-    "now", "next",
-    "one", "one_tokens", "one_hidden", "one_position", "one_past",
-    "some", "some_tokens", "some_hidden", "some_positions", "some_seq", "some_past",
-    "hidden_bytes",
-)  # fmt: skip
-RUN = ("seen", "shift", "head_shift", "most", "rows", "stops", "stop_count", "found", "count", "nanoseconds")
-# Results: rounds, drafts, accepted drafts, accepted rows of the last round. Input and output: the recent acceptance
-# rate of drafts, a double.
-RESULTS = ("rounds", "drafted", "accepted", "right", "rate")
-DRAFTS_PLAN = (*PROGRAMS, *RUN, *RESULTS)
 
 
 def _double(value: float) -> str:

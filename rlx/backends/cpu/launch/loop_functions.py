@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.context import CONTEXT
+from rlx.backends.cpu.context import CONTEXT, PLAN, STEP
 from rlx.backends.cpu.llvm_text import load, place
 
 # Reads memory at full speed, for `read_bandwidth`; ctx = { base, lines per stream, sums }. Each worker reads four
@@ -94,16 +94,6 @@ out:
   ret void
 }}
 """
-
-# The plan of repeated steps, 8 bytes per field. Of a step: the function for `rlx_share`, counters that must be zero
-# before it, the address of its chosen token, and that of another result, which the next step takes. The first step may
-# belong to another program. Updated from step to step: PAST_SEQ among the symbols, and the inputs: the token, its
-# position, and the operand that takes the other result; `result` and `operand` may be null if no bytes are carried.
-# Then the ids that end the run, and the buffer for the tokens found. `rows`: ids from there on are out of range.
-STEP = ("function", "context", "counters", "counter_bytes", "chosen", "result")
-FIXED = (*STEP, *(f"first_{name}" for name in STEP), "past", "position", "token", "operand", "carried_bytes")
-VARYING = ("rows", "stops", "stop_count", "found", "count", "nanoseconds")  # fields that change from run to run
-PLAN = (*FIXED, *VARYING)
 
 _NUMBERS = (
     "counter_bytes", "first_counter_bytes", "carried_bytes", "rows", "stop_count", "count", "nanoseconds"

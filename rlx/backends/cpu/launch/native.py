@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.context import CONTEXT
+from rlx.backends.cpu.context import CONTEXT, FIXED, VARYING
 from rlx.backends.cpu.launch.clocks import ClockLog
 from rlx.backends.cpu.launch.code import NativeCode
-from rlx.backends.cpu.launch.loop_functions import FIXED, VARYING
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.work_stealing import counter_bytes
 from rlx.backends.host import HOST, AlignedBuffer, address
@@ -131,7 +130,7 @@ class NativeProgram(Program):
         return found[:done].tolist()
 
     def plan(self, run: TokenRun, stops: array[int], found: int = 0) -> array[int]:
-        """The plan of a run, see `loop_functions.PLAN`. `stops` must outlive it; `found`: address for the tokens."""
+        """The plan of a run, see `context.PLAN`. `stops` must outlive it; `found`: address for the tokens."""
         varying = {
             "rows": run.rows,
             "stops": stops.buffer_info()[0],

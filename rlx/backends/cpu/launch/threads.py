@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 
 from rlx import platform
+from rlx.backends.cpu.context import CLOSED, OFFSETS, POOL_BYTES, SYMBOLS
 from rlx.backends.cpu.launch.code import NativeCode
-from rlx.backends.cpu.launch.loop import CLOSED, OFFSETS, POOL_BYTES, SYMBOLS, runtime_llvm
 from rlx.backends.host import AlignedBuffer
 from rlx.errors import ArgumentError, BusyError, ResourceError
 from rlx.platform import MAX_WORKERS, usable_cpus
-
-__all__ = ["SYMBOLS", "RuntimeLibrary", "WorkerPool", "runtime_llvm"]
 
 # How long a wait spins before it sleeps, in nanoseconds. In a step: more than the usual difference between workers,
 # less than the cost of waking (5 to 30 us). Idle: the time between two steps of a caller, such as 50 us between tokens,
@@ -180,7 +178,7 @@ class WorkerPool:
     def repeat(self, plan_address: int) -> int:
         """Runs a step repeatedly, as `share` does; each takes the token that the step before chose.
 
-        The plan is an array of 8-byte fields, `loop_functions.PLAN`. Returns the number of steps done.
+        The plan is an array of 8-byte fields, `context.PLAN`. Returns the number of steps done.
 
         Raises:
             BusyError: the pool is closed.
@@ -190,7 +188,7 @@ class WorkerPool:
     def drafts(self, plan_address: int) -> int:
         """Runs verifying steps of a model alternating with drafts of its MTP head.
 
-        The plan is an array of 8-byte fields, `loop_drafts.DRAFTS_PLAN`. Returns the number of tokens found.
+        The plan is an array of 8-byte fields, `context.DRAFTS_PLAN`. Returns the number of tokens found.
 
         Raises:
             BusyError: the pool is closed.
