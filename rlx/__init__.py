@@ -11,11 +11,11 @@ The compiler alone: `rlx.Graph`, `rlx.ops`, `rlx.compile`. Names are imported wh
 
 from __future__ import annotations
 
+from rlx.lazy import names_of
+
 TYPE_CHECKING = False  # what `typing` would say; to import it costs more than all else here
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from rlx import scalars
     from rlx.backends import Device, Target, devices
     from rlx.compiler.executable import Executable, compile
@@ -92,6 +92,9 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOME = {
+    "dtypes": "rlx.ir.dtypes",
+    "ops": "rlx.ir.ops",
+    "scalars": "rlx.scalars",
     **dict.fromkeys(("Answer", "FinishReason", "Generation", "Handle", "Request"), "rlx.runners"),
     **dict.fromkeys(("Step", "Stream", "TokenLogprob"), "rlx.runners"),
     "Snapshot": "rlx.engine.kv.snapshot",
@@ -128,19 +131,6 @@ _HOME = {
     "trace": "rlx.tracing",
     "ToolCallDelta": "rlx.text.tool_calls",
 }
-_MODULES = {"dtypes": "rlx.ir.dtypes", "ops": "rlx.ir.ops", "scalars": "rlx.scalars"}
-
-
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name in _MODULES:
-        return import_module(_MODULES[name])
-    if name in __all__:
-        return getattr(import_module(_HOME.get(name, "rlx.errors")), name)
-    raise AttributeError(f"module 'rlx' has no attribute {name!r}")
-
-
 def __dir__() -> list[str]:
     return sorted(__all__)
 
@@ -228,3 +218,5 @@ __all__ = [
     "scalars",
     "trace",
 ]
+
+__getattr__ = names_of("rlx", {**dict.fromkeys(__all__, "rlx.errors"), **_HOME})

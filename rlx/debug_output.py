@@ -1,4 +1,4 @@
-"""What RLX_DEBUG shows: text on stderr about what rlx does, more of it at each level.
+"""The output of RLX_DEBUG: text on stderr about what rlx does, more of it at each level.
 
 Every part may use this module. A level shows what the levels below it show.
 """

@@ -1,4 +1,4 @@
-"""What a notebook shows of an object: small HTML for `_repr_html_`, readable in light and dark themes.
+"""The view of an object in a notebook: small HTML for `_repr_html_`, readable in light and dark themes.
 
 Only the standard library. All text is escaped. Colours are those of the page; borders are half transparent.
 """

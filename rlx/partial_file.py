@@ -84,5 +84,5 @@ def _remove_unheld(path: Path) -> None:
 
 
 def _is_abandoned(info: os.stat_result) -> bool:
-    """What is known without locks: nobody has written for a long time."""
+    """Whether nobody has written for a long time."""
     return time.time() - info.st_mtime > _ABANDONED_SECONDS

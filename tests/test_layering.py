@@ -25,7 +25,7 @@ MODULES = {
 LAYERS = [
     {"errors"},
     {
-        "platform", "env", "debug_output", "tracing", "arguments", "json_file", "partial_file", "web_page",
+        "platform", "env", "debug_output", "tracing", "arguments", "json_file", "lazy", "partial_file", "web_page",
         "notebook", "scalars",
     },
     {"ir"},

@@ -120,7 +120,7 @@ def _brief(value: Any) -> str:
 
 
 def figures(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Figure]:
-    """What both have measured: tasks first, then kernels by phase."""
+    """The figures that both have measured: tasks first, then kernels by phase."""
     for phase in _PHASES:
         yield _figure(phase, "tokens/s", old[phase], new[phase], "tokens_per_s", "runs", more=True)
     if "image" in old and "image" in new:

@@ -144,7 +144,7 @@ class Group(click.Group):
 
 
 def _explained(error: click.NoSuchOption, words: list[str], ctx: click.Context) -> click.UsageError:
-    """What is said about an option that is not there.
+    """The message about an option that is not there.
 
     Args:
         words: what was typed behind the command.
@@ -184,7 +184,7 @@ _CALL = re.compile(
 
 
 def message(error: Exception, command: click.Command | None, name: str) -> str:
-    """What a user of the command line reads about an error.
+    """The text of an error for a user of the command line.
 
     Args:
         command: the subcommand that was run, whose options are named.

@@ -32,8 +32,7 @@ from rlx.models.vision_gguf_config import vision_from_gguf
 from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT, weight_table
 from rlx.profile import CompileProfile
-from rlx.runners.auto import runner_class
-from rlx.runners.encoder import is_encoder
+from rlx.runners.auto import is_encoder, runner_class
 from rlx.vision.image import ImageOptions
 from rlx.vision.opening import open_tower
 from rlx.vision.processors import ImageProcessor
@@ -232,7 +231,7 @@ def _quantization_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _verdict(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What rlx makes of the file; its last line says whether it runs."""
+    """The verdict on the file; its last line says whether it runs."""
     vision: Mapping[str, Any] | None = facts.get("vision")
     if not facts["runnable"]:
         yield f"\nrunnable: no. {facts['reason']}"
@@ -360,7 +359,7 @@ def _tower(config: VisionConfig, weights: TowerWeights) -> dict[str, Any]:
 
 
 def _limits(config: VisionConfig, processor: Any) -> dict[str, Any]:
-    """What bounds the size of an image: a fixed size, a budget of tokens, or the pixels that are seen of it."""
+    """The limit of the size of an image: a fixed size, a budget of tokens, or the pixels that are seen of it."""
     if config.image_size:
         return {"size": [config.image_size, config.image_size]}
     if config.budget:
@@ -369,7 +368,7 @@ def _limits(config: VisionConfig, processor: Any) -> dict[str, Any]:
 
 
 def _image(config: VisionConfig, processor: Any, width: int, height: int) -> dict[str, Any]:
-    """What an image of this size becomes; "reason" if the model cannot take it."""
+    """The facts of an image of this size; "reason" if the model cannot take it."""
     facts: dict[str, Any] = {"width": width, "height": height}
     try:
         with warnings.catch_warnings():

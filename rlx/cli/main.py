@@ -166,7 +166,7 @@ def show_mistake(ctx: click.Context, error: RlxError) -> None:
 
 
 def message(error: Exception, ctx: click.Context) -> str:
-    """What a user of the command line reads about an error."""
+    """The text of an error for a user of the command line."""
     return in_words(error, ctx.meta.get(COMMAND), ctx.meta.get(TYPED, "rlx"))
 
 

@@ -24,7 +24,7 @@ MAX_BYTES = 64 << 20  # more text than any context holds
 
 @dataclass(frozen=True)
 class Words:
-    """What was typed.
+    """The words that were typed.
 
     Attributes:
         positional: the arguments.

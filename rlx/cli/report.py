@@ -144,7 +144,7 @@ def _programs(loader: WeightLoader, subject: Subject, wanted: _Wanted, bars: Bar
 
 
 def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What `rlx inspect` says of the model, as (name, value)."""
+    """The facts that `rlx inspect` shows of the model, as (name, value)."""
     rows = [("file", Path(facts["path"]).name), ("parameters", f"{facts['parameters']:,}")]
     rows.append(("weights", f"{counted(facts['tensors'], 'tensor')}, {size(facts['bytes'])}"))
     formats = ", ".join(f"{row['dtype']} {size(row['bytes'])}" for row in facts["formats"])

@@ -31,7 +31,7 @@ from rlx.engine.opening.options import RunnerOptions
 from rlx.engine.opening.setup import pools_of
 from rlx.profile.option import options_of
 from rlx.ray import check_installed as check_ray
-from rlx.runners.encoder import is_encoder
+from rlx.runners.auto import is_encoder
 from rlx.serve import check_installed
 from rlx.serve.options import ServerOptions, served
 from rlx.tracing import Detail
@@ -223,7 +223,7 @@ class Announcer:
             click.echo(f"\nending: {rest}", err=True)
 
     def _try(self) -> str:
-        """What to do next."""
+        """The next steps of a user."""
         options = self._server.options
         key = " -H 'Authorization: Bearer KEY'" if options.api_key else ""
         body = '{"messages": [{"role": "user", "content": "Hello"}]}'

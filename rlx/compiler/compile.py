@@ -284,7 +284,7 @@ class Compiler:
 
 
 def _debug() -> ModuleType:
-    """What RLX_DEBUG and RLX_VERIFY need, and no other run."""
+    """The module that RLX_DEBUG and RLX_VERIFY need, and no other run."""
     from rlx.compiler import debug
 
     return debug

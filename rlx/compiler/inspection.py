@@ -128,7 +128,7 @@ class Inspectable:
         return page
 
     def report_source(self, name: str | None = None, times: StepTimes | None = None) -> Source:
-        """What a report shows of the program.
+        """The facts of the program that a report shows.
 
         Args:
             name: of the program.

@@ -29,7 +29,7 @@ _BYTES = 500  # of a step in memory, besides its clocks
 
 @dataclass(frozen=True)
 class _Mark:
-    """What a mark of `StepClocks` stands for: name and kind of its slices, and the beginning of their arguments."""
+    """The meaning of a mark of `StepClocks`: name and kind of its slices, and the beginning of their arguments."""
 
     name: str
     kind: str
@@ -38,7 +38,7 @@ class _Mark:
 
 @dataclass(frozen=True)
 class Names:
-    """What the slices of a program are called.
+    """The names of the slices of a program.
 
     Attributes:
         program: its name.
@@ -74,7 +74,7 @@ def _joined(values: list[str]) -> str:
 
 @dataclass
 class _Known:
-    """What is known of a program for its slices; its name and its graph are read when they are needed."""
+    """The facts of a program for its slices; its name and its graph are read when they are needed."""
 
     name: str
     manifest: Mapping[str, Any]
@@ -122,7 +122,7 @@ class Recorder(Observer):
                 yield from self._work(self.known.pool + worker, own, at[0], at[-1])
 
     def _work(self, track: int, marks: list[list[int]], start: int, end: int) -> Iterator[Slice]:
-        """What a worker did in a step, and its waits."""
+        """The slices of a worker in a step: its work and its waits."""
         at = start
         for (begin, done, units), mark in _in_order(marks, self.known.names.marks):
             if begin - at > SHORT:

@@ -182,7 +182,7 @@ class Encoder:
         return found
 
     def through_head(self, rows: Rows) -> Rows:
-        """What the head makes of pooled rows, float32 [n, width]; the rows themselves without a head."""
+        """The results of the head for pooled rows, float32 [n, width]; the rows themselves without a head."""
         head = self.plan.head
         if head is None or not len(rows):
             return rows

@@ -4,9 +4,24 @@ Grammar stage, beside sampling: `Grammar` says what, `GrammarCompiler` makes it 
 `Constraint` follows one answer and says which tokens may come next.
 """
 
-from rlx.grammar.answers import after_thinking
-from rlx.grammar.compiler import GrammarCompiler
-from rlx.grammar.constraint import Constraint
-from rlx.grammar.grammar import Grammar
+from typing import TYPE_CHECKING
 
-__all__ = ["Constraint", "Grammar", "GrammarCompiler", "after_thinking"]
+from rlx.lazy import names_of
+
+if TYPE_CHECKING:
+    from rlx.grammar.answers import after_thinking
+    from rlx.grammar.compiler import GrammarCompiler
+    from rlx.grammar.constraint import Constraint
+    from rlx.grammar.grammar import Grammar, chosen_grammar
+
+__all__ = ["Constraint", "Grammar", "GrammarCompiler", "after_thinking", "chosen_grammar"]
+
+_HOMES = {
+    "Constraint": "rlx.grammar.constraint",
+    "Grammar": "rlx.grammar.grammar",
+    "GrammarCompiler": "rlx.grammar.compiler",
+    "after_thinking": "rlx.grammar.answers",
+    "chosen_grammar": "rlx.grammar.grammar",
+}
+
+__getattr__ = names_of("rlx.grammar", _HOMES)

@@ -43,7 +43,7 @@ def calls_grammar(
     parallel: bool = True,
     text: Grammar | None = None,
 ) -> Grammar | None:
-    """What an answer must look like if there are tools; None if it may be anything.
+    """The grammar of an answer if there are tools; None if it may be anything.
 
     With `auto` the text is free until a call begins, so that it costs nothing. This is a help for the model: where
     llguidance is not installed, and no tool is `strict`, nothing is enforced.
@@ -85,7 +85,7 @@ def _made(text: str) -> Grammar:
 
 @lru_cache(maxsize=256)
 def _error_of(text: str) -> str:
-    """What is wrong with the grammar of a tool's arguments; an empty text if nothing is."""
+    """The error of the grammar of a tool's arguments; an empty text if nothing is."""
     try:
         Grammar.lark(text)
     except GrammarError as error:

@@ -31,7 +31,7 @@ class _Part(Enum):
 
 
 class Constraint:
-    """What the tokens of one answer may be.
+    """The limit on the tokens of one answer.
 
         while not constraint.is_over:
             token = choose(logits, constraint.mask())
@@ -128,7 +128,7 @@ class Constraint:
         return found | self._vocabulary.blank if self._part is _Part.GAP else found
 
     def _free(self) -> Words | None:
-        """What may come in free text: anything that does not reach beyond its marker."""
+        """The tokens that may come in free text: anything that does not reach beyond its marker."""
         marker = self._end if self._part is _Part.THINKING else self._trigger
         assert marker is not None
         beyond = marker.beyond(self._text)
@@ -142,7 +142,7 @@ class Constraint:
         return found
 
     def _in_answer(self) -> Words:
-        """What the grammar allows, and stop ids where it is satisfied."""
+        """The tokens that the grammar allows, and stop ids where it is satisfied."""
         found = self._by_grammar()
         if self._matcher.is_accepting():
             return found if self._stops is None else found | self._stops

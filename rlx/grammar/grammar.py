@@ -1,4 +1,4 @@
-"""What the text of an answer must look like: a JSON schema, a regular expression, a choice or a grammar.
+"""The form that the text of an answer must have: a JSON schema, a regular expression, a choice or a grammar.
 
 Grammar stage. A `Grammar` knows no model; `compiler.py` makes it ready for a vocabulary. `parsed` gives the value of an
 answer; it imports no pydantic, because a class of pydantic models reads the text itself.
@@ -27,7 +27,7 @@ MOST_CHOICES = 10_000
 
 @dataclass(frozen=True)
 class Grammar:
-    """What the text of an answer must look like. Make one with a method of the class.
+    """The form that the text of an answer must have. Make one with a method of the class.
 
         grammar = Grammar.json_schema({"type": "object", "properties": {"age": {"type": "integer"}}})
         print(runner.chat("How old is Bob, who was born in 1990, in 2020?", grammar=grammar).text)
@@ -199,7 +199,7 @@ class Grammar:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is not enforced: ignored keywords of a JSON schema."""
+        """The keywords that are not enforced: ignored ones of a JSON schema."""
         return self._trial.warnings
 
     @property
@@ -309,7 +309,7 @@ def _checked_text(text: Any, where: str) -> str:
 
 
 def parsed(text: str, schema: Any, reason: str | None) -> Any:
-    """What a text of JSON says: an instance of `schema` if this is a class of pydantic models.
+    """The value of a text of JSON: an instance of `schema` if this is a class of pydantic models.
 
     Args:
         reason: why the text ended, for the message.

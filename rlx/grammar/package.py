@@ -99,7 +99,7 @@ def _placed(what: str, kind: str, text: str) -> str:
 
 
 def _of_expression(found: re.Match[str], kind: str, text: str) -> str:
-    """What is wrong with a regular expression, and at which of its characters, from 0 on."""
+    """The error of a regular expression, and at which of its characters, from 0 on."""
     at = len(found["blanks"])
     if kind == "regex" and text:
         return f"character {_unescaped(text, at)}: {found['what']}"

@@ -32,7 +32,7 @@ _CHILD = Confined(
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a grammar.
+    """The result of a trial of a grammar.
 
     Attributes:
         error: the message of llguidance, or of the process; "" if it can be used.

@@ -26,7 +26,7 @@ _MARK = "\x02"  # in front of a text: what a tokenizer adds to the beginning of 
 
 
 class GrammarTokenizer:
-    """What llguidance asks of a tokenizer.
+    """A tokenizer as llguidance wants it.
 
     The end of an answer is a token of its own, behind all others. Which of the model's tokens stand for it is decided
     by the request (`Constraint`), not by the vocabulary.

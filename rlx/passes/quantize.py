@@ -127,7 +127,7 @@ def _experts_in_tiles(node: Node, options: Options) -> bool:
 
 
 def _choice(node: Node, options: Options) -> tuple[str, str]:
-    """What a linear's first operand should be, `f32`, `q8a` or `bf16`, and why."""
+    """The type that a linear's first operand should have, `f32`, `q8a` or `bf16`, and why."""
     weight, (rows, *_, k) = node.inputs[_WEIGHT[node.op]], node.inputs[0].shape
     if options.precision == "exact":
         return "f32", "precision is exact"

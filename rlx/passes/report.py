@@ -48,7 +48,7 @@ class Event:
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one pass did.
+    """The changes of one pass.
 
     Attributes:
         name: of the pass, as `rlx compile --stop-after` takes it.
@@ -81,7 +81,7 @@ class PassReport:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What the compiler did to a graph for one program.
+    """The changes of the compiler to a graph for one program.
 
     Attributes:
         graph: name of the graph.
@@ -157,7 +157,7 @@ class Log:
         self._missed.append(Event(rule, name, reason))
 
     def report(self, name: str, nodes: tuple[int, int], changed: bool, seconds: float) -> PassReport:
-        """What the pass did."""
+        """The changes of the pass."""
         done, missed = fold(self._done), fold(self._missed)
         return PassReport(name, done, missed, self._facts, nodes, changed, self._note, round(seconds, 6))
 

@@ -50,7 +50,7 @@ class Processors:
         return False
 
     def arm_features(self) -> frozenset[str]:
-        """What an aarch64 processor can do, by LLVM name; `neon`, which all have, if the system does not say more.
+        """The features of an aarch64 processor, by LLVM name; `neon`, which all have, if the system does not say more.
 
         It is not asked on other processors. LLVM's own detection reads `/proc/cpuinfo`, which containers and emulators
         may hide or take from another machine.
@@ -152,7 +152,7 @@ class ThreadPipes(Pipes):
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process has used: seconds of CPU time, and bytes of memory now."""
+    """The use of a process: seconds of CPU time, and bytes of memory now."""
 
     cpu_seconds: float
     memory: int
@@ -245,7 +245,7 @@ class Platform(Processors):
         return ThreadPipes(process)
 
     def usage(self, pid: int) -> Usage | None:
-        """What a child process has used; None if the system does not say."""
+        """The use of a child process; None if the system does not say."""
         return None
 
     # -- terminal and signals -----------------------------------------------------------------------------------------

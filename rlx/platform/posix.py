@@ -1,4 +1,4 @@
-"""What Linux and macOS share: locks of files, limits of processes, terminals, `poll`."""
+"""The common part of Linux and macOS: locks of files, limits of processes, terminals, `poll`."""
 
 from __future__ import annotations
 

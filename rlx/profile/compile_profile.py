@@ -23,7 +23,7 @@ ProfileLike: TypeAlias = "CompileProfile | Mapping[str, Any] | str | Path | None
 
 @dataclass(frozen=True)
 class PhaseProfile:
-    """What may be chosen for prefill and for decode separately.
+    """The choices for prefill and for decode separately.
 
     Attributes:
         precision: "auto" or "exact"; None leaves it to the caller.
@@ -77,7 +77,7 @@ class PhaseProfile:
 
 @dataclass(frozen=True)
 class CompileProfile(ProfileOptions):
-    """What a user may choose about a compile; None leaves a choice to the caller, the environment or the default.
+    """The choices of a user about a compile; None leaves a choice to the caller, the environment or the default.
 
     It has the attributes of `ProfileOptions`, too, which can be given as keyword arguments.
 
@@ -243,7 +243,7 @@ class CompileProfile(ProfileOptions):
         return Options(seq=seq, **chosen, **more)
 
     def common(self) -> Flat:
-        """What both phases share and is chosen, by the paths of the keys."""
+        """The choices for both phases, by the paths of the keys."""
         chosen = {path: getattr(self, name) for name, path in self._PATHS.items()}
         flat = {path: value for path, value in chosen.items() if value is not None}
         return {path: list(value) if isinstance(value, tuple) else value for path, value in flat.items()}

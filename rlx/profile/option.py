@@ -49,7 +49,7 @@ class Values:
     parse: Callable[[Any], Any] | None = None
 
     def problem(self, name: str, value: Any) -> tuple[str, str | None] | None:
-        """What is wrong with a value, and a hint; None if it is one of these."""
+        """The error of a value, and a hint; None if it is one of these."""
         if self.kind is tuple:
             return self._problem_of_several(name, value)
         if not _is_a(self.kind, value) or not self._in_range(value):

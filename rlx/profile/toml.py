@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Found:
-    """What a profile says.
+    """The contents of a profile.
 
     Attributes:
         common: choices of both phases.

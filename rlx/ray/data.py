@@ -90,7 +90,7 @@ def over_actors(
     batch_size: Any,
     ray_remote_args: Any,
 ) -> Dataset:
-    """What a pool of actors, each with the model, makes of the batches of a dataset.
+    """The results of a pool of actors, each with the model, for the batches of a dataset.
 
     Args:
         actor: its class, which takes `model`, `engine` and `arguments`.

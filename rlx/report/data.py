@@ -240,7 +240,7 @@ def _sum(work: Sequence[RegionWork]) -> dict[str, int]:
 
 
 def _label(group: Mapping[str, Any]) -> str:
-    """What a region is called: the values that it computes, without layers."""
+    """The name of a region: the values that it computes, without layers."""
     names = [_brief(call["n"]) for call in group["calls"]]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -273,7 +273,7 @@ def _leaves(graph: Graph, env: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def _groups(graphs: Mapping[str, Graph], source: Source, program: Program) -> list[dict[str, Any]]:
-    """What the groups of fusion rules save; the passes run again from the one before `fuse`."""
+    """The savings of the groups of fusion rules; the passes run again from the one before `fuse`."""
     names = list(graphs)
     before = names[names.index("fuse") - 1]
     env = step_extents(program.graph, source.rows, source.times.extents if source.times else None)

@@ -1,4 +1,4 @@
-"""What a pass changed, line by line, and what a fusion saves or a missed one would: regions and bytes.
+"""The changes of a pass, line by line, and the savings of a fusion, or of a missed one: regions and bytes.
 
 Report stage. Changes that differ only in the number of a layer are one change with the numbers of its layers. For the
 groups of rules the passes run again without each of them (or with it, where it is off), so the figures are exact. For a
@@ -50,7 +50,7 @@ class Totals:
 def groups(
     before: Graph, after: str, program: Program, options: Options, env: Mapping[str, int], used: Set[str]
 ) -> list[dict[str, Any]]:
-    """What each group of fusion rules does for a program.
+    """The effect of each group of fusion rules on a program.
 
     Args:
         before: the graph before the first pass that asks for groups, `fuse`.

@@ -1,4 +1,4 @@
-"""What a report is made of: texts and tables of a compiled program, measurements, and the error that ended a compile.
+"""The sources of a report: texts and tables of a compiled program, measurements, and the error that ended a compile.
 
 First step of the report stage: plain values, so that a program of any backend, from the cache or not, has a report.
 """
@@ -120,7 +120,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Subject:
-    """What the page is about.
+    """The subject of the page.
 
     Attributes:
         title: name of the model or graph.

@@ -1,4 +1,4 @@
-"""What a step of a program computes: its regions with bytes and operations, its kernels, its memory, and its time.
+"""The work of a step of a program: its regions with bytes and operations, its kernels, its memory, and its time.
 
 Report stage, from the graph after all passes, the manifest, and the times of a step if it was measured. The parts of a
 time budget add up to the measured time of the step: at the machine's limit, beyond it, waiting, and outside of the
@@ -25,7 +25,7 @@ USUAL_PAST = 512  # tokens before the step that figures are for, where nothing w
 
 @dataclass
 class RegionWork:
-    """What a region must do, whatever the time.
+    """The work of a region, whatever the time.
 
     Attributes:
         nodes: computed by units of work, which the workers share.

@@ -5,8 +5,9 @@ The engine below holds a model's programs, weights and caches. Names are importe
 command line can read the options quickly.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlx.lazy import names_of
 
 if TYPE_CHECKING:
     from rlx.engine.loop.handle import Handle, Stream
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from rlx.engine.request.record import RequestStats
     from rlx.engine.request.request import Request
     from rlx.engine.request.stopping import FinishReason
+    from rlx.runners import media as media
+    from rlx.runners import text as text
     from rlx.runners.auto import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner, auto_runner
     from rlx.runners.base import LmRunner
     from rlx.runners.encoder import EncoderRunner
@@ -23,18 +26,18 @@ if TYPE_CHECKING:
     CachedRunner = Model
     TextRunner = Model
 
-#: Module -> its public names.
+#: Public names -> the module that has them.
 _HOMES = {
-    "rlx.runners.auto": ("GemmaRunner", "Llama32Runner", "Qwen3Runner", "Qwen35Runner", "auto_runner"),
-    "rlx.runners.base": ("LmRunner",),
-    "rlx.runners.encoder": ("EncoderRunner",),
-    "rlx.runners.model": ("Model",),
-    "rlx.engine.request.output": ("Generation", "Step", "TokenLogprob"),
-    "rlx.engine.request.request": ("Request",),
-    "rlx.engine.request.stopping": ("FinishReason",),
-    "rlx.engine.loop.handle": ("Handle", "Stream"),
-    "rlx.engine.request.record": ("RequestStats",),
-    "rlx.runners.text": ("Answer",),
+    **dict.fromkeys(("GemmaRunner", "Llama32Runner", "Qwen3Runner", "Qwen35Runner", "auto_runner"), "rlx.runners.auto"),
+    "LmRunner": "rlx.runners.base",
+    "EncoderRunner": "rlx.runners.encoder",
+    **dict.fromkeys(("Model", "CachedRunner", "TextRunner"), "rlx.runners.model"),
+    **dict.fromkeys(("Generation", "Step", "TokenLogprob"), "rlx.engine.request.output"),
+    "Request": "rlx.engine.request.request",
+    "FinishReason": "rlx.engine.request.stopping",
+    **dict.fromkeys(("Handle", "Stream"), "rlx.engine.loop.handle"),
+    "RequestStats": "rlx.engine.request.record",
+    "Answer": "rlx.runners.text",
 }
 
 __all__ = [
@@ -59,13 +62,7 @@ __all__ = [
     "auto_runner",
 ]
 
+#: Parts of `Model` that most programs do not need: conversations, images.
+_PARTS = {"media": "rlx.runners.media", "text": "rlx.runners.text"}
 
-_ALIASES = {"CachedRunner": "Model", "TextRunner": "Model"}
-
-
-def __getattr__(name: str) -> Any:
-    name = _ALIASES.get(name, name)
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module 'rlx.runners' has no attribute {name!r}")
+__getattr__ = names_of("rlx.runners", {**_HOMES, **_PARTS})

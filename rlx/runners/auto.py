@@ -11,17 +11,18 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, cast
 
+from rlx import runners
 from rlx.arguments import did_you_mean
 from rlx.engine.opening.options import RunnerOptions, takes_options
 from rlx.engine.opening.source import choose_model, open_with
 from rlx.errors import ConfigError, UnsupportedModelError, named_refusals
 from rlx.models import ARCHITECTURES, MODEL_TYPES, SUPPORTED
-from rlx.models.encoders import ENCODER_TYPES, ENCODERS
+from rlx.models.encoders import ENCODER_TYPES, ENCODERS, TWO_WAY
 from rlx.models.gguf_config import check_language_model
 from rlx.models.registry import KNOWN_UNIMPLEMENTED
-from rlx.runners.encoder import EncoderRunner, is_encoder
 from rlx.runners.model import Model
 from rlx.tracing import span
+from rlx.weights.sentence_modules import says_embedding
 
 if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource
@@ -79,6 +80,14 @@ def named_architecture(loader: WeightLoader) -> tuple[str, str, str | None]:
     return key, found, MODEL_TYPES[found][0] if found in MODEL_TYPES else None
 
 
+def is_encoder(loader: WeightLoader) -> bool:
+    """Whether an open file is of an encoder, or of a decoder that serves as one."""
+    gguf = loader.format == "gguf"
+    found = loader.metadata.get("general.architecture" if gguf else "model_type")
+    encoders = (*ENCODERS, *TWO_WAY) if gguf else (*ENCODER_TYPES,)
+    return found in encoders or (found in SUPPORTED[loader.format] and says_embedding(loader))
+
+
 def runner_class(loader: WeightLoader) -> type[Model]:
     """The runner class for the open file.
 
@@ -127,7 +136,7 @@ def auto_runner(path: ModelSource | None = None, *, options: RunnerOptions) -> M
         loader = open_with(path, options.config)
     try:
         if is_encoder(loader):
-            return cast(Model, EncoderRunner.from_path(loader, **vars(replace(options, config=None))))
+            return cast(Model, runners.EncoderRunner.from_path(loader, **vars(replace(options, config=None))))
         runner = runner_class(loader)
     except BaseException:
         loader.close()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
 import numpy as np
 
+from rlx import grammar
 from rlx.arguments import known_arguments
 from rlx.backends import Device
 from rlx.engine.images import ImageInput, placed
@@ -27,12 +28,12 @@ from rlx.engine.request.stopping import OnToken
 from rlx.engine.speculation.drafts import Counters
 from rlx.engine.token_engine import RecomputeEngine
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
-from rlx.grammar.compiler import GrammarCompiler
 from rlx.runners.requests import contexts, planned, submitted, submitted_together, with_own_seed
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
 
 if TYPE_CHECKING:
+    from rlx.grammar import GrammarCompiler
     from rlx.runners.session import Session
     from rlx.text.tokenizer import Tokenizer
 
@@ -304,7 +305,7 @@ class LmRunner(ABC):
     @cached_property
     def grammars(self) -> GrammarCompiler:
         """Makes grammars ready for this model. `grammars.compile(grammar)` ahead of a request saves it the time."""
-        return GrammarCompiler(lambda: self.tokenizer, self.vocab_size)
+        return grammar.GrammarCompiler(lambda: self.tokenizer, self.vocab_size)
 
     def score(self, ids: PromptLike) -> Logits:
         """Log-probabilities of a text's tokens, each given the tokens before it. Stateless.

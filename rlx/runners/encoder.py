@@ -22,26 +22,16 @@ from rlx.engine.opening.source import open_with
 from rlx.engine.request.context import Context, PromptLike
 from rlx.engine.request.output import of_unit_length
 from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
-from rlx.models import SUPPORTED
-from rlx.models.encoders import ENCODER_TYPES, ENCODERS, TWO_WAY
 from rlx.text.rerank import rerank_ids
-from rlx.weights.sentence_modules import POOLINGS, SentenceModules, says_embedding
+from rlx.weights.sentence_modules import POOLINGS, SentenceModules
 
 if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource
     from rlx.models.encoder import EncoderConfig
     from rlx.text.tokenizer import Tokenizer
-    from rlx.weights import ModelWeights, WeightLoader
+    from rlx.weights import ModelWeights
 
 Progress = Callable[[str, int, int], None]
-
-
-def is_encoder(loader: WeightLoader) -> bool:
-    """Whether an open file is of an encoder, or of a decoder that serves as one."""
-    gguf = loader.format == "gguf"
-    found = loader.metadata.get("general.architecture" if gguf else "model_type")
-    encoders = (*ENCODERS, *TWO_WAY) if gguf else (*ENCODER_TYPES,)
-    return found in encoders or (found in SUPPORTED[loader.format] and says_embedding(loader))
 
 
 def as_encoder(runner: object) -> EncoderRunner | None:
@@ -330,7 +320,7 @@ def _pooling(modules: SentenceModules, given: str | None) -> str:
 
 
 def _prompt(modules: SentenceModules, name: str | None, text: str | None) -> str:
-    """What a call puts before each text."""
+    """The text that a call puts before each text."""
     if text is not None:
         return _checked(text)
     name = name or modules.default_prompt

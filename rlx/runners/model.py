@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 
+from rlx import runners
 from rlx.engine.images import placed
 from rlx.engine.loop.handle import Stream
 from rlx.engine.loop.loop import EngineLoop
@@ -26,11 +27,10 @@ from rlx.engine.token_engine import RecomputeEngine
 from rlx.errors import BusyError, TokenizerError, UnsupportedModelError
 from rlx.notebook import Stats, card
 from rlx.prompt import Prompt, read_images
-from rlx.runners import media, session, text
+from rlx.runners import session
 from rlx.runners.base import GREEDY, LmRunner
 from rlx.runners.builder import RunnerBuilder, open_engine
 from rlx.runners.requests import checked_speculation
-from rlx.runners.text import Answer, Messages
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
 from rlx.text import rerank
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rlx.engine.kv.snapshot import Snapshot
     from rlx.engine.opening.options import ModelSource
     from rlx.models.config import ModelConfig
+    from rlx.runners.text import Answer, Messages
     from rlx.text.tokenizer import Tokenizer
     from rlx.weights import ModelWeights
 
@@ -218,8 +219,8 @@ class Model(LmRunner):
             SamplingError: an option is out of its range, or has no effect because decoding is greedy.
             GrammarError, PromptError, ArgumentError, NumericalError, BusyError: as `generate`.
         """
-        call = text.chat_call(self, "chat", messages, options)
-        return text.answered(self, call, max_tokens, options)
+        call = runners.text.chat_call(self, "chat", messages, options)
+        return runners.text.answered(self, call, max_tokens, options)
 
     def chat_stream(self, messages: Messages, max_tokens: int | None = None, **options: Any) -> Stream:
         """`chat` as a stream: an iterator of `Step` with `text`, `thinking` and `tool_calls`.
@@ -227,8 +228,8 @@ class Model(LmRunner):
         for step in runner.chat_stream("Tell me a story.", max_tokens=200):
             print(step.text, end="", flush=True)
         """
-        call = text.chat_call(self, "chat_stream", messages, options)
-        return text.streamed(self, call, max_tokens, options)
+        call = runners.text.chat_call(self, "chat_stream", messages, options)
+        return runners.text.streamed(self, call, max_tokens, options)
 
     def complete(self, prompt: str, max_tokens: int | None = None, **options: Any) -> Answer:
         """The model's continuation of a text, without a chat template.
@@ -245,11 +246,11 @@ class Model(LmRunner):
             TokenizerError: the model has no tokenizer, or `prompt` is not a string.
             GrammarError, PromptError, SamplingError, ArgumentError, NumericalError, BusyError: as `chat`.
         """
-        return text.answered(self, text.text_call(self, "complete", prompt), max_tokens, options)
+        return runners.text.answered(self, runners.text.text_call(self, "complete", prompt), max_tokens, options)
 
     def complete_stream(self, prompt: str, max_tokens: int | None = None, **options: Any) -> Stream:
         """`complete` as a stream: an iterator of `Step`."""
-        return text.streamed(self, text.text_call(self, "complete_stream", prompt), max_tokens, options)
+        return runners.text.streamed(self, runners.text.text_call(self, "complete_stream", prompt), max_tokens, options)
 
     def chat_ids(
         self,
@@ -276,7 +277,7 @@ class Model(LmRunner):
                 that is neither text nor an image.
             ImageError: an image cannot be used.
         """
-        return text.chat_prompt(self, messages, tools, check, variables)
+        return runners.text.chat_prompt(self, messages, tools, check, variables)
 
     def generate_packed(
         self, ids: PromptLike, n_new: int, on_token: OnToken | None = None, **options: Any
@@ -316,7 +317,7 @@ class Model(LmRunner):
             ImageError: an image cannot be used.
             PromptError, ArgumentError, NumericalError, BusyError: as `generate`.
         """
-        return media.generated(self, prompt, images, arguments, options)
+        return runners.media.generated(self, prompt, images, arguments, options)
 
     def with_images(self, prompt: Any, images: list[Any]) -> Prompt | list[int]:
         """The prompt that `generate_multimodal` makes of a prompt and its images.
@@ -324,7 +325,7 @@ class Model(LmRunner):
         Raises:
             MultimodalError, ImageError, ArgumentError: as there.
         """
-        return media.with_images(self, prompt, images)
+        return runners.media.with_images(self, prompt, images)
 
     def image_features(self, image: Any) -> Logits:
         """The rows that stand for an image in the text model, from the vision tower. Stateless.
@@ -341,7 +342,7 @@ class Model(LmRunner):
             NumericalError: a value is NaN or infinite.
         """
         (read,) = read_images([image])
-        return media.features(self, read)
+        return runners.media.features(self, read)
 
     def preprocess_image(self, image: Any) -> dict[str, Any]:
         """An image as the vision tower takes it.
@@ -357,7 +358,7 @@ class Model(LmRunner):
             MultimodalError: the model was opened without a vision tower.
             ImageError: the image cannot be used.
         """
-        return media.preprocessed(self, image)
+        return runners.media.preprocessed(self, image)
 
     def count_tokens(self, prompt: PromptLike) -> int:
         """How many tokens a prompt has, the rows of its images included. It may be more than the context holds.
@@ -412,7 +413,7 @@ class Model(LmRunner):
         """
         session.checked_pooling(pooling)
         self._check_open("embed")
-        if (texts := text.several(ids)) is not None:
+        if (texts := runners.text.several(ids)) is not None:
             return np.stack([self.embed(each, pooling, normalize) for each in texts])
         ids = self.tokenizer.encode(ids) if isinstance(ids, str) else cast(PromptLike, ids)
         return session.embedding(self._engine, self._loop, self.checked_prompt(ids), pooling, normalize)
@@ -580,3 +581,7 @@ class Model(LmRunner):
         """`BusyError` if the runner was closed."""
         if self._closed:
             raise BusyError("the runner was closed", where=where, hint="open the model again")
+
+
+CachedRunner = Model  # names of earlier versions
+TextRunner = Model

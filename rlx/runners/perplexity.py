@@ -93,7 +93,7 @@ def halved_windows(ids: Sequence[int], length: int, first: Sequence[int] = ()) -
 
 @dataclass
 class Scores:
-    """What was measured; the arrays are float64 [scored tokens].
+    """The measurements; the arrays are float64 [scored tokens].
 
     Attributes:
         losses: negative log likelihood of each token, in nats.

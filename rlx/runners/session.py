@@ -208,7 +208,7 @@ def recomputed(engine: Engine, ids: list[int], embeddings: PromptEmbeddings | No
 
 
 def measured(engine: Engine, loop: EngineLoop, context: Context, measure: Callable[[Logits, list[int]], T]) -> list[T]:
-    """What `measure` makes of the logits before each piece of the prompt, and of its ids; the first id aside."""
+    """The results of `measure` for the logits before each piece of the prompt, and of its ids; the first id aside."""
 
     def work() -> Generator[None, None, list[T]]:
         embeddings, found, at = (yield from embedded(context)), list[T](), 1

@@ -25,7 +25,7 @@ _BEYOND_ALL = 1e30  # a penalty this large is not increased further
 
 
 class Tokenizer(Protocol):
-    """What sequence breakers ask of a tokenizer."""
+    """The part of a tokenizer that sequence breakers need."""
 
     def tokens_with(self, text: str) -> Collection[int]:
         """The ids of all tokens whose text contains this one."""
@@ -139,7 +139,7 @@ class Dry:
         self._reach = max(map(len, [*self._texts, *self._sequences]), default=0)
 
     def penalties(self, recent: Ids) -> dict[int, float]:
-        """What is subtracted from the logits of tokens; `recent` are the tokens to search, in order."""
+        """The numbers that are subtracted from the logits of tokens; `recent` are the tokens to search, in order."""
         found = self.repetitions(recent).items()
         return {
             token: self._multiplier * self._base ** (length - self._allowed)

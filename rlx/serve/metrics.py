@@ -183,7 +183,7 @@ class Metrics:
             yield from llama_metrics(own)
 
     def _engines(self) -> Iterable[Metric]:
-        """What the engines count, each with a sample for every model. Those of the server have the first one's name."""
+        """The counters of the engines, each with a sample a model. Those of the server have the first one's name."""
         found = dict[str, Metric]()
         for metric in self._of_each():
             if (known := found.setdefault(metric.name, metric)) is not metric:
@@ -260,7 +260,7 @@ _DISK_COUNTERS = (
 
 
 def _of_runner(stats: Mapping[str, Any], label: str) -> Iterator[Metric]:
-    """What one engine counts."""
+    """The counters of one engine."""
     if "kv_bytes" not in stats:  # an encoder, which has no caches
         for name, text, path in _ENGINE_COUNTERS:
             if name in ("engine_steps", "engine_prompt_tokens"):

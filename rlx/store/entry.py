@@ -218,7 +218,7 @@ def open_folder(shelf: Folder, digest: str) -> Folder:
 
 
 def _check(folder: Folder, key: CompileKey, root: Path) -> tuple[dict[str, bytes], Path, dict[str, str]]:
-    """What an entry is made of, all of it checked: its files, the store's folder, the checksums."""
+    """The parts of an entry, all of them checked: its files, the store's folder, the checksums."""
     text = folder.read(CHECKSUMS)
     sums = _parse_checksums(text)
     files = {name: folder.read(name) for name in sums}

@@ -99,7 +99,7 @@ class Eviction:
             return 0
 
     def _noted(self, root: Folder) -> int | None:
-        """What the file says; None if there is none."""
+        """The contents of the file; None if there is none."""
         try:
             text = root.read(self._store.budget.total)
         except (OSError, Damage):

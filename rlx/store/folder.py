@@ -54,7 +54,7 @@ class UntrustedFolder(OSError):
 
 
 def reason(error: BaseException) -> str:
-    """What the system says of an error, else its message, else its type."""
+    """The text of the system about an error, else its message, else its type."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
@@ -116,7 +116,7 @@ class Folder:
         return Folder(self.path / name, self)
 
     def names(self) -> list[str]:
-        """What lies in here, sorted."""
+        """The names of the files in here, sorted."""
         with os.scandir(self.path if self._descriptor is None else self._descriptor) as rows:
             return sorted(row.name for row in rows)
 

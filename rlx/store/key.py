@@ -164,7 +164,7 @@ class CompileKey:
 
     @property
     def title(self) -> str:
-        """What it is for on one line, with the digits that `rlx cache` shows."""
+        """The purpose of the program on one line, with the digits that `rlx cache` shows."""
         rows = "-".join(str(row) for row in self.bucket) if isinstance(self.bucket, tuple) else ""
         words = (self.kind, self.name, self.phase, rows, str(self.target.get("level", "")))
         return f"{' '.join(filter(None, words))} (key {self.digest[:12]})"

@@ -229,7 +229,7 @@ class ChatTemplate:
         return _PROBE in self._tried([self.fit(message) for message in messages])
 
     def _tried(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
-        """What a template makes of a conversation; nothing if it refuses it."""
+        """The text that a template makes of a conversation; nothing if it refuses it."""
         values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}
         try:
             return self._render(values)
@@ -465,7 +465,7 @@ def _refuse_media(messages: Sequence[dict[str, Any]], takes_images: bool) -> Non
 
 
 def thinking_variables(tokenizer: Tokenizer, thinking: bool | None, where: str) -> dict[str, Any]:
-    """What tells the chat template whether the model reasons before it answers; nothing for None.
+    """The variables that tell the chat template whether the model reasons before it answers; nothing for None.
 
     Args:
         where: what the caller's interface calls the switch, for messages.

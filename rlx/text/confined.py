@@ -206,7 +206,7 @@ class _Process:
         return WALL_SECONDS if self._wall_seconds is None else self._wall_seconds
 
     def _usage_bound(self, nbytes: int) -> Usage | None:
-        """What a child may have used at the end of a request of so many bytes; None if it limits itself."""
+        """The most that a child may have used at the end of a request of so many bytes; None if it limits itself."""
         if self._hello["limits"] and self._hello["limits_memory"]:
             return None
         if (used := platform.current().usage(self._process.pid)) is None:

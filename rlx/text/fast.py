@@ -73,7 +73,7 @@ class FastTokenizer:
             return plain_ids(self._fast, text)
 
     def facts(self) -> dict[str, Any]:
-        """What generation needs to know, in the types of JSON.
+        """The facts that generation needs, in the types of JSON.
 
         `tokens`: text by id; `added`: (id, special) of the added tokens; `unknown`: an id or None; `framed`: "a" with
         the file's special tokens around it, `plain`: "a" without, `pair`: "a" and "a" as a pair; `decoders`: the

@@ -19,7 +19,7 @@ _MAX_WORD = 100  # characters; a longer word becomes the unknown token
 
 
 class Keys(Protocol):
-    """What is read of the metadata."""
+    """The part of the metadata that is read."""
 
     def flag(self, name: str, default: bool) -> bool: ...
     def token(self, name: str, default: int | None = None) -> int | None: ...

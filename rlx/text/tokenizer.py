@@ -50,7 +50,7 @@ class StreamDetokenizer:
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """What is left: U+FFFD if the last character never became whole."""
+        """The rest of the text: U+FFFD if the last character never became whole."""
         return self._decoder.decode(b"", final=True)
 
 

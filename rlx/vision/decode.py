@@ -210,7 +210,7 @@ def pillow(where: str | Path | None = None) -> Any:
 
 @contextmanager
 def _named_errors(kind: str, where: str | Path | None) -> Iterator[None]:
-    """What Pillow raises, as `ImageError`: its decoders raise anything for a damaged file."""
+    """Turns errors of Pillow into `ImageError`: its decoders raise anything for a damaged file."""
     try:
         with named_refusals(where):
             yield

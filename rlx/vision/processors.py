@@ -129,7 +129,7 @@ class ImageProcessor(ABC):
         return Patches(pixel_values, patches, self._places(rows, columns), (rows, columns))
 
     def parts(self, image: Image) -> Sequence[str | Image]:
-        """What stands in a prompt for an image: the image alone, or texts, the image and crops of it."""
+        """The parts of a prompt that stand for an image: the image alone, or texts, the image and crops of it."""
         return [image]
 
     def grid(self, image: Image) -> tuple[int, int]:
@@ -172,7 +172,7 @@ class ImageProcessor(ABC):
 
 
 def _normalized(config: VisionConfig) -> Floats:
-    """What each value of each colour becomes: float32 [3, 256]. Rounded where the reference processors round."""
+    """Each value of each colour, normalized: float32 [3, 256]. Rounded where the reference processors round."""
     unit = (np.arange(256) * (1 / 255)).astype(np.float32)
     mean, std = np.array(config.mean, np.float32), np.array(config.std, np.float32)
     found: Floats = (unit - mean[:, None]) / std[:, None]

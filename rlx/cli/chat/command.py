@@ -97,7 +97,7 @@ def _answer(ctx: click.Context, session: Session, text: str, commanded: bool) ->
 
 @contextmanager
 def _messages(interrupts: Interrupts, keep_history: bool) -> Iterator[Iterator[str]]:
-    """What the user says, from stdin."""
+    """The messages of the user, from stdin."""
     if not is_terminal(sys.stdin):
         yield piped(interrupts)
     elif os.environ.get("TERM", "dumb") == "dumb" or not (is_terminal(sys.stdout) or is_terminal(sys.stderr)):

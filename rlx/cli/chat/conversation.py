@@ -49,7 +49,7 @@ class AttachedImage:
 
 @dataclass(frozen=True)
 class Question:
-    """What the user says: a text, behind images if there are any."""
+    """A message of the user: a text, behind images if there are any."""
 
     text: str
     images: tuple[AttachedImage, ...] = ()
@@ -123,7 +123,7 @@ _ROLES = ("system", "user", "assistant")
 
 @dataclass
 class Conversation:
-    """What was said so far.
+    """The messages so far.
 
     Attributes:
         system: the system message, which stands in front.

@@ -1,4 +1,4 @@
-"""What the user says where there is no line editor: a pipe, a file, a terminal that knows no more than lines."""
+"""Reads the user's messages where there is no line editor: a pipe, a file, a terminal that knows no more than lines."""
 
 from __future__ import annotations
 

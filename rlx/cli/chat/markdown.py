@@ -37,7 +37,7 @@ class Tail:
         self._rows, self._word = [0], ""
 
     def write(self, text: str, width: int) -> str:
-        """What to send to the terminal for more text: rows break in front of a word, or in it if it is too long."""
+        """The output for more text: rows break in front of a word, or in it if it is too long."""
         sent = []
         for char in text:
             cells = _cells(char)
@@ -62,7 +62,7 @@ class Tail:
         return f"\x1b[{cells}D\x1b[K\n{self._word}"
 
     def erased(self, width: int, height: int) -> str | None:
-        """What takes the text off the screen; None if its beginning has left the screen already.
+        """The output that takes the text off the screen; None if its beginning has left the screen already.
 
         A terminal that was made narrower since has broken the rows again.
         """
@@ -101,7 +101,7 @@ class MarkdownStream:
         self._text, self._tail, self._fence = "", Tail(), None
 
     def _line(self, piece: str) -> str:
-        """What to send for a part of one line."""
+        """The output for a part of one line."""
         self._text += piece
         if self._fence is not None:
             return self._code(piece)
@@ -240,7 +240,7 @@ class _Drawing(markdown.Markdown):
 
 
 def _rich_markdown(tokens: list[Token]) -> _Drawing:
-    """What rich draws: line breaks stay where the model put them, headings are left-aligned, code is not coloured."""
+    """Markdown for rich: line breaks stay where the model put them, headings are left-aligned, code is not coloured."""
     for token in tokens:
         for child in token.children or ():
             child.type = "hardbreak" if child.type == "softbreak" else child.type

@@ -169,7 +169,7 @@ def _option(name: str) -> click.Option:
 
 
 def _arguments(option: click.Option, words: list[str]) -> Iterator[str]:
-    """What one would type on the command line."""
+    """The arguments as one would type them on the command line."""
     for word in words:
         if not option.is_flag:
             yield f"{option.opts[0]}={word}"
@@ -377,7 +377,7 @@ class Session:
     # -- the terminal ---------------------------------------------------------------------------------------------
 
     def _display(self, ids: list[int]) -> Display | None:
-        """What draws the answer in a terminal; None where plain text is wanted."""
+        """The display that draws the answer in a terminal; None where plain text is wanted."""
         if not can_draw():
             return None
         from rlx.cli.chat.markdown import Display
@@ -394,7 +394,7 @@ def can_draw() -> bool:
 
 
 def said(runner: CachedRunner, answer: Answer, end: str) -> str:
-    """What the conversation keeps of an answer: its text, with the control tokens that the template may look for.
+    """The kept part of an answer: its text, with the control tokens that the template may look for.
 
     A token that ended it is the template's to write.
     """

@@ -254,7 +254,7 @@ class PromptEmbeddings:
         return ends, shifts
 
     def shift(self, index: int) -> int:
-        """What to add to the index of a token for its position: below 0 after an image with a grid."""
+        """The difference between a token's position and its index: below 0 after an image with a grid."""
         ends, shifts = self._shifts
         return shifts[bisect_right(ends, index)]
 
@@ -298,7 +298,7 @@ class PromptEmbeddings:
 
 
 def shift_at(embeddings: PromptEmbeddings | None, index: int) -> int:
-    """What to add to the index of a token for its position, 0 if no image with its own positions is before it."""
+    """The difference between a token's position and its index, 0 if no image with its own positions is before it."""
     return 0 if embeddings is None else embeddings.shift(index)
 
 

@@ -276,7 +276,7 @@ def _documented(text: str, options: Any) -> str:
 
 
 def meanings(options: type[EngineOptions]) -> dict[str, str]:
-    """What each option means to a Python user: the texts in docstrings and in docs/python.md."""
+    """The meaning of each option for a Python user: the texts in docstrings and in docs/python.md."""
     return {name: _lower(each.doc) for name, each in options_of(options).items()}
 
 

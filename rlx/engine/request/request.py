@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Generator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from rlx import grammar
 from rlx.engine.kv.prefix import Keys
 from rlx.engine.kv.prompt_embeddings import keys_of
 from rlx.engine.request.context import Context, Logits, PromptLike
@@ -23,9 +24,11 @@ from rlx.engine.request.stopping import NOTHING, FinishReason, checked_count
 from rlx.engine.speculation.drafts import Drafts
 from rlx.engine.threads import Notifier
 from rlx.errors import ArgumentError
-from rlx.grammar.grammar import Grammar, chosen_grammar
 from rlx.sampling.options import Sample, SampleOpts
 from rlx.sampling.sampler import Constraint, Sampler
+
+if TYPE_CHECKING:
+    from rlx.grammar import Grammar
 
 AHEAD = 8  # most tokens that are computed before their consumer has taken them
 
@@ -121,7 +124,9 @@ def request_of(
         GrammarError: the grammar or the schema cannot be used.
     """
     fields: dict[str, Any] = {**options, **more}
-    fields["grammar"] = chosen_grammar(fields.get("grammar"), fields.pop("json_schema", None))
+    form, schema = fields.get("grammar"), fields.pop("json_schema", None)
+    if form is not None or schema is not None:
+        fields["grammar"] = grammar.chosen_grammar(form, schema)
     return Request(ids, n_new, sample, stop_at_eog, **fields)
 
 

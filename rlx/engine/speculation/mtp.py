@@ -213,7 +213,7 @@ class Predictor:
         return length - self._base
 
     def shifts(self, length: int) -> tuple[int, int]:
-        """What to add to the number of rows before a row for its position, from `length` on: model's and head's."""
+        """Position of a row less the number of rows before it, from `length` on: of the model and of the head."""
         shift = shift_at(self._images, length)
         return shift, shift + self._base
 

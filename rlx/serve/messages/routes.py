@@ -310,7 +310,7 @@ def _document(block: Given) -> list[JsonObject]:
 
 
 def _source(block: Given) -> Given:
-    """What an image or a document is made of."""
+    """The bytes or the address of an image or a document."""
     found = block.get("source")
     return found if isinstance(found.value, Mapping) else Given({}, found.where)
 

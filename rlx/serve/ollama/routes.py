@@ -302,7 +302,7 @@ def describe_router(server: Server) -> APIRouter:
 
     @found.post("/api/show")
     async def show(body: ShowBody) -> JsonObject:
-        """What the model is and can do."""
+        """The facts and abilities of the model."""
         return shown(named(server, body))
 
     return found

@@ -57,7 +57,7 @@ def router(server: Server) -> APIRouter:
 
     @found.get("/files/{file_id}/content", response_class=Response)
     async def content(file_id: str, request: Request) -> Response:
-        """What is in a file."""
+        """The content of a file."""
         path = store.find(access.owner(request.headers), file_id).path
         return FileResponse(path, media_type="application/octet-stream")
 
