@@ -143,6 +143,8 @@ def overlay_rows(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def linear(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    if len(inputs) == 2 and len(inputs[1].shape) == 3:
+        return _linear_of_heads(*inputs, attrs)
     parts = 2 if attrs["gated"] else 1
     count = 1 + parts * (2 if attrs["bias"] else 1) + bool(attrs["residual"])
     expected = "x [rows, k], weight [n, k]" + ", up [n, k]" * (parts == 2) + ", bias [n]" * bool(attrs["bias"])
@@ -157,6 +159,13 @@ def linear(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
         rest, fits = rest[:-1], fits and rest[-1].shape == (rows, n)
     _check(fits and all(b.shape == (n,) for b in rest), "linear", inputs, expected)
     return (rows, n), _rounded("linear", attrs)
+
+
+def _linear_of_heads(x: Node, weight: Node, attrs: Attrs) -> tuple[Shape, DType]:
+    fits = len(x.shape) == 3 and x.shape[1:] == (weight.shape[0], weight.shape[2]) and x.dtype in ACTIVATIONS.values()
+    fits = fits and {attrs[name] for name in ("gated", "bias", "residual", "out")} == {None, False, "f32"}
+    _check(fits, "linear", (x, weight), "x [rows, heads, k], weight [heads, n, k], and nothing joined with it")
+    return (*x.shape[:2], weight.shape[1]), F32
 
 
 def rms_norm(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
@@ -444,6 +453,15 @@ def top_k(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     width = inputs[0].shape[1]
     if attrs["k"] < 1 or (isinstance(width, int) and attrs["k"] > width):
         raise ShapeError(f"k must lie in 1..{width}, found {attrs['k']}", where="top_k")
+    groups, kept = attrs["groups"], attrs["kept"]
+    if groups == 1 or not isinstance(width, int):
+        return (inputs[0].shape[0], attrs["k"]), I32
+    size = width // groups
+    if width % groups or size < 2 or not 1 <= kept <= groups or attrs["k"] > kept * size:
+        what = f"{kept} of {groups} groups of {width} elements, of which {attrs['k']} are chosen"
+        raise ShapeError(
+            what, where="top_k", hint="Groups have the same size, at least 2, and the kept ones k elements."
+        )
     return (inputs[0].shape[0], attrs["k"]), I32
 
 

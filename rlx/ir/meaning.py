@@ -154,7 +154,12 @@ def overlay_rows(x: list[Array], a: Attrs, env: Env) -> Array:
 
 
 def linear(x: list[Array], a: Attrs, env: Env) -> Array:
-    """x W^T [+ b], gated: act(x W^T [+ b]) * (x U^T [+ c]); [+ residual]; `out` bf16 rounds that."""
+    """x W^T [+ b], gated: act(x W^T [+ b]) * (x U^T [+ c]); [+ residual]; `out` bf16 rounds that.
+
+    Of x [rows, heads, k] and W [heads, n, k] each head has its own matrix.
+    """
+    if x[1].ndim == 3:
+        return np.einsum("rhk,hnk->rhn", x[0], x[1])
     operands = iter(x)
     value = next(operands)
     weights = [next(operands) for _ in range(2 if a["gated"] else 1)]
@@ -402,8 +407,17 @@ def linear_pick(x: list[Array], a: Attrs, env: Env) -> Array:
 
 
 def top_k(x: list[Array], a: Attrs, env: Env) -> Array:
-    """Indices of the k largest, descending; of equals the lower index first."""
-    return np.argsort(-x[0], -1, kind="stable")[..., : a["k"]].astype(np.int32)
+    """Indices of the k largest, descending; of equals the lower index first.
+
+    With `groups` those of the `kept` groups of neighbours whose two largest have the largest sums.
+    """
+    values = x[0]
+    if a["groups"] > 1:
+        grouped = values.reshape(*values.shape[:-1], a["groups"], -1)
+        sums = np.sort(grouped, -1)[..., -2:].sum(-1)
+        rank = np.argsort(np.argsort(-sums, -1, kind="stable"), -1)
+        values = np.where(rank[..., None] < a["kept"], grouped, -np.inf).reshape(values.shape)
+    return np.argsort(-values, -1, kind="stable")[..., : a["k"]].astype(np.int32)
 
 
 def last_row(x: list[Array], a: Attrs, env: Env) -> Array:

@@ -157,7 +157,7 @@ OPS: dict[str, Op] = {
         Op("argmax", {}, infer.one_index("argmax"), meaning.argmax, flops.scan),
         Op("pick", {}, infer.one_index("pick"), meaning.pick, flops.scan),
         Op("linear_pick", {"cap": None}, infer.linear_pick, meaning.linear_pick, flops.linear_pick, multiplies=True),
-        Op("top_k", {"k": REQUIRED}, infer.top_k, meaning.top_k, flops.scan, in_prologue=True),
+        Op("top_k", {"k": REQUIRED, "groups": 1, "kept": 1}, infer.top_k, meaning.top_k, flops.scan, in_prologue=True),
         Op(
             "take", {}, infer.take, meaning.take, flops.each(0),
             in_prologue=True, numbers=RowNumbers(1, table=0, axis=-1),

@@ -44,6 +44,8 @@ def overlay_rows(x: Node, rows: Node, index: Node) -> Node:
 def linear(x: Node, weight: Node, bias: Node | None = None, *, bf16: bool = False) -> Node:
     """x [rows, k] times the transpose of weight [n, k] (any dtype), plus bias [n] -> f32 [rows, n].
 
+    Or each head by its own matrix: x [rows, heads, k] and weight [heads, n, k] -> f32 [rows, heads, n].
+
     Args:
         bf16: whether precision "auto" may round x to bf16 if the weight is bf16 (see `rlx.passes.quantize`). Not
             for results that are ranked, such as those of a router.
@@ -255,9 +257,14 @@ def pick(x: Node) -> Node:
     return make("pick", x)
 
 
-def top_k(x: Node, k: int) -> Node:
-    """Indices of the k largest elements of each row, descending -> i32 [rows, k]."""
-    return make("top_k", x, k=k)
+def top_k(x: Node, k: int, *, groups: int = 1, kept: int = 1) -> Node:
+    """Indices of the k largest elements of each row, descending -> i32 [rows, k].
+
+    Args:
+        groups: the elements form this many groups of neighbours, of which the `kept` are searched whose two largest
+            elements have the largest sums (arXiv 2412.19437).
+    """
+    return make("top_k", x, k=k, groups=groups, kept=kept)
 
 
 def take(x: Node, ids: Node) -> Node:

@@ -104,6 +104,7 @@ class Architecture:
         hybrid: what replaces attention in most of its layers: "delta rule", "mamba", "convolution", or "" for none.
         single_blocks: a layer is a recurrence, attention or a feed-forward block, not two of them.
         hf_spelling: usual keys of `config.json`, computed from its own.
+        latent: its heads share keys and values, see `Latent`.
         predicts: its files may have blocks for multi-token prediction behind the layers.
         streams: it has several copies of the residual stream.
         fused_ffn: gate and up of the dense block are one tensor, which GGUF calls `ffn_up`.
@@ -154,6 +155,7 @@ class Architecture:
     hybrid: str = ""
     single_blocks: bool = False
     hf_spelling: Callable[[Keys], Mapping[str, Any]] | None = None
+    latent: bool = False
     predicts: bool = False
     streams: bool = False
     fused_ffn: bool = False

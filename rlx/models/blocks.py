@@ -62,9 +62,9 @@ def _inv_freq(model: Model, rope: Rope, kind: str) -> Node:
     return model.graph.constant(f"rope.{kind}.inv_freq", inv_freq(rope, values))
 
 
-def norm(model: Model, x: Node, name: str) -> Node:
-    """RMS norm over the last axis of x [..., width], with the weight `name` [width]."""
-    return ops.rms_norm(x, model.weight(f"{name}.weight", width(x)), eps=model.config.eps)
+def norm(model: Model, x: Node, name: str, eps: float | None = None) -> Node:
+    """RMS norm over the last axis of x [..., width], with the weight `name` [width]; `eps` is usually the model's."""
+    return ops.rms_norm(x, model.weight(f"{name}.weight", width(x)), eps=eps or model.config.eps)
 
 
 def width(x: Node) -> int:
@@ -93,6 +93,18 @@ def linear(model: Model, x: Node, name: str, size: int) -> Node:
     if model.has(f"{name}.scale"):
         y = y * model.weight(f"{name}.scale", 1)
     return y + model.weight(f"{name}.bias", size) if _is_biased(model, name) else y
+
+
+def linear_of_heads(model: Model, x: Node, name: str, size: int) -> Node:
+    """x [SEQ, heads, k] -> [SEQ, heads, size], each head by its matrix of the weight `name` [heads, size, k]."""
+    return ops.linear(x, model.weight(f"{name}.weight", model.config.heads, size, width(x)))
+
+
+def cached(model: Model, name: str, x: Node) -> Node:
+    """A cache after writing x [SEQ, kv_heads, head_dim]; for a layer with a window it is a ring."""
+    slides = model.here.window is not None
+    shape: Shape = (model.here.kv_heads, WINDOW_CTX if slides else CTX, model.here.head_dim)
+    return ops.kv_write(model.graph.state(f"{name}.{model.layer}", shape, model.kv_dtype), x, wrap=slides)
 
 
 def _is_biased(model: Model, name: str) -> bool:
@@ -153,7 +165,7 @@ def _keys_values(model: Model, x: Node, rope: Node | None, normed: str, value_no
         k = norm(model, k, "attn_k_norm")
     if value_norms:
         v = ops.rms_norm(v, eps=model.config.eps)
-    return _cached(model, "k", _with_rope(model, k, rope)), _cached(model, "v", v)
+    return cached(model, "k", _with_rope(model, k, rope)), cached(model, "v", v)
 
 
 def _heads(model: Model, x: Node, name: str, heads: int, normed: str = "", scale: Node | None = None) -> Node:
@@ -176,13 +188,6 @@ def _heads(model: Model, x: Node, name: str, heads: int, normed: str = "", scale
 def _with_rope(model: Model, x: Node, rope: Node | None) -> Node:
     """Queries or keys with rope, if the layer has it."""
     return x if rope is None else ops.rope(x, rope, style=model.config.rope_style)
-
-
-def _cached(model: Model, name: str, x: Node) -> Node:
-    """A cache after writing x [SEQ, kv_heads, head_dim]; for a layer with a window it is a ring."""
-    slides = model.here.window is not None
-    shape: Shape = (model.here.kv_heads, WINDOW_CTX if slides else CTX, model.here.head_dim)
-    return ops.kv_write(model.graph.state(f"{name}.{model.layer}", shape, model.kv_dtype), x, wrap=slides)
 
 
 # -- feed-forward -----------------------------------------------------------------------------------------------------
@@ -234,7 +239,7 @@ def mixture(model: Model, x: Node, routed: Node | None = None, *, gate_by: Calla
     """Mixture of experts (arXiv 2401.04088): a weighted sum of the feed-forward blocks of a few experts.
 
     The experts with the largest scores are used; a softmax over all experts, or the sigmoid of each, gives the scores,
-    which are also the weights. A bias is added to sigmoids only to choose.
+    which are also the weights. A bias is added to sigmoids only to choose, which may be from the best groups only.
 
     Args:
         routed: the router's input, x by default.
@@ -248,7 +253,8 @@ def mixture(model: Model, x: Node, routed: Node | None = None, *, gate_by: Calla
         logits = logits + model.weight("ffn_gate_inp.bias", experts.count)
     scores = ops.softmax(logits) if experts.router == "softmax" else ops.sigmoid(logits)
     biased = experts.router == "sigmoid"
-    ids = ops.top_k(scores + model.weight("exp_probs_b.bias", experts.count) if biased else scores, experts.used)
+    ranked = scores + model.weight("exp_probs_b.bias", experts.count) if biased else scores
+    ids = ops.top_k(ranked, experts.used, groups=experts.groups, kept=experts.kept)
     chosen = ops.take(scores, ids)
     if experts.normalize:
         chosen = chosen / ops.reduce_sum(chosen)

@@ -56,6 +56,7 @@ class Experts:
         scale: factor of those weights.
         router: what makes scores of the router's logits: "softmax" or "sigmoid".
         in_turns: in a tensor with gate and up of all experts, their rows take turns.
+        groups, kept: experts form groups, of which a token searches the best ones.
     """
 
     count: int
@@ -66,6 +67,32 @@ class Experts:
     scale: float = 1.0
     router: str = "softmax"
     in_turns: bool = False
+    groups: int = 1
+    kept: int = 1
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (arXiv 2405.04434): all heads share one short vector for a position.
+
+    Attributes:
+        keys: width of that vector, from which keys and values of all heads are made.
+        rope: elements of a head with rope; their key is shared by all heads.
+        plain: elements of a head's query without.
+        values: width of a head's values.
+        queries: width of the vector that queries are made from; 0 if they are made from the hidden state.
+    """
+
+    keys: int
+    rope: int
+    plain: int
+    values: int
+    queries: int
+
+    @property
+    def width(self) -> int:
+        """Elements that a cache holds of a position."""
+        return self.rope + self.keys
 
 
 @dataclass(frozen=True)
@@ -127,6 +154,7 @@ class ModelConfig:
         biases: linear layers that must have a bias; others use one if the file has it.
         experts: of the sparse layers, or None.
         recurrence: of the recurrent layers, or None.
+        latent: of attention whose heads share what is in the cache, or None.
         per_layer: width of the per-layer embeddings, 0 for none.
         streams: copies of the residual stream.
         bf16: linears may take activations rounded to bf16 where precision is "auto".
@@ -160,6 +188,7 @@ class ModelConfig:
     plain_norms: tuple[str, ...] = ()
     experts: Experts | None = None
     recurrence: Recurrence | None = None
+    latent: Latent | None = None
     per_layer: int = 0
     streams: int = 1
     bf16: bool = False

@@ -93,6 +93,8 @@ class _Gguf(Reader):
         has["attention.shared_kv_layers"] = row.shares_kv
         for key, (value, because) in {**_ONLY, **{k: v for k, v in _PLAIN.items() if not has[k]}}.items():
             keys.require(key, value, because)
+        if row.router == "sigmoid":
+            keys.require("expert_gating_func", 2, "a router without sigmoids is not supported for this architecture")
         if row.streams:
             keys.require("altup.active_idx", 0, "another active stream than the first is not supported")
 
@@ -114,6 +116,8 @@ class _Gguf(Reader):
 
     def ropes(self, each: tuple[Layer, ...], context: int) -> tuple[rope.Rope, rope.Rope | None]:
         keys, row = self.keys, self.row
+        if self.latent is not None:
+            return rope.from_gguf(keys, self.latent.rope, None, self._has_tensor, context)
         full, local = self.head_dim, self._local_head_dim()
         only = "only the size of a head, {}, is supported"
         for key, size in (("value_length", full), ("key_length_swa", local), ("value_length_swa", local)):

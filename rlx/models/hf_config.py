@@ -77,6 +77,9 @@ class _Hf(Reader):
         if row.partial_rope is None:
             because = "rotating a part of each head is not supported for this architecture"
             keys.require("partial_rotary_factor", 1.0, because)
+        if row.latent:
+            keys.require("rope_interleave", True, "rope over halves of a head is not supported for this architecture")
+            keys.require("scoring_func", "sigmoid", "a router without sigmoids is not supported for this architecture")
         if row.streams:
             keys.require("altup_active_idx", 0, "another active stream than the first is not supported")
         if row.hybrid == "delta rule":
@@ -102,6 +105,8 @@ class _Hf(Reader):
         full = {layer.head_dim for layer in each if layer.window is None and not layer.recurrent}
         local = {layer.head_dim for layer in each if layer.window is not None}
         dims, row = ((full or {self.head_dim}).pop(), (local or {self.head_dim}).pop()), self.row
+        if self.latent is not None:
+            dims = self.latent.rope, self.latent.rope
         usual = row.hf_base, row.local_base, row.partial_rope or 1.0
         return rope.from_hf(self.keys, dims, *usual, context, row.rope_sections)
 

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from math import inf, sqrt
 from typing import NamedTuple
 
-from rlx.models.config import Experts, Layer, ModelConfig, Recurrence, sources
+from rlx.models.config import Experts, Latent, Layer, ModelConfig, Recurrence, sources
 from rlx.models.keys import HEADS, WIDTH, Keys
 from rlx.models.rope import Rope
 from rlx.models.settings import Settings
@@ -31,6 +31,7 @@ class Reader(Settings):
         layers, hidden, heads, head_dim: of the model; `head_dim` of layers without a window.
         windows: the window of each layer, or None.
         source: for each layer the one whose keys and values it reads.
+        latent: as in `ModelConfig`.
     """
 
     hidden: int
@@ -38,6 +39,7 @@ class Reader(Settings):
     head_dim: int
     windows: list[int | None]
     source: list[int]
+    latent: Latent | None
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
@@ -49,6 +51,7 @@ class Reader(Settings):
         # MTP blocks come last and are not layers of the model.
         self.layers = blocks - keys.integer("nextn_predict_layers", (0, min(blocks - 1, 64)), 0)
         self.hidden, self.heads = self.integer("hidden"), self.same("heads")
+        self.latent = self._latent() if row.latent else None
         context, self.head_dim = self.integer("context"), self._head_dim()
         experts = self._experts()
         each = self._layers(experts)
@@ -77,6 +80,7 @@ class Reader(Settings):
             biases=self._biases(),
             experts=experts,
             recurrence=self._recurrence(each),
+            latent=self.latent,
             per_layer=self.integer("per_layer") if row.shares_kv else 0,
             streams=self.integer("streams") if row.streams else 1,
             bf16=row.bf16,
@@ -87,7 +91,19 @@ class Reader(Settings):
             own=self.own(),
         )
 
+    def _latent(self) -> Latent:
+        """The sizes of latent attention; GGUF has those of whole heads, checkpoints those of their parts."""
+        keys, rope = self.integer("latent_keys"), self.keys.even(self.at("latent_rope"), HEADS)
+        plain = self.integer("latent_head") - rope if self.keys.prefix else self.integer("latent_plain")
+        if plain < 1:
+            self.keys.wrong(
+                self.at("latent_head"), plain + rope, f"more than {self.at('latent_rope')}, which is {rope}"
+            )
+        return Latent(keys, rope, plain, self.integer("latent_values"), self.integer("latent_queries"))
+
     def _head_dim(self) -> int:
+        if self.latent is not None:
+            return self.latent.width
         if self.at("head_dim") not in self.keys and self.hidden % self.heads:
             expected = f"a multiple of {self.at('heads')}, which is {self.heads}"
             self.keys.wrong(self.at("hidden"), self.hidden, expected)
@@ -97,6 +113,8 @@ class Reader(Settings):
         scale = self.number("attention_scale", self.row.attention_scale or 0.0)
         wide = self.layers == self.row.wide_scale_layers
         usual = self.hidden / self.heads if wide else float(self.head_dim)
+        if self.latent is not None:
+            usual = float(self.latent.plain + self.latent.rope)
         return scale or float(self.number("query_scalar", usual) ** -0.5)
 
     def _biases(self) -> tuple[str, ...]:
@@ -113,6 +131,8 @@ class Reader(Settings):
         sparsity = self.sparsity() if row.streams else [None] * self.layers
         each = []
         for i, (kv_heads, head_dim, ffn) in enumerate(self.sizes()):
+            if self.latent is not None:
+                kv_heads, head_dim = 1, self.latent.width
             attends = not recurrent[i] and not (row.single_blocks and not kv_heads)
             if attends and (not kv_heads or self.heads % kv_heads):
                 expected = f"a divisor of {self.at('heads')}, which is {self.heads}, for layer {i}"
@@ -140,8 +160,8 @@ class Reader(Settings):
         count = self.keys.integer(self.at("experts"), (1 if must else 0, 1024), None if must else 0)
         if not count:
             return None
-        self.keys.require(self.at("expert_groups"), 1, "experts in groups are not supported")
         used, ffn = self.same("experts_used", (1, count)), self.same("expert_ffn")
+        groups, kept = self._groups(count, used)
         if must and self.at("expert_ffn") == "feed_forward_length":
             ffn //= used
         return Experts(
@@ -153,7 +173,21 @@ class Reader(Settings):
             scale=self.number("expert_scale", 0.0) or 1.0,
             router=self.row.router,
             in_turns=self.row.in_turns,
+            groups=groups,
+            kept=kept,
         )
+
+    def _groups(self, count: int, used: int) -> tuple[int, int]:
+        """The groups of experts, and how many of them are searched for the used ones."""
+        groups, kept = self.integer("expert_groups"), self.integer("kept_groups")
+        if self.row.router != "sigmoid":
+            self.keys.require(self.at("expert_groups"), 1, "experts in groups are not supported for this architecture")
+        if count % groups or (groups > 1 and count // groups < 2):
+            self.keys.wrong(self.at("expert_groups"), groups, f"a divisor of {self.at('experts')}, which is {count}")
+        least = -(-used * groups // count)
+        if groups > 1 and not least <= kept <= groups:
+            self.keys.wrong(self.at("kept_groups"), kept, f"from {least} to {groups}, of {groups} groups of experts")
+        return groups, kept
 
     def _shared_ffn(self, ffn: int) -> int:
         """The width of the expert that every token uses: its own, or that of several experts beside one another."""

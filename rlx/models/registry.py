@@ -34,6 +34,7 @@ FILES: dict[str, tuple[str, str]] = {
     "phi3": ("phi3", "phi3"),
     "lfm2": ("lfm2", "lfm2"),
     "gpt_oss": ("gpt-oss", "gpt_oss"),
+    "deepseek": ("deepseek2", "deepseek_v3 kimi_k2"),
     "granite": ("granite granitemoe granitehybrid", "granite granitemoe granitemoeshared granitemoehybrid"),
     "nemotron_h": ("nemotron_h", "nemotron_h"),
 }
@@ -90,8 +91,8 @@ KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("qwen3next", "qwen3_next"), "its projections are laid out differently than those of Qwen 3.5"),
     **dict.fromkeys(("qwen2moe", "qwen2_moe"), _MOE),
     **dict.fromkeys(("glm5", "lfm2moe", "lfm2_moe"), _MOE),
-    **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2", "deepseek2", "deepseek_v2"), _MOE),
-    **dict.fromkeys(("deepseek_v3", "deepseek_v4", "kimi", "kimi_k2", "llama4"), _MOE),
+    **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2", "deepseek_v2"), _MOE),
+    **dict.fromkeys(("deepseek_v4", "kimi", "llama4"), _MOE),
     **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "qwen3vl", "qwen3_vl", "qwen3vlmoe", "mllama"), _VISION),
     **dict.fromkeys(("mistral4", "phi2", "phi", "phi4"), _OTHER),
     **dict.fromkeys(("exaone", "olmo", "nemotron", "chatglm"), _OTHER),

@@ -50,6 +50,7 @@ class Yarn:
             divided in full.
         context: the original context length.
         whole: whether the borders between them are rounded outwards to whole pairs.
+        weight: of the scale of all elements of a head (`mscale_all_dim`), see `yarn_scale`; 0 for none.
     """
 
     factor: float
@@ -57,6 +58,12 @@ class Yarn:
     slow: float
     context: int
     whole: bool = True
+    weight: float = 0.0
+
+    @property
+    def head_scale(self) -> float:
+        """The factor of queries and of keys."""
+        return yarn_scale(self.factor, self.weight)
 
 
 @dataclass(frozen=True)
@@ -204,14 +211,17 @@ def _gguf_scaling(keys: Keys, context: int) -> dict[str, Any]:
     if kind != "yarn":
         return {"factor": factor if kind == "linear" else 1.0, "scale": scale}
     keys.require("rope.scaling.yarn_ext_factor", 1.0, "mixing in a part of YaRN is not supported")
-    weight = keys.number("rope.scaling.yarn_log_multiplier", (0, 1e3), 0.0)
+    # No file says the unit of the weight, nor whether borders are rounded: see `Architecture.gguf_defaults`.
+    unit = keys.number("rope.scaling.yarn_log_unit", POSITIVE, 1.0)
+    weight = keys.number("rope.scaling.yarn_log_multiplier", (0, 1e3), 0.0) / unit
     fast = keys.number("rope.scaling.yarn_beta_fast", POSITIVE, 32.0)
     slow = keys.number("rope.scaling.yarn_beta_slow", POSITIVE, 1.0)
     original = keys.integer("rope.scaling.original_context_length", (1, 1 << 31), context)
-    usual = yarn_scale(factor) / (yarn_scale(factor, weight) if weight else 1.0)
+    top = 1.0 if unit == 1.0 else weight or 1.0  # with another unit both weights are the same
+    usual = yarn_scale(factor, top) / (yarn_scale(factor, weight) if weight else 1.0)
     scale *= keys.number("rope.scaling.yarn_attn_factor", FACTOR, usual)
-    whole = keys.flag("rope.scaling.yarn_truncate", True)  # no file says it: see `Architecture.gguf_defaults`
-    return {"yarn": Yarn(factor, fast, slow, original, whole), "scale": scale}
+    whole = keys.flag("rope.scaling.yarn_truncate", True)
+    return {"yarn": Yarn(factor, fast, slow, original, whole, weight), "scale": scale}
 
 
 # -- config.json ------------------------------------------------------------------------------------------------------
@@ -288,7 +298,8 @@ def _hf_yarn(keys: Keys, base: float, dims: int, context: int) -> Rope:
     factor = keys.number("factor", FACTOR)
     original = keys.integer("original_max_position_embeddings", (1, 1 << 31), context)
     fast, slow = keys.number("beta_fast", POSITIVE, 32.0), keys.number("beta_slow", POSITIVE, 1.0)
-    yarn = Yarn(factor, fast, slow, original, keys.flag("truncate", True))
+    weight = keys.number("mscale_all_dim", (0, 1e3), 0.0)
+    yarn = Yarn(factor, fast, slow, original, keys.flag("truncate", True), weight)
     return Rope(base, dims, yarn=yarn, scale=hf_yarn_scale(keys))
 
 

@@ -58,11 +58,18 @@ SETTINGS: dict[str, Key] = {
     "expert_scale": Key("expert_weights_scale", "routed_scaling_factor", (0, 1e6), 0.0),
     "normalize": Key("expert_weights_norm", "norm_topk_prob", None),
     "expert_groups": Key("expert_group_count", "n_group", (1, 1024), 1),
+    "kept_groups": Key("expert_group_used_count", "topk_group", (1, 1024), 1),
     "dense_layers": Key("leading_dense_block_count", "first_k_dense_replace", (0, 1024), 0),
     "shared_ffn": Key(
         "expert_shared_feed_forward_length", "shared_expert_intermediate_size shared_intermediate_size", WIDTH
     ),
     "shared_experts": Key("expert_shared_count", "n_shared_experts", (0, 1024), 0),
+    "latent_keys": Key("attention.kv_lora_rank", "kv_lora_rank", WIDTH),
+    "latent_queries": Key("attention.q_lora_rank", "q_lora_rank", (0, WIDTH[1]), 0),
+    "latent_rope": Key("rope.dimension_count", "qk_rope_head_dim", HEADS),
+    "latent_plain": Key("", "qk_nope_head_dim", HEADS),
+    "latent_head": Key("attention.key_length_mla attention.key_length", "", HEADS),
+    "latent_values": Key("attention.value_length_mla attention.value_length", "v_head_dim", HEADS),
     "period": Key("full_attention_interval", "full_attention_interval", (1, 1024), 4),
     "taps": Key("ssm.conv_kernel", "linear_conv_kernel_dim mamba_d_conv conv_kernel", (2, 64)),
     "value_heads": Key("ssm.time_step_rank", "linear_num_value_heads", HEADS),

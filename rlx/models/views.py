@@ -15,6 +15,8 @@ _ALONE = (
     "attn_q",
     "attn_k",
     "attn_v",
+    "attn_k_b",
+    "attn_v_b",
     "ffn_gate_exps",
     "ffn_up_exps",
     "ffn_down_exps",
@@ -30,7 +32,8 @@ class View(NamedTuple):
     whole stack, the view is one of its matrices. The rows of a bias [experts, n] are the numbers of each expert.
 
     Attributes:
-        turned: the matrices of the source are transposed first.
+        matrices: the rows are so many matrices of a stack; 0 leaves them as they are.
+        turned: each matrix of that stack, or else of the source, is transposed.
     """
 
     name: str
@@ -39,6 +42,7 @@ class View(NamedTuple):
     rows: int
     period: int
     turned: bool = False
+    matrices: int = 0
 
 
 def views(config: ModelConfig, has_tensor: HasTensor) -> Iterator[View]:
@@ -101,6 +105,11 @@ def _in_turns(hidden: int) -> Iterator[View]:
 
 
 def _attention(config: ModelConfig, layer: Layer) -> Iterator[View]:
+    if config.latent is not None:  # of each head first what makes its keys, then what makes its values
+        sizes = config.latent.plain, config.latent.values, sum((config.latent.plain, config.latent.values))
+        yield View("attn_k_b.weight", "attn_kv_b.weight", 0, sizes[0], sizes[2], True, config.heads)
+        yield View("attn_v_b.weight", "attn_kv_b.weight", sizes[0], sizes[1], sizes[2], False, config.heads)
+        return
     q, kv = config.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     gated = config.recurrence is not None and config.recurrence.corrects
     for end in ("weight", "bias"):

@@ -131,7 +131,10 @@ def _choice(node: Node, options: Options) -> tuple[str, str]:
     weight, (rows, *_, k) = node.inputs[_WEIGHT[node.op]], node.inputs[0].shape
     if options.precision == "exact":
         return "f32", "precision is exact"
-    tiles = options.bf16_tiles and _many(rows, options) if node.op == "linear" else _experts_in_tiles(node, options)
+    if node.op == "linear":
+        tiles = options.bf16_tiles and len(weight.shape) == 2 and _many(rows, options)  # heads have no tiles
+    else:
+        tiles = _experts_in_tiles(node, options)
     if weight.dtype.is_quantized and tiles:
         return "bf16", f"{weight.dtype} weights, bf16 tiles and enough rows"
     if weight.dtype.has_integer_codes:

@@ -129,6 +129,25 @@ class Turned(Composed):
         return self.source.files()
 
 
+@dataclass(frozen=True, slots=True)
+class Cut(Composed):
+    """A matrix as a stack of matrices, of so many of its rows each."""
+
+    source: Composed
+
+    def pieces(self) -> Iterator[Bytes]:
+        yield from self.source.raw().reshape(self.info.shape[0], -1)
+
+    def files(self) -> tuple[str, ...]:
+        return self.source.files()
+
+
+def cut(source: Composed, matrices: int) -> Cut:
+    """A matrix [matrices * n, k] as a stack [matrices, n, k]."""
+    rows, k = source.info.shape
+    return Cut(replace(source.info, shape=(matrices, rows // matrices, k)), source)
+
+
 def turned(source: Composed) -> Turned:
     """The matrices of a stack, each transposed."""
     info = source.info

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.stored import FLOATS, to_float32
-from rlx.weights.composed import Composed, rows, stack, turned, whole
+from rlx.weights.composed import Composed, cut, rows, stack, turned, whole
 from rlx.weights.fp8 import fp8
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, Closing, TensorInfo
@@ -59,7 +59,14 @@ class ModelWeights(Closing):
         return [name for name in self.loader.tensors if name not in used]
 
     def define(
-        self, name: str, source: str, start: int, count: int, period: int | None = None, turn: bool = False
+        self,
+        name: str,
+        source: str,
+        start: int,
+        count: int,
+        period: int | None = None,
+        turn: bool = False,
+        matrices: int = 0,
     ) -> None:
         """Defines the tensor `name` as a part of `source`: of every `period` rows the `count` rows from `start` on.
 
@@ -68,13 +75,16 @@ class ModelWeights(Closing):
             source: the canonical name of a vector [R] (its numbers are the rows), a matrix [R, k] or a stack
                 [E, R, k], whose every matrix is cut in the same way.
             period: R where it is None; E * R for one matrix of a stack.
-            turn: transposes the matrices of a stack first.
+            turn: transposes each matrix of the source or, with `matrices`, of the result.
+            matrices: makes a stack of so many matrices of the rows of a matrix.
 
         Raises:
             WeightError: there is no such source, its rows do not divide, or `name` is another tensor already.
         """
-        whole = turned(self._tensor(source)) if turn else self._tensor(source)
-        view = rows(name, whole, start, count, period, self.loader.path)
+        whole = self._tensor(source)
+        view = rows(name, turned(whole) if turn and not matrices else whole, start, count, period, self.loader.path)
+        if matrices:
+            view = turned(cut(view, matrices)) if turn else cut(view, matrices)
         if self._tensors.setdefault(name, view) != view:
             raise WeightError(f"{name} is there already, as {self.names[name]!r}", where=self.loader.path)
         self.names[name] = view.info.name

@@ -40,6 +40,7 @@ COLUMN, HEAD_COLUMN, CHOICE = (
     G.input("choice", [SEQ, 2], I32),
 )
 BLOCKS, EXPERTS = G.input("blocks", [SEQ, 2, 64]), [G.weight(f"experts {i}", [48, 5, 64], Q8_0) for i in range(2)]
+HEAD_BLOCKS = G.weight("head blocks", [2, 5, 64], Q8_0)
 KEY_HEADS, DECAY, BETA = [G.input(n, [SEQ, 2, 8]) for n in "qk"], G.input("decay", [SEQ, 4]), G.input("beta", [SEQ, 4])
 DELTA = (G.state("delta", [4, 8, 16]), *KEY_HEADS, HEADS, DECAY, BETA)
 EXPRESSIONS = [
@@ -59,7 +60,8 @@ def linears() -> list[Any]:
             for residual in (False, True):
                 operands = [X, W] + [U] * bool(gated) + [B] * bias + [C] * (bias and bool(gated)) + [R] * residual
                 cases.append(case("linear", *operands, gated=gated, bias=bias, residual=residual))
-    return [*cases, case("linear", X, W, U, gated="silu", out="bf16")]
+    heads = (case("linear", HEADS, G.weight("matrices", [4, 6, 16])), case("linear", BLOCKS, HEAD_BLOCKS))
+    return [*cases, *heads, case("linear", X, W, U, gated="silu", out="bf16")]
 
 
 BINARY_OPERANDS = ((X, Y), (X, ROW), (X, ONE), (HEADS, NORM), (X, COLUMN), (HEADS, HEAD_COLUMN))
@@ -73,6 +75,7 @@ CASES = [
     *(case("clamp", X, low=low, high=high) for low, high in ((0.0, None), (None, -0.3), (-0.5, 0.25))),
     case("overlay_rows", X, EXTRA, INDEX),
     case("embedding", G.weight("table", [48, 64], Q8_0), IDS, scale=1.0),
+    case("embedding", G.weight("table", [48, 64], Q8_0), CHOICE, scale=0.5),
     case("embedding", G.weight("table", [48, 64], Q8_0), IDS, scale=8.0),
     *linears(),
     case("rms_norm", X, eps=1e-6),
@@ -147,6 +150,7 @@ CASES = [
     case("linear_pick", G.input("one row", [1, 64]), W, cap=1.5),
     case("top_k", X, k=1),
     case("top_k", X, k=64),
+    *(case("top_k", X, k=k, groups=g, kept=n) for k, g, n in ((5, 8, 3), (2, 32, 4), (64, 4, 4))),
     *(case("expert_linear", x, CHOICE, EXPERTS[0]) for x in (X, BLOCKS)),
     *(case("expert_linear", X, CHOICE, *EXPERTS, gated=g) for g in ("silu", "gelu_tanh", "gelu_erf")),
     case("expert_linear", BLOCKS, CHOICE, *EXPERTS, gated="silu"),

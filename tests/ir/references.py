@@ -126,6 +126,8 @@ def product(x: Array, w: Array) -> Array:
 
 
 def linear(x: list[Array], a: dict[str, Any]) -> Array:
+    if x[1].ndim == 3:
+        return np.stack([product(x[0][:, head], matrix) for head, matrix in enumerate(x[1])], axis=1)
     x = list(x)
     rows, residual = x.pop(0), x.pop() if a["residual"] else 0
     parts = [product(rows, x.pop(0)) for _ in range(2 if a["gated"] else 1)]
@@ -327,6 +329,15 @@ def largest(row: list[float], k: int) -> list[int]:
     return sorted(range(len(row)), key=lambda i: (-row[i], i))[:k]
 
 
+def top_k(x: list[Array], a: dict[str, Any]) -> Array:
+    size, found = x[0].shape[1] // a["groups"], []
+    for row in x[0].tolist():
+        groups = [sum(sorted(row[at : at + size])[-2:]) for at in range(0, len(row), size)]
+        kept = largest(groups, a["kept"])
+        found.append(largest([value if i // size in kept else -math.inf for i, value in enumerate(row)], a["k"]))
+    return np.array(found)
+
+
 def linear_pick(x: list[Array], a: dict[str, Any]) -> Array:
     """Without a look at what is not finite, of which there is none."""
     sums = [math.fsum(p * q for p, q in zip(x[0][0], row, strict=True)) for row in x[1]]
@@ -340,7 +351,7 @@ REFERENCES: dict[str, Reference] = {
     "softcap": lambda x, a: pointwise(lambda v: a["cap"] * math.tanh(v / a["cap"]))(x, a),
     "clamp": lambda x, a: pointwise(lambda v: bounded(v, a["low"], a["high"]))(x, a),
     "overlay_rows": lambda x, a: np.array([x[0][r] if i < 0 else x[1][i] for r, i in enumerate(x[2])]),
-    "embedding": lambda x, a: np.stack([x[0][int(i)] * a["scale"] for i in x[1]]),
+    "embedding": lambda x, a: np.stack([x[0][i.astype(int)] * a["scale"] for i in x[1]]),
     "linear": linear,
     "rms_norm": rms_norm,
     "layer_norm": layer_norm,
@@ -354,7 +365,7 @@ REFERENCES: dict[str, Reference] = {
     "argmax": lambda x, a: np.array([largest(list(row), 1)[0] for row in x[0]]),
     "pick": lambda x, a: np.array([largest(list(row), 1)[0] for row in x[0]]),
     "linear_pick": linear_pick,
-    "top_k": lambda x, a: np.array([largest(list(row), a["k"]) for row in x[0]]),
+    "top_k": top_k,
     "expert_linear": expert_linear,
     "causal_conv": causal_conv,
     "gated_delta": gated_delta,

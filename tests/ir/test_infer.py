@@ -89,6 +89,7 @@ MISFITS = [
     (lambda: ops.argmax(HEADS), "argmax: found operands f32[SEQ, 4, 16]. Expected f32 x [rows, width]"),
     (lambda: ops.argmax(ops.quantize(X)), "argmax: found operands q8a[SEQ, 64]"),
     (lambda: ops.top_k(X, 65), "top_k: k must lie in 1..64, found 65"),
+    (lambda: ops.top_k(X, 9, groups=8, kept=1), "top_k: 1 of 8 groups of 64 elements, of which 9 are chosen"),
     (lambda: ops.top_k(X, 0), "top_k: k must lie in 1..64, found 0"),
     (lambda: ops.last_row(G.input("scalar", [])), "last_row: found operands f32[]. Expected x [rows, ...]"),
     (lambda: ops.reshape(X, [SEQ, 65]), "reshape: found operands f32[SEQ, 64]. Expected the shape [SEQ, 65] to"),

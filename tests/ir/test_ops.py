@@ -107,9 +107,9 @@ def test_nan_stays_nan_in_a_cache(bits: int) -> None:
 def test_ties_go_to_the_lower_index() -> None:
     x = np.array([[1.0, 3.0, 3.0, 2.0, 3.0]])
     assert meaning.argmax([x], {}, {}).tolist() == [1]
-    assert meaning.top_k([x], {"k": 4}, {}).tolist() == [[1, 2, 4, 3]]
+    assert meaning.top_k([x], {"k": 4, "groups": 1}, {}).tolist() == [[1, 2, 4, 3]]
     many = np.arange(300.0)[None] % 3
-    assert meaning.top_k([many], {"k": 200}, {}).tolist() == [[*range(2, 300, 3), *range(1, 300, 3)]]
+    assert meaning.top_k([many], {"k": 200, "groups": 1}, {}).tolist() == [[*range(2, 300, 3), *range(1, 300, 3)]]
 
 
 def test_q8a_leaves_are_fed_as_values() -> None:

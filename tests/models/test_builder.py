@@ -47,7 +47,7 @@ def test_every_tensor_is_needed(family: str, file: str) -> None:
     unread |= {name.replace("attn_k", "attn_v") for name in unread}
 
     def is_optional(name: str) -> bool:
-        if config.arch == "glm4moe" and (name.startswith(f"blk.{config.layers}.") or ".attn_q_norm." in name):
+        if name.startswith(f"blk.{config.layers}.") or (config.arch == "glm4moe" and ".attn_q_norm." in name):
             return True  # what predicts a further token is not used, and not every model normalizes its queries
         if ".ssm_conv_" in name and name.endswith(".bias"):  # only a `config.json` says that there is one
             return file != "hf"

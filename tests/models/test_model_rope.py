@@ -128,7 +128,9 @@ def mscale(factor: float, weight: float = 1.0) -> float:
 def test_yarn_of_a_config_scales_sines_and_cosines(given: dict[str, float], scale: float) -> None:
     rope = hf_rope(**{"rope_type": "yarn", "factor": 40.0, "rope_theta": 5e5, **given})
     assert rope.scale == pytest.approx(scale, rel=1e-12)
-    assert rope.yarn == Yarn(given.get("factor", 40.0), 32.0, 1.0, 4096) and rope.base == 5e5
+    weight = given.get("mscale_all_dim", 0.0)
+    assert rope.yarn == Yarn(given.get("factor", 40.0), 32.0, 1.0, 4096, weight=weight) and rope.base == 5e5
+    assert rope.yarn.head_scale == pytest.approx(mscale(given.get("factor", 40.0), weight), rel=1e-12)
 
 
 def test_yarn_of_a_config_has_borders_of_its_own() -> None:

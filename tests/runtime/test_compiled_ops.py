@@ -14,7 +14,7 @@ from rlx.compiler.executable import compile
 from rlx.errors import ArgumentError, GraphError, ProfileError
 from rlx.ir import interp, meaning, ops
 from rlx.ir.dims import CTX, PAST_SEQ, SEQ, Dim
-from rlx.ir.dtypes import DTYPES, F32, I32, DType
+from rlx.ir.dtypes import BF16, DTYPES, F32, I32, DType
 from rlx.ir.graph import Graph
 from rlx.store.cache import CompileCache
 
@@ -268,6 +268,7 @@ def test_a_router(level: str, cache: CompileCache) -> None:
     shares = ops.softmax(x)
     ids = ops.top_k(ops.add(shares, graph.weight("bias", (60,))), 4)
     chosen = ops.take(shares, ids)
+    graph.output("ids of groups", ops.top_k(shares, 4, groups=6, kept=2))
     graph.output("ids", ids)
     graph.output("weights", ops.div(chosen, ops.reduce_sum(chosen)))
     graph.output("scales", ops.take(graph.weight("scales", (60,)), ids))
@@ -276,6 +277,25 @@ def test_a_router(level: str, cache: CompileCache) -> None:
     for rows in (1, 2, 40):
         x_rows = (rng.standard_normal((rows, 60)) * 2).astype(np.float32)
         check(graph, {"x": x_rows}, level, cache, exact=weights, **weights)
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0"])
+def test_each_head_by_its_own_matrix(level: str, dtype: str, cache: CompileCache) -> None:
+    """And biases that are looked up for the experts of each row."""
+    graph = Graph("heads")
+    x, ids = graph.input("x", [SEQ, 3, 64]), graph.input("ids", [SEQ, 3], I32)
+    y = ops.linear(x, graph.weight("w", (3, 40, 64), DTYPES[dtype]))
+    graph.output("y", y + ops.embedding(graph.weight("bias", (5, 40), BF16), ids))
+    rng = np.random.default_rng(14)
+    raw, values = quantized(rng, (3, 40, 64), DTYPES[dtype])
+    table, entries = quantized(rng, (5, 40), BF16)
+    for rows in (1, 2, 40):
+        inputs = {
+            "x": rng.standard_normal((rows, 3, 64)).astype(np.float32),
+            "ids": rng.integers(0, 5, (rows, 3)).astype(np.int32),
+        }
+        check(graph, inputs, level, cache, exact={"w": values, "bias": entries}, w=raw, bias=table)
 
 
 def attention_graph(style: str, dtype: DType, normed: bool, **options: Any) -> Graph:

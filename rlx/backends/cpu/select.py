@@ -93,6 +93,8 @@ def _embedding(n: Node, target: Target) -> Call:
 def _linear(n: Node, target: Target) -> Call:
 
     x, w = n.inputs[:2]
+    if len(w.shape) == 3:
+        return _linear_of_heads(n, target)
     flags = {name: n[name] for name in ("residual", "bias", "gated", "out")}
     single = rows(n) == 1
     kernel = linear.linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
@@ -103,6 +105,15 @@ def _linear(n: Node, target: Target) -> Call:
     else:
         count = Units(rows(n), again, linear.units(width(n)))
     return _call(n, kernel, count, *([] if single else [rows(n)]), width(n))
+
+
+def _linear_of_heads(n: Node, target: Target) -> Call:
+    """Each head by its own matrix: what experts are, if each is chosen once by every row."""
+    (x, w), heads, single = n.inputs, static(n.inputs[1], 0), n.shape[0] == 1
+    make = partial(experts_kernels.expert_linear, x_slots=True, each=True, single=single)
+    kernel = make(w.dtype, width(n), width(w), x.dtype.name, target, experts=heads, slots=heads)
+    count = experts_kernels.units(width(n), experts=heads, slots=heads, single=single)
+    return _call(n, kernel, Units(count), *([] if single else [n.shape[0]]))
 
 
 def _expert_linear(n: Node, target: Target) -> Call:
@@ -310,7 +321,8 @@ def _linear_pick(n: Node, target: Target) -> Call:
 def _top_k(n: Node, target: Target) -> Call:
 
     scratch = rows(n) * (4 * n["k"])  # the k largest values of a row, which the kernel writes and nothing reads
-    return _call(n, reduce.top_k(width(n.inputs[0]), n["k"]), Units(rows(n)), args=(0, SCRATCH, 1), scratch=scratch)
+    kernel = reduce.top_k(width(n.inputs[0]), n["k"], n["groups"], n["kept"])
+    return _call(n, kernel, Units(rows(n)), args=(0, SCRATCH, 1), scratch=scratch)
 
 
 def _last_row(n: Node, target: Target) -> Call:

@@ -123,6 +123,25 @@ def test_top_k(form: Form, width: int, k: int) -> None:
 
 
 @forms
+@pytest.mark.parametrize(
+    ("width", "k", "groups", "kept"), [(64, 8, 8, 4), (12, 3, 6, 3), (30, 10, 3, 1), (30, 30, 3, 3)]
+)
+def test_top_k_of_groups(form: Form, width: int, k: int, groups: int, kept: int) -> None:
+    """Of equal groups the first ones are searched."""
+    x = data(5, width)
+    x[1] = np.random.default_rng(0).integers(0, 3, width)
+    x[2] = 1
+    values, indices = np.zeros((5, k), np.float32), np.full((5, k), -1, np.int32)
+    call(form, top_k(width, k, groups, kept), x, values, indices, end=5)
+    for row, found, chosen in zip(x, values, indices, strict=True):
+        sums = np.sort(row.reshape(groups, -1), axis=1)[:, -2:].sum(axis=1)
+        searched = np.argsort(-sums, kind="stable")[:kept]
+        allowed = np.where(np.isin(np.arange(width) // (width // groups), searched), row, -np.inf)
+        np.testing.assert_array_equal(chosen, np.argsort(-allowed, kind="stable")[:k])
+        np.testing.assert_array_equal(found, row[chosen])
+
+
+@forms
 def test_top_k_of_equals_nan_and_order(form: Form) -> None:
     x = np.zeros((5, 2 * BLOCK + 9), np.float32)
     x[0] = np.random.default_rng(0).integers(0, 4, x.shape[1])  # many equals

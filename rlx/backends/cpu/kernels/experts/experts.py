@@ -42,6 +42,7 @@ def expert_linear(
     gated: str | None = None,
     tiles: bool = False,
     single: bool = False,
+    each: bool = False,
 ) -> Kernel:
     """A kernel for out = x We^T, or gate(x We^T) * (x Ue^T) if gated, where e is the expert of each row and slot.
 
@@ -54,6 +55,7 @@ def expert_linear(
         dtype, act, gated: as for `linear.linear`.
         tiles: multiply bf16 activations on tile registers; else by dot products, which take bf16 weights only.
         single: there is exactly one row, as in decode.
+        each: slot i is always of expert i, as the heads of a linear are; there is no buffer `ids`.
 
     Raises:
         CompileError: an option is out of its range.
@@ -64,8 +66,8 @@ def expert_linear(
     linear.check(dtype, k, act, gated, target, tiles)
     ragged, signed = n % BLOCK_ROWS > 0, target.isa.signed_codes
     shape = Shape(dtype, k, act, False, False, gated, ragged=ragged, single=single, signed=signed)
-    e = Emitter(target, ["x", "ids", *shape.weights, "out"], [] if single else ["rows"])
-    used = Experts(experts, n, slots, x_slots)
+    e = Emitter(target, ["x", *["ids"] * (not each), *shape.weights, "out"], [] if single else ["rows"])
+    used = Experts(experts, n, slots, x_slots, each)
     (ExpertTiles if tiles else _ExpertVectors)(e, shape, used).write()
     return e.finish(f"experts_{dtype}_{act}", _outline(shape, used))
 
@@ -105,17 +107,18 @@ def _outline(shape: Shape, experts: Experts) -> str:
     product = f"dot({'x[row, slot]' if experts.x_slots else 'x[row]'}, w[e, i])"
     if shape.gated:
         product = f"{shape.gated}({product}) * {product.replace('w[', 'w_up[')}"
-    loop = f"slot, block = divmod(unit, {experts.blocks})\n    for row, e in [(0, ids[0, slot])]:\n"
+    chosen = "slot" if experts.each else "ids[row, slot]"
+    loop = f"slot, block = divmod(unit, {experts.blocks})\n    for row, e in [(0, {chosen.replace('row', '0')})]:\n"
     if not shape.single:
         loop = (
             f"stretch, rest = divmod(unit, {stretch})\n"
             f"    group, e = divmod(stretch, {experts.count})\n"
             f"    block = group * {stretch} + rest\n"
-            "    for row, slot in the pairs with ids[row, slot] == e:\n"
+            f"    for row, slot in the pairs with {chosen} == e:\n"
         )
     return (
-        f"# x {shape.act}[rows, {f'{slots}, ' * experts.x_slots}{shape.k}], ids [rows, {slots}], "
-        f"w {shape.dtype} packed [experts, {n}, {shape.k}]\n"
+        f"# x {shape.act}[rows, {f'{slots}, ' * experts.x_slots}{shape.k}], "
+        f"{'' if experts.each else f'ids [rows, {slots}], '}w {shape.dtype} packed [experts, {n}, {shape.k}]\n"
         f"for unit in range(begin, end):\n    {loop}"
         f"        for i in range(16 * block, min(16 * block + 16, {n})):  # 16 lanes\n"
         f"            out[row, slot, i] = {product}\n"

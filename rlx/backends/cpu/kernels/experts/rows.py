@@ -39,12 +39,14 @@ class Experts:
         n: results per expert and row.
         slots: experts per row.
         x_slots: whether each slot has its own row of activations.
+        each: slot i is always of expert i, so there are no ids.
     """
 
     count: int
     n: int
     slots: int
     x_slots: bool = False
+    each: bool = False
 
     @property
     def blocks(self) -> int:
@@ -93,7 +95,8 @@ class ExpertWriter(ResultWriter):
         e = self.e
         with e.cut(self.experts.blocks) as (slot, first, last):
             e.store(slot, self.pairs, 8)
-            self._choose(e.b.zext(e.load(I32, e.at(e.args["ids"], (slot, 4)), 4), I64))
+            chosen = slot if self.experts.each else e.b.zext(e.load(I32, e.at(e.args["ids"], (slot, 4)), 4), I64)
+            self._choose(chosen)
             self.multiply_pairs(e.i64(1), first, last)
 
     def _write_stretches(self) -> None:
@@ -119,6 +122,8 @@ class ExpertWriter(ResultWriter):
     def _count(self, expert: ir.Value) -> ir.Value:
         """Number of pairs that chose an expert."""
         e = self.e
+        if self.experts.each:
+            return e.args["rows"]
         with e.loop(0, self._all_pairs(), LANES, [e.i64(0)]) as z:
             z.values = [e.b.add(z.values[0], self._how_many(self._hits(expert, z.i)))]
         return z.results[0]
@@ -126,6 +131,11 @@ class ExpertWriter(ResultWriter):
     def _list(self, expert: ir.Value, first: ir.Value) -> None:
         """Stores the numbers of a macro tile's pairs, from the `first`-th pair of the expert on."""
         e = self.e
+        if self.experts.each:
+            with e.loop(0, e.smin(self.most, e.b.sub(e.args["rows"], first))) as row:
+                pair = e.mul_add(e.b.add(first, row.i), self.experts.slots, expert)
+                e.store(e.i64(pair), e.at(self.pairs, (row.i, 8)), 8)
+            return
         with e.loop(0, self._all_pairs(), LANES, [e.b.neg(first)]) as z:
             hits = self._hits(expert, z.i)
             with e.loop(0, self._how_many(hits), 1, [hits, *z.values]) as hit:

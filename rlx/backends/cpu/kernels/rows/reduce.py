@@ -9,7 +9,20 @@ from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.loops import loop_kernel
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import F32, I32
-from rlx.scalars import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, as_bits, f32, fastmath, i32, maximum, order_key
+from rlx.scalars import (
+    HOLE,
+    SUM_FLAGS,
+    Helper,
+    Ptr,
+    Scalar,
+    as_bits,
+    f32,
+    fastmath,
+    i32,
+    maximum,
+    order_key,
+    stack_memory,
+)
 
 #: Holes: elements of a row, number of blocks of 64 elements (rounded up), results per row, `REDUCE(x, start, stop)`;
 #: rows of a matrix that are added up, and the factor of their sum.
@@ -18,6 +31,11 @@ COUNT: int = HOLE
 FACTOR: float = HOLE
 BLOCKS: int = HOLE
 K: int = HOLE
+#: Groups of neighbours, elements of a group, how many of the groups are searched; memory for a number of each.
+GROUPS: int = HOLE
+SIZE: int = HOLE
+KEPT: int = HOLE
+SCRATCH: Helper = HOLE
 REDUCE: Helper = HOLE
 
 #: Elements of a block. Its largest element is found without branches: it is long enough for vectors, and cheap to
@@ -67,16 +85,24 @@ def pick(width: int) -> Kernel:
     return loop_kernel(_pick, holes, [("x", F32), ("out", I32)])
 
 
-def top_k(width: int, k: int) -> Kernel:
+def top_k(width: int, k: int, groups: int = 1, kept: int = 1) -> Kernel:
     """f32[rows, width] -> values f32[rows, k], indices i32[rows, k] of the k largest, descending.
 
     Buffers: x, values, indices. A unit is a row. Equal elements are ordered by index; NaN counts as the largest.
+
+    Args:
+        groups: of equal size, at least 2; only the `kept` of them are searched whose two largest elements have the
+            largest sums.
 
     Raises:
         ArgumentError: k is not in 1..width.
     """
     if not 1 <= k <= width:
         raise ArgumentError(f"k must lie in 1..{width}, found {k}", where="top_k")
+    if groups > 1:
+        sizes = {"GROUPS": groups, "SIZE": width // groups, "KEPT": kept, "WIDTH": width, "K": k}
+        memory = {"SCRATCH": stack_memory("f32", groups)}
+        return loop_kernel(_top_k_of_groups, {**sizes, **memory}, [("x", F32), ("values", F32), ("indices", I32)])
     holes = {"WIDTH": width, "BLOCKS": -(-width // BLOCK), "K": k}
     return loop_kernel(_top_k, holes, [("x", F32), ("values", F32), ("indices", I32)])
 
@@ -207,3 +233,45 @@ def _top_k(x: Ptr, values: Ptr, indices: Ptr, begin: int, end: int) -> None:
                 for i in range(start, stop):
                     if order_key(x[src + i]) > order_key(values[dst + K - 1]):
                         insert(x, values, indices, src, i, dst, K)
+
+
+def two_largest(x: Ptr, start: int) -> Scalar:
+    """The sum of the two largest of SIZE elements."""
+    first = x[start]
+    second = x[start + 1]
+    if order_key(second) > order_key(first):
+        first = x[start + 1]
+        second = x[start]
+    for i in range(start + 2, start + SIZE):
+        if order_key(x[i]) > order_key(first):
+            second = first
+            first = x[i]
+        elif order_key(x[i]) > order_key(second):
+            second = x[i]
+    return first + second
+
+
+def groups_before(sums: Ptr, group: int) -> int:
+    """How many groups have a larger sum; of equals the lower index comes first."""
+    before = 0
+    key = order_key(sums[group])
+    for other in range(GROUPS):
+        rival = order_key(sums[other])
+        before += 1 if rival > key or (rival == key and other < group) else 0
+    return before
+
+
+def _top_k_of_groups(x: Ptr, values: Ptr, indices: Ptr, begin: int, end: int) -> None:
+    sums = SCRATCH()
+    for row in range(begin, end):
+        src = row * WIDTH
+        dst = row * K
+        for group in range(GROUPS):
+            sums[group] = two_largest(x, src + group * SIZE)
+        found = 0
+        for group in range(GROUPS):
+            if groups_before(sums, group) < KEPT:
+                for i in range(group * SIZE, group * SIZE + SIZE):
+                    if found < K or order_key(x[src + i]) > order_key(values[dst + K - 1]):
+                        insert(x, values, indices, src, i, dst, found)
+                        found = found + 1 if found < K else K

@@ -1,0 +1,93 @@
+"""DeepSeek-V3 and models of the same architecture: latent attention, and experts chosen from groups by biased sigmoids.
+
+A family file: the equations of one decoder, top to bottom, and what its files say. The cache holds the latent vector of
+each position, and queries are brought into its space. Sources: DeepSeek-V2 (arXiv 2405.04434) for the attention,
+DeepSeek-V3 (arXiv 2412.19437) for the router.
+"""
+
+from __future__ import annotations
+
+from rlx.ir import ops
+from rlx.ir.dims import SEQ
+from rlx.ir.dtypes import DType
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
+from rlx.models import blocks
+from rlx.models.architectures import Architecture
+from rlx.models.blocks import cached, linear, linear_of_heads, norm
+from rlx.models.builder import Model, Weights, start
+from rlx.models.config import ModelConfig
+from rlx.models.names import LAYER, LINEAR, MOE, PRE_NORMS, PREDICTION, WHOLE, Row, Table, shared_expert_names
+
+_EPS = 1e-6  # of the norms of latent vectors, whatever the others have
+
+
+def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
+    """The graph of a DeepSeek-V3 model; see `rlx.models.build`."""
+    model = start(config, weights, kv_dtype)
+    x = blocks.embedding(model)
+    angles = blocks.rope_angles(model)[config.rope]
+    for layer in model.layers():
+        x = x + _attention(layer, norm(layer, x, "attn_norm"), angles)
+        y = norm(layer, x, "ffn_norm")
+        x = x + blocks.feed_forward(layer, y)
+        if layer.here.sparse and config.experts is not None and config.experts.shared:
+            x = x + blocks.shared_expert(layer, y)
+    return blocks.head(model, x)
+
+
+def _attention(layer: Model, x: Node, angles: Node) -> Node:
+    """q = [rope(q_r) | q_n W_k] of each head over [rope(k_r) | c] for all, whose mixes of c become values by W_v."""
+    config, sizes = layer.config, layer.config.latent
+    assert sizes is not None
+    rope, heads = sizes.rope, config.heads
+    q, name = x, "attn_q"
+    if sizes.queries:
+        q, name = norm(layer, linear(layer, x, "attn_q_a", sizes.queries), "attn_q_a_norm", _EPS), "attn_q_b"
+    q = linear(layer, q, name, heads * (sizes.plain + rope))
+    q = ops.reshape(q, [SEQ, heads, sizes.plain + rope])
+    plain, turning = ops.slice(q, 0, sizes.plain, axis=2), ops.slice(q, sizes.plain, sizes.plain + rope, axis=2)
+    q = ops.concat(turning, linear_of_heads(layer, plain, "attn_k_b", sizes.keys), axis=2)
+    both = linear(layer, x, "attn_kv_a_mqa", sizes.width)
+    latent = norm(layer, ops.slice(both, 0, sizes.keys), "attn_kv_a_norm", _EPS)
+    rows = ops.reshape(ops.concat(ops.slice(both, sizes.keys, sizes.width), latent), [SEQ, 1, sizes.width])
+    scale = config.rope.yarn.head_scale if config.rope.yarn is not None else 1.0
+    y = ops.attention(
+        ops.rope(q, angles, style=config.rope_style),
+        cached(layer, "k", ops.rope(rows, angles, style=config.rope_style)),
+        cached(layer, "v", rows),
+        scale=config.attention_scale * scale**2,
+    )
+    mixed = ops.slice(ops.reshape(layer.named("attn", y), [SEQ, heads, sizes.width]), rope, sizes.width, axis=2)
+    y = linear_of_heads(layer, mixed, "attn_v_b", sizes.values)
+    return linear(layer, ops.reshape(y, [SEQ, heads * sizes.values]), "attn_output", config.hidden)
+
+
+_NAMES = (
+    Row("attn_q_a", "self_attn.q_a_proj", LINEAR),
+    Row("attn_q_a_norm", "self_attn.q_a_layernorm"),
+    Row("attn_q_b", "self_attn.q_b_proj", LINEAR),
+    Row("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", LINEAR),
+    Row("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    Row("attn_kv_b", "self_attn.kv_b_proj", LINEAR),
+    Row("attn_k_b", None),
+    Row("attn_v_b", None),
+    Row("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", WHOLE),
+)
+ARCHITECTURES = {
+    "deepseek2": Architecture(
+        build,
+        Table((*LAYER, *_NAMES, *PRE_NORMS, *MOE, *shared_expert_names("mlp.shared_experts"), *PREDICTION)),
+        ("deepseek_v3",),
+        hf_variants={"kimi_k2": {}},
+        gguf_rope="interleaved",
+        hf_rope="interleaved",
+        latent=True,
+        experts="must",
+        router="sigmoid",
+        shared_expert="may",
+        predicts=True,
+        hf_biases={"attention_bias": ("attn_q_a", "attn_kv_a_mqa", "attn_output")},
+        gguf_defaults={"rope.scaling.yarn_log_unit": 0.1},
+    )
+}
