@@ -6,7 +6,7 @@ It does not sample and does not process text. `step` appends token ids to sequen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Ids
 from contextlib import ExitStack
 from dataclasses import replace
@@ -121,9 +121,11 @@ class Engine:
         places = (lambda: self._workers), (lambda: self._tensors.buffers)
         self._programs = Programs(plan.graph, setup, self._compiler, *places)
         self.tables = self._programs.tables
-        jobs: list[Callable[[], object]] = [partial(self._programs.compile_missing, spec) for spec in ahead]
-        if jobs:  # after the program for the prompt comes the choice of its first token
-            jobs.insert(1, partial(self._compiler.backend.prepare_choosing, self._compiler))
+        jobs = dict[Hashable, Callable[[], object]]()
+        for spec in ahead:
+            jobs[spec] = partial(self._programs.compile_missing, spec)
+            if len(jobs) == 1:  # after the program for the prompt comes the choice of its first token
+                jobs["choice"] = partial(self._compiler.backend.prepare_choosing, self._compiler)
         self.ahead.start(jobs)
         try:
             if mmproj is not None:  # whoever names one has images: what is wrong is said now
@@ -145,6 +147,7 @@ class Engine:
             self.kept, self.prefix_writer = keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
             self._programs.bind(self.pool.memory)
             self.model_runner = ModelRunner(self._programs, self.pool, bucketing, self._limits(), self.load)
+            self.model_runner.is_pending = self.ahead.is_pending
         except BaseException:
             self.close(keep_file=True)
             raise

@@ -94,6 +94,7 @@ class ModelRunner:
     Attributes:
         bucketing: chooses the program of a call of one sequence.
         listener: receives hidden states, if there is one.
+        is_pending: whether a program is still to be compiled in the background. The owner sets it.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class ModelRunner:
     ) -> None:
         self.programs, self.pool, self.bucketing, self.limits = programs, pool, bucketing, limits
         self.listener: Listener | None = None
+        self.is_pending: Callable[[ProgramSpec], bool] = lambda spec: False
         self._load: Callable[[], None] | None = load
         self._verified: list[_Verified] = []
 
@@ -187,7 +189,10 @@ class ModelRunner:
         sequences, tokens = [s.sequence for s in segments], [s.tokens for s in segments]
         counts, outs = [len(ids) for ids in tokens], [_outs(s) for s in segments]
         past, rows, wanted = [s.done for s in sequences], sum(counts), sum(outs)
-        program = self.programs[self.bucketing.segments(rows, self._embedded(sequences, counts))]
+        spec = self.bucketing.segments(rows, self._embedded(sequences, counts))
+        if self.is_pending(spec):  # slower, but nobody waits for a compile
+            return [self._alone(segment, copies=True) for segment in segments]
+        program = self.programs[spec]
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.begin(count)
         inputs, ends = program.inputs, np.array([*accumulate(counts)])

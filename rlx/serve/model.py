@@ -94,6 +94,11 @@ class ServedModel:
         return self.runner._engine.ahead.is_ready or bool(self.runner.stats()["requests"]["tokens"])
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether everything is there that is compiled ahead."""
+        return bool(as_encoder(self.runner)) or self.runner._engine.ahead.is_complete
+
+    @property
     def width(self) -> int:
         """Numbers of a vector."""
         encoder = as_encoder(self.runner)

@@ -167,6 +167,12 @@ class ServerOptions:
         high=100_000,
         metavar="SECONDS",
     )
+    warm: str = option(
+        "first",
+        "When /health says that the server is ready: first, when an answer need not wait for a compile, and several "
+        "requests at once are slower until their programs are compiled; or all, when everything is compiled",
+        choices=("first", "all"),
+    )
     drain: float = option(
         30.0, "Seconds that running requests get to finish at shutdown", low=0, high=100_000, metavar="SECONDS"
     )

@@ -240,7 +240,9 @@ class Server:
         One that comes while the first programs are compiled is answered all the same, when they are there.
         """
         problem = self.refusal()
-        self._is_warm = self._is_warm or (problem is None and all(each.is_warm for each in self.models))
+        if problem is None and not self._is_warm:
+            everything = self.options.warm == "all"
+            self._is_warm = all(each.is_compiled if everything else each.is_warm for each in self.models)
         return problem or (None if self._is_warm else _unavailable("the model is compiled for this CPU", "loading"))
 
     def places_for_batches(self) -> int:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rlx
 from rlx.compiler.compile import Compiler
+from rlx.engine.batch import Batch, Segment
 from rlx.engine.programs.background import FIRST, BackgroundCompiler, CompileAheadWarning
 from rlx.errors import ArgumentError, BusyError
 from rlx.store.cache import CompileCache
@@ -64,7 +66,7 @@ def runner() -> Iterator[Runner]:
 
 def test_it_waits_while_the_runner_is_in_use(runner: Runner) -> None:
     runner.busy = True
-    runner.ahead.start([runner.job])
+    runner.ahead.start({"job": runner.job})
     runner.looks_again()
     assert runner.done == []
     runner.busy = False
@@ -82,7 +84,7 @@ def test_it_works_on_for_a_call_that_waits_for_it(runner: Runner) -> None:
             assert busy.wait(SECONDS)
             runner.job()
 
-    runner.ahead.start([job])
+    runner.ahead.start({"job": job})
     assert begun.wait(SECONDS)
     runner.busy = True
     busy.set()
@@ -94,9 +96,36 @@ def test_it_works_on_for_a_call_that_waits_for_it(runner: Runner) -> None:
     assert runner.events == [("compiling the program", kernel, 3) for kernel in range(3)]
 
 
+def test_it_works_on_where_a_call_does_without_a_program(runner: Runner) -> None:
+    runner.busy = True
+    runner.ahead.start({"job": runner.job})
+    assert not runner.ahead.is_pending("another")
+    runner.looks_again()
+    assert runner.done == [] and not runner.ahead.is_complete
+    assert runner.ahead.is_pending("job")
+    runner.ahead.wait()
+    assert runner.done == [0, 1, 2] and runner.events == [], "nobody waits for it"
+    assert runner.ahead.is_complete and not runner.ahead.is_pending("job")
+
+
+def test_several_requests_do_without_a_program_that_is_not_compiled(demo_model: Path) -> None:
+    prompts = [[5, 9, 2], [7], [1, 2, 3, 4]]
+    with rlx.auto_runner(demo_model, compile_ahead=False, max_seq=64) as runner:
+        engine, rows = runner._engine, []
+        for pending in (True, False):
+            sequences = [engine.open_sequence(shared=False) for _ in prompts]
+            batch = Batch([Segment(s, ids) for s, ids in zip(sequences, prompts, strict=True)])
+            engine.model_runner.is_pending = lambda spec, pending=pending: pending
+            rows.append(engine.step(batch))
+            assert [len(s) for s in sequences] == [3, 1, 4]
+            assert ("batch" in {p.record.phase for p in runner.programs}) != pending
+        for one, other in zip(*rows, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
 def test_a_call_for_another_program_is_not_told(runner: Runner) -> None:
     with runner.ahead.compiling("another program"):
-        runner.ahead.start([runner.job])
+        runner.ahead.start({"job": runner.job})
         runner.ahead.wait()
     assert runner.events == []
 
@@ -104,19 +133,19 @@ def test_a_call_for_another_program_is_not_told(runner: Runner) -> None:
 def test_closing_ends_it_before_the_next_kernel(runner: Runner) -> None:
     runner.busy = True
     later: list[int] = []
-    runner.ahead.start([runner.job, lambda: later.append(1)])
+    runner.ahead.start({"job": runner.job, "later": lambda: later.append(1)})
     runner.looks_again()
     runner.ahead.close()
     assert (runner.done, later) == ([], [])
     runner.ahead.close()
-    runner.ahead.start([runner.job])
+    runner.ahead.start({"job": runner.job})
     assert runner.done == [], "a closed one starts nothing"
 
 
 def test_it_ends_with_the_calls_of_a_runner_that_closes(runner: Runner) -> None:
     """Not after them: `close` first waits for the call that is computed, which may be compiling, too."""
     runner.busy = True
-    runner.ahead.start([runner.job])
+    runner.ahead.start({"job": runner.job})
     runner.looks_again()
     runner.ahead.is_over = lambda: True
     waiting = threading.Thread(target=runner.ahead.wait)
@@ -130,7 +159,7 @@ def test_a_failure_is_a_warning_and_the_next_job_runs(runner: Runner) -> None:
         raise ValueError("no such kernel")
 
     with pytest.warns(CompileAheadWarning, match="repeated when the program is needed: no such kernel"):
-        runner.ahead.start([fail, runner.job])
+        runner.ahead.start({"fail": fail, "job": runner.job})
         runner.ahead.wait()
     assert runner.done == [0, 1, 2]
 
@@ -195,7 +224,7 @@ def test_a_call_meets_the_choice_of_tokens_that_is_being_compiled(tmp_path: Path
         choose()
 
     ahead.is_busy = is_busy
-    ahead.start([job])
+    ahead.start({"job": job})
     assert held_up.wait(60)
     call = threading.Thread(target=choose, daemon=True)
     call.start()
@@ -210,10 +239,9 @@ def test_off_and_readonly_compile_nothing(demo_model: Path, tmp_path: Path, monk
     started: list[int] = []
     usual = BackgroundCompiler.start
 
-    def start(self: BackgroundCompiler, jobs: Iterable[Callable[[], object]]) -> None:
-        found = [*jobs]
-        usual(self, found)
-        started.append(len(found))
+    def start(self: BackgroundCompiler, jobs: Mapping[Any, Any]) -> None:
+        usual(self, jobs)
+        started.append(len(jobs))
 
     monkeypatch.setattr(BackgroundCompiler, "start", start)
     store = Store(tmp_path / "cache")
@@ -325,7 +353,7 @@ def test_it_is_ready_when_the_first_programs_are_there(runner: Runner) -> None:
         begun[number].set()
         assert go[number].wait(SECONDS)
 
-    runner.ahead.start([partial(job, number) for number in range(FIRST + 1)])
+    runner.ahead.start({number: partial(job, number) for number in range(FIRST + 1)})
     for number, ready in enumerate((*[False] * FIRST, True)):
         assert begun[number].wait(SECONDS) and runner.ahead.is_ready is ready
         go[number].set()

@@ -370,6 +370,16 @@ def test_while_the_first_programs_are_compiled(make: Make, monkeypatch: pytest.M
     assert client.get("/health").status_code == 200, "once is enough"
 
 
+def test_a_server_that_is_warm_when_everything_is_compiled(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = False
+    monkeypatch.setattr(ServedModel, "is_compiled", property(lambda model: complete))
+    monkeypatch.setattr(ServedModel, "is_warm", property(lambda model: True))
+    client = make(warm="all")
+    assert client.get("/health").status_code == 503
+    complete = True
+    assert client.get("/health").status_code == 200
+
+
 @pytest.mark.parametrize(
     "path", ["/health", "/v1/models", "/v1/models/demo", "/ping", "/props", "/metrics", "/api/tags", "/"]
 )

@@ -3,7 +3,9 @@
 Runners stage, under the engine. A cold start compiles while weights are packed; a chat compiles while its user types.
 Before each kernel the background thread waits until the runner is idle, or until a call waits for what is being
 compiled: a program, or the choice of tokens. A call is therefore delayed by at most about one kernel. A call that needs
-what is being compiled waits only for the rest of its compile.
+what is being compiled waits only for the rest of its compile. A step of several sequences does not wait: it computes
+one sequence after the other until its program is there (`is_pending`), and the thread then no longer waits for an idle
+runner.
 
 The thread has normal priority, because a call may wait for it. When the runner is closed or the process exits, the
 thread stops at the next kernel.
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rlx.compiler.compile import Progress
@@ -53,13 +55,16 @@ class BackgroundCompiler:
         self._closed = threading.Event()
         self._current: Hashable = None  # what the thread compiles
         self._needed: list[Hashable] = []  # what calls wait for
+        self._pending = set[Hashable]()  # what the thread has not begun, or not finished
+        self._missed = set[Hashable]()  # what calls do without until then
 
-    def start(self, jobs: Iterable[Callable[[], object]]) -> None:
-        """Starts the thread, once. It runs the jobs in order; each job compiles one program."""
+    def start(self, jobs: Mapping[Hashable, Callable[[], object]]) -> None:
+        """Starts the thread, once. It runs the jobs in order; each job compiles one program, which its key names."""
         if self._thread is None and not self._closed.is_set():
             # No daemon thread: one that is inside LLVM at process exit would crash the process.
             closed_at_exit(self)
-            self._thread = threading.Thread(target=self._run, args=(list(jobs),), name="rlx-ahead")
+            self._pending.update(jobs)
+            self._thread = threading.Thread(target=self._run, args=(dict(jobs),), name="rlx-ahead")
             self._thread.start()
 
     @contextmanager
@@ -85,7 +90,7 @@ class BackgroundCompiler:
         """
         if self._is_own():
             self._wait_until_idle()
-            if not self._is_needed():
+            if self._current not in self._needed:
                 return
         elif self.is_over():
             raise BusyError("the runner was closed", where=what, hint="open the model again")
@@ -106,18 +111,32 @@ class BackgroundCompiler:
     @property
     def is_ready(self) -> bool:
         """Whether an answer need not wait for a compile: the first programs are there, or nothing is compiled ahead."""
-        return self._thread is None or self._done >= FIRST or not self._thread.is_alive()
+        return self._done >= FIRST or self.is_complete
 
-    def _run(self, jobs: list[Callable[[], object]]) -> None:
-        for self._done, job in enumerate(jobs):
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to be compiled ahead."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def is_pending(self, what: Hashable) -> bool:
+        """Whether the thread still has to compile something. A caller that can do without it asks before each use."""
+        if what not in self._pending or self.is_complete:
+            return False
+        self._missed.add(what)
+        return True
+
+    def _run(self, jobs: dict[Hashable, Callable[[], object]]) -> None:
+        for self._done, (what, job) in enumerate(jobs.items()):
             try:
                 self._wait_until_idle()
                 job()
             except _StoppedError:
                 return
             except Exception as error:
-                what = f"background compile failed; it is repeated when the program is needed: {error}"
-                warnings.warn(what, CompileAheadWarning, stacklevel=1)
+                problem = f"background compile failed; it is repeated when the program is needed: {error}"
+                warnings.warn(problem, CompileAheadWarning, stacklevel=1)
+            self._pending.discard(what)
+            self._missed.discard(what)
 
     def _wait_until_idle(self) -> None:
         while not self._is_closing() and self.is_busy() and not self._is_needed():
@@ -129,7 +148,7 @@ class BackgroundCompiler:
         return self._closed.is_set() or self.is_over()
 
     def _is_needed(self) -> bool:
-        return self._current in self._needed
+        return bool(self._missed) or self._current in self._needed
 
     def _is_own(self) -> bool:
         return threading.current_thread() is self._thread
