@@ -20,9 +20,9 @@ from rlx.engine.opening.opened import tokenizer_of
 from rlx.engine.opening.options import RunnerOptions, method_takes_options
 from rlx.engine.opening.source import open_with
 from rlx.engine.request.context import Context, PromptLike
-from rlx.engine.request.output import of_unit_length
+from rlx.engine.request.output import Scores, of_unit_length
 from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
-from rlx.text.rerank import rerank_ids
+from rlx.text.rerank import rerank_prompts
 from rlx.weights.sentence_modules import POOLINGS, SentenceModules
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class EncoderRunner:
             loader.close()
             raise
         if options.compile_ahead:
-            found._score([found._pair("", "", None)]) if found.is_reranker else found.embed("", pooling="mean")
+            found._score(found._pairs("", [""], None)) if found.is_reranker else found.embed("", pooling="mean")
         return found
 
     # -- the model ----------------------------------------------------------------------------------------------------
@@ -196,15 +196,15 @@ class EncoderRunner:
 
     def rerank(
         self, query: str, documents: Iterable[str], *, truncate: bool = False, progress: Progress | None = None
-    ) -> list[float]:
+    ) -> Scores:
         """How well each document answers a query.
 
         Args:
             truncate, progress: as for `embed`; it cuts documents, not the query.
 
         Returns:
-            For each document, in the order given, the logit of the classifier. For decoders that answer yes or no, the
-            probability of yes.
+            A list with, for each document in the order given, the logit of the classifier. For decoders that answer yes
+            or no, the probability of yes. Its `tokens` counts what the model has read.
 
         Raises:
             PromptError: a pair has more tokens than the model has positions.
@@ -218,9 +218,9 @@ class EncoderRunner:
         if self.width != 1 and not (yes_no and self.width == 2):
             what = f"the classifier has {self.width} classes, and a reranker has one"
             raise UnsupportedModelError(what, where="rerank")
-        most = self.max_seq if truncate else None
-        pairs = [self._pair(_checked(query), _checked(text, i), most) for i, text in enumerate(documents)]
-        return self._score(self._cut(pairs, truncate, "document"), progress)
+        texts = [_checked(text, i) for i, text in enumerate(documents)]
+        pairs = self._cut(self._pairs(_checked(query), texts, self.max_seq if truncate else None), truncate, "document")
+        return Scores(self._score(pairs, progress), sum(map(len, pairs)))
 
     def _score(self, pairs: list[Text], progress: Progress | None = None) -> list[float]:
         """The scores of pairs as ids."""
@@ -239,11 +239,11 @@ class EncoderRunner:
         """Ids of a text that fits the model's positions; `PromptError` as `LmRunner.checked_prompt`."""
         return placed(prompt, None, self.vocab_size, self.max_seq, what, f"{self.family} model")
 
-    def _pair(self, query: str, document: str, most: int | None) -> Text:
-        if self._plan.template is not None:
-            return Text(rerank_ids(self.tokenizer, self._plan.template, query, document, most))
-        first, second = self.tokenizer.encode_pair(query, document)
-        return Text([*first, *second], len(first))
+    def _pairs(self, query: str, documents: list[str], most: int | None) -> list[Text]:
+        if (template := self._plan.template) is not None:
+            return [Text(ids) for ids in rerank_prompts(self.tokenizer, template, query, documents, most)]
+        pairs = (self.tokenizer.encode_pair(query, document) for document in documents)
+        return [Text([*first, *second], len(first)) for first, second in pairs]
 
     def _cut(self, texts: list[Text], truncate: bool, what: str = "text") -> list[Text]:
         """Texts that fit into the model's positions."""

@@ -21,7 +21,7 @@ from rlx.engine.opening.options import SLOTS, STALL_MS, RunnerOptions, method_ta
 from rlx.engine.opening.source import open_with
 from rlx.engine.programs.ready import ReadyPrograms
 from rlx.engine.request.context import Context, PromptLike, check_ids
-from rlx.engine.request.output import Generation, Logits, Step, log_probs
+from rlx.engine.request.output import Generation, Logits, Scores, Step, log_probs
 from rlx.engine.request.stopping import OnToken
 from rlx.engine.token_engine import RecomputeEngine
 from rlx.errors import BusyError, TokenizerError, UnsupportedModelError
@@ -418,13 +418,16 @@ class Model(LmRunner):
         ids = self.tokenizer.encode(ids) if isinstance(ids, str) else cast(PromptLike, ids)
         return session.embedding(self._engine, self._loop, self.checked_prompt(ids), pooling, normalize)
 
-    def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> list[float]:
+    def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> Scores:
         """How well each document answers a query: the probability that the model says yes. Stateless.
 
         It is meant for Qwen3-Reranker. Encoders that score pairs have an `EncoderRunner`.
 
         Args:
-            truncate: cut documents that are too long.
+            truncate: cut documents that are too long; a warning says how many.
+
+        Returns:
+            A list in the order of the documents; its `tokens` counts what the model has read.
 
         Raises:
             UnsupportedModelError: the model is of another architecture.
@@ -434,10 +437,12 @@ class Model(LmRunner):
         if self.config.arch != "qwen3":
             hint = "use a cross-encoder, or Qwen3-Reranker"
             raise UnsupportedModelError(f"models of {self.config.arch} rank no documents", where="rerank", hint=hint)
-        answers, most = rerank.answer_ids(self.tokenizer), self.max_seq if truncate else None
-        prompts = [rerank.rerank_ids(self.tokenizer, rerank.QWEN3, query, each, most) for each in documents]
-        logits = [self.predict_logits(each)[list(answers)].astype(np.float64) for each in prompts]
-        return [float(1 / (1 + np.exp(no - yes))) for yes, no in logits]
+        yes, no = rerank.answer_ids(self.tokenizer)
+        most = self.max_seq if truncate else None
+        found = rerank.rerank_prompts(self.tokenizer, rerank.QWEN3, query, documents, most)
+        prompts = [self.checked_prompt(ids, f"document {i}").ids for i, ids in enumerate(found)]
+        gaps = session.measured_ends(self._engine, self._loop, prompts, lambda row: float(row[no]) - float(row[yes]))
+        return Scores((float(1 / (1 + np.exp(gap))) for gap in gaps), sum(map(len, prompts)))
 
     # -- the session --------------------------------------------------------------------------------------------------
 

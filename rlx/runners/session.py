@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Ids
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.engine.batch import Batch, Segment
+from rlx.engine.encoder import packed
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.loop.loop import EngineLoop
@@ -22,6 +24,7 @@ from rlx.engine.request.context import Context, check_finite
 from rlx.engine.request.output import Logits, Step, candidate, likeliest, log_probs, of_unit_length
 from rlx.engine.request.request import Job
 from rlx.errors import ArgumentError, PromptError
+from rlx.passes.options import MAX_SEGMENTS
 from rlx.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -221,6 +224,30 @@ def measured(engine: Engine, loop: EngineLoop, context: Context, measure: Callab
             return found
         finally:
             sequence.close()
+
+    return loop.call(work)
+
+
+def measured_ends(engine: Engine, loop: EngineLoop, prompts: Ids[list[int]], measure: Callable[[Logits], T]) -> list[T]:
+    """What `measure` makes of the logits after each of several prompts; short ones are computed together."""
+
+    def work() -> Generator[None, None, list[T]]:
+        found: dict[int, T] = {}
+        most = min(loop.scheduler.task_rows(0), engine.most_rows)
+        for numbers in packed([len(ids) for ids in prompts], most, MAX_SEGMENTS):
+            with ExitStack() as stack:
+                opened = [stack.enter_context(closing(engine.open_sequence(prompts[i]))) for i in numbers]
+                rows: Ids[Logits | None]
+                if len(numbers) == 1:
+                    rows = [(yield from last_logits(engine, opened[0], prompts[numbers[0]], loop))]
+                else:
+                    segments = [Segment(each, prompts[i][len(each) :]) for i, each in zip(numbers, opened, strict=True)]
+                    rows = loop.room.made_for(partial(engine.step, Batch(segments)))
+                for i, row in zip(numbers, rows, strict=True):
+                    assert row is not None
+                    found[i] = measure(check_finite(row, "rerank"))
+            yield
+        return [found[i] for i in range(len(prompts))]
 
     return loop.call(work)
 

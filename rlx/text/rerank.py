@@ -6,8 +6,10 @@ Text stage. Control tokens come of the template only: in a query and in a docume
 from __future__ import annotations
 
 import re
+import warnings
+from collections.abc import Iterable
 
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, PromptError
 from rlx.text.tokenizer import Tokenizer
 
 #: Qwen3-Reranker's, where the file has none. The answer is "yes" or "no".
@@ -21,20 +23,31 @@ ANSWERS = ("yes", "no")
 _PLACES = re.compile(r"\{(query|document|instruction)\}")
 
 
-def rerank_ids(tokenizer: Tokenizer, template: str, query: str, document: str, most: int | None = None) -> list[int]:
-    """The ids of a query and a document in a template.
+def rerank_prompts(
+    tokenizer: Tokenizer, template: str, query: str, documents: Iterable[str], most: int | None = None
+) -> list[list[int]]:
+    """The ids of a query and each document in a template.
 
     Args:
-        most: of all ids; the end of a longer document is left out. None: no limit.
+        most: of the ids of a prompt; the end of a longer document is left out, and a warning says how many are cut.
+            None: no limit.
+
+    Raises:
+        PromptError: the query leaves no room for a document.
     """
-    found = _ids(tokenizer, template, query, document)
-    if most is None or len(found) <= most:
+    texts = list(documents)
+    found = [_ids(tokenizer, template, query, text) for text in texts]
+    long = [] if most is None else [number for number, ids in enumerate(found) if len(ids) > most]
+    if most is None or not long:
         return found
-    room = most - len(_ids(tokenizer, template, query, ""))
-    kept = tokenizer.encode_parts(document, False)
-    while len(found) > most and room > 0:  # the last token of a cut text may become several
-        found = _ids(tokenizer, template, query, tokenizer.decode(kept[:room]))
-        room -= 1
+    if (bare := len(_ids(tokenizer, template, query, ""))) >= most:
+        raise PromptError(f"the query alone has {bare} tokens", where="rerank", hint=f"at most {most} are allowed")
+    for number in long:
+        kept, room = tokenizer.encode_parts(texts[number], False), most - bare
+        while len(found[number]) > most:  # the last token of a cut text may become several
+            found[number] = _ids(tokenizer, template, query, tokenizer.decode(kept[:room]))
+            room -= 1
+    warnings.warn(f"{len(long)} of {len(texts)} documents were cut to {most} tokens", stacklevel=3)
     return found
 
 

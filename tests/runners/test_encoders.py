@@ -16,6 +16,7 @@ from rlx.engine.encoder import packed
 from rlx.errors import ArgumentError, BusyError, ConfigError, PromptError, UnsupportedModelError
 from rlx.runners.auto import runner_class
 from rlx.runners.encoder import EncoderRunner
+from rlx.text import rerank
 from rlx.weights import open_weights
 
 TOLERANCE = 2e-5  # of a unit vector, and of a score
@@ -220,3 +221,23 @@ def test_a_decoder_embeds_texts_and_ranks_documents(goldens: Path) -> None:
     refused = pytest.raises(UnsupportedModelError, match="rank no documents")
     with rlx.auto_runner(goldens / "llama" / "hf", threads=2) as other, refused:
         other.rerank("a query", ["a document"])
+
+
+def test_a_decoder_ranks_short_documents_together(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bits that each has alone, and those of its prompt's logits."""
+    monkeypatch.setattr(rerank, "answer_ids", lambda tokenizer: (20, 30))  # small vocabularies lack yes and no
+    monkeypatch.setattr(rerank, "QWEN3", "{query}: {document}?")
+    documents = ["a", "no " * 30, "yes", "fox " * 9, "owl"]
+    with rlx.auto_runner(goldens / "qwen3" / "hf", precision="exact", threads=2, max_seq=100) as runner:
+        found = runner.rerank("a query", documents)
+        assert list(found) == [runner.rerank("a query", [each])[0] for each in documents]
+        prompts = [runner.tokenizer.encode_parts(f"a query: {each}?", False) for each in documents]
+        logits = [runner.predict_logits(ids).astype(np.float64) for ids in prompts]
+        assert list(found) == [1 / (1 + np.exp(row[30] - row[20])) for row in logits]
+        assert found.tokens == sum(map(len, prompts)) and runner.rerank("a query", []) == []
+        with pytest.raises(PromptError, match="document 1: it has"):
+            runner.rerank("a query", ["a", "fox " * 200])
+        with pytest.warns(UserWarning, match="1 of 2 documents were cut to 100 tokens"):
+            assert len(runner.rerank("a query", ["a", "fox " * 200], truncate=True)) == 2
+        with pytest.raises(PromptError, match="the query alone has"):
+            runner.rerank("fox " * 200, ["a"], truncate=True)

@@ -60,7 +60,10 @@ def test_documents_in_the_shape_of_jina_and_cohere(http: httpx.Client, goldens: 
     body = {"model": "ranker", "query": "what is yes", "documents": [*TEXTS[:2], {"text": TEXTS[2]}], "top_n": 2}
     found = http.post("/v1/rerank", json=body).json()
     with rlx.auto_runner(goldens / "bert-reranker" / "hf", threads=2) as runner:
-        scores = 1 / (1 + np.exp(-np.array(runner.rerank(body["query"], TEXTS))))
+        ranked = runner.rerank(body["query"], TEXTS)
+        scores = 1 / (1 + np.exp(-np.array(ranked)))
+        pairs = [runner.tokenizer.encode_pair(body["query"], text) for text in TEXTS]
+    assert found["usage"]["prompt_tokens"] == ranked.tokens == sum(len(ids) for pair in pairs for ids in pair)
     best = np.argsort(-scores)[:2]
     assert [each["index"] for each in found["results"]] == best.tolist()
     np.testing.assert_allclose([each["relevance_score"] for each in found["results"]], scores[best], atol=1e-6)

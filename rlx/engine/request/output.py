@@ -64,6 +64,18 @@ class Step:
     tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
+class Scores(list[float]):
+    """The scores of documents.
+
+    Attributes:
+        tokens: how many the model has read for them.
+    """
+
+    def __init__(self, scores: Iterable[float], tokens: int) -> None:
+        super().__init__(scores)
+        self.tokens = tokens
+
+
 class Generation(list[int]):
     """The result of a generation: a list of token ids, with its text and the reason why it ended.
 

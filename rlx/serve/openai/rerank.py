@@ -54,9 +54,8 @@ def router(server: Server) -> APIRouter:
         """Documents, the best first, each with its score from 0 to 1."""
         model = server.named(body.model)
         texts = [each if isinstance(each, str) else each.text for each in body.documents]
-        scores = await while_connected(request, in_thread(partial(_scores, model, body, texts)))
+        scores, count = await while_connected(request, in_thread(partial(_scores, model, body, texts)))
         best = sorted(range(len(texts)), key=lambda number: -scores[number])[: body.top_n]
-        count = await in_thread(lambda: sum(len(model.tokenizer.encode(text)) for text in (body.query, *texts)))
         return {
             "id": f"rerank-{uuid.uuid4().hex}",
             "model": model.name,
@@ -69,13 +68,14 @@ def router(server: Server) -> APIRouter:
     return found
 
 
-def _scores(model: ServedModel, body: RerankBody, texts: list[str]) -> list[float]:
-    """Probabilities: classifiers give logits."""
+def _scores(model: ServedModel, body: RerankBody, texts: list[str]) -> tuple[list[float], int]:
+    """Probabilities, and how many tokens the model has read. Classifiers give logits."""
     model.check_length([body.query, *texts], "documents")
-    found = np.array(model.runner.rerank(body.query, texts, truncate=body.truncate is True))
+    found = model.runner.rerank(body.query, texts, truncate=body.truncate is True)
+    scores = np.array(found)
     if (encoder := as_encoder(model.runner)) is not None and encoder.width == 1:
-        found = 1 / (1 + np.exp(-found))
-    return [float(score) for score in found]
+        scores = 1 / (1 + np.exp(-scores))
+    return [float(score) for score in scores], found.tokens
 
 
 def _result(number: int, score: float, text: str, body: RerankBody) -> dict[str, Any]:
