@@ -94,6 +94,7 @@ ANSWERS: dict[str, Schema] = {
     "/v1/batches/{batch_id}/cancel": _BATCH,
     "/v1/tokenize": _TOKENS,
     "/v1/detokenize": thing(content=TEXT, prompt=TEXT),
+    "/v1/tokenizer_info": thing(bos_token=maybe(TEXT), eos_token=maybe(TEXT), chat_template=maybe(TEXT)),
     "/v1/apply-template": thing(prompt=TEXT),
     "/v1/responses": thing(
         id=TEXT,

@@ -86,6 +86,27 @@ def test_echo_with_log_probabilities(server: Any) -> None:
     assert joined == logs.token_logprobs
 
 
+def test_log_likelihoods_as_an_evaluation_harness_reads_them(server: Any) -> None:
+    """lm-evaluation-harness (`local-completions`) sends ids of a context with a continuation, and asks for one token
+    more: it sums the log-probabilities of the continuation, without that of the last token, and calls it greedy if
+    each is the highest one.
+    """
+    runner, tokenizer = server.model.runner, server.model.tokenizer
+    turn = [*runner.chat_ids("Once upon a time"), *tokenizer.encode("All right.")]
+    prompts = [(tokenizer.encode(TEXT), tokenizer.encode(" lived")), (turn[:-4], turn[-4:])]
+    fields = {"prompt": [[*a, *b] for a, b in prompts], "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234}
+    choices = server.post(PATH, **fields, echo=True).json()["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["length", "stop"], "one answer ends at once"
+    for (context, continuation), choice in zip(prompts, choices, strict=True):
+        logs, scored = choice["logprobs"], slice(len(context), -1)
+        assert len(logs["token_logprobs"]) == len(context) + len(continuation) + 1
+        values = np.array(logs["token_logprobs"][scored])
+        assert np.allclose(values, runner.score([*context, *continuation])[len(context) - 1 :], atol=1e-6)
+        logits = runner.predict_logits([*context, *continuation], all_positions=True)[len(context) - 1 : -1]
+        best = np.array([max(top.values()) for top in logs["top_logprobs"][scored]])
+        assert (values == best).tolist() == (logits.argmax(1) == continuation).tolist()
+
+
 def test_the_best_of_several(server: Any) -> None:
     body = {"prompt": TEXT, "temperature": 1.5, "seed": 1, "max_tokens": 6, "logprobs": 0}
     every = server.post(PATH, **body, n=4).json()["choices"]
@@ -205,6 +226,9 @@ def test_tokens_of_a_text(server: Any) -> None:
     assert found["tokens"] == tokenizer.encode(text, parse_special=True)
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
     assert found["max_model_len"] == server.model.runner.max_seq
+    info = server.http.get("/tokenizer_info").json()
+    assert (info["bos_token"], info["eos_token"]) == (None, tokenizer.id_to_token(tokenizer.eos_id))
+    assert info["chat_template"] == tokenizer.chat_template
 
 
 def test_tokens_of_a_conversation(server: Any) -> None:

@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /apply-template, in the forms of llama-server and of vLLM. Server stage."""
+"""/tokenize, /detokenize, /tokenizer_info and /apply-template, in the forms of llama-server and of vLLM. Server stage."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TemplateBody(MessageFields):
 
 
 def router(server: Server) -> APIRouter:
-    """The three paths."""
+    """The four paths."""
     found = new_router(tags=["tokens"])
 
     @found.post("/tokenize")
@@ -84,6 +84,14 @@ def router(server: Server) -> APIRouter:
             return json_response({"content": text, "prompt": text})
 
         return await in_thread(answer, model.text_turns)
+
+    @found.get("/tokenizer_info")
+    async def tokenizer_info(model: str | None = None) -> Response:
+        """The special tokens, which a client that has no tokenizer of its own asks for, and the chat template."""
+        tokenizer = server.named(model).tokenizer
+        ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+        tokens = {name: None if token is None else tokenizer.id_to_token(token) for name, token in ids.items()}
+        return json_response({**tokens, "chat_template": tokenizer.chat_template})
 
     @found.post("/apply-template")
     async def apply_template(body: TemplateBody) -> Response:
