@@ -69,6 +69,7 @@ _COMMANDS = {
     "embed": ("rlx.cli.embed:embed", "Make vectors of the texts in FILE."),
     "rerank": ("rlx.cli.embed:rerank", "Order the texts in FILE by how well they answer QUERY."),
     "ppl": ("rlx.cli.ppl:ppl", "Measure the perplexity of the text in FILE."),
+    "eval": ("rlx.cli.eval:eval_", "Measure how often MODEL finds the right choice likeliest."),
     "trace": ("rlx.cli.run:trace", "Answer PROMPT, and write a time line of what is done."),
     "tune": ("rlx.cli.tune:tune", "Measure which numbers suit this machine, and use them."),
     "doctor": ("rlx.cli.doctor.page:doctor", "Show what rlx finds on this machine, for bug reports."),

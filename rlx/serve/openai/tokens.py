@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize, /tokenizer_info and /apply-template, in the forms of llama-server and of vLLM. Server stage."""
+"""/tokenize, /detokenize and /apply-template, as in llama-server and vLLM, and vLLM's /tokenizer_info. Server stage."""
 
 from __future__ import annotations
 
