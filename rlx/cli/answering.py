@@ -20,8 +20,10 @@ from rlx.cli.output import counted, printable
 from rlx.engine.programs.ready import TOWER
 from rlx.engine.request.context import PromptLike
 from rlx.engine.request.stopping import AnswerText
+from rlx.errors import ArgumentError
 from rlx.grammar import Grammar, after_thinking
 from rlx.runners import CachedRunner
+from rlx.runners.requests import SPECULATIONS, checked_speculation
 from rlx.sampling import SampleOpts
 from rlx.text import Tokenizer
 from rlx.text.chat import thinking_variables
@@ -37,10 +39,26 @@ thinking_option = click.option(
     default=None,
     help="Whether the model thinks before it answers.",
 )
+
+
+class _Speculation(click.ParamType):  # type: ignore[type-arg]
+    """`prompt-lookup`, `mtp` or `model:PATH`."""
+
+    name = "speculation"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | None:
+        try:
+            return checked_speculation(value)
+        except ArgumentError:
+            self.fail(f"{value!r} is not one of {', '.join(map(repr, SPECULATIONS))}, 'model:PATH'", param, ctx)
+
+
 speculative_option = click.option(
     "--speculative",
-    type=click.Choice(["prompt-lookup", "mtp"]),
-    help="Guess tokens and check several at once; mtp: by the model's own head. Same answer.",
+    type=_Speculation(),
+    metavar=f"[{'|'.join(SPECULATIONS)}|model:PATH]",
+    help="Guess tokens and check several at once; mtp: by the model's own head; model: by a smaller model with the "
+    "same vocabulary. Same answer.",
 )
 
 

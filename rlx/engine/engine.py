@@ -61,6 +61,7 @@ from rlx.weights.recommended import recommended
 
 if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource
+    from rlx.engine.speculation.draft_model import DraftModel
     from rlx.engine.speculation.mtp import HeadDrafts, Predictor
     from rlx.models.vision_config import VisionConfig
     from rlx.vision.opening import MmprojPath, Vision
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 
 
 #: The parts of an engine that hold memory or threads; the last one is closed first. Workers read the memory of others.
-_PARTS = ("pool", "_tensors", "_programs", "_vision", "_predictor", "_workers", "prefix_writer", "ahead")
+_PARTS = ("pool", "_tensors", "_programs", "_vision", "_predictor", "_drafting", "_workers", "prefix_writer", "ahead")
 
 
 class Engine:
@@ -114,6 +115,7 @@ class Engine:
         self._chat_template = chat_template
         self.profile, self.weights = setup.profile, plan.weights
         bucketing = Bucketing(setup.profile.ranges, setup.max_seq)
+        self._draft_models, self._drafting, self._draft_lock = dict[str, "DraftModel"](), ExitStack(), Lock()
         self.ahead = BackgroundCompiler(progress)
         self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell, self.ahead.compiling)
         self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops
@@ -341,7 +343,22 @@ class Engine:
     def _identity(self) -> str:
         return identity(self.graph, self._weights.loader)
 
-    # -- the MTP head ---------------------------------------------------------------------------------------------
+    # -- speculative decoding -------------------------------------------------------------------------------------
+
+    def draft_model(self, path: str) -> DraftModel:
+        """The model that drafts for this one; it is opened at first use.
+
+        Raises:
+            ModelFileError, TokenizerError: the file cannot be used.
+            ArgumentError: it has another vocabulary.
+        """
+        from rlx.engine.speculation.draft_model import DraftModel  # few models have one
+
+        with self._draft_lock:
+            if path not in self._draft_models:
+                self._draft_models[path] = made = DraftModel.open(path, self, self._setup, self._progress)
+                self._drafting.callback(made.engine.close)
+            return self._draft_models[path]
 
     def head_drafts(self, sequence: Sequence, counters: Counters) -> HeadDrafts | None:
         """Drafts of the MTP head for a sequence that begins; None while the head follows another one.
@@ -367,7 +384,7 @@ class Engine:
 
     @property
     def vision(self) -> Vision:
-        """The model's vision tower, which is opened at first use."""
+        """The model's vision tower, opened at first use; `tower` is None if the model takes text only."""
         from rlx.vision.opening import Vision  # text alone needs none of it
         from rlx.vision.tower import Tower
 
@@ -378,11 +395,6 @@ class Engine:
             if self._vision is None:
                 self._vision = Vision(self._weights.loader, self.config, self._mmproj, make)
             return self._vision
-
-    @property
-    def tower(self) -> Tower | None:
-        """The vision tower; None if the model takes text only, and `vision.required` says why."""
-        return self.vision.tower
 
     # -- programs -------------------------------------------------------------------------------------------------
 
@@ -397,7 +409,7 @@ class Engine:
         records = []
         if phase != TOWER:
             records += self._programs.prepare(programs_of(self._setup.profile, batch, phase, rows), on_program)
-        if phase in (None, TOWER) and (tower := self.vision.required() if phase else self.tower):
+        if phase in (None, TOWER) and (tower := self.vision.required() if phase else self.vision.tower):
             records += compile_tower(tower, rows, on_program)
         return records
 

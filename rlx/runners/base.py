@@ -153,8 +153,9 @@ class LmRunner(ABC):
             stop_at_eog: False continues after `stop_ids`.
             stop: strings that end the generation; `Generation.text` ends before them.
             min_tokens: until there are this many tokens, `stop_ids` are not chosen and stop strings are ignored.
-            speculative: `prompt-lookup` or `mtp`: speculative decoding checks several guessed tokens in one step; the
-                result is the same. None takes the runner's default.
+            speculative: `prompt-lookup`, `mtp`, or `model:PATH` for a smaller model with the same vocabulary:
+                speculative decoding checks several guessed tokens in one step; the result is the same. None takes the
+                runner's default.
             top_logprobs: also report log-probabilities in `Generation.steps`: of each token, and of this many of the
                 likeliest tokens at its position.
             grammar: a `Grammar` that the text must follow.

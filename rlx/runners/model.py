@@ -30,7 +30,7 @@ from rlx.prompt import Prompt, read_images
 from rlx.runners import session
 from rlx.runners.base import GREEDY, LmRunner
 from rlx.runners.builder import RunnerBuilder, open_engine
-from rlx.runners.requests import checked_speculation
+from rlx.runners.requests import DRAFT_MODEL, checked_speculation
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
 from rlx.text import rerank
@@ -58,7 +58,7 @@ class Model(LmRunner):
         on_token: default callback of calls that give none.
         streams: whether `generate` calls it for each token as it is generated. False calls it after the last token; it
             then cannot stop the generation.
-        speculative: default speculative decoding of requests: `prompt-lookup`, `mtp` or None.
+        speculative: default speculative decoding of requests: `prompt-lookup`, `mtp`, `model:PATH` or None.
         slots: maximum number of requests that are computed at the same time; others wait.
         stall_ms: how long a step of prompt tokens may keep those waiting whose answers are being generated, in
             milliseconds.
@@ -100,6 +100,8 @@ class Model(LmRunner):
         self._on_token, self._streams = on_token, streams
         self._sample = None if sample is None else resolved(sample, engine.recommended, GREEDY)
         self._speculative = checked_speculation(speculative)
+        if speculative is not None and speculative.startswith(DRAFT_MODEL):
+            engine.draft_model(speculative.removeprefix(DRAFT_MODEL))
         self._images = engine.images
         if self._images is not None:
             self._images.seconds = stall_ms / 1000

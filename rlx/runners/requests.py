@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rlx.runners.base import LmRunner
 
 SPECULATIONS = ("prompt-lookup", "mtp")
+DRAFT_MODEL = "model:"  # before the path of a draft model
 
 
 def planned(
@@ -62,7 +63,7 @@ def planned(
         constraint,
         turn_ids=_turn_ids(runner, stops),
         streaming=bool(has_texts or on_token or request.stop),
-        drafts_of=None if speculative is None else _drafts_of(runner, speculative, context.ids),
+        drafts_of=None if speculative is None else _drafts_of(runner, speculative, context.ids, request.cache_salt),
     )
     return Handle(runner._loop, job, tokenizer, on_token, has_texts=has_texts)
 
@@ -107,7 +108,7 @@ def submitted_group(runner: LmRunner, requests: Sequence[Request]) -> RequestGro
     return group
 
 
-def _drafts_of(runner: LmRunner, speculative: str, context: list[int]) -> DraftsOf:
+def _drafts_of(runner: LmRunner, speculative: str, context: list[int], salt: str) -> DraftsOf:
     """The maker of a generation's drafts."""
     checked_speculation(speculative)
     if not runner._cached:
@@ -116,6 +117,10 @@ def _drafts_of(runner: LmRunner, speculative: str, context: list[int]) -> Drafts
     engine, counters = runner._engine, runner._speculated
     if speculative == "mtp":
         return lambda sequence: engine.head_drafts(sequence, counters)
+    if speculative.startswith(DRAFT_MODEL):
+        drafting = engine.draft_model(speculative.removeprefix(DRAFT_MODEL))
+        # A draft model sees no images, nor a caller's own rows.
+        return lambda sequence: None if sequence.embeddings else drafting.drafts(context, salt, counters)
     lookup = PromptLookup(context)
     return lambda sequence: Drafts(lookup, counters)
 
@@ -132,10 +137,10 @@ def _embeddings(runner: LmRunner, request: Request, context: Context) -> Any:
 
 def checked_speculation(name: str | None) -> str | None:
     """`name`; `ArgumentError` if there is no such speculative decoding."""
-    if name not in (None, *SPECULATIONS):
-        hint = f"give {', '.join(map(repr, SPECULATIONS))}, or None"
-        raise ArgumentError(f"speculative is {name!r}", where="generate", hint=hint)
-    return name
+    if name in (None, *SPECULATIONS) or (str(name).startswith(DRAFT_MODEL) and name != DRAFT_MODEL):
+        return name
+    hint = f"give {', '.join(map(repr, SPECULATIONS))}, '{DRAFT_MODEL}PATH', or None"
+    raise ArgumentError(f"speculative is {name!r}", where="generate", hint=hint)
 
 
 def _checked_ids(ids: Sequence[Any], vocab_size: int) -> frozenset[int]:

@@ -206,7 +206,7 @@ def test_a_model_without_a_template_is_refused_before_it_is_loaded(
         (["gone.gguf"], "gone.gguf: there is no such file or directory"),
         (["--thinking"], "--thinking: the model's chat template has no enable_thinking. Leave it out."),
         (["--top-k", "4"], "--top-k does nothing at temperature 0"),
-        (["--speculative", "guess"], "'guess' is not one of 'prompt-lookup', 'mtp'"),
+        (["--speculative", "guess"], "'guess' is not one of 'prompt-lookup', 'mtp', 'model:PATH'"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(args: list[str], said: str) -> None:

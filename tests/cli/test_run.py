@@ -284,7 +284,8 @@ def test_guesses_change_no_answer(scripted: Scripted, monkeypatch: pytest.Monkey
     monkeypatch.setattr(CachedRunner, "generate", lambda *a, **k: seen.append(k["speculative"]) or generate(*a, **k))
     assert rlx("Hi", "--speculative", "prompt-lookup").stdout == rlx("Hi").stdout == STORY + "\n"
     assert seen == ["prompt-lookup", None]
-    assert rlx("Hi", "--speculative", "guess").exit_code == 2
+    for wrong in ("guess", "model:"):
+        assert rlx("Hi", "--speculative", wrong).exit_code == 2
 
 
 def test_greedy_is_the_default_and_a_temperature_changes_the_text(scripted: Scripted) -> None:

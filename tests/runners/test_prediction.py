@@ -222,8 +222,8 @@ def test_a_drafter_that_knows_is_believed(runner: CachedRunner, monkeypatch: pyt
     def knowing(self: HeadDrafter, limit: int) -> list[int]:
         propose(self, limit)
         at = self._past() - 9 + 1
-        self._open = plain[at : at + min(limit, 3)]
-        return list(self._open)
+        self._hits.open = plain[at : at + min(limit, 3)]
+        return list(self._hits.open)
 
     monkeypatch.setattr(HeadDrafter, "propose", knowing)
     assert runner.generate(IDS[:9], 25, watch.append, stop_at_eog=False, speculative="mtp") == plain == watch

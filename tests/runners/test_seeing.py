@@ -125,7 +125,7 @@ def test_bench_measures_an_image(seeing: CachedRunner) -> None:
     engine: Any = seeing._engine
     found = measure_image(engine, Image.of(circle()), 1)
     assert (found["height"], found["width"], found["patches"], found["tokens"]) == (SIDE, SIDE, 144, 16)
-    seen = engine.tower.config
+    seen = engine.vision.tower.config
     linears = 2 * (4 * seen.hidden**2 + 2 * seen.hidden * seen.ffn) * 144 * seen.layers
     attention = 4 * 144**2 * seen.hidden * seen.layers
     whole = found["gflop_per_s"] * found["encode_ms"] * 1e6

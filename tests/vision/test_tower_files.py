@@ -52,9 +52,9 @@ def beside(tmp_path: Path, goldens: Path, *names: str, family: str = "gemma3") -
 
 def test_the_only_mmproj_beside_a_model_is_its_tower(goldens: Path, tmp_path: Path) -> None:
     with closing(Engine.open(beside(tmp_path, goldens, "mmproj-Q8_0.gguf"), load=False)) as engine:
-        assert engine.tower is not None and engine.tower is engine.vision.required()
-        assert engine.tower.config.family == "gemma3"
-        assert engine.tower.weights.loader.path == tmp_path / "mmproj-Q8_0.gguf"
+        assert engine.vision.tower is not None and engine.vision.tower is engine.vision.required()
+        assert engine.vision.tower.config.family == "gemma3"
+        assert engine.vision.tower.weights.loader.path == tmp_path / "mmproj-Q8_0.gguf"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_model_without_a_tower_takes_text(
     family: str, names: tuple[str, ...], message: str, goldens: Path, tmp_path: Path
 ) -> None:
     with closing(Engine.open(beside(tmp_path, goldens, *names, family=family), load=False)) as engine:
-        assert engine.tower is None
+        assert engine.vision.tower is None
         with pytest.raises(MultimodalError, match=message):
             engine.vision.required()
 
@@ -82,7 +82,7 @@ def test_a_model_without_a_tower_takes_text(
 def test_a_file_that_was_named_must_fit_at_once(goldens: Path, tmp_path: Path) -> None:
     model = beside(tmp_path, goldens, "a-mmproj.gguf", "b-mmproj.gguf")
     with closing(Engine.open(model, mmproj=tmp_path / "b-mmproj.gguf", load=False)) as engine:
-        assert engine.tower is not None and engine.tower.weights.loader.path == tmp_path / "b-mmproj.gguf"
+        assert engine.vision.tower is not None and engine.vision.tower.weights.loader.path == tmp_path / "b-mmproj.gguf"
     with pytest.raises(MultimodalError, match=r"this is no mmproj file: its general\.architecture is 'gemma3'"):
         Engine.open(model, mmproj=model, load=False)
     with pytest.raises(RlxError, match="no such file"):

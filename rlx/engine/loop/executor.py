@@ -19,6 +19,7 @@ from rlx.engine.request import record
 from rlx.engine.request.context import Logits, check_finite
 from rlx.engine.request.request import AHEAD, QUIET, Job, Task
 from rlx.engine.request.stopping import FinishReason
+from rlx.engine.speculation.drafts import Drafts
 from rlx.engine.threads import Notifier
 from rlx.engine.token_engine import StepEngine
 from rlx.errors import DeadlineError, PoolFullError
@@ -192,7 +193,7 @@ class Executor:
 
     def _decode(self, jobs: list[Job]) -> None:
         """One token of each job, or several where drafts are right or a grammar has forced some."""
-        forced = [job for job in jobs if job.constraint is not None and job.has_forced]
+        start, forced = self._clock(), [job for job in jobs if job.constraint is not None and job.has_forced]
         drafts = self._drafts(jobs) if any(job.drafts for job in jobs) else {}
         segments = {}
         for job in jobs:
@@ -201,7 +202,6 @@ class Executor:
             segments[job] = Segment(job.sequence, tokens, "all" if some else "last", drafts=some)
         for job in forced:
             segments[job] = _forced_rows(job, self.scheduler.budget(len(jobs) > 1, len(job.sequence)) // len(forced))
-        start = self._clock()
         found = self._compute(segments)
         if found and not forced:
             rows = len(found) if not drafts else sum(len(segments[job].tokens) for job in found)
@@ -221,7 +221,12 @@ class Executor:
             return {}
         self.scheduler.cost.update()
         pairs = zip(jobs, self.scheduler.draft_rows(probs), strict=True)
-        return {job: job.drafts.propose(count) for job, count in pairs if job.drafts and count}
+        wanted = {job.drafts: count for job, count in pairs if job.drafts and count}
+        found: dict[Drafts, list[int]] = {}
+        for drafts in wanted:
+            if drafts not in found:
+                found |= drafts.propose_together(wanted)
+        return {job: found[job.drafts] for job in jobs if job.drafts in found}
 
     def _accept(self, found: Mapping[Job, Logits | None], segments: Mapping[Job, Segment]) -> None:
         """Chooses a token from the first row of each job, then from the next one as long as the draft was right."""

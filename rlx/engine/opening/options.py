@@ -176,7 +176,9 @@ class RunnerOptions(EngineOptions):
         kind=bool,
         flag=False,
     )
-    speculative: str | None = option(None, "Default speculative decoding: `prompt-lookup` or `mtp`", kind=object)
+    speculative: str | None = option(
+        None, "Default speculative decoding: `prompt-lookup`, `mtp`, or `model:PATH` for a draft model", kind=object
+    )
     slots: int = option(
         SLOTS,
         "Requests computed at the same time; further ones wait",

@@ -128,9 +128,9 @@ def program_sources(
         else:
             ready = next(each for each in engine.ready if each.name == spec.name)
             found.append(ready.report_source(spec.name))
-    if tower and engine.tower is not None:
+    if tower and engine.vision.tower is not None:
         on_program("the vision tower")
-        compile_tower(engine.tower, tower_rows, None)
+        compile_tower(engine.vision.tower, tower_rows, None)
         names = {spec.name for spec in specs}
         found += [each.report_source(each.name) for each in engine.ready if each.name not in names]
     return found

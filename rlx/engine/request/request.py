@@ -49,7 +49,7 @@ class Request:
         stop_at_eog: False continues after the model's stop ids.
         stop: strings that end it.
         min_tokens: until there are this many tokens, stop ids are not chosen and stop strings are ignored.
-        speculative: `prompt-lookup` or `mtp`; None takes the runner's default.
+        speculative: `prompt-lookup`, `mtp` or `model:PATH`; None takes the runner's default.
         top_logprobs: also report log-probabilities: of each token, and of this many of the likeliest tokens.
         priority: requests with a higher priority are served first.
         timeout: seconds after which it fails with a `DeadlineError`; None for never.

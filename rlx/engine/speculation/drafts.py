@@ -10,7 +10,7 @@ by a token with the remaining distribution.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,6 +54,37 @@ class Hits:
         return [self.rate**count for count in range(1, max_useful_drafts(self.rate, limit) + 1)]
 
 
+class ModelHits(Hits):
+    """The same of a model, which can always draft: each of its drafts counts once it was verified.
+
+    Args:
+        most: maximum number of drafts in a row.
+        cost: time of a draft relative to a step of the model that verifies it.
+    """
+
+    def __init__(self, most: int, cost: float = 0.0) -> None:
+        super().__init__(0.9)
+        self._most, self._cost, self.open = most, cost, list[int]()
+
+    def observe(self, token: int) -> None:
+        """Counts the next open draft, after which the text goes on with `token`; after a wrong one none is open."""
+        if self.open:
+            hit = self.open.pop(0) == token
+            self.count(hit)
+            if not hit:
+                self.open.clear()
+
+    def acceptance_probs(self, limit: int) -> list[float]:
+        """As in `Hits`; a first draft is always worth a try, or the rate would never rise again."""
+        found, tokens = list[float](), 1.0
+        for count, prob in enumerate(super().acceptance_probs(min(limit, self._most))):
+            if prob * (1 + count * self._cost) < tokens * self._cost:  # fewer tokens a time than without it
+                break
+            found.append(prob)
+            tokens += prob
+        return found or [WORTH] * min(limit, self._most, 1)
+
+
 @dataclass
 class Counters:
     """Counters of speculative decoding.
@@ -92,6 +123,10 @@ class Drafts:
     def propose(self, count: int) -> list[int]:
         """As `Drafter.propose`."""
         return self._drafter.propose(count) if count else []
+
+    def propose_together(self, wanted: Mapping[Drafts, int]) -> Mapping[Drafts, list[int]]:
+        """As `propose`, and the drafts of those others of `wanted` that are computed in the same steps."""
+        return {self: self.propose(wanted[self])}
 
     def forget(self, length: int) -> None:
         """Follows a rewind: the sequence was cut to its first `length` tokens."""

@@ -33,7 +33,7 @@ from rlx.engine.opening.opened import Source, check_types
 from rlx.engine.opening.setup import Setup
 from rlx.engine.programs.programs import Programs
 from rlx.engine.programs.specs import HIDDEN, ProgramSpec
-from rlx.engine.speculation.drafts import MOST, WORTH, Counters, Drafts, Hits
+from rlx.engine.speculation.drafts import MOST, Counters, Drafts, ModelHits
 from rlx.errors import NumericalError
 from rlx.models.variants import EmbeddedRows
 from rlx.weights import ModelWeights
@@ -243,28 +243,22 @@ class HeadDrafter:
 
     def __init__(self, predictor: Predictor, past: Callable[[], int], most: int = DRAFTS) -> None:
         self._predictor, self._past, self._most = predictor, past, most
-        self._hits, self._open = Hits(0.9), list[int]()
+        self._hits = ModelHits(most)
         self._token: int | None = None
 
     def observe(self, token: int) -> None:
-        if self._open:
-            hit = self._open.pop(0) == token
-            self._hits.count(hit)
-            if not hit:
-                self._open.clear()
+        self._hits.observe(token)
         self._token = token
 
     def acceptance_probs(self, limit: int) -> list[float]:
-        """As `Drafter.acceptance_probs`; a first draft is always worth a try, or the rate would never rise again."""
-        most = min(limit, self._most)
-        return self._hits.acceptance_probs(most) or [WORTH] * min(most, 1)
+        return self._hits.acceptance_probs(limit)
 
     def propose(self, count: int) -> list[int]:
         assert self._token is not None
         if count < 1:
             return []
         drafts = self._predictor.catch_up(self._past(), self._token, count)
-        self._open = list(drafts)
+        self._hits.open = list(drafts)
         return drafts
 
     def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None:
@@ -290,7 +284,7 @@ class HeadDrafter:
         predictor, start = self._predictor, self._past()
         limits |= {"most": min(self._most, MOST), "seen": predictor.seen(start), "shifts": predictor.shifts(start)}
         found = predictor.backend.rounds(models, predictor.heads(), rate=self._hits.rate, **limits)
-        self._hits.rate, self._open = found.rate, []
+        self._hits.rate, self._hits.open = found.rate, []
         last = start + len(found.tokens) - found.right
         predictor.went_on(last)
         right = [ids[0], *found.tokens[:-1]][-found.right :]
