@@ -31,12 +31,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma4_unified": {"mm_embed_dim": D, "patch_size": PATCH, "pooling_kernel_size": 3, "mm_posemb_size": 10,
         "rms_norm_eps": 1e-6},
 }  # fmt: skip
+CONFIGS["qwen3_vl"] = {**CONFIGS["qwen3_5"], "deepstack_visual_indexes": [1]}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "qwen3_5": {"size": {"shortest_edge": 256, "longest_edge": 4096}, "image_mean": [0.5, 0.25, 0.5]},
     "gemma3": {"size": {"height": 24, "width": 24}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
     "gemma4": {"max_soft_tokens": 70, "do_normalize": False},
     "gemma4_unified": {"max_soft_tokens": 70, "do_normalize": False},
 }
+PROCESSORS["qwen3_vl"] = PROCESSORS["qwen3_5"]
 LINEARS = {"self_attn.q_proj": (D, D), "self_attn.k_proj": (D, D), "self_attn.v_proj": (D, D)}
 GEMMA4_LINEARS = LINEARS | {
     "self_attn.o_proj": (D, D), "mlp.gate_proj": (F, D), "mlp.up_proj": (F, D), "mlp.down_proj": (D, F),
@@ -92,6 +94,15 @@ def qwen35() -> Drawn:
     made.both(f"{at}merger.norm", "v.post_ln", D)
     made.both(f"{at}merger.linear_fc1", "mm.0", 4 * D, 4 * D)
     made.both(f"{at}merger.linear_fc2", "mm.2", H, 4 * D)
+    return made
+
+
+def qwen3vl() -> Drawn:
+    """The first of the mergers of inner layers is that of layer 1."""
+    made, at = qwen35(), "model.visual.deepstack_merger_list.0."
+    made.both(f"{at}norm", "v.deepstack.1.norm", 4 * D)
+    made.both(f"{at}linear_fc1", "v.deepstack.1.fc1", 4 * D, 4 * D)
+    made.both(f"{at}linear_fc2", "v.deepstack.1.fc2", H, 4 * D)
     return made
 
 
@@ -152,7 +163,9 @@ def by_colour(rows: Array, side: int) -> Array:
     return rows[:, order]
 
 
-FAMILIES = {"qwen3_5": qwen35, "gemma3": gemma3, "gemma4": gemma4, "gemma4_unified": gemma4_unified}
+FAMILIES = {
+    "qwen3_5": qwen35, "qwen3_vl": qwen3vl, "gemma3": gemma3, "gemma4": gemma4, "gemma4_unified": gemma4_unified,
+}  # fmt: skip
 
 
 def write(folder: Path, model_type: str, tensors: dict[str, Array], **changes: Any) -> Path:

@@ -201,7 +201,8 @@ class Engine:
         # A layer's own embedding table may be smaller than the vocabulary.
         ids = min(dims.value(each.rows, {}) for each in row_numbers(self.graph))
         rows, embeds = max(fitting, default=1), EmbeddedRows.of(self.config)
-        return Limits(self.max_seq, self.most_rows, rows, ids, embeds, self.config.hidden)
+        widths = (self.config.hidden, (1 + embeds.deepstack) * self.config.hidden)
+        return Limits(self.max_seq, self.most_rows, rows, ids, embeds, widths)
 
     def load(self) -> None:
         """Packs all weights, once."""
@@ -244,7 +245,7 @@ class Engine:
         """
         if embeddings is not None:
             kind = self.model_runner.limits.embeds
-            embeddings.check_width(self.config.hidden)
+            embeddings.check_width(self.model_runner.limits.widths)
             embeddings = embeddings.fitting(bool(kind.sections), kind.two_way != "none")
             embeddings.check_calls(self.most_rows)
         return self.pool.open(prompt, embeddings=embeddings, shared=shared, salt=salt)

@@ -63,7 +63,7 @@ class Limits:
         all_rows: the same where the logits of all rows are returned.
         ids: number of token ids; those from it on are invalid.
         embeds: how the model takes rows in place of token embeddings.
-        hidden: width of such rows.
+        widths: which widths such rows may have.
     """
 
     max_seq: int
@@ -71,7 +71,7 @@ class Limits:
     all_rows: int
     ids: int
     embeds: EmbeddedRows
-    hidden: int
+    widths: tuple[int, ...]
 
 
 @dataclass

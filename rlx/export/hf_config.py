@@ -278,6 +278,11 @@ def _qwen3moe(config: TextConfig, out: Writer) -> None:
     out.u32("expert_feed_forward_length", config.integer("moe_intermediate_size", _SIZE))
 
 
+def _qwen3vl(config: TextConfig, out: Writer) -> None:
+    taken = plain(config.nested("vision_config", optional=True).get("deepstack_visual_indexes", []))
+    out.u32("n_deepstack_layers", len(taken))
+
+
 def _qwen35(config: TextConfig, out: Writer) -> None:
     config.require("attn_output_gate", True, "GGUF files of this architecture have a gate on attention")
     key, value = (config.integer(f"linear_{name}_head_dim", _SIZE) for name in ("key", "value"))
@@ -355,7 +360,7 @@ def _gemma4(config: TextConfig, out: Writer) -> None:
 
 
 _OF_FAMILY: dict[str, Callable[[TextConfig, Writer], None]] = {
-    "llama": _llama, "qwen2": _nothing, "qwen3": _nothing, "qwen3moe": _qwen3moe, "qwen35": _qwen35,
-    "qwen35moe": _qwen35moe, "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2, "gemma3n": _gemma3n,
-    "gemma4": _gemma4,
+    "llama": _llama, "qwen2": _nothing, "qwen3": _nothing, "qwen3vl": _qwen3vl, "qwen3moe": _qwen3moe,
+    "qwen35": _qwen35, "qwen35moe": _qwen35moe, "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2,
+    "gemma3n": _gemma3n, "gemma4": _gemma4,
 }  # fmt: skip

@@ -126,7 +126,7 @@ def _norms(arch: str) -> tuple[str, ...]:
 
 
 def _attention(config: TextConfig, layer: int) -> Iterator[str]:
-    normed = config.arch in ("qwen3", "qwen3moe", "qwen35", "qwen35moe", "gemma3", "gemma3n", "gemma4")
+    normed = config.arch in ("qwen3", "qwen3vl", "qwen3moe", "qwen35", "qwen35moe", "gemma3", "gemma3n", "gemma4")
     names = [*_ATTENTION, *(_HEAD_NORMS if normed else ())]
     if (
         config.layers - config.shared_kv_layers <= layer < config.layers

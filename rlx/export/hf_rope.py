@@ -99,8 +99,8 @@ def write_rope(rope: RopeConfig, arch: str, out: Writer) -> None:
         UnsupportedModelError: a rope that readers of this architecture's files do not support.
     """
     _check(rope, arch)
-    if arch.startswith("qwen35"):
-        out.integers("rope.dimension_sections", [*(rope.sections or [11, 11, 10]), 0])
+    if usual := ARCHITECTURES[arch].rope_sections:
+        out.integers("rope.dimension_sections", [*(rope.sections or usual), 0])
     if rope.base != _IMPLIED.get(arch):
         out.f32("rope.freq_base", rope.base)
     if rope.local_base is not None:

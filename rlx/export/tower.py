@@ -51,7 +51,7 @@ def tower_metadata(config: VisionConfig) -> Metadata:
     keys.f32("vision.attention.layer_norm_epsilon", config.eps)
     if config.family == "qwen35":
         keys.u32("vision.spatial_merge_size", config.merge)
-        keys.flags("vision.is_deepstack_layers", [False] * config.layers)
+        keys.flags("vision.is_deepstack_layers", [layer in config.deepstack for layer in range(config.layers)])
     elif config.merge != MERGE[config.family]:
         keys.u32("vision.projector.scale_factor", config.merge)
     return keys.found
@@ -107,6 +107,9 @@ def _qwen35(config: VisionConfig) -> Shapes:
     for prefix in _layers(config):
         found |= _norm(f"{prefix}ln1", hidden) | _norm(f"{prefix}ln2", hidden) | _mlp(prefix, config)
         found |= _linear(f"{prefix}attn_qkv", 3 * inner, hidden) | _linear(f"{prefix}attn_out", hidden, inner)
+    for prefix in (f"v.deepstack.{layer}." for layer in config.deepstack):
+        found |= _norm(f"{prefix}norm", merged)
+        found |= _linear(f"{prefix}fc1", merged, merged) | _linear(f"{prefix}fc2", config.out_hidden, merged)
     return found
 
 
@@ -205,7 +208,7 @@ def tower_from_hf(source: WeightLoader, config: VisionConfig) -> ExportModel:
         WeightError: a tensor is missing, is there twice, or has another shape than the configuration says.
         UnsupportedModelError: a tensor that the family's towers do not have.
     """
-    names = tower_names(source.tensors, config.family, source.path)
+    names = tower_names(source.tensors, config.family, source.path, config.deepstack)
     _check(source, names, config)
     tensors = sorted(_tensors(source, config, names), key=_layer)
     return ExportModel(
@@ -231,7 +234,7 @@ def _check(source: WeightLoader, names: Mapping[str, str], config: VisionConfig)
     """Compares the checkpoint's tensors with those that the configuration requires."""
     for canonical, shape in tower_shapes(config).items():
         if canonical not in names:
-            tried = ", ".join(checkpoint_names(canonical, config.family))
+            tried = ", ".join(checkpoint_names(canonical, config.family, config.deepstack))
             what = f"there is no tensor for {canonical}; names tried: {tried}"
             raise WeightError(what, where=source.path, hint=INCOMPLETE)
         found = source.tensors[names[canonical]].shape

@@ -163,6 +163,7 @@ class ModelConfig:
             those with a window, which still applies.
         fused_ffn: gate and up of the dense block are one tensor.
         gated_ffn: the feed-forward blocks have a gate.
+        deepstack: how many of the first layers add further features of an image to its rows (arXiv 2406.04334).
         own: settings that only this architecture has, by the names in its row.
     """
 
@@ -196,6 +197,7 @@ class ModelConfig:
     two_way: str = "none"
     fused_ffn: bool = False
     gated_ffn: bool = True
+    deepstack: int = 0
     own: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property

@@ -1,4 +1,4 @@
-"""Qwen 2, Qwen 2.5 and Qwen 3, dense and with experts.
+"""Qwen 2, Qwen 2.5 and Qwen 3, dense and with experts, and the text model of Qwen 3 VL.
 
 A family file: the equations of one decoder, top to bottom. Qwen 2 adds biases to q, k and v; Qwen 3 has none and
 normalizes each head of q and k instead. Sources: Qwen 2 (arXiv 2407.10671), Qwen 3 (arXiv 2505.09388).
@@ -61,6 +61,9 @@ ARCHITECTURES = {
         hf_defaults=_DEFAULTS,
     ),
     "qwen3": _QWEN3,
+    "qwen3vl": replace(
+        _QWEN3, model_types=("qwen3_vl_text", "qwen3_vl"), rope_sections=(24, 20, 20), hf_base=5_000_000.0
+    ),
     "qwen3moe": replace(
         _QWEN3,
         names=Table((*LAYER, *HEAD_NORMS, *PRE_NORMS, *MOE)),

@@ -6,6 +6,7 @@ Part of the models stage. Each maps a finished graph to another one, so they wor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlx.ir import ops
@@ -26,45 +27,67 @@ class EmbeddedRows:
     Attributes:
         sections: how many pairs turn by each component of a position, interleaved (M-RoPE); (): positions have one.
         two_way: in which layers rows may see later ones: "none", "all", or "sliding", those with a window.
+        deepstack: how many of the first layers add a further part of each row, see `with_rows`.
     """
 
     sections: tuple[int, ...] = ()
     two_way: str = "none"
+    deepstack: int = 0
 
     @property
     def name(self) -> str:
         """For the names of programs."""
         components = "-components" * bool(self.sections)
-        return f"embeds{components}" + f"-two-way-{self.two_way}" * (self.two_way != "none")
+        parts = f"-deepstack-{self.deepstack}" * bool(self.deepstack)
+        return f"embeds{components}{parts}" + f"-two-way-{self.two_way}" * (self.two_way != "none")
 
     @staticmethod
     def of(config: ModelConfig) -> EmbeddedRows:
         """Those of a model."""
-        return EmbeddedRows(config.rope.sections, config.two_way)
+        return EmbeddedRows(config.rope.sections, config.two_way, config.deepstack)
 
 
 def with_embedded_rows(graph: Graph, kind: EmbeddedRows) -> Graph:
     """The model with the inputs for embedded rows: `with_rows`, and what it needs of the other two."""
-    graph = with_rows(graph)
+    graph = with_rows(graph, kind.deepstack)
     graph = with_components(graph, kind.sections) if kind.sections else graph
     return graph if kind.two_way == "none" else with_visible(graph, windowed_only=kind.two_way == "sliding")
 
 
-def with_rows(graph: Graph) -> Graph:
+def with_rows(graph: Graph, deepstack: int = 0) -> Graph:
     """The model whose first layer may get other rows than the embeddings of tokens, such as those of an image.
 
     It has two more inputs: "rows" f32 [SEQ, hidden], with the embedding's scale applied, and "row_index" i32 [SEQ], the
     row that takes the place of each token's embedding, negative for none. The tokens in these places still need valid
     ids, because they are looked up, also in the embedding tables that layers have of their own.
+
+    Args:
+        deepstack: rows are [SEQ, (1 + deepstack) * hidden]; part i + 1 is added after layer i (arXiv 2406.04334).
     """
+    parts = dict(_inputs_of_layers(graph, deepstack))
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         new = ops.rebuild(old, inputs)
-        if old.op == "embedding" and old.inputs[0].name == "token_embd.weight":
-            return ops.overlay_rows(new, graph.input("rows", old.shape), graph.input("row_index", [SEQ], I32))
-        return new
+        if (part := parts.get(old)) is None:
+            return new
+        width = old.shape[1]
+        assert isinstance(width, int)
+        rows = graph.input("rows", [SEQ, (1 + deepstack) * width])
+        own = ops.slice(rows, part * width, (part + 1) * width) if deepstack else rows
+        index = graph.input("row_index", [SEQ], I32)
+        return new + ops.overlay_rows(ops.clamp(new, 0, 0), own, index) if part else ops.overlay_rows(new, own, index)
 
     return graph.map(visit)
+
+
+def _inputs_of_layers(graph: Graph, last: int) -> Iterator[tuple[Node, int]]:
+    """The values that enter the layers 0 to `last`, and the number of the layer."""
+    norms = {f"blk.{layer}.attn_norm.weight": layer for layer in range(1, last + 1)}
+    for node in graph.nodes():
+        if node.op == "embedding" and node.inputs[0].name == "token_embd.weight":
+            yield node, 0
+        elif node.op == "rms_norm" and len(node.inputs) > 1 and node.inputs[1].name in norms:
+            yield node.inputs[0], norms[node.inputs[1].name]
 
 
 def with_bias(graph: Graph, heads: int) -> Graph:

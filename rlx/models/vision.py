@@ -9,6 +9,7 @@ SEQ, the rows of a chunk:
 - `layer`: rows of a layer -> rows of the next one. Attention reads the first PAST_SEQ + SEQ keys, which are all of the
   image's, and nothing is masked.
 - `head`: rows of the last layer, `patches_per_row` for each row of the result -> rows of the text model.
+- `deepstack`: the same for rows of an inner layer, of towers that have such rows.
 
 Weights of a layer have names without its number, so layers of equal formats have equal graphs.
 """
@@ -35,18 +36,18 @@ class TowerModel:
 
     Attributes:
         cache: type of the keys and values.
-        layer: number of the layer, -1 outside.
+        place: what canonical names begin with: that of a layer, such as "v.blk.3.", or "" outside.
     """
 
     graph: Graph
     config: VisionConfig
     weights: Weights
     cache: DType
-    layer: int = -1
+    place: str = ""
 
     def file_name(self, name: str) -> str:
         """The canonical name of a tensor of the layer."""
-        return name if self.layer < 0 else f"v.blk.{self.layer}.{name}"
+        return self.place + name
 
     def has(self, name: str) -> bool:
         """Whether the file has this tensor of the layer."""

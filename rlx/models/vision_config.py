@@ -39,7 +39,13 @@ _QWEN_TOKENS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 _GEMMA3_TOKENS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
 _GEMMA4_TOKENS = ("<|image|>", "<|image>", "<image|>")
 VISION_FAMILIES: dict[str, Published] = {
-    "qwen35": Published(("qwen35", "qwen35moe"), ("qwen3_5", "qwen3_5_moe"), "qwen3vl_merger", _QWEN_TOKENS, 248056),
+    "qwen35": Published(
+        ("qwen35", "qwen35moe", "qwen3vl"),
+        ("qwen3_5", "qwen3_5_moe", "qwen3_vl"),
+        "qwen3vl_merger",
+        _QWEN_TOKENS,
+        248056,
+    ),
     "gemma3": Published(("gemma3",), ("gemma3",), "gemma3", _GEMMA3_TOKENS, 262144),
     "gemma4": Published(("gemma4",), ("gemma4",), "gemma4v", _GEMMA4_TOKENS, 258880),
     "gemma4_unified": Published(("gemma4",), ("gemma4_unified",), "gemma4uv", _GEMMA4_TOKENS, 258880),
@@ -74,6 +80,7 @@ class VisionConfig:
         min_pixels, max_pixels: limits of the resized image's area (Qwen); 0 for none.
         budget: most rows of an image (Gemma 4); 0 for none.
         standardize: whether the pooled rows are shifted and scaled (Gemma 4).
+        deepstack: the layers whose results are merged, too, for the first layers of the text model (Qwen 3 VL).
         clipped: whether linear layers have bounds for their inputs and outputs (Gemma 4 E2B and E4B).
     """
 
@@ -100,11 +107,17 @@ class VisionConfig:
     budget: int = 0
     standardize: bool = False
     clipped: bool = False
+    deepstack: tuple[int, ...] = ()
 
     @property
     def frames(self) -> int:
         """How often a patch holds the image: Qwen's towers take pairs of frames, and an image is both."""
         return 2 if self.family == "qwen35" else 1
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of one row: those for the first layer of the text model, then those for the layers after it."""
+        return self.out_hidden * (1 + len(self.deepstack))
 
     @property
     def patch_values(self) -> int:

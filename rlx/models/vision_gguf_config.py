@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlx.errors import MultimodalError
-from rlx.models.keys import EPS, HEADS, POSITIVE, WIDTH, Keys, plain
+from rlx.models.keys import EPS, HEADS, POSITIVE, WIDTH, Keys
 from rlx.models.vision_config import (
     GEMMA4_BUDGET,
     LAYERS,
@@ -94,12 +94,11 @@ def mmproj_family(metadata: Mapping[str, Any], *, where: object = "mmproj") -> s
 
 
 def _qwen35(keys: Keys, _shape: Shape) -> Sizes:
-    flags = plain(keys.get("is_deepstack_layers", []))
-    if any(flags if isinstance(flags, list) else [flags]):
-        what = "the tower has features of inner layers (deepstack), which rlx does not support"
-        raise MultimodalError(what, where=keys.where, hint="use the mmproj file of a Qwen 3.5 model")
     _tanh(keys)
-    return {"positions": _square(keys), "eps": NORM_EPS, **_transformer(keys, "qwen35")}
+    layers, key = _transformer(keys, "qwen35"), "is_deepstack_layers"
+    taken = keys.elements(key, lambda each: each.flag(key), layers["layers"]) if key in keys else []
+    deepstack = tuple(layer for layer, is_taken in enumerate(taken) if is_taken)
+    return {"positions": _square(keys), "eps": NORM_EPS, "deepstack": deepstack, **layers}
 
 
 def _gemma3(keys: Keys, _shape: Shape) -> Sizes:

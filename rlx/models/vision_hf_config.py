@@ -10,7 +10,7 @@ from math import isqrt
 from typing import Any
 
 from rlx.errors import MultimodalError
-from rlx.models.keys import EPS, HEADS, POSITIVE, WIDTH, Keys, plain
+from rlx.models.keys import EPS, HEADS, POSITIVE, WIDTH, Keys
 from rlx.models.vision_config import (
     GEMMA4_BUDGET,
     LAYERS,
@@ -89,22 +89,29 @@ def _layers(keys: Keys, layers: str = "num_hidden_layers", heads: str = "num_att
 
 
 def _qwen35(_outer: Keys, keys: Keys) -> Sizes:
-    if plain(keys.get("deepstack_visual_indexes", [])):
-        found = keys.get("deepstack_visual_indexes")
-        keys.unsupported("deepstack_visual_indexes", found, "features of inner layers (deepstack) are not supported")
     keys.require("temporal_patch_size", 2, "patches of two frames are supported")
     keys.choice("hidden_act", _TANH, "gelu_pytorch_tanh")
     positions = keys.integer("num_position_embeddings", WIDTH, 2304)
     if isqrt(positions) ** 2 != positions:
         keys.wrong("num_position_embeddings", positions, "a square")
+    layers = _layers(keys, "depth", "num_heads")
     return {
-        **_layers(keys, "depth", "num_heads"),
+        **layers,
+        "deepstack": _deepstack(keys, layers["layers"]),
         "patch": keys.integer("patch_size", SIDE, 16),
         "merge": keys.integer("spatial_merge_size", (1, 16), 2),
         "positions": positions,
         "eps": NORM_EPS,
         "rope_base": _base(keys, "qwen35"),
     }
+
+
+def _deepstack(keys: Keys, layers: int) -> tuple[int, ...]:
+    key = "deepstack_visual_indexes"
+    found = keys.elements(key, lambda each: each.integer(key, (0, layers - 1))) if key in keys else []
+    if found != sorted(set(found)):
+        keys.wrong(key, found, "each layer once, in order")
+    return tuple(found)
 
 
 def _gemma3(outer: Keys, keys: Keys) -> Sizes:

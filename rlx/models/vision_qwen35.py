@@ -1,6 +1,7 @@
-"""The vision tower of Qwen 3.5: patches of two frames, an interpolated position table, 2-D rope, 2 x 2 patches a row.
+"""The vision tower of Qwen 3 VL and Qwen 3.5: patches of two frames, an interpolated position table, 2-D rope, 2 x 2
+patches a row; in Qwen 3 VL also rows of inner layers (DeepStack, arXiv 2406.04334).
 
-Source: the classes `Qwen3_5Vision*` of transformers 5. Patches come block by block, the four of a block after another.
+Source: the classes `Qwen3VLVision*` of transformers 5. Patches come block by block, the four of a block after another.
 """
 
 from __future__ import annotations
@@ -43,11 +44,24 @@ def layer(tower: TowerModel) -> Graph:
 
 def head(tower: TowerModel) -> Graph:
     """The merger: the norm of each patch, then the patches of a block side by side."""
-    config = tower.config
-    width = config.hidden * config.patches_per_row
-    x = vision.layer_norm(tower, tower.rows(config.patches_per_row), "v.post_ln")
-    x = ops.gelu_erf(vision.linear(tower, ops.reshape(x, [SEQ, width]), "mm.0", width))
-    return vision.result(tower, vision.linear(tower, x, "mm.2", config.out_hidden))
+    x = vision.layer_norm(tower, tower.rows(tower.config.patches_per_row), "v.post_ln")
+    return _merged(tower, _blocks(tower, x), "mm.0", "mm.2")
+
+
+def deepstack(tower: TowerModel) -> Graph:
+    """The merger of an inner layer: the patches of a block side by side, then one norm of all of them."""
+    x = _blocks(tower, tower.rows(tower.config.patches_per_row))
+    return _merged(tower, vision.layer_norm(tower, x, "norm"), "fc1", "fc2")
+
+
+def _blocks(tower: TowerModel, x: Node) -> Node:
+    return ops.reshape(x, [SEQ, tower.config.hidden * tower.config.patches_per_row])
+
+
+def _merged(tower: TowerModel, x: Node, first: str, second: str) -> Graph:
+    width = tower.config.hidden * tower.config.patches_per_row
+    x = ops.gelu_erf(vision.linear(tower, x, first, width))
+    return vision.result(tower, vision.linear(tower, x, second, tower.config.out_hidden))
 
 
 def _turned(tower: TowerModel, x: Node, name: str) -> Node:

@@ -22,10 +22,13 @@ class TowerGraphs(NamedTuple):
     keys: Build
     layer: Build
     head: Build
+    deepstack: Build | None = None
 
 
 TOWERS = {
-    "qwen35": TowerGraphs(vision_qwen35.embedding, vision_qwen35.keys, vision_qwen35.layer, vision_qwen35.head),
+    "qwen35": TowerGraphs(
+        vision_qwen35.embedding, vision_qwen35.keys, vision_qwen35.layer, vision_qwen35.head, vision_qwen35.deepstack
+    ),
     "gemma3": TowerGraphs(vision_gemma3.embedding, vision_gemma3.keys, vision_gemma3.layer, vision_gemma3.head),
     "gemma4": TowerGraphs(vision_gemma4.embedding, vision_gemma4.keys, vision_gemma4.layer, vision_gemma4.head),
     "gemma4_unified": TowerGraphs(

@@ -104,7 +104,7 @@ def features(model: Model, source: Image) -> Logits:
     def work() -> Generator[None, None, Logits]:
         yield from PlacedImages(encoder, ((0, encoding),)).encoded()
         assert encoding.features is not None
-        return encoding.features.rows.copy()
+        return encoding.features.rows[:, : encoder.config.out_hidden].copy()
 
     return model._loop.call(work)
 

@@ -185,6 +185,9 @@ def _check_pair(config: VisionConfig, text: ModelConfig, where: Path) -> None:
     if text.arch not in archs:
         what = f"the tower is for models of {' or '.join(archs)}, and the model is of {text.arch}"
         raise MultimodalError(what, where=where, hint=hint)
+    if len(config.deepstack) != text.deepstack:
+        what = f"the tower gives rows for {len(config.deepstack)} further layers, and the model takes {text.deepstack}"
+        raise MultimodalError(what, where=where, hint=hint)
     if config.out_hidden != text.hidden:
         what = f"the tower gives rows of {config.out_hidden} numbers, and the model's have {text.hidden}"
         raise MultimodalError(what, where=where, hint=hint)

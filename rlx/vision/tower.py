@@ -176,7 +176,7 @@ class Tower:
         self._seconds: dict[str, float] = {}  # of a row, by kind of graph, as last measured
 
     def encode(self, patches: Patches) -> Rows:
-        """The rows of an image, float32 [patches.tokens, out_hidden].
+        """The rows of an image, float32 [patches.tokens, row_width].
 
         Raises:
             MultimodalError: the image has more rows or columns than the position table.
@@ -212,7 +212,7 @@ class Tower:
         """Arithmetic operations of encoding an image."""
         graphs, count = self._graphs, len(patches.patches)
         every = [(graphs.embedding, count), *((each, count) for pair in graphs.layers for each in pair)]
-        every.append((graphs.head, patches.tokens))
+        every += [(each, patches.tokens) for each in (graphs.head, *graphs.deepstack.values())]
         return sum(step_flops(each.graph, {"SEQ": rows, "PAST_SEQ": 0}) for each, rows in every)
 
     @property
@@ -253,19 +253,15 @@ class Tower:
             for begin, end in self._chunks("embedding", count, seconds):
                 self._run("embedding", graphs.embedding, begin, end, given).copy_to(_rows(x, size, begin, end))
                 yield
+            rows = np.empty((count // config.patches_per_row, config.row_width), np.float32)
             if graphs.layers:
                 graph = graphs.layers[0][1].graph
                 layouts = self._compiler.target.capabilities.layouts
                 extents = extents_of(graph, layouts, count, self._ranges[-1][1])
                 states = StateMemory(graph, memory, layouts, extents)
                 with closing(states):
-                    yield from self._layers(x, count, states, places, seconds)
-            rows = np.empty((count // config.patches_per_row, config.out_hidden), np.float32)
-            for begin, end in self._chunks("head", len(rows), seconds):
-                part = _rows(x, config.patches_per_row * size, begin, end)
-                found = self._run("head", graphs.head, begin, end, {}, part)
-                rows[begin:end] = found.contents(np.float32, (end - begin, -1))
-                yield
+                    yield from self._layers(x, rows, states, places, seconds)
+            yield from self._head("head", graphs.head, x, rows[:, : config.out_hidden], seconds)
         self.stats.images += 1
         self.stats.rows += len(rows)
         self.stats.seconds += time.perf_counter() - start
@@ -274,14 +270,19 @@ class Tower:
     def _layers(
         self,
         x: Buffer,
-        count: int,
+        rows: Rows,
         states: StateMemory,
         places: Mapping[str, npt.NDArray[Any]],
         seconds: float | None,
     ) -> Generator[None, None, None]:
-        """All layers, in place: a layer's keys and values are complete before its first row is replaced."""
-        size = x.nbytes // count
-        for keys, layer in self._graphs.layers:
+        """All layers, in place: a layer's keys and values are complete before its first row is replaced.
+
+        Args:
+            rows: gets what is merged of inner layers.
+        """
+        config, size = self.config, 4 * self.config.hidden
+        count, at = x.nbytes // size, config.out_hidden
+        for number, (keys, layer) in enumerate(self._graphs.layers):
             for begin, end in self._chunks("keys", count, seconds):
                 self._run("keys", keys, begin, end, places, _rows(x, size, begin, end), states, begin)
                 yield
@@ -290,6 +291,19 @@ class Tower:
                 past, part = count - (end - begin), _rows(x, size, begin, end)
                 self._run("layer", layer, begin, end, places, part, states, past).copy_to(part)
                 yield
+            if merger := self._graphs.deepstack.get(number):
+                yield from self._head("deepstack", merger, x, rows[:, at : at + config.out_hidden], seconds)
+                at += config.out_hidden
+
+    def _head(
+        self, kind: str, bound: Bound, x: Buffer, rows: Rows, seconds: float | None
+    ) -> Generator[None, None, None]:
+        """Merges rows of a layer into those of the text model."""
+        size = x.nbytes // len(rows)
+        for begin, end in self._chunks(kind, len(rows), seconds):
+            found = self._run(kind, bound, begin, end, {}, _rows(x, size, begin, end))
+            rows[begin:end] = found.contents(np.float32, (end - begin, -1))
+            yield
 
     def _chunks(self, kind: str, count: int, seconds: float | None) -> Iterator[Range]:
         """(begin, end) of chunks of nearly equal size, as many rows as fit into the largest bucket and the time.
@@ -398,6 +412,7 @@ class _Graphs:
 
     Attributes:
         layers: the graphs "keys" and "layer" of each layer.
+        deepstack: those of the mergers of inner layers, by the number of the layer.
         table: canonical name -> memory layout of every weight, see `weight_table`.
         constants: values that the graphs supply.
     """
@@ -405,6 +420,7 @@ class _Graphs:
     embedding: Bound
     layers: tuple[tuple[Bound, Bound], ...]
     head: Bound
+    deepstack: dict[int, Bound]
     table: dict[str, dict[str, Any]]
     constants: dict[str, npt.NDArray[np.float32]]
 
@@ -415,24 +431,34 @@ class _Graphs:
         constants: dict[str, npt.NDArray[np.float32]] = {}
         numbers: dict[str, int] = {}
 
-        def make(kind: str, build: Build, layer: int = -1) -> Bound:
-            model = TowerModel(Graph(f"{config.family}-vision-{kind}"), config, weights, cache, layer)
+        def make(kind: str, build: Build, place: str = "") -> Bound:
+            model = TowerModel(Graph(f"{config.family}-vision-{kind}"), config, weights, cache, place)
             try:
                 graph = build(model)
             except ModelFileError as error:
-                place = None if error.where is None else weights.place(error.where)
-                raise type(error)(error.what, where=place, hint=error.hint) from error
+                where = None if error.where is None else weights.place(error.where)
+                raise type(error)(error.what, where=where, hint=error.hint) from error
             constants.update(graph.constants)
             rows = weight_table(graph, layouts)
             names = {name: name if name in constants else model.file_name(name) for name in rows}
             table.update({names[name]: row for name, row in rows.items() if name not in constants})
             return Bound(graph, numbers.setdefault(graph.canonical(), len(numbers)), names)
 
-        layers = ((make("keys", builds.keys, i), make("layer", builds.layer, i)) for i in range(config.layers))
-        embedding, between = make("embedding", builds.embedding), tuple(layers)
-        return _Graphs(embedding, between, make("head", builds.head), table, constants)
+        places = [f"v.blk.{layer}." for layer in range(config.layers)]
+        embedding = make("embedding", builds.embedding)
+        layers = tuple((make("keys", builds.keys, each), make("layer", builds.layer, each)) for each in places)
+        deepstack: dict[int, Bound] = {}
+        if builds.deepstack is not None:
+            build = builds.deepstack
+            deepstack = {layer: make("deepstack", build, f"v.deepstack.{layer}.") for layer in config.deepstack}
+        return _Graphs(embedding, layers, make("head", builds.head), deepstack, table, constants)
 
     def distinct(self) -> list[Bound]:
         """One of each graph that must be compiled."""
-        every = [self.embedding, *(bound for pair in self.layers for bound in pair), self.head]
+        every = [
+            self.embedding,
+            *(bound for pair in self.layers for bound in pair),
+            *self.deepstack.values(),
+            self.head,
+        ]
         return list({bound.number: bound for bound in every}.values())

@@ -109,7 +109,7 @@ class TowerWeights(Closing):
 
     def __init__(self, loader: WeightLoader, config: VisionConfig, *, owned: bool) -> None:
         self.loader, self.config, self._owned = loader, config, owned
-        self._names = None if self.gguf else tower_names(loader.tensors, config.family, loader.path)
+        self._names = None if self.gguf else tower_names(loader.tensors, config.family, loader.path, config.deepstack)
         self._found: dict[str, Stored | None] = {}
         self._swapped = self._is_swapped()
 
@@ -174,7 +174,7 @@ class TowerWeights(Closing):
 
     def _tried(self, name: str) -> list[str]:
         """The names that a tensor may have in the file."""
-        return [name] if self.gguf else checkpoint_names(name, self.config.family) or [name]
+        return [name] if self.gguf else checkpoint_names(name, self.config.family, self.config.deepstack) or [name]
 
     def _get(self, name: str) -> Stored | None:
         if name not in self._found:

@@ -8,7 +8,7 @@ Sources: the modules of transformers, and the names that llama.cpp's converter w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -61,6 +61,9 @@ _QWEN35 = (
     Row("v.post_ln", "merger.norm"),
     Row("mm.0", "merger.linear_fc1"),
     Row("mm.2", "merger.linear_fc2"),
+    Row("v.deepstack.{}.norm", "deepstack_merger_list.{}.norm"),
+    Row("v.deepstack.{}.fc1", "deepstack_merger_list.{}.linear_fc1"),
+    Row("v.deepstack.{}.fc2", "deepstack_merger_list.{}.linear_fc2"),
 )
 _GEMMA3 = (
     Row("v.patch_embd", "embeddings.patch_embedding"),
@@ -116,16 +119,19 @@ TABLES: dict[str, Table] = {
     "gemma4_unified": Table(("model.", ""), _GEMMA4_UNIFIED),
 }
 
-_LAYER = re.compile(r"(?<=blocks\.)(?:0|[1-9][0-9]*)(?=\.)|(?<=layers\.)(?:0|[1-9][0-9]*)(?=\.)")
-_GGUF_LAYER = re.compile(r"(?<=^v\.blk\.)[0-9]+(?=\.)")
+_LAYER = re.compile(r"(?:(?<=blocks\.)|(?<=layers\.)|(?<=_list\.))(?:0|[1-9][0-9]*)(?=\.)")
+_GGUF_LAYER = re.compile(r"(?:(?<=^v\.blk\.)|(?<=^v\.deepstack\.))[0-9]+(?=\.)")
+_DEEPSTACK = "v.deepstack."
 
 
-def tower_names(names: Iterable[str], family: str, where: object) -> dict[str, str]:
+def tower_names(names: Iterable[str], family: str, where: object, deepstack: Sequence[int] = ()) -> dict[str, str]:
     """Canonical name -> the file's, for every tensor of the family's tower, in file order.
 
     Args:
         names: those of all tensors in a safetensors checkpoint.
         family: a key of `TABLES`.
+        deepstack: the layers whose results are merged, too: an mmproj names these mergers by the layer, a checkpoint
+            counts them.
         where: the file, for messages.
 
     Raises:
@@ -133,7 +139,7 @@ def tower_names(names: Iterable[str], family: str, where: object) -> dict[str, s
     """
     found: dict[str, str] = {}
     for name in names:
-        canonical = tower_name(name, family)
+        canonical = tower_name(name, family, deepstack)
         if canonical is None:
             continue
         if canonical in found:
@@ -142,21 +148,26 @@ def tower_names(names: Iterable[str], family: str, where: object) -> dict[str, s
     return found
 
 
-def tower_name(name: str, family: str) -> str | None:
+def tower_name(name: str, family: str, deepstack: Sequence[int] = ()) -> str | None:
     """The canonical form of a checkpoint's name; None if the family's tower has no such tensor."""
     table = TABLES[family]
     for prefix in table.prefixes:
         if name.startswith(prefix):
             path, layer = _numberless(name.removeprefix(prefix), _LAYER)
-            if canonical := _by_path(table.rows).get(path):
+            canonical = _by_path(table.rows).get(path, "")
+            if canonical.startswith(_DEEPSTACK):
+                return canonical.format(deepstack[int(layer)]) if int(layer) < len(deepstack) else None
+            if canonical:
                 return canonical.format(layer)
     return None
 
 
-def checkpoint_names(canonical: str, family: str) -> list[str]:
+def checkpoint_names(canonical: str, family: str, deepstack: Sequence[int] = ()) -> list[str]:
     """Every name that a checkpoint may use for a canonical one."""
     table = TABLES[family]
     form, layer = _numberless(canonical, _GGUF_LAYER)
+    if form.startswith(_DEEPSTACK):
+        layer = str(deepstack.index(int(layer)))
     paths = [path.format(layer) for path, name in _by_path(table.rows).items() if name == form]
     return [prefix + path for path in paths for prefix in table.prefixes]
 

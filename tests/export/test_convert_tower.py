@@ -49,13 +49,15 @@ def test_keys(tmp_path: Path, model_type: str) -> None:
     same |= {"vision.embedding_length": D, "vision.image_mean": [0.0] * 3, "vision.image_std": [1.0] * 3}
     layers = {"vision.block_count": 2, "vision.feed_forward_length": F, "vision.attention.head_count": 2}
     any_size = {"vision.image_size": 224, "vision.image_max_pixels": 70 * 12 * 12}
+    qwen: dict[str, Any] = {
+        "projector_type": "qwen3vl_merger", "use_gelu": True, "vision.image_size": 24,
+        "vision.spatial_merge_size": 2, "vision.is_deepstack_layers": [False, False],
+        "vision.image_mean": [0.5, 0.25, 0.5], "vision.image_std": [0.5] * 3,
+        "vision.image_min_pixels": 256, "vision.image_max_pixels": 4096,
+    }  # fmt: skip
     expected = {
-        "qwen3_5": same | layers | {
-            "projector_type": "qwen3vl_merger", "use_gelu": True, "vision.image_size": 24,
-            "vision.spatial_merge_size": 2, "vision.is_deepstack_layers": [False, False],
-            "vision.image_mean": [0.5, 0.25, 0.5], "vision.image_std": [0.5] * 3,
-            "vision.image_min_pixels": 256, "vision.image_max_pixels": 4096,
-        },
+        "qwen3_5": same | layers | qwen,
+        "qwen3_vl": same | layers | qwen | {"vision.is_deepstack_layers": [False, True]},
         "gemma3": same | layers | {
             "projector_type": "gemma3", "use_gelu": True, "vision.image_size": 24, "vision.projector.scale_factor": 3,
             "vision.image_mean": [0.5] * 3, "vision.image_std": [0.5] * 3,
@@ -166,7 +168,7 @@ def test_an_unknown_tower_is_not_written_and_named(goldens: Path, tmp_path: Path
     ("shape", WeightError, r"pos_embed\.weight: expected shape \[36, 16\], found \[35, 16\]"),
     ("more", UnsupportedModelError, r"'model\.visual\.deepstack_merger_list\.0\.norm\.weight' is no tensor"),
     ("deeper", UnsupportedModelError, r"blocks\.2\.norm1\.weight belongs to a layer beyond the 2"),
-    ("deepstack", UnsupportedModelError, "deepstack"),
+    ("deepstack", WeightError, r"no tensor for v\.deepstack\.1\.norm\.weight; names tried: .*_list\.0\.norm\.weight"),
     ("width", ConfigError, "out_hidden_size"),
 ])  # fmt: skip
 def test_damaged_towers(tmp_path: Path, change: str, error: type[Exception], said: str) -> None:

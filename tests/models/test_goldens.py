@@ -89,7 +89,8 @@ def test_quantized_files(family: str, quant: str) -> None:
 
 def test_every_family_has_a_fixture() -> None:
     """Among them those in whose GGUF files rows lie in another order than in safetensors."""
-    assert {load(family, file)[0].arch for family, file in CASES} == set(ARCHITECTURES)
+    seeing = {"qwen3vl"}  # with an image in its prompt: tests/runners/test_seeing.py
+    assert {load(family, file)[0].arch for family, file in CASES} == set(ARCHITECTURES) - seeing
     assert {"llama", "qwen35", "gemma3"} <= set(BOTH)
 
 

@@ -9,7 +9,7 @@ import pytest
 from golden_files import read
 from golden_folder import goldens
 
-from rlx.ir import interp
+from rlx.ir import interp, ops
 from rlx.ir.dims import value
 from rlx.ir.dtypes import F32
 from rlx.ir.graph import Graph
@@ -47,6 +47,25 @@ def test_rows_take_the_place_of_tokens_anywhere(model: tuple[Graph, dict[str, np
     tokens[[5, 6, 20, 21]] = 0  # looked up, but not used
     found = logits(variants.with_rows(graph), weights, tokens=tokens, rows=rows, row_index=index)
     np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_parts_of_rows_enter_further_layers(model: tuple[Graph, dict[str, np.ndarray]]) -> None:
+    """A second part that is added after layer 0 is what a bias of its output would add to these rows."""
+    graph, weights = model
+    width = weights["token_embd.weight"].shape[1]
+    rows = np.random.default_rng(1).standard_normal((len(IDS), 2, width)).astype(np.float32)
+    index = np.where((np.arange(len(IDS)) >= 4) & (np.arange(len(IDS)) < 9), np.arange(len(IDS)), -1)
+    plain = variants.with_rows(graph)
+    (first,) = (
+        node for node in plain.nodes() if node.op == "rms_norm" and node.inputs[1].name == "blk.1.attn_norm.weight"
+    )
+    more = plain.input("more", first.inputs[0].shape)
+    want = plain.map(lambda old, new: ops.rebuild(old, new) + more if old is first.inputs[0] else ops.rebuild(old, new))
+    added = np.where(index[:, None] < 0, 0, rows[:, 1])
+    expected = logits(want, weights, rows=rows[:, 0], row_index=index, more=added)
+    both = np.where(index[:, None, None] < 0, np.nan, rows).reshape(len(IDS), -1)
+    found = logits(variants.with_rows(graph, 1), weights, rows=both, row_index=index)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_the_last_visible_position_of_each_row(model: tuple[Graph, dict[str, np.ndarray]]) -> None:

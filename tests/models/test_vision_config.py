@@ -60,6 +60,12 @@ def test_qwen35() -> None:
     assert (read(QWEN35, 1024, areas).min_pixels, read(QWEN35, 1024, areas).max_pixels) == (4096, 65536)
 
 
+def test_qwen3vl() -> None:
+    tower = {**QWEN35["vision_config"], "deepstack_visual_indexes": [5, 8, 11]}
+    found = read({**QWEN35, "model_type": "qwen3_vl", "vision_config": tower}, 1024)
+    assert (found.deepstack, found.row_width) == ((5, 8, 11), 4096)
+
+
 def test_gemma4() -> None:
     found = read(GEMMA4, 2816, {"max_soft_tokens": 560})
     assert (found.head_dim, found.merge, found.positions, found.budget) == (72, 3, 10240, 560)
@@ -83,7 +89,8 @@ def test_models_without_a_tower() -> None:
         (QWEN35, {}, {"patch_size": 14}, ConfigError, "patch_size' is 14, expected 16"),
         (QWEN35, {}, {"min_pixels": 9, "max_pixels": 8}, ConfigError, "at most max_pixels, which is 8"),
         (QWEN35, {"out": 2048}, {}, ConfigError, "out_hidden_size' is 1024, expected .* which is 2048"),
-        (QWEN35, {"deepstack_visual_indexes": [5]}, {}, UnsupportedModelError, "deepstack"),
+        (QWEN35, {"deepstack_visual_indexes": [5, 5]}, {}, ConfigError, "each layer once, in order"),
+        (QWEN35, {"deepstack_visual_indexes": [12]}, {}, ConfigError, "an integer from 0 to 11"),
         (QWEN35, {"hidden_act": "quick_gelu"}, {}, UnsupportedModelError, "hidden_act"),
         (GEMMA4, {"num_key_value_heads": 4}, {}, UnsupportedModelError, "share keys"),
         (GEMMA4, {"head_dim": 70}, {}, ConfigError, "a multiple of 4"),

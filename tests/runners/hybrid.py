@@ -259,7 +259,7 @@ class InterpretedEngine(SingleSequence):
         )
         self.pool = CachePool(g, HOST, layouts, max_seq=max_seq, rows=buckets[-1], kv_bytes=nbytes)
         programs: Any = InterpretedPrograms(Interpreted(self))
-        limits = Limits(max_seq, buckets[-1], buckets[-1], VOCAB, embeds, WIDTH)
+        limits = Limits(max_seq, buckets[-1], buckets[-1], VOCAB, embeds, (WIDTH,))
         bucketing = Bucketing(CompileProfile(buckets=buckets).ranges)
         self.model_runner = ModelRunner(programs, self.pool, bucketing, limits, lambda: None)
 

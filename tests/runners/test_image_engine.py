@@ -24,21 +24,23 @@ from rlx.weights import open_weights
 
 Array = np.ndarray[Any, Any]
 
-FILES = {"qwen35": "model-f16.gguf", "gemma3": "model-f16.gguf", "gemma4-e2b": "model-f16.gguf"}
+FAMILIES = ("qwen35", "gemma3", "gemma4-e2b", "qwen3vl-mm")
 TOLERANCE = 3e-5  # of the largest logit: float32 against float32
 START, GRID, PLACEHOLDER = 4, (3, 4), 1 << 20
-ROWS = (np.random.default_rng(2).standard_normal((2, 12, 64)) * 0.5).astype(np.float32)
+ROWS = (np.random.default_rng(2).standard_normal((2, 12, 192)) * 0.5).astype(np.float32)
 WORDS = np.random.default_rng(3).integers(20, 500, 60).tolist()
 IDS = [*WORDS[:START], *[PLACEHOLDER] * 12, *WORDS[4:10]]
 
 
-def image(number: int = 0) -> PromptEmbeddings:
-    return PromptEmbeddings((EmbeddedSpan(START, ROWS[number], b"image %d" % number, GRID, True),))
+def image(engine: Engine, number: int = 0) -> PromptEmbeddings:
+    """Rows of the model's width, in Qwen 3 VL with parts for further layers."""
+    rows = ROWS[number, :, : engine.model_runner.limits.widths[-1]]
+    return PromptEmbeddings((EmbeddedSpan(START, rows, b"image %d" % number, GRID, True),))
 
 
-@pytest.fixture(scope="module", params=FILES)
+@pytest.fixture(scope="module", params=FAMILIES)
 def engine(request: pytest.FixtureRequest, goldens: Path) -> Iterator[Engine]:
-    path = goldens / request.param / FILES[request.param]
+    path = goldens / request.param / "model-f16.gguf"
     made = Engine.open(path, precision="exact", kv_dtype="f32", max_seq=96, profile={"buckets": {"seq": [1, 32]}})
     yield made
     made.close()
@@ -62,7 +64,7 @@ def reference(engine: Engine) -> Array:
     inputs = {
         "tokens": np.where(np.array(IDS) == PLACEHOLDER, 0, IDS),
         "positions": places if config.rope.sections else places[:, 0],
-        "rows": np.concatenate([ROWS[0], np.zeros((n - 12, 64), np.float32)]),
+        "rows": np.pad(image(engine).spans[0].rows, ((0, n - 12), (0, 0))),
         "row_index": index,
         "visible": visible,
     }
@@ -79,9 +81,9 @@ def test_logits_of_every_position(engine: Engine) -> None:
     """In one call, and token by token behind the image."""
     want = reference(engine)
     ceiling = TOLERANCE * np.abs(want).max()
-    (every,) = computed(engine, Segment(engine.open_sequence((), image(), shared=False), IDS, "all"))
+    (every,) = computed(engine, Segment(engine.open_sequence((), image(engine), shared=False), IDS, "all"))
     assert np.abs(every - want).max() <= ceiling
-    sequence = engine.open_sequence((), image(), shared=False)
+    sequence = engine.open_sequence((), image(engine), shared=False)
     (row,) = computed(engine, Segment(sequence, IDS[:16]))
     np.testing.assert_array_equal(row, every[15])
     for at in range(16, len(IDS)):
@@ -89,8 +91,8 @@ def test_logits_of_every_position(engine: Engine) -> None:
         np.testing.assert_array_equal(row, every[at])
     token = int(every[-1].argmax())
     tokens = engine.greedy(sequence, token, 4)
-    plain = [int(computed(engine, Segment(engine.open_sequence((), image(), shared=False), [*IDS, token]))[0].argmax())]
-    assert tokens[0] == plain[0] and len(tokens) == 4
+    whole = Segment(engine.open_sequence((), image(engine), shared=False), [*IDS, token])
+    assert tokens[0] == int(computed(engine, whole)[0].argmax()) and len(tokens) == 4
 
 
 def test_beside_other_sequences_it_is_the_same_bits(engine: Engine) -> None:
@@ -98,7 +100,7 @@ def test_beside_other_sequences_it_is_the_same_bits(engine: Engine) -> None:
     texts, prompts = [WORDS[20:27], WORDS[30:33]], [IDS, [*IDS[:16], *WORDS[40:42]]]
     alone, beside = [], []
     for several in (False, True):
-        sequences = [engine.open_sequence((), image(i), shared=False) for i in range(2)]
+        sequences = [engine.open_sequence((), image(engine, i), shared=False) for i in range(2)]
         sequences += [engine.open_sequence(shared=False) for _ in range(2)]
         segments = [Segment(s, ids) for s, ids in zip(sequences, (*prompts, *texts), strict=True)]
         more = [Segment(s, [7 + i]) for i, s in enumerate(sequences)]
@@ -117,10 +119,10 @@ def test_a_known_image_is_not_computed_again(engine: Engine) -> None:
     """A second question about it computes its own words; one about another image computes all from the image on."""
     for number, words in ((0, WORDS[4:9]), (0, WORDS[50:55]), (1, WORDS[4:9])):
         ids = [*IDS[:16], *words]
-        sequence = engine.open_sequence(ids, image(number))
+        sequence = engine.open_sequence(ids, image(engine, number))
         known = len(sequence)
         assert known == 16 if words[0] == WORDS[50] else known <= START
         (found,) = computed(engine, Segment(sequence, ids[known:]))
         sequence.close()
-        (want,) = computed(engine, Segment(engine.open_sequence((), image(number), shared=False), ids))
+        (want,) = computed(engine, Segment(engine.open_sequence((), image(engine, number), shared=False), ids))
         np.testing.assert_array_equal(found, want)

@@ -310,7 +310,7 @@ def test_spans_that_do_not_fit() -> None:
     with pytest.raises(PromptError, match="a grid of 5 x 2 has 10 rows, found 12"):
         wrong.fitting(True, True)
     with pytest.raises(PromptError, match="its rows have 16 elements, those of the model 20"):
-        wrong.check_width(20)
+        wrong.check_width((20,))
 
 
 def test_keys_of_images() -> None:

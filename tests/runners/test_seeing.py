@@ -48,12 +48,14 @@ def seeing() -> Iterator[CachedRunner]:
         yield runner
 
 
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CachedRunner]:
-    """A text model with recurrent layers beside a tower of the same width; its weights are random."""
-    folder = tmp_path_factory.mktemp("qwen")
-    shutil.copy(goldens() / "qwen35" / "model-f16.gguf", folder / "model.gguf")
-    shutil.copy(goldens() / "qwen35-mm" / "mmproj-Q8_0.gguf", folder / "mmproj.gguf")
+@pytest.fixture(scope="module", params=["qwen35", "qwen3vl-mm"])
+def qwen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[CachedRunner]:
+    """A text model with recurrent layers beside a tower of the same width, or one with a tower of its own; the weights
+    are random.
+    """
+    folder, tower = tmp_path_factory.mktemp("qwen"), f"{request.param.removesuffix('-mm')}-mm"
+    shutil.copy(goldens() / request.param / "model-f16.gguf", folder / "model.gguf")
+    shutil.copy(next((goldens() / tower).glob("mmproj-*.gguf")), folder / "mmproj.gguf")
     with rlx.auto_runner(folder / "model.gguf", profile={"buckets": {"seq": [1, 32]}}, max_seq=128) as runner:
         yield runner
 
@@ -102,6 +104,20 @@ def test_prompts_with_images_together_and_alone(qwen: CachedRunner) -> None:
     expected = qwen.decode_logits(9)
     qwen.restore(kept)
     np.testing.assert_array_equal(qwen.decode_logits(9), expected)
+
+
+def test_qwen3_vl_as_transformers() -> None:
+    folder = goldens() / "qwen3vl-mm"
+    with (
+        np.load(folder / "golden.npz") as golden,
+        rlx.auto_runner(folder / "model-f16.gguf", precision="exact", kv_dtype="f32", max_seq=128) as runner,
+    ):
+        prompt = rlx.Prompt(golden["tokens"].tolist(), [golden["image"]])
+        found = runner.predict_logits(prompt, all_positions=True)[golden["positions"]]
+        assert np.abs(found - golden["logits"]).max() < 2e-5 * np.abs(golden["logits"]).max()
+        assert list(runner.generate(prompt, 12, stop_at_eog=False)) == golden["greedy"].tolist()
+        features = runner.image_features(golden["image"])
+        assert np.abs(features - golden["image_features"]).max() < 2e-5 * np.abs(features).max()
 
 
 # ---------------------------------------------------------------------------------------------------- the command line

@@ -177,12 +177,11 @@ def test_other_towers_are_refused(
         open_tower(*text, file)
 
 
-def test_deepstack_is_refused(goldens: Path, tmp_path: Path) -> None:
-    source = goldens / "qwen35-mm" / "mmproj-Q8_0.gguf"
-    keys = {**mmproj_keys(source), "clip.vision.is_deepstack_layers": [False, True, False]}
-    file = write_mmproj(tmp_path / "mmproj.gguf", keys, mmproj_values(source))
-    with pytest.raises(MultimodalError, match="deepstack"):
-        open_tower(*opened(goldens / "qwen35" / "model-f16.gguf"), file)
+def test_a_tower_gives_rows_for_as_many_layers_as_the_model_takes(goldens: Path) -> None:
+    towers = {"qwen35": "qwen3vl-mm/mmproj-f16.gguf", "qwen3vl-mm": "qwen35-mm/mmproj-Q8_0.gguf"}
+    for text, tower in towers.items():
+        with pytest.raises(MultimodalError, match=r"rows for [20] further layers, and the model takes [20]"):
+            open_tower(*opened(goldens / text / "model-f16.gguf"), goldens / tower)
 
 
 @pytest.mark.parametrize(

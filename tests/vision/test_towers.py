@@ -20,7 +20,13 @@ from rlx.vision.tower import Tower
 from rlx.weights import open_weights
 
 # Folder -> a text model in GGUF that its tower goes with.
-TEXTS = {"qwen35-mm": "qwen35", "gemma3-mm": "gemma3", "gemma4-e2b-mm": "gemma4-e2b", "gemma4-unified-mm": "gemma4-e2b"}
+TEXTS = {
+    "qwen35-mm": "qwen35",
+    "qwen3vl-mm": "qwen3vl-mm",
+    "gemma3-mm": "gemma3",
+    "gemma4-e2b-mm": "gemma4-e2b",
+    "gemma4-unified-mm": "gemma4-e2b",
+}
 KINDS = ("embedding", "keys", "layer", "head")
 TOLERANCE = 1e-5  # of the largest value; the same sums in another order
 
@@ -58,10 +64,10 @@ def test_the_rows_of_an_image_are_those_of_transformers(
     tower = tower_of(goldens / name, goldens, tmp_path, form, device)
     patches = patches_of(tower, expected["image"])
     found = tower.encode(patches)
-    assert found.shape == (patches.tokens, tower.config.out_hidden)
-    columns = expected["image_features"].shape[1]
-    error = np.abs(found[:, :columns] - expected["image_features"]).max() / np.abs(expected["image_features"]).max()
-    assert error < TOLERANCE
+    parts = np.split(found, 1 + len(tower.config.deepstack), axis=1)
+    for part, want in zip(parts, [expected["image_features"], *expected.get("deepstack_features", [])], strict=True):
+        assert part.shape == (patches.tokens, tower.config.out_hidden)
+        assert np.abs(part[:, : want.shape[1]] - want).max() / np.abs(want).max() < TOLERANCE
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,9 @@ _QWEN35 = {
     "mm.0": "model.visual.merger.linear_fc1", "mm.2": "model.visual.merger.linear_fc2",
     "ln1": "norm1", "ln2": "norm2", "attn_qkv": "attn.qkv", "attn_out": "attn.proj",
     "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2",
+    "norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2",
 }  # fmt: skip
+_DEEPSTACK = (0, 2)  # the layers of Qwen 3 VL's tower with mergers of their own
 _GEMMA3 = {
     "v.patch_embd": "vision_tower.vision_model.embeddings.patch_embedding",
     "v.position_embd": "vision_tower.vision_model.embeddings.position_embedding",
@@ -39,8 +41,12 @@ _UNIFIED = {
     "mm.input_projection": "model.embed_vision.embedding_projection",
     "mm.a.input_projection": "model.embed_audio.embedding_projection",
 }  # fmt: skip
-_PATHS = {"qwen35-mm": _QWEN35, "gemma3-mm": _GEMMA3, "gemma4-unified-mm": _UNIFIED}
-_LAYERS = {"qwen35-mm": "model.visual.blocks", "gemma3-mm": "vision_tower.vision_model.encoder.layers"}
+_PATHS = {"qwen35-mm": _QWEN35, "qwen3vl-mm": _QWEN35, "gemma3-mm": _GEMMA3, "gemma4-unified-mm": _UNIFIED}
+_LAYERS = {
+    "qwen35-mm": "model.visual.blocks",
+    "qwen3vl-mm": "model.visual.blocks",
+    "gemma3-mm": "vision_tower.vision_model.encoder.layers",
+}
 _GEMMA4 = {
     "input_layernorm": "ln1", "post_attention_layernorm": "attn_post_norm", "pre_feedforward_layernorm": "ln2",
     "post_feedforward_layernorm": "ffn_post_norm", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
@@ -90,7 +96,11 @@ def _unnamed(name: str, values: Values) -> Iterator[tuple[str, np.ndarray]]:
         if canonical.startswith("v.blk."):
             layer, inner = stem.removeprefix("v.blk.").split(".", 1)
             yield f"{_LAYERS[name]}.{layer}.{paths[inner]}.{end}", value
-        elif canonical == "v.patch_embd.weight" and name == "qwen35-mm":
+        elif canonical.startswith("v.deepstack."):
+            layer, inner = stem.removeprefix("v.deepstack.").split(".")
+            number = _DEEPSTACK.index(int(layer))
+            yield f"model.visual.deepstack_merger_list.{number}.{paths[inner]}.{end}", value
+        elif canonical == "v.patch_embd.weight" and name.startswith("qwen"):
             yield f"{paths[stem]}.weight", np.stack([value, values[f"{canonical}.1"]], axis=2)
         elif canonical == "v.patch_embd.weight.1":
             continue

@@ -12,6 +12,7 @@ NAMES = {  # family, name in a checkpoint -> name in an mmproj
     ("qwen35", "model.visual.patch_embed.proj.weight"): "v.patch_embd.weight",
     ("qwen35", "model.visual.blocks.26.attn.qkv.bias"): "v.blk.26.attn_qkv.bias",
     ("qwen35", "visual.merger.linear_fc2.weight"): "mm.2.weight",
+    ("qwen35", "model.visual.deepstack_merger_list.1.linear_fc1.bias"): "v.deepstack.7.fc1.bias",
     ("gemma3", f"{SIGLIP}encoder.layers.0.self_attn.out_proj.weight"): "v.blk.0.attn_out.weight",
     ("gemma3", "model.vision_tower.embeddings.position_embedding.weight"): "v.position_embd.weight",
     ("gemma3", "multi_modal_projector.mm_input_projection_weight"): "mm.input_projection.weight",
@@ -26,14 +27,15 @@ NAMES = {  # family, name in a checkpoint -> name in an mmproj
 @pytest.mark.parametrize(("family", "name"), NAMES)
 def test_names_of_checkpoints_and_mmproj_files(family: str, name: str) -> None:
     canonical = NAMES[family, name]
-    assert tower_name(name, family) == canonical
-    assert name in checkpoint_names(canonical, family)
+    assert tower_name(name, family, (5, 7)) == canonical
+    assert name in checkpoint_names(canonical, family, (5, 7))
 
 
 @pytest.mark.parametrize(
     ("family", "name"),
     [
         ("qwen35", "model.language_model.layers.0.mlp.gate_proj.weight"),
+        ("qwen35", "model.visual.deepstack_merger_list.0.norm.weight"),
         ("gemma3", f"{SIGLIP}head.probe"),
         ("gemma4", "model.language_model.layers.0.self_attn.q_proj.weight"),
         ("gemma4", "model.audio_tower.layers.0.self_attn.q_proj.linear.weight"),

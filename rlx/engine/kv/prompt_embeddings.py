@@ -36,7 +36,8 @@ class EmbeddedSpan:
 
     Attributes:
         start: its first position.
-        rows: f32 [n, hidden], the input of the first layer at its positions.
+        rows: f32 [n, hidden], the input of the first layer at its positions; or wider, with parts behind it that some
+            layers after it add: see `variants.with_rows`.
         digest: identity of an image and of how it was encoded: prompts with equal digests share what is computed. The
             ids at its positions are then not looked up. None for a caller's own embeddings: their values and ids are
             their identity.
@@ -155,11 +156,11 @@ class PromptEmbeddings:
             if span.start < stop and start < span.end:
                 yield span, max(start, span.start), min(stop, span.end)
 
-    def check_width(self, hidden: int) -> None:
-        """`PromptError` if rows are not as wide as those of the model."""
+    def check_width(self, widths: Sequence[int]) -> None:
+        """`PromptError` if rows have none of the widths of the model's rows."""
         for i, span in enumerate(self.spans):
-            if span.rows.shape[1] != hidden:
-                what = f"its rows have {span.rows.shape[1]} elements, those of the model {hidden}"
+            if span.rows.shape[1] not in widths:
+                what = f"its rows have {span.rows.shape[1]} elements, those of the model {widths[0]}"
                 raise PromptError(what, where=f"span {i}", hint="Encode the image with the tower of this model.")
 
     def fitting(self, components: bool, two_way: bool) -> PromptEmbeddings:
@@ -371,7 +372,9 @@ def _feed_rows(
     visible = np.arange(past, past + count)
     for span, first, last in embeddings.within(past, past + count):
         own = slice(at + first - past, at + last - past)
-        inputs["rows"][own] = span.rows[first - span.start : last - span.start]
+        rows = span.rows[first - span.start : last - span.start]
+        inputs["rows"][own, : rows.shape[1]] = rows
+        inputs["rows"][own, rows.shape[1] :] = 0
         inputs["row_index"][own] = range(own.start, own.stop)
         if span.two_way:
             visible[first - past : last - past] = span.end - 1

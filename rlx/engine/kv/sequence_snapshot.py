@@ -97,8 +97,8 @@ def check_snapshot(pool: CachePool, snapshot: Snapshot, model: str, path: object
         what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {model[:12]})"
         raise SnapshotError(what, where=path, hint=_OTHER_MODEL)
     spans = snapshot.embeddings
-    if spans is not None and any(span.rows.shape[1] != limits.hidden for span in spans.spans):
-        what = f"the snapshot's embedded rows are not {limits.hidden} wide"
+    if spans is not None and any(span.rows.shape[1] not in limits.widths for span in spans.spans):
+        what = f"the snapshot's embedded rows are not {limits.widths[0]} wide"
         raise SnapshotError(what, where="restore", hint=_DAMAGED)
     ids = snapshot.ids if spans is None else spans.looked_up(snapshot.ids, 0)
     wrong = next((i for i in ids if not 0 <= i < limits.ids), None)
