@@ -131,6 +131,8 @@ _HOME = {
     "trace": "rlx.tracing",
     "ToolCallDelta": "rlx.text.tool_calls",
 }
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
 

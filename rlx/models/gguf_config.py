@@ -12,7 +12,7 @@ from typing import Any
 from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.models import rope
 from rlx.models.architectures import Architecture, by_period
-from rlx.models.config import Layer, ModelConfig
+from rlx.models.config import Experts, Layer, ModelConfig
 from rlx.models.keys import HEADS, WIDTH, Keys, is_integer, known
 from rlx.models.reader import Reader, Sizes
 from rlx.models.registry import ARCHITECTURES
@@ -176,6 +176,12 @@ class _Gguf(Reader):
         """For architectures that allow it: layers without a window that have no projection for values."""
         may = self.row.gguf_local_heads and self.windows[layer] is None and self.source[layer] == layer
         return may and not any(self._has_tensor(f"blk.{layer}.{name}.weight") for name in ("attn_v", "attn_qkv"))
+
+    def sparse(self, experts: Experts | None) -> list[bool]:
+        found = super().sparse(experts)
+        if not self.row.single_blocks:
+            return found
+        return [each and self._has_tensor(f"blk.{i}.ffn_gate_inp.weight") for i, each in enumerate(found)]
 
     def sparsity(self) -> list[float | None]:
         """Standard deviations; minus infinity means no sparsity."""

@@ -12,7 +12,7 @@ from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.architectures import Architecture
-from rlx.models.blocks import attention, embedding, head, linear, mlp, norm, rope_angles
+from rlx.models.blocks import attention, embedding, feed_forward, head, linear, norm, rope_angles
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.keys import POSITIVE, WIDTH, Keys
@@ -28,7 +28,7 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
     for layer in model.layers():
         y = norm(layer, x, "attn_norm")
         x = x + (convolution(layer, y) if layer.here.recurrent else attention(layer, y, angles, head_norms=True))
-        x = x + mlp(layer, norm(layer, x, "ffn_norm"))
+        x = x + feed_forward(layer, norm(layer, x, "ffn_norm"))
     return head(model, x, last_norm="token_embd_norm")
 
 

@@ -6,6 +6,7 @@ A family file: the equations of one decoder, top to bottom, and what its files s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rlx.ir.dtypes import DType
@@ -17,7 +18,7 @@ from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.keys import Keys
 from rlx.models.mamba import IN_OUT, mamba
-from rlx.models.names import LINEAR, SCALED, WHOLE, Row, Table, mamba_names
+from rlx.models.names import LINEAR, SCALED, WHOLE, Row, Table, mamba_names, shared_expert_names
 
 
 def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
@@ -39,14 +40,16 @@ def _block(layer: Model, x: Node, angles: Angles) -> Node:
 
 
 _KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_KINDS |= {kind: kind for kind in (*_KINDS.values(), "linear_attention", "full_attention")}
 
 
 def _spelled(keys: Keys) -> dict[str, Any]:
     """The kinds of the layers are a list, or a string with a letter for each."""
     key = "layers_block_type" if "layers_block_type" in keys else "hybrid_override_pattern"
-    kinds = keys.get(key, expected="the kinds of the layers")
-    if isinstance(kinds, str):
-        kinds = Keys({key: list(kinds)}, keys.where).elements(key, lambda each: each.choice(key, _KINDS))
+    found = keys.get(key, expected="the kinds of the layers")
+    kinds = Keys({key: list(found) if isinstance(found, str) else found}, keys.where).elements(
+        key, lambda each: each.choice(key, _KINDS)
+    )
     keys.require("mamba_hidden_act", "silu", "only SiLU is supported there")
     keys.require("moe_latent_size", None, "experts in a latent space are not supported")
     experts = {} if "moe" in kinds else {"n_routed_experts": 0}
@@ -57,9 +60,7 @@ _DECODER = (Row("token_embd", "embeddings"), Row("output_norm", "norm_f"), Row("
 _LAYER = (
     *mamba_names("mixer"),
     Row("attn_norm", "norm"),
-    Row("attn_q", "mixer.q_proj", LINEAR),
-    Row("attn_k", "mixer.k_proj", LINEAR),
-    Row("attn_v", "mixer.v_proj", LINEAR),
+    *(Row(f"attn_{part}", f"mixer.{part}_proj", LINEAR) for part in "qkv"),
     Row("attn_output", "mixer.o_proj", LINEAR),
     Row("ffn_up", "mixer.up_proj", LINEAR),
     Row("ffn_down", "mixer.down_proj", LINEAR),
@@ -67,29 +68,33 @@ _LAYER = (
     Row("exp_probs_b.bias", "mixer.gate.e_score_correction_bias", WHOLE),
     Row("ffn_up_exps", "mixer.experts.{}.up_proj", SCALED),
     Row("ffn_down_exps", "mixer.experts.{}.down_proj", SCALED),
-    Row("ffn_up_shexp", "mixer.shared_experts.up_proj", SCALED),
-    Row("ffn_down_shexp", "mixer.shared_experts.down_proj", SCALED),
+    Row("ffn_up_exps.weight", "mixer.experts.up_proj", WHOLE),
+    Row("ffn_down_exps.weight", "mixer.experts.down_proj", WHOLE),
+    *shared_expert_names("mixer.shared_experts"),
 )
-ARCHITECTURES = {
-    "nemotron_h": Architecture(
-        build,
-        Table(_LAYER, _DECODER, prefixes=("backbone.",)),
-        ("nemotron_h",),
-        hybrid="mamba",
-        single_blocks=True,
-        gated_ffn=False,
-        activation="relu2",
-        rope_layers=none_has_rope,
-        hf_spelling=_spelled,
-        hf_biases={"attention_bias": QKVO, "mlp_bias": FFN, "use_conv_bias": ("ssm_conv1d",), "use_bias": IN_OUT},
-        hf_keys={
-            "activation": "mlp_hidden_act",
-            "eps": "layer_norm_epsilon",
-            "value_heads": "mamba_num_heads",
-            "key_heads": "n_groups",
-            "key_dim": "ssm_state_size",
-            "value_dim": "mamba_head_dim",
-        },
-        hf_defaults={"mlp_hidden_act": "relu2", "use_conv_bias": True},
-    )
-}
+_NEMOTRON_H = Architecture(
+    build,
+    Table(_LAYER, _DECODER, prefixes=("backbone.",)),
+    ("nemotron_h",),
+    hybrid="mamba",
+    single_blocks=True,
+    gated_ffn=False,
+    activation="relu2",
+    experts="may",
+    router="sigmoid",
+    shared_expert="may",
+    rope_layers=none_has_rope,
+    hf_spelling=_spelled,
+    hf_biases={"attention_bias": QKVO, "mlp_bias": FFN, "use_conv_bias": ("ssm_conv1d",), "use_bias": IN_OUT},
+    hf_keys={
+        "activation": "mlp_hidden_act",
+        "eps": "layer_norm_epsilon",
+        "value_heads": "mamba_num_heads",
+        "key_heads": "n_groups",
+        "key_dim": "ssm_state_size",
+        "value_dim": "mamba_head_dim",
+        "shared_ffn": "moe_shared_expert_intermediate_size",
+    },
+    hf_defaults={"mlp_hidden_act": "relu2", "use_conv_bias": True},
+)
+ARCHITECTURES = {"nemotron_h": _NEMOTRON_H, "nemotron_h_moe": replace(_NEMOTRON_H, model_types=())}

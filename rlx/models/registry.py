@@ -33,10 +33,12 @@ FILES: dict[str, tuple[str, str]] = {
     "mistral3": ("mistral3", "ministral3 mistral3"),
     "phi3": ("phi3", "phi3"),
     "lfm2": ("lfm2", "lfm2"),
+    "lfm2moe": ("lfm2moe", "lfm2_moe"),
     "gpt_oss": ("gpt-oss", "gpt_oss"),
     "deepseek": ("deepseek2", "deepseek_v3 kimi_k2"),
-    "granite": ("granite granitemoe granitehybrid", "granite granitemoe granitemoeshared granitemoehybrid"),
-    "nemotron_h": ("nemotron_h", "nemotron_h"),
+    "granite": ("granite granitemoe", "granite granitemoe granitemoeshared"),
+    "granite_hybrid": ("granitehybrid", "granitemoehybrid"),
+    "nemotron_h": ("nemotron_h nemotron_h_moe", "nemotron_h"),
 }
 
 
@@ -90,7 +92,7 @@ _OTHER = "its layers differ from those of the supported families"
 KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("qwen3next", "qwen3_next"), "its projections are laid out differently than those of Qwen 3.5"),
     **dict.fromkeys(("qwen2moe", "qwen2_moe"), _MOE),
-    **dict.fromkeys(("glm5", "lfm2moe", "lfm2_moe"), _MOE),
+    **dict.fromkeys(("glm5",), _MOE),
     **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2", "deepseek_v2"), _MOE),
     **dict.fromkeys(("deepseek_v4", "kimi", "llama4"), _MOE),
     **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "qwen3vlmoe", "qwen3_vl_moe", "mllama"), _VISION),
