@@ -16,6 +16,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from fake_engine import FakeEngine, Opened, install
+from terminal import Terminal
 
 from rlx import __version__, env
 from rlx.cli.main import Commands, cli, debug_option
@@ -212,11 +213,6 @@ def test_compile_refuses_a_batch_of_none(opened: Opened) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- bars
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_bars_show_in_a_terminal_only() -> None:

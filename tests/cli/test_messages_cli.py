@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from terminal import Terminal
 
 from rlx.cli.main import cli
 from rlx.cli.output import wrapped
@@ -34,11 +35,6 @@ def test_a_file_that_is_called_like_an_option_is_no_option(
 def test_the_systems_reason_stands_without_its_number_and_the_name_again(option: str) -> None:
     said = CliRunner().invoke(cli, ["run", option, "nope.xyz", "hi", "--no-stdin"]).stderr
     assert "Errno" not in said and said.count("nope.xyz") == 1
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_lines_break_at_words(monkeypatch: pytest.MonkeyPatch) -> None:

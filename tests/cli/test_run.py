@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from fake_engine import FakeEngine, Opened, install
+from terminal import Terminal
 
 from rlx import demo
 from rlx.cli import output
@@ -85,11 +85,6 @@ def test_text_goes_to_stdout_and_speeds_to_stderr(opened: Opened, options: list[
 
 def test_text_is_not_broken_by_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a terminal for stderr: rich would send what is written beside its bars there, a line a token."""
-
-    class Terminal(StringIO):
-        def isatty(self) -> bool:
-            return True
-
     terminal = Terminal()
     monkeypatch.setattr("rlx.cli.run.Bars", lambda first: Bars(first, file=terminal))
     assert rlx("Tell me a story.").stdout == STORY + "\n"

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from terminal import Terminal
 
 from rlx.cli.command import ALIASES, ELSEWHERE, Command, in_options, message, option_names
 from rlx.cli.main import cli
@@ -268,15 +269,10 @@ def test_the_help_of_chat_is_a_table_in_80_columns(
 def test_bars_of_several_threads_share_one_display(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
     import time
-    from io import StringIO
 
     from rich.progress import Progress
 
     from rlx.cli.output import Bars
-
-    class Terminal(StringIO):
-        def isatty(self) -> bool:
-            return True
 
     made: list[Progress] = []
     make, together = Progress.__init__, threading.Barrier(4)

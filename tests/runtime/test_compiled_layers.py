@@ -20,11 +20,6 @@ PRECISE = (("f32", "exact"), ("q8_0", "auto"), ("q4_k", "exact"), ("f16", "exact
 EXPERTS = [(FOUND[i % len(FOUND)], *each) for i, each in enumerate(PRECISE)]
 
 
-@pytest.fixture(scope="module")
-def cache() -> CompileCache:
-    return CompileCache(capacity=512, policy="off")
-
-
 def experts_graph(dtype: str, act: str) -> Graph:
     """A gated layer whose slots share a row, a plain one with a row a slot, and the slots' weighted sum."""
     graph, kind = Graph("experts"), DTYPES[dtype]

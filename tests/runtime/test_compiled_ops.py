@@ -19,11 +19,6 @@ from rlx.ir.graph import Graph
 from rlx.store.cache import CompileCache
 
 
-@pytest.fixture(scope="module")
-def cache() -> CompileCache:
-    return CompileCache(capacity=512, policy="off")
-
-
 @pytest.mark.parametrize(("level", "dtype", "precision"), weight_cases())
 def test_linear_and_embedding(level: str, dtype: str, precision: str, cache: CompileCache) -> None:
     rng = np.random.default_rng(1)

@@ -28,11 +28,6 @@ RNG = np.random.default_rng(5)
 pytestmark = pytest.mark.usefixtures("own_custom_ops")
 
 
-@pytest.fixture(scope="module")
-def cache() -> CompileCache:
-    return CompileCache(capacity=64, policy="off")
-
-
 def load(path: Path, name: str = "") -> ModuleType:
     """Runs a file as a module, anew."""
     spec = importlib.util.spec_from_file_location(name or path.stem, path)

@@ -133,11 +133,6 @@ class Case:
             ids = [found[-1], *guessed]
 
 
-@pytest.fixture(scope="module")
-def cache() -> CompileCache:
-    return CompileCache(capacity=64, policy="off")
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["stateless", "recurrent"])
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     made = Case(request.param, seed=7)

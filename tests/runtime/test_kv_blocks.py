@@ -31,11 +31,6 @@ TURNED = {Q8_0: 5e-4, Q4_0: 1e-2}
 SPLITS = ([1] * LENGTH, [45, 33, 1, 7, 45, 45] + [1] * (LENGTH - 176))
 
 
-@pytest.fixture(scope="module")
-def cache() -> CompileCache:
-    return CompileCache(capacity=64, policy="off")
-
-
 def block_graph(dtype: DType, window: int | None = None, turned: bool = False) -> Graph:
     graph = Graph("blocks")
     q, k, v = (graph.input(n, [SEQ, h, WIDTH]) for n, h in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)))

@@ -29,11 +29,6 @@ LENGTH, HEADS, KV_HEADS, WIDTH = 250, 4, 2, 24
 CEILINGS = {F32: 4e-6, F16: 1e-3, BF16: 8e-3}
 
 
-@pytest.fixture(scope="module")
-def cache() -> CompileCache:
-    return CompileCache(capacity=64, policy="off")
-
-
 def ring_graph(window: int | None, dtype: DType = F32, capacity: DimLike = WINDOW_CTX, wrap: bool = True) -> Graph:
     """Rotated keys go through `rope_kv_write`, values through `kv_write`."""
     graph = Graph("ring")

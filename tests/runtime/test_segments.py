@@ -39,11 +39,6 @@ MOST_ROWS = 40
 WINDOW_CTX = {"CTX": 160, "WINDOW_CTX": 128}
 
 
-@pytest.fixture(scope="module")
-def cache() -> CompileCache:
-    return CompileCache(capacity=64, policy="off")
-
-
 class Step:
     """The rows of a step: for each of some sequences the positions from `past` on, and gaps that belong to none."""
 

@@ -28,11 +28,6 @@ SHAPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def cache() -> CompileCache:
-    return CompileCache(capacity=256, policy="off")
-
-
 #: Gemma has head norms, windows and caps, Llama the other rope; what is left of the others are biases.
 AWKWARD = [(("llama", "gemma")[i % 2], shape) for i, shape in enumerate(SHAPES)]
 AWKWARD += [("gemma", "head dims of no whole vector"), ("qwen2", "narrow and odd"), ("qwen3", "one kv head")]
