@@ -94,6 +94,14 @@ def made(goldens: Path, tmp_path: Path) -> Make:
     return make
 
 
+def say(folder: Path, **changes: Any) -> None:
+    """Changes what the configuration says of the tensors that are there; None leaves a key out."""
+    file = folder / "config.json"
+    config = {**json.loads(file.read_text()), **changes}
+    gone = {key for key, value in changes.items() if value is None}
+    file.write_text(json.dumps({key: value for key, value in config.items() if key not in gone}))
+
+
 def numbers(model: ExportModel) -> dict[str, Any]:
     prefix = model.arch + "."
     return {key.removeprefix(prefix): value for key, (value, _) in model.metadata.items() if key.startswith(prefix)}
@@ -184,6 +192,21 @@ def test_experts_in_the_other_form(made: Make, model_type: str, edit: Callable[[
 def test_keys(made: Make, model_type: str, changes: Config, expected: Config) -> None:
     keys = keys_of(made(model_type, **changes))
     assert {name: keys.get(name) for name in expected} == expected
+
+
+def test_widths_of_feed_forwards(made: Make) -> None:
+    """One for all layers, one for each; or none where every layer has experts."""
+    folder = made("gemma3n_text", intermediate_size=48)
+    assert keys_of(folder)["feed_forward_length"] == 48
+    say(folder, intermediate_size=[48] * 4)
+    assert keys_of(folder)["feed_forward_length"] == [48] * 4
+
+
+def test_experts_alone_have_no_width_of_a_feed_forward(made: Make) -> None:
+    folder = made("qwen3_5_moe_text")
+    say(folder, intermediate_size=None, hidden_act=None)
+    keys = keys_of(folder)
+    assert "feed_forward_length" not in keys and keys["expert_shared_feed_forward_length"] == 24
 
 
 def test_labels(made: Make) -> None:
@@ -300,8 +323,7 @@ def test_what_gguf_cannot_say_is_refused(
     made: Make, model_type: str, changes: Config, error: type[Exception], named: str
 ) -> None:
     folder = made(model_type)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    say(folder, **changes)
     with pytest.raises(error, match=named):
         open_model(folder)
 
@@ -323,8 +345,7 @@ def test_tensors_that_do_not_fit_are_named(
 
 def test_heads_that_do_not_fit_are_named(made: Make) -> None:
     folder = made("llama")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 3}))
+    say(folder, num_attention_heads=3)
     with open_model(folder) as model:
         query = next(tensor for tensor in model.tensors if tensor.name == "blk.1.attn_q.weight")
         with pytest.raises(WeightError, match=r"model\.layers\.1\.self_attn\.q_proj\.weight: .*\[64, 64\].*heads"):
