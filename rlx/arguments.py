@@ -1,4 +1,5 @@
-"""Checks of arguments: unknown keywords, names that are close to what was written, and whole numbers.
+"""Checks of arguments: unknown keywords, names that are close to what was written, whole numbers,
+and texts.
 
 Every part may ask this module. Public functions are wrapped in `known_arguments`; functions that hand options on use
 `check_arguments`.
@@ -193,6 +194,24 @@ def whole(name: str, value: Any, least: int, most: int) -> int:
     if number is None or not least <= number <= most:
         raise ArgumentError(f"{name} is {value!r}, expected a whole number from {least} to {most}")
     return number
+
+
+def text(name: str, value: Any) -> str:
+    """`value`, which is a text; else `ArgumentError`."""
+    if not isinstance(value, str):
+        raise ArgumentError(f"expected a text, found a {type(value).__name__}", where=name)
+    return value
+
+
+def several(name: str, values: Any, what: str = "texts") -> list[Any]:
+    """`values` as a list.
+
+    Raises:
+        ArgumentError: they are none: one text, a mapping, or nothing that can be iterated over.
+    """
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise ArgumentError(f"expected a list of {what}, found a {type(values).__name__}", where=name)
+    return list(values)
 
 
 def without_none(**values: Any) -> dict[str, Any]:

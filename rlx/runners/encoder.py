@@ -9,11 +9,12 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
-from rlx.arguments import did_you_mean, whole
+from rlx.arguments import did_you_mean, several, whole
+from rlx.arguments import text as checked_text
 from rlx.engine.encoder import Encoder, Rows, Text
 from rlx.engine.images import placed
 from rlx.engine.opening.opened import tokenizer_of
@@ -22,7 +23,7 @@ from rlx.engine.opening.source import open_with
 from rlx.engine.request.context import Context, PromptLike
 from rlx.engine.request.output import Scores, of_unit_length
 from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
-from rlx.text.rerank import rerank_prompts
+from rlx.text.rerank import checked_documents, rerank_prompts
 from rlx.weights.sentence_modules import POOLINGS, SentenceModules
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ class EncoderRunner:
         chosen, before = _pooling(modules, pooling), _prompt(modules, prompt_name, prompt)
         kept = self.width if dimensions is None else whole("dimensions", dimensions, 1, self.width)
         single = isinstance(texts, str | Context)
-        every: list[Any] = [texts] if single else list(cast(Iterable[Any], texts))
+        every = [texts] if single else several("texts", texts)
         ids = [self._text(each, before, i) for i, each in enumerate(every)]
         rows = self._encoder.pooled(self._cut(ids, truncate), chosen, _told(progress, "embedding texts", len(ids)))
         found = self._encoder.through_head(rows).reshape(len(ids), self.width)[:, :kept]
@@ -218,8 +219,8 @@ class EncoderRunner:
         if self.width != 1 and not (yes_no and self.width == 2):
             what = f"the classifier has {self.width} classes, and a reranker has one"
             raise UnsupportedModelError(what, where="rerank")
-        texts = [_checked(text, i) for i, text in enumerate(documents)]
-        pairs = self._cut(self._pairs(_checked(query), texts, self.max_seq if truncate else None), truncate, "document")
+        asked, texts = checked_documents(query, documents)
+        pairs = self._cut(self._pairs(asked, texts, self.max_seq if truncate else None), truncate, "document")
         return Scores(self._score(pairs, progress), sum(map(len, pairs)))
 
     def _score(self, pairs: list[Text], progress: Progress | None = None) -> list[float]:
@@ -233,7 +234,7 @@ class EncoderRunner:
     def _text(self, text: Any, before: str, number: int) -> Text:
         if isinstance(text, Context):
             return Text(text.ids)
-        return Text(self.tokenizer.encode(before + _checked(text, number)))
+        return Text(self.tokenizer.encode(before + checked_text(f"text {number}", text)))
 
     def checked_prompt(self, prompt: PromptLike, what: str = "prompt") -> Context:
         """Ids of a text that fits the model's positions; `PromptError` as `LmRunner.checked_prompt`."""
@@ -296,13 +297,6 @@ class EncoderRunner:
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
 
-def _checked(text: Any, number: int | None = None) -> str:
-    if not isinstance(text, str):
-        what = f"expected a text, found a {type(text).__name__}"
-        raise ArgumentError(what, where="texts" if number is None else f"text {number}")
-    return text
-
-
 def _told(progress: Progress | None, what: str, count: int) -> Callable[[int], None] | None:
     return None if progress is None else lambda done: progress(what, done, count)
 
@@ -322,7 +316,7 @@ def _pooling(modules: SentenceModules, given: str | None) -> str:
 def _prompt(modules: SentenceModules, name: str | None, text: str | None) -> str:
     """The text that a call puts before each text."""
     if text is not None:
-        return _checked(text)
+        return checked_text("prompt", text)
     name = name or modules.default_prompt
     if name is None:
         return ""

@@ -441,7 +441,7 @@ class Model(LmRunner):
             raise UnsupportedModelError(f"models of {self.config.arch} rank no documents", where="rerank", hint=hint)
         yes, no = rerank.answer_ids(self.tokenizer)
         most = self.max_seq if truncate else None
-        found = rerank.rerank_prompts(self.tokenizer, rerank.QWEN3, query, documents, most)
+        found = rerank.rerank_prompts(self.tokenizer, rerank.QWEN3, *rerank.checked_documents(query, documents), most)
         prompts = [self.checked_prompt(ids, f"document {i}").ids for i, ids in enumerate(found)]
         gaps = session.measured_ends(self._engine, self._loop, prompts, lambda row: float(row[no]) - float(row[yes]))
         return Scores((float(1 / (1 + np.exp(gap))) for gap in gaps), sum(map(len, prompts)))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
+from rlx.arguments import several, text
 from rlx.errors import ArgumentError, PromptError
 from rlx.text.tokenizer import Tokenizer
 
@@ -23,8 +25,14 @@ ANSWERS = ("yes", "no")
 _PLACES = re.compile(r"\{(query|document|instruction)\}")
 
 
+def checked_documents(query: Any, documents: Any) -> tuple[str, list[str]]:
+    """A query and its documents; `ArgumentError` where one is no text."""
+    every = several("documents", documents)
+    return text("query", query), [text(f"document {i}", each) for i, each in enumerate(every)]
+
+
 def rerank_prompts(
-    tokenizer: Tokenizer, template: str, query: str, documents: Iterable[str], most: int | None = None
+    tokenizer: Tokenizer, template: str, query: str, texts: Sequence[str], most: int | None = None
 ) -> list[list[int]]:
     """The ids of a query and each document in a template.
 
@@ -35,8 +43,7 @@ def rerank_prompts(
     Raises:
         PromptError: the query leaves no room for a document.
     """
-    texts = list(documents)
-    found = [_ids(tokenizer, template, query, text) for text in texts]
+    found = [_ids(tokenizer, template, query, each) for each in texts]
     long = [] if most is None else [number for number, ids in enumerate(found) if len(ids) > most]
     if most is None or not long:
         return found
@@ -57,7 +64,7 @@ def answer_ids(tokenizer: Tokenizer) -> tuple[int, int]:
     Raises:
         ArgumentError: one of them is no token.
     """
-    found = [tokenizer.encode_parts(text, False) for text in ANSWERS]
+    found = [tokenizer.encode_parts(answer, False) for answer in ANSWERS]
     if any(len(ids) != 1 for ids in found):
         hint = "use a cross-encoder, or Qwen3-Reranker"
         raise ArgumentError("'yes' and 'no' are no tokens of this model", where="rerank", hint=hint)

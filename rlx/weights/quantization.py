@@ -19,7 +19,7 @@ CODES = DType("e4m3", 1, 1, "uint8")
 #: quant_method -> keys with the values that are read; the first is the one of a file without the key.
 _READ: dict[str, dict[str, tuple[Any, ...]]] = {
     "awq": {"bits": (4,), "version": ("gemm",)},
-    "gptq": {"bits": (4, 2, 8)},
+    "gptq": {"bits": (4, 2, 8), "checkpoint_format": ("gptq", "gptq_v2")},
     "bitsandbytes": {"load_in_4bit": (True,), "bnb_4bit_quant_type": ("nf4", "fp4")},
     "fp8": {"fmt": ("e4m3",)},
     "fbgemm_fp8": {},
@@ -45,6 +45,9 @@ def refusal(scheme: Scheme) -> str | None:
         return method
     said = {key: value.lower() if isinstance(value, str) else value for key, value in scheme.items()}
     wrong = {key: said[key] for key, values in _READ[method].items() if said.get(key, values[0]) not in values}
+    size = said.get("group_size", -1)  # -1: a scale a row
+    if size is not None and (type(size) is not int or not (size > 0 or size == -1)):
+        wrong["group_size"] = size
     return f"{method} with {', '.join(f'{key} {value}' for key, value in wrong.items())}" if wrong else None
 
 

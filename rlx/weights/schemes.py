@@ -120,6 +120,8 @@ def _gptq(loader: WeightLoader, layer: str) -> Layer:
     zeros = _split(_array(loader, f"{layer}.qzeros"), bits).reshape(len(scales), -1)
     if scheme.get("checkpoint_format", "gptq") != "gptq_v2":
         zeros = zeros + 1  # stored less 1
+    if scheme.get("desc_act") is True:
+        _ = loader.tensors[f"{layer}.g_idx"]  # without it the groups would be others
     words, n = loader.tensors[f"{layer}.qweight"].shape
     groups = _groups(loader, f"{layer}.g_idx", _WORD // bits * words, len(scales))
 

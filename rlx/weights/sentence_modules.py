@@ -87,6 +87,8 @@ def _from_folder(folder: Path) -> SentenceModules:
     modules, found = _modules(folder / "modules.json"), SentenceModules()
     for path, kind in modules:
         place = folder / path
+        if ".." in place.parts or Path(path).is_absolute():
+            raise ConfigError(f"the path {path!r} leads out of the folder", where=folder / "modules.json")
         if kind == "Pooling":
             config = place / "config.json"
             pooling = _pooling(json_file.read_object(config, ConfigError), config) if config.is_file() else None
@@ -122,7 +124,7 @@ def _pooling(config: Mapping[str, Any], where: Path) -> str:
     if len(names) != 1 or names[0] not in POOLINGS:
         known = ", ".join(POOLINGS)
         what = f"the pooling is {' and '.join(map(str, chosen)) or 'none'}: one of {known} is supported"
-        raise UnsupportedModelError(what, where=where, hint="give embed(..., pooling=...) one of them")
+        raise UnsupportedModelError(what, where=where)
     if config.get("include_prompt") is False:
         raise UnsupportedModelError("a pooling without the tokens of the prompt is not supported", where=where)
     return str(names[0])
@@ -140,7 +142,9 @@ def _with_prompts(found: SentenceModules, folder: Path) -> SentenceModules:
     file, sizes = folder / "config_sentence_transformers.json", folder / "sentence_bert_config.json"
     if sizes.is_file():
         most = json_file.read_object(sizes, ConfigError).get("max_seq_length")
-        found = replace(found, max_tokens=most if type(most) is int and most > 0 else None)
+        if most is not None and (type(most) is not int or most <= 0):
+            raise ConfigError(f"'max_seq_length' is {most!r}, expected a number above 0", where=sizes)
+        found = replace(found, max_tokens=most)
     if not file.is_file():
         return found
     config = json_file.read_object(file, ConfigError)

@@ -195,14 +195,47 @@ def test_what_the_folder_lacks(goldens: Path, tmp_path: Path) -> None:
     (folder / "modules.json").write_text('[{"path": "1_CNN", "type": "sentence_transformers.models.CNN"}]')
     with pytest.raises(UnsupportedModelError, match="'CNN'"):
         opened(folder)
+    (folder / "modules.json").write_text('[{"path": "../other", "type": "sentence_transformers.models.Pooling"}]')
+    with pytest.raises(ConfigError, match=r"the path '\.\./other' leads out of the folder"):
+        opened(folder)
     (folder / "modules.json").write_text('{"a": 1}')
     with pytest.raises(ConfigError, match=r"modules\.json"):
+        opened(folder)
+    folder = copy("another length")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": "long"}')
+    with pytest.raises(ConfigError, match="'max_seq_length' is 'long', expected a number above 0"):
         opened(folder)
     dense = tmp_path / "dense"
     shutil.copytree(goldens / "embeddinggemma" / "hf", dense)
     (dense / "3_Dense" / "model.safetensors").unlink()
     with pytest.raises(rlx.ModelFileError, match="3_Dense"):
         opened(dense)
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ((5, ["a"]), "query: expected a text, found a int"),
+    (("a", "abc"), "documents: expected a list of texts, found a str"),
+    (("a", 5), "documents: expected a list of texts, found a int"),
+    (("a", ["b", 5]), "document 1: expected a text"),
+    (("a", {"a": "b"}), "expected a list of texts, found a dict"),
+])  # fmt: skip
+def test_what_is_no_text(given: Any, said: str, goldens: Path, bert: EncoderRunner) -> None:
+    with (
+        opened(goldens / "bert-reranker" / "hf") as encoder,
+        rlx.auto_runner(goldens / "qwen3" / "hf") as decoder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(rerank, "answer_ids", lambda tokenizer: (20, 30))
+        for ranker in (encoder, decoder):
+            with pytest.raises(ArgumentError, match=said):
+                ranker.rerank(*given)
+    for texts in (5, None, {"a": 1}, b"a"):
+        with pytest.raises(ArgumentError, match="texts: expected a list of texts, found a"):
+            bert.embed(texts)
+    with pytest.raises(ArgumentError, match="text 1: expected a text, found a int"):
+        bert.embed(["a", 5])
+    with pytest.raises(ArgumentError, match="prompt: expected a text, found a int"):
+        bert.embed("a", prompt=5)
 
 
 def test_a_closed_runner(goldens: Path) -> None:

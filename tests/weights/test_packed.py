@@ -170,6 +170,12 @@ def test_a_missing_part_is_named(tmp_path: Path, part: str) -> None:
     refused(tmp_path, parts, scheme, rf"half quantized: '{LAYER}' has no '{LAYER}{part}'")
 
 
+def test_the_order_of_groups_must_be_there_where_it_is_not_that_of_the_inputs(tmp_path: Path) -> None:
+    parts, scheme, _ = gptq(IN_ORDER)
+    parts.pop(f"{LAYER}.g_idx", None)
+    refused(tmp_path, parts, {**scheme, "desc_act": True}, rf"half quantized: '{LAYER}' has no '{LAYER}.g_idx'")
+
+
 def refused(tmp_path: Path, parts: Mapping[str, tuple[str, Array]], scheme: dict[str, Any], message: str) -> None:
     folder = checkpoint(tmp_path, parts, {"quantization_config": scheme} if scheme else {})
     with open_weights(folder) as loader, pytest.raises(ModelFileError, match=message):
@@ -208,7 +214,10 @@ def test_unknown_group_sizes_are_named(tmp_path: Path, change: tuple[int, ...], 
     ("scheme", "message"),
     [
         ({"quant_method": "gptq", "bits": 3}, "gptq with bits 3"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "gptq with checkpoint_format marlin"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq with version gemv"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 0}, "awq with group_size 0"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": "all"}, "gptq with group_size all"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": False}, "bitsandbytes with load_in_4bit False"),
     ],
 )
