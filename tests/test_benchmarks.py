@@ -231,6 +231,30 @@ def test_the_tables_of_what_is_left_to_the_read_limit(monkeypatch: pytest.Monkey
     assert text.splitlines()[-1].split()[-1] == step.model
 
 
+# -- scaling.py, replicas.py ----------------------------------------------------------------------------------------
+
+
+def test_the_model_of_a_step_predicts_measured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaling = module("scaling", monkeypatch)
+    found = [(depth, predicted / measured) for _, _, depth, measured, predicted in scaling.predictions()]
+    assert all(abs(ratio - 1) < 0.15 for depth, ratio in found if depth == 80), "those of an idle machine"
+    fewer, more = (scaling.QWEN3_30B.weights(rows) for rows in (1, 64))
+    assert fewer < more < scaling.QWEN3_30B.dense + scaling.QWEN3_30B.experts
+
+
+def test_simulated_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request ends, after its first token; a router that knows prefixes finds more of them in caches."""
+    replicas, cached = module("replicas", monkeypatch), {}
+    machine, model = replicas.ASSUMED["64 cores"], replicas.MODELS["8B"]
+    for name, router in replicas.ROUTERS.items():
+        requests, rng = replicas.synthetic(100, 3, seed=1), replicas.random.Random(1)
+        some = [replicas.Replica(model, machine, capacity=400) for _ in range(8)]
+        cached[name] = replicas.simulate(requests, some, router(some, rng))
+        assert len(requests) > 100 and all(r.at < r.first < r.end for r in requests)
+        assert all(len(each.cache) <= 400 and not each.load for each in some)
+    assert 0 < cached["in turn"] < cached["prefix-aware"] < 1
+
+
 # -- cold_start.py --------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,8 @@ TINY = {
     "benchmarks/delta_rule.py": "--rows 16 --seconds 0.01",
     "benchmarks/machine.py": "--threads 1",
     "benchmarks/prefix_reuse.py": "MODEL --prompt 40 --more 4 --answer 2 --runs 1",
+    "benchmarks/replicas.py": "--replicas 2 --seconds 20",
+    "benchmarks/scaling.py": "--depths 64",
     "benchmarks/speculative.py": "MODEL --tokens 4 --runs 1 --threads 1",
     "tools/demo/make_corpus.py": "--text -n 2",
     "tools/feature_matrix.py": "--list",

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""A model of a step: how long it takes on a machine, by rows, depth, cores, bandwidth and barriers.
+
+    python benchmarks/scaling.py            # measured steps beside predicted ones, then machines that nobody measured
+
+A step reads the weights once and the caches of its rows, multiplies, does some work a sequence in one thread (inputs,
+choice of tokens), and joins all workers after each region. The parts are added, because a region has one limit or the
+other:
+
+    ms = 1.24 * weights / bandwidth + 1.77 * caches / bandwidth + k * operations / peak + 0.29 * sequences
+         + 1.2e-3 * regions * log2(cores)                            # k is 0 for one row, 1.56 up to 32 rows, else 1.30
+
+The factors were fitted by least squares to steps of `benchmarks/batch.py` and `rlx bench --rows`. Bandwidth and peak
+are what `benchmarks/machine.py` measures on the machine, as are those of the machines in `MEASURED`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log2
+
+READ, CACHES, SERIAL, BARRIER = 1.24, 1.77, 0.29, 1.16e-3
+NARROW, WIDE = 1.56, 1.30  # k for 2 to 32 rows, and for more
+REGIONS = 6  # of a layer
+
+
+@dataclass(frozen=True)
+class Model:
+    """What of a model a step depends on.
+
+    Attributes:
+        layers: their number.
+        dense: bytes of weights that every step reads.
+        experts: bytes of all experts; `routed` of `count` belong to a row.
+        operations: of a row, in GOP.
+        position: bytes of the caches at a position.
+    """
+
+    layers: int
+    dense: float
+    operations: float
+    position: int
+    experts: float = 0.0
+    count: int = 1
+    routed: int = 1
+
+    def weights(self, rows: int) -> float:
+        """Bytes of weights that a step of so many rows reads, on average."""
+        return self.dense + self.experts * (1 - (1 - self.routed / self.count) ** rows)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Cores, GB/s of reads and GOP/s of int8 products of all of them; `hops` multiplies the cost of a barrier."""
+
+    cores: int
+    bandwidth: float
+    peak: float
+    hops: float = 1.0
+
+
+QWEN3_06B = Model(28, 390.8e6, 1.19, 28 * 4096)
+QWEN3_8B = Model(36, 5.03e9, 15.1, 36 * 4096)
+QWEN3_30B = Model(48, 1.05e9, 6.6, 48 * 2048, 17.5e9, 128, 8)
+MODELS = {"0.6B": QWEN3_06B, "8B": QWEN3_8B, "30B-A3B": QWEN3_30B}
+
+
+def step_ms(model: Model, machine: Machine, rows: int, depth: float) -> float:
+    """Milliseconds of a step of one token each of `rows` sequences, after `depth` tokens each."""
+    return _rows_ms(model, machine, rows, rows * depth, rows)
+
+
+def prompt_ms(model: Model, machine: Machine, rows: int, depth: float) -> float:
+    """Milliseconds of a chunk of a prompt, of `rows` tokens after `depth`."""
+    return _rows_ms(model, machine, rows, depth, 1)
+
+
+def _rows_ms(model: Model, machine: Machine, rows: int, positions: float, sequences: int) -> float:
+    products = 0.0 if rows == 1 else NARROW if rows <= 32 else WIDE
+    read = (READ * model.weights(rows) + CACHES * positions * model.position) / machine.bandwidth / 1e6
+    multiplied = products * rows * model.operations / machine.peak * 1e3
+    joined = BARRIER * REGIONS * model.layers * log2(machine.cores) * machine.hops
+    return read + multiplied + SERIAL * sequences + joined
+
+
+#: Steps of Qwen3-0.6B Q4_K_M: machine -> (rows, depth, ms). The first two from `batch.py`, the others from another day,
+#: when other programs used the host.
+MEASURED = {
+    Machine(16, 197, 9900): [(1, 80, 3.44), (8, 80, 7.35), (32, 80, 21.5), (64, 80, 34.5)],
+    Machine(4, 76.5, 3000): [(1, 80, 7.9), (8, 80, 14.3), (32, 80, 44.6), (64, 80, 72.6)],
+    Machine(16, 150, 8395): [
+        (1, 64, 4.81), (8, 64, 12.9), (32, 64, 26.7), (64, 64, 48.8),
+        (1, 512, 6.69), (8, 512, 16.3), (32, 512, 40.4), (64, 512, 86.4),
+    ],
+    Machine(4, 57, 2609): [
+        (1, 64, 8.19), (8, 64, 17.7), (32, 64, 56.7), (8, 512, 27.7), (32, 512, 91.6), (64, 512, 190.0),
+    ],
+}  # fmt: skip
+
+#: Assumed: 8 channels of DDR5-5600 for 64 cores and 12 of DDR5-6400 for 128, of which reads get 80%; peaks a core as
+#: measured. Two sockets: weights and workers by node; a barrier crosses the link between them.
+ASSUMED = {
+    "64 cores": Machine(64, 287, 39_600),
+    "128 cores": Machine(128, 491, 79_200),
+    "2 x 64 cores, one model": Machine(128, 574, 79_200, 2.0),
+}
+
+
+def predictions() -> Iterator[tuple[Machine, int, int, float, float]]:
+    """(machine, rows, depth, measured ms, predicted ms)."""
+    for machine, steps in MEASURED.items():
+        for rows, depth, measured in steps:
+            yield machine, rows, depth, measured, step_ms(QWEN3_06B, machine, rows, depth)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--depths", type=lambda text: [int(n) for n in text.split(",")], default=[512, 4096])
+    depths = parser.parse_args().depths
+    print("| cores | GB/s | rows | depth | measured ms | predicted ms | difference |\n|---|---|---|---|---|---|---|")
+    for machine, rows, depth, measured, found in predictions():
+        cells = f"{machine.cores} | {machine.bandwidth:g} | {rows} | {depth} | {measured} | {found:.1f}"
+        print(f"| {cells} | {found / measured - 1:+.0%} |")
+    print(
+        "\n| model | machine | depth | tokens/s of 1 row | 8 rows | 32 rows | 64 rows |\n|---|---|---|---|---|---|---|"
+    )
+    for name in ("8B", "30B-A3B"):
+        machines = [*ASSUMED.items(), ("2 x 64 cores, two replicas", ASSUMED["64 cores"])]
+        for label, machine in machines:
+            copies = 2 if "replicas" in label else 1
+            for depth in depths:
+                rates = [_rate(MODELS[name], machine, rows, depth, copies) for rows in (1, 8, 32, 64)]
+                print(f"| {name} | {label} | {depth} | {' | '.join(f'{rate:.0f}' for rate in rates)} |")
+
+
+def _rate(model: Model, machine: Machine, rows: int, depth: int, copies: int) -> float:
+    """Tokens a second of so many rows, shared by so many replicas."""
+    own = -(-rows // copies)
+    return 1e3 * rows / step_ms(model, machine, own, depth)
+
+
+if __name__ == "__main__":
+    main()
