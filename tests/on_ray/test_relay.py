@@ -14,7 +14,6 @@ from rlx.serve.asgi import call, messages, scope_of
 from rlx.serve.prefixes import PIECE, PrefixTable, prefix_keys
 
 START = {"type": "http.response.start", "status": 200}
-JSON_START = {**START, "headers": [(b"content-type", b"application/json")]}
 PIECES = [b"one ", b"two ", b"three"]
 
 

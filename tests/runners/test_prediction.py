@@ -119,18 +119,22 @@ def in_memory(hidden: Array) -> Buffer:
     return HOST.adopt(hidden.astype(np.float32).reshape(-1).view(np.uint8))
 
 
-def test_drafts_are_those_of_the_equations(
-    checkpoint: Path, head: dict[str, Array], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a prompt in several calls, and a draft of a draft; positions are counted from where the layer began."""
-    heard: list[Array] = []
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[Array]:
+    """The hidden states that the head is told, as they come."""
+    found: list[Array] = []
     hear = Predictor.hear
 
     def spy(self: Predictor, start: int, ids: Any, hidden: Buffer) -> None:
-        heard.append(hidden.read(np.float32, (len(ids), -1)).astype(np.float64))
+        found.append(hidden.read(np.float32, (len(ids), -1)).astype(np.float64))
         hear(self, start, ids, hidden)
 
     monkeypatch.setattr(Predictor, "hear", spy)
+    return found
+
+
+def test_drafts_are_those_of_the_equations(checkpoint: Path, head: dict[str, Array], heard: list[Array]) -> None:
+    """After a prompt in several calls, and a draft of a draft; positions are counted from where the layer began."""
     engine = SingleEngine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
     table = engine._weights.array("token_embd.weight").astype(np.float64)
     engine.forward(IDS[:4])
@@ -158,17 +162,9 @@ def an_image(start: int = 5, rows: int = 3, columns: int = 4) -> PromptEmbedding
 
 
 def test_drafts_after_an_image_are_those_of_the_equations(
-    checkpoint: Path, head: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, head: dict[str, Array], heard: list[Array]
 ) -> None:
     """The head takes the image's rows as the tokens that follow, and the positions of their rows and columns."""
-    heard: list[Array] = []
-    hear = Predictor.hear
-
-    def spy(self: Predictor, start: int, ids: Any, hidden: Buffer) -> None:
-        heard.append(hidden.read(np.float32, (len(ids), -1)).astype(np.float64))
-        hear(self, start, ids, hidden)
-
-    monkeypatch.setattr(Predictor, "hear", spy)
     engine = SingleEngine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
     table, image = engine._weights.array("token_embd.weight").astype(np.float64), an_image()
     ids = [*IDS[:5], *[510] * 12, *IDS[17:34]]
