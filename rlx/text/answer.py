@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rlx.errors import ChatTemplateError
+from rlx.text import channels
 from rlx.text.chat import template_of
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.tool_calls import Part, Tool, ToolCallDelta, ToolFormat, new_call_id
 from rlx.text.tool_calls.bare import LLAMA, PROMPTED
 from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
+from rlx.text.tool_calls.harmony import HARMONY
 from rlx.text.tool_calls.tagged import HERMES, XML
 
 _TAGS = (
@@ -28,15 +31,22 @@ _TAIL = 16  # tokens at the end of a prompt that are looked at for an open tag
 
 @dataclass(frozen=True)
 class ThinkingTags:
-    """The tags around a model's reasoning, such as `<think>` and `</think>`."""
+    """The tags around a model's reasoning, such as `<think>` and `</think>`.
+
+    Attributes:
+        tokens: further control tokens of the format, which texts of answers must not leave out.
+    """
 
     begin: str
     end: str
+    tokens: tuple[str, ...] = ()
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> ThinkingTags | None:
         """Those that the model's chat template or vocabulary knows; None if there are none."""
         template = tokenizer.chat_template or ""
+        if CHANNELS.begin in template:
+            return CHANNELS
         for begin, end in _TAGS:
             if end in template or (tokenizer.token_to_id(begin) is not None and tokenizer.token_to_id(end) is not None):
                 return ThinkingTags(begin, end)
@@ -45,7 +55,8 @@ class ThinkingTags:
     def ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """The control tokens that are a tag or a part of one: texts of answers must not leave them out."""
         texts = {token: tokenizer.vocabulary.tokens[token] for token in tokenizer.special_ids}
-        return frozenset(token for token, text in texts.items() if text and (text in self.begin or text in self.end))
+        parts = (self.begin, self.end, *self.tokens)
+        return frozenset(token for token, text in texts.items() if text and any(text in part for part in parts))
 
     def is_open(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends inside the reasoning."""
@@ -54,6 +65,31 @@ class ThinkingTags:
     def is_closed(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends behind the reasoning, so that the answer has none."""
         return tokenizer.decode(prompt[-_TAIL:]).rstrip().endswith(self.end)
+
+
+#: Of answers in channels: around reasoning that the answer follows.
+CHANNELS = ThinkingTags(
+    f"{channels.CHANNEL}analysis{channels.MESSAGE}",
+    f"{channels.END}{channels.START}assistant{channels.CHANNEL}final{channels.MESSAGE}",
+    channels.TOKENS,
+)
+
+
+class Splitter(Protocol):
+    """Splits the text of an answer, piece by piece, into reasoning and the rest."""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """More text: what is certainly reasoning, and what is certainly not."""
+        ...
+
+    def finish(self) -> tuple[str, str]:
+        """No more text: the rest."""
+        ...
+
+
+def splitter(tags: ThinkingTags | None, is_open: bool = False) -> Splitter:
+    """The splitter of an answer; arguments as for `ThinkingSplitter`."""
+    return channels.ChannelSplitter() if tags == CHANNELS else ThinkingSplitter(tags, is_open)
 
 
 class ThinkingSplitter:
@@ -155,7 +191,7 @@ class AnswerParser:
         tools: Sequence[Tool] = (),
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        self._thinking = ThinkingSplitter(tags, is_open)
+        self._thinking = splitter(tags, is_open)
         self._calls = tool_format.parser(tools, new_id) if tool_format is not None and tools else None
         self.called = False
         """Whether a call has begun."""
@@ -190,6 +226,7 @@ def kept_ids(tokenizer: Tokenizer, tags: ThinkingTags | None, tool_format: ToolF
 #: What the chat template of a model has in it -> how the model writes calls. The first that fits counts.
 _FORMATS = (
     (GEMMA4.trigger, GEMMA4), (FUNCTION_GEMMA.trigger, FUNCTION_GEMMA), ("<function=", XML), ("<tool_call>", HERMES),
+    (CHANNELS.begin, HARMONY),
     ("", LLAMA),
 )  # fmt: skip
 

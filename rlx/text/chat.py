@@ -219,8 +219,11 @@ class ChatTemplate:
     def takes_several_calls(self) -> bool:
         """Whether a message of the assistant may have several tool calls."""
         call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
-        calls = {"role": "assistant", "content": "", "tool_calls": [call, call]}
-        return bool(self._tried([{"role": "user", "content": "x"}, calls]))
+        both, one = (
+            self._tried([{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}])
+            for calls in ([call, call], [call])
+        )
+        return both not in ("", one)
 
     @cached_property
     def takes_system(self) -> bool:

@@ -10,10 +10,11 @@ from typing import Any
 from rlx.text.tool_calls import Part, Tool, checked_tools
 from rlx.text.tool_calls.bare import LLAMA, PROMPTED
 from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
+from rlx.text.tool_calls.harmony import HARMONY
 from rlx.text.tool_calls.tagged import HERMES, XML
 
 Call = tuple[str, dict[str, Any]]
-FORMATS = {each.name: each.of for each in (HERMES, XML, LLAMA, PROMPTED, GEMMA4, FUNCTION_GEMMA)}
+FORMATS = {each.name: each.of for each in (HERMES, XML, LLAMA, PROMPTED, GEMMA4, FUNCTION_GEMMA, HARMONY)}
 PARAMETERS = {
     "type": "object",
     "properties": {
@@ -64,11 +65,17 @@ def gemma(begin: str, end: str, quote: str, calls: list[Call]) -> str:
     return "".join(f"{begin}call:{name}{value(given)}{end}" for name, given in calls)
 
 
+def harmony(calls: list[Call]) -> str:
+    header = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
+    return "".join(header.format(name) + json.dumps(given, ensure_ascii=False) + "<|call|>" for name, given in calls)
+
+
 WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "hermes": hermes,
     "xml": xml,
     "llama": llama,
     "prompted": lambda calls: f"```json\n{llama(calls)}\n```",
+    "harmony": harmony,
     "gemma4": lambda calls: gemma("<|tool_call>", "<tool_call|>", '<|"|>', calls),
     "functiongemma": lambda calls: gemma("<start_function_call>", "<end_function_call>", "<escape>", calls),
 }

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rlx.cli.output import counted
-from rlx.text.answer import ThinkingSplitter
+from rlx.text.answer import Splitter
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ERASE_BELOW = "\x1b[J"
@@ -262,7 +262,7 @@ class Display:
         fold: show how long the thinking was in its place.
     """
 
-    def __init__(self, out: TextIO, thinking: ThinkingSplitter, *, markdown: bool, fold: bool) -> None:
+    def __init__(self, out: TextIO, thinking: Splitter, *, markdown: bool, fold: bool) -> None:
         self._out, self._thinking, self._fold = out, thinking, fold
         self._markdown = MarkdownStream(out) if markdown else None
         self._thought = ""  # as far as it is shown

@@ -35,7 +35,7 @@ from rlx.prompt import Prompt
 from rlx.runners import CachedRunner
 from rlx.sampling import SampleOpts
 from rlx.text import StreamDetokenizer
-from rlx.text.answer import ThinkingSplitter, ThinkingTags
+from rlx.text.answer import ThinkingTags, splitter
 
 if TYPE_CHECKING:
     from rlx.cli.chat.markdown import Display
@@ -383,9 +383,10 @@ class Session:
         from rlx.cli.chat.markdown import Display
 
         is_open = self._tags is not None and self._tags.is_open(self.runner.tokenizer, ids)
-        splitter = ThinkingSplitter(self._tags, is_open)
         values = self.settings.values
-        return Display(stdout(), splitter, markdown=values["markdown"], fold=values["fold_thinking"])
+        return Display(
+            stdout(), splitter(self._tags, is_open), markdown=values["markdown"], fold=values["fold_thinking"]
+        )
 
 
 def can_draw() -> bool:

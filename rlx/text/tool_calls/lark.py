@@ -66,9 +66,10 @@ class Lark:
         self._rules[name] = body
 
     def mark(self, text: str) -> str:
-        """A text that is a control token in some vocabularies."""
-        token = self._tokens.get(text)
-        return literal(text) if token is None else f"<[{token}]>"
+        """A text that is a control token in some vocabularies, or contains some."""
+        between = "|".join(map(re.escape, self._tokens)) or "(?!)"
+        parts = [part for part in re.split(f"({between})", text) if part]
+        return " ".join(f"<[{self._tokens[part]}]>" if part in self._tokens else literal(part) for part in parts)
 
     def before(self, end: str, *texts: str) -> str:
         """A text up to `end`, and `end`; the text matches each of the terminals `texts`."""
