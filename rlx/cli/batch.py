@@ -111,11 +111,10 @@ def _here(path: str, name: str, engine: dict[str, Any], bar: Bar) -> Iterator[Wo
 @contextmanager
 def _on_ray(path: str, name: str, engine: dict[str, Any], replicas: int | None, bar: Bar) -> Iterator[Work]:
     """Answers on a cluster."""
+    from rlx.ray.batch import answering_on_ray
+    from rlx.serve.batch.results import answer_all
 
     async def work(source: Source, results: Results, bar: Bar) -> Progress:
-        from rlx.ray.batch import answering_on_ray
-        from rlx.serve.batch.results import answer_all
-
         bar.opening.waiting("opening the model on the cluster")
         async with answering_on_ray(path, name, engine, replicas) as (answering, at_once):
             return await answer_all(source, results, answering, at_once, bar)
@@ -193,22 +192,12 @@ class Bar:
             self.opening.close()
             self.progress, self._start = progress, time.perf_counter()
             if sys.stderr is not None and sys.stderr.isatty():
-                self._display = self._shown(progress)
+                from rlx.cli.drawing import request_bar
+
+                self._display = request_bar(sys.stderr, progress.total, progress.before)
         if self._display is not None:
             speed = f"{progress.tokens / max(self.seconds, 1e-9):.0f} tokens/s"
             self._display.update(0, completed=progress.done, speed=speed, failed=_failed(progress))
-
-    def _shown(self, progress: Progress) -> Any:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Display
-
-        texts = TextColumn("{task.fields[speed]}"), TextColumn("{task.fields[failed]}")
-        columns = TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), *texts
-        display = Display(*columns, console=Console(file=sys.stderr), transient=True, redirect_stdout=False)
-        display.add_task("", total=progress.total, completed=progress.before, speed="", failed="")
-        display.start()
-        return display
 
     def __enter__(self) -> Self:
         return self

@@ -84,17 +84,9 @@ def table(
     if sum(widest) + 2 * (len(heads) - 1) > columns:
         _blocks(heads, found, out, columns)
         return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from rlx.cli.drawing import draw_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for head in heads:
-        table.add_column(head, justify="right" if head in right else "left", overflow="fold", no_wrap=head == "digest")
-    for row in found:
-        table.add_row(*map(Text, row))
-    Console(file=out, width=columns).print(table)
+    draw_table(heads, found, right, out, columns)
 
 
 def _blocks(heads: Sequence[str], rows: Iterable[Sequence[str]], out: TextIO, columns: int) -> None:
@@ -177,14 +169,9 @@ class Bars:
 
     def _running(self) -> Progress | None:
         if self._shown and self._progress is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+            from rlx.cli.drawing import task_bars
 
-            console = Console(file=self._file)
-            columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
-            # stdout stays what it is: a redirected one would end up on the console, a line a token.
-            self._progress = Progress(*columns, console=console, transient=True, redirect_stdout=False)
-            self._progress.start()
+            self._progress = task_bars(self._file)
         return self._progress
 
     def __enter__(self) -> Self:

@@ -166,11 +166,9 @@ class Compiler:
         start, built, what = time.perf_counter(), False, f"the {options.phase} program"
 
         def build(on_kernel: OnKernel) -> BuiltFiles:
-            from rlx.compiler.build import build_program  # the pipeline, which a stored program does not need
-
             nonlocal built
             built = True
-            return build_program(graph, options, self.target, self.backend, on_kernel)
+            return _built(graph, options, self.target, self.backend, on_kernel)
 
         def load(files: Files) -> CompiledProgram:
             final = [name for name in files.names if name.startswith("ir/")][-1 - len(BACKEND)]
@@ -281,6 +279,13 @@ class Compiler:
     def key(self, **fields: Any) -> CompileKey:
         """A key for this target and these versions of everything."""
         return CompileKey(target=self.target.describe(), versions=versions(self.backend), **fields)
+
+
+def _built(*arguments: Any) -> BuiltFiles:
+    """`build_program`, with the pipeline that a stored program does not need."""
+    from rlx.compiler.build import build_program
+
+    return build_program(*arguments)
 
 
 def _debug() -> ModuleType:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx import text
+from rlx import text, vision
 from rlx.backends.device import Workers
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.guards import row_numbers
@@ -88,11 +88,13 @@ class Engine:
         images: how images come into prompts.
         kept: states of prompts on disk; None without the option `cache_kv`.
         profile: the compile profile of the programs.
+        step: computes a batch, see `ModelRunner.step`.
         weights: the open file.
     """
 
     images: ImageInput | None = None
     choose: Choose
+    step: Callable[[Batch], list[Logits | None]]
     _workers: Workers
     _tensors: Tensors
     _predictor: Predictor | None = None  # created at first use
@@ -150,6 +152,7 @@ class Engine:
             self._programs.bind(self.pool.memory)
             self.model_runner = ModelRunner(self._programs, self.pool, bucketing, self._limits(), self.load)
             self.model_runner.is_pending = self.ahead.is_pending
+            self.step = self.model_runner.step
         except BaseException:
             self.close(keep_file=True)
             raise
@@ -253,27 +256,6 @@ class Engine:
     def check_fits(self, positions: int) -> None:
         """`PoolFullError` if the pool can never hold so many positions of one sequence."""
         self.pool.check_fits(positions)
-
-    def step(self, batch: Batch) -> list[Logits | None]:
-        """Appends the tokens of every segment to its sequence.
-
-        Segments that are longer than the largest bucket run in chunks. After an error or an interrupt each sequence
-        holds the tokens of the calls that were finished.
-
-            prompt = engine.open_sequence(ids)
-            (logits,) = engine.step(Batch([Segment(prompt, ids[len(prompt) :])]))
-
-        Returns:
-            For each segment float32 [vocab], the logits after its last row; or [rows, vocab] if it asks for all rows;
-            or None. Copies, unless the batch needs none.
-
-        Raises:
-            PromptError: a segment has no tokens, an invalid one, or more than its context has room for.
-            ArgumentError: two segments are of one sequence.
-            BusyError: a sequence was closed, or is paused.
-            PoolFullError: the pool has no room for all of it; nothing was computed.
-        """
-        return self.model_runner.step(batch)
 
     def append(self, sequence: Sequence, tokens: Ids[int], logits: Rows = "last") -> Logits:
         """`step` of one segment."""
@@ -386,15 +368,13 @@ class Engine:
     @property
     def vision(self) -> Vision:
         """The model's vision tower, opened at first use; `tower` is None if the model takes text only."""
-        from rlx.vision.opening import Vision  # text alone needs none of it
-        from rlx.vision.tower import Tower
 
         def make(config: VisionConfig, weights: TowerWeights) -> Tower:
-            return Tower(config, weights, self.profile, self._compiler, lambda: self._workers, self._progress)
+            return vision.Tower(config, weights, self.profile, self._compiler, lambda: self._workers, self._progress)
 
         with self._vision_lock:
             if self._vision is None:
-                self._vision = Vision(self._weights.loader, self.config, self._mmproj, make)
+                self._vision = vision.Vision(self._weights.loader, self.config, self._mmproj, make)
             return self._vision
 
     # -- programs -------------------------------------------------------------------------------------------------

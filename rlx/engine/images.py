@@ -14,6 +14,7 @@ from itertools import groupby
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from rlx import vision
 from rlx.engine.kv.prompt_embeddings import PAD, EmbeddedSpan, PromptEmbeddings
 from rlx.engine.request.context import Context, PromptLike, check_ids, fit_context, text_context
 from rlx.errors import ImageError, MultimodalError, PromptError
@@ -196,15 +197,11 @@ class ImageInput:
         """
         with self._lock:
             if self._encoder is None:
-                from rlx.vision.encoder import Encoder, FeatureCache  # text alone needs none of it
-                from rlx.vision.processors import ImageProcessor
-
-                vision, cache = self._vision(), FeatureCache(self._capacity)
-                tower = vision.required()
-                processor = ImageProcessor.of(tower.config, self._options)
+                tower, cache = self._vision().required(), vision.FeatureCache(self._capacity)
+                processor = vision.ImageProcessor.of(tower.config, self._options)
                 model = repr((tower.config, self._options, tower.weights.loader.stamps()))
                 key = blake2b(model.encode(), digest_size=32).digest()
-                self._encoder = Encoder(tower, processor, key, cache, self.seconds)
+                self._encoder = vision.Encoder(tower, processor, key, cache, self.seconds)
             return self._encoder
 
     @property

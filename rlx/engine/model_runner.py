@@ -109,7 +109,24 @@ class ModelRunner:
     # -- batches --------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> list[Logits | None]:
-        """Computes a batch: see `Engine.step`."""
+        """Appends the tokens of every segment to its sequence.
+
+        Segments that are longer than the largest bucket run in chunks. After an error or an interrupt each sequence
+        holds the tokens of the calls that were finished.
+
+            prompt = engine.open_sequence(ids)
+            (logits,) = engine.step(Batch([Segment(prompt, ids[len(prompt) :])]))
+
+        Returns:
+            For each segment float32 [vocab], the logits after its last row; or [rows, vocab] if it asks for all rows;
+            or None. Copies, unless the batch needs none.
+
+        Raises:
+            PromptError: a segment has no tokens, an invalid one, or more than its context has room for.
+            ArgumentError: two segments are of one sequence.
+            BusyError: a sequence was closed, or is paused.
+            PoolFullError: the pool has no room for all of it; nothing was computed.
+        """
         segments = batch.segments
         for segment in segments:
             self.prepare(segment.sequence, segment.tokens)

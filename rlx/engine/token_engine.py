@@ -39,7 +39,7 @@ class StepEngine(Protocol):
         """A sequence that will hold `prompt`. It begins with the longest prefix that the cache knows for this salt."""
         ...
 
-    def step(self, batch: Batch) -> Ids[Logits | None]:
+    def step(self, batch: Batch, /) -> Ids[Logits | None]:
         """Computes the segments. `PoolFullError`, before anything is computed, if the cache has no room."""
         ...
 

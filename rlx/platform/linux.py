@@ -131,7 +131,7 @@ class Linux(Posix):
         return min(self._free(), self._address_space(), *(_left(*group) for group in self._memory_groups))
 
     def _free(self) -> float:
-        for line in _lines(self._root / "proc/meminfo"):
+        for line in _read(self._root / "proc/meminfo").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
         return math.inf
@@ -148,8 +148,8 @@ class Linux(Posix):
         return [(folder, *files) for folder, files in found if (folder / files[0]).exists()]
 
     def _address_space(self) -> float:
-        pages = _lines(self._root / "proc/self/statm")
-        return self.address_space(int(pages[0].split()[0]) * mmap.PAGESIZE) if pages else math.inf
+        pages = _read(self._root / "proc/self/statm").split()
+        return self.address_space(int(pages[0]) * mmap.PAGESIZE) if pages else math.inf
 
 
 def named(hwcap: int, hwcap2: int) -> frozenset[str]:
@@ -172,10 +172,11 @@ def _ancestors(path: str) -> list[str]:
 
 def _left(folder: Path, limit_file: str, used_file: str) -> float:
     """The memory that a level of the cgroup leaves; page cache that can be dropped counts as free."""
-    limit, used = (_number(folder / name) for name in (limit_file, used_file))
-    if limit is None or used is None or limit >= _UNLIMITED:
+    limit = _number(folder / limit_file)
+    if limit is None or limit >= _UNLIMITED or (used := _number(folder / used_file)) is None:
         return math.inf
-    rows = dict(line.split(maxsplit=1) for line in _lines(folder / "memory.stat") if " " in line)
+    stat = _read(folder / "memory.stat").splitlines()
+    rows = dict(line.split(maxsplit=1) for line in stat if " " in line)
     cached = int(rows.get("inactive_file", rows.get("total_inactive_file", 0)))
     return max(0, limit - used + cached)
 
@@ -184,10 +185,6 @@ def _number(path: Path) -> int | None:
     """The number in a file; None if there is no file, or it says "max"."""
     text = _read(path).strip()
     return int(text) if text.isdigit() else None
-
-
-def _lines(path: Path) -> list[str]:
-    return _read(path).splitlines()
 
 
 def _read(path: Path) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
+from rlx import runners
 from rlx.arguments import did_you_mean, several, whole
 from rlx.arguments import text as checked_text
 from rlx.engine.encoder import Encoder, Rows, Text
@@ -289,9 +290,7 @@ class EncoderRunner:
         return f"<{type(self).__name__}: {self.family}, {kind}, at most {self.max_seq} tokens>"
 
     def __getattr__(self, name: str) -> NoReturn:
-        from rlx.runners.model import Model
-
-        if not name.startswith("_") and hasattr(Model, name):
+        if not name.startswith("_") and hasattr(runners.Model, name):
             hint = "use rerank(query, documents)" if self._plan.scores else "use embed(texts)"
             raise UnsupportedModelError("the model is a text encoder: it generates no text", hint=hint)
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")

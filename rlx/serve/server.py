@@ -7,6 +7,7 @@ first is the default.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import threading
 from collections import Counter
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
@@ -25,13 +27,16 @@ from rlx.serve import record, status
 from rlx.serve.admission import ConcurrencyLimiter
 from rlx.serve.batch.jobs import BatchJobs, FileStore
 from rlx.serve.errors import ApiError
-from rlx.serve.log import Log, Telemetry
+from rlx.serve.log import Log
 from rlx.serve.media import MediaOptions
 from rlx.serve.metrics import Metrics
 from rlx.serve.middleware import Access
 from rlx.serve.model import ServedModel
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
+
+if TYPE_CHECKING:
+    from rlx.serve.telemetry import Telemetry
 
 Loader = Callable[[], ServedModel]
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -132,7 +137,7 @@ class Server:
         self.access = Access(options)
         self.limiter = ConcurrencyLimiter(SLOTS, options.queue)
         self.log = Log(options.log)
-        self.telemetry = Telemetry.of(options.otlp_endpoint)
+        self.telemetry = _telemetry(options.otlp_endpoint)
         self.metrics = Metrics(self)
         self.files = FileStore(int(options.files_mb * 1_000_000))
         self._is_warm = False
@@ -273,3 +278,20 @@ def _prepare_grammars(models: Sequence[ServedModel]) -> None:
     for model in models:
         with suppress(RlxError):  # without a tokenizer
             model.runner.grammars.vocabulary  # noqa: B018
+
+
+def _telemetry(endpoint: str | None) -> Telemetry | None:
+    """The spans that an option, or else OTEL_EXPORTER_OTLP_ENDPOINT, asks for; None if neither does.
+
+    Raises:
+        ArgumentError: the extra `otel` is not installed.
+    """
+    found = endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if not found:
+        return None
+    try:
+        from rlx.serve.telemetry import Telemetry
+    except ImportError as error:
+        hint = '`pip install "rlx[otel]"`'
+        raise ArgumentError("traces need OpenTelemetry", where="otlp_endpoint", hint=hint) from error
+    return Telemetry(found)

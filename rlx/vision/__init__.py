@@ -3,3 +3,26 @@
 `image.py` reads an image, `processors.py` resizes it and cuts it into patches as the family's reference processor does,
 `tower.py` runs the family's tower over the patches. The equations of the towers are in `rlx.models`.
 """
+
+from typing import TYPE_CHECKING
+
+from rlx.lazy import names_of
+
+if TYPE_CHECKING:
+    from rlx.vision.encoder import Encoder, FeatureCache
+    from rlx.vision.opening import Vision
+    from rlx.vision.processors import ImageProcessor
+    from rlx.vision.tower import Tower
+
+__all__ = ["Encoder", "FeatureCache", "ImageProcessor", "Tower", "Vision"]
+
+#: Text alone needs none of them.
+_HOMES = {
+    "Encoder": "rlx.vision.encoder",
+    "FeatureCache": "rlx.vision.encoder",
+    "ImageProcessor": "rlx.vision.processors",
+    "Tower": "rlx.vision.tower",
+    "Vision": "rlx.vision.opening",
+}
+
+__getattr__ = names_of("rlx.vision", _HOMES)

@@ -17,7 +17,6 @@ from starlette.datastructures import Headers
 import rlx
 from rlx.runners import RequestStats
 from rlx.serve import create_app
-from rlx.serve.log import Telemetry
 from rlx.serve.metrics import SHARED
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import Answered, RequestRecord
@@ -140,11 +139,10 @@ def test_the_dashboard_asks_for_metrics_that_there_are(logged: tuple[httpx.Clien
 
 def test_a_request_becomes_a_span_of_the_callers_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
-    http = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    module = pytest.importorskip("rlx.serve.telemetry")
     exporter = memory.InMemorySpanExporter()
-    monkeypatch.setattr(http, "OTLPSpanExporter", lambda endpoint: exporter)
-    telemetry = Telemetry.of("http://localhost:4318")
-    assert telemetry is not None
+    monkeypatch.setattr(module, "OTLPSpanExporter", lambda endpoint: exporter)
+    telemetry = module.Telemetry("http://localhost:4318")
     found = RequestRecord("id-1", "POST", CHAT, status=200, model="demo")
     found.answered = [Answered([RequestStats(9, 4, 7, 0.1, 0.2, 0.3)], ["stop"], 0.05, 7)]
     trace = "0af7651916cd43dd8448eb211c80319c"
