@@ -108,11 +108,10 @@ class _Numbers:
 class _Blocks:
     """q8_0 and q4_0."""
 
-    widest = 2
-
     def __init__(self, e: Emitter, dtype: DType, head_dim: int) -> None:
         self.e, self.dtype, self.head_dim = e, dtype, head_dim
         self.row_bytes, self.vector_bytes = dtype.row_bytes(head_dim), dtype.nbytes // 2
+        self.widest = 2 if dtype is Q4_0 else 1  # a byte of q4_0 has elements of two vectors
 
     def dots(self, keys: Sequence[ir.Value], queries: Sequence[ir.Value], ahead: ir.Value) -> list[ir.Value]:
         e, nothing = self.e, [self.e.f32(0.0)] * (len(queries) * len(keys))
@@ -152,12 +151,20 @@ class _Blocks:
         return codes if scale is None else [e.b.fmul(code, scale) for code in codes]
 
     def values(self, row: ir.Value, first: Index, count: int, mask: ir.Value | None) -> list[ir.Value]:
-        start = self.e.at(row, (first, self.vector_bytes))
-        return [v for pair in range(0, count, 2) for v in self._block(self.e.at(start, self.vector_bytes * pair))]
+        e = self.e
+        if count > 1:  # whole blocks, because heads are and the sizes of calls are powers of two
+            start = e.at(row, (first, self.vector_bytes))
+            return [v for pair in range(0, count, 2) for v in self._block(e.at(start, self.vector_bytes * pair))]
+        first = e.i64(first)
+        block = e.at(row, (e.b.lshr(first, e.i64(1)), self.dtype.nbytes))
+        half = e.at(block, (e.b.and_(first, e.i64(1)), LANES), 2)
+        return [e.b.fmul(e.to_f32(e.load(vector(I8), half)), self._scale(block))]
+
+    def _scale(self, block: ir.Value) -> ir.Value:
+        return self.e.half_to_f32(self.e.splat(self.e.load(I16, block, 2)))
 
     def _block(self, block: ir.Value) -> list[ir.Value]:
-        e = self.e
-        scale = e.half_to_f32(e.splat(e.load(I16, block, 2)))
+        e, scale = self.e, self._scale(block)
         halves = [e.load(vector(I8), e.at(block, 2 + at)) for at in range(0, self.dtype.nbytes - 2, LANES)]
         if self.dtype is Q8_0:
             return [e.b.fmul(e.to_f32(half), scale) for half in halves]
