@@ -5,6 +5,7 @@ Runtime. Linears, norms and experts see the rows of a batch only. Ops over state
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from typing import Literal
@@ -49,3 +50,24 @@ class Batch:
 
     segments: Ids[Segment]
     copies: bool = True
+
+
+def packed(lengths: Ids[int], rows: int, texts: int) -> Iterator[list[int]]:
+    """Numbers of texts that are computed together: up to `texts` texts of `rows` rows in all; a longer text is alone.
+
+    The longest come first, and shorter ones fill what they leave.
+    """
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    first, last = 0, len(order) - 1
+    while first <= last:
+        chosen, left = [order[first]], rows - lengths[order[first]]
+        first += 1
+        while first <= last and len(chosen) < texts and lengths[order[first]] <= left:
+            left -= lengths[order[first]]
+            chosen.append(order[first])
+            first += 1
+        while first <= last and len(chosen) < texts and lengths[order[last]] <= left:
+            left -= lengths[order[last]]
+            chosen.append(order[last])
+            last -= 1
+        yield chosen

@@ -7,7 +7,7 @@ texts, are compiled at first use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from rlx.backends.program import Program
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
 from rlx.compiler.tensors import Tensors
+from rlx.engine.batch import packed
 from rlx.engine.opening.encoder import EncoderPlan
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import compile_cache
@@ -240,24 +241,3 @@ class Encoder:
         table[:] = np.stack([ends - lengths, lengths, 0 * lengths, sizes.cumsum() - sizes], axis=1)
         used = int(sizes.sum()) + self.compiler.target.capabilities.layouts.room
         return -(-used // page) * page
-
-
-def packed(lengths: Sequence[int], rows: int, texts: int) -> Iterator[list[int]]:
-    """Numbers of texts that are computed together: up to `texts` texts of `rows` rows in all; a longer text is alone.
-
-    The longest come first, and shorter ones fill what they leave.
-    """
-    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
-    first, last = 0, len(order) - 1
-    while first <= last:
-        chosen, left = [order[first]], rows - lengths[order[first]]
-        first += 1
-        while first <= last and len(chosen) < texts and lengths[order[first]] <= left:
-            left -= lengths[order[first]]
-            chosen.append(order[first])
-            first += 1
-        while first <= last and len(chosen) < texts and lengths[order[last]] <= left:
-            left -= lengths[order[last]]
-            chosen.append(order[last])
-            last -= 1
-        yield chosen

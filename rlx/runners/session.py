@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rlx.engine.batch import Batch, Segment
-from rlx.engine.encoder import packed
+from rlx.engine.batch import Batch, Segment, packed
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.loop.loop import EngineLoop
