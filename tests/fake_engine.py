@@ -104,6 +104,7 @@ class FakeEngine:
     device = "cpu"
     ready = ReadyPrograms([])
     images = None  # text only
+    adapters = None
 
     def __init__(
         self,

@@ -282,7 +282,7 @@ class Answerer:
         waited = partial(_program_seconds, self.runner)
         answer = Answer(self.runner.tokenizer, out, before, stop, least, keep, waited)
         options: dict[str, Any] = {"stop": stop, "min_tokens": least, "speculative": self.speculative}
-        options["grammar"] = self.grammar
+        options |= {"grammar": self.grammar, "adapter": next(iter(self.runner.adapters), None)}
         end: list[str] = []
 
         def push(token: int) -> bool:

@@ -179,6 +179,32 @@ def open_runner(
     return auto_runner(source, progress=progress, load=load, **engine)
 
 
+def adapter_option(text: str, *, multiple: bool = False) -> Decorator:
+    """Adds `--adapter NAME=PATH`; the command receives the option `adapters` of an engine.
+
+    Args:
+        text: its help.
+        multiple: whether it may be given more than once.
+    """
+
+    def by_name(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+        pairs = [value.partition("=")[::2] for value in values]
+        for value, (name, path) in zip(values, pairs, strict=True):
+            if not name or not path:
+                raise click.BadParameter(f"{value!r} is no NAME=PATH, such as sql=adapters/sql")
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise click.BadParameter("two adapters have the same name")
+        if len(found) > 1 and not multiple:
+            raise click.BadParameter("one adapter answers: name one")
+        return found or None
+
+    return click.option("--adapter", "adapters", metavar="NAME=PATH", multiple=True, callback=by_name, help=text)
+
+
+answering_adapter = adapter_option("The LoRA adapter that answers: a PEFT folder or a GGUF file.")
+
+
 class _Window(click.ParamType):  # type: ignore[type-arg]
     """A number of tokens, or `all`."""
 

@@ -36,6 +36,7 @@ from rlx.cli.main import INTERRUPTED
 from rlx.cli.options import (
     Decorator,
     Function,
+    answering_adapter,
     described,
     ending_options,
     engine_options,
@@ -72,6 +73,7 @@ from rlx.vision.image import Image
 @thinking_option
 @structured_options
 @speculative_option
+@answering_adapter
 @image_option
 @click.option("--raw", is_flag=True, help="No chat template; control tokens written in the prompt count as such.")
 @yes_option
@@ -92,6 +94,7 @@ def run(
     thinking: bool | None,
     grammar: Grammar | None,
     speculative: str | None,
+    adapters: dict[str, str] | None,
     image: tuple[str, ...],
     raw: bool,
     yes: bool,
@@ -120,7 +123,7 @@ def run(
         raise click.UsageError("--system, --thinking and --image need the chat template, and --raw leaves it out")
     with span("read the arguments"):
         model, text = Words(words, model, prompt, file, stdin).resolve()
-        images = read_images(image)
+        images, engine["adapters"] = read_images(image), adapters
         path = model_path(model, engine, images=bool(images), yes=yes)
     with Bars("opening the model") as bars:
         with span("open the model"):

@@ -15,6 +15,7 @@ from rlx.cli.answering import speculative_option
 from rlx.cli.command import Command
 from rlx.cli.options import (
     Function,
+    adapter_option,
     collected,
     command_line_option,
     engine_options,
@@ -64,6 +65,10 @@ def loop_options(command: Function) -> Function:
 @loop_options
 @sampling_options
 @speculative_option
+@adapter_option(
+    "A LoRA adapter of MODEL, a PEFT folder or a GGUF file; requests choose it as the model NAME; repeatable.",
+    multiple=True,
+)
 @click.option("--ray", "on_ray", is_flag=True, help="Serve on the nodes of a Ray cluster; RAY_ADDRESS names it.")
 @click.option("--replicas", metavar="N", help="With --ray: how many processes open MODEL, such as 2, or 1-4 by load.")
 @trace_options
@@ -75,6 +80,7 @@ def serve(
     loop: dict[str, Any],
     sample: dict[str, Any],
     speculative: str | None,
+    adapters: dict[str, str] | None,
     on_ray: bool,
     replicas: str | None,
     trace: str | None,
@@ -98,6 +104,9 @@ def serve(
     check_installed()
     options = ServerOptions(**without_none(**server), sample=sample).resolved()
     found = _named(models, options, engine, yes=yes)
+    if adapters and len(found) > 1:
+        raise click.UsageError(f"--adapter is of one model: name one MODEL, not {len(found)}")
+    engine["adapters"] = adapters
     loop = without_none(**loop, speculative=speculative)
     if on_ray:
         check_no_trace(trace)

@@ -49,6 +49,7 @@ from rlx.engine.programs.ready import TOWER, ProgramRecord, ReadyPrograms, compi
 from rlx.engine.programs.specs import GREEDY, HIDDEN, Bucketing, ProgramSpec, expected_programs, programs_of
 from rlx.engine.request.output import Logits
 from rlx.engine.speculation.drafts import Counters
+from rlx.errors import SnapshotError
 from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows
 from rlx.passes.layout import weight_bytes
@@ -80,6 +81,7 @@ class Engine:
 
     Attributes:
         ahead: compiles programs in the background.
+        adapters: those that requests may have; None if there are none.
         device: the name of what it runs on.
         most_rows: maximum number of rows in a call of `verify`.
         native_loops: whether one native call runs several steps; otherwise each runs alone, where it can be observed.
@@ -115,7 +117,7 @@ class Engine:
         self._weights, self._setup, self._progress, self._loaded = plan.weights, setup, progress, False
         self._keep_packed, self._path = keep_packed, plan.weights.loader.path
         self._chat_template = chat_template
-        self.profile, self.weights = setup.profile, plan.weights
+        self.profile, self.weights, self.adapters = setup.profile, plan.weights, plan.adapters
         bucketing = Bucketing(setup.profile.ranges, setup.max_seq)
         self._draft_models, self._drafting, self._draft_lock = dict[str, "DraftModel"](), ExitStack(), Lock()
         self.ahead = BackgroundCompiler(progress)
@@ -153,6 +155,7 @@ class Engine:
             self.model_runner = ModelRunner(self._programs, self.pool, bucketing, self._limits(), self.load)
             self.model_runner.is_pending = self.ahead.is_pending
             self.step = self.model_runner.step
+            self.model_runner.adapters = None if plan.adapters is None else plan.adapters.low_rank
         except BaseException:
             self.close(keep_file=True)
             raise
@@ -183,6 +186,8 @@ class Engine:
         with span("read the configuration", "open"):
             plan = Plan.of(loader, options)
         ahead = expected_programs(options.compile_ahead, plan.setup) if options.load else ()
+        if plan.adapters is not None:
+            ahead = [*ahead, *(replace(spec, adapters=plan.adapters.low_rank) for spec in ahead)]
         with span("make the engine", "open"):
             template = None if options.chat_template is None else template_text(options.chat_template)
             engine = cls(plan, options.progress, options.keep_packed, ahead, options.mmproj, template)
@@ -219,6 +224,8 @@ class Engine:
             kept = PackedWeightCache(self._compiler.cache, key, self._compiler.backend.memory)
         with span("load the weights", "open"):
             self._tensors.load(rows, Source(self._weights, self.config), self._progress, kept)
+            if self.adapters is not None:
+                self._tensors.load(self.adapters.rows(self.graph, self._setup.layouts), self.adapters)
         self._loaded = True
 
     # -- sequences ------------------------------------------------------------------------------------------------
@@ -283,7 +290,13 @@ class Engine:
         return np.concatenate(list(self.model_runner.pieces(sequence, ids, False, HIDDEN)))
 
     def snapshot_of(self, sequence: Sequence) -> Snapshot:
-        """A copy of a sequence: its ids, the used part of every cache, and the recurrent states."""
+        """A copy of a sequence: its ids, the used part of every cache, and the recurrent states.
+
+        Raises:
+            SnapshotError: it has an adapter.
+        """
+        if sequence.adapter:
+            raise SnapshotError("the session has an adapter: it cannot be saved", where="snapshot")
         if len(sequence):
             self.model_runner.refresh(sequence)
         return take_snapshot(sequence, self._identity)

@@ -28,7 +28,7 @@ from rlx.engine.kv.sequence import Sequence
 from rlx.engine.programs.specs import GREEDY, HIDDEN, LOGITS, Bucketing, ProgramSpec
 from rlx.engine.request.output import Logits
 from rlx.errors import ArgumentError, NumericalError, PromptError
-from rlx.models.variants import EmbeddedRows
+from rlx.models.variants import EmbeddedRows, LowRank
 from rlx.passes.options import MAX_SEGMENTS
 
 Ints: TypeAlias = npt.NDArray[Any]
@@ -95,7 +95,10 @@ class ModelRunner:
         bucketing: chooses the program of a call of one sequence.
         listener: receives hidden states, if there is one.
         is_pending: whether a program is still to be compiled in the background. The owner sets it.
+        adapters: those that sequences may have.
     """
+
+    adapters: LowRank | None = None
 
     def __init__(
         self, programs: ProgramSource, pool: CachePool, bucketing: Bucketing, limits: Limits, load: Callable[[], None]
@@ -206,7 +209,8 @@ class ModelRunner:
         sequences, tokens = [s.sequence for s in segments], [s.tokens for s in segments]
         counts, outs = [len(ids) for ids in tokens], [_outs(s) for s in segments]
         past, rows, wanted = [s.done for s in sequences], sum(counts), sum(outs)
-        spec = self.bucketing.segments(rows, self._embedded(sequences, counts))
+        adapters = self.adapters if any(s.adapter for s in sequences) else None
+        spec = self.bucketing.segments(rows, self._embedded(sequences, counts), adapters)
         if self.is_pending(spec):  # slower, but nobody waits for a compile
             return [self._alone(segment, copies=True) for segment in segments]
         program = self.programs[spec]
@@ -218,6 +222,8 @@ class ModelRunner:
         for number, column in enumerate((ends - counts, counts, past, slots)):
             table[:, number] = column
         _feed(inputs, segments, table, rows)
+        if adapters:
+            inputs["adapter"][:rows, 0] = np.repeat([s.adapter for s in sequences], counts)
         inputs["logit_rows"][: wanted or 1] = _runs(ends - outs, outs) if wanted else 0
         width = _feed_pages(inputs, [s.memory.pages for s in sequences])
         program.select_slot(0)
@@ -335,18 +341,21 @@ class ModelRunner:
         if listener is not None and listener.sequence is not sequence:
             listener = None
         hidden = output == HIDDEN or listener is not None
+        adapters = self.adapters if sequence.adapter else None
         if (spans := sequence.embeddings) is None:
-            spec = self.bucketing.spec(rows, past, all_rows, hidden, speculative)
+            spec = self.bucketing.spec(rows, past, all_rows, hidden, speculative, adapters=adapters)
         else:
             bias = spans.bias.shape[1] if spans.bias is not None and spans.is_biased(past) else 0
             embeds = self._embedded([sequence], [rows])
-            spec = self.bucketing.spec(rows, past, all_rows, hidden, speculative, embeds, bias)
+            spec = self.bucketing.spec(rows, past, all_rows, hidden, speculative, embeds, bias, adapters)
         program = self.programs[spec]
         sequence.begin(rows, speculative=speculative)
         for each in self._verified:
             if each.then is program.then:  # this run overwrites what it reads
                 each.then = None
         feed(program.inputs, ids, past, sequence.embeddings)
+        if adapters:
+            program.inputs["adapter"][:rows] = sequence.adapter
         env = {"SEQ": rows, "PAST_SEQ": past, **self.bind_slots(program, sequence)}
         program.run(**env)
         sequence.end(ids, speculative=speculative)
@@ -403,6 +412,9 @@ class ModelRunner:
         self.prepare(sequence, [token])
         self.catch_up(sequence)
         program, past = self.programs[GREEDY], sequence.done
+        if sequence.adapter:
+            program = self.programs[replace(GREEDY, adapters=self.adapters)]
+            program.inputs["adapter"][:1] = sequence.adapter
         steps = min(count, STEPS, self.limits.max_seq - past)
         sequence.begin(steps)
         program.inputs["tokens"][:1] = token

@@ -19,6 +19,7 @@ from rlx.export.hf_rope import divisors
 from rlx.export.model import Bytes, ExportTensor, Floats
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.stored import dequantize
+from rlx.models.rope import by_neighbours
 from rlx.weights import TensorInfo
 
 Array = npt.NDArray[Any]
@@ -117,7 +118,7 @@ def _change(config: TextConfig, name: str) -> Change:
         return Change(compute=lambda values: values + offset)
     if config.row.gguf_rope != config.row.hf_rope and name.split(".")[0] in ("attn_q", "attn_k"):
         heads = config.heads if name.startswith("attn_q") else config.kv_heads
-        return Change(move=lambda array: interleaved(array, heads))
+        return Change(move=lambda array: by_neighbours(array, heads))
     if config.arch in ("qwen35", "qwen35moe"):
         return _delta_rule(config, name)
     if config.arch == "gemma3n" and name in ("token_embd.weight", "per_layer_token_embd.weight"):
@@ -137,12 +138,6 @@ def _padded(array: Array, rows: int) -> Array:
     """Appends rows of zeros for tokens without an embedding (those of images and audio)."""
     missing = max(rows - len(array), 0)
     return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)]) if missing else array
-
-
-def interleaved(array: Array, heads: int) -> Array:
-    """Rows of each head [2, d/2] as [d/2, 2]: for rope over neighbouring pairs instead of halves."""
-    split = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
-    return split.swapaxes(1, 2).reshape(array.shape)
 
 
 def retiled(array: Array, groups: int, heads: int) -> Array:

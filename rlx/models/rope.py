@@ -323,3 +323,15 @@ def hf_yarn_scale(keys: Keys) -> float:
     if mscale and all_dims:
         scale = yarn_scale(factor, mscale) / yarn_scale(factor, all_dims)
     return keys.number("attention_factor", FACTOR, scale)
+
+
+def by_neighbours(array: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
+    """Rows of each head [2, d/2] as [d/2, 2]: for rope over neighbouring pairs instead of halves."""
+    split = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return split.swapaxes(1, 2).reshape(array.shape)
+
+
+def by_halves(array: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
+    """The opposite of `by_neighbours`."""
+    split = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
+    return split.swapaxes(1, 2).reshape(array.shape)

@@ -6,12 +6,12 @@ Part of the models stage. Each maps a finished graph to another one, so they wor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rlx.ir import ops
 from rlx.ir.dims import PAST_SEQ, SEQ
-from rlx.ir.dtypes import I32
+from rlx.ir.dtypes import I32, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.config import ModelConfig
@@ -88,6 +88,45 @@ def _inputs_of_layers(graph: Graph, last: int) -> Iterator[tuple[Node, int]]:
             yield node, 0
         elif node.op == "rms_norm" and len(node.inputs) > 1 and node.inputs[1].name in norms:
             yield node.inputs[0], norms[node.inputs[1].name]
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """The stacks of low-rank changes of a model's linear layers.
+
+    Attributes:
+        count: matrices of each stack; number 0 is zero.
+        ranks: weight of a linear layer -> the rank of its stacks.
+        dtypes: name of a stack -> its type.
+    """
+
+    count: int
+    ranks: Mapping[str, int]
+    dtypes: Mapping[str, DType]
+
+
+def with_adapters(graph: Graph, kind: LowRank) -> Graph:
+    """The model with the input "adapter" i32 [SEQ, 1]: which low-rank change each row gets, 0 for none.
+
+    Linear layers over W [n, k] become x W^T + (x A^T) B^T, with the matrices of the row's number of the stacks
+    "W.lora_a" [count, rank, k] and "W.lora_b" [count, n, rank].
+    """
+    numbers = graph.input("adapter", [SEQ, 1], I32)
+
+    def stack(weight: str, half: str, *shape: int) -> Node:
+        name = f"{weight}.lora_{half}"
+        return graph.weight(name, [kind.count, *shape], kind.dtypes[name])
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        new = ops.rebuild(old, inputs)
+        if old.op != "linear" or (rank := kind.ranks.get(old.inputs[1].name)) is None:
+            return new
+        (n, k), name = old.inputs[1].shape, old.inputs[1].name
+        assert isinstance(n, int) and isinstance(k, int)
+        low = ops.expert_linear(inputs[0], numbers, stack(name, "a", rank, k))
+        return new + ops.reshape(ops.expert_linear(low, numbers, stack(name, "b", n, rank)), new.shape)
+
+    return graph.map(visit)
 
 
 def with_bias(graph: Graph, heads: int) -> Graph:

@@ -64,6 +64,8 @@ class LmRunner(ABC):
     """Whether the default callback is called per token; otherwise after the last token."""
     _sample: SampleOpts | None = None
     """Default sampling options of calls that give none."""
+    adapters: tuple[str, ...] = ()
+    """The names of the LoRA adapters that requests may choose."""
     _speculative: str | None = None
     """Default speculative decoding of calls that give none."""
     _images: ImageInput | None = None
@@ -156,6 +158,7 @@ class LmRunner(ABC):
             speculative: `prompt-lookup`, `mtp`, or `model:PATH` for a smaller model with the same vocabulary:
                 speculative decoding checks several guessed tokens in one step; the result is the same. None takes the
                 runner's default.
+            adapter: the name of the LoRA adapter that answers, one of `adapters`; None for the model as it is.
             top_logprobs: also report log-probabilities in `Generation.steps`: of each token, and of this many of the
                 likeliest tokens at its position.
             grammar: a `Grammar` that the text must follow.

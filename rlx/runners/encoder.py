@@ -52,6 +52,7 @@ class EncoderRunner:
     """
 
     slots, supports_multimodal, recommended_sample = 1, False, None
+    adapters: tuple[str, ...] = ()
 
     def __init__(self, encoder: Encoder, max_seq: int | None = None) -> None:
         self._encoder, self._plan = encoder, encoder.plan
@@ -74,6 +75,9 @@ class EncoderRunner:
         """
         loader = open_with(path, None)
         try:
+            if options.adapters:
+                hint = "merge them into the model's weights with PEFT"
+                raise UnsupportedModelError("a text encoder takes no adapters", where=loader.path, hint=hint)
             found = cls(Encoder(loader, options), options.max_seq)
         except BaseException:
             loader.close()

@@ -99,6 +99,7 @@ class Model(LmRunner):
         self.device = engine.device
         self._on_token, self._streams = on_token, streams
         self._sample = None if sample is None else resolved(sample, engine.recommended, GREEDY)
+        self.adapters = () if engine.adapters is None else tuple(engine.adapters.numbers)
         self._speculative = checked_speculation(speculative)
         if speculative is not None and speculative.startswith(DRAFT_MODEL):
             engine.draft_model(speculative.removeprefix(DRAFT_MODEL))

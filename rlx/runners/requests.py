@@ -48,6 +48,7 @@ def planned(
     opts = runner.default_sample
     if request.sample is not None:
         opts = resolved(request.sample, runner.recommended_sample, opts)
+    request, adapter = _with_adapter(runner, request)
     speculative = runner._speculative if request.speculative is None and drafts else request.speculative
     embeds = None
     if request.embeds is not None or request.attn_bias is not None:
@@ -62,6 +63,7 @@ def planned(
         None if room is None else room - len(context.ids) + 1,
         constraint,
         turn_ids=_turn_ids(runner, stops),
+        adapter=adapter,
         streaming=bool(has_texts or on_token or request.stop),
         drafts_of=None if speculative is None else _drafts_of(runner, speculative, context.ids, request.cache_salt),
     )
@@ -123,6 +125,20 @@ def _drafts_of(runner: LmRunner, speculative: str, context: list[int], salt: str
         return lambda sequence: None if sequence.embeddings else drafting.drafts(context, salt, counters)
     lookup = PromptLookup(context)
     return lambda sequence: Drafts(lookup, counters)
+
+
+def _with_adapter(runner: LmRunner, request: Request) -> tuple[Request, int]:
+    """A request whose salt tells adapters apart, and the number of its adapter, 0 for none."""
+    salt, name = request.cache_salt, request.adapter
+    if name is None:
+        return (replace(request, cache_salt=f"\0{salt}") if salt.startswith("\0") else request), 0
+    if not runner._cached:
+        raise ArgumentError("an adapter needs a cache", where="generate", hint="leave `adapter` out")
+    if (adapters := runner._engine.adapters) is None:
+        hint = "open the model with adapters={...}"
+        raise ArgumentError(f"there is no adapter {name!r}", where="adapter", hint=hint)
+    number = adapters.number(name)
+    return replace(request, cache_salt=adapters.salt(name, salt)), number
 
 
 def _embeddings(runner: LmRunner, request: Request, context: Context) -> Any:

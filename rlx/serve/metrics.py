@@ -198,7 +198,7 @@ class Metrics:
         info = GaugeMetricFamily(f"{PREFIX}build_info", "Versions", labels=["model_name", "version"])
         info.add_metric([label, rlx.__version__], 1)
         yield info
-        for model in self._server.opened:
+        for model in self._server.without_adapters:
             with suppress(BusyError):  # closed meanwhile
                 yield from _of_runner(model.runner.stats(), model.name)
 

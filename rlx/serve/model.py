@@ -23,7 +23,7 @@ from rlx.runners.encoder import as_encoder
 from rlx.runners.requests import submitted_group
 from rlx.sampling import SampleOpts
 from rlx.serve import record
-from rlx.serve.errors import context_overflow
+from rlx.serve.errors import ApiError, context_overflow
 from rlx.serve.events import Asked, EventStream
 from rlx.serve.http import in_thread
 from rlx.serve.media import MediaOptions
@@ -57,6 +57,7 @@ class ServedModel:
         runner: closed by whoever opened it.
         name: what the model is called in answers.
         aliases: further names that requests may use.
+        adapter: the name of the adapter that answers; None for the model as it is.
 
     Attributes:
         names: the name in answers, and the others.
@@ -70,12 +71,26 @@ class ServedModel:
     sample: Mapping[str, Any] = {}
     max_tokens: int | None = None
 
-    def __init__(self, runner: CachedRunner, name: str, aliases: Sequence[str] = ()) -> None:
-        self.runner, self.name, self.aliases = runner, name, tuple(aliases)
+    def __init__(
+        self, runner: CachedRunner, name: str, aliases: Sequence[str] = (), adapter: str | None = None
+    ) -> None:
+        self.runner, self.name, self.aliases, self.adapter = runner, name, tuple(aliases), adapter
         self.names = (name, *aliases)
         self.created = int(time.time())
         self.media, self.grammar_turns = MediaOptions(), CapacityLimiter(GRAMMARS_AT_ONCE)
         self.text_turns = CapacityLimiter(TEXTS_AT_ONCE)
+
+    @property
+    def with_adapters(self) -> list[ServedModel]:
+        """It, and for each of its adapters a model with the name of the adapter."""
+        return [self, *(ServedModel(self.runner, name, adapter=name) for name in self.runner.adapters)]
+
+    def without_adapter(self) -> CachedRunner:
+        """The runner, for what adapters cannot do; `ApiError` if this is one."""
+        if self.adapter is not None:
+            hint = "send it to the model without the adapter"
+            raise ApiError(400, f"{self.name!r} is an adapter, which only generates text", param="model", hint=hint)
+        return self.runner
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -222,7 +237,7 @@ class ServedModel:
         """
         limit = self.limit(max_tokens)
         most = self.runner.max_seq + 1 if limit is None else limit
-        request = Request(self.checked(prompt), most, sample or self.default_sample, **fields)
+        request = Request(self.checked(prompt), most, sample or self.default_sample, adapter=self.adapter, **fields)
         return Asked(request, limit, n, parser, include_stop, grammar)
 
     async def grammar_of(self, asked: Asked) -> Grammar | None:

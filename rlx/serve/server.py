@@ -155,6 +155,11 @@ class Server:
         return self.opened
 
     @property
+    def without_adapters(self) -> list[ServedModel]:
+        """The models that are open, each once: those of adapters have their runners."""
+        return [each for each in self.opened if each.adapter is None]
+
+    @property
     def default_name(self) -> str:
         """The name of the first model; before it is open as the options say."""
         return self.opened[0].name if self.opened else next(iter(self.options.alias), "")
@@ -184,14 +189,15 @@ class Server:
 
     def _open(self) -> None:
         """Opens those models that are not open yet."""
-        found = [each if isinstance(each, ServedModel) else each() for each in self._sources]
+        opened = [each if isinstance(each, ServedModel) else each() for each in self._sources]
+        found = [model for each in opened for model in each.with_adapters]
         check_names([each.names for each in found])
         for model in found:
             model.media, model.sample = MediaOptions.of(self.options), self.options.sample
             model.max_tokens = self.options.max_tokens
             with suppress(RlxError):  # of a file without one: the requests that need it say so
                 model.tokenizer.encode("")  # built now, not in the first request
-        self.limiter.slots = sum(each.slots for each in found)
+        self.limiter.slots = sum(each.slots for each in opened)
         self.opened = tuple(found)
         threading.Thread(target=_prepare_grammars, args=[self.opened], name="rlx-grammars", daemon=True).start()
 
@@ -215,7 +221,7 @@ class Server:
 
     def cut(self) -> None:
         """Ends what is still computed; its clients get an error that says so."""
-        closing, self.opened = self.opened, ()
+        closing, self.opened = self.without_adapters, ()
         for model in closing:
             threading.Thread(target=model.runner.close, name="rlx-closing", daemon=True).start()
 

@@ -74,7 +74,7 @@ def unversioned(server: Server) -> APIRouter:
         """The work in each slot of each model, without texts. With `?fail_on_no_slot=1` 503 if none is free."""
         if not server.options.slots_endpoint:
             raise _off("/slots", "--no-slots-endpoint")
-        every = slots_of(server.models)
+        every = slots_of([each for each in server.models if each.adapter is None])
         if request.query_params.get("fail_on_no_slot") not in (None, "", "0") and all(
             each["is_processing"] for each in every
         ):

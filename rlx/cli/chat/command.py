@@ -19,6 +19,7 @@ from rlx.cli.command import Command
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.main import INTERRUPTED, show_mistake
 from rlx.cli.options import (
+    answering_adapter,
     described,
     ending_options,
     engine_options,
@@ -43,12 +44,19 @@ from rlx.weights import open_weights
 @system_option
 @thinking_option
 @speculative_option
+@answering_adapter
 @display_options
 @click.option("--no-history", is_flag=True, help="Do not keep what is typed for later conversations.")
 @yes_option
 @engine_options
 def chat(
-    model: str | None, system: str | None, no_history: bool, yes: bool, engine: dict[str, Any], **settings: Any
+    model: str | None,
+    system: str | None,
+    adapters: dict[str, str] | None,
+    no_history: bool,
+    yes: bool,
+    engine: dict[str, Any],
+    **settings: Any,
 ) -> None:
     """Talk with MODEL, by default the demo model.
 
@@ -60,6 +68,7 @@ def chat(
     rlx chat model.gguf --system "Be brief." --temperature 0.7
     """
     ctx, bars, interrupts = click.get_current_context(), Bars(), Interrupts()
+    engine["adapters"] = adapters
     with bars, _opened(model, engine, yes, bars, interrupts) as runner, interrupts:
         conversation = Conversation(None if system is None else readable(system))
         session = Session(runner, model, Settings(runner.recommended_sample), interrupts, bars, conversation)

@@ -44,6 +44,7 @@ class Sequence:
         memory: its pages and slots.
         ring_start: first position that its rings hold.
         embeddings: its embedded spans, or None. They may lie behind the ids so far.
+        adapter: the number of the adapter that its rows get, 0 for none; set before anything of it is computed.
         saved: the copies while it is paused, or None.
         closed: whether it has ended.
     """
@@ -57,7 +58,7 @@ class Sequence:
         salt: str = "",
     ) -> None:
         self.pool, self.ids, self.done, self.closed = pool, array("i"), 0, False
-        self.memory = SequenceMemory(pool)
+        self.memory, self.adapter = SequenceMemory(pool), 0
         self.saved: Saved | None = None
         self._rings, self._room = pool.memory.rings, pool.memory.ring_capacity or _EVERYTHING
         self._shared, self._salt, self._checkpoints = shared, salt, set[int]()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import wraps
 from os import PathLike
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAli
 from rlx import env
 from rlx.arguments import check_arguments
 from rlx.backends import checked_device
-from rlx.errors import UnknownArgumentError
+from rlx.errors import ArgumentError, UnknownArgumentError
 from rlx.passes.options import MAX_PAST, PRECISIONS
 from rlx.profile.option import ProfileOptions, byte_count, option, options_of
 from rlx.text.chat import template_text
@@ -51,6 +51,16 @@ Options_contra = TypeVar("Options_contra", bound="EngineOptions", contravariant=
 def parse_image_bytes(value: Any) -> int:
     """As `parse_bytes`; 0 keeps no image."""
     return byte_count("image_cache_bytes", value, 0)
+
+
+def parse_adapters(value: Any) -> dict[str, str | PathLike[str]]:
+    """A mapping of names to paths, checked; `ArgumentError` otherwise."""
+    fits = isinstance(value, Mapping) and all(
+        isinstance(name, str) and name and isinstance(path, str | PathLike) for name, path in value.items()
+    )
+    if not fits:
+        raise ArgumentError(f"adapters is {value!r}, expected names with paths", hint='give {"name": "path"}')
+    return dict(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +101,12 @@ class EngineOptions(ImageOptions, ProfileOptions):
         kind=object,
         parse=template_text,
         metavar="FILE",
+    )
+    adapters: Mapping[str, str | PathLike[str]] | None = option(
+        None,
+        "LoRA adapters by name, each a PEFT folder or a GGUF file; `adapter` of a request chooses one",
+        kind=object,
+        parse=parse_adapters,
     )
     profile: ProfileLike = option(
         None,

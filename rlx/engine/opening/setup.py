@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlx import models
 from rlx.backends import backend
@@ -27,6 +28,9 @@ from rlx.profile import CompileProfile
 from rlx.profile.option import parse_bytes, parse_cache_kv_bytes, parse_folder
 from rlx.store.cache import CompileCache, checked_cache
 from rlx.weights import ModelWeights, WeightLoader
+
+if TYPE_CHECKING:
+    from rlx.engine.adapters import Adapters
 
 DEFAULT_CONTEXT = 4096  # positions, if the model allows more and the user gave no max_seq
 
@@ -139,10 +143,11 @@ class Plan:
     weights: ModelWeights
     graph: Graph
     setup: Setup
+    adapters: Adapters | None = None
 
     @staticmethod
     def of(loader: WeightLoader, options: EngineOptions) -> Plan:
-        """Reads the file's header and builds the graph; reads no weights.
+        """Reads the file's header and builds the graph; reads no weights but those of adapters.
 
         Raises:
             ConfigError, UnsupportedModelError, WeightError: the file cannot be used.
@@ -154,7 +159,12 @@ class Plan:
         config = config.at_length(setup.max_seq)
         graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
         check_types(graph, weights, setup.layouts)
-        return Plan(config, weights, graph, setup)
+        adapters = None
+        if options.adapters:
+            from rlx.engine.adapters import Adapters  # few models have some
+
+            adapters = Adapters.of(options.adapters, config, weights, graph)
+        return Plan(config, weights, graph, setup, adapters)
 
 
 def pools_of(plans: Sequence[Plan]) -> list[int]:

@@ -17,7 +17,7 @@ from rlx.errors import ArgumentError
 from rlx.ir import ops
 from rlx.ir.graph import Graph
 from rlx.models import variants
-from rlx.models.variants import EmbeddedRows
+from rlx.models.variants import EmbeddedRows, LowRank
 from rlx.passes.options import MAX_PAST, Options, phase
 from rlx.profile import CompileProfile
 
@@ -39,6 +39,7 @@ class ProgramSpec:
         past: (smallest, largest) number of past positions; None for any.
         embeds: how rows may take the place of token embeddings; None: there are no such rows.
         bias: number of heads of an attention bias that replaces the causal mask, 1 if all heads share it; 0: no bias.
+        adapters: the low-rank changes that rows may have; None: no row has one.
         drafts: "" if no row may be rejected; "verify" if some may: it then leaves the recurrent states and writes new
             ones beside them; "verify again", a second program of that kind, for runs that alternate between two slots;
             "advance", it only updates the recurrent states, by the accepted rows of a verifying program.
@@ -51,6 +52,7 @@ class ProgramSpec:
     embeds: EmbeddedRows | None = None
     bias: int = 0
     drafts: str = ""
+    adapters: LowRank | None = None
 
     @cached_property
     def phase(self) -> str:
@@ -76,6 +78,7 @@ class ProgramSpec:
             self.embeds.name if self.embeds else "",
             f"bias-{self.bias}" if self.bias else "",
             self.drafts.replace(" ", "-"),
+            "adapters" if self.adapters else "",
         )
         return "-".join([f"{self.phase}-{self.seq[0]}-{self.seq[1]}", *filter(None, parts)])
 
@@ -117,6 +120,7 @@ class ProgramSpec:
         graph = graph.replace(outputs=outputs)
         graph = variants.verifying(graph) if self.verifies else graph
         graph = variants.with_embedded_rows(graph, self.embeds) if self.embeds else graph
+        graph = variants.with_adapters(graph, self.adapters) if self.adapters else graph
         return variants.with_bias(graph, self.bias) if self.bias else graph
 
 
@@ -157,24 +161,25 @@ class Bucketing:
         verifies: bool = False,
         embeds: EmbeddedRows | None = None,
         bias: int = 0,
+        adapters: LowRank | None = None,
     ) -> ProgramSpec:
         """The spec of the program for a call of `rows` rows after `past` positions.
 
         Args:
             all_rows: whether the logits of all rows are asked for. If there are several, the program is that of a
                 bucket in every mode: only scoring and verifying request them.
-            hidden, embeds, bias: as in `ProgramSpec`.
+            hidden, embeds, bias, adapters: as in `ProgramSpec`.
             verifies: whether rows may be rejected.
         """
         if rows == 1 and self.decode == "dynamic" and not (bias or embeds):  # quick, for every token
-            return _spec(self.one, "last", hidden)
+            return _spec(self.one, "last", hidden, adapters=adapters)
         every = all_rows and rows > 1
         returns = "all" if every else "last"
         bounds = None if every else self.past(rows, past)
         if bias:  # its memory grows with the past, so the past is bounded
             bounds = (0, past_bucket(self.max_seq)[1])
         seq = self.bucket(rows) if every else self.rows(rows)
-        return _spec(seq, returns, hidden, bounds, embeds, bias, "verify" if every and verifies else "")
+        return _spec(seq, returns, hidden, bounds, embeds, bias, "verify" if every and verifies else "", adapters)
 
     @cached_property
     def one(self) -> Range:
@@ -185,10 +190,10 @@ class Bucketing:
         """The range that contains `rows`."""
         return next(bounds for bounds in self.ranges if bounds[0] <= rows <= bounds[1])
 
-    def segments(self, rows: int, embeds: EmbeddedRows | None = None) -> ProgramSpec:
-        """The spec of the program for a call of `rows` rows that belong to several sequences; `embeds` as in `spec`."""
+    def segments(self, rows: int, embeds: EmbeddedRows | None = None, adapters: LowRank | None = None) -> ProgramSpec:
+        """The spec of the program for a call of rows that belong to several sequences; arguments as of `spec`."""
         seq = next(bounds for bounds in self.segment_ranges if rows <= bounds[1])
-        return _spec(seq, "chosen", embeds=embeds)
+        return _spec(seq, "chosen", embeds=embeds, adapters=adapters)
 
     @property
     def segment_ranges(self) -> tuple[Range, ...]:

@@ -59,6 +59,8 @@ class Request:
         grammar: what the text must look like. Stop ids are chosen only where it is complete.
         stop_ids: further token ids that end it, also without `stop_at_eog`.
         keep_ids: control tokens that are not left out of texts.
+        adapter: the name of the LoRA adapter that answers, one of `adapters` of the opened model; None for the model
+            as it is.
         cache_salt: requests share what the cache knows of their prompts only with requests of the same salt. Requests
             of users who must not learn of each other, not even by the time of an answer, need different ones.
     """
@@ -78,6 +80,7 @@ class Request:
     grammar: Grammar | None = None
     stop_ids: Sequence[int] = ()
     keep_ids: Set[int] = frozenset()
+    adapter: str | None = None
     cache_salt: str = ""
 
     def check(self) -> None:
@@ -103,6 +106,7 @@ class RequestOptions(TypedDict, total=False):
     top_logprobs: int | None
     grammar: Grammar | None
     json_schema: Any
+    adapter: str | None
 
 
 #: The same as parameters, with their defaults, for signatures.
@@ -150,6 +154,7 @@ class Job:
         streaming: whether the consumer looks at each token as it comes: it is then woken for each, and the request
             waits for it after `AHEAD` tokens. If not, the consumer is woken once, at the end.
         drafts_of: makes the drafts for a sequence that begins; None for no drafts.
+        adapter: the number of the adapter of its sequence, 0 for none.
         keeps: whether the sequence stays open at the end; its owner then closes it.
         replaces: a sequence that nobody needs any more once this one starts; it is closed before.
         label: names it in errors; its position by default.
@@ -186,6 +191,7 @@ class Job:
     turn_ids: Collection[int] = NOTHING
     streaming: bool = True
     drafts_of: DraftsOf | None = None
+    adapter: int = 0
     keeps: bool = False
     replaces: Any = None
     label: str | None = None

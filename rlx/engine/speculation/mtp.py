@@ -382,7 +382,7 @@ class HeadDrafts(Drafts):
 
     def run(self, engine: Any, sequence: Any, tokens: Ids[int], left: int, stops: Ids[int]) -> list[int]:
         """Rounds of drafts and verifying steps in one native call; [] if the engine runs its steps one by one."""
-        if not engine.native_loops:
+        if not engine.native_loops or sequence.adapter:
             return []
         for token in tokens[self._seen : -1]:
             self._head.observe(token)

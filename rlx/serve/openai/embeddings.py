@@ -46,7 +46,7 @@ async def vectors_of(
         every = partial(encoder.embed, pooling=pooling, dimensions=dimensions, normalize=normalize)
         parts = [contexts[at : at + TOGETHER] for at in range(0, len(contexts), TOGETHER)]
         return [vector for part in parts for vector in await in_thread(partial(every, part))]
-    embed = partial(model.runner.embed, pooling=pooling or "mean", normalize=False)
+    embed = partial(model.without_adapter().embed, pooling=pooling or "mean", normalize=False)
     kept = [(await in_thread(partial(embed, each)))[:dimensions] for each in contexts]
     return [of_unit_length(each) for each in kept] if normalize else kept
 

@@ -71,7 +71,7 @@ def router(server: Server) -> APIRouter:
 def _scores(model: ServedModel, body: RerankBody, texts: list[str]) -> tuple[list[float], int]:
     """Probabilities, and how many tokens the model has read. Classifiers give logits."""
     model.check_length([body.query, *texts], "documents")
-    found = model.runner.rerank(body.query, texts, truncate=body.truncate is True)
+    found = model.without_adapter().rerank(body.query, texts, truncate=body.truncate is True)
     scores = np.array(found)
     if (encoder := as_encoder(model.runner)) is not None and encoder.width == 1:
         scores = 1 / (1 + np.exp(-scores))

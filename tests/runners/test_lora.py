@@ -1,0 +1,206 @@
+"""LoRA adapters: each request has the logits of a model whose matrices were changed in NumPy, whatever is beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from adapter_files import Array, Pairs, merged, random_pairs, write_gguf, write_peft
+
+from rlx.engine.request.request import Request
+from rlx.errors import ArgumentError, SnapshotError, UnsupportedModelError, WeightError
+from rlx.models.rope import by_halves, by_neighbours
+from rlx.runners import Model, auto_runner
+
+IDS = np.random.default_rng(7).integers(5, 400, 20).tolist()
+CEILING = 1e-4  # of log-probabilities: float32 through some layers, in another order of sums
+LINEARS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
+#: Family -> modules: those of one matrix each, of matrices that hold several, of recurrent layers, and the head.
+TARGETS = {
+    "qwen3": LINEARS,
+    "phi3": ("qkv_proj", "gate_up_proj", "lm_head"),
+    "qwen35": ("q_proj", "in_proj_qkv", "in_proj_z", "out_proj"),
+    "gemma3": ("k_proj", "up_proj"),
+    "glm4-moe": ("q_proj", "o_proj"),
+}
+
+
+@contextmanager
+def opened(model: Path, **options: Any) -> Iterator[Model]:
+    with auto_runner(model, **{"precision": "exact", "max_seq": 96, **options}) as runner:
+        yield runner
+
+
+def answer(runner: Model, ids: list[int] = IDS, n: int = 8, **options: Any) -> list[tuple[int, float]]:
+    """Tokens, and their log-probabilities."""
+    steps = runner.generate(ids, n, stop_at_eog=False, top_logprobs=0, **options).steps
+    return [(step.token, step.logprob or 0.0) for step in steps]
+
+
+def check_close(found: list[tuple[int, float]], expected: list[tuple[int, float]]) -> None:
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    np.testing.assert_allclose([each for _, each in found], [each for _, each in expected], atol=CEILING)
+
+
+@pytest.mark.parametrize("family", TARGETS)
+def test_an_answer_is_that_of_merged_weights(goldens: Path, tmp_path: Path, family: str) -> None:
+    """Of several adapters of different ranks, one after the other and in the same steps, natively and with drafts."""
+    checkpoint = goldens / family / "hf"
+    pairs = [random_pairs(checkpoint, TARGETS[family], rank, seed=rank) for rank in (4, 20)]
+    adapters = {
+        "one": write_peft(tmp_path / "one", pairs[0]),
+        "two": write_peft(tmp_path / "two", pairs[1], lora_alpha=10, use_rslora=True),
+    }
+    with opened(checkpoint) as runner:
+        plain = answer(runner)
+    expected = {None: plain}
+    for name, each, scale in (("one", pairs[0], 2.0), ("two", pairs[1], 10 / 20**0.5)):
+        with opened(merged(tmp_path / f"merged {name}", checkpoint, each, scale)) as runner:
+            expected[name] = answer(runner)
+    assert len({str(each) for each in expected.values()}) == 3
+    with opened(checkpoint, adapters=adapters) as runner:
+        assert runner.adapters == ("one", "two")
+        assert answer(runner) == plain, "to the bit"
+        alone = {name: answer(runner, adapter=name) for name in expected}
+        for name, found in alone.items():
+            check_close(found, expected[name])
+            tokens = [token for token, _ in found]
+            assert runner.generate(IDS, 8, stop_at_eog=False, adapter=name) == tokens
+            assert runner.generate(IDS, 8, stop_at_eog=False, adapter=name, speculative="prompt-lookup") == tokens
+        names = [None, "one", "two", None, "one"]
+        handles = [runner.submit(Request(IDS, 8, stop_at_eog=False, adapter=name, top_logprobs=0)) for name in names]
+        for name, handle in zip(names, handles, strict=True):
+            assert [(step.token, step.logprob) for step in handle] == alone[name], "the bits of a request alone"
+
+
+def test_rounded_activations_too(demo_model: Path, tmp_path: Path) -> None:
+    """A quantized model: the bits of a row are the same beside others, and without an adapter those of the model."""
+    with opened(demo_model, precision="auto") as runner:
+        plain = answer(runner)
+        sizes = {n.removesuffix(".weight"): info.shape for n, info in runner.weights.loader.tensors.items()}
+    rng = np.random.default_rng(1)
+    pairs: Pairs = {
+        f"model.layers.{i}.self_attn.{name}_proj": (
+            rng.standard_normal((8, sizes[f"blk.{i}.attn_{name}"][1])).astype(np.float16) * np.float16(0.1),
+            rng.standard_normal((sizes[f"blk.{i}.attn_{name}"][0], 8)).astype(np.float16) * np.float16(0.1),
+        )
+        for i in range(6)
+        for name in "qv"
+    }
+    with opened(demo_model, precision="auto", adapters={"one": write_peft(tmp_path, pairs)}) as runner:
+        alone = answer(runner, adapter="one")
+        assert alone != plain
+        names = [None, "one", None]
+        handles = [runner.submit(Request(IDS, 8, stop_at_eog=False, adapter=name, top_logprobs=0)) for name in names]
+        found = [[(step.token, step.logprob) for step in handle] for handle in handles]
+        assert found == [plain, alone, plain]
+        assert {str(dtype) for dtype in runner._engine.adapters.low_rank.dtypes.values()} == {"f16"}
+
+
+@pytest.mark.parametrize("kind", ["peft", "gguf"])
+@pytest.mark.parametrize("model", ["peft", "gguf"])
+def test_both_formats_on_both_formats(goldens: Path, tmp_path: Path, kind: str, model: str) -> None:
+    """Llama's files order the rows of queries and keys differently."""
+    folder = goldens / "llama"
+    pairs = random_pairs(folder / "hf", ("q_proj", "k_proj", "o_proj"))
+    with opened(merged(tmp_path / "merged", folder / "hf", pairs, 2.0)) as runner:
+        expected, config = answer(runner), runner.config
+
+    def in_gguf(module: str, half: Array) -> Array:
+        heads = {"q_proj": config.heads, "k_proj": config.each[0].kv_heads}.get(module.split(".")[-1])
+        return half if heads is None else by_neighbours(half, heads)
+
+    if kind == "peft":
+        adapter = write_peft(tmp_path / "adapter", pairs)
+    else:
+        names = {"q_proj": "attn_q", "k_proj": "attn_k", "o_proj": "attn_output"}
+        renamed = {
+            f"blk.{module.split('.')[2]}.{names[module.split('.')[-1]]}": (a, in_gguf(module, b))
+            for module, (a, b) in pairs.items()
+        }
+        adapter = write_gguf(tmp_path / "adapter.gguf", "llama", renamed)
+    with opened(folder / ("hf" if model == "peft" else "model-f16.gguf"), adapters={"one": adapter}) as runner:
+        check_close(answer(runner, adapter="one"), expected)
+
+
+def test_orders_of_rows_are_opposites() -> None:
+    rows = np.arange(24).reshape(12, 2)
+    np.testing.assert_array_equal(by_halves(by_neighbours(rows, 3), 3), rows)
+    assert by_neighbours(rows, 3)[:4, 0].tolist() == [0, 4, 2, 6]
+
+
+def test_what_is_known_of_a_prompt_is_known_for_its_adapter_only(goldens: Path, tmp_path: Path) -> None:
+    checkpoint, ids = goldens / "qwen3" / "hf", IDS * 4
+    adapters = {
+        name: write_peft(tmp_path / name, random_pairs(checkpoint, LINEARS, seed=seed))
+        for name, seed in (("one", 1), ("same", 1), ("two", 2))
+    }
+
+    def reused(runner: Model, **options: Any) -> int:
+        before = runner.stats()["prefix_tokens_hit"]
+        answer(runner, ids, 2, **options)
+        return int(runner.stats()["prefix_tokens_hit"] - before)
+
+    with opened(checkpoint, adapters=adapters) as runner:
+        assert reused(runner) == reused(runner, adapter="one") == reused(runner, adapter="two") == 0
+        assert reused(runner) == reused(runner, adapter="one") == reused(runner, adapter="same") >= 64
+        crafted = f"\0{runner._engine.adapters._digests['one']}\0"
+        request = Request(ids, 2, stop_at_eog=False, cache_salt=crafted)
+        before = runner.stats()["prefix_tokens_hit"]
+        list(runner.submit(request))
+        assert runner.stats()["prefix_tokens_hit"] == before, "no salt reaches what an adapter computed"
+
+
+def test_a_session_goes_on_with_its_adapter(goldens: Path, tmp_path: Path) -> None:
+    checkpoint = goldens / "qwen3" / "hf"
+    adapter = write_peft(tmp_path / "one", random_pairs(checkpoint, LINEARS))
+    with opened(checkpoint, adapters={"one": adapter}) as runner:
+        tokens = [token for token, _ in answer(runner, n=8, adapter="one")]
+        answer(runner, n=4, adapter="one")
+        assert int(runner.decode_logits(tokens[3]).argmax()) == tokens[4]
+        with pytest.raises(SnapshotError, match="the session has an adapter"):
+            runner.snapshot()
+        answer(runner, n=4)
+        runner.snapshot()
+
+
+def test_an_adapter_that_does_not_fit(goldens: Path, tmp_path: Path) -> None:
+    """Everything is said when the model is opened."""
+    checkpoint = goldens / "qwen3" / "hf"
+    pairs = random_pairs(checkpoint, ("q_proj",))
+    wide = {module: (np.zeros((4, 999), np.float32), b) for module, (_, b) in pairs.items()}
+    other = write_peft(tmp_path / "other", wide)
+    with pytest.raises(WeightError, match=r"a matrix \[\d+, 999\], the model's blk.0.attn_q.weight is .* another base"):
+        auto_runner(checkpoint, adapters={"one": other})
+    beyond = {module.replace("layers.0", "layers.77"): pair for module, pair in pairs.items()}
+    with pytest.raises(UnsupportedModelError, match=r"blk.77.attn_q.weight, which is no plain linear layer"):
+        auto_runner(checkpoint, adapters={"one": write_peft(tmp_path / "beyond", beyond)})
+    embeddings = random_pairs(checkpoint, ("embed_tokens",))
+    with pytest.raises(UnsupportedModelError, match="changes the embeddings of tokens"):
+        auto_runner(checkpoint, adapters={"one": write_peft(tmp_path / "embeddings", embeddings)})
+    hybrid = goldens / "qwen35"
+    delta = write_peft(tmp_path / "delta", random_pairs(hybrid / "hf", ("in_proj_qkv",)))
+    with pytest.raises(UnsupportedModelError, match="safetensors and gguf order the rows"):
+        auto_runner(hybrid / "model-f16.gguf", adapters={"one": delta})
+    with pytest.raises(UnsupportedModelError, match="a text encoder takes no adapters"):
+        auto_runner(goldens / "bert" / "hf", adapters={"one": other})
+
+
+def test_names_of_adapters(goldens: Path, tmp_path: Path) -> None:
+    checkpoint = goldens / "qwen3" / "hf"
+    adapter = write_peft(tmp_path / "one", random_pairs(checkpoint, ("q_proj",)))
+    with opened(checkpoint, adapters={"one": adapter}) as runner:
+        with pytest.raises(ArgumentError, match=r"no adapter 'two'. There is 'one'"):
+            answer(runner, adapter="two")
+        runner.disable_decode_compile_cache()
+        with pytest.raises(ArgumentError, match="an adapter needs a cache"):
+            answer(runner, adapter="one")
+    with opened(checkpoint) as runner, pytest.raises(ArgumentError, match=r"Open the model with adapters=\{...\}"):
+        answer(runner, adapter="one")
+    for wrong in ({"": "x"}, ["one=x"], {"one": 3}):
+        with pytest.raises(ArgumentError, match="expected names with paths"):
+            auto_runner(checkpoint, adapters=wrong)  # type: ignore[arg-type]
