@@ -146,7 +146,8 @@ def _in_order(b: Floats, name: str, adapter: Adapter, config: ModelConfig, weigh
         return b
     row: Architecture = ARCHITECTURES[config.arch]
     inner = name.split(".")[2] if name.startswith("blk.") else name
-    if config.delta is not None and inner.startswith(("ssm_", "attn_qkv", "attn_gate")):
+    recurrent = config.recurrence is not None and inner.startswith(("ssm_", "attn_qkv", "attn_gate"))
+    if recurrent or (config.latent is not None and inner.startswith("attn_")):
         what = f"{adapter.format} and {weights.format} order the rows of {name} differently"
         hint = f"use an adapter in the format of the model's file, {weights.format}"
         raise UnsupportedModelError(what, where=adapter.path, hint=hint)
