@@ -16,7 +16,7 @@ from pathlib import Path
 from rlx.export.hf_config import TextConfig, metadata_from_config
 from rlx.export.hf_keys import GgufType, Metadata
 from rlx.export.hf_required import check_tensors
-from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensor
+from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensors
 from rlx.export.hf_tokenizer import tokenizer_metadata
 from rlx.export.model import ExportModel, ExportTensor, model_from_gguf
 from rlx.weights import ModelWeights, WeightLoader, open_weights
@@ -85,22 +85,27 @@ def model_from_hf(source: WeightLoader) -> ExportModel:
         | found.metadata
         | tokenizer_metadata(folder, config, rows),
         tensors=tuple(tensors),
-        left_out=tuple(found.weights.unused),
+        left_out=tuple(_left_out(config, found.weights)),
         close=source.close,
     )
 
 
 def _tensors(config: TextConfig, weights: ModelWeights) -> list[ExportTensor]:
     """All tensors, those of the whole decoder first, then layer by layer in the checkpoint's order."""
-    rope = rope_tensor(config)
-    found = [] if rope is None else [rope]
+    found = rope_tensors(config)
     for canonical in weights.names:
-        if canonical == "output.weight" and config.tied:
-            continue  # a copy of the embedding table
+        if (canonical == "output.weight" and config.tied) or _layer(canonical) in config.left_out:
+            continue  # a copy of the embedding table; what predicts further tokens
         info, raw = weights.info(canonical), partial(weights.raw, canonical)
         for name, change in changes(config, canonical):
             found.append(export_tensor(name, info, raw, change, where=weights.place(canonical)))
     return sorted(found, key=lambda tensor: _layer(tensor.name))
+
+
+def _left_out(config: TextConfig, weights: ModelWeights) -> list[str]:
+    """The names in the checkpoint of the tensors that are not written."""
+    layers = (name for canonical, name in weights.names.items() if _layer(canonical) in config.left_out)
+    return [*weights.unused, *layers]
 
 
 def _layer(name: str) -> int:

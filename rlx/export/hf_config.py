@@ -13,7 +13,7 @@ from typing import Any
 
 from rlx.errors import UnsupportedModelError
 from rlx.export.hf_keys import Metadata, Writer
-from rlx.export.hf_rope import RopeConfig, rope_config, write_rope
+from rlx.export.hf_rope import RopeConfig, long_rope, rope_config, write_rope
 from rlx.models.architectures import Architecture, by_period
 from rlx.models.keys import Keys, is_integer, plain
 from rlx.models.registry import MODEL_TYPES
@@ -30,6 +30,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 _SIZE, _LAYERS = (1, 1 << 31), (1, 1024)
+_SIGMOID = 2  # of the functions that make scores of a router's logits
 _SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
 # Architectures whose GGUF loaders have a built-in rule for sliding layers: every n-th layer does not slide.
 _PERIODS = {"gemma2": 2, "gemma3": 6}
@@ -54,8 +55,10 @@ class TextConfig(Keys):
         self.arch, self.row = _architecture(config, where)
         nested = config.get("text_config") or {}
         super().__init__({**_DEFAULTS.get(self.arch, {}), **self.row.hf_defaults, **config, **nested}, where)
-        if self.row.hybrid not in ("", "delta rule"):
+        if self.row.hybrid not in ("", "delta rule", "convolution"):
             self.unsupported("model_type", self.get("model_type"), "rlx convert cannot write its recurrent layers yet")
+        if self.row.hf_spelling is not None:
+            self.mapping = {**self.mapping, **self.row.hf_spelling(self)}
         self.rope: RopeConfig = rope_config(self, self.row)
 
     @property
@@ -76,9 +79,19 @@ class TextConfig(Keys):
 
     @property
     def experts(self) -> int:
-        """Number of experts per layer, 0 for none; two groups of configurations name the key differently."""
-        key = "num_experts" if "num_experts" in self else "num_local_experts"
-        return self.integer(key, (0, 1024), 0)
+        """Number of experts per layer, 0 for none."""
+        keys = SETTINGS["experts"].hf.split()
+        return self.integer(next((key for key in keys if key in self), keys[0]), (0, 1024), 0)
+
+    @property
+    def dense_layers(self) -> int:
+        """How many of the first layers have no experts."""
+        return self.integer(SETTINGS["dense_layers"].hf, (0, self.layers), 0)
+
+    @property
+    def left_out(self) -> range:
+        """The layers for multi-token prediction that are not written."""
+        return range(self.layers, self.layers + self.integer("num_nextn_predict_layers", (0, 64), 0))
 
     @property
     def tied(self) -> bool:
@@ -89,6 +102,8 @@ class TextConfig(Keys):
         """The attention type of every layer: `layer_types`, else by the architecture's rule."""
         if "layer_types" in self:
             known = {kind: kind for kind in (_SLIDING, _FULL, _LINEAR)}
+            if self.row.hybrid == "convolution":
+                known["conv"] = _LINEAR
             found = self.elements("layer_types", lambda each: each.choice("layer_types", known), self.layers)
             return [*found[:-1], _FULL] if self.row.hf_ends_full else found
         return self._ruled_types()
@@ -165,6 +180,8 @@ def metadata_from_config(config: TextConfig) -> Metadata:
         out.u32("expert_count", config.experts)
         key = "top_k_experts" if "top_k_experts" in config else "num_experts_per_tok"
         out.u32("expert_used_count", config.integer(key, (1, config.experts)))
+        if config.row.router == "sigmoid":
+            out.u32("expert_gating_func", _SIGMOID)
     _OF_FAMILY.get(config.arch, _settings)(config, out)
     return out.found
 
@@ -180,8 +197,13 @@ def _common(config: TextConfig, out: Writer) -> None:
     out.u32("embedding_length", config.integer("hidden_size", _SIZE))
     _feed_forward(config, out)
     out.u32("attention.head_count", config.heads)
-    out.u32("attention.head_count_kv", config.kv_heads)
-    out.f32("attention.layer_norm_rms_epsilon", config.number("rms_norm_eps", (1e-12, 1.0)))
+    if config.row.hybrid == "convolution":
+        heads = [0 if recurrent else config.kv_heads for recurrent in config.recurrent]
+        out.integers("attention.head_count_kv", heads)
+    else:
+        out.u32("attention.head_count_kv", config.kv_heads)
+    eps = config.row.hf_keys.get("eps", "rms_norm_eps")
+    out.f32("attention.layer_norm_rms_epsilon", config.number(eps, (1e-12, 1.0)))
 
 
 def _feed_forward(config: TextConfig, out: Writer) -> None:
@@ -212,7 +234,8 @@ def _check(config: TextConfig) -> None:
         config.unsupported("use_bidirectional_attention", True, "attention in both directions is not supported")
     if config.row.gguf_period is None and _has_windows(config):
         config.unsupported("sliding_window", config.get("sliding_window"), "GGUF has no windows for this architecture")
-    config.require("n_routed_experts", 0, "rlx convert cannot write these experts yet")
+    if "kv_lora_rank" in config:
+        config.unsupported("kv_lora_rank", config.get("kv_lora_rank"), "rlx convert cannot write latent attention yet")
     _check_scale(config)
 
 
@@ -251,7 +274,8 @@ def _settings(config: TextConfig, out: Writer) -> None:
         places = [each.rpartition(".") for each in config.row.hf_keys.get(name, key.hf).split()]
         holders = [(config.nested(outer, optional=True) if outer else config, inner) for outer, _, inner in places]
         keys, found = next(((keys, each) for keys, each in holders if each in keys), (config, ""))
-        if not target or not found or f"{config.arch}.{target}" in out.found:
+        there = f"{config.arch}.{target}" in out.found or ("expert" in name and not config.experts)
+        if not target or not found or there:
             continue
         if key.allowed is None:
             out.flag(target, keys.flag(found))
@@ -276,6 +300,13 @@ def _qwen3moe(config: TextConfig, out: Writer) -> None:
     config.require("decoder_sparse_step", 1, "layers without experts are not supported")
     config.require("mlp_only_layers", [], "layers without experts are not supported")
     out.u32("expert_feed_forward_length", config.integer("moe_intermediate_size", _SIZE))
+
+
+def _phi3(config: TextConfig, out: Writer) -> None:
+    _settings(config, out)
+    out.u32("attention.sliding_window", config.integer("sliding_window", (0, _SIZE[1]), 0))
+    if config.rope.kind == "longrope":
+        out.f32("rope.scaling.attn_factor", long_rope(config.rope, config.head_dim).scale)
 
 
 def _qwen3vl(config: TextConfig, out: Writer) -> None:
@@ -362,5 +393,5 @@ def _gemma4(config: TextConfig, out: Writer) -> None:
 _OF_FAMILY: dict[str, Callable[[TextConfig, Writer], None]] = {
     "llama": _llama, "qwen2": _nothing, "qwen3": _nothing, "qwen3vl": _qwen3vl, "qwen3moe": _qwen3moe,
     "qwen35": _qwen35, "qwen35moe": _qwen35moe, "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2,
-    "gemma3n": _gemma3n, "gemma4": _gemma4,
+    "gemma3n": _gemma3n, "gemma4": _gemma4, "phi3": _phi3,
 }  # fmt: skip

@@ -22,6 +22,7 @@ _HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 _MLP = ("ffn_gate", "ffn_up", "ffn_down")
 _EXPERTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 _SHARED = ("ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
+_CONVOLUTION = ("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj")
 _DELTA = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_alpha", "ssm_beta", "ssm_norm", "ssm_out")
 _SANDWICH = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 _PER_LAYER = ("inp_gate", "proj", "post_norm")
@@ -66,7 +67,8 @@ def _fail_missing(name: str, config: TextConfig, weights: ModelWeights) -> None:
 def required(config: TextConfig) -> Iterator[str]:
     """The GGUF names of all required tensors."""
     yield "token_embd.weight"
-    yield "output_norm.weight"
+    names = ("output_norm.weight", "token_embd_norm.weight")
+    yield next(name for name in names if canonical_name(name, config.arch))
     if not config.tied:
         yield "output.weight"
     yield from _of_decoder(config)
@@ -91,8 +93,10 @@ def _of_layer(config: TextConfig, layer: int) -> Iterator[str]:
     yield from (f"{name}.weight" for name in _matrices_and_norms(config, layer))
     if config.arch == "qwen2":
         yield from ("attn_q.bias", "attn_k.bias", "attn_v.bias")
-    if _is_recurrent(config, layer):
+    if _is_recurrent(config, layer) and config.row.hybrid == "delta rule":
         yield from ("ssm_a", "ssm_dt.bias")
+    if config.row.router == "sigmoid" and layer >= config.dense_layers:
+        yield "exp_probs_b.bias"
     if config.arch == "gemma4":
         yield "layer_output_scale.weight"
         if config.experts:
@@ -101,12 +105,14 @@ def _of_layer(config: TextConfig, layer: int) -> Iterator[str]:
 
 def _matrices_and_norms(config: TextConfig, layer: int) -> Iterator[str]:
     arch = config.arch
-    yield from _DELTA if _is_recurrent(config, layer) else _attention(config, layer)
+    recurrent = _CONVOLUTION if config.row.hybrid == "convolution" else _DELTA
+    yield from recurrent if _is_recurrent(config, layer) else _attention(config, layer)
     yield from _norms(arch)
     if arch == "gemma4":
         yield from (*_MLP, *(_GEMMA4_EXPERTS if config.experts else ()))
     else:
-        yield from _EXPERTS if config.experts else _MLP
+        dense = _MLP[1:] if config.row.fused_ffn else _MLP
+        yield from _EXPERTS if config.experts and layer >= config.dense_layers else dense
     if arch == "qwen35moe":
         yield from _SHARED
     if _has_per_layer_input(config):
@@ -127,7 +133,8 @@ def _norms(arch: str) -> tuple[str, ...]:
 
 def _attention(config: TextConfig, layer: int) -> Iterator[str]:
     normed = config.arch in ("qwen3", "qwen3vl", "qwen3moe", "qwen35", "qwen35moe", "gemma3", "gemma3n", "gemma4")
-    names = [*_ATTENTION, *(_HEAD_NORMS if normed else ())]
+    joined = config.arch == "phi3"
+    names = ["attn_qkv", "attn_output"] if joined else [*_ATTENTION, *(_HEAD_NORMS if normed else ())]
     if (
         config.layers - config.shared_kv_layers <= layer < config.layers
     ):  # this layer reads the keys and values of an earlier one

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rlx.models.architectures import Architecture
 from rlx.models.keys import POSITIVE, Keys
 from rlx.models.registry import ARCHITECTURES
-from rlx.models.rope import hf_yarn_scale, yarn_scale
+from rlx.models.rope import Rope, hf_longrope, hf_yarn_scale, yarn_scale
 
 if TYPE_CHECKING:
     from rlx.export.hf_keys import Writer
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Two architectures whose files omit the base; their readers use the default of the format.
 _IMPLIED = {"gemma": 10_000.0, "gemma2": 10_000.0}
 _FACTOR, _CONTEXT = (1e-6, 1e6), (1, 1 << 31)
+_ORIGINAL = "original_max_position_embeddings"
 _NEVER = 1e30  # the divisor of a frequency that is not rotated
 
 
@@ -35,10 +36,11 @@ class RopeConfig:
     Attributes:
         full: parameters of the layers without a window, or of all layers if there is one rope.
         base, local_base: theta of those layers, and of the layers with a window; None if they share it.
-        kind: default, linear, llama3, yarn or proportional.
+        kind: default, linear, llama3, yarn, longrope or proportional.
         partial: rotated share of a head.
         context: `max_position_embeddings`.
         sections: sizes of the sections of a rope with several positions per token, or None.
+        original: the context before scaling, where it is no parameter of the rope.
     """
 
     full: Keys
@@ -48,9 +50,10 @@ class RopeConfig:
     partial: float
     context: int
     sections: list[int] | None
+    original: int | None
 
 
-_KINDS = {kind: kind for kind in ("default", "linear", "llama3", "yarn", "proportional")}
+_KINDS = {kind: kind for kind in ("default", "linear", "llama3", "yarn", "longrope", "proportional")}
 
 
 def rope_config(config: Keys, row: Architecture) -> RopeConfig:
@@ -83,6 +86,7 @@ def rope_config(config: Keys, row: Architecture) -> RopeConfig:
         partial=full.number("partial_rotary_factor", (0.0, 1.0), share),
         context=config.integer("max_position_embeddings", _CONTEXT),
         sections=_sections(full),
+        original=config.integer(_ORIGINAL, _CONTEXT) if _ORIGINAL in config else None,
     )
 
 
@@ -110,15 +114,24 @@ def write_rope(rope: RopeConfig, arch: str, out: Writer) -> None:
         out.f32("rope.scaling.factor", rope.full.number("factor", _FACTOR))
     if rope.kind == "yarn":
         _write_yarn(rope, out)
+    if rope.kind == "longrope":
+        out.u32("rope.scaling.original_context_length", rope.full.integer(_ORIGINAL, _CONTEXT, rope.original))
 
 
 def _check(rope: RopeConfig, arch: str) -> None:
-    if rope.kind == "llama3" and arch != "llama":
+    if rope.kind == "llama3" and arch not in ("llama", "exaone4"):
         rope.full.unsupported("rope_type", "llama3", f"GGUF files of {arch} have no place for its divisors")
+    if rope.kind == "longrope" and arch != "phi3":
+        rope.full.unsupported("rope_type", "longrope", f"GGUF files of {arch} have no place for its factors")
     if (rope.kind == "proportional") != (arch == "gemma4"):
         rope.full.unsupported("rope_type", rope.kind, f"readers of GGUF files of {arch} compute otherwise")
     if rope.partial != 1 and arch != "gemma4" and ARCHITECTURES[arch].partial_rope is None:
         rope.full.unsupported("partial_rotary_factor", rope.partial, f"GGUF files of {arch} turn whole heads")
+
+
+def long_rope(rope: RopeConfig, head_dim: int) -> Rope:
+    """The factors of LongRoPE for short and long texts, and what sines and cosines are multiplied by."""
+    return hf_longrope(rope.full, rope.base, int(head_dim * rope.partial), rope.original, rope.context)
 
 
 def _write_yarn(rope: RopeConfig, out: Writer) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rlx.errors import WeightError
 from rlx.export.hf_config import TextConfig
-from rlx.export.hf_rope import divisors
+from rlx.export.hf_rope import divisors, long_rope
 from rlx.export.model import Bytes, ExportTensor, Floats
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.stored import dequantize
@@ -79,12 +79,19 @@ def export_tensor(
     return ExportTensor(name, shape, info.dtype, values, stored if copied else None)
 
 
-def rope_tensor(config: TextConfig) -> ExportTensor | None:
-    """`rope_freqs.weight`, for ropes whose frequencies GGUF keys cannot express."""
+def rope_tensors(config: TextConfig) -> list[ExportTensor]:
+    """`rope_freqs.weight`, or two tensors of LongRoPE, for ropes whose frequencies GGUF keys cannot express."""
+    if config.rope.kind == "longrope":
+        rope = long_rope(config.rope, config.head_dim)
+        assert rope.long is not None
+        found = {"rope_factors_long.weight": rope.long[1], "rope_factors_short.weight": rope.divisors}
+        return [_constant(name, np.array(values, np.float32)) for name, values in found.items()]
     values = divisors(config.rope, config.full_head_dim if config.arch == "gemma4" else config.head_dim)
-    if values is None:
-        return None
-    return ExportTensor("rope_freqs.weight", values.shape, F32, lambda: values, lambda: _bytes(values))
+    return [] if values is None else [_constant("rope_freqs.weight", values)]
+
+
+def _constant(name: str, values: Floats) -> ExportTensor:
+    return ExportTensor(name, values.shape, F32, lambda: values, lambda: _bytes(values))
 
 
 def _bytes(array: Array) -> Bytes:

@@ -282,7 +282,7 @@ def _hf_rope(keys: Keys, dims: int, base: float, partial: float, context: int, o
     if kind == "yarn":
         return _hf_yarn(keys, base, turning, context)
     if kind == "longrope":
-        return _hf_longrope(keys, base, turning, original, context)
+        return hf_longrope(keys, base, turning, original, context)
     return Rope(base, turning, llama3=_hf_llama3(keys) if kind == "llama3" else None)
 
 
@@ -303,7 +303,8 @@ def _hf_yarn(keys: Keys, base: float, dims: int, context: int) -> Rope:
     return Rope(base, dims, yarn=yarn, scale=hf_yarn_scale(keys))
 
 
-def _hf_longrope(keys: Keys, base: float, dims: int, original: int | None, context: int) -> Rope:
+def hf_longrope(keys: Keys, base: float, dims: int, original: int | None, context: int) -> Rope:
+    """LongRoPE: `dims` elements of a head turn; `original` is the default of the original context."""
     original = keys.integer("original_max_position_embeddings", (2, 1 << 31), original)
     long, short = (
         tuple(keys.elements(key, lambda each: each.number(key, FACTOR), dims // 2))  # noqa: B023

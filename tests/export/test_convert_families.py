@@ -128,6 +128,24 @@ def test_a_file_computes_what_its_checkpoint_does(made: Make, model_type: str) -
     assert_the_file_computes_the_same(made(model_type))
 
 
+FIXTURES = (
+    *("ernie4.5", "exaone4-swa", "glm4", "glm4-moe", "granite", "granitemoe-shared"),
+    *("lfm2", "ministral3", "olmo3", "phi3", "smollm3"),
+)
+
+
+@pytest.mark.parametrize("family", FIXTURES)
+def test_a_file_computes_what_a_golden_checkpoint_does(goldens: Path, tmp_path: Path, family: str) -> None:
+    (tmp_path / "hf").symlink_to(goldens / family / "hf", target_is_directory=True)
+    assert_the_file_computes_the_same(tmp_path / "hf")
+
+
+def test_blocks_of_glm_that_predict_are_left_out_and_said(goldens: Path) -> None:
+    with open_model(goldens / "glm4-moe" / "hf") as model:
+        assert numbers(model)["block_count"] == 3 and model.left_out
+        assert all(name.startswith("model.layers.3.") for name in model.left_out)
+
+
 def test_gemma4_with_experts_and_values_that_are_keys(made: Make) -> None:
     folder = made("gemma4_text", **GEMMA4_EXPERTS)
     assert_the_file_computes_the_same(folder)
@@ -309,6 +327,7 @@ SCALED = {"full_attention": DEFAULT, "sliding_attention": {**DEFAULT, "rope_type
     ("qwen3", {"rope_parameters": {**YARN, "rope_type": "llama3"}}, UnsupportedModelError, "llama3"),
     ("qwen3", {"rope_parameters": {**YARN, "truncate": False}}, UnsupportedModelError, "truncate"),
     ("qwen3", {"hidden_act": "relu"}, UnsupportedModelError, "hidden_act"),
+    ("qwen3", {"rope_parameters": {**DEFAULT, "rope_type": "longrope"}}, UnsupportedModelError, "longrope"),
     ("qwen3", {"use_sliding_window": True, "sliding_window": 64}, UnsupportedModelError, "sliding_window"),
     ("qwen3", {"use_bidirectional_attention": True}, UnsupportedModelError, "use_bidirectional_attention"),
     ("qwen3", {"partial_rotary_factor": 0.5}, UnsupportedModelError, "partial_rotary_factor"),
