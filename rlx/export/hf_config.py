@@ -309,11 +309,6 @@ def _phi3(config: TextConfig, out: Writer) -> None:
         out.f32("rope.scaling.attn_factor", long_rope(config.rope, config.head_dim).scale)
 
 
-def _qwen3vl(config: TextConfig, out: Writer) -> None:
-    taken = plain(config.nested("vision_config", optional=True).get("deepstack_visual_indexes", []))
-    out.u32("n_deepstack_layers", len(taken))
-
-
 def _qwen35(config: TextConfig, out: Writer) -> None:
     config.require("attn_output_gate", True, "GGUF files of this architecture have a gate on attention")
     key, value = (config.integer(f"linear_{name}_head_dim", _SIZE) for name in ("key", "value"))
@@ -391,7 +386,7 @@ def _gemma4(config: TextConfig, out: Writer) -> None:
 
 
 _OF_FAMILY: dict[str, Callable[[TextConfig, Writer], None]] = {
-    "llama": _llama, "qwen2": _nothing, "qwen3": _nothing, "qwen3vl": _qwen3vl, "qwen3moe": _qwen3moe,
+    "llama": _llama, "qwen2": _nothing, "qwen3": _nothing, "qwen3moe": _qwen3moe,
     "qwen35": _qwen35, "qwen35moe": _qwen35moe, "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2,
     "gemma3n": _gemma3n, "gemma4": _gemma4, "phi3": _phi3,
 }  # fmt: skip

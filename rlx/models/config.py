@@ -163,7 +163,6 @@ class ModelConfig:
             those with a window, which still applies.
         fused_ffn: gate and up of the dense block are one tensor.
         gated_ffn: the feed-forward blocks have a gate.
-        deepstack: how many of the first layers add further features of an image to its rows (arXiv 2406.04334).
         own: settings that only this architecture has, by the names in its row.
     """
 
@@ -197,13 +196,17 @@ class ModelConfig:
     two_way: str = "none"
     fused_ffn: bool = False
     gated_ffn: bool = True
-    deepstack: int = 0
     own: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def layers(self) -> int:
         """Number of layers."""
         return len(self.each)
+
+    @property
+    def deepstack(self) -> int:
+        """How many of the first layers add further features of an image to its rows (arXiv 2406.04334)."""
+        return int(self.own.get("deepstack", 0))
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -111,9 +111,6 @@ class _Gguf(Reader):
         """GGUF has no key for it. The models with per-layer embeddings (E2B, E4B) are the causal ones."""
         return "none" if self.integer("per_layer") else self.row.two_way
 
-    def deepstack(self) -> int:
-        return self.keys.integer("n_deepstack_layers", (0, self.layers - 1), 0)
-
     def _local_head_dim(self) -> int:
         return self.keys.even("attention.key_length_swa", HEADS) if self.row.gguf_local_heads else self.head_dim
 

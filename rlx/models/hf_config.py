@@ -101,13 +101,6 @@ class _Hf(Reader):
             return usual if self.keys.get(_TWO_WAY, None) == "vision" else "none"
         return "none" if self.keys.get("hidden_size_per_layer_input", 0) else usual
 
-    def deepstack(self) -> int:
-        tower, key = self.keys.nested("vision_config", optional=True), "deepstack_visual_indexes"
-        taken = tower.elements(key, lambda each: each.integer(key, (0, 1023))) if key in tower else []
-        if len(taken) >= self.layers:
-            tower.wrong(key, taken, f"fewer elements than the text model has layers, which is {self.layers}")
-        return len(taken)
-
     def ropes(self, each: tuple[Layer, ...], context: int) -> tuple[rope.Rope, rope.Rope | None]:
         full = {layer.head_dim for layer in each if layer.window is None and not layer.recurrent}
         local = {layer.head_dim for layer in each if layer.window is not None}

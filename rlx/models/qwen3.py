@@ -17,6 +17,7 @@ from rlx.models.builder import Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.keys import Keys
 from rlx.models.names import HEAD_NORMS, LAYER, MOE, PRE_NORMS, Table
+from rlx.models.settings import Key
 
 
 def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, head_norms: bool) -> Graph:
@@ -41,6 +42,16 @@ def _upper_layers_slide(keys: Keys, layers: int) -> list[bool]:
     return [slides and layer >= first for layer, slides in enumerate(_all_slide(keys, layers))]
 
 
+def _inner_layers(keys: Keys) -> dict[str, int]:
+    """How many layers of the tower give features to the first layers."""
+    tower, key = keys.nested("vision_config", optional=True), "deepstack_visual_indexes"
+    layers = keys.integer("num_hidden_layers", (1, 1024))
+    taken = tower.elements(key, lambda each: each.integer(key, (0, 1023))) if key in tower else []
+    if len(taken) >= layers:
+        tower.wrong(key, taken, f"fewer elements than the text model has layers, which is {layers}")
+    return {"deepstack": len(taken)}
+
+
 _DEFAULTS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _QWEN3 = Architecture(
     partial(build, head_norms=True),
@@ -62,7 +73,12 @@ ARCHITECTURES = {
     ),
     "qwen3": _QWEN3,
     "qwen3vl": replace(
-        _QWEN3, model_types=("qwen3_vl_text", "qwen3_vl"), rope_sections=(24, 20, 20), hf_base=5_000_000.0
+        _QWEN3,
+        model_types=("qwen3_vl_text", "qwen3_vl"),
+        rope_sections=(24, 20, 20),
+        hf_base=5_000_000.0,
+        hf_spelling=_inner_layers,
+        keys={"deepstack": Key("n_deepstack_layers", "deepstack", (0, 1023), 0)},
     ),
     "qwen3moe": replace(
         _QWEN3,

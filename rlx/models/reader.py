@@ -88,7 +88,6 @@ class Reader(Settings):
             two_way=self.two_way(),
             fused_ffn=row.fused_ffn,
             gated_ffn=row.gated_ffn,
-            deepstack=self.deepstack(),
             own=self.own(),
         )
 
@@ -252,8 +251,6 @@ class Reader(Settings):
     def activation(self) -> str: ...
     @abstractmethod
     def two_way(self) -> str: ...
-    @abstractmethod
-    def deepstack(self) -> int: ...
     @abstractmethod
     def find_windows(self) -> list[int | None]: ...
     @abstractmethod
