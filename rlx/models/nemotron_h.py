@@ -24,8 +24,7 @@ from rlx.models.names import LINEAR, SCALED, WHOLE, Row, Table, mamba_names, sha
 def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
     """The graph of a Nemotron-H model; see `rlx.models.build`."""
     model = start(config, weights, kv_dtype)
-    x = embedding(model)
-    angles = rope_angles(model)
+    x, angles = embedding(model), rope_angles(model)
     for layer in model.layers():
         x = x + _block(layer, norm(layer, x, "attn_norm"), angles)
     return head(model, x)
@@ -88,7 +87,8 @@ _NEMOTRON_H = Architecture(
     hf_biases={"attention_bias": QKVO, "mlp_bias": FFN, "use_conv_bias": ("ssm_conv1d",), "use_bias": IN_OUT},
     hf_keys={
         "activation": "mlp_hidden_act",
-        "eps": "layer_norm_epsilon",
+        "eps": "layer_norm_epsilon rms_norm_eps",
+        "head_dim": "head_dim attention_head_dim",
         "value_heads": "mamba_num_heads",
         "key_heads": "n_groups",
         "key_dim": "ssm_state_size",
