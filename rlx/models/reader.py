@@ -51,7 +51,7 @@ class Reader(Settings):
         # MTP blocks come last and are not layers of the model.
         self.layers = blocks - keys.integer("nextn_predict_layers", (0, min(blocks - 1, 64)), 0)
         self.hidden, self.heads = self.integer("hidden"), self.same("heads")
-        self.latent = self._latent() if row.latent else None
+        self.latent = _latent(self) if row.latent else None
         context, self.head_dim = self.integer("context"), self._head_dim()
         experts = self._experts()
         each = self._layers(experts)
@@ -90,16 +90,6 @@ class Reader(Settings):
             gated_ffn=row.gated_ffn,
             own=self.own(),
         )
-
-    def _latent(self) -> Latent:
-        """The sizes of latent attention; GGUF has those of whole heads, checkpoints those of their parts."""
-        keys, rope = self.integer("latent_keys"), self.keys.even(self.at("latent_rope"), HEADS)
-        plain = self.integer("latent_head") - rope if self.keys.prefix else self.integer("latent_plain")
-        if plain < 1:
-            self.keys.wrong(
-                self.at("latent_head"), plain + rope, f"more than {self.at('latent_rope')}, which is {rope}"
-            )
-        return Latent(keys, rope, plain, self.integer("latent_values"), self.integer("latent_queries"))
 
     def _head_dim(self) -> int:
         if self.latent is not None:
@@ -161,7 +151,7 @@ class Reader(Settings):
         if not count:
             return None
         used, ffn = self.same("experts_used", (1, count)), self.same("expert_ffn")
-        groups, kept = self._groups(count, used)
+        groups, kept = _groups(self, count, used)
         if must and self.at("expert_ffn") == "feed_forward_length":
             ffn //= used
         return Experts(
@@ -176,18 +166,6 @@ class Reader(Settings):
             groups=groups,
             kept=kept,
         )
-
-    def _groups(self, count: int, used: int) -> tuple[int, int]:
-        """The groups of experts, and how many of them are searched for the used ones."""
-        groups, kept = self.integer("expert_groups"), self.integer("kept_groups")
-        if self.row.router != "sigmoid":
-            self.keys.require(self.at("expert_groups"), 1, "experts in groups are not supported for this architecture")
-        if count % groups or (groups > 1 and count // groups < 2):
-            self.keys.wrong(self.at("expert_groups"), groups, f"a divisor of {self.at('experts')}, which is {count}")
-        least = -(-used * groups // count)
-        if groups > 1 and not least <= kept <= groups:
-            self.keys.wrong(self.at("kept_groups"), kept, f"from {least} to {groups}, of {groups} groups of experts")
-        return groups, kept
 
     def _shared_ffn(self, ffn: int) -> int:
         """The width of the expert that every token uses: its own, or that of several experts beside one another."""
@@ -265,3 +243,25 @@ class Reader(Settings):
     def keys_as_values(self, layer: int) -> bool: ...
     @abstractmethod
     def ropes(self, each: tuple[Layer, ...], context: int) -> tuple[Rope, Rope | None]: ...
+
+
+def _latent(found: Settings) -> Latent:
+    """The sizes of latent attention; GGUF has those of whole heads, checkpoints those of their parts."""
+    keys, rope = found.integer("latent_keys"), found.keys.even(found.at("latent_rope"), HEADS)
+    plain = found.integer("latent_head") - rope if found.keys.prefix else found.integer("latent_plain")
+    if plain < 1:
+        found.keys.wrong(found.at("latent_head"), plain + rope, f"more than {found.at('latent_rope')}, which is {rope}")
+    return Latent(keys, rope, plain, found.integer("latent_values"), found.integer("latent_queries"))
+
+
+def _groups(found: Settings, count: int, used: int) -> tuple[int, int]:
+    """The groups of experts, and how many of them are searched for the used ones."""
+    groups, kept = found.integer("expert_groups"), found.integer("kept_groups")
+    if found.row.router != "sigmoid":
+        found.keys.require(found.at("expert_groups"), 1, "experts in groups are not supported for this architecture")
+    if count % groups or (groups > 1 and count // groups < 2):
+        found.keys.wrong(found.at("expert_groups"), groups, f"a divisor of {found.at('experts')}, which is {count}")
+    least = -(-used * groups // count)
+    if groups > 1 and not least <= kept <= groups:
+        found.keys.wrong(found.at("kept_groups"), kept, f"from {least} to {groups}, of {groups} groups of experts")
+    return groups, kept

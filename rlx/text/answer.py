@@ -15,6 +15,7 @@ from rlx.text.chat import template_of
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.tool_calls import Part, Tool, ToolCallDelta, ToolFormat, new_call_id
 from rlx.text.tool_calls.bare import LLAMA, PROMPTED
+from rlx.text.tool_calls.deepseek import DEEPSEEK
 from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
 from rlx.text.tool_calls.harmony import HARMONY
 from rlx.text.tool_calls.tagged import HERMES, XML
@@ -226,7 +227,7 @@ def kept_ids(tokenizer: Tokenizer, tags: ThinkingTags | None, tool_format: ToolF
 #: What the chat template of a model has in it -> how the model writes calls. The first that fits counts.
 _FORMATS = (
     (GEMMA4.trigger, GEMMA4), (FUNCTION_GEMMA.trigger, FUNCTION_GEMMA), ("<function=", XML), ("<tool_call>", HERMES),
-    (CHANNELS.begin, HARMONY),
+    (CHANNELS.begin, HARMONY), (DEEPSEEK.trigger, DEEPSEEK),
     ("", LLAMA),
 )  # fmt: skip
 

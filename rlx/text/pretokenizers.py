@@ -36,6 +36,15 @@ _TEKKEN = "|".join((
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*",
     r"\p{N}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _BREAKS,
 ))  # fmt: skip
+_O200K = "|".join((
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?",
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?",
+    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _BREAKS,
+))  # fmt: skip
+_DEEPSEEK = "|".join((
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+    r" ?[\p{P}\p{S}]+[\r\n]*", _BREAKS,
+))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,8 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
     ),
     (PreTokenizer((r"\p{N}", _GPT2)), "starcoder refact command-r smollm codeshell exaone minerva-7b"),
     (PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
+    (PreTokenizer((_O200K,)), "gpt-4o llama4 kanana2"),
+    (PreTokenizer((r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _DEEPSEEK)), "deepseek-v3 hunyuan-dense"),
     (PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")), "default"),
 )
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for pre, names in _FAMILIES for name in names.split()}

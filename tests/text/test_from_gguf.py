@@ -271,3 +271,17 @@ def test_a_file_gives_what_its_metadata_gives(tmp_path: Path) -> None:
         for text in ("Hello ab <x>\n\n\u00e9", "", " "):
             assert loaded.encode(text) == direct.encode(text)
         assert loaded.eog_ids == direct.eog_ids
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("gpt-4o", "HelloWorld it's 12345 a/b\n", ["Hello", "World", " it's", " ", "123", "45", " a", "/b", "\n"]),
+        ("deepseek-v3", "Hi 你好abc 12345 x_y!", ["Hi", " ", "你好", "abc", " ", "123", "45", " x", "_y", "!"]),
+    ],
+)
+def test_where_texts_are_cut(pre: str, text: str, pieces: list[str]) -> None:
+    from tokenizers import Regex, pre_tokenizers
+
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre].patterns]
+    assert [piece for piece, _ in pre_tokenizers.Sequence(cuts).pre_tokenize_str(text)] == pieces

@@ -9,12 +9,13 @@ from typing import Any
 
 from rlx.text.tool_calls import Part, Tool, checked_tools
 from rlx.text.tool_calls.bare import LLAMA, PROMPTED
+from rlx.text.tool_calls.deepseek import DEEPSEEK
 from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
 from rlx.text.tool_calls.harmony import HARMONY
 from rlx.text.tool_calls.tagged import HERMES, XML
 
 Call = tuple[str, dict[str, Any]]
-FORMATS = {each.name: each.of for each in (HERMES, XML, LLAMA, PROMPTED, GEMMA4, FUNCTION_GEMMA, HARMONY)}
+FORMATS = {each.name: each.of for each in (HERMES, XML, LLAMA, PROMPTED, GEMMA4, FUNCTION_GEMMA, HARMONY, DEEPSEEK)}
 PARAMETERS = {
     "type": "object",
     "properties": {
@@ -70,12 +71,24 @@ def harmony(calls: list[Call]) -> str:
     return "".join(header.format(name) + json.dumps(given, ensure_ascii=False) + "<|call|>" for name, given in calls)
 
 
+def deepseek(calls: list[Call]) -> str:
+    """The first call as V3.1 writes it, the others as V3 does."""
+    forms = ["{}<｜tool▁sep｜>{}", *["function<｜tool▁sep｜>{}\n```json\n{}\n```"] * len(calls)]
+    bodies = (
+        form.format(name, json.dumps(given, ensure_ascii=False))
+        for form, (name, given) in zip(forms, calls, strict=False)
+    )
+    whole = "\n".join(f"<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>" for body in bodies)
+    return f"<｜tool▁calls▁begin｜>{whole}<｜tool▁calls▁end｜>" if calls else ""
+
+
 WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "hermes": hermes,
     "xml": xml,
     "llama": llama,
     "prompted": lambda calls: f"```json\n{llama(calls)}\n```",
     "harmony": harmony,
+    "deepseek": deepseek,
     "gemma4": lambda calls: gemma("<|tool_call>", "<tool_call|>", '<|"|>', calls),
     "functiongemma": lambda calls: gemma("<start_function_call>", "<end_function_call>", "<escape>", calls),
 }
