@@ -25,7 +25,7 @@ from rlx.text.tool_calls.tools import Tool
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 _FENCE = "```"
-_HEAD = re.compile(rf"\s*(?:function{SEPARATOR}([^<>\s]{{1,200}})\s*{_FENCE}(?:json)?|([^<>\s]{{1,200}}){SEPARATOR})")
+_HEAD = re.compile(rf"\s*(?:function{SEPARATOR}([^<>\s]{{1,200}})\s*{_FENCE}(?:json)?\s|([^<>\s]{{1,200}}){SEPARATOR})")
 _MAX_HEAD = 600
 
 
