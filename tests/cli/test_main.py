@@ -26,8 +26,8 @@ from rlx.errors import CacheError
 HEAVY = {"numba", "llvmlite", "gguf", "jinja2", "rich", "tokenizers"}
 COMMANDS = [
     "run", "chat", "serve", "compile", "profile", "inspect", "report", "batch", "bench", "embed",
-    "rerank", "ppl", "trace", "tune",
-    "doctor", "pull", "list", "rm", "convert", "quantize", "cache",
+    "rerank", "ppl", "eval", "trace", "tune",
+    "devices", "doctor", "pull", "list", "rm", "convert", "quantize", "imatrix", "cache",
 ]  # fmt: skip
 
 

@@ -71,9 +71,8 @@ GROUPS = (
 
 def home_of(name: str) -> str:
     """The module that a public name lives in."""
-    if name in rlx._MODULES:
-        return f"rlx.{name}"
-    return rlx._HOME.get(name, "rlx.errors")
+    home = rlx._HOME.get(name, "rlx.errors")
+    return f"rlx.{name}" if home.endswith(f".{name}") else home
 
 
 def missing() -> list[str]:
