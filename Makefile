@@ -5,6 +5,7 @@
 #   make test-plain the tests with RLX_PLATFORM=plain: without what only some operating systems have
 #   make types-all  type-check as on Linux, macOS and Windows: finds calls that a system lacks
 #   make test-page  the tests of the chat page and of reports in Chromium (apt-get install chromium), and screenshots in build/page
+#   make test-cuda the tests that need an NVIDIA card
 #   make docs     install what builds the documentation, then build it into build/docs/site; needs no network but for the install
 #   make test-ray install Ray, then kill replicas, nodes and actors of local clusters; takes about 10 minutes
 VENV ?= .venv
@@ -22,9 +23,9 @@ LINTED := rlx tests benchmarks examples tools/site tools/release.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types types-all pytest pytest-lower pytest-lower-all test-all test-plain test-page test-ray docs bench clean
+.PHONY: help demo test lint types types-all pytest pytest-lower pytest-lower-all test-all test-plain test-page test-ray test-cuda docs bench clean
 help:
-	@echo "make demo | test | lint | types | types-all | pytest | test-all | test-plain | test-page | test-ray | docs | bench | clean   (see the Makefile's first lines)"
+	@echo "make demo | test | lint | types | types-all | pytest | test-all | test-plain | test-page | test-ray | test-cuda | docs | bench | clean   (see the Makefile's first lines)"
 
 demo: $(VENV)/.rlx-installed
 	@$(PY) -m rlx run "Tell me a story about a brave fox."
@@ -65,6 +66,9 @@ test-page: $(VENV)/.rlx-test-installed
 test-ray: $(VENV)/.rlx-test-installed
 	@$(INSTALL) --editable '.[ray]'
 	@$(PY) tests/on_ray/cluster.py
+
+test-cuda: $(VENV)/.rlx-test-installed
+	@$(PY) -m pytest tests/backends/cuda tests/backends/test_cuda_on_paper.py $(PYTEST_ARGS)
 
 docs: $(VENV)/.rlx-docs-installed
 	@$(PY) tools/site/build.py

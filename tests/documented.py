@@ -38,6 +38,7 @@ STORY = "Once upon a time, there was a brave fox called Laura. Laura lived in a 
 NOT_RUN = {
     "needs a network": r"(?:pip install|rlx pull) |rlx (?:run|chat) Qwen/",
     "starts a server; that of the page about it is started": r"(?:\w+=\w+ )?rlx serve",
+    "needs an NVIDIA card": r"rlx (?:run|serve).* --device cuda",
     "needs a cluster, or containers": r".*(?:--ray|numactl) |podman ",
     "measures for minutes, or another program": r"python benchmarks/|rlx tune$",
     "emulates another machine, for minutes": r"python tools/emulate\.py",

@@ -58,7 +58,7 @@ HOLDS: dict[str, Callable[[dict[str, Any], str], bool]] = {
     "structured.md": lambda names, shown: bool(re.search(r"^#[0-9a-f]{6}$", shown, re.M)) and "uniqueItems" in shown,
     "tools.md": of_tools,
 }
-MARKED, LISTED = 11, 49  # blocks that are marked as not run, and commands of `documented.NOT_RUN`, at most
+MARKED, LISTED = 11, 52  # blocks that are marked as not run, and commands of `documented.NOT_RUN`, at most
 
 
 def runs(language: str) -> list[Block]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlx import env
 from rlx.arguments import did_you_mean
-from rlx.errors import ArgumentError, TargetError
+from rlx.errors import ArgumentError, RlxError, TargetError
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.target import Target as Target
@@ -37,6 +37,7 @@ def register(device: str, module: str) -> None:
 
 register("cpu", "rlx.backends.cpu.backend")
 register("reference", "rlx.backends.reference.backend")
+register("cuda", "rlx.backends.cuda.backend")
 
 
 def __getattr__(name: str) -> Any:
@@ -51,14 +52,25 @@ class Device:
 
     CPU: Final = "cpu"
     REFERENCE: Final = "reference"
+    CUDA: Final = "cuda"
 
 
 def devices() -> list[str]:
-    """The devices that programs run on, the default first.
+    """The devices of this machine that programs run on, the default first.
 
     "cpu" runs native code made for this CPU. "reference" computes each op with NumPy: slow and exact, to check others.
+    "cuda" is the first NVIDIA card, where there is one; `rlx devices` says why there is none.
     """
-    return list(MODULES)
+    return [name for name in MODULES if why_missing(name) is None]
+
+
+def why_missing(device: str) -> str | None:
+    """Why programs cannot run on a device here, and what to do; None if they can."""
+    try:
+        backend(device).target()
+    except RlxError as error:
+        return str(error)
+    return None
 
 
 def checked_device(device: str | None) -> str:
@@ -67,7 +79,7 @@ def checked_device(device: str | None) -> str:
     Raises:
         TargetError: there is no such device.
     """
-    name = devices()[0] if device is None else str(device).lower()
+    name = next(iter(MODULES)) if device is None else str(device).lower()
     if name not in MODULES:
         raise TargetError(f"device {device!r} is not there", where="device", hint=did_you_mean(name, MODULES))
     return name

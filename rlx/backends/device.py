@@ -273,6 +273,10 @@ class Backend(ABC):
         """
         return None
 
+    def description(self) -> str:
+        """The device of this machine in a few words. `TargetError` if it is missing."""
+        return self.target().level
+
     def without_code(self) -> Backend:
         """The mode of this device that makes no machine code, for RLX_JIT=0, if it has one."""
         return self

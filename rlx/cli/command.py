@@ -53,7 +53,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 
 # What other tools have and rlx has not, or has in another form -> what to do.
-_CPU = "all is computed on the CPU; leave it out"
+_CPU = "a device computes the whole model: use --device cuda for an NVIDIA card, or leave it out for the CPU"
 _KV = "use --kv-dtype, which is for keys and values together"
 _CHAT = "a conversation is `rlx chat`"
 _ROWS = "the rows of a prefill are `seq` under [buckets] in a compile profile"

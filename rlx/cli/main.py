@@ -72,6 +72,7 @@ _COMMANDS = {
     "eval": ("rlx.cli.eval:eval_", "Measure how often MODEL finds the right choice likeliest."),
     "trace": ("rlx.cli.run:trace", "Answer PROMPT, and write a time line of what is done."),
     "tune": ("rlx.cli.tune:tune", "Measure which numbers suit this machine, and use them."),
+    "devices": ("rlx.cli.devices:devices", "List the devices that programs run on."),
     "doctor": ("rlx.cli.doctor.page:doctor", "Show what rlx finds on this machine, for bug reports."),
     "pull": ("rlx.cli.downloads:pull", "Download a model from the Hugging Face hub."),
     "list": ("rlx.cli.downloads:list_", "List the downloaded models, the most recently used first."),

@@ -98,10 +98,11 @@ def test_without_weights() -> None:
 
 
 def test_devices() -> None:
-    assert rlx.devices() == [rlx.Device.CPU, rlx.Device.REFERENCE] == ["cpu", "reference"]
+    assert rlx.devices()[:2] == [rlx.Device.CPU, rlx.Device.REFERENCE] == ["cpu", "reference"]
+    assert rlx.devices()[2:] in ([], [rlx.Device.CUDA])
 
 
-@pytest.mark.parametrize(("name", "hint"), [("cuda", "There is cpu"), ("cpus", "Did you mean 'cpu'")])
+@pytest.mark.parametrize(("name", "hint"), [("rocm", "There is cpu"), ("cpus", "Did you mean 'cpu'")])
 def test_a_device_that_is_not_there(name: str, hint: str, opened: Opened) -> None:
     with pytest.raises(TargetError, match=hint):
         rlx.Qwen3Runner.from_path("m.gguf", device=name)

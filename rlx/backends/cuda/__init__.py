@@ -1,0 +1,1 @@
+"""The device "cuda": NVIDIA cards, through LLVM and the driver alone."""

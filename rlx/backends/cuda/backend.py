@@ -1,0 +1,88 @@
+"""The CUDA backend: kernels for NVIDIA cards, from LLVM's PTX and the driver's linker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.backends.cuda import layouts, target
+from rlx.backends.cuda.build import build_program
+from rlx.backends.cuda.formats import CardFormats
+from rlx.backends.cuda.memory import CardMemory, CardSource
+from rlx.backends.cuda.program import CardCode, CardProgram, Stream, checked_files
+from rlx.backends.cuda.target import Target, dotted
+from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
+from rlx.backends.memory import Buffer
+from rlx.backends.program import Manifest
+from rlx.ir.dtypes import DType
+from rlx.ir.graph import Graph
+from rlx.passes import pipeline
+from rlx.passes.options import Options
+from rlx.passes.quantize import quantize
+from rlx.passes.report import SILENT, Log
+from rlx.store.key import compiler_versions
+
+
+def keep_f32(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
+    """The pass `quantize` with precision "exact", whatever the precision: all activations keep f32."""
+    return quantize(graph, replace(options, precision="exact"), log)
+
+
+class Cuda(Backend):
+    """The device "cuda": the first card."""
+
+    name, native_loops = "cuda", True
+
+    def __init__(self) -> None:
+        self.card = CardSource()
+        self.memory = CardMemory(self.card)
+
+    def versions(self) -> Mapping[str, Any]:
+        return compiler_versions()
+
+    def passes(self, phase: str) -> tuple[pipeline.Pass, ...]:
+        """The usual ones; activations keep f32: tensor cores take them as two bf16 parts, so there is no choice."""
+        return tuple(keep_f32 if each is quantize else each for each in pipeline.usual_passes(phase))
+
+    def target(self, level: str | None = None) -> Target:
+        """The card; with a level such as "sm_90", code to look at. Levels of other devices mean nothing."""
+        if level is not None and level.startswith("sm_"):
+            return target.named(level)
+        return target.of_card(self.card())
+
+    def description(self) -> str:
+        """The card, its machine language, and the CUDA version of the driver."""
+        found = self.target()
+        return f"{self.card().name}, {found.level}, CUDA {dotted(found.driver)}"
+
+    def build(self, program: Lowered, target: Target, on_kernel: OnKernel) -> Built:
+        return build_program(program, target, on_kernel)
+
+    def load(self, stored: Loadable) -> Code:
+        files = checked_files(stored.manifest, stored.files.read)
+        code = CardCode(self.card(), stored.manifest, files, self.target().overlaps)
+        return Code(partial(CardProgram, code, stored.manifest, self.memory), code.nbytes)
+
+    def workers(self, count: int, builder: Builder) -> Stream:
+        """The card's stream, whatever the count."""
+        return Stream(self.card())
+
+    def packer(self, dtype: DType, workers: Stream, builder: Builder) -> Packer:
+        def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:
+            target.write(layouts.pack(dtype, raw.reshape(-1), n, k))
+
+        return Packer(partial(layouts.matrix_bytes, dtype), pack)
+
+    def formats(self, manifest: Manifest) -> CardFormats:
+        return CardFormats(layouts.LAYOUTS)
+
+    def levels(self) -> list[str]:
+        return list(target.LEVELS)
+
+
+BACKEND = Cuda()

@@ -1,0 +1,536 @@
+"""LLVM assembly of kernels under construction: typed values with operators, loops and conditions as `with` blocks.
+
+A kernel of this device is a function that a block of `THREADS` threads runs. Its first parameter is the number of the
+block; pointers to its operands and its result follow, then `extents`, the values of the program's symbols. `Entry` puts
+the kernels of a region into one function that the card starts.
+
+No number is rounded otherwise than written: multiplications and additions are not contracted, unless `fma` asks for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rlx.ir.dims import Dim, DimLike
+
+THREADS, WARP = 256, 32
+WARPS = THREADS // WARP
+
+GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
+I1, I8, I16, I32, I64 = "i1", "i8", "i16", "i32", "i64"
+F16, BF16, F32, F64 = "half", "bfloat", "float", "double"
+_FLOATS = {F16, BF16, F32, F64}
+_BYTES = {I8: 1, I16: 2, I32: 4, I64: 8, F16: 2, BF16: 2, F32: 4, F64: 8}
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A value of a kernel: a number or a pointer, the same kind in every thread."""
+
+    code: Code = field(repr=False)
+    text: str
+    type: str
+
+    def _binary(self, other: Operand, integer: str, floating: str, *, swapped: bool = False) -> Value:
+        first, second = self, self.code.as_value(other, self.type)
+        if swapped:
+            first, second = second, first
+        op = floating if self.type in _FLOATS else integer
+        return self.code.op(f"{op} {self.type} {first.text}, {second.text}", self.type)
+
+    def __add__(self, other: Operand) -> Value:
+        return self._binary(other, "add", "fadd")
+
+    def __radd__(self, other: Operand) -> Value:
+        return self._binary(other, "add", "fadd", swapped=True)
+
+    def __sub__(self, other: Operand) -> Value:
+        return self._binary(other, "sub", "fsub")
+
+    def __rsub__(self, other: Operand) -> Value:
+        return self._binary(other, "sub", "fsub", swapped=True)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self._binary(other, "mul", "fmul")
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self._binary(other, "", "fdiv")
+
+    def __rtruediv__(self, other: Operand) -> Value:
+        return self._binary(other, "", "fdiv", swapped=True)
+
+    def __floordiv__(self, other: Operand) -> Value:
+        return self._binary(other, "udiv", "")
+
+    def __mod__(self, other: Operand) -> Value:
+        return self._binary(other, "urem", "")
+
+    def __and__(self, other: Operand) -> Value:
+        return self._binary(other, "and", "")
+
+    def __or__(self, other: Operand) -> Value:
+        return self._binary(other, "or", "")
+
+    def __xor__(self, other: Operand) -> Value:
+        return self._binary(other, "xor", "")
+
+    def __lshift__(self, other: Operand) -> Value:
+        return self._binary(other, "shl", "")
+
+    def __rshift__(self, other: Operand) -> Value:
+        return self._binary(other, "lshr", "")
+
+    def __neg__(self) -> Value:
+        if self.type in _FLOATS:
+            return self.code.op(f"fneg {self.type} {self.text}", self.type)
+        return 0 - self
+
+    def _compared(self, other: Operand, integer: str, floating: str) -> Value:
+        second = self.code.as_value(other, self.type)
+        op = f"fcmp {floating}" if self.type in _FLOATS else f"icmp {integer}"
+        return self.code.op(f"{op} {self.type} {self.text}, {second.text}", I1)
+
+    def __lt__(self, other: Operand) -> Value:
+        return self._compared(other, "slt", "olt")
+
+    def __le__(self, other: Operand) -> Value:
+        return self._compared(other, "sle", "ole")
+
+    def __gt__(self, other: Operand) -> Value:
+        return self._compared(other, "sgt", "ogt")
+
+    def __ge__(self, other: Operand) -> Value:
+        return self._compared(other, "sge", "oge")
+
+    def equals(self, other: Operand) -> Value:
+        """Whether two values are equal."""
+        return self._compared(other, "eq", "oeq")
+
+    def is_nan(self) -> Value:
+        """Whether it is no number."""
+        return self._compared(self, "ne", "une")
+
+    def to(self, type_: str, *, signed: bool = False) -> Value:
+        """The number in another type; narrower integers keep their low bits.
+
+        Args:
+            signed: an integer of fewer bits than 32 is signed; those of 32 and 64 bits always are.
+        """
+        if type_ == self.type:
+            return self
+        return self.code.op(f"{_conversion(self.type, type_, signed)} {self.type} {self.text} to {type_}", type_)
+
+    def bits(self, type_: str) -> Value:
+        """The same bits as another type."""
+        if type_ == self.type:
+            return self
+        return self.code.op(f"bitcast {self.type} {self.text} to {type_}", type_)
+
+
+Operand: TypeAlias = Value | int | float
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A value that changes."""
+
+    code: Builder
+    place: str
+    type: str
+
+    def get(self) -> Value:
+        """Its value now."""
+        return self.code.op(f"load {self.type}, ptr {self.place}", self.type)
+
+    def set(self, value: Operand) -> None:
+        """Changes it."""
+        found = self.code.as_value(value, self.type)
+        self.code.line(f"store {self.type} {found.text}, ptr {self.place}")
+
+
+class Builder:
+    """The text of a kernel under construction.
+
+    Args:
+        name: of its function.
+        pointers: names of its pointers.
+        symbols: names of the program's symbols, in the order of `extents`.
+        overlaps: whether the kernel may start before the one before it ends; it must then `wait`.
+
+    Attributes:
+        block: the number of the block, from 0.
+        thread: the number of the thread in its block.
+        shared: bytes of shared memory that are taken so far.
+        extents: values of the symbols.
+    """
+
+    def __init__(self, name: str, pointers: Sequence[str], symbols: Sequence[str], overlaps: bool = False) -> None:
+        self.name, self._symbols, self.overlaps, self.waits = name, tuple(symbols), overlaps, False
+        self._lines: list[str] = []
+        self._first: list[str] = []
+        self._count = 0
+        self.declared: set[str] = set()
+        self.shared = 0
+        self.block = self._value("%block", I32)
+        self.pointers = {each: self._value(f"%p.{each}", GLOBAL) for each in pointers}
+        self.extents = self._value("%extents", GLOBAL)
+        self.thread = self.call(I32, "llvm.nvvm.read.ptx.sreg.tid.x")
+        self.lane, self.warp = self.thread & (WARP - 1), self.thread >> 5
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def _value(self, text: str, type_: str) -> Value:
+        assert isinstance(self, Code)
+        return Value(self, text, type_)
+
+    def line(self, text: str) -> None:
+        """Adds a line."""
+        self._lines.append(f"  {text}")
+
+    def op(self, text: str, type_: str) -> Value:
+        """Adds an instruction with a result."""
+        self._count += 1
+        self.line(f"%v{self._count} = {text}")
+        return self._value(f"%v{self._count}", type_)
+
+    def as_value(self, value: Operand, type_: str) -> Value:
+        """A value, or a number as a constant of this type."""
+        if isinstance(value, Value):
+            assert value.type == type_, f"{value.type} is not {type_} in {self.name}"
+            return value
+        return self._value(_constant(value, type_), type_)
+
+    def number(self, value: Operand) -> Value:
+        """An i32."""
+        return self.as_value(value, I32)
+
+    def f32(self, value: float) -> Value:
+        """A constant f32."""
+        return self.as_value(value, F32)
+
+    def call(self, result: str, function: str, *operands: Value) -> Value:
+        """Calls a function of LLVM."""
+        self.declared.add(f"declare {result} @{function}({', '.join(o.type for o in operands)})")
+        text = f"call {result} @{function}({', '.join(f'{o.type} {o.text}' for o in operands)})"
+        if result == "void":
+            self.line(text)
+            return self._value("", "void")
+        return self.op(text, result)
+
+    def pure_assembly(self, result: str, text: str, constraints: str, *operands: Value) -> Value:
+        """An instruction of PTX that LLVM has no name for, with no effect but its result."""
+        given = ", ".join(f"{o.type} {o.text}" for o in operands)
+        return self.op(f'call {result} asm "{text}", "{constraints}"({given})', result)
+
+    def finish(self) -> str:
+        """The function as text."""
+        pointers = "".join(f", {GLOBAL} %p.{name}" for name in self.pointers)
+        head = f"define internal void @{self.name}(i32 %block{pointers}, {GLOBAL} %extents) alwaysinline nounwind {{"
+        return "\n".join([head, "entry:", *self._first, *self._lines, "  ret void", "}"])
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def at(self, pointer: Value, type_: str, index: Operand) -> Value:
+        """The address of an element, by its number of i32 or i64."""
+        place = index if isinstance(index, Value) else self._value(str(index), I64)
+        text = f"getelementptr {type_}, {pointer.type} {pointer.text}, {place.type} {place.text}"
+        return self.op(text, pointer.type)
+
+    def load(self, pointer: Value, type_: str, index: Operand = 0, *, constant: bool = False, align: int = 0) -> Value:
+        """Reads an element.
+
+        Args:
+            constant: nobody writes this memory while the kernel runs.
+            align: of the address, in bytes; by default that of the type.
+        """
+        place = self.at(pointer, type_, index)
+        mark = ", !invariant.load !0" if constant else ""
+        return self.op(f"load {type_}, {place.type} {place.text}, align {align or _size(type_)}{mark}", type_)
+
+    def store(self, pointer: Value, value: Value, index: Operand = 0, *, align: int = 0) -> None:
+        """Writes an element."""
+        place = self.at(pointer, value.type, index)
+        self.line(f"store {value.type} {value.text}, {place.type} {place.text}, align {align or _size(value.type)}")
+
+    def share(self, nbytes: int) -> Value:
+        """Shared memory of the block."""
+        start = -(-self.shared // 16) * 16
+        self.shared = start + nbytes
+        return self.op(f"getelementptr i8, {SHARED} @shared, i64 {start}", SHARED)
+
+    def variable(self, type_: str, value: Operand) -> Variable:
+        """A value that changes, with its first value."""
+        self._count += 1
+        place = f"%a{self._count}"
+        self._first.append(f"  {place} = alloca {type_}")
+        found = Variable(self, place, type_)
+        found.set(value)
+        return found
+
+    def lanes(self, vector: Value) -> list[Value]:
+        """The elements of a vector."""
+        count, type_ = vector.type[1:-1].split(" x ")
+        return [self.op(f"extractelement {vector.type} {vector.text}, i32 {i}", type_) for i in range(int(count))]
+
+    def vector(self, values: Sequence[Value]) -> Value:
+        """A vector of these elements."""
+        type_ = f"<{len(values)} x {values[0].type}>"
+        found = self._value("poison", type_)
+        for i, value in enumerate(values):
+            found = self.op(f"insertelement {type_} {found.text}, {value.type} {value.text}, i32 {i}", type_)
+        return found
+
+
+class Code(Builder):
+    """A kernel under construction, with its control flow, what threads do together, and numbers."""
+
+    # -- sizes --------------------------------------------------------------------------------------------------------
+
+    def dim(self, dim: DimLike, env: Mapping[str, Value] | None = None) -> Operand:
+        """The value of a dim: a number, or an i32.
+
+        Args:
+            env: values of symbols in place of the extents.
+        """
+        if not isinstance(dim, Dim):
+            return dim
+        found: Operand = dim.const
+        for symbol, factor in dim.terms:
+            value = env[symbol] if env and symbol in env else self.dim_named(symbol)
+            found = value * factor + found
+        return found
+
+    def dim_named(self, symbol: str) -> Value:
+        """The value of a symbol of the program, i32."""
+        return self.load(self.extents, I32, self.symbol(symbol), constant=True)
+
+    def symbol(self, symbol: str) -> int:
+        """The place of a symbol of the program among the extents."""
+        return self._symbols.index(symbol)
+
+    # -- control ------------------------------------------------------------------------------------------------------
+
+    def _label(self) -> str:
+        self._count += 1
+        return f"b{self._count}"
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """Runs what follows if the condition holds."""
+        body, done = self._label(), self._label()
+        self.line(f"br i1 {condition.text}, label %{body}, label %{done}")
+        self._lines.append(f"{body}:")
+        yield
+        self.line(f"br label %{done}")
+        self._lines.append(f"{done}:")
+
+    @contextmanager
+    def loop(self, start: Operand, stop: Operand, step: Operand = 1) -> Iterator[Value]:
+        """`for i in range(start, stop, step)` over i32."""
+        i = self.variable(I32, start)
+        head, body, done = self._label(), self._label(), self._label()
+        self.line(f"br label %{head}")
+        self._lines.append(f"{head}:")
+        now = i.get()
+        self.line(f"br i1 {(now < stop).text}, label %{body}, label %{done}")
+        self._lines.append(f"{body}:")
+        yield now
+        i.set(now + step)
+        self.line(f"br label %{head}")
+        self._lines.append(f"{done}:")
+
+    def select(self, condition: Value, value: Operand, other: Operand) -> Value:
+        """One of two values."""
+        type_ = value.type if isinstance(value, Value) else other.type if isinstance(other, Value) else I32
+        first, second = self.as_value(value, type_), self.as_value(other, type_)
+        return self.op(f"select i1 {condition.text}, {type_} {first.text}, {type_} {second.text}", type_)
+
+    def smaller(self, a: Operand, b: Operand) -> Value:
+        """The smaller of two integers."""
+        a = a if isinstance(a, Value) else self.number(a)
+        return self.select(a < b, a, b)
+
+    def larger(self, a: Operand, b: Operand) -> Value:
+        """The larger of two integers."""
+        a = a if isinstance(a, Value) else self.number(a)
+        return self.select(a > b, a, b)
+
+    def wait(self) -> None:
+        """Waits for the kernel before this one, whose results may be read from then on."""
+        self.waits = True
+        if self.overlaps:
+            self.call("void", "llvm.nvvm.griddepcontrol.wait")
+
+    def barrier(self) -> None:
+        """Waits for all threads of the block, whose writes are seen from then on."""
+        self.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", self.number(0))
+
+    def sync_warp(self) -> None:
+        """Waits for all threads of the warp, whose writes to shared memory are seen from then on."""
+        self.call("void", "llvm.nvvm.bar.warp.sync", self.number(-1))
+
+    # -- warps --------------------------------------------------------------------------------------------------------
+
+    def exchanged(self, value: Value, distance: int) -> Value:
+        """The value of the lane whose number differs in this bit."""
+        given = (self.number(-1), value.bits(I32), self.number(distance), self.number(31))
+        return self.call(I32, "llvm.nvvm.shfl.sync.bfly.i32", *given).bits(value.type)
+
+    def warp_sum(self, value: Value) -> Value:
+        """The sum over the lanes of a warp, in every lane."""
+        for distance in (16, 8, 4, 2, 1):
+            value = value + self.exchanged(value, distance)
+        return value
+
+    def warp_max(self, value: Value) -> Value:
+        """The largest value of the lanes of a warp, in every lane; NaN is left out."""
+        for distance in (16, 8, 4, 2, 1):
+            value = self.fmax(value, self.exchanged(value, distance))
+        return value
+
+    def block_sum(self, value: Value) -> Value:
+        """The sum over the threads of a block, in every thread."""
+        return self._over_warps(self.warp_sum(value), self.warp_sum, 0.0)
+
+    def block_max(self, value: Value) -> Value:
+        """The largest value of the threads of a block, in every thread."""
+        return self._over_warps(self.warp_max(value), self.warp_max, float("-inf"))
+
+    def _over_warps(self, value: Value, combine: object, none: float) -> Value:
+        place = self.share(4 * WARPS)
+        self.barrier()  # for readers of an earlier result in the same place
+        with self.when(self.lane.equals(0)):
+            self.store(place, value, self.warp)
+        self.barrier()
+        found = self.load(place, F32, self.lane & (WARPS - 1))
+        assert callable(combine)
+        result: Value = combine(self.select(self.lane < WARPS, found, self.f32(none)))
+        return result
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    def fma(self, a: Value, b: Operand, c: Operand) -> Value:
+        """a * b + c, rounded once."""
+        given = [self.as_value(x, a.type) for x in (a, b, c)]
+        return self.call(a.type, f"llvm.fma.{'f64' if a.type == F64 else 'f32'}", *given)
+
+    def fmax(self, a: Value, b: Operand) -> Value:
+        """The larger of two numbers; a number if one is NaN."""
+        return self.call(F32, "llvm.maxnum.f32", a, self.as_value(b, F32))
+
+    def fmin(self, a: Value, b: Operand) -> Value:
+        """The smaller of two numbers; a number if one is NaN."""
+        return self.call(F32, "llvm.minnum.f32", a, self.as_value(b, F32))
+
+    def fabs(self, a: Value) -> Value:
+        """The magnitude of a number."""
+        return self.call(a.type, f"llvm.fabs.{'f64' if a.type == F64 else 'f32'}", a)
+
+    def bytes_of(self, a: Value, b: Value, selector: Operand) -> Value:
+        """An i32 of four bytes of two i32: digit i of the selector says which of the eight is byte i."""
+        return self.call(I32, "llvm.nvvm.prmt", a, b, self.number(selector))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A finished kernel.
+
+    Attributes:
+        name: of its function.
+        text: the function.
+        pointers: how many it takes.
+        declared: what it calls.
+        shared: bytes of shared memory that it uses.
+        waits: whether it waits for the kernel before it itself.
+    """
+
+    name: str
+    text: str
+    pointers: int
+    declared: frozenset[str]
+    shared: int
+    waits: bool
+
+
+def kernel_of(code: Code) -> Kernel:
+    """The kernel that was built."""
+    return Kernel(code.name, code.finish(), len(code.pointers), frozenset(code.declared), code.shared, code.waits)
+
+
+def entry(name: str, kernels: Sequence[Kernel], overlaps: bool) -> str:
+    """A module with one function for the card, whose blocks run some kernels, one after the other.
+
+    Its parameters are of 8 bytes each: of each kernel the number of blocks up to and with its own, then its pointers;
+    at last the address of the extents.
+
+    Args:
+        overlaps: the next kernel may start as soon as all blocks of this one have started (programmatic dependent
+            launch).
+    """
+    parameters, calls = list[str](), list[str]()
+    for i, each in enumerate(kernels):
+        own = [f"%k{i}.{j}" for j in range(each.pointers)]
+        parameters += [f"i64 %end{i}", *(f"{GLOBAL} align 16 {name}" for name in own)]
+        last = i == len(kernels) - 1
+        before = f"%last{i - 1}" if i else "0"
+        calls += [f"  %last{i} = trunc i64 %end{i} to i32", f"  %own{i} = sub i32 %block, {before}"]
+        if not last:
+            calls += [f"  %mine{i} = icmp ult i32 %block, %last{i}", f"  br i1 %mine{i}, label %run{i}, label %next{i}"]
+            calls += [f"run{i}:"]
+        calls += ["  call void @llvm.nvvm.griddepcontrol.wait()"] * (overlaps and not each.waits)
+        calls += [f"  call void @{each.name}(i32 %own{i}{''.join(f', {GLOBAL} {p}' for p in own)}, {GLOBAL} %extents)"]
+        calls += ["  ret void"] + ([] if last else [f"next{i}:"])
+    parameters.append(f"{GLOBAL} align 4 %extents")
+    own = ["declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()"]
+    if overlaps:
+        own += [f"declare void @llvm.nvvm.griddepcontrol.{what}()" for what in ("wait", "launch.dependents")]
+    declared = sorted({*own, *(line for each in kernels for line in each.declared)})
+    distinct = {each.name: each.text for each in kernels}
+    return "\n".join([
+        'target triple = "nvptx64-nvidia-cuda"',
+        "@shared = external addrspace(3) global [0 x i8], align 16",
+        *declared,
+        *distinct.values(),
+        f'define ptx_kernel void @{name}({", ".join(parameters)}) "nvvm.maxntid"="{THREADS}" {{',
+        *["  call void @llvm.nvvm.griddepcontrol.launch.dependents()"] * overlaps,
+        "  %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()",
+        *calls,
+        "}",
+        "!0 = !{}",
+        "",
+    ])  # fmt: skip
+
+
+def _constant(value: float, type_: str) -> str:
+    if type_ in (F32, F64):
+        number = struct.unpack("<f", struct.pack("<f", value))[0] if type_ == F32 else float(value)
+        return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
+    assert type_ not in _FLOATS, "16-bit constants are not used"
+    return str(int(value))
+
+
+def _size(type_: str) -> int:
+    if type_.startswith("<"):
+        count, element = type_[1:-1].split(" x ")
+        return int(count) * _BYTES[element]
+    return _BYTES.get(type_, 8)
+
+
+def _conversion(old: str, new: str, signed: bool) -> str:
+    if old in _FLOATS and new in _FLOATS:
+        return "fpext" if _BYTES[new] > _BYTES[old] else "fptrunc"
+    if old in _FLOATS:
+        return "fptosi"
+    if new in _FLOATS:
+        return "sitofp" if signed or old in (I32, I64) else "uitofp"
+    if old == I1:
+        return "zext"
+    if _BYTES[new] < _BYTES[old]:
+        return "trunc"
+    return "sext" if signed or old == I32 else "zext"

@@ -1,0 +1,37 @@
+"""The kernel between two steps of a loop: it takes the token that a step chose to the next step.
+
+The card keeps a block of i32 for a loop: how many tokens were found, how many there are to stop at, the number of rows
+of the embedding table, `STOPS` tokens to stop at, then the tokens found.
+"""
+
+from __future__ import annotations
+
+from rlx.backends.cuda.code import I32, Code
+from rlx.backends.cuda.kernels.states import RUNS
+
+COUNT, STOP_COUNT, TABLE = range(3)
+STOPS, STOPS_AT = 64, 3
+FOUND_AT = STOPS_AT + STOPS
+
+
+def advance(k: Code, past: bool) -> None:
+    """One block: notes the token, and makes it the input of the next step, or ends the loop.
+
+    Args:
+        past: whether the program has the symbol PAST_SEQ.
+    """
+    loop, extents = k.pointers["loop"], k.extents
+    with k.when(k.thread.equals(0) & k.load(extents, I32, k.symbol(RUNS)).equals(1)):
+        token, count = k.load(k.pointers["token"], I32), k.load(loop, I32, COUNT)
+        k.store(loop, token, count + FOUND_AT)
+        k.store(loop, count + 1, COUNT)
+        ended = k.variable(I32, ((token < 0) | (token >= k.load(loop, I32, TABLE))).to(I32))
+        with k.loop(0, k.load(loop, I32, STOP_COUNT)) as i:
+            ended.set(ended.get() | k.load(loop, I32, i + STOPS_AT).equals(token).to(I32))
+        k.store(extents, 1 - ended.get(), k.symbol(RUNS))
+        with k.when(ended.get().equals(0)):
+            k.store(k.pointers["tokens"], token)
+            if "positions" in k.pointers:
+                k.store(k.pointers["positions"], k.load(k.pointers["positions"], I32) + 1)
+            if past:
+                k.store(extents, k.load(extents, I32, k.symbol("PAST_SEQ")) + 1, k.symbol("PAST_SEQ"))

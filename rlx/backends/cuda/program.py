@@ -1,0 +1,317 @@
+"""A program on a card: its kernels are launched in order, and a step that comes again is recorded and replayed."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from ctypes import c_uint8, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.cuda import driver
+from rlx.backends.cuda.code import THREADS
+from rlx.backends.cuda.driver import Card
+from rlx.backends.cuda.kernels.loop import COUNT, FOUND_AT, STOP_COUNT, STOPS, STOPS_AT, TABLE
+from rlx.backends.cuda.kernels.states import RUNS
+from rlx.backends.cuda.memory import address
+from rlx.backends.cuda.select import ADDED, SPLITS
+from rlx.backends.memory import Buffer, Memory
+from rlx.backends.program import Manifest, Program, TokenRun
+from rlx.errors import CompileError
+from rlx.ir import dims
+from rlx.ir.dims import DimLike
+from rlx.ir.segments import PAST, ROWS
+
+_RECORDS = 16  # recorded steps of a program
+_LOOP = 32  # steps of a loop between two looks at its tokens
+_ALIGN = 256
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Runs programs: the one stream of a card."""
+
+    card: Card
+    n: int = 1
+
+    def close(self) -> None:
+        """Waits for what runs."""
+        self.card.wait()
+
+
+class CardCode:
+    """The loaded kernels of a program, which its instances share.
+
+    Raises:
+        CompileError: the code was made without a card.
+    """
+
+    def __init__(self, card: Card, manifest: Manifest, files: Mapping[str, bytes], overlaps: bool) -> None:
+        self._card, self.overlaps = card, overlaps
+        shared: dict[str, int] = {}
+        for row in manifest["launches"]:
+            shared[row["entry"]] = max(shared.get(row["entry"], 0), row["shared"])
+        if "loop" in manifest:
+            shared["advance"] = 0
+        self._modules = {name: card.module(files[name]) for name in shared}
+        self.functions = {name: card.function(self._modules[name], name, nbytes) for name, nbytes in shared.items()}
+        self.nbytes = sum(map(len, files.values()))
+
+    def __del__(self) -> None:
+        for module in getattr(self, "_modules", {}).values():
+            self._card.unload(module)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel of a launch.
+
+    Attributes:
+        pointers: kind and name or offset of each.
+        count, per, times, split: see `select.Blocks`.
+    """
+
+    pointers: tuple[tuple[str, Any], ...]
+    count: DimLike
+    per: int
+    times: int
+    split: bool
+
+    def blocks(self, extents: Mapping[str, int]) -> int:
+        """How many blocks it has."""
+        found = -(-dims.value(self.count, extents) // self.per) * self.times
+        return found * extents[SPLITS] if self.split else found
+
+
+@dataclass(frozen=True)
+class _Launch:
+    entry: str
+    shared: int
+    kernels: tuple[_Kernel, ...]
+
+
+class CardProgram(Program):
+    """One instance of a program on a card."""
+
+    def __init__(self, code: CardCode, manifest: Manifest, memory: Memory, workers: Stream) -> None:
+        self._pinned = 0
+        super().__init__(manifest, workers.n, memory)
+        self._card, self._code = workers.card, code
+        self._symbols = [*manifest["symbols"], *ADDED]
+        self._launches = [_launch(row) for row in manifest["launches"]]
+        self._scratch: dict[int, Buffer] = {}
+        self._scratch_sizes = _scratch_sizes(manifest)
+        self._own = memory.allocate(_ALIGN)  # the extents
+        self._loop: Buffer | None = None
+        self._records: OrderedDict[tuple[Any, ...], c_void_p | None] = OrderedDict()
+        self._pin_inputs(manifest)
+
+    def _pin_inputs(self, manifest: Manifest) -> None:
+        """Moves the inputs, and the extents after them, to memory that the card copies from directly."""
+        places, end = {}, 0
+        for name, array in self.inputs.items():
+            places[name] = end
+            end += -(-array.nbytes // _ALIGN) * _ALIGN
+        self._pinned = self._card.pinned(end + _ALIGN)
+        raw = (c_uint8 * (end + _ALIGN)).from_address(self._pinned)
+        memory = np.ctypeslib.as_array(raw)
+        for name, array in self.inputs.items():
+            new = memory[places[name] : places[name] + array.nbytes].view(array.dtype).reshape(array.shape)
+            new[...] = array
+            self.inputs[name] = new
+        self._extents = memory[end : end + _ALIGN].view(np.int32)
+        self._sources = {name: self._pinned + at for name, at in places.items()} | {"": self._pinned + end}
+
+    def _send(self) -> None:
+        for name in self.inputs.keys() - self._sent:
+            value = self._given[name]
+            nbytes = value.nbytes(self.extents)
+            if nbytes:
+                self._card.send(address(self.arena) + value.offset, self._sources[name], nbytes)
+        self._sent.clear()
+
+    # -- places -------------------------------------------------------------------------------------------------------
+
+    def bind(self, buffers: Mapping[str, Buffer]) -> None:
+        super().bind(buffers)
+        self._forget()
+
+    def bind_slots(self, states: Mapping[str, tuple[Buffer, int]]) -> None:
+        super().bind_slots(states)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops the records: the memory that they use has changed."""
+        for record in self._records.values():
+            if record is not None:
+                self._card.wait()
+                self._card.forget(record)
+        self._records.clear()
+
+    def _address(self, kind: str, place: Any, splits: int) -> int:
+        if kind == "arena":
+            return address(self.arena) + int(place)
+        if kind == "scratch":
+            return self._scratch_of(int(place), splits)
+        return address(self.bound(place))
+
+    def _scratch_of(self, number: int, splits: int) -> int:
+        """The scratch of a node, which grows with the number of ranges."""
+        need = self._scratch_sizes[number] * splits
+        found = self._scratch.get(number)
+        if found is None or found.nbytes < need:
+            if found is not None:
+                self._forget()
+                found.close()
+            found = self._scratch[number] = self.arena.memory.allocate(need)
+        return address(found)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        extents = self._begin(1)
+        self._step(extents, loops=False)
+        self._card.wait()
+
+    def _begin(self, steps: int) -> dict[str, int]:
+        """Sends the values of the symbols for some steps."""
+        extents = {**self.extents, SPLITS: self._splits(steps), RUNS: 1}
+        self._extents[: len(self._symbols)] = [extents[name] for name in self._symbols]
+        self._card.send(address(self._own), self._sources[""], 4 * len(self._symbols))
+        return extents
+
+    def _step(self, extents: Mapping[str, int], *, loops: bool) -> None:
+        """Begins a step; with `loops` its token goes to the next one."""
+        key = (loops, *(v for name, v in extents.items() if name != "PAST_SEQ"), *self._slots)
+        if key not in self._records:
+            self._launch_all(extents, loops=loops)
+            self._remember(key)
+            return
+        self._records.move_to_end(key)
+        record = self._records[key]
+        if record is None:
+            record = self._records[key] = self._recorded(extents, loops=loops)
+        self._card.replay(record)
+
+    def repeat(self, run: TokenRun) -> list[int]:
+        if "loop" not in self.manifest or run.carried or run.first or self.observers or len(run.stops) > STOPS:
+            return super().repeat(run)
+        self.prepare(run.extents)
+        self._send()
+        self._loop = self._loop or self.arena.memory.allocate(4 * (FOUND_AT + _LOOP))
+        found, end, runs = list[int](), time.monotonic() + run.seconds, True
+        while runs and len(found) < run.count and (not found or time.monotonic() < end):
+            steps = min(run.count - len(found), _LOOP)
+            some = self._looped(run, steps)
+            found += some
+            runs = len(some) == steps and 0 <= some[-1] < run.rows and some[-1] not in run.stops
+            self.extents = {name: v + len(some) if name == "PAST_SEQ" else v for name, v in self.extents.items()}
+        return found
+
+    def _looped(self, run: TokenRun, steps: int) -> list[int]:
+        """Tokens of some steps, fewer if the last one ends the run."""
+        assert self._loop is not None
+        head = np.zeros(FOUND_AT, np.int32)
+        head[[COUNT, STOP_COUNT, TABLE]] = 0, len(run.stops), run.rows
+        head[STOPS_AT : STOPS_AT + len(run.stops)] = run.stops
+        self._loop.part(0, head.nbytes).write(head)
+        extents = self._begin(steps)
+        for _ in range(steps):
+            self._step(extents, loops=True)
+        result = self._loop.read(np.int32)
+        return [int(token) for token in result[FOUND_AT : FOUND_AT + int(result[COUNT])]]
+
+    def _remember(self, key: tuple[Any, ...]) -> None:
+        """A step of this kind has run once; it is recorded when it comes again."""
+        self._records[key] = None
+        while len(self._records) > _RECORDS:
+            _, record = self._records.popitem(last=False)
+            if record is not None:
+                self._card.forget(record)
+
+    def _recorded(self, extents: Mapping[str, int], *, loops: bool) -> c_void_p:
+        self._card.capture()
+        try:
+            self._launch_all(extents, loops=loops)
+        finally:
+            record = self._card.recorded()
+        return record
+
+    def _launch_all(self, extents: Mapping[str, int], *, loops: bool) -> None:
+        self._card.use()
+        for each in self._launches:
+            arguments, end = list[int](), 0
+            for kernel in each.kernels:
+                end += kernel.blocks(extents)
+                arguments.append(end)
+                arguments += (self._address(kind, place, extents[SPLITS]) for kind, place in kernel.pointers)
+            if end:
+                self._launch(each.entry, end, each.shared, arguments)
+        if loops:
+            assert self._loop is not None
+            places = (address(self.arena) + offset for _, offset in self.manifest["loop"])
+            self._launch("advance", 1, 0, [1, address(self._loop), *places])
+
+    def _launch(self, entry: str, blocks: int, shared: int, arguments: list[int]) -> None:
+        given, memory = driver.pointers([*arguments, address(self._own)])
+        config = driver.config(blocks, THREADS, shared, self._card, overlaps=self._code.overlaps)
+        self._card.launch(self._code.functions[entry], config, given)
+        del memory  # the driver has copied the arguments
+
+    def _splits(self, steps: int) -> int:
+        """Blocks that share a row of attention in some steps: a power of two, so that few records serve all lengths."""
+        if (segments := self.inputs.get("segments")) is not None:
+            used = segments[: self.extents.get("SEGMENTS", len(segments))]
+            longest = int((used[:, PAST] + used[:, ROWS]).max(initial=1))
+        else:
+            longest = self.extents.get("PAST_SEQ", 0) + self.extents.get("SEQ", 1) + steps - 1
+        return min(32, 1 << max(0, -(-longest // THREADS) - 1).bit_length())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._forget()
+            for buffer in (*self._scratch.values(), self._own, *filter(None, [self._loop])):
+                buffer.close()
+        super().close()
+        if self._pinned:
+            self.inputs = {}
+            self._card.free_pinned(self._pinned)
+            self._pinned = 0
+
+
+def _launch(row: Mapping[str, Any]) -> _Launch:
+    kernels = []
+    for each in row["kernels"]:
+        count, per, times, split = each["blocks"]
+        pointers = tuple((str(kind), place) for kind, place in each["pointers"])
+        kernels.append(_Kernel(pointers, dims.parse_dim(count), per, times, split))
+    return _Launch(row["entry"], row["shared"], tuple(kernels))
+
+
+def _scratch_sizes(manifest: Manifest) -> dict[int, int]:
+    """Bytes of scratch of each node for one range of positions, for the largest call."""
+    bounds = {name: tuple(limits) for name, limits in manifest["bounds"].items()}
+    found: dict[int, int] = {}
+    for row in manifest["launches"]:
+        for each in row["kernels"]:
+            for kind, place in each["pointers"]:
+                if kind == "scratch":
+                    size = dims.bounds(dims.parse_dim(each["scratch"]), bounds)[1]
+                    found[place] = max(found.get(place, 0), size)
+    return found
+
+
+def checked_files(manifest: Manifest, read: Any) -> dict[str, bytes]:
+    """The machine code of a program.
+
+    Raises:
+        CompileError: it was made without a card.
+    """
+    names = {row["entry"] for row in manifest["launches"]} | ({"advance"} if "loop" in manifest else set())
+    try:
+        return {name: read(f"{name}.cubin") for name in names}
+    except KeyError as error:
+        raise CompileError(f"this code was made to look at: {error}", where="device cuda") from error

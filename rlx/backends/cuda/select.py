@@ -1,0 +1,640 @@
+"""Kernel selection: the launches of each node, by a table from op to the function that builds them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from rlx.backends.cuda.code import I32, THREADS, WARPS, Code, Kernel, Value, kernel_of
+from rlx.backends.cuda.kernels import attention as attentions
+from rlx.backends.cuda.kernels import cache as caches
+from rlx.backends.cuda.kernels import linear as linears
+from rlx.backends.cuda.kernels import rows, states
+from rlx.backends.cuda.kernels.attention import Attention
+from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment
+from rlx.backends.cuda.kernels.linear import Linear, Operands
+from rlx.backends.cuda.kernels.matrix import Matrix
+from rlx.backends.cuda.layouts import ROWS, form_of
+from rlx.backends.cuda.numbers import softcap
+from rlx.errors import CompileError, CustomOpError
+from rlx.ir import dims
+from rlx.ir.dims import Bounds, Dim, DimLike
+from rlx.ir.meaning import component
+from rlx.ir.node import Node
+from rlx.ir.op_table import OPS
+from rlx.ir.segments import is_segmented
+from rlx.passes.program import root
+
+RESULT, SCRATCH = -1, -2
+#: The symbol that programs add: blocks that share a row of attention.
+SPLITS = "SPLITS"
+#: All symbols that programs add.
+ADDED = (SPLITS, states.RUNS)
+_SPLIT_ROWS = 64  # up to so many rows, several blocks share one
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How many blocks a launch has: ceil(count / per) * times, and once more for each range of positions if `split`."""
+
+    count: DimLike
+    per: int = 1
+    times: int = 1
+    split: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel of a node.
+
+    Attributes:
+        kernel: it is.
+        args: for each pointer the number of an operand, `RESULT` or `SCRATCH`.
+        blocks: how many.
+        scratch: bytes of memory that it needs for each row: of `rows`, and of each range of positions if `split`.
+    """
+
+    kernel: Kernel
+    args: tuple[int, ...]
+    blocks: Blocks
+    scratch: DimLike = 0
+
+
+@dataclass(frozen=True)
+class Context:
+    """What selection knows beside a node.
+
+    Attributes:
+        symbols: of the program.
+        bounds: of its symbols.
+        overlaps: whether kernels of the target start before the one before them ends.
+    """
+
+    symbols: tuple[str, ...]
+    bounds: Bounds
+    overlaps: bool
+
+    def kernel(self, op: str, pointers: Sequence[str], body: Callable[[Code], None]) -> Kernel:
+        """A kernel, named by its op and a digest of its text."""
+        code = Code("KERNEL", pointers, self.symbols, self.overlaps)
+        body(code)
+        kernel = kernel_of(code)
+        name = f"{op}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:16]}"
+        return replace(kernel, name=name, text=kernel.text.replace("@KERNEL", f"@{name}"))
+
+    def most(self, dim: DimLike) -> int:
+        """The largest value of a dim."""
+        return dims.bounds(dim, self.bounds)[1]
+
+
+def product(sizes: Sequence[DimLike]) -> DimLike:
+    """The product of sizes, of which one may be symbolic.
+
+    Raises:
+        CompileError: several are.
+    """
+    symbolic = [size for size in sizes if isinstance(size, Dim)]
+    if len(symbolic) > 1:
+        raise CompileError(f"the product of {symbolic} is no affine size", hint="Bind one of their symbols.")
+    known = prod(size for size in sizes if isinstance(size, int))
+    return symbolic[0] * known if symbolic else known
+
+
+def static(node: Node, axis: int) -> int:
+    """The size of an axis that kernels have as a literal.
+
+    Raises:
+        CompileError: it is symbolic.
+    """
+    size = node.shape[axis]
+    if not isinstance(size, int):
+        raise CompileError(f"axis {axis} must be static, found {size}", where=repr(node), hint="Bind its symbol.")
+    return size
+
+
+def elements(node: Node) -> DimLike:
+    """Number of elements."""
+    return product(node.shape)
+
+
+def _numbers(count: int) -> list[str]:
+    return [f"a{i}" for i in range(count)]
+
+
+def _plain(n: Node, c: Context, blocks: Blocks, body: Callable[[Code], None]) -> list[Launch]:
+    """A launch over the operands in order, then the result."""
+    kernel = c.kernel(n.op, [*_numbers(len(n.inputs)), "out"], body)
+    return [Launch(kernel, (*range(len(n.inputs)), RESULT), blocks)]
+
+
+def _threads(n: Node, c: Context, count: DimLike, body: Callable[[Code], None]) -> list[Launch]:
+    """A thread for each of `count` elements."""
+    return _plain(n, c, Blocks(count, THREADS), body)
+
+
+# -- rows and elements -------------------------------------------------------------------------------------------------
+
+
+def _elementwise(n: Node, c: Context) -> list[Launch]:
+    full = n.shape
+    kind = {full[-1:]: "row", (*full[:-1], 1): "column", (1,): "scalar", full: "full"}
+    kinds = [kind[i.shape] for i in n.inputs]
+    expr, out = _expression(n), dict(n.attrs).get("out", "f32")
+    count = elements(n)
+    return _threads(
+        n, c, count, lambda k: rows.elementwise(k, expr, kinds, k.dim(count), k.dim(full[-1]), out)
+    )  # fmt: skip
+
+
+def _expression(n: Node) -> object:
+    """The expression of an elementwise op, also of a single one."""
+    if n.op == "elementwise":
+        return n["expr"]
+    return (n.op, *range(len(n.inputs)), *(value for _, value in n.attrs))
+
+
+def _rows(n: Node) -> DimLike:
+    return product(n.shape[:-1])
+
+
+def _rms_norm(n: Node, c: Context) -> list[Launch]:
+    weighted, out = len(n.inputs) > 1, n["out"]
+    _refuse_q8a(n, out)
+    return _plain(
+        n, c, Blocks(_rows(n)), lambda k: rows.rms_norm(k, k.dim(n.shape[-1]), n["eps"], weighted, out)
+    )  # fmt: skip
+
+
+def _layer_norm(n: Node, c: Context) -> list[Launch]:
+    _refuse_q8a(n, n["out"])
+    weights = len(n.inputs) - 1
+    return _plain(
+        n, c, Blocks(_rows(n)), lambda k: rows.layer_norm(k, k.dim(n.shape[-1]), n["eps"], weights, n["out"])
+    )  # fmt: skip
+
+
+def _refuse_q8a(n: Node, out: str) -> None:
+    if out == "q8a":
+        raise CompileError("this device has no int8 activations", where=repr(n))
+
+
+def _softmax(n: Node, c: Context) -> list[Launch]:
+    return _plain(n, c, Blocks(_rows(n)), lambda k: rows.softmax(k, k.dim(n.shape[-1])))
+
+
+def _reduce(n: Node, c: Context) -> list[Launch]:
+    x, mean = n.inputs[0], n.op == "reduce_mean"
+    if n["axis"] == -1:
+        return _plain(n, c, Blocks(_rows(n)), lambda k: rows.row_reduce(k, k.dim(x.shape[-1]), mean))
+    count = elements(n)
+    return _threads(
+        n, c, count, lambda k: rows.column_reduce(k, k.dim(count), k.dim(x.shape[1]), k.dim(x.shape[2]), mean)
+    )  # fmt: skip
+
+
+def _largest(n: Node, c: Context) -> list[Launch]:
+    x = n.inputs[0]
+    return _plain(
+        n, c, Blocks(_rows(x)), lambda k: rows.index_of_largest(k, k.dim(x.shape[-1]), n.op == "pick")
+    )  # fmt: skip
+
+
+def _top_k(n: Node, c: Context) -> list[Launch]:
+    x = n.inputs[0]
+    return _plain(n, c, Blocks(_rows(x)), lambda k: rows.top_k(k, static(x, -1), n["k"], n["groups"], n["kept"]))
+
+
+def _overlay_rows(n: Node, c: Context) -> list[Launch]:
+    count = elements(n)
+    return _threads(n, c, count, lambda k: rows.overlay_rows(k, k.dim(count), k.dim(n.shape[-1])))
+
+
+def _take(n: Node, c: Context) -> list[Launch]:
+    x, count = n.inputs[0], elements(n)
+    shared = len(x.shape) == 1
+    return _threads(
+        n, c, count, lambda k: rows.take(k, k.dim(count), k.dim(n.shape[-1]), k.dim(x.shape[-1]), shared)
+    )  # fmt: skip
+
+
+def _row_bytes(n: Node) -> int:
+    nbytes = n.dtype.size(tuple(static(n, axis) for axis in range(1, len(n.shape))) or (1,))
+    if nbytes % 4:
+        raise CompileError(f"rows of {nbytes} bytes are not whole words", where=repr(n))
+    return nbytes
+
+
+def _take_rows(n: Node, c: Context) -> list[Launch]:
+    nbytes = _row_bytes(n)
+    count = product([n.shape[0], nbytes // 4])
+    return _threads(n, c, count, lambda k: rows.take_rows(k, k.dim(count), nbytes))
+
+
+def _last_row(n: Node, c: Context) -> list[Launch]:
+    nbytes, x = _row_bytes(n), n.inputs[0]
+    return _threads(n, c, nbytes // 4, lambda k: rows.last_row(k, k.dim(x.shape[0]), nbytes))
+
+
+def _mix(n: Node, c: Context) -> list[Launch]:
+    values, count = n.inputs[0], elements(n)
+    return _threads(
+        n, c, count,
+        lambda k: rows.mix(k, k.dim(count), k.dim(n.shape[1]), k.dim(values.shape[1]), k.dim(n.shape[2])),
+    )  # fmt: skip
+
+
+def _slice(n: Node, c: Context) -> list[Launch]:
+    axis, count = n["axis"], elements(n)
+    inner = prod(static(n, i) for i in range(axis + 1, len(n.shape)))
+    size, kept = static(n.inputs[0], axis), n["stop"] - n["start"]
+    return _threads(n, c, count, lambda k: rows.slice_(k, k.dim(count), n["start"], kept, size, inner))
+
+
+def _concat(n: Node, c: Context) -> list[Launch]:
+    axis, count = n["axis"], elements(n)
+    inner = prod(static(n, i) for i in range(axis + 1, len(n.shape)))
+    sizes = [static(i, axis) * inner for i in n.inputs]
+    return _threads(n, c, count, lambda k: rows.concat(k, k.dim(count), sizes))
+
+
+def _quantize(n: Node, c: Context) -> list[Launch]:
+    _refuse_q8a(n, n["out"])
+    count = elements(n)
+    return _threads(n, c, count, lambda k: rows.elementwise(k, 0, ["full"], k.dim(count), 1, "bf16"))
+
+
+def _rope_angles(n: Node, c: Context) -> list[Launch]:
+    half, sections = static(n, -1) // 2, n["sections"]
+    parts = sections and [component(i, sections, n["interleaved"]) for i in range(half)]
+    count = product([n.shape[0], half])
+    return _threads(
+        n, c, count, lambda k: caches.rope_angles(k, k.dim(count), half, n["scale"], parts, len(sections or (1,)))
+    )  # fmt: skip
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def _source(node: Node) -> Node:
+    """The weight that was packed.
+
+    Raises:
+        CompileError: it is no weight.
+    """
+    if node.op != "pack":
+        raise CompileError("only weights can be multiplied or looked up", where=repr(node))
+    return node.inputs[0]
+
+
+def _embedding(n: Node, c: Context) -> list[Launch]:
+    table, count, width = _source(n.inputs[0]), elements(n), static(n, -1)
+    form, height = form_of(table.dtype), static(table, 0)
+
+    def body(k: Code) -> None:
+        base, ids, out = k.pointers.values()
+        matrix = Matrix(k, base, form, height, width)
+
+        def element(i: Value) -> None:
+            value = matrix.element(k.load(ids, I32, i // width), i % width)
+            k.store(out, value * float(n["scale"]), i)
+
+        rows.each(k, k.dim(count), element)
+
+    return _threads(n, c, count, body)
+
+
+def _linear(n: Node, c: Context) -> list[Launch]:
+    x, weight = n.inputs[0], _source(n.inputs[1])
+    if len(weight.shape) == 3:
+        return _linear_of_heads(n, c)
+    parts = 2 if n["gated"] else 1
+    names = ["x", *(f"w{i}" for i in range(parts)), *(f"b{i}" for i in range(parts * n["bias"]))]
+    names += ["residual"] * n["residual"]
+    return [_linear_launch(n, c, x, weight, n.shape[0], [*names, "out"], n["gated"], n["out"])]
+
+
+def _linear_launch(
+    n: Node, c: Context, x: Node, weight: Node, count: DimLike, names: list[str], gated: str | None, out: str
+) -> Launch:
+    if x.dtype.name != "f32":
+        raise CompileError(f"activations of {x.dtype} are not multiplied on this device", where=repr(n))
+    form, height, width = form_of(weight.dtype), static(weight, 0), static(weight, 1)
+    shape = linears.shape_of(c.most(count), height, width)
+    tiles = -(-height // (ROWS * shape.tiles))
+
+    def body(k: Code) -> None:
+        first = (k.block // tiles) * shape.rows
+        rows_left = k.number(k.dim(count)) - first
+        of = k.pointers
+        at = Operands(
+            weights=[of[name] for name in names if name[0] == "w"],
+            x=of["x"],
+            out=of["out"],
+            row=lambda i: (first + i) * width,
+            valid=lambda i: i < rows_left,
+            place=lambda i, column: (first + i) * height + column,
+            tile=(k.block % tiles) * shape.tiles,
+            bias=[of[name] for name in names if name[0] == "b"],
+            residual=of.get("residual"),
+        )
+        Linear(k, form, height, width, shape, gated, out).emit(at)
+
+    kernel = c.kernel(n.op, names, body)
+    return Launch(kernel, (*range(len(names) - 1), RESULT), Blocks(count, shape.rows, tiles))
+
+
+def _expert_linear(n: Node, c: Context) -> list[Launch]:
+    x, ids, *weights = n.inputs
+    slots, own_rows = static(ids, 1), len(x.shape) == 3
+    names = ["x", "ids", *(f"w{i}" for i in range(len(weights))), "out"]
+
+    def place(k: Code, unit: Value) -> tuple[Value, Value]:
+        k.wait()  # the numbers of experts come from the kernel before
+        return k.load(k.pointers["ids"], I32, unit), unit if own_rows else unit // slots
+
+    return _matrix_for_each(n, c, names, weights[0], product(ids.shape), place, n["gated"])
+
+
+def _linear_of_heads(n: Node, c: Context) -> list[Launch]:
+    """Of x [rows, heads, k] each head has its own matrix."""
+    x, weight = n.inputs
+    heads = static(x, 1)
+    count = product(x.shape[:2])
+    return _matrix_for_each(n, c, ["x", "w0", "out"], weight, count, lambda k, unit: (unit % heads, unit), None)
+
+
+def _matrix_for_each(
+    n: Node, c: Context, names: list[str], weights: Node, count: DimLike,
+    place: Callable[[Code, Value], tuple[Value, Value]], gated: str | None,
+) -> list[Launch]:  # fmt: skip
+    """Rows that are each multiplied with a matrix of their own.
+
+    Args:
+        place: number of a row of the result -> (number of its matrix, its row of x).
+    """
+    weight = _source(weights)
+    form, height, width = form_of(weight.dtype), static(weight, 1), static(weight, 2)
+    shape, nbytes, tiles = linears.shape_of(1, height, width), form.places(height, width)[2], -(-height // ROWS)
+
+    def body(k: Code) -> None:
+        unit = k.block // tiles
+        number, row = place(k, unit)
+        matrix = number.to("i64") * nbytes
+        at = Operands(
+            weights=[k.at(k.pointers[name], "i8", matrix) for name in k.pointers if name[0] == "w"],
+            x=k.pointers["x"],
+            out=k.pointers["out"],
+            row=lambda i: row * width,
+            valid=lambda i: i.equals(0),
+            place=lambda i, column: unit * height + column,
+            tile=k.block % tiles,
+            bias=[],
+            residual=None,
+        )
+        Linear(k, form, height, width, shape, gated).emit(at)
+
+    return _named(n, c, names, Blocks(count, 1, tiles), body)
+
+
+def _named(n: Node, c: Context, names: list[str], blocks: Blocks, body: Callable[[Code], None]) -> list[Launch]:
+    return [Launch(c.kernel(n.op, names, body), (*range(len(names) - 1), RESULT), blocks)]
+
+
+def _linear_pick(n: Node, c: Context) -> list[Launch]:
+    x, weight = n.inputs[0], _source(n.inputs[1])
+    height = static(weight, 0)
+    first = _linear_launch(n, c, x, weight, 1, ["x", "w0", "out"], None, "f32")
+    cap = n["cap"]
+
+    def body(k: Code) -> None:
+        if cap is None:
+            rows.index_of_largest(k, height, checked=True)
+        else:
+            rows.index_of_largest(k, height, checked=True, value_of=lambda v: softcap(k, v, cap))
+
+    second = c.kernel("pick", ["x", "out"], body)
+    return [
+        replace(first, args=(0, 1, SCRATCH), scratch=4 * height),
+        Launch(second, (SCRATCH, RESULT), Blocks(1)),
+    ]
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """The operands that say which sequence a row belongs to.
+
+    Attributes:
+        names: of those operands, which are the last.
+        columns: of the table of segments.
+        count: of segments.
+        pages: of a page table.
+    """
+
+    names: tuple[str, ...]
+    columns: int
+    count: DimLike
+    pages: DimLike
+
+    def segment(self, k: Code, row: Value) -> Segment:
+        """The segment of a row."""
+        return caches.segment_of(k, row, k.pointers.get("segments"), self.columns, self.count)
+
+
+def _sequences(n: Node) -> _Sequences:
+    paged, segmented = bool(dict(n.attrs).get("page")), is_segmented(n)
+    names = ("pages",) * paged + ("segments",) * segmented
+    table = n.inputs[-1] if segmented else None
+    pages = n.inputs[-1 - segmented].shape[-1] if paged else 0
+    return _Sequences(names, static(table, 1) if table else 0, table.shape[0] if table else 1, pages)
+
+
+def _cache(k: Code, n: Node, cache: Node, name: str, s: _Sequences, *, wrap: bool) -> Cache:
+    """A cache among a node's operands, or its result."""
+    where = root(cache)
+    plain = where.op == "as_cache"
+    heads, capacity, width = where.shape[-3:]
+    page = 0 if plain else dict(n.attrs).get("page") or 0
+    return Cache(
+        base=k.pointers[name],
+        dtype=cache.dtype,
+        heads=int(str(heads)),
+        width=int(str(width)),
+        capacity=k.dim(capacity),
+        page=page,
+        wrap=wrap and not page,
+        pages=k.pointers.get("pages"),
+        table=k.dim(s.pages),
+        slotted=is_segmented(n) and not page and not plain,
+        plain=plain,
+    )
+
+
+def _rope(n: Node, c: Context) -> list[Launch]:
+    x, names = n.inputs[0], ["x", *["weight"] * (n["norm_eps"] is not None), "angles", "out"]
+    heads = static(x, 1)
+    blocks = Blocks(x.shape[0], 1, -(-heads // WARPS))
+    return _named(n, c, names, blocks, lambda k: caches.rope(k, heads, static(x, 2), _rotation(k, n, n.inputs)))
+
+
+def _rotation(k: Code, n: Node, operands: Sequence[Node]) -> Rope:
+    """How a node rotates; its last operand but those of sequences are the angles."""
+    angles = operands[2 if n["norm_eps"] is not None else 1]
+    norm = None if n["norm_eps"] is None else (k.pointers["weight"], float(n["norm_eps"]))
+    return Rope(k.pointers["angles"], static(angles, 1) // 2, n["style"] == "interleaved", norm)
+
+
+def _kv_write(n: Node, c: Context) -> list[Launch]:
+    cache, x = n.inputs[:2]
+    s, rotated = _sequences(n), n.op == "rope_kv_write"
+    names = ["cache", "x"] + (["weight"] * (n["norm_eps"] is not None) + ["angles"] if rotated else [])
+    names += s.names
+
+    def body(k: Code) -> None:
+        row, _ = caches.heads_of(k, static(x, 1))
+        own = _cache(k, n, cache, "cache", s, wrap=n["wrap"])
+        how = _rotation(k, n, n.inputs[1:]) if rotated else None
+        caches.write(k, own, n["at"], how, s.segment(k, row))
+
+    kernel = c.kernel(n.op, names, body)
+    return [Launch(kernel, tuple(range(len(names))), Blocks(x.shape[0], 1, -(-static(x, 1) // WARPS)))]
+
+
+def _as_cache(n: Node, c: Context) -> list[Launch]:
+    x, s = n.inputs[0], _sequences(n)
+    names = ["x", *s.names, "out"]
+    positions = x.shape[0] if n["order"] == "rows" else x.shape[1]
+    heads = int(str(n.shape[0]))
+
+    def body(k: Code) -> None:
+        row, _ = caches.heads_of(k, heads)
+        own = _cache(k, n, n, "out", s, wrap=False)
+        caches.as_cache(k, own, n["order"], s.segment(k, row), k.dim(positions))
+
+    return _named(n, c, names, Blocks(positions, 1, -(-heads // WARPS)), body)
+
+
+def _attention(n: Node, c: Context) -> list[Launch]:
+    if n["bf16"]:
+        raise CompileError("attention of bf16 is not made on this device", where=repr(n))
+    q, keys, values = n.inputs[:3]
+    s, has_operand = _sequences(n), n["mask"] in ("bias", "visible")
+    split = c.most(q.shape[0]) <= _SPLIT_ROWS
+    a = Attention(
+        heads=static(q, 1), kv_heads=static(keys, 0) if len(keys.shape) == 3 else static(keys, 1), width=static(q, 2),
+        scale=float(n["scale"]), window=n["window"], cap=n["softcap"], mask=n["mask"], length=n["length"],
+        rows=q.shape[0], bias_heads=static(n.inputs[3 + n["sinks"]], 1) if n["mask"] == "bias" else 1,
+        sinks=n["sinks"], split=split, out=n["out"],
+    )  # fmt: skip
+    extra = [*["sinks"] * n["sinks"], *["operand"] * has_operand, *s.names]
+    operands = ["q", "keys", "values", *extra]
+
+    def body(k: Code) -> None:
+        row = k.block // (k.number(attentions.a_splits(k, a)) * a.parts)
+        own = [_cache(k, n, node, name, s, wrap=n["window"] is not None) for node, name in
+               ((keys, "keys"), (values, "values"))]  # fmt: skip
+        attentions.attention(k, a, own[0], own[1], s.segment(k, row), row)
+
+    blocks = Blocks(q.shape[0], 1, a.parts, split)
+    if not split:
+        return _named(n, c, [*operands, "out"], blocks, body)
+    kernel = c.kernel(n.op, [*operands, "scratch"], body)
+    scratch = product([q.shape[0], 4 * a.heads * a.partial])
+    own = (*range(len(operands)), SCRATCH)
+
+    def second(k: Code) -> None:
+        attentions.merge(k, a, s.segment(k, k.block), k.block)
+
+    merge = c.kernel("merge", [*extra, "scratch", "out"], second)
+    places = tuple(operands.index(name) for name in extra)
+    return [
+        Launch(kernel, own, blocks, scratch),
+        Launch(merge, (*places, SCRATCH, RESULT), Blocks(q.shape[0])),
+    ]
+
+
+def _state_names(n: Node, names: Sequence[str]) -> tuple[list[str], tuple[int, ...]]:
+    """Names of the pointers, and the operand of each: at last the state that is written, and the result."""
+    count, segmented = len(names), is_segmented(n)
+    after = count if n["aside"] else 0
+    table = ["segments"] * segmented
+    at = [len(n.inputs) - 1] * segmented
+    return [*names, *table, "after", "out"], (*range(count), *at, after, RESULT)
+
+
+def _causal_conv(n: Node, c: Context) -> list[Launch]:
+    names, args = _state_names(n, ["state", "x", "weight"])
+    channels, taps, s = static(n.inputs[2], 0), static(n.inputs[2], 1), _sequences(n)
+
+    def body(k: Code) -> None:
+        states.causal_conv(k, channels, taps, k.pointers.get("segments"), s.columns, n.shape[0])
+
+    blocks = Blocks(s.count, 1, -(-channels // THREADS))
+    return [Launch(c.kernel(n.op, names, body), args, blocks)]
+
+
+def _gated_delta(n: Node, c: Context) -> list[Launch]:
+    names, args = _state_names(n, ["state", "q", "k", "v", "g", "beta"])
+    state, keys, s = n.inputs[0], n.inputs[2], _sequences(n)
+    heads, key_dim, value_dim = (static(state, axis) for axis in (-3, -2, -1))
+    tiled = n["heads"] == "tiled"
+    d = states.Delta(heads, static(keys, 1), key_dim, value_dim, float(n["scale"]), tiled, n["corrects"])
+
+    def body(k: Code) -> None:
+        states.gated_delta(k, d, k.pointers.get("segments"), s.columns, n.shape[0])
+
+    return [Launch(c.kernel(n.op, names, body), args, Blocks(s.count, 1, d.blocks))]
+
+
+KERNELS: dict[str, Callable[[Node, Context], list[Launch]]] = {
+    "embedding": _embedding,
+    "linear": _linear,
+    "expert_linear": _expert_linear,
+    "overlay_rows": _overlay_rows,
+    "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
+    "quantize": _quantize,
+    "rope_angles": _rope_angles,
+    "rope": _rope,
+    "kv_write": _kv_write,
+    "rope_kv_write": _kv_write,
+    "as_cache": _as_cache,
+    "attention": _attention,
+    "elementwise": _elementwise,
+    "softmax": _softmax,
+    "argmax": _largest,
+    "pick": _largest,
+    "linear_pick": _linear_pick,
+    "top_k": _top_k,
+    "last_row": _last_row,
+    "take_rows": _take_rows,
+    "reduce_mean": _reduce,
+    "reduce_sum": _reduce,
+    "take": _take,
+    "mix": _mix,
+    "slice": _slice,
+    "concat": _concat,
+    "causal_conv": _causal_conv,
+    "gated_delta": _gated_delta,
+}
+
+
+def select(node: Node, context: Context) -> list[Launch]:
+    """The launches of a node, one after the other.
+
+    Raises:
+        CompileError: no kernel computes it.
+    """
+    row = OPS[node.op]
+    if row.custom:
+        raise CustomOpError("a custom op has no kernel on this device", where=f"custom op {node.op}",
+                            hint='Choose device="cpu", or build its formula of ops of the table.')  # fmt: skip
+    build = _elementwise if row.elementwise else KERNELS.get(node.op)
+    if build is None:
+        raise CompileError(f"no kernel serves {node!r}", hint=f"Ops with kernels: {', '.join(KERNELS)}.")
+    return build(node, context)
+

@@ -1,0 +1,114 @@
+"""The card as a target: which machine code it takes, and what passes may ask of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlx.backends.cuda import driver
+from rlx.backends.cuda.driver import Card
+from rlx.backends.cuda.layouts import LAYOUTS
+from rlx.errors import TargetError
+from rlx.passes.capabilities import Capabilities
+
+if TYPE_CHECKING:
+    from rlx.backends.device import Backend
+
+#: Nothing is computed by every block for itself: a block is small, and there are many.
+CAPABILITIES = Capabilities(bf16_dots=False, bf16_tiles=False, own_cost=0, own_cost_rows=0, layouts=LAYOUTS)
+
+#: Level -> the lowest version of PTX that has it, and the CUDA version of the driver that takes it. The lowest version
+#: is emitted, so that old drivers take it. Source: the release notes of the PTX ISA.
+LEVELS: Mapping[str, tuple[int, int]] = {
+    "sm_80": (70, 11000),
+    "sm_86": (71, 11010),
+    "sm_87": (74, 11040),
+    "sm_89": (78, 11080),
+    "sm_90": (78, 11080),
+    "sm_100": (86, 12070),
+    "sm_103": (88, 12090),
+    "sm_120": (87, 12080),
+    "sm_121": (88, 12090),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of card.
+
+    Attributes:
+        level: its machine language, such as "sm_90".
+        driver: the CUDA version of the driver; 0 where there is no card, and code is only looked at.
+    """
+
+    level: str
+    driver: int = 0
+    capabilities: Capabilities = field(default=CAPABILITIES, repr=False)
+
+    @property
+    def backend(self) -> Backend:
+        """The CUDA backend."""
+        from rlx.backends.cuda.backend import BACKEND  # the backend makes targets
+
+        return BACKEND
+
+    @property
+    def tuning(self) -> dict[str, int]:
+        """None: nothing is tuned."""
+        return {}
+
+    @property
+    def ptx(self) -> int:
+        """The version of PTX, ten times."""
+        return LEVELS[self.level][0]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a kernel can start while the one before it ends (programmatic dependent launch)."""
+        return _number(self.level) >= 90
+
+    def describe(self) -> dict[str, str]:
+        """What changes code."""
+        return {"level": self.level, "ptx": str(self.ptx), "driver": str(self.driver)}
+
+
+def of_card(card: Card) -> Target:
+    """The target of a card: its own level, or the newest older one of the same kind.
+
+    Raises:
+        TargetError: the card or the driver is too old.
+    """
+    major, minor = card.attribute(75), card.attribute(76)
+    known = [level for level in LEVELS if _number(level) // 10 == major and _number(level) <= 10 * major + minor]
+    if not known:
+        hint = f'Cards from {next(iter(LEVELS))} on serve, up to {list(LEVELS)[-1]}. Choose device="cpu".'
+        raise TargetError(f"{card.name} is a card of sm_{major}{minor}", where="device cuda", hint=hint)
+    level, found = known[-1], driver.version()
+    if found < LEVELS[level][1]:
+        what = f"the driver supports CUDA {dotted(found)}, and {level} needs {dotted(LEVELS[level][1])}"
+        raise TargetError(what, where="device cuda", hint='Install a newer driver, or choose device="cpu".')
+    return Target(level, found)
+
+
+def named(level: str) -> Target:
+    """The target of that name, to look at its code.
+
+    Raises:
+        TargetError: it is not known.
+    """
+    if level not in LEVELS:
+        raise TargetError(f"level {level!r} is unknown", where="device cuda", hint=f"Known: {', '.join(LEVELS)}.")
+    return Target(level)
+
+
+def _number(level: str) -> int:
+    found = re.search(r"\d+", level)
+    assert found is not None
+    return int(found[0])
+
+
+def dotted(version: int) -> str:
+    """A version of CUDA as people write it."""
+    return f"{version // 1000}.{version % 1000 // 10}"

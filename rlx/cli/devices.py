@@ -1,0 +1,43 @@
+"""`rlx devices`: what programs can run on here, and why not."""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+from typing import Any
+
+import click
+
+from rlx import backends
+from rlx.cli.command import Command, json_option
+from rlx.cli.output import printable, size, stdout
+
+
+@click.command(cls=Command)
+@json_option
+def devices(as_json: bool) -> None:
+    """List the devices that programs run on.
+
+    \b
+    rlx devices
+    rlx run --device cuda "Hello"
+    """
+    found = [_found(name) for name in backends.MODULES]
+    if as_json:
+        click.echo(json.dumps(found, indent=2), file=stdout())
+        return
+    for row in found:
+        about = row["missing"] or f"{row['description']}, {size(row['free_bytes'])} free"
+        click.echo(f"{row['name']:11}{printable(about)}", file=stdout())
+
+
+def _found(name: str) -> dict[str, Any]:
+    """What is known of a device: plain JSON data."""
+    backend, missing = backends.backend(name), backends.why_missing(name)
+    free = None if missing else backend.memory.available()
+    return {
+        "name": name,
+        "description": None if missing else backend.description(),
+        "free_bytes": int(free) if free is not None and isfinite(free) else None,
+        "missing": missing,
+    }

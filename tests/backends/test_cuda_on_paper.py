@@ -1,0 +1,124 @@
+"""The device "cuda" without a card: kernels become PTX, values lie where they are looked for, refusals have names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paper_card
+import pytest
+
+import rlx
+from rlx.backends.cuda import driver, ptx
+from rlx.backends.cuda.target import LEVELS, named
+from rlx.errors import CompileError, TargetError
+from rlx.store.cache import CompileCache
+
+#: Windows and soft caps, recurrent states, experts with sinks, latent attention, quantized weights.
+FAMILIES = {"gemma2": "hf", "deepseek-v3": "hf", "qwen35": "hf", "gpt-oss": "hf", "llama-k256": "model-Q4_K_M.gguf"}
+OPTIONS: dict[str, Any] = {
+    "precision": "exact", "max_seq": 96, "profile": {"buckets": {"seq": [1, 32, 128]}}, "compile_ahead": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def card() -> Iterator[paper_card.PaperCard]:
+    with paper_card.registered() as found:
+        found.ptx.clear()
+        yield found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(card: paper_card.PaperCard, goldens: Path, family: str) -> None:
+    expected = np.load(goldens / family / "golden.npz")
+    found = []
+    for device in ("paper", "reference"):
+        cache = CompileCache(policy="off")
+        with rlx.auto_runner(goldens / family / FAMILIES[family], **OPTIONS, device=device, cache=cache) as runner:
+            found.append(runner.predict_logits(expected["tokens"].tolist()))
+            assert len(runner.generate([1, 2, 3], 2, stop_at_eog=False)) == 2
+            assert len(runner.generate_batch([[1, 2, 3], [4, 5]], 2, stop_at_eog=False)) == 2
+    assert np.abs(found[0] - found[1]).max() <= 3e-5 * np.abs(found[1]).max()
+    assert all(re.search(r"\.target sm_90", text) for text in card.ptx.values()) and len(card.ptx) > 10
+    assert "advance.ptx" in card.ptx, "greedy programs take their token to the next step"
+
+
+@pytest.mark.parametrize("level", ["sm_80", "sm_120"])
+def test_other_cards(card: paper_card.PaperCard, goldens: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card, "level", level)
+    options = {**OPTIONS, "device": "paper", "cache": CompileCache(policy="off")}
+    with rlx.auto_runner(goldens / "llama" / "hf", **options) as runner:
+        runner.predict_logits([1, 2, 3])
+    assert card.ptx and all(f".target {level}" in text for text in card.ptx.values())
+    waits = [text for text in card.ptx.values() if "griddepcontrol" in text]
+    assert bool(waits) == (level == "sm_120"), "older cards do not overlap kernels"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("call float @llvm.sin.f32(float %x)", "kernels call llvm.sin.f32"), ("declare void @llvm.trap()", "llvm.trap")],
+)
+def test_calls_that_end_llvm_are_refused_before(text: str, message: str) -> None:
+    with pytest.raises(CompileError, match=message):
+        ptx.compiled([text], "sm_80", 70)
+
+
+def test_what_llvm_refuses_names_the_kernel() -> None:
+    text = "define ptx_kernel void @broken() {\n  ret i32 %nothing\n}\n"
+    with pytest.raises(CompileError, match="LLVM refuses the kernel broken"):
+        ptx.compiled([text], "sm_80", 70)
+
+
+@pytest.mark.parametrize("line", ["atom.global.add.u32 %r1, [%rd1], 1;", "red.global.add.u32 [%rd1], 1;"])
+def test_atomic_operations_need_an_order(line: str) -> None:
+    with pytest.raises(CompileError, match="an atomic operation without an order"):
+        ptx.check_order(f"{{\n\t{line}\n}}")
+    ptx.check_order(f"{{\n\t{line.replace('.global', '.release.gpu.global')}\n}}")
+
+
+def test_levels() -> None:
+    assert named("sm_90").overlaps and not named("sm_89").overlaps
+    assert all(named(level).ptx == version for level, (version, _) in LEVELS.items())
+    with pytest.raises(TargetError, match="level 'sm_20' is unknown"):
+        named("sm_20")
+
+
+def test_without_a_card() -> None:
+    """The reason is told, and no other device is taken."""
+    if "cuda" in rlx.devices():
+        pytest.skip("this machine has a card")
+    with pytest.raises(TargetError, match=r"NVIDIA's driver .*(?:is not there|finds no card)"):
+        rlx.auto_runner(device="cuda")
+    graph = rlx.Graph("double")
+    x = graph.input("x", [rlx.SEQ, 4])
+    graph.output("y", x + x)
+    with pytest.raises(TargetError, match="Choose device="):
+        rlx.compile(graph, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        (2, rlx.errors.ResourceError, "not enough memory for 12 MiB"),
+        (700, rlx.errors.DeviceError, "a step.*kernel read or wrote memory"),
+        (1, rlx.errors.DeviceError, "the card refuses"),
+    ],
+)
+def test_errors_of_the_driver(
+    code: int, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Library:
+        """A driver whose functions fail."""
+
+        def cuGetErrorName(self, code: int, text: object) -> int:
+            return 0
+
+        def cuMemAlloc_v2(self) -> int:
+            return code
+
+    monkeypatch.setattr(driver, "_library", Library)
+    with pytest.raises(error, match=f"(?i){message}"):
+        driver.call("cuMemAlloc_v2", what="12 MiB" if code == 2 else "a step")
