@@ -106,7 +106,7 @@ def _placed(place: Buffer) -> list[Any]:
 
 def _blocks(blocks: Blocks) -> list[Any]:
     count: DimLike = blocks.count
-    return [str(count), blocks.per, blocks.times, blocks.split]
+    return [str(count), blocks.per, blocks.times, blocks.split, blocks.only]
 
 
 def _compiled(modules: dict[str, str], target: Target) -> dict[str, bytes | str]:

@@ -71,7 +71,7 @@ class _Kernel:
 
     Attributes:
         pointers: kind and name or offset of each.
-        count, per, times, split: see `select.Blocks`.
+        count, per, times, split, only: see `select.Blocks`.
     """
 
     pointers: tuple[tuple[str, Any], ...]
@@ -79,9 +79,12 @@ class _Kernel:
     per: int
     times: int
     split: bool
+    only: str
 
     def blocks(self, extents: Mapping[str, int]) -> int:
         """How many blocks it has."""
+        if self.only and (self.only == "one") != (extents[SPLITS] == 1):
+            return 0
         found = -(-dims.value(self.count, extents) // self.per) * self.times
         return found * extents[SPLITS] if self.split else found
 
@@ -285,9 +288,9 @@ class CardProgram(Program):
 def _launch(row: Mapping[str, Any]) -> _Launch:
     kernels = []
     for each in row["kernels"]:
-        count, per, times, split = each["blocks"]
+        count, per, times, split, only = each["blocks"]
         pointers = tuple((str(kind), place) for kind, place in each["pointers"])
-        kernels.append(_Kernel(pointers, dims.parse_dim(count), per, times, split))
+        kernels.append(_Kernel(pointers, dims.parse_dim(count), per, times, split, only))
     return _Launch(row["entry"], row["shared"], tuple(kernels))
 
 

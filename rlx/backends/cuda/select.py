@@ -37,12 +37,17 @@ _SPLIT_ROWS = 64  # up to so many rows, several blocks share one
 
 @dataclass(frozen=True)
 class Blocks:
-    """How many blocks a launch has: ceil(count / per) * times, and once more for each range of positions if `split`."""
+    """How many blocks a launch has: ceil(count / per) * times, and once more for each range of positions if `split`.
+
+    Attributes:
+        only: "one" or "several" if the launch is for so many ranges of positions, else empty.
+    """
 
     count: DimLike
     per: int = 1
     times: int = 1
     split: bool = False
+    only: str = ""
 
 
 @dataclass(frozen=True)
@@ -160,10 +165,11 @@ def _rows(n: Node) -> DimLike:
 
 
 def _rms_norm(n: Node, c: Context) -> list[Launch]:
-    weighted, out = len(n.inputs) > 1, n["out"]
-    _refuse_q8a(n, out)
+    weighted = len(n.inputs) > 1
+    if n["out"] != "f32":
+        raise CompileError("norms are not rounded on this device", where=repr(n))
     return _plain(
-        n, c, Blocks(_rows(n)), lambda k: rows.rms_norm(k, k.dim(n.shape[-1]), n["eps"], weighted, out)
+        n, c, Blocks(_rows(n)), lambda k: rows.rms_norm(k, k.dim(n.shape[-1]), n["eps"], weighted)
     )  # fmt: skip
 
 
@@ -533,28 +539,36 @@ def _attention(n: Node, c: Context) -> list[Launch]:
     extra = [*["sinks"] * n["sinks"], *["operand"] * has_operand, *s.names]
     operands = ["q", "keys", "values", *extra]
 
-    def body(k: Code) -> None:
-        row = k.block // (k.number(attentions.a_splits(k, a)) * a.parts)
-        own = [_cache(k, n, node, name, s, wrap=n["window"] is not None) for node, name in
-               ((keys, "keys"), (values, "values"))]  # fmt: skip
-        attentions.attention(k, a, own[0], own[1], s.segment(k, row), row)
+    def kernel(a: Attention, last: str) -> Kernel:
+        def body(k: Code) -> None:
+            row = k.block // (k.number(attentions.a_splits(k, a)) * a.parts)
+            own = [_cache(k, n, node, name, s, wrap=n["window"] is not None) for node, name in
+                   ((keys, "keys"), (values, "values"))]  # fmt: skip
+            attentions.attention(k, a, own[0], own[1], s.segment(k, row), row)
 
-    blocks = Blocks(q.shape[0], 1, a.parts, split)
+        return c.kernel(n.op, [*operands, last], body)
+
+    own = tuple(range(len(operands)))
+    only = "one" if split else ""
+    whole = kernel(replace(a, split=False), "out")
+    launches = [Launch(whole, (*own, RESULT), Blocks(q.shape[0], 1, a.parts, only=only))]
     if not split:
-        return _named(n, c, [*operands, "out"], blocks, body)
-    kernel = c.kernel(n.op, [*operands, "scratch"], body)
-    scratch = product([q.shape[0], 4 * a.heads * a.partial])
-    own = (*range(len(operands)), SCRATCH)
+        return launches
 
     def second(k: Code) -> None:
         attentions.merge(k, a, s.segment(k, k.block), k.block)
 
-    merge = c.kernel("merge", [*extra, "scratch", "out"], second)
+    blocks = Blocks(q.shape[0], 1, a.parts, split=True, only="several")
+    scratch = product([q.shape[0], 4 * a.heads * a.partial])
     places = tuple(operands.index(name) for name in extra)
     return [
-        Launch(kernel, own, blocks, scratch),
-        Launch(merge, (*places, SCRATCH, RESULT), Blocks(q.shape[0])),
-    ]
+        *launches,
+        Launch(kernel(a, "scratch"), (*own, SCRATCH), blocks, scratch),
+        Launch(
+            c.kernel("merge", [*extra, "scratch", "out"], second), (*places, SCRATCH, RESULT),
+            Blocks(q.shape[0], only="several"),
+        ),
+    ]  # fmt: skip
 
 
 def _state_names(n: Node, names: Sequence[str]) -> tuple[list[str], tuple[int, ...]]:

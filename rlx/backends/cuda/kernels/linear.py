@@ -107,6 +107,7 @@ class Linear:
             code, form, n, width, shape, gated, out,
         )  # fmt: skip
         self.parts = 2 if gated else 1
+        self.residual: Variable | None = None  # of a single row, what a thread adds
         self.units = form.units(width)
         self.sums = max(form.scales, 1) if form.lows else 0  # of x, for each 32 k
         self.step = shape.groups * DEPTH // form.unit  # units of a slice that are in shared memory
@@ -122,6 +123,7 @@ class Linear:
         k, shape = self.code, self.shape
         matrices = [Matrix(k, base, self.form, self.n, self.width) for base in at.weights]
         columns = shape.rows // 8
+        self.residual = k.variable(F32, 0.0) if at.residual is not None and shape.stored == 1 else None
         own = k.warp % shape.at_once
         tile = k.smaller(at.tile + k.warp // shape.at_once, -(-self.n // ROWS) - 1)
         sums = [self._zeros(columns) for _ in matrices]
@@ -160,12 +162,22 @@ class Linear:
             stop = k.smaller(start + self.step, end)
             loaded = self._load(matrices, tile, start, chunk)
             k.wait()
+            self._fetch_residual(at)
             k.barrier()
             self._bring(at, first, number * self.step)
             k.barrier()
             self._add(matrices, loaded, own, start, start, stop, sums)
             with k.loop(start + chunk, stop, chunk) as unit:
                 self._add(matrices, self._load(matrices, tile, unit, chunk), own, unit, start, stop, sums)
+
+    def _fetch_residual(self, at: Operands) -> None:
+        """Of a single row, begins to load what a thread adds to its result."""
+        k = self.code
+        if self.residual is None:
+            return
+        column = at.tile * ROWS + k.thread
+        with k.when((k.thread < ROWS) & (column < self.n)):
+            self.residual.set(k.load(at.residual or at.x, F32, at.place(k.number(0), column)))
 
     def _load(self, matrices: Sequence[Matrix], tile: Value, unit: Value, chunk: int) -> list[list[Loaded]]:
         """Begins to load some units, for each matrix; those after the last are the last."""
@@ -288,7 +300,7 @@ class Linear:
                 k.store(self.place, value.get(), ((k.warp + part * WARPS) * ROWS + feature) * stride + row)
         k.barrier()
         wide = shape.tiles * ROWS
-        with k.loop(k.thread, wide * shape.rows, THREADS) as item:
+        with k.loop(k.thread, wide * shape.stored, THREADS) as item:
             feature, row = item % wide, item // wide
             column = at.tile * ROWS + feature
             with k.when(at.valid(row) & (column < self.n)):
@@ -314,7 +326,9 @@ class Linear:
             values = [v + k.load(b, F32, column, constant=True) for v, b in zip(values, at.bias, strict=True)]
         result = UNARY[self.gated](k, values[0]) * values[1] if self.gated else values[0]
         place = at.place(row, column)
-        if at.residual is not None:
+        if self.residual is not None:
+            result = result + self.residual.get()
+        elif at.residual is not None:
             result = result + k.load(at.residual, F32, place)
         k.store(at.out, result.to("bfloat") if self.out == "bf16" else result, place)
 

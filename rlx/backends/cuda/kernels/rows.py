@@ -10,6 +10,7 @@ from rlx.backends.cuda.numbers import BINARY, UNARY, clamp, exp, softcap, sqrt_
 from rlx.errors import CompileError
 
 _LIMIT = float("inf")
+_HELD = 32  # elements of a row that a thread holds at most
 
 
 def each(k: Code, count: Operand, body: Callable[[Value], None]) -> None:
@@ -71,22 +72,42 @@ def _sum_over(k: Code, width: Operand, value: Callable[[Value], Value]) -> Value
     return k.block_sum(total.get())
 
 
-def rms_norm(k: Code, width: Operand, eps: float, weighted: bool, out: str) -> None:
-    """A row for each block: x / sqrt(mean(x^2) + eps) [* w]."""
+def rms_norm(k: Code, width: Operand, eps: float, weighted: bool) -> None:
+    """A row for each block: x / sqrt(mean(x^2) + eps) [* w]. Rows that fit are read once, into registers."""
     x, *weights, result = k.pointers.values()
+    start = k.block * width
+    if isinstance(width, Value) or width > _HELD * THREADS:
+        _long_rms_norm(k, width, eps, weights)
+        return
+    places = [k.thread + n * THREADS for n in range(-(-int(width) // THREADS))]
+    inside = [k.smaller(i, width - 1) for i in places]  # of what is beyond, the last is read and not used
+    factors = [k.load(weights[0], F32, i, constant=True) for i in inside] if weighted else []
+    k.wait()
+    values = [k.load(x, F32, start + i) for i in inside]
+    total = k.f32(0.0)
+    for i, value in zip(places, values, strict=True):
+        total = total + k.select(i < width, value * value, k.f32(0.0))
+    factor = 1.0 / sqrt_(k, k.block_sum(total) / float(width) + eps)
+    for n, (i, value) in enumerate(zip(places, values, strict=True)):
+        with k.when(i < width):
+            found = value * factor * factors[n] if weighted else value * factor
+            k.store(result, found, start + i)
+
+
+def _long_rms_norm(k: Code, width: Operand, eps: float, weights: Sequence[Value]) -> None:
+    """As `rms_norm` in f32, of rows that are read twice."""
+    x, result = k.pointers["a0"], k.pointers["out"]
     start = k.block * width
 
     def square(i: Value) -> Value:
         value = k.load(x, F32, start + i)
         return value * value
 
-    mean = _sum_over(k, width, square) / _number(k, width)
-    factor = 1.0 / sqrt_(k, mean + eps)
+    factor = 1.0 / sqrt_(k, _sum_over(k, width, square) / _number(k, width) + eps)
 
     def write(i: Value) -> None:
         value = k.load(x, F32, start + i) * factor
-        value = value * k.load(weights[0], F32, i, constant=True) if weighted else value
-        k.store(result, value.to("bfloat") if out == "bf16" else value, start + i)
+        k.store(result, value * k.load(weights[0], F32, i, constant=True) if weights else value, start + i)
 
     _strided(k, width, write)
 
