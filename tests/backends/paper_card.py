@@ -65,6 +65,9 @@ class PaperCard(Backend):
         self.ptx |= {name: str(text) for name, text in built.files.items() if name.endswith(".ptx")}
         return built
 
+    def assembly(self, text: str, target: Any) -> str:
+        return cuda.BACKEND.assembly(text, target)
+
     def load(self, stored: Loadable) -> Code:
         lowered = pipeline.place(stored.graph(), stored.options)
         return Code(partial(PaperProgram, lowered, stored.manifest, self.memory), 0)

@@ -57,6 +57,17 @@ def test_other_cards(card: paper_card.PaperCard, goldens: Path, level: str, monk
     assert bool(waits) == (level == "sm_120"), "older cards do not overlap kernels"
 
 
+def test_the_code_can_be_read(card: paper_card.PaperCard) -> None:
+    graph = rlx.Graph("product")
+    weight = graph.weight("w", [32, 64])
+    graph.output("y", rlx.ops.linear(graph.input("x", [rlx.SEQ, 64]), weight))
+    values = np.ones((32, 64), np.float32)
+    with rlx.compile(graph, {"w": values}, device="paper", cache=CompileCache(policy="off")) as exe:
+        assert "define ptx_kernel void @region_" in exe.llvm()
+        assert "mma.sync.aligned.m16n8k16" in exe.asm()
+        np.testing.assert_allclose(exe(np.ones((3, 64), np.float32))["y"], 64)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("call float @llvm.sin.f32(float %x)", "kernels call llvm.sin.f32"), ("declare void @llvm.trap()", "llvm.trap")],

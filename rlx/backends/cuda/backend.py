@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends.cuda import layouts, target
+from rlx.backends.cuda import layouts, ptx, target
 from rlx.backends.cuda.build import build_program
 from rlx.backends.cuda.formats import CardFormats
 from rlx.backends.cuda.memory import CardMemory, CardSource
@@ -77,6 +77,10 @@ class Cuda(Backend):
             target.write(layouts.pack(dtype, raw.reshape(-1), n, k))
 
         return Packer(partial(layouts.matrix_bytes, dtype), pack)
+
+    def assembly(self, text: str, target: Target) -> str:
+        """The PTX of a module: what the driver makes of it depends on the card."""
+        return ptx.compiled([text], target.level, target.ptx)[0]
 
     def formats(self, manifest: Manifest) -> CardFormats:
         return CardFormats(layouts.LAYOUTS)

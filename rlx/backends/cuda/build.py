@@ -125,7 +125,7 @@ def _compiled(modules: dict[str, str], target: Target) -> dict[str, bytes | str]
     for name, key in keys.items():
         text, code = _known[key]
         _known.move_to_end(key)
-        files[f"{name}.ptx"] = text
+        files |= {f"{name}.ll": key[0], f"{name}.ptx": text}
         if code:
             files[f"{name}.cubin"] = code
     while len(_known) > _KEPT:
