@@ -12,7 +12,7 @@ from typing import Any
 from rlx.backends.cuda import driver, ptx
 from rlx.backends.cuda.code import Kernel, entry
 from rlx.backends.cuda.kernels.loop import advance
-from rlx.backends.cuda.select import ADDED, RESULT, SCRATCH, Blocks, Context, Launch, select
+from rlx.backends.cuda.select import ADDED, RESULT, SCRATCH, SCRATCH_TOO, Blocks, Context, Launch, select
 from rlx.backends.cuda.target import Target
 from rlx.backends.device import Built, Lowered, OnKernel, manifest_of
 from rlx.ir.dims import DimLike
@@ -92,8 +92,8 @@ def _row(program: Lowered, number: int, node: Node, launch: Launch) -> dict[str,
     """A kernel of a launch: plain JSON data."""
     pointers: list[list[Any]] = []
     for arg in launch.args:
-        if arg == SCRATCH:
-            pointers.append(["scratch", program.graph.nodes().index(node)])
+        if arg in (SCRATCH, SCRATCH_TOO):
+            pointers.append(["scratch", 2 * program.graph.nodes().index(node) + (arg == SCRATCH_TOO)])
             continue
         place = program.buffer(node) if arg == RESULT else program.operand(node.inputs[arg], number)
         pointers.append(_placed(place))

@@ -27,7 +27,7 @@ from rlx.ir.op_table import OPS
 from rlx.ir.segments import is_segmented
 from rlx.passes.program import root
 
-RESULT, SCRATCH = -1, -2
+RESULT, SCRATCH, SCRATCH_TOO = -1, -2, -3
 #: The symbol that programs add: blocks that share a row of attention.
 SPLITS = "SPLITS"
 #: All symbols that programs add.
@@ -56,7 +56,8 @@ class Launch:
 
     Attributes:
         kernel: it is.
-        args: for each pointer the number of an operand, `RESULT` or `SCRATCH`.
+        args: for each pointer the number of an operand, `RESULT`, or memory for what launches pass on: `SCRATCH`, or
+            `SCRATCH_TOO`, another one.
         blocks: how many.
         scratch: bytes of memory that it needs for each row: of `rows`, and of each range of positions if `split`.
     """
@@ -412,18 +413,17 @@ def _linear_pick(n: Node, c: Context) -> list[Launch]:
     x, weight = n.inputs[0], _source(n.inputs[1])
     height = static(weight, 0)
     first = _linear_launch(n, c, x, weight, 1, ["x", "w0", "out"], None, "f32")
-    cap = n["cap"]
+    cap, parts = n["cap"], 12 * rows.PARTS
 
-    def body(k: Code) -> None:
-        if cap is None:
-            rows.index_of_largest(k, height, checked=True)
-        else:
-            rows.index_of_largest(k, height, checked=True, value_of=lambda v: softcap(k, v, cap))
+    def value(k: Code, x: Value) -> Value:
+        return x if cap is None else softcap(k, x, cap)
 
-    second = c.kernel("pick", ["x", "out"], body)
+    second = c.kernel("largest", ["x", "parts"], lambda k: rows.largest_of_parts(k, height, lambda x: value(k, x)))
+    third = c.kernel("pick", ["parts", "out"], rows.pick_of_parts)
     return [
         replace(first, args=(0, 1, SCRATCH), scratch=4 * height),
-        Launch(second, (SCRATCH, RESULT), Blocks(1)),
+        Launch(second, (SCRATCH, SCRATCH_TOO), Blocks(rows.PARTS), parts),
+        Launch(third, (SCRATCH_TOO, RESULT), Blocks(1), parts),
     ]
 
 

@@ -173,46 +173,94 @@ def column_reduce(k: Code, count: Operand, n: Operand, width: Operand, mean: boo
     each(k, count, body)
 
 
-def index_of_largest(
-    k: Code, width: Operand, checked: bool, value_of: Callable[[Value], Value] = lambda value: value
-) -> None:
+def index_of_largest(k: Code, width: Operand, checked: bool) -> None:
     """A row for each block: the index of its largest number, the first of equals.
 
     Args:
         checked: -1 if the row holds a NaN or an infinity; otherwise the first NaN counts as the largest.
-        value_of: what is compared, of a number of the row.
     """
     x, result = k.pointers.values()
-    start = k.block * width
-    best, at, bad = k.variable(F32, -_LIMIT), k.variable(I32, 0x7FFFFFFF), k.variable(I32, 0)
+    start, best = k.block * width, _Best(k)
 
     def visit(i: Value) -> None:
-        value = value_of(k.load(x, F32, start + i))
+        value = k.load(x, F32, start + i)
         if checked:
-            bad.set(bad.get() | (k.fabs(value) < _LIMIT).to(I32) ^ 1)
+            best.note(value, i, (k.fabs(value) < _LIMIT).to(I32) ^ 1)
         else:
-            value = k.select(value.is_nan(), k.f32(_LIMIT), value)
-        better = (value > best.get()) | (value.equals(best.get()) & (i < at.get()))
-        best.set(k.select(better, value, best.get()))
-        at.set(k.select(better, i, at.get()))
+            best.note(k.select(value.is_nan(), k.f32(_LIMIT), value), i, k.number(0))
 
     _strided(k, width, visit)
-    value, index, wrong = best.get(), at.get(), bad.get()
-    for distance in (16, 8, 4, 2, 1):
-        value, index = _better(k, value, index, k.exchanged(value, distance), k.exchanged(index, distance))
-        wrong = wrong | k.exchanged(wrong, distance)
-    place = k.share(12 * WARPS)
-    with k.when(k.lane.equals(0)):
-        k.store(place, value, k.warp)
-        k.store(place, index, k.warp + WARPS)
-        k.store(place, wrong, k.warp + 2 * WARPS)
-    k.barrier()
+    _, index, wrong = best.of_block()
     with k.when(k.thread.equals(0)):
-        for warp in range(1, WARPS):
+        k.store(result, k.select(wrong.equals(0), index, -1), k.block)
+
+
+#: Blocks that share the search for the largest number of a long row.
+PARTS = 128
+
+
+def largest_of_parts(k: Code, width: int, value_of: Callable[[Value], Value]) -> None:
+    """The largest number of each of `PARTS` parts of a row: its value, its index, and whether one is not finite."""
+    x, parts = k.pointers.values()
+    size, best = -(-width // PARTS), _Best(k)
+    start = k.block * size
+    with k.loop(start + k.thread, k.smaller(start + size, width), THREADS) as i:
+        value = value_of(k.load(x, F32, i))
+        best.note(value, i, (k.fabs(value) < _LIMIT).to(I32) ^ 1)
+    value, index, wrong = best.of_block()
+    with k.when(k.thread.equals(0)):
+        k.store(parts, value, k.block)
+        k.store(parts, index, k.block + PARTS)
+        k.store(parts, wrong, k.block + 2 * PARTS)
+
+
+def pick_of_parts(k: Code) -> None:
+    """The index of the largest number of all parts; -1 if one is not finite."""
+    parts, result = k.pointers.values()
+    best = _Best(k)
+    with k.when(k.thread < PARTS):
+        value, index, wrong = (
+            k.load(parts, type_, k.thread + at * PARTS) for at, type_ in enumerate((F32, I32, I32))
+        )
+        best.note(value, index, wrong)
+    _, index, wrong = best.of_block()
+    with k.when(k.thread.equals(0)):
+        k.store(result, k.select(wrong.equals(0), index, -1))
+
+
+class _Best:
+    """The largest number that a thread has seen, its index, and whether one was not finite."""
+
+    def __init__(self, k: Code) -> None:
+        self.code = k
+        self.value, self.index = k.variable(F32, -_LIMIT), k.variable(I32, 0x7FFFFFFF)
+        self.wrong = k.variable(I32, 0)
+
+    def note(self, value: Value, index: Value, wrong: Value) -> None:
+        """Sees a number; `wrong` is 1 if it is not finite."""
+        found = _better(self.code, self.value.get(), self.index.get(), value, index)
+        self.value.set(found[0])
+        self.index.set(found[1])
+        self.wrong.set(self.wrong.get() | wrong)
+
+    def of_block(self) -> tuple[Value, Value, Value]:
+        """Those of all threads of the block, in its first thread."""
+        k = self.code
+        value, index, wrong = self.value.get(), self.index.get(), self.wrong.get()
+        for distance in (16, 8, 4, 2, 1):
+            value, index = _better(k, value, index, k.exchanged(value, distance), k.exchanged(index, distance))
+            wrong = wrong | k.exchanged(wrong, distance)
+        place = k.share(12 * WARPS)
+        with k.when(k.lane.equals(0)):
+            k.store(place, value, k.warp)
+            k.store(place, index, k.warp + WARPS)
+            k.store(place, wrong, k.warp + 2 * WARPS)
+        k.barrier()
+        for warp in range(WARPS):
             other = k.load(place, F32, warp), k.load(place, I32, warp + WARPS)
             value, index = _better(k, value, index, *other)
             wrong = wrong | k.load(place, I32, warp + 2 * WARPS)
-        k.store(result, k.select(wrong.equals(0), index, -1), k.block)
+        return value, index, wrong
 
 
 def _better(k: Code, value: Value, index: Value, other: Value, other_index: Value) -> tuple[Value, Value]:
