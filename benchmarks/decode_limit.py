@@ -130,7 +130,7 @@ def region_times(engine: Engine, token: int) -> list[OpTime]:
     """The median time of each kind of region while `TOKENS` tokens follow each other."""
     sequence = engine.open_sequence(shared=False)
     engine.append(sequence, [token])
-    spec, middle = engine.model_runner.spec(1, TOKENS // 2), {"SEQ": 1, "PAST_SEQ": TOKENS // 2}
+    spec, middle = engine.model_runner.bucketing.spec(1, TOKENS // 2), {"SEQ": 1, "PAST_SEQ": TOKENS // 2}
     program, graph = engine._programs[spec], engine._programs.final_graph(spec)
     steps = []
     for _ in range(TOKENS):
