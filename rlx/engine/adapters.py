@@ -16,6 +16,7 @@ import numpy.typing as npt
 from rlx.errors import ArgumentError, UnsupportedModelError, WeightError
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.graph import Graph
+from rlx.ir.rounding import to_bf16
 from rlx.models.architectures import Architecture
 from rlx.models.config import ModelConfig
 from rlx.models.registry import ARCHITECTURES
@@ -181,5 +182,5 @@ def _narrowest(values: Any) -> DType:
 
 def _stored(values: Floats, dtype: DType) -> npt.NDArray[Any]:
     if dtype is BF16:
-        return (values.view(np.uint32) >> 16).astype(np.uint16)
+        return to_bf16(values)
     return values.astype(np.float16) if dtype is F16 else values

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import re
 
+from rlx.text.tool_calls.reader import tail_of
+
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CALL, RETURN, CONSTRAIN = "<|call|>", "<|return|>", "<|constrain|>"
 TOKENS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
 FUNCTIONS = "functions."
 CALL_HEADER = f"{CHANNEL}commentary to={FUNCTIONS}"
 
-_ENDS = re.compile("|".join(map(re.escape, (END, CALL, RETURN, START, CHANNEL))))
+_MARKERS = (END, CALL, RETURN, START, CHANNEL)  # where a message ends
+_ENDS = re.compile("|".join(map(re.escape, _MARKERS)))
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _MAX_HEADER = 1000
 
@@ -47,7 +50,7 @@ class ChannelSplitter:
         found = {"thinking": "", "text": ""}
         while self._kind != "header" or self._has_header(final):
             end = _ENDS.search(self._held)
-            waits = 0 if final or end else _begun(self._held, (END, CALL, RETURN, START, CHANNEL))
+            waits = 0 if final or end else tail_of(self._held, _MARKERS)
             said = self._held[: end.start()] if end else self._held[: len(self._held) - waits]
             found["thinking" if self._kind == "thinking" else "text"] += self._separated(said)
             self._held = self._held[len(said) :]
@@ -96,9 +99,3 @@ class ChannelSplitter:
         self._kind = "thinking" if recipient or f"{CHANNEL}analysis" in head else "text"
         self._held = rest
         return True
-
-
-def _begun(text: str, markers: tuple[str, ...]) -> int:
-    """How many characters at the end of a text may be the beginning of a marker."""
-    longest = max(map(len, markers)) - 1
-    return next((n for n in range(min(longest, len(text)), 0, -1) if any(m.startswith(text[-n:]) for m in markers)), 0)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from rlx.text.tool_calls.format import ToolFormat
 from rlx.text.tool_calls.lark import Lark, literal
-from rlx.text.tool_calls.reader import BLANKS, CallReader, CutOff, Reading, Unreadable
+from rlx.text.tool_calls.reader import BLANKS, CallReader, Reading, Unreadable
 from rlx.text.tool_calls.tools import Tool
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -45,15 +45,8 @@ class DeepSeekReader(CallReader):
         self._at = head.end()
         if (yield from self._peek(BLANKS)) != "{":
             raise Unreadable
-        self._begin(head[1] or head[2])
-        try:
-            yield from self.json(self._argue)
-        except Unreadable as error:
-            if isinstance(error, CutOff):
-                self._at = len(self._held)
-            self._end()
+        if not (yield from self._arguments(head[1] or head[2])):
             return
-        self._end()
         for end in (_FENCE, CALL_END):  # either may be missing
             while end.startswith(rest := self._held.lstrip()) and rest != end and not self._final:
                 yield

@@ -59,16 +59,9 @@ class GemmaReader(CallReader):
                 raise Unreadable
             yield from self._wait()
         self._at = head.end() - 1
-        self._begin(head[1])
         self._root = self._tools.get(head[1], Tool("")).parameters
-        try:
-            yield from self.json(self._argue, "", self._root)
-        except Unreadable as error:
-            if isinstance(error, CutOff):
-                self._at = len(self._held)
-            self._end()
+        if not (yield from self._arguments(head[1], self._root)):
             return
-        self._end()
         while True:  # the end of the call may be missing
             self._held = self._held.lstrip()
             if not self._end_mark.startswith(self._held) or self._held == self._end_mark or self._final:

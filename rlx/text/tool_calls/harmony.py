@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from rlx.text.channels import CALL, CALL_HEADER, CHANNEL, CONSTRAIN, MESSAGE, START
 from rlx.text.tool_calls.format import ToolFormat
 from rlx.text.tool_calls.lark import Lark, literal
-from rlx.text.tool_calls.reader import BLANKS, CallReader, CutOff, Reading, Unreadable
+from rlx.text.tool_calls.reader import BLANKS, CallReader, Reading, Unreadable
 from rlx.text.tool_calls.tools import Tool
 
 _NAME = re.compile(r"([^<>\s]{1,200})\s*(?:<\|constrain\|>)?[a-z]*<\|message\|>")
@@ -36,15 +36,8 @@ class HarmonyReader(CallReader):
         self._at = found.end()
         if (yield from self._peek(BLANKS)) != "{":
             raise Unreadable
-        self._begin(found[1])
-        try:
-            yield from self.json(self._argue)
-        except Unreadable as error:
-            if isinstance(error, CutOff):
-                self._at = len(self._held)
-            self._end()
+        if not (yield from self._arguments(found[1])):
             return
-        self._end()
         while CALL.startswith(self._held) and self._held != CALL and not self._final:
             yield
         self._held = self._held.removeprefix(CALL)

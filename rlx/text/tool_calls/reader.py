@@ -204,6 +204,23 @@ class CallReader(ABC):
         self._end()
         return True
 
+    def _arguments(self, name: str, schema: Any = None) -> Reading[bool]:
+        """Reads the arguments of a call whose name is known; returns whether they are readable to the end.
+
+        Args:
+            schema: of the arguments, see `json`.
+        """
+        self._begin(name)
+        try:
+            yield from self.json(self._argue, "", schema)
+        except Unreadable as error:
+            if isinstance(error, CutOff):
+                self._at = len(self._held)
+            self._end()
+            return False
+        self._end()
+        return True
+
     def json(self, give: Give, lead: str = "", schema: Any = None, depth: int = 0) -> Reading[None]:
         """Reads one JSON value, and gives it out as valid JSON, in pieces.
 
