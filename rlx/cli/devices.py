@@ -27,7 +27,8 @@ def devices(as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2), file=stdout())
         return
     for row in found:
-        about = row["missing"] or f"{row['description']}, {size(row['free_bytes'])} free"
+        free = "" if row["free_bytes"] is None else f", {size(row['free_bytes'])} free"
+        about = row["missing"] or row["description"] + free
         click.echo(f"{row['name']:11}{printable(about)}", file=stdout())
 
 

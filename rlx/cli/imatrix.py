@@ -33,7 +33,7 @@ def imatrix(
     """Write the importance of MODEL's inputs as the GGUF file OUT.
 
     TEXT is a file with text of the kind that the model will read (`-` is stdin); some hundred windows are enough. MODEL
-    is best in F32, F16 or BF16. llama.cpp reads OUT, too.
+    is best in F32, F16 or BF16. OUT has the form of llama.cpp's llama-imatrix.
 
     \b
     rlx imatrix text.txt imatrix.gguf model-bf16.gguf

@@ -24,7 +24,7 @@ KIND = "imatrix"
 def write_importance(
     importance: Importance, out: str | os.PathLike[str], *, text: str, windows: int, window: int
 ) -> int:
-    """Writes a file that `rlx quantize` and llama.cpp's `llama-quantize` read.
+    """Writes a file in that form.
 
     Args:
         out: replaced if it exists; see `check_output`. It is created only when it is complete.

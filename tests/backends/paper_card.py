@@ -61,7 +61,7 @@ class PaperCard(Backend):
         return PaperTarget(self.level)
 
     def build(self, program: Lowered, target: Any, on_kernel: OnKernel) -> Built:
-        built = build.build_program(program, target, on_kernel)
+        built = build.build_program(program, target, on_kernel, None)
         self.ptx |= {name: str(text) for name, text in built.files.items() if name.endswith(".ptx")}
         return built
 

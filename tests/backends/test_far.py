@@ -9,11 +9,14 @@ from typing import Any
 import far
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from golden_checks import check_golden, golden
 from heads import random_head, with_head
 from starlette.testclient import TestClient
 
 import rlx
 from rlx import demo
+from rlx.cli.main import cli
 from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.runners import CachedRunner
 from rlx.serve import ServedModel, create_app
@@ -62,10 +65,6 @@ def opened(goldens: Path, cache: CompileCache, device: far.Far) -> Iterator[Any]
     assert device.memory.blocks == before, "all memory was released"
 
 
-def golden(goldens: Path, family: str) -> dict[str, Any]:
-    return {"positions": np.arange(48), **np.load(goldens / family / "golden.npz")}
-
-
 def prompt(goldens: Path, family: str) -> list[int]:
     return golden(goldens, family)["tokens"].tolist()
 
@@ -78,19 +77,15 @@ def test_the_host_does_not_see_its_memory(device: far.Far) -> None:
     buffer.close()
 
 
+def test_its_line_says_nothing_of_free_memory_that_nobody_knows() -> None:
+    done = CliRunner().invoke(cli, ["devices"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1].split() == ["far", "far"]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(opened: Any, goldens: Path, family: str) -> None:
-    runner, expected = opened(family), golden(goldens, family)
-    tokens, cut = expected["tokens"].tolist(), len(expected["tokens"]) // 3
-    logits = dict(zip(expected["positions"].tolist(), expected["logits"], strict=True))
-    close = TOLERANCE * np.abs(expected["logits"]).max()
-    assert np.abs(runner.predict_logits(tokens, all_positions=True)[list(logits)] - expected["logits"]).max() <= close
-    if cut in logits and cut - 1 in logits:
-        assert np.abs(runner.prefill_logits(tokens[:cut]) - logits[cut - 1]).max() <= close
-        assert np.abs(runner.decode_logits(tokens[cut]) - logits[cut]).max() <= close
-    ties = np.flatnonzero(expected["greedy_margin"] < 20 * close)
-    count = min(4, int(ties[0]) if len(ties) else 4)
-    assert runner.generate(tokens, count, stop_at_eog=False) == expected["greedy"][:count].tolist()
+    check_golden(opened(family), golden(goldens, family), TOLERANCE, greedy=4)
 
 
 @pytest.mark.parametrize("family", QUANTIZED)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from llvmlite import ir
 
@@ -30,6 +29,7 @@ from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.layouts import ALIGN, LAYOUTS, PAGE
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import I32, I64, POINTER, Emitter, Index
+from rlx.backends.sizes import extent
 from rlx.errors import CompileError
 from rlx.ir import dims
 from rlx.ir.dims import SEGMENTS, SEQ, DimLike
@@ -102,15 +102,8 @@ def _stride(node: Node, arg: int, scratch: int) -> Stride:
         return Stride(SLOT, value.dtype.row_bytes(width))
     if not isinstance(width, int):
         raise CompileError(f"rows of {width} elements", where=repr(value), hint="Bind its symbol.")
-    size = _product(outer) * LAYOUTS.size(value.dtype, (width,))
+    size = extent(outer, value) * LAYOUTS.size(value.dtype, (width,))
     return Stride({"r": FIRST_ROW, "s": SLOT, "a": SLOT_WRITTEN}[role], size)
-
-
-def _product(sizes: Sequence[DimLike]) -> DimLike:
-    """The product of sizes of which at most one is symbolic."""
-    symbolic = [size for size in sizes if not isinstance(size, int)]
-    number = prod(size for size in sizes if isinstance(size, int))
-    return symbolic[0] * number if symbolic else number
 
 
 def _extents_of(calls: Sequence[Call], strides: Iterable[Stride]) -> Iterator[dims.Dim]:

@@ -37,6 +37,7 @@ from rlx.backends.cpu.kernels.rows import (
 )
 from rlx.backends.cpu.layouts import BLOCK_ROWS
 from rlx.backends.cpu.target import Target
+from rlx.backends.sizes import rows, static
 from rlx.errors import CompileError, CustomOpError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
@@ -47,30 +48,9 @@ from rlx.ir.tracing import Untraceable, meaning_of
 from rlx.passes.program import root
 
 
-def rows(node: Node) -> DimLike:
-    """Number of rows of a value: the product of all axes but the last."""
-    static = prod(d for d in node.shape[:-1] if isinstance(d, int))
-    symbolic = [d for d in node.shape[:-1] if isinstance(d, dims.Dim)]
-    if len(symbolic) > 1:
-        raise CompileError(f"the product of {symbolic} is no affine extent", where=repr(node))
-    return symbolic[0] * static if symbolic else static
-
-
 def width(node: Node) -> int:
     """Elements of a row: the last axis, which must be static because kernels have it as a literal."""
     return static(node, -1)
-
-
-def static(node: Node, axis: int) -> int:
-    """The size of an axis that must be static, because kernels have it as a literal.
-
-    Raises:
-        CompileError: the size is symbolic.
-    """
-    size = node.shape[axis]
-    if not isinstance(size, int):
-        raise CompileError(f"axis {axis} must be static, found {size}", where=repr(node), hint="Bind its symbol.")
-    return size
 
 
 def _call(

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends.cuda import layouts, ptx, target
+from rlx.backends.cuda import driver, layouts, ptx, target
 from rlx.backends.cuda.build import build_program
 from rlx.backends.cuda.formats import CardFormats
 from rlx.backends.cuda.memory import CardMemory, CardSource
-from rlx.backends.cuda.program import CardCode, CardProgram, Stream, checked_files
+from rlx.backends.cuda.program import CardCode, CardProgram, Stream
 from rlx.backends.cuda.target import Target, dotted
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
 from rlx.backends.memory import Buffer
@@ -61,11 +61,14 @@ class Cuda(Backend):
         return f"{self.card().name}, {found.level}, CUDA {dotted(found.driver)}"
 
     def build(self, program: Lowered, target: Target, on_kernel: OnKernel) -> Built:
-        return build_program(program, target, on_kernel)
+        return build_program(program, target, on_kernel, self._linked if target.driver else None)
+
+    def _linked(self, text: str) -> bytes:
+        self.card().use()
+        return driver.link(text)
 
     def load(self, stored: Loadable) -> Code:
-        files = checked_files(stored.manifest, stored.files.read)
-        code = CardCode(self.card(), stored.manifest, files, self.target().overlaps)
+        code = CardCode(self.card(), stored.manifest, stored.files.read, self.target().overlaps)
         return Code(partial(CardProgram, code, stored.manifest, self.memory), code.nbytes)
 
     def workers(self, count: int, builder: Builder) -> Stream:

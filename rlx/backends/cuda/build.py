@@ -5,29 +5,33 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rlx.backends.cuda import driver, ptx
+from rlx.backends.cuda import ptx
 from rlx.backends.cuda.code import Kernel, entry
 from rlx.backends.cuda.kernels.loop import advance
-from rlx.backends.cuda.select import ADDED, RESULT, SCRATCH, SCRATCH_TOO, Blocks, Context, Launch, select
+from rlx.backends.cuda.select import ADDED, PER_RANGE, RESULT, SCRATCH, SCRATCH_TOO, Context, Launch, select
 from rlx.backends.cuda.target import Target
 from rlx.backends.device import Built, Lowered, OnKernel, manifest_of
-from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
-from rlx.passes.program import Buffer
 from rlx.platform import cpu_count
 
 _KEPT = 512  # compiled modules that later programs of this process find
+
+#: Makes machine code of a module of PTX.
+Link = Callable[[str], bytes]
 
 #: Compiled modules, the last ones used: (text, level, driver) -> (PTX, machine code).
 _known: OrderedDict[tuple[str, str, int], tuple[str, bytes]] = OrderedDict()
 
 
-def build_program(program: Lowered, target: Target, on_kernel: OnKernel) -> Built:
+def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: Link | None) -> Built:
     """Compiles a program.
+
+    Args:
+        link: for the card; None where there is none, and code is only looked at.
 
     Raises:
         CompileError: an op has no kernel for its types.
@@ -41,23 +45,22 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel) -> Buil
         launches[node] = select(node, context)
     steps = [step for i, region in enumerate(program.regions) for step in _steps(program, i, region, launches)]
     between = _between_steps(program, context)
-    functions = [(name, kernels) for name, kernels, _ in steps] + ([("advance", [between])] if between else [])
-    modules = {name: entry(name, kernels, target.overlaps) for name, kernels in functions}
+    functions = [(name, some) for name, some, _ in steps] + ([("advance", [between])] if between else [])
+    modules = {name: entry(name, some, target.overlaps) for name, some in functions}
     selected = time.perf_counter()
-    files = _compiled(modules, target)
+    files = _compiled(modules, target, link)
     compiled = time.perf_counter()
-    for some in launches.values():
-        files |= {f"kernels/{each.kernel.name}.txt": each.kernel.text for each in some}
+    kernels = {each.kernel.name: each.kernel.text for some in launches.values() for each in some}
+    files |= {f"kernels/{name}.txt": text for name, text in kernels.items()}
     manifest = manifest_of(program, lambda node: launches[node][0].kernel.name)
     manifest["launches"] = [
-        {"entry": name, "shared": max(k.shared for k in kernels), "kernels": table} for name, kernels, table in steps
+        {"entry": name, "shared": max(each.shared for each in some), "kernels": table} for name, some, table in steps
     ]
     if between:
         manifest["loop"] = _loop_pointers(program)
     on_kernel(len(nodes), len(nodes))
-    distinct = {each.kernel.name for some in launches.values() for each in some}
     seconds = {"kernels": selected - start, "LLVM": compiled - selected}
-    return Built(files, manifest, len(distinct), seconds)
+    return Built(files, manifest, len(kernels), seconds)
 
 
 def _between_steps(program: Lowered, context: Context) -> Kernel | None:
@@ -82,43 +85,38 @@ def _steps(
 ) -> Iterator[tuple[str, list[Kernel], list[dict[str, Any]]]]:
     """The launches of a region: name of the function, its kernels, and the row of each in the manifest."""
     for stage in range(max((len(launches[node]) for node in region), default=0)):
-        own = [(node, launches[node][stage]) for node in region if stage < len(launches[node])]
-        kernels = [launch.kernel for _, launch in own]
+        own = [(at, node, launches[node][stage]) for at, node in enumerate(region) if stage < len(launches[node])]
+        kernels = [launch.kernel for _, _, launch in own]
         digest = hashlib.sha256(" ".join(k.name for k in kernels).encode()).hexdigest()[:16]
-        yield f"region_{digest}", kernels, [_row(program, number, node, launch) for node, launch in own]
+        yield f"region_{digest}", kernels, [_row(program, number, *each) for each in own]
 
 
-def _row(program: Lowered, number: int, node: Node, launch: Launch) -> dict[str, Any]:
-    """A kernel of a launch: plain JSON data."""
+def _row(program: Lowered, number: int, at: int, node: Node, launch: Launch) -> dict[str, Any]:
+    """A kernel of a launch: plain JSON data.
+
+    Args:
+        at: place of the node in its region. What kernels pass on is read in the same region, so all regions share it.
+    """
+    passed = {SCRATCH: ["scratch", 2 * at], SCRATCH_TOO: ["scratch", 2 * at + 1], PER_RANGE: ["per_range", at]}
     pointers: list[list[Any]] = []
     for arg in launch.args:
-        if arg in (SCRATCH, SCRATCH_TOO):
-            pointers.append(["scratch", 2 * program.graph.nodes().index(node) + (arg == SCRATCH_TOO)])
+        if arg in passed:
+            pointers.append(passed[arg])
             continue
         place = program.buffer(node) if arg == RESULT else program.operand(node.inputs[arg], number)
-        pointers.append(_placed(place))
-    return {"pointers": pointers, "blocks": _blocks(launch.blocks), "scratch": str(launch.scratch)}
+        pointers.append([place.kind, place.name or place.offset])
+    blocks = launch.blocks
+    counts = [str(blocks.count), blocks.per, blocks.times, blocks.split, blocks.only]
+    return {"pointers": pointers, "blocks": counts, "scratch": str(launch.scratch)}
 
 
-def _placed(place: Buffer) -> list[Any]:
-    return [place.kind, place.name or place.offset]
-
-
-def _blocks(blocks: Blocks) -> list[Any]:
-    count: DimLike = blocks.count
-    return [str(count), blocks.per, blocks.times, blocks.split, blocks.only]
-
-
-def _compiled(modules: dict[str, str], target: Target) -> dict[str, bytes | str]:
+def _compiled(modules: dict[str, str], target: Target, link: Link | None) -> dict[str, bytes | str]:
     """The files of modules: PTX, and machine code where there is a card."""
     keys = {name: (text, target.level, target.driver) for name, text in modules.items()}
     new = {name: key for name, key in keys.items() if key not in _known}
     texts = ptx.compiled([key[0] for key in new.values()], target.level, target.ptx) if new else []
-    if target.driver:
-        with ThreadPoolExecutor(cpu_count()) as pool:
-            codes = list(pool.map(_linked, texts))
-    else:
-        codes = [b""] * len(texts)
+    with ThreadPoolExecutor(cpu_count()) as pool:
+        codes = list(pool.map(link, texts)) if link else [b""] * len(texts)
     for key, text, code in zip(new.values(), texts, codes, strict=True):
         _known[key] = text, code
     files: dict[str, bytes | str] = {}
@@ -132,9 +130,3 @@ def _compiled(modules: dict[str, str], target: Target) -> dict[str, bytes | str]
         _known.popitem(last=False)
     return files
 
-
-def _linked(text: str) -> bytes:
-    from rlx.backends.cuda.backend import BACKEND  # it builds programs
-
-    BACKEND.card().use()
-    return driver.link(text)

@@ -10,7 +10,7 @@ No number is rounded otherwise than written: multiplications and additions are n
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -402,16 +402,14 @@ class Code(Builder):
         """The largest value of the threads of a block, in every thread."""
         return self._over_warps(self.warp_max(value), self.warp_max, float("-inf"))
 
-    def _over_warps(self, value: Value, combine: object, none: float) -> Value:
+    def _over_warps(self, value: Value, combine: Callable[[Value], Value], none: float) -> Value:
         place = self.share(4 * WARPS)
         self.barrier()  # for readers of an earlier result in the same place
         with self.when(self.lane.equals(0)):
             self.store(place, value, self.warp)
         self.barrier()
         found = self.load(place, F32, self.lane & (WARPS - 1))
-        assert callable(combine)
-        result: Value = combine(self.select(self.lane < WARPS, found, self.f32(none)))
-        return result
+        return combine(self.select(self.lane < WARPS, found, self.f32(none)))
 
     # -- numbers ------------------------------------------------------------------------------------------------------
 
@@ -487,10 +485,10 @@ def entry(name: str, kernels: Sequence[Kernel], overlaps: bool) -> str:
         calls += [f"  call void @{each.name}(i32 %own{i}{''.join(f', {GLOBAL} {p}' for p in own)}, {GLOBAL} %extents)"]
         calls += ["  ret void"] + ([] if last else [f"next{i}:"])
     parameters.append(f"{GLOBAL} align 4 %extents")
-    own = ["declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()"]
+    called = ["declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()"]
     if overlaps:
-        own += [f"declare void @llvm.nvvm.griddepcontrol.{what}()" for what in ("wait", "launch.dependents")]
-    declared = sorted({*own, *(line for each in kernels for line in each.declared)})
+        called += [f"declare void @llvm.nvvm.griddepcontrol.{what}()" for what in ("wait", "launch.dependents")]
+    declared = sorted({*called, *(line for each in kernels for line in each.declared)})
     distinct = {each.name: each.text for each in kernels}
     return "\n".join([
         'target triple = "nvptx64-nvidia-cuda"',

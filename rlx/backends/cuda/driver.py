@@ -21,7 +21,7 @@ _PTX, _CUBIN_ERROR_LOG, _ERROR_LOG_BYTES = 1, 5, 6  # CUjitInputType, CUjit_opti
 _MAX_DYNAMIC_SHARED, _CARVEOUT = 8, 9  # CUfunction_attribute
 _CAPTURE_RELAXED = 2
 
-_OUT_OF_MEMORY, _NO_DEVICE, _INVALID_DEVICE = 2, 100, 101
+_OUT_OF_MEMORY = 2
 
 #: Codes after which the context is lost, and what a user may do.
 _LOST = {
@@ -98,22 +98,18 @@ def _refuse(function: str, code: int, what: str) -> NoReturn:
 
 
 class Card:
-    """One card: its context, and its one stream, in which everything runs in order.
-
-    Args:
-        number: of the card, from 0.
+    """The first card: its context, and its one stream, in which everything runs in order.
 
     Raises:
-        TargetError: there is no such card.
+        TargetError: there is none.
     """
 
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
+    def __init__(self) -> None:
         self._device, self._context, self._stream = c_int(), c_void_p(), c_void_p()
         self._thread = threading.local()
         library = _library()
-        if code := library.cuDeviceGet(byref(self._device), number):
-            raise TargetError(f"there is no card {number}: {_name(library, code)}", where="device cuda")
+        if code := library.cuDeviceGet(byref(self._device), 0):
+            raise TargetError(f"there is no card: {_name(library, code)}", where="device cuda")
         call("cuDevicePrimaryCtxRetain", byref(self._context), self._device, what="a context")
         self.use()
         call("cuStreamCreate", byref(self._stream), 1, what="a stream")  # it does not wait for the default stream
@@ -177,7 +173,7 @@ class Card:
         call("cuMemFreeHost", c_void_p(address))
 
     def send(self, target: int, source: int, nbytes: int) -> None:
-        """Begins to copy from the host. Memory that is not pinned is read before this returns."""
+        """Begins to copy from the host, whose memory must stay as it is until `wait`."""
         self.use()
         call("cuMemcpyHtoDAsync_v2", c_uint64(target), c_void_p(source), c_size_t(nbytes), self._stream)
 
@@ -296,13 +292,6 @@ def version() -> int:
     """The CUDA version that the driver supports: 1000 times the major number, 10 times the minor one."""
     found = c_int()
     call("cuDriverGetVersion", byref(found))
-    return found.value
-
-
-def cards() -> int:
-    """How many cards there are."""
-    found = c_int()
-    call("cuDeviceGetCount", byref(found))
     return found.value
 
 

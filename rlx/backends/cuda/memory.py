@@ -55,7 +55,7 @@ class CardMemory(Memory):
             raise ArgumentError(f"{values.nbytes} bytes for a buffer of {target.nbytes}", where="Buffer.write")
         if values.nbytes:
             self._card().send(address(target), values.ctypes.data, values.nbytes)
-            self._card().wait()  # the array may change after this
+            self._card().wait()
 
     def copy(self, source: Buffer, target: Buffer) -> None:
         if source.nbytes:
@@ -70,17 +70,16 @@ class CardMemory(Memory):
 
 
 class CardSource:
-    """Opens a card when it is first asked for."""
+    """Opens the first card when it is asked for."""
 
-    def __init__(self, number: int = 0) -> None:
-        self._number = number
+    def __init__(self) -> None:
         self._card: Card | None = None
         self._lock = Lock()
 
     def __call__(self) -> Card:
         with self._lock:
             if self._card is None:
-                self._card = Card(self._number)
+                self._card = Card()
             return self._card
 
 

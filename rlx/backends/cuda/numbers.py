@@ -148,6 +148,11 @@ def cos_sin(k: Code, angle: Value) -> tuple[Value, Value]:
     return cos.to(F32), sin.to(F32)
 
 
+def rounded(x: Value, out: str) -> Value:
+    """A result as it is stored: f32, or rounded to bf16."""
+    return x.to("bfloat") if out == "bf16" else x
+
+
 def bf16_parts(k: Code, x: Value) -> tuple[Value, Value]:
     """x as a sum of two bf16 numbers, bits as i16 each, within 2^-17 of x."""
     high = x.to("bfloat")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from ctypes import c_uint8, c_void_p
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from rlx.backends.cuda.memory import address
 from rlx.backends.cuda.select import ADDED, SPLITS
 from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest, Program, TokenRun
-from rlx.errors import CompileError
+from rlx.errors import CompileError, DeviceError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.segments import PAST, ROWS
@@ -45,24 +47,31 @@ class Stream:
 class CardCode:
     """The loaded kernels of a program, which its instances share.
 
+    Args:
+        read: the contents of a file of the compiled program.
+        overlaps: whether a kernel may start while the one before ends.
+
     Raises:
         CompileError: the code was made without a card.
     """
 
-    def __init__(self, card: Card, manifest: Manifest, files: Mapping[str, bytes], overlaps: bool) -> None:
+    def __init__(self, card: Card, manifest: Manifest, read: Callable[[str], bytes], overlaps: bool) -> None:
         self._card, self.overlaps = card, overlaps
-        shared: dict[str, int] = {}
+        shared = {"advance": 0} if "loop" in manifest else {}
         for row in manifest["launches"]:
             shared[row["entry"]] = max(shared.get(row["entry"], 0), row["shared"])
-        if "loop" in manifest:
-            shared["advance"] = 0
-        self._modules = {name: card.module(files[name]) for name in shared}
+        try:
+            files = {name: read(f"{name}.cubin") for name in shared}
+        except KeyError as error:
+            raise CompileError(f"this code was made to look at: {error}", where="device cuda") from error
+        self._modules = {name: card.module(code) for name, code in files.items()}
         self.functions = {name: card.function(self._modules[name], name, nbytes) for name, nbytes in shared.items()}
         self.nbytes = sum(map(len, files.values()))
 
     def __del__(self) -> None:
         for module in getattr(self, "_modules", {}).values():
-            self._card.unload(module)
+            with suppress(DeviceError):  # the card is lost: who used it was told
+                self._card.unload(module)
 
 
 @dataclass(frozen=True)
@@ -105,14 +114,14 @@ class CardProgram(Program):
         self._card, self._code = workers.card, code
         self._symbols = [*manifest["symbols"], *ADDED]
         self._launches = [_launch(row) for row in manifest["launches"]]
-        self._scratch: dict[int, Buffer] = {}
+        self._scratch: dict[tuple[str, int], Buffer] = {}
         self._scratch_sizes = _scratch_sizes(manifest)
         self._own = memory.allocate(_ALIGN)  # the extents
         self._loop: Buffer | None = None
         self._records: OrderedDict[tuple[Any, ...], c_void_p | None] = OrderedDict()
-        self._pin_inputs(manifest)
+        self._pin_inputs()
 
-    def _pin_inputs(self, manifest: Manifest) -> None:
+    def _pin_inputs(self) -> None:
         """Moves the inputs, and the extents after them, to memory that the card copies from directly."""
         places, end = {}, 0
         for name, array in self.inputs.items():
@@ -157,19 +166,19 @@ class CardProgram(Program):
     def _address(self, kind: str, place: Any, splits: int) -> int:
         if kind == "arena":
             return address(self.arena) + int(place)
-        if kind == "scratch":
-            return self._scratch_of(int(place), splits)
+        if kind in ("scratch", "per_range"):
+            return self._scratch_of((kind, int(place)), splits if kind == "per_range" else 1)
         return address(self.bound(place))
 
-    def _scratch_of(self, number: int, splits: int) -> int:
-        """The scratch of a node, which grows with the number of ranges."""
-        need = self._scratch_sizes[number] * splits
-        found = self._scratch.get(number)
+    def _scratch_of(self, which: tuple[str, int], times: int) -> int:
+        """Memory that the kernels of a region pass on, which grows with the number of ranges of positions."""
+        need = self._scratch_sizes[which] * times
+        found = self._scratch.get(which)
         if found is None or found.nbytes < need:
             if found is not None:
                 self._forget()
                 found.close()
-            found = self._scratch[number] = self.arena.memory.allocate(need)
+            found = self._scratch[which] = self.arena.memory.allocate(need)
         return address(found)
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -294,27 +303,13 @@ def _launch(row: Mapping[str, Any]) -> _Launch:
     return _Launch(row["entry"], row["shared"], tuple(kernels))
 
 
-def _scratch_sizes(manifest: Manifest) -> dict[int, int]:
-    """Bytes of scratch of each node for one range of positions, for the largest call."""
+def _scratch_sizes(manifest: Manifest) -> dict[tuple[str, int], int]:
+    """Bytes of each piece of memory that kernels pass on, for the largest call; those of one range of positions."""
     bounds = {name: tuple(limits) for name, limits in manifest["bounds"].items()}
-    found: dict[int, int] = {}
-    for row in manifest["launches"]:
-        for each in row["kernels"]:
-            for kind, place in each["pointers"]:
-                if kind == "scratch":
-                    size = dims.bounds(dims.parse_dim(each["scratch"]), bounds)[1]
-                    found[place] = max(found.get(place, 0), size)
+    found: dict[tuple[str, int], int] = {}
+    for each in chain.from_iterable(row["kernels"] for row in manifest["launches"]):
+        size = dims.bounds(dims.parse_dim(each["scratch"]), bounds)[1]
+        for kind, place in each["pointers"]:
+            if kind in ("scratch", "per_range"):
+                found[kind, place] = max(found.get((kind, place), 0), size)
     return found
-
-
-def checked_files(manifest: Manifest, read: Any) -> dict[str, bytes]:
-    """The machine code of a program.
-
-    Raises:
-        CompileError: it was made without a card.
-    """
-    names = {row["entry"] for row in manifest["launches"]} | ({"advance"} if "loop" in manifest else set())
-    try:
-        return {name: read(f"{name}.cubin") for name in names}
-    except KeyError as error:
-        raise CompileError(f"this code was made to look at: {error}", where="device cuda") from error

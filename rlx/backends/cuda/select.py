@@ -11,23 +11,26 @@ from rlx.backends.cuda.code import I32, THREADS, WARPS, Code, Kernel, Value, ker
 from rlx.backends.cuda.kernels import attention as attentions
 from rlx.backends.cuda.kernels import cache as caches
 from rlx.backends.cuda.kernels import linear as linears
-from rlx.backends.cuda.kernels import rows, states
+from rlx.backends.cuda.kernels import rows as row_kernels
+from rlx.backends.cuda.kernels import states
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment
 from rlx.backends.cuda.kernels.linear import Linear, Operands
 from rlx.backends.cuda.kernels.matrix import Matrix
 from rlx.backends.cuda.layouts import ROWS, form_of
-from rlx.backends.cuda.numbers import softcap
+from rlx.backends.sizes import extent, rows, static
 from rlx.errors import CompileError, CustomOpError
 from rlx.ir import dims
-from rlx.ir.dims import Bounds, Dim, DimLike
+from rlx.ir.dims import Bounds, DimLike
 from rlx.ir.meaning import component
 from rlx.ir.node import Node
 from rlx.ir.op_table import OPS
 from rlx.ir.segments import is_segmented
 from rlx.passes.program import root
 
-RESULT, SCRATCH, SCRATCH_TOO = -1, -2, -3
+#: What pointers of a kernel may be beside operands: the result of the node, and memory for what its kernels pass on, of
+#: which there are two pieces, and one more whose size is per range of positions.
+RESULT, SCRATCH, SCRATCH_TOO, PER_RANGE = -1, -2, -3, -4
 #: The symbol that programs add: blocks that share a row of attention.
 SPLITS = "SPLITS"
 #: All symbols that programs add.
@@ -56,10 +59,9 @@ class Launch:
 
     Attributes:
         kernel: it is.
-        args: for each pointer the number of an operand, `RESULT`, or memory for what launches pass on: `SCRATCH`, or
-            `SCRATCH_TOO`, another one.
+        args: for each pointer the number of an operand, or `RESULT`, `SCRATCH`, `SCRATCH_TOO`, `PER_RANGE`.
         blocks: how many.
-        scratch: bytes of memory that it needs for each row: of `rows`, and of each range of positions if `split`.
+        scratch: bytes of each piece of memory among the pointers that is neither operand nor result.
     """
 
     kernel: Kernel
@@ -95,34 +97,9 @@ class Context:
         return dims.bounds(dim, self.bounds)[1]
 
 
-def product(sizes: Sequence[DimLike]) -> DimLike:
-    """The product of sizes, of which one may be symbolic.
-
-    Raises:
-        CompileError: several are.
-    """
-    symbolic = [size for size in sizes if isinstance(size, Dim)]
-    if len(symbolic) > 1:
-        raise CompileError(f"the product of {symbolic} is no affine size", hint="Bind one of their symbols.")
-    known = prod(size for size in sizes if isinstance(size, int))
-    return symbolic[0] * known if symbolic else known
-
-
-def static(node: Node, axis: int) -> int:
-    """The size of an axis that kernels have as a literal.
-
-    Raises:
-        CompileError: it is symbolic.
-    """
-    size = node.shape[axis]
-    if not isinstance(size, int):
-        raise CompileError(f"axis {axis} must be static, found {size}", where=repr(node), hint="Bind its symbol.")
-    return size
-
-
 def elements(node: Node) -> DimLike:
     """Number of elements."""
-    return product(node.shape)
+    return extent(node.shape, node)
 
 
 def _numbers(count: int) -> list[str]:
@@ -150,7 +127,7 @@ def _elementwise(n: Node, c: Context) -> list[Launch]:
     expr, out = _expression(n), dict(n.attrs).get("out", "f32")
     count = elements(n)
     return _threads(
-        n, c, count, lambda k: rows.elementwise(k, expr, kinds, k.dim(count), k.dim(full[-1]), out)
+        n, c, count, lambda k: row_kernels.elementwise(k, expr, kinds, k.dim(count), k.dim(full[-1]), out)
     )  # fmt: skip
 
 
@@ -161,24 +138,16 @@ def _expression(n: Node) -> object:
     return (n.op, *range(len(n.inputs)), *(value for _, value in n.attrs))
 
 
-def _rows(n: Node) -> DimLike:
-    return product(n.shape[:-1])
-
-
 def _rms_norm(n: Node, c: Context) -> list[Launch]:
-    weighted = len(n.inputs) > 1
-    if n["out"] != "f32":
-        raise CompileError("norms are not rounded on this device", where=repr(n))
-    return _plain(
-        n, c, Blocks(_rows(n)), lambda k: rows.rms_norm(k, k.dim(n.shape[-1]), n["eps"], weighted)
-    )  # fmt: skip
+    _refuse_q8a(n, n["out"])
+    return _plain(n, c, Blocks(rows(n)), lambda k: row_kernels.rms_norm(k, k.dim(n.shape[-1]), n["eps"], n["out"]))
 
 
 def _layer_norm(n: Node, c: Context) -> list[Launch]:
     _refuse_q8a(n, n["out"])
     weights = len(n.inputs) - 1
     return _plain(
-        n, c, Blocks(_rows(n)), lambda k: rows.layer_norm(k, k.dim(n.shape[-1]), n["eps"], weights, n["out"])
+        n, c, Blocks(rows(n)), lambda k: row_kernels.layer_norm(k, k.dim(n.shape[-1]), n["eps"], weights, n["out"])
     )  # fmt: skip
 
 
@@ -188,41 +157,41 @@ def _refuse_q8a(n: Node, out: str) -> None:
 
 
 def _softmax(n: Node, c: Context) -> list[Launch]:
-    return _plain(n, c, Blocks(_rows(n)), lambda k: rows.softmax(k, k.dim(n.shape[-1])))
+    return _plain(n, c, Blocks(rows(n)), lambda k: row_kernels.softmax(k, k.dim(n.shape[-1])))
 
 
 def _reduce(n: Node, c: Context) -> list[Launch]:
     x, mean = n.inputs[0], n.op == "reduce_mean"
     if n["axis"] == -1:
-        return _plain(n, c, Blocks(_rows(n)), lambda k: rows.row_reduce(k, k.dim(x.shape[-1]), mean))
+        return _plain(n, c, Blocks(rows(n)), lambda k: row_kernels.row_reduce(k, k.dim(x.shape[-1]), mean))
     count = elements(n)
     return _threads(
-        n, c, count, lambda k: rows.column_reduce(k, k.dim(count), k.dim(x.shape[1]), k.dim(x.shape[2]), mean)
+        n, c, count, lambda k: row_kernels.column_reduce(k, k.dim(count), k.dim(x.shape[1]), k.dim(x.shape[2]), mean)
     )  # fmt: skip
 
 
 def _largest(n: Node, c: Context) -> list[Launch]:
     x = n.inputs[0]
     return _plain(
-        n, c, Blocks(_rows(x)), lambda k: rows.index_of_largest(k, k.dim(x.shape[-1]), n.op == "pick")
+        n, c, Blocks(rows(x)), lambda k: row_kernels.index_of_largest(k, k.dim(x.shape[-1]), n.op == "pick")
     )  # fmt: skip
 
 
 def _top_k(n: Node, c: Context) -> list[Launch]:
     x = n.inputs[0]
-    return _plain(n, c, Blocks(_rows(x)), lambda k: rows.top_k(k, static(x, -1), n["k"], n["groups"], n["kept"]))
+    return _plain(n, c, Blocks(rows(x)), lambda k: row_kernels.top_k(k, static(x, -1), n["k"], n["groups"], n["kept"]))
 
 
 def _overlay_rows(n: Node, c: Context) -> list[Launch]:
     count = elements(n)
-    return _threads(n, c, count, lambda k: rows.overlay_rows(k, k.dim(count), k.dim(n.shape[-1])))
+    return _threads(n, c, count, lambda k: row_kernels.overlay_rows(k, k.dim(count), k.dim(n.shape[-1])))
 
 
 def _take(n: Node, c: Context) -> list[Launch]:
     x, count = n.inputs[0], elements(n)
     shared = len(x.shape) == 1
     return _threads(
-        n, c, count, lambda k: rows.take(k, k.dim(count), k.dim(n.shape[-1]), k.dim(x.shape[-1]), shared)
+        n, c, count, lambda k: row_kernels.take(k, k.dim(count), k.dim(n.shape[-1]), k.dim(x.shape[-1]), shared)
     )  # fmt: skip
 
 
@@ -235,20 +204,20 @@ def _row_bytes(n: Node) -> int:
 
 def _take_rows(n: Node, c: Context) -> list[Launch]:
     nbytes = _row_bytes(n)
-    count = product([n.shape[0], nbytes // 4])
-    return _threads(n, c, count, lambda k: rows.take_rows(k, k.dim(count), nbytes))
+    count = extent([n.shape[0], nbytes // 4], n)
+    return _threads(n, c, count, lambda k: row_kernels.take_rows(k, k.dim(count), nbytes))
 
 
 def _last_row(n: Node, c: Context) -> list[Launch]:
     nbytes, x = _row_bytes(n), n.inputs[0]
-    return _threads(n, c, nbytes // 4, lambda k: rows.last_row(k, k.dim(x.shape[0]), nbytes))
+    return _threads(n, c, nbytes // 4, lambda k: row_kernels.last_row(k, k.dim(x.shape[0]), nbytes))
 
 
 def _mix(n: Node, c: Context) -> list[Launch]:
     values, count = n.inputs[0], elements(n)
     return _threads(
         n, c, count,
-        lambda k: rows.mix(k, k.dim(count), k.dim(n.shape[1]), k.dim(values.shape[1]), k.dim(n.shape[2])),
+        lambda k: row_kernels.mix(k, k.dim(count), k.dim(n.shape[1]), k.dim(values.shape[1]), k.dim(n.shape[2])),
     )  # fmt: skip
 
 
@@ -256,26 +225,26 @@ def _slice(n: Node, c: Context) -> list[Launch]:
     axis, count = n["axis"], elements(n)
     inner = prod(static(n, i) for i in range(axis + 1, len(n.shape)))
     size, kept = static(n.inputs[0], axis), n["stop"] - n["start"]
-    return _threads(n, c, count, lambda k: rows.slice_(k, k.dim(count), n["start"], kept, size, inner))
+    return _threads(n, c, count, lambda k: row_kernels.slice_(k, k.dim(count), n["start"], kept, size, inner))
 
 
 def _concat(n: Node, c: Context) -> list[Launch]:
     axis, count = n["axis"], elements(n)
     inner = prod(static(n, i) for i in range(axis + 1, len(n.shape)))
     sizes = [static(i, axis) * inner for i in n.inputs]
-    return _threads(n, c, count, lambda k: rows.concat(k, k.dim(count), sizes))
+    return _threads(n, c, count, lambda k: row_kernels.concat(k, k.dim(count), sizes))
 
 
 def _quantize(n: Node, c: Context) -> list[Launch]:
     _refuse_q8a(n, n["out"])
     count = elements(n)
-    return _threads(n, c, count, lambda k: rows.elementwise(k, 0, ["full"], k.dim(count), 1, "bf16"))
+    return _threads(n, c, count, lambda k: row_kernels.elementwise(k, 0, ["full"], k.dim(count), 1, "bf16"))
 
 
 def _rope_angles(n: Node, c: Context) -> list[Launch]:
     half, sections = static(n, -1) // 2, n["sections"]
     parts = sections and [component(i, sections, n["interleaved"]) for i in range(half)]
-    count = product([n.shape[0], half])
+    count = extent([n.shape[0], half], n)
     return _threads(
         n, c, count, lambda k: caches.rope_angles(k, k.dim(count), half, n["scale"], parts, len(sections or (1,)))
     )  # fmt: skip
@@ -307,7 +276,7 @@ def _embedding(n: Node, c: Context) -> list[Launch]:
             value = matrix.element(k.load(ids, I32, i // width), i % width)
             k.store(out, value * float(n["scale"]), i)
 
-        rows.each(k, k.dim(count), element)
+        row_kernels.each(k, k.dim(count), element)
 
     return _threads(n, c, count, body)
 
@@ -361,14 +330,14 @@ def _expert_linear(n: Node, c: Context) -> list[Launch]:
         k.wait()  # the numbers of experts come from the kernel before
         return k.load(k.pointers["ids"], I32, unit), unit if own_rows else unit // slots
 
-    return _matrix_for_each(n, c, names, weights[0], product(ids.shape), place, n["gated"])
+    return _matrix_for_each(n, c, names, weights[0], elements(ids), place, n["gated"])
 
 
 def _linear_of_heads(n: Node, c: Context) -> list[Launch]:
     """Of x [rows, heads, k] each head has its own matrix."""
     x, weight = n.inputs
     heads = static(x, 1)
-    count = product(x.shape[:2])
+    count = rows(x)
     return _matrix_for_each(n, c, ["x", "w0", "out"], weight, count, lambda k, unit: (unit % heads, unit), None)
 
 
@@ -413,16 +382,12 @@ def _linear_pick(n: Node, c: Context) -> list[Launch]:
     x, weight = n.inputs[0], _source(n.inputs[1])
     height = static(weight, 0)
     first = _linear_launch(n, c, x, weight, 1, ["x", "w0", "out"], None, "f32")
-    cap, parts = n["cap"], 12 * rows.PARTS
-
-    def value(k: Code, x: Value) -> Value:
-        return x if cap is None else softcap(k, x, cap)
-
-    second = c.kernel("largest", ["x", "parts"], lambda k: rows.largest_of_parts(k, height, lambda x: value(k, x)))
-    third = c.kernel("pick", ["parts", "out"], rows.pick_of_parts)
+    cap, parts = n["cap"], 12 * row_kernels.PARTS
+    second = c.kernel("largest", ["x", "parts"], lambda k: row_kernels.largest_of_parts(k, height, cap))
+    third = c.kernel("pick", ["parts", "out"], row_kernels.pick_of_parts)
     return [
         replace(first, args=(0, 1, SCRATCH), scratch=4 * height),
-        Launch(second, (SCRATCH, SCRATCH_TOO), Blocks(rows.PARTS), parts),
+        Launch(second, (SCRATCH, SCRATCH_TOO), Blocks(row_kernels.PARTS), parts),
         Launch(third, (SCRATCH_TOO, RESULT), Blocks(1), parts),
     ]
 
@@ -559,14 +524,14 @@ def _attention(n: Node, c: Context) -> list[Launch]:
         attentions.merge(k, a, s.segment(k, k.block), k.block)
 
     blocks = Blocks(q.shape[0], 1, a.parts, split=True, only="several")
-    scratch = product([q.shape[0], 4 * a.heads * a.partial])
+    scratch = extent([q.shape[0], 4 * a.heads * a.partial], n)
     places = tuple(operands.index(name) for name in extra)
     return [
         *launches,
-        Launch(kernel(a, "scratch"), (*own, SCRATCH), blocks, scratch),
+        Launch(kernel(a, "scratch"), (*own, PER_RANGE), blocks, scratch),
         Launch(
-            c.kernel("merge", [*extra, "scratch", "out"], second), (*places, SCRATCH, RESULT),
-            Blocks(q.shape[0], only="several"),
+            c.kernel("merge", [*extra, "scratch", "out"], second), (*places, PER_RANGE, RESULT),
+            Blocks(q.shape[0], only="several"), scratch,
         ),
     ]  # fmt: skip
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_checks import check_golden, golden
 
 import rlx
 from rlx.backends.cuda import layouts
 from rlx.backends.cuda.backend import BACKEND
-from rlx.backends.cuda.program import CardCode, CardProgram, Stream, checked_files
+from rlx.backends.cuda.program import CardCode, CardProgram, Stream
 from rlx.ir import ops
 from rlx.ir.dtypes import BF16, DTYPES, F16, F32, DType
 from rlx.ir.stored import dequantize
@@ -53,23 +54,12 @@ def opened(goldens: Path) -> Iterator[Any]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(opened: Any, goldens: Path, family: str) -> None:
-    runner, expected = opened(family), dict(np.load(goldens / family / "golden.npz"))
-    tokens, cut = expected["tokens"].tolist(), len(expected["tokens"]) // 3
-    places = expected.get("positions", np.arange(48)).tolist()
-    logits = dict(zip(places, expected["logits"], strict=True))
-    close = TOLERANCE * np.abs(expected["logits"]).max()
-    assert np.abs(runner.predict_logits(tokens, all_positions=True)[places] - expected["logits"]).max() <= close
-    if cut in logits and cut - 1 in logits:
-        assert np.abs(runner.prefill_logits(tokens[:cut]) - logits[cut - 1]).max() <= close
-        assert np.abs(runner.decode_logits(tokens[cut]) - logits[cut]).max() <= close
-    ties = np.flatnonzero(expected["greedy_margin"] < 20 * close)
-    count = min(8, int(ties[0]) if len(ties) else 8)
-    assert runner.generate(tokens, count, stop_at_eog=False) == expected["greedy"][:count].tolist()
+    check_golden(opened(family), golden(goldens, family), TOLERANCE, greedy=8)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_same_tokens_alone_and_together(opened: Any, goldens: Path, family: str) -> None:
-    runner, ids = opened(family), np.load(goldens / family / "golden.npz")["tokens"].tolist()
+    runner, ids = opened(family), golden(goldens, family)["tokens"].tolist()
     some = (ids[:24], ids, ids[3:20], ids[:1])
     alone = [runner.generate(each, 6, stop_at_eog=False) for each in some]
     assert runner.generate_batch(some, 6, stop_at_eog=False) == alone
@@ -110,7 +100,7 @@ def test_linears_of_every_type(rows: int) -> None:
     options = Options(precision="exact", seq=seq, all_rows=True).effective(target.capabilities)
     lowered = pipeline.lower(graph, options, passes=BACKEND.passes(options.phase))
     built = BACKEND.build(lowered, target, lambda done, total: None)
-    code = CardCode(BACKEND.card(), built.manifest, checked_files(built.manifest, built.files.__getitem__), True)
+    code = CardCode(BACKEND.card(), built.manifest, built.files.__getitem__, True)
     program = CardProgram(code, built.manifest, BACKEND.memory, Stream(BACKEND.card()))
     weights, buffers = {}, {}
     for name, row in built.manifest["weights"].items():

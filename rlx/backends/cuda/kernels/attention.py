@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rlx.backends.cuda.code import F32, I32, THREADS, WARP, WARPS, Code, Operand, Value, Variable
 from rlx.backends.cuda.kernels.cache import Cache, Segment
-from rlx.backends.cuda.numbers import exp, softcap
+from rlx.backends.cuda.numbers import exp, rounded, softcap
 from rlx.ir.dims import DimLike
 
 SPLITS = 32
@@ -375,7 +375,7 @@ def _each_item(k: Code, a: Attention, count: int, body: Callable[[int, Value], N
 
 
 def _store(k: Code, a: Attention, value: Value, place: Value) -> None:
-    k.store(k.pointers["out"], value.to("bfloat") if a.out == "bf16" else value, place)
+    k.store(k.pointers["out"], rounded(value, a.out), place)
 
 
 def merge(k: Code, a: Attention, segment: Segment, row: Value) -> None:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from rlx.backends.cuda.code import F32, I16, THREADS, WARPS, Code, Operand, Value, Variable
 from rlx.backends.cuda.kernels.matrix import Group, Matrix
 from rlx.backends.cuda.layouts import DEPTH, ROWS, Form
-from rlx.backends.cuda.numbers import UNARY, bf16_parts
+from rlx.backends.cuda.numbers import UNARY, bf16_parts, rounded
 
 #: The registers of a unit, and its scales and lows.
 Loaded: TypeAlias = tuple[list[Value], list[list[tuple[Value, Value]]]]
@@ -330,7 +330,7 @@ class Linear:
             result = result + self.residual.get()
         elif at.residual is not None:
             result = result + k.load(at.residual, F32, place)
-        k.store(at.out, result.to("bfloat") if self.out == "bf16" else result, place)
+        k.store(at.out, rounded(result, self.out), place)
 
 
 def product(k: Code, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]) -> list[Value]:

@@ -13,6 +13,9 @@ from rlx.backends.cuda.numbers import bf16_parts
 _ONES = 0x3F803F80  # two bf16 of 1
 _V4 = "<4 x i32>"
 
+#: For each half of 32 k, for each part that adds up, the four registers of an operand.
+Halves: TypeAlias = list[list[list[Value]]]
+
 #: (memory, first unit of a tile, lane, half of the rows, half of the k, k of the lane, 32 k of the unit) -> a number.
 Element: TypeAlias = Callable[[Code, Value, Value, Value, Value, Value, Value, Value], Value]
 
@@ -22,11 +25,11 @@ class Group:
     """A tile of 16 rows times 32 k, as a lane has it.
 
     Attributes:
-        parts: for each half of the k the operand of a product, four registers of two bf16 each; several parts add up.
+        parts: the operands of products, registers of two bf16 each.
         scales, lows: for each scale of the 32 k those of the two rows of the lane.
     """
 
-    parts: tuple[list[list[Value]], list[list[Value]]]
+    parts: Halves
     scales: list[tuple[Value, Value]]
     lows: list[tuple[Value, Value]]
 
@@ -103,10 +106,10 @@ class Matrix:
 # -- registers of a lane -> operands ---------------------------------------------------------------------------------
 
 
-def _codes8(k: Code, words: Sequence[Value], q: int, zero: int) -> tuple[list[list[Value]], list[list[Value]]]:
+def _codes8(k: Code, words: Sequence[Value], q: int, zero: int) -> Halves:
     """Word [half of rows][half of k] has four codes."""
     pairs = [[_two_codes(k, words[2 * half + h]) for half in range(2)] for h in range(2)]
-    return tuple([[rows[0][0], rows[1][0], rows[0][1], rows[1][1]]] for rows in pairs)  # type: ignore[return-value]
+    return [[[rows[0][0], rows[1][0], rows[0][1], rows[1][1]]] for rows in pairs]
 
 
 def _two_codes(k: Code, word: Value) -> tuple[Value, Value]:
@@ -116,12 +119,12 @@ def _two_codes(k: Code, word: Value) -> tuple[Value, Value]:
     return k.bytes_of(numbers[0], numbers[1], 0x7632), k.bytes_of(numbers[2], numbers[3], 0x7632)
 
 
-def _codes4(k: Code, words: Sequence[Value], q: int, zero: int) -> tuple[list[list[Value]], list[list[Value]]]:
+def _codes4(k: Code, words: Sequence[Value], q: int, zero: int) -> Halves:
     """Word [32 k][half of rows] has eight codes. A bf16 with the bits 0x4300 + code is 128 + code."""
     registers = [[_four_bits(k, words[2 * q + half], i, zero) for i in range(4)] for half in range(2)]
-    return tuple(  # type: ignore[return-value]
+    return [
         [[registers[0][2 * h], registers[1][2 * h], registers[0][2 * h + 1], registers[1][2 * h + 1]]] for h in range(2)
-    )
+    ]
 
 
 def _four_bits(k: Code, word: Value, i: int, zero: int) -> Value:
@@ -135,18 +138,18 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def _bf16(k: Code, words: Sequence[Value], q: int, zero: int) -> tuple[list[list[Value]], list[list[Value]]]:
+def _bf16(k: Code, words: Sequence[Value], q: int, zero: int) -> Halves:
     """Word [half of rows][half of k][2] has two numbers."""
-    return tuple([[words[2 * h], words[4 + 2 * h], words[2 * h + 1], words[5 + 2 * h]]] for h in range(2))  # type: ignore[return-value]
+    return [[[words[2 * h], words[4 + 2 * h], words[2 * h + 1], words[5 + 2 * h]]] for h in range(2)]
 
 
-def _f16(k: Code, words: Sequence[Value], q: int, zero: int) -> tuple[list[list[Value]], list[list[Value]]]:
+def _f16(k: Code, words: Sequence[Value], q: int, zero: int) -> Halves:
     """As `_bf16`, of f16: two parts, which are exact for normal numbers."""
     split = [_both(k, [half.to(F32) for half in k.lanes(word.bits("<2 x half>"))]) for word in words]
     return _in_parts(split, [[2 * h, 4 + 2 * h, 2 * h + 1, 5 + 2 * h] for h in range(2)])
 
 
-def _f32(k: Code, words: Sequence[Value], q: int, zero: int) -> tuple[list[list[Value]], list[list[Value]]]:
+def _f32(k: Code, words: Sequence[Value], q: int, zero: int) -> Halves:
     """Word [half of rows][half of k][4] is a number: two parts."""
     numbers = [word.bits(F32) for word in words]
     split = [_both(k, numbers[i : i + 2]) for i in range(0, len(numbers), 2)]
@@ -163,10 +166,8 @@ def _pair(k: Code, low: Value, high: Value) -> Value:
     return low.to(I32) & 0xFFFF | high.to(I32) << 16
 
 
-def _in_parts(
-    split: Sequence[tuple[Value, Value]], order: Sequence[Sequence[int]]
-) -> tuple[list[list[Value]], list[list[Value]]]:
-    return tuple([[split[i][part] for i in own] for part in range(2)] for own in order)  # type: ignore[return-value]
+def _in_parts(split: Sequence[tuple[Value, Value]], order: Sequence[Sequence[int]]) -> Halves:
+    return [[[split[i][part] for i in own] for part in range(2)] for own in order]
 
 
 _UNPACK = {"codes8": _codes8, "codes4": _codes4, "bf16": _bf16, "f16": _f16, "f32": _f32}

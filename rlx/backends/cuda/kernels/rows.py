@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlx.backends.cuda.code import F32, I32, THREADS, WARPS, Code, Operand, Value
-from rlx.backends.cuda.numbers import BINARY, UNARY, clamp, exp, softcap, sqrt_
+from rlx.backends.cuda.numbers import BINARY, UNARY, clamp, exp, rounded, softcap, sqrt_
 from rlx.errors import CompileError
 
 _LIMIT = float("inf")
@@ -53,7 +53,7 @@ def elementwise(k: Code, expr: Any, kinds: Sequence[str], count: Operand, width:
         at: dict[str, Operand] = {"full": i, "row": i % width, "column": i // width, "scalar": 0}
         values = [k.load(operand, F32, at[kind]) for operand, kind in zip(operands, kinds, strict=True)]
         found = evaluate(k, expr, values)
-        k.store(result, found.to("bfloat") if out == "bf16" else found, i)
+        k.store(result, rounded(found, out), i)
 
     each(k, count, body)
 
@@ -72,16 +72,16 @@ def _sum_over(k: Code, width: Operand, value: Callable[[Value], Value]) -> Value
     return k.block_sum(total.get())
 
 
-def rms_norm(k: Code, width: Operand, eps: float, weighted: bool) -> None:
+def rms_norm(k: Code, width: Operand, eps: float, out: str) -> None:
     """A row for each block: x / sqrt(mean(x^2) + eps) [* w]. Rows that fit are read once, into registers."""
     x, *weights, result = k.pointers.values()
     start = k.block * width
     if isinstance(width, Value) or width > _HELD * THREADS:
-        _long_rms_norm(k, width, eps, weights)
+        _long_rms_norm(k, width, eps, out)
         return
     places = [k.thread + n * THREADS for n in range(-(-int(width) // THREADS))]
     inside = [k.smaller(i, width - 1) for i in places]  # of what is beyond, the last is read and not used
-    factors = [k.load(weights[0], F32, i, constant=True) for i in inside] if weighted else []
+    factors = [k.load(weights[0], F32, i, constant=True) for i in inside] if weights else []
     k.wait()
     values = [k.load(x, F32, start + i) for i in inside]
     total = k.f32(0.0)
@@ -90,13 +90,13 @@ def rms_norm(k: Code, width: Operand, eps: float, weighted: bool) -> None:
     factor = 1.0 / sqrt_(k, k.block_sum(total) / float(width) + eps)
     for n, (i, value) in enumerate(zip(places, values, strict=True)):
         with k.when(i < width):
-            found = value * factor * factors[n] if weighted else value * factor
-            k.store(result, found, start + i)
+            found = value * factor * factors[n] if weights else value * factor
+            k.store(result, rounded(found, out), start + i)
 
 
-def _long_rms_norm(k: Code, width: Operand, eps: float, weights: Sequence[Value]) -> None:
-    """As `rms_norm` in f32, of rows that are read twice."""
-    x, result = k.pointers["a0"], k.pointers["out"]
+def _long_rms_norm(k: Code, width: Operand, eps: float, out: str) -> None:
+    """As `rms_norm`, of rows that are read twice."""
+    x, *weights, result = k.pointers.values()
     start = k.block * width
 
     def square(i: Value) -> Value:
@@ -107,7 +107,8 @@ def _long_rms_norm(k: Code, width: Operand, eps: float, weights: Sequence[Value]
 
     def write(i: Value) -> None:
         value = k.load(x, F32, start + i) * factor
-        k.store(result, value * k.load(weights[0], F32, i, constant=True) if weights else value, start + i)
+        value = value * k.load(weights[0], F32, i, constant=True) if weights else value
+        k.store(result, rounded(value, out), start + i)
 
     _strided(k, width, write)
 
@@ -128,7 +129,7 @@ def layer_norm(k: Code, width: Operand, eps: float, weights: int, out: str) -> N
         value = (k.load(x, F32, start + i) - mean) * factor
         value = value * k.load(given[0], F32, i, constant=True) if weights else value
         value = value + k.load(given[1], F32, i, constant=True) if weights > 1 else value
-        k.store(result, value.to("bfloat") if out == "bf16" else value, start + i)
+        k.store(result, rounded(value, out), start + i)
 
     _strided(k, width, write)
 
@@ -199,13 +200,18 @@ def index_of_largest(k: Code, width: Operand, checked: bool) -> None:
 PARTS = 128
 
 
-def largest_of_parts(k: Code, width: int, value_of: Callable[[Value], Value]) -> None:
-    """The largest number of each of `PARTS` parts of a row: its value, its index, and whether one is not finite."""
+def largest_of_parts(k: Code, width: int, cap: float | None) -> None:
+    """The largest number of each of `PARTS` parts of a row: its value, its index, and whether one is not finite.
+
+    Args:
+        cap: bounds the numbers before, see `rlx.ir.meaning.softcap`.
+    """
     x, parts = k.pointers.values()
     size, best = -(-width // PARTS), _Best(k)
     start = k.block * size
     with k.loop(start + k.thread, k.smaller(start + size, width), THREADS) as i:
-        value = value_of(k.load(x, F32, i))
+        value = k.load(x, F32, i)
+        value = value if cap is None else softcap(k, value, cap)
         best.note(value, i, (k.fabs(value) < _LIMIT).to(I32) ^ 1)
     value, index, wrong = best.of_block()
     with k.when(k.thread.equals(0)):
