@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
+from math import inf
 from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
@@ -194,6 +195,14 @@ def whole(name: str, value: Any, least: int, most: int) -> int:
     if number is None or not least <= number <= most:
         raise ArgumentError(f"{name} is {value!r}, expected a whole number from {least} to {most}")
     return number
+
+
+def as_float(value: Any) -> float:
+    """The float nearest to a number: an infinite one beyond the largest."""
+    try:
+        return float(value)
+    except OverflowError:
+        return inf if value > 0 else -inf
 
 
 def text(name: str, value: Any) -> str:

@@ -21,6 +21,7 @@ Policy = Literal["on", "off", "redo", "readonly"]
 CACHE_POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_MOST = 1 << 62  # bytes
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,14 @@ def parse_size(text: str, where: str) -> int:
     """'500M', '2G', '1.5 GiB' or plain bytes -> bytes; a unit is a power of 1024.
 
     Raises:
-        ArgumentError: the text is not a size above 0.
+        ArgumentError: the text is not a size above 0, or one beyond all memories.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
-    if size <= 0:
-        raise ArgumentError(f"{text!r} is not a size above 0", where=where, hint="Write 500M or 2G")
-    return size
+    size = float(match[1]) * _UNITS[match[2]] if match else 0
+    if not 1 <= size <= _MOST:
+        reason = "is too large a size" if size > _MOST else "is not a size above 0"
+        raise ArgumentError(f"{text!r} {reason}", where=where, hint="Write 500M or 2G")
+    return int(size)
 
 
 def size(nbytes: float) -> str:

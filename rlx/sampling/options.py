@@ -12,7 +12,7 @@ from math import inf, isfinite
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from rlx.arguments import SAMPLING, known_fields
+from rlx.arguments import SAMPLING, as_float, known_fields
 from rlx.errors import SamplingError
 
 LogitBias = Mapping[int, float] | Iterable[tuple[int, float]]
@@ -189,7 +189,7 @@ class _Range:
         if not _is_number(value, Integral if self.whole else Real):
             expected = ("a whole number" if self.whole else "a number") + (" or None" if self.optional else "")
             raise SamplingError(f"{name} is {value!r}, expected {expected}", where="SampleOpts")
-        number = int(value) if self.whole else float(value)
+        number = int(value) if self.whole else as_float(value)
         if not (self.low <= number <= self.high and (self.whole or isfinite(number))):
             raise SamplingError(f"{name} is {value!r}, expected {self._words()}", where="SampleOpts")
         return number
@@ -244,7 +244,7 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
     for token, bias in pairs.items():
         if not _is_id(token):
             raise SamplingError(f"logit_bias names the token {token!r}, expected an id", where="SampleOpts")
-        if not _is_number(bias, Real) or not (isfinite(bias) or bias == -inf):
+        if not _is_number(bias, Real) or not (isfinite(as_float(bias)) or bias == -inf):
             what = f"logit_bias of token {token} is {bias!r}, expected a finite number or -inf"
             raise SamplingError(what, where="SampleOpts", hint="-inf bans the token")
     return tuple((int(token), float(pairs[token])) for token in sorted(pairs))

@@ -13,6 +13,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from rlx.arguments import as_float
 from rlx.errors import GrammarError, SamplingError, ToolError
 from rlx.grammar import Grammar
 from rlx.sampling import SampleOpts
@@ -101,6 +102,8 @@ def schema_grammar(schema: Any, field: str, *, lenient: bool = False) -> Grammar
     Raises:
         ApiError: it is no schema, or has a keyword that cannot be enforced.
     """
+    if not isinstance(schema, dict | bool | str):
+        raise invalid(field, f"expected a JSON schema, found {shown(schema)}", "give an object", code="invalid_grammar")
     try:
         return Grammar.json_schema(schema, lenient=lenient)
     except GrammarError as error:
@@ -173,7 +176,7 @@ def biases(found: Any, tokenizer: Tokenizer, vocab_size: int) -> Iterator[tuple[
             if not 0 <= token < vocab_size:
                 what = f"there is no token {token} in a vocabulary of {vocab_size}"
                 raise invalid(where, what)
-            yield token, float(bias)
+            yield token, as_float(bias)
 
 
 def _tokens(key: Any, tokenizer: Tokenizer, where: str, is_text: bool) -> list[int]:

@@ -176,8 +176,17 @@ class ServedModel:
         return replace(self.runner.recommended_sample or SampleOpts(), **self.sample)
 
     def limit(self, tokens: int | None) -> int | None:
-        """How many tokens an answer may have, where a request says `tokens`; None for what the context has room for."""
-        return min((each for each in (tokens, self.max_tokens) if each is not None), default=None)
+        """How many tokens an answer may have, where a request says `tokens`; None for what the context has room for.
+
+        It is a number that fits a metric and a span, whatever the request says.
+        """
+        given = [each for each in (tokens, self.max_tokens) if each is not None]
+        return min(*given, self._room) if given else None
+
+    @property
+    def _room(self) -> int:
+        """More tokens than any answer can have."""
+        return self.runner.max_seq + 1
 
     def checked(self, prompt: list[int] | Prompt | Context, field: str = "prompt") -> Context:
         """A prompt that fits the context.
@@ -236,7 +245,7 @@ class ServedModel:
             ApiError, RlxError: as `checked`.
         """
         limit = self.limit(max_tokens)
-        most = self.runner.max_seq + 1 if limit is None else limit
+        most = self._room if limit is None else limit
         request = Request(self.checked(prompt), most, sample or self.default_sample, adapter=self.adapter, **fields)
         return Asked(request, limit, n, parser, include_stop, grammar)
 

@@ -70,6 +70,7 @@ def test_it_is_an_argument_with_documentation() -> None:
     ("values", "message"),
     [
         ({"room": "much"}, "room: 'much' is not a size above 0. Write 500M or 2G"),
+        ({"room": "9" * 400 + "G"}, "is too large a size"),
         ({"tidy": 1}, "tidy is 1, expected true or false"),
         ({"speed": -1.5}, "speed is -1.5, expected a number of at least 0"),
         ({"speed": True}, "speed is True, expected a number"),

@@ -57,6 +57,8 @@ def reference(logits: np.ndarray[Any, Any], opts: SampleOpts, history: list[int]
         ({"temperature": inf}, "temperature is inf, expected a finite number"),
         ({"temperature": "hot"}, "temperature is 'hot', expected a number"),
         ({"temperature": None}, "temperature is None, expected a number"),
+        ({"temperature": 10**400}, "temperature is 1000000"),
+        ({"logit_bias": {2: 10**400}}, "logit_bias of token 2 is 1000000"),
         ({"top_k": -1}, "top_k is -1, expected 0 to"),
         ({"top_k": 2.0}, r"top_k is 2\.0, expected a whole number"),
         ({"top_k": True}, "top_k is True, expected a whole number"),

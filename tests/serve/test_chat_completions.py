@@ -235,6 +235,7 @@ def test_fields_that_cannot_change_the_answer(server: Any) -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logit_bias": {"99999999": 1}}, "logit_bias.99999999"),
         ({"logit_bias": [[1, True]]}, "logit_bias[0]"),
+        ({"logit_bias": [[1, 10**400]]}, "logit_bias"),
         ({"logit_bias": [[1]]}, "logit_bias[0]"),
         ({"stop": ""}, "stop"),
         ({"stop": ["a", 3]}, "stop[1]"),

@@ -147,6 +147,7 @@ def test_the_official_client_parses(server: Any) -> None:
             "response_format",
         ),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": None}}}, "response_format"),
         ({"guided_regex": "(?=x)y"}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": [f"x{i}" for i in range(20_000)]}, "guided_choice"),
