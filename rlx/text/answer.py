@@ -14,11 +14,11 @@ from rlx.text import channels
 from rlx.text.chat import template_of
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.tool_calls import Part, Tool, ToolCallDelta, ToolFormat, new_call_id
-from rlx.text.tool_calls.bare import LLAMA, PROMPTED
-from rlx.text.tool_calls.deepseek import DEEPSEEK
+from rlx.text.tool_calls.bare import GRANITE, LLAMA, MISTRAL_LIST, NEMOTRON, PROMPTED
 from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
-from rlx.text.tool_calls.harmony import HARMONY
-from rlx.text.tool_calls.tagged import HERMES, XML
+from rlx.text.tool_calls.headed import DEEPSEEK, HARMONY, KIMI, MISTRAL
+from rlx.text.tool_calls.python import LFM2, OLMO
+from rlx.text.tool_calls.tagged import GLM, HERMES, XML
 
 _TAGS = (
     ("<think>", "</think>"),
@@ -226,8 +226,10 @@ def kept_ids(tokenizer: Tokenizer, tags: ThinkingTags | None, tool_format: ToolF
 
 #: What the chat template of a model has in it -> how the model writes calls. The first that fits counts.
 _FORMATS = (
-    (GEMMA4.trigger, GEMMA4), (FUNCTION_GEMMA.trigger, FUNCTION_GEMMA), ("<function=", XML), ("<tool_call>", HERMES),
-    (CHANNELS.begin, HARMONY), (DEEPSEEK.trigger, DEEPSEEK),
+    (GEMMA4.trigger, GEMMA4), (FUNCTION_GEMMA.trigger, FUNCTION_GEMMA), ("<function=", XML), ("<arg_key>", GLM),
+    ("<tool_call>", HERMES), (CHANNELS.begin, HARMONY), (DEEPSEEK.trigger, DEEPSEEK), ("[ARGS]", MISTRAL),
+    (MISTRAL_LIST.trigger, MISTRAL_LIST), (KIMI.trigger, KIMI), (NEMOTRON.trigger, NEMOTRON), (LFM2.trigger, LFM2),
+    ("<|tool_list_start|>", LFM2), (OLMO.trigger, OLMO), (GRANITE.trigger, GRANITE),
     ("", LLAMA),
 )  # fmt: skip
 

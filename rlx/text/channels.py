@@ -4,7 +4,7 @@
 
 Text stage, used by `answer.py`. What is in the channel `analysis`, or sent to a tool of the model's own, is reasoning;
 what is in `final` or `commentary` is text. A call of a function is a message to `functions.NAME`: it becomes a text
-with one form of header, which `tool_calls/harmony.py` reads. Source: the format's description by OpenAI (Apache-2.0).
+with one form of header, which `tool_calls/headed.py` reads. Source: the format's description by OpenAI (Apache-2.0).
 """
 
 from __future__ import annotations

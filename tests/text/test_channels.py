@@ -8,7 +8,7 @@ import pytest
 
 from rlx.text.answer import CHANNELS, AnswerParser
 from rlx.text.tool_calls import Tool
-from rlx.text.tool_calls.harmony import HARMONY
+from rlx.text.tool_calls.headed import HARMONY
 
 THINKS = "<|channel|>analysis<|message|>The user greets me.<|end|>"
 SAYS = "<|start|>assistant<|channel|>final<|message|>Hello!"

@@ -15,7 +15,7 @@ from rlx.text.answer import AnswerParser, ThinkingTags
 from rlx.text.tool_calls import ToolCallDelta, checked_choice, checked_tools
 
 EVERY = list(FORMATS)
-MARKERS = ("</parameter>", '<|"|>', "<escape>", "<tool_call|>", "```")
+MARKERS = ("</parameter>", "</arg_value>", '<|"|>', "<escape>", "<tool_call|>", "```")
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(
     [
         "42",
@@ -57,7 +57,11 @@ FRAGMENTS = st.sampled_from([
     "</parameter>", "</function>", '{"name": "look_up", ', '"arguments": {', '"parameters": ', '"a": 1', "{", "}", "[",
     "]", ",", ":", '"', "\\", "\\u12", "tru", "-", "\n", " ", "text", "<|tool_call>", "<tool_call|>", "call:look_up{",
     "text:", '<|"|>', "<|", "```", "```json\n", "```tool_code\n", "print(look_up(", "text='x'", ")", "<|python_tag|>",
-    ";",
+    ";", "<arg_key>text</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>look_up\n", "[TOOL_CALLS]",
+    "look_up[ARGS]",
+    "[CALL_ID]", "<TOOLCALL>[", "</TOOLCALL>", "<|tool_call|>", "<|tool_call_begin|>functions.", "look_up:0",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_call_start|>[", "look_up(", "count=", "'", "\\'", ")]",
+    "<function_calls>", "</function_calls>",
     "é🙂", "<escape>", "<start_function_call>", "<end_function_call>", "null", '{"name": "look_up"}',
 ])  # fmt: skip
 
@@ -130,6 +134,26 @@ CASES: list[tuple[str, str, list[Any]]] = [
     ("gemma4", '<|tool_call>call:look_up{"text":"a, b", sure: true,}', [("look_up", {"text": "a, b", "sure": True})]),
     ("gemma4", '<|tool_call>call:look_up{text:<|"|>ha', [("look_up", {"text": "ha"})]),
     ("gemma4", "<|tool_call>hello", ["<|tool_call>hello"]),
+    ("glm", "<tool_call>look_up\n<arg_key>text</arg_key>\n<arg_value>42</arg_value>\n<arg_key>count</arg_key>"
+     "<arg_value>42</arg_value></tool_call>", [("look_up", {"text": "42", "count": 42})]),
+    ("glm", "<tool_call>new</tool_call> B", [("new", {}), "B"]),
+    ("glm", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', [("f", {"a": 1})]),
+    ("glm", "<tool_call> no, not here", ["<tool_call> no, not here"]),
+    ("mistral", '[TOOL_CALLS]f[CALL_ID]aB3dE6gH9[ARGS]{"a": 1}', [("f", {"a": 1})]),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": [1, "ha', [("f", {"a": [1, "ha"]})]),
+    ("mistral", "[TOOL_CALLS] is a token", ["[TOOL_CALLS] is a token"]),
+    ("mistral-list", '[TOOL_CALLS] [{"name": "new", "arguments": {"a": "]"}}] B', [("new", {"a": "]"}), "B"]),
+    ("mistral-list", "[TOOL_CALLS] hello", ["[TOOL_CALLS] hello"]),
+    ("nemotron", '<TOOLCALL>[{"name": "f", "arguments": {}}, {"name": "g"}]</TOOLCALL>B', [("f", {}), ("g", {}), "B"]),
+    ("granite", '<|tool_call|>{"name": "f", "arguments": {"a": 1}}', [("f", {"a": 1})]),
+    ("kimi", '<|tool_call_begin|>f<|tool_call_argument_begin|>{"a": 1}', [("f", {"a": 1})]),
+    ("lfm2", "A <|tool_call_start|>[new(a='it\\'s', b=[1, {\"c\": None}], d=true)]<|tool_call_end|> B",
+     ["A", ("new", {"a": "it's", "b": [1, {"c": None}], "d": True}), "B"]),
+    ("lfm2", '<|tool_call_start|>look_up("x", 2)', [("look_up", {"text": "x", "count": 2})]),
+    ("lfm2", "<|tool_call_start|>[look_up(text='ha", [("look_up", {"text": "ha"})]),
+    ("lfm2", "<|tool_call_start|>[look_up(text=open('x'))]", [("look_up", {}), "text=open('x'))]"]),
+    ("lfm2", "<|tool_call_start|>nothing", ["<|tool_call_start|>nothing"]),
+    ("olmo", "<function_calls>\nf(a=1)\ng()\n</function_calls>", [("f", {"a": 1}), ("g", {})]),
 ]  # fmt: skip
 
 

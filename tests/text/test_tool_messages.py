@@ -57,6 +57,14 @@ def using(tokenizer: Tokenizer, template: str) -> Tokenizer:
         (SHOWS + "<tool_call><function=f>" + PLAIN, "xml"),
         (SHOWS + "<|tool_call>" + PLAIN, "gemma4"),
         (SHOWS + "<start_function_call>" + PLAIN, "functiongemma"),
+        (SHOWS + "<tool_call><arg_key>" + PLAIN, "glm"),
+        (SHOWS + "[TOOL_CALLS][ARGS]" + PLAIN, "mistral"),
+        (SHOWS + "[TOOL_CALLS]" + PLAIN, "mistral-list"),
+        (SHOWS + "<|tool_calls_section_begin|><|tool_call_begin|>" + PLAIN, "kimi"),
+        (SHOWS + "<TOOLCALL>" + PLAIN, "nemotron"),
+        (SHOWS + "<|tool_list_start|>" + PLAIN, "lfm2"),
+        (SHOWS + "<function_calls>" + PLAIN, "olmo"),
+        (SHOWS + "<|tool_call|>" + PLAIN, "granite"),
         ("<tool_call>" + PLAIN, "prompted"),
     ],
 )
@@ -94,6 +102,24 @@ def test_a_template_that_takes_one_call_gets_each_with_its_result(tokenizer: Tok
     in_order = [*MESSAGES[:2], MESSAGES[3], MESSAGES[2], MESSAGES[4]]
     found = rendered(tokenizer, SHOWS + HEAD + ONE + EACH, in_order)
     assert found.endswith('[user]Hi[assistant]x;[tool look]{"n": 1}[assistant]y;[tool look]two[user]Thanks')
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("[TOOL_CALLS]", ("ca978112c", "abcdef123")),
+        ("<|tool_call_argument_begin|>", ("functions.look:0", "functions.look:1")),
+    ],
+)
+def test_ids_of_calls_have_the_form_that_the_template_takes(
+    tokenizer: Tokenizer, text: str, ids: tuple[str, str]
+) -> None:
+    calls = [CALLS[0], {**CALLS[1], "id": "abcdef123"}]
+    messages = [MESSAGES[0], {**MESSAGES[1], "tool_calls": calls}, {**MESSAGES[2], "tool_call_id": "abcdef123"}]
+    head = "{% for m in messages %}[{{ m.role }} {{ m.tool_call_id }}]"
+    each = "{% for c in m.tool_calls or [] %}{{ c.id }};{% endfor %}{% endfor %}"
+    found = rendered(tokenizer, SHOWS + "{# " + text + " #}" + head + each, messages)
+    assert found.endswith(f"[assistant ]{ids[0]};{ids[1]};[tool {ids[1]}]")
 
 
 def test_a_template_of_gemma_4_gets_responses(tokenizer: Tokenizer) -> None:

@@ -8,14 +8,20 @@ from itertools import count, pairwise
 from typing import Any
 
 from rlx.text.tool_calls import Part, Tool, checked_tools
-from rlx.text.tool_calls.bare import LLAMA, PROMPTED
-from rlx.text.tool_calls.deepseek import DEEPSEEK
+from rlx.text.tool_calls.bare import GRANITE, LLAMA, MISTRAL_LIST, NEMOTRON, PROMPTED
 from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
-from rlx.text.tool_calls.harmony import HARMONY
-from rlx.text.tool_calls.tagged import HERMES, XML
+from rlx.text.tool_calls.headed import DEEPSEEK, HARMONY, KIMI, MISTRAL
+from rlx.text.tool_calls.python import LFM2, OLMO
+from rlx.text.tool_calls.tagged import GLM, HERMES, XML
 
 Call = tuple[str, dict[str, Any]]
-FORMATS = {each.name: each.of for each in (HERMES, XML, LLAMA, PROMPTED, GEMMA4, FUNCTION_GEMMA, HARMONY, DEEPSEEK)}
+FORMATS = {
+    each.name: each.of
+    for each in (
+        HERMES, XML, GLM, LLAMA, PROMPTED, MISTRAL_LIST, NEMOTRON, GRANITE, GEMMA4, FUNCTION_GEMMA, HARMONY, DEEPSEEK,
+        MISTRAL, KIMI, LFM2, OLMO,
+    )
+}  # fmt: skip
 PARAMETERS = {
     "type": "object",
     "properties": {
@@ -49,6 +55,36 @@ def xml(calls: list[Call]) -> str:
         + "</function>\n</tool_call>"
         for name, given in calls
     )
+
+
+def glm(calls: list[Call]) -> str:
+    def value(given: Any) -> str:
+        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+
+    return "\n".join(
+        f"<tool_call>{name}\n"
+        + "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value(each)}</arg_value>\n" for key, each in given.items())
+        + "</tool_call>"
+        for name, given in calls
+    )
+
+
+def listed(begin: str, end: str, calls: list[Call]) -> str:
+    return begin + json.dumps([{"name": name, "arguments": given} for name, given in calls], ensure_ascii=False) + end
+
+
+def mistral(calls: list[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(given, ensure_ascii=False)}" for name, given in calls)
+
+
+def kimi(calls: list[Call]) -> str:
+    each = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    bodies = (each.format(name, i, json.dumps(given, ensure_ascii=False)) for i, (name, given) in enumerate(calls))
+    return f"<|tool_calls_section_begin|>{''.join(bodies)}<|tool_calls_section_end|>"
+
+
+def python(calls: list[Call]) -> list[str]:
+    return [f"{name}({', '.join(f'{key}={each!r}' for key, each in given.items())})" for name, given in calls]
 
 
 def llama(calls: list[Call]) -> str:
@@ -85,6 +121,14 @@ def deepseek(calls: list[Call]) -> str:
 WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "hermes": hermes,
     "xml": xml,
+    "glm": glm,
+    "mistral-list": lambda calls: listed("[TOOL_CALLS]", "", calls),
+    "nemotron": lambda calls: listed("<TOOLCALL>", "</TOOLCALL>", calls),
+    "granite": lambda calls: listed("<|tool_call|>", "", calls),
+    "mistral": mistral,
+    "kimi": kimi,
+    "lfm2": lambda calls: f"<|tool_call_start|>[{', '.join(python(calls))}]<|tool_call_end|>",
+    "olmo": lambda calls: "<function_calls>\n" + "\n".join(python(calls)) + "\n</function_calls>",
     "llama": llama,
     "prompted": lambda calls: f"```json\n{llama(calls)}\n```",
     "harmony": harmony,

@@ -1,11 +1,18 @@
-"""Calls without tokens of their own: bare JSON, JSON or Python in a fence, a list of Python calls.
+"""Calls as JSON objects that name the function: bare, in a fence, or in a list after a token.
 
 Text stage. Llama 3 writes `{"name": "f", "parameters": {...}}` as its whole answer, maybe after `<|python_tag|>`.
 Models whose template knows no tools, such as Gemma 3, write the JSON that the prompt asks for, or a fence of `json` or
 `tool_code`: `print(f(city="Paris", days=3))`, which is read, never run. Nothing but the name says that such a text is a
 call: it must be the name of a tool.
 
-Source: the model cards of Llama 3.1 to 3.3 (Meta) and the guide to function calling with Gemma 3 (Google).
+Others write one list after a token:
+
+    [TOOL_CALLS][{"name": "f", "arguments": {"city": "Paris"}}]               Mistral until 2025
+    <TOOLCALL>[{"name": "f", "arguments": {"city": "Paris"}}]</TOOLCALL>      Nemotron Nano 2
+    <|tool_call|>[{"name": "f", "arguments": {"city": "Paris"}}]              Granite 3
+
+Source: the model cards of Llama 3.1 to 3.3 (Meta), the guide to function calling with Gemma 3 (Google), and the chat
+templates of Mistral-Nemo, NVIDIA-Nemotron-Nano-9B-v2 and granite-3.1 on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -32,25 +39,30 @@ _MAX_CODE = 100_000
 
 
 class BareReader(CallReader):
-    """Reads calls at the start of an answer, and those that a marker begins."""
+    """Reads calls at the start of an answer, and those that a marker begins.
 
-    def __init__(self, markers: Sequence[str], tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
-        super().__init__(markers, new_id)
+    Args:
+        ends: the texts that begin calls, each with the text that ends them, which may be empty.
+        listed: only a marker begins calls, and their functions may have any name.
+    """
+
+    def __init__(self, ends: Mapping[str, str], listed: bool, tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
+        super().__init__(tuple(ends), new_id)
         self._tools = {tool.name: tool for tool in tools}
-        self._fence = False  # whether the calls stand in one
+        self._ends, self._listed, self._end_mark = ends, listed, ""
 
     def _begin_answer(self) -> Reading[None]:
-        while not self._held.strip():
+        while not self._listed and not self._held.strip():
             if self._final:
                 return
             yield
         blanks = len(self._held) - len(self._held.lstrip())
-        if self._held[blanks] in "{[":
+        if not self._listed and self._held[blanks] in "{[":
             self._at, self._marked = blanks, blanks + 1
             yield from self._body()
 
     def _call(self, marker: str) -> Reading[None]:
-        self._fence = marker.startswith(FENCE)
+        self._end_mark = self._ends[marker]
         yield from self._body()
 
     def _body(self) -> Reading[None]:
@@ -62,7 +74,8 @@ class BareReader(CallReader):
         if is_list := char == "[" and inner[0] == "{":
             self._at = len(self._held) - len(inner)
         if is_list or char == "{":
-            while (yield from self._json_call(self._tools)) and (yield from self._has_next(is_list)):
+            names = None if self._listed else self._tools
+            while (yield from self._json_call(names)) and (yield from self._has_next(is_list)):
                 pass
             return
         while (found := _FUNCTION.match(self._held, self._at)) is None:
@@ -74,14 +87,15 @@ class BareReader(CallReader):
         yield from self._code()
 
     def _has_next(self, is_list: bool) -> Reading[bool]:
-        """After a call: whether there is a further one, or the end of the list or the fence.
+        """After a call: whether there is a further one, or the end of the list and the text that ends all calls.
 
         Separators that separate nothing are text.
         """
+        end = self._end_mark
         while True:
             try:
                 char = yield from self._peek(BLANKS)
-                while self._fence and FENCE.startswith(self._rest) and self._rest != FENCE:
+                while end.startswith(self._rest) and self._rest != end:
                     yield from self._wait()
             except CutOff:
                 self._held, self._at = self._held[: self._at].strip() + self._rest, 0
@@ -96,20 +110,20 @@ class BareReader(CallReader):
                 self._marked = self._at + 1
                 return True
             else:
-                is_fence = self._fence and self._rest.startswith(FENCE)
-                self._at = self._at + len(FENCE) if is_fence else 0
+                self._at = self._at + len(end) if end and self._rest.startswith(end) else 0
                 return False
 
     def _code(self) -> Reading[None]:
         """Python, up to the end of its fence or of the answer."""
-        while (end := self._held.find(FENCE, self._at) if self._fence else -1) < 0 and not self._final:
+        mark = self._end_mark
+        while (end := self._held.find(mark, self._at) if mark else -1) < 0 and not self._final:
             if len(self._rest) > _MAX_CODE:
                 raise Unreadable
             yield
         calls = called(self._rest if end < 0 else self._held[self._at : end], self._tools)
         if not calls:
             raise Unreadable
-        self._at = len(self._held) if end < 0 else end + len(FENCE)
+        self._at = len(self._held) if end < 0 else end + len(mark)
         for name, arguments in calls:
             self._begin(name)
             self._argue(json.dumps(arguments, ensure_ascii=False))
@@ -172,9 +186,29 @@ def _others(lark: Lark, tools: Sequence[Tool]) -> list[str]:
 
 
 LLAMA = ToolFormat(
-    "llama", '{"name": "', (PYTHON_TAG,), partial(BareReader, (PYTHON_TAG,)), _written, others=_others, separator=None,
+    "llama", '{"name": "', (PYTHON_TAG,), partial(BareReader, {PYTHON_TAG: ""}, False), _written, others=_others,
+    separator=None,
 )  # fmt: skip
 """Bare JSON, maybe after `<|python_tag|>`."""
 
-PROMPTED = replace(LLAMA, name="prompted", markers=FENCES, reader=partial(BareReader, FENCES), separator="\n")
+PROMPTED = replace(
+    LLAMA, name="prompted", markers=FENCES, reader=partial(BareReader, dict.fromkeys(FENCES, FENCE), False),
+    separator="\n",
+)  # fmt: skip
 """The JSON that the prompt asks for, where the chat template knows nothing of tools: see `messages.py`."""
+
+
+def _list_entry(lark: Lark, tool: Tool, arguments: str) -> str:
+    head = literal(f'{{"name": "{tool.name}", "arguments": ')
+    return f'{head} {arguments} "}}"'
+
+
+def _listed(name: str, begin: str, end: str = "") -> ToolFormat:
+    """The format of a family that writes one list of calls between two texts."""
+    markers, reader = tuple(filter(None, (begin, end))), partial(BareReader, {begin: end}, True)
+    return ToolFormat(name, begin, markers, reader, _list_entry, separator=", ", enclosed=("[", "]" + end))
+
+
+MISTRAL_LIST = _listed("mistral-list", "[TOOL_CALLS]")
+NEMOTRON = _listed("nemotron", "<TOOLCALL>", "</TOOLCALL>")
+GRANITE = _listed("granite", "<|tool_call|>")

@@ -80,6 +80,8 @@ class ToolFormat:
         arguments: `(lark, tool, schema)`: the body of the rule for the arguments of a tool under a schema.
         others: `(lark, tools)`: bodies of rules for texts that may follow the trigger and are no call.
         separator: the text between two calls; None if an answer has only one.
+        enclosed: the texts before the first and after the last call, where one trigger begins all calls of an answer;
+            None where each call has its own.
         tokens: the ids of those markers that are control tokens.
     """
 
@@ -91,6 +93,7 @@ class ToolFormat:
     arguments: Callable[[Lark, Tool, Mapping[str, Any]], str] = _json_arguments
     others: Callable[[Lark, Sequence[Tool]], list[str]] = lambda lark, tools: []
     separator: str | None = "\n"
+    enclosed: tuple[str, str] | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, tokenizer: Tokenizer | None = None) -> ToolFormat:
@@ -133,14 +136,21 @@ class ToolFormat:
         lark = Lark(self.tokens)
         chosen = tools_of(tools, choice)
         bodies = [self.call(lark, tool, arguments(lark, tool, choice, self.arguments, error_of)) for tool in chosen]
+        several = parallel and choice.name is None and self.separator is not None
+        if self.enclosed is not None:
+            begin, end = map(lark.mark, self.enclosed)
+            bodies = [f"{begin} {self._calls(lark.rule('call', either(bodies)), several)} {end}"]
         if not choice.forced and otherwise is None:
             lark.define("start", either([*bodies, *self.others(lark, tools)]))
             return str(lark)
-        call = lark.rule("call", f"{lark.mark(self.trigger)} {either(bodies)}")
-        several = parallel and choice.name is None and self.separator is not None
-        calls = f"{call} ({literal(self.separator or '')} {call})*" if several else call
+        call = lark.rule("calls", f"{lark.mark(self.trigger)} {either(bodies)}")
+        calls = self._calls(call, several and self.enclosed is None)
         lark.define("start", calls if choice.forced else f"{calls} | {otherwise}")
         return str(lark)
+
+    def _calls(self, call: str, several: bool) -> str:
+        """One call, or several with what stands between them."""
+        return f"{call} ({literal(self.separator or '')} {call})*" if several else call
 
 
 @dataclass(frozen=True)

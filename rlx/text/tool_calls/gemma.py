@@ -18,7 +18,17 @@ from typing import Any
 
 from rlx.errors import ToolError
 from rlx.text.tool_calls.format import ToolFormat
-from rlx.text.tool_calls.lark import ANY_TEXT, Lark, branches, either, json_value, literal, text_terminals
+from rlx.text.tool_calls.lark import (
+    ANY_TEXT,
+    Lark,
+    branches,
+    chain,
+    checked_required,
+    either,
+    json_value,
+    literal,
+    text_terminals,
+)
 from rlx.text.tool_calls.reader import (
     BLANKS,
     CallReader,
@@ -228,30 +238,15 @@ class GemmaValues:
     def object(self, schema: Mapping[str, Any]) -> str:
         """The body of the rule for an object: its properties in order, as the chat template sorts them."""
         properties, required = schema.get("properties", {}), schema.get("required", [])
-        for name in required:
-            if name not in properties:
-                raise ToolError(f"{name!r} is required, but it is no property", where=self._where)
+        checked_required(schema, self._where)
         names = sorted(properties, key=str.lower)
         entries = [self._lark.rule("entry", f"{self._key(name)} {self.value(properties[name])}") for name in names]
         more = schema.get("additionalProperties", True)
         last = None
         if more is not False:
             last = self._lark.rule("entry", f'{_ANY_KEY} ":" {self.value(more if isinstance(more, Mapping) else {})}')
-        first = self._chain(entries, [name in required for name in names], last)
+        first = chain(self._lark, entries, [name in required for name in names], last)
         return f'"{{" {first} "}}"'
-
-    def _chain(self, entries: Sequence[str], needed: Sequence[bool], last: str | None) -> str:
-        """Entries with commas between them, of which some may be missing, and any number of `last` at the end.
-
-        There are two rules for each place: one where an entry stands before it, one where none does.
-        """
-        after = self._lark.rule("rest", f'("," {last})*' if last else '""')
-        begin = self._lark.rule("rest", f'({last} ("," {last})*)?' if last else '""')
-        for entry, is_needed in zip(reversed(entries), reversed(needed), strict=True):
-            first, further = f"{entry} {after}", f'"," {entry} {after}'
-            begin = self._lark.rule("rest", first if is_needed else f"{first} | {begin}")
-            after = self._lark.rule("rest", further if is_needed else f"{further} | {after}")
-        return begin
 
 
 def gemma_arguments(lark: Lark, quote: str, tool: Tool, schema: Mapping[str, Any]) -> str:

@@ -168,6 +168,32 @@ def _searched(pattern: str, where: str) -> str:
     return f"{'' if begins else '(?s:.*)'}({body}){'' if ends else '(?s:.*)'}"
 
 
+def chain(lark: Lark, entries: Sequence[str], needed: Sequence[bool], last: str | None, comma: str = ",") -> str:
+    """The rule for entries with commas between them, of which some may be missing, and any number of `last` at the end.
+
+    There are two rules for each place: one where an entry stands before it, one where none does.
+    """
+    comma = literal(comma)
+    after = lark.rule("rest", f"({comma} {last})*" if last else '""')
+    begin = lark.rule("rest", f"({last} ({comma} {last})*)?" if last else '""')
+    for entry, is_needed in zip(reversed(entries), reversed(needed), strict=True):
+        first, further = f"{entry} {after}", f"{comma} {entry} {after}"
+        begin = lark.rule("rest", first if is_needed else f"{first} | {begin}")
+        after = lark.rule("rest", further if is_needed else f"{further} | {after}")
+    return begin
+
+
+def checked_required(schema: Mapping[str, Any], where: str) -> None:
+    """Checks that the properties which the schema of an object requires are there.
+
+    Raises:
+        ToolError: one is not.
+    """
+    for name in schema.get("required", []):
+        if name not in schema.get("properties", {}):
+            raise ToolError(f"{name!r} is required, but it is no property", where=where)
+
+
 def tools_of(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
     """The tools that an answer may call."""
     return [tool for tool in tools if choice.name is None or tool.name == choice.name]

@@ -5,15 +5,17 @@ message, with arguments as JSON text, and each result in a message of the role `
 
 - All take arguments as an object, and many need the name of the function beside a result.
 - Some take one call a message.
+- Mistral's take ids of nine letters and digits, Kimi's such as `functions.f:0`.
 - Gemma 4's first templates take results in the assistant's message, as `tool_responses`.
 - Templates without tools get texts: `prompted`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ToolError
@@ -41,6 +43,9 @@ def with_calls(messages: Sequence[dict[str, Any]], template: ChatTemplate) -> Me
         ToolError: a call has no name, or its arguments are no JSON object.
     """
     found = _plain(messages)
+    for text, new_id in _IDS:
+        if text in template.source:
+            found = _with_ids(found, new_id)
     if "tool_responses" in template.source and not _ANSWERS_TOOLS.search(template.source):
         return _with_responses(found)
     if any(len(message.get("tool_calls") or ()) > 1 for message in found) and not template.takes_several_calls:
@@ -84,6 +89,39 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         raise ToolError(what, where=f"{inner}.arguments")
     named = {"name": function["name"], "arguments": arguments or {}}
     return {**({"id": call["id"]} if "id" in call else {}), "type": "function", "function": named}
+
+
+def _nine(old: str, name: str, index: int) -> str:
+    return old if re.fullmatch("[A-Za-z0-9]{9}", old) else hashlib.sha256(old.encode()).hexdigest()[:9]
+
+
+def _numbered(old: str, name: str, index: int) -> str:
+    return f"functions.{name}:{index}"
+
+
+#: What the template has in it -> `(id, name of the function, number of the call)`: the id that it takes.
+_IDS: tuple[tuple[str, Callable[[str, str, int], str]], ...] = (
+    ("[TOOL_CALLS]", _nine),
+    ("<|tool_call_argument_begin|>", _numbered),
+)
+
+
+def _with_ids(messages: Messages, new_id: Callable[[str, str, int], str]) -> Messages:
+    """Calls and results with other ids."""
+    ids: dict[str, str] = {}
+    found = []
+    for message in messages:
+        if message["role"] == "tool" and str(message.get("tool_call_id")) in ids:
+            message = {**message, "tool_call_id": ids[str(message["tool_call_id"])]}
+        elif message.get("tool_calls"):
+            calls = []
+            for call in message["tool_calls"]:
+                old = str(call.get("id", f"call {len(ids)}"))
+                ids[old] = new_id(old, call["function"]["name"], len(ids))
+                calls.append({**call, "id": ids[old]})
+            message = {**message, "tool_calls": calls}
+        found.append(message)
+    return found
 
 
 def _with_responses(messages: Messages) -> Messages:
