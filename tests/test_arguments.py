@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
 
 import rlx
-from rlx.arguments import NOTES, SAMPLING, SYNONYMS
-from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError, UnknownArgumentError
-from rlx.profile.option import options_of
 from rlx.runners import CachedRunner
-from rlx.runners.text import _CHAT, _OPTIONS
 
 GENERATE = CachedRunner(FakeEngine()).generate
 
@@ -50,12 +44,3 @@ def test_an_unknown_argument_is_named(call: Callable[..., Any], name: str, hint:
     with pytest.raises(UnknownArgumentError, match=re.escape(f"there is no argument '{name}'. {hint}")) as caught:
         call(*required, **{name: 1})
     assert isinstance(caught.value, ArgumentError) and isinstance(caught.value, TypeError)
-
-
-def test_every_synonym_leads_to_an_argument() -> None:
-    ours = {"path", "bind", "config", "sample", "speculative", "ids", "messages", "prompt", "prompts", "n"}
-    ours |= {*SAMPLING, *inspect.signature(rlx.LmRunner.generate).parameters, *_CHAT, *_OPTIONS}
-    ours |= {*options_of(RunnerOptions), "max_tokens", "all_positions"}
-    assert {name for names in SYNONYMS.values() for name in names} <= ours
-    assert not set(NOTES) & ours
-    assert {field.name for field in fields(rlx.SampleOpts)} == SAMPLING

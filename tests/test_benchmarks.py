@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -100,39 +99,7 @@ def test_ratios_of_medians_and_of_pairs_are_different_things(report: ModuleType)
 # -- tables ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_of_speeds(report: ModuleType) -> None:
-    sides = {"rlx": report.Series(512, [1.0, 1.0, 1.6]), "llama.cpp": report.Series(512, [2.0, 2.0, 2.0])}
-    row = report.Measurement("prefill 512", sides, work=1e11, limit=(400.0, "GFLOP/s"))
-    head, rule, line = report.speed_table([row]).splitlines()
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells == ["prefill 512", "512 (320-512)", "25% of 400 GFLOP/s", "256 (256-256)", "**2.00**"]
-    assert head.count("|") == rule.count("|") == line.count("|")
-
-
-def test_a_section_of_the_page_is_replaced_and_the_others_stay(report: ModuleType, tmp_path: Path) -> None:
-    page = tmp_path / "measurements.md"
-    report.write(page, "a", "first")
-    report.write(page, "b", "second")
-    report.write(page, "a", "third")
-    text = page.read_text()
-    assert text.startswith("# Measurements") and "first" not in text
-    assert 0 < text.index("third") < text.index("second")
-    assert text.count("<!-- begin a -->") == text.count("<!-- end a -->") == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["measurements.md"]
-
-
 # -- versus.py ------------------------------------------------------------------------------------------------------
-
-
-def test_answers_of_a_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    drive = module("drive", monkeypatch)
-    assert drive.checked("x", "prefill", '{"seconds": 1.5}', io.BytesIO()) == {"seconds": 1.5}
-    with pytest.raises(drive.MissingSide, match="no llama"):
-        drive.checked("x", "open", '{"error": "no llama", "missing": true}', io.BytesIO())
-    with pytest.raises(drive.SideError, match="killed by"):
-        drive.checked("x", "prefill", "", io.BytesIO(b"killed by the system"))
-    with pytest.raises(drive.MissingSide, match="numpy"):
-        drive.checked("x", "open", "", io.BytesIO(b"Traceback\nModuleNotFoundError: No module named 'numpy'\n"))
 
 
 @pytest.mark.slow
@@ -164,71 +131,7 @@ def test_a_whole_run_beside_a_peer(
 # -- the sides ------------------------------------------------------------------------------------------------------
 
 
-def ask(side: subprocess.Popen[str], do: str, **arguments: object) -> dict[str, object]:
-    assert side.stdin is not None and side.stdout is not None
-    side.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-    side.stdin.flush()
-    found: dict[str, object] = json.loads(side.stdout.readline())
-    return found
-
-
-def test_a_side_answers_line_by_line(side: subprocess.Popen[str], demo_model: Path) -> None:
-    from rlx.engine.engine import Engine
-    from rlx.engine.programs.reporting import step_bytes
-
-    engine = Engine.open(demo_model, threads=1, max_seq=128)
-    ids, expected = engine.tokenizer.encode("The fox"), []
-    sequence = engine.open_sequence()
-    logits = engine.append(sequence, ids)
-    for _ in range(6):
-        expected.append(int(logits.argmax()))
-        logits = engine.append(sequence, expected[-1:])
-    moved = step_bytes(engine, 20)
-    vocab = engine.config.vocab_size
-    engine.close()
-    opened = ask(side, "open", model=str(demo_model), threads=1, context=128)
-    assert opened["vocab"] == vocab
-    assert ask(side, "encode", text="The fox") == {"ids": ids}
-    assert ask(side, "greedy", ids=ids, tokens=6) == {"tokens": expected, "finite": True}
-    prefill = ask(side, "prefill", tokens=40)["seconds"]
-    assert isinstance(prefill, float) and prefill > 0
-    ask(side, "fill", depth=100)
-    for _ in range(4):  # 4 x 20 tokens would not fit if the cache were not brought back
-        decode = ask(side, "decode", tokens=20)["seconds"]
-        assert isinstance(decode, float) and decode > 0
-    work = ask(side, "work", prompts=[8, 16], depths=[20], step=8)
-    assert work["bytes"] == {"20": moved}
-    flops = work["flops"]
-    assert isinstance(flops, dict) and 1.9 < flops["16"] / flops["8"] < 2.2  # attention makes it a little more
-    unknown = ask(side, "nothing")
-    assert "AttributeError" in str(unknown["error"]) and unknown["missing"] is False
-    memory = ask(side, "memory")["peak_bytes"]
-    assert isinstance(memory, int) and memory > demo_model.stat().st_size
-
-
-def test_a_side_without_its_package_says_so(demo_model: Path) -> None:
-    blocked = "import sys; sys.modules['llama_cpp'] = None; sys.argv = ['x']; import runpy; "
-    run = f"sys.path.insert(0, {str(FOLDER)!r}); runpy.run_path({str(FOLDER / 'llama_side.py')!r}, run_name='__main__')"
-    request = json.dumps({"do": "open", "model": str(demo_model), "threads": 1, "context": 64})
-    done = subprocess.run(
-        [sys.executable, "-c", blocked + run], input=request + "\n", capture_output=True, text=True, check=True
-    )
-    found = json.loads(done.stdout)
-    assert found["missing"] is True and "llama_cpp" in found["error"]
-
-
 # -- machine.py -----------------------------------------------------------------------------------------------------
-
-
-def test_the_tables_of_what_is_left_to_the_read_limit(monkeypatch: pytest.MonkeyPatch, demo_model: Path) -> None:
-    limit = module("decode_limit", monkeypatch)
-    monkeypatch.setattr(limit, "TOKENS", 4)
-    step = limit.measure_step(str(demo_model), 1, 1)
-    assert step.linears > 0 and step.others > 0 and step.rate == pytest.approx(step.share * step.read)
-    assert step.linears + step.others + step.between == pytest.approx(1e3 / step.tokens_per_s)
-    text = limit.show([limit.Kernel(2, "q8_0", 30.0, 27.0, 0.9)], [step])
-    assert text.splitlines()[1].split() == ["2", "q8_0", "30.0", "27.0", "90%"]
-    assert text.splitlines()[-1].split()[-1] == step.model
 
 
 # -- scaling.py, replicas.py ----------------------------------------------------------------------------------------
@@ -256,12 +159,3 @@ def test_simulated_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- cold_start.py --------------------------------------------------------------------------------------------------
-
-
-def test_where_the_time_of_a_cold_start_goes() -> None:
-    """The functions that it times are there, and each is called."""
-    command = [sys.executable, FOLDER / "cold_start.py", "--runs", "1", "--json"]
-    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout)
-    assert 0 < found["loaded"] < found["first_token"]
-    unused = {"Numba: types and lowering", "import Numba's front end"}  # with another Numba, templates are lowered
-    assert found["phases"].keys() - unused >= {"passes", "write tile kernels", "LLVM: emit", "run the program"}

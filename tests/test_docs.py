@@ -7,9 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -18,9 +16,7 @@ from pages import DOCS, PAGES, ROOT, consoles, fenced, shell_lines, text
 from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
 from rlx.backends.cpu.target import Target
 from rlx.cli.main import cli
-from rlx.ir import ops
-from rlx.ir.dtypes import BF16, DTYPES, Q8A, DType
-from rlx.models import ARCHITECTURES, SUPPORTED
+from rlx.ir.dtypes import BF16, DType
 from rlx.profile import CompileProfile
 from rlx.profile.keys import FOREIGN, KEYS
 
@@ -85,51 +81,6 @@ def test_the_page_about_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert not named
     for path in FOREIGN:
         assert f"`{path.rpartition('.')[2]}`" in text(DOCS / "profiles.md") or path.startswith("backend."), path
-
-
-def test_the_comparison_on_the_page_about_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Followed literally: the fixtures are unpacked as the page says, and the code runs there."""
-    page = DOCS / "add-a-model.md"
-    (code,) = (block for block in python(page) if "import" in block)
-    (script,) = (line for line in commands(page) if line.startswith("python tests/"))
-    subprocess.run([sys.executable, ROOT / script.split()[1], tmp_path / "goldens"], check=True)
-    names: dict[str, Any] = {}
-    monkeypatch.chdir(tmp_path / "goldens")
-    exec(compile(code, "docs/add-a-model.md", "exec"), names)
-    assert set(names["outputs"]) == {"logits", "x.1", "x.2"}
-    assert names["golden"]["positions"].tolist() == [*range(5), *range(15, 19), 31, 32, 47], "as the page lists them"
-
-
-def test_quotes_on_the_page_about_models_are_in_the_tree() -> None:
-    quotes = [block for block in python(DOCS / "add-a-model.md") if "import" not in block]
-    tree = [
-        path.read_text(encoding="utf-8")
-        for folder in ("models", "weights")
-        for path in (ROOT / "rlx" / folder).glob("*.py")
-    ]
-    assert len(quotes) >= 7
-    for quote in quotes:
-        assert any(quote in source for source in tree), quote
-
-
-def test_the_page_about_sampling() -> None:
-    """Its example runs; its table has every option with its default; its reasons are those of the code."""
-    from rlx.runners import FinishReason
-    from rlx.sampling import SampleOpts
-
-    page = DOCS / "sampling.md"
-    (block,) = python(page)
-    found: dict[str, Any] = {}
-    exec(compile(block, "docs/sampling.md", "exec"), found)
-    assert found["token"] in found["ids"] and abs(found["probabilities"].sum() - 1) < 1e-12
-    every = {field.name: field.default for field in fields(SampleOpts)}
-    shown = dict(re.findall(r"`(\w+)` \(([-\d.]+)\)", text(page)))
-    assert {name: float(value) for name, value in shown.items()} == {
-        name: float(every[name]) for name in shown if isinstance(every[name], int | float)
-    }
-    assert set(every) <= set(re.findall(r"`(\w+)(?:=2)?`", text(page)))
-    reasons = [names(row[0])[0] for row in rows(page) if len(row) == 2 and names(row[0])]
-    assert reasons == ["FinishReason", *FinishReason]
 
 
 def test_examples_run() -> None:
@@ -211,41 +162,11 @@ def test_commands_exist(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert all((ROOT / path).exists() for path in line.split()[1:]), line
 
 
-def test_every_benchmark_is_in_the_table() -> None:
-    """Every script that one runs by hand; the others are parts of `versus.py` and `make_model.py`."""
-    table = {names(row[0])[0] for row in rows(ROOT / "benchmarks" / "README.md") if names(row[0])}
-    starts = re.compile("argparse|locust")
-    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py") if starts.search(path.read_text())}
-    assert scripts == {name for name in table if name.endswith(".py")}
-
-
-def test_commands_are_found_and_wrong_ones_too() -> None:
-    assert "rlx compile MODEL --dump-ir DIR" in commands(DOCS / "add-a-model.md")
-    for wrong in ("rlx walk MODEL", "rlx run MODEL --dump DIR", "rlx cache forget"):
-        with pytest.raises(AssertionError):
-            check_rlx(wrong)
-    with pytest.raises(AssertionError):
-        check_script("python benchmarks/make_model.py --no-such-option")
-
-
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def names(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
-
-
-def test_families_of_the_readme_are_those_of_the_code() -> None:
-    """And the model types in a row are those of its architectures."""
-    table = [row for row in rows(ROOT / "README.md") if len(row) == 3 and names(row[1])][1:]
-    shown = {
-        "gguf": [n for row in table for n in names(row[1])],
-        "safetensors": [n for row in table for n in names(row[2])],
-    }
-    assert {kind: sorted(each) for kind, each in shown.items()} == {k: sorted(each) for k, each in SUPPORTED.items()}
-    for _, archs, types in table:
-        found = [ARCHITECTURES[arch] for arch in names(archs)]
-        assert set(names(types)) == {name for row in found for name in (*row.model_types, *row.hf_variants)}
 
 
 def format_row(dtype: DType) -> list[str]:
@@ -264,14 +185,3 @@ def test_the_table_of_formats_is_that_of_the_code() -> None:
     for row in table:
         assert ("safetensors" in row[4]) == (row[0] in ("F32", "F16", "BF16", "F8_E4M3"))
     assert f"- {len(PACKINGS)} weight formats" in text(ROOT / "README.md")
-
-
-def test_formats_without_kernels_are_named() -> None:
-    blocks = {t.name.upper() for t in DTYPES.values() if t.is_quantized and t not in PACKINGS and t is not Q8A}
-    (named,) = re.findall(r"without kernels: (.*?) and the integers", text(DOCS / "formats.md"))
-    assert set(named.split(", ")) == blocks | {"F64"}
-
-
-def test_ops_with_effects_are_named() -> None:
-    for page in (DOCS / "architecture.md", DOCS / "add-a-model.md"):
-        assert all(f"`{op}`" in text(page) for op, row in ops.OPS.items() if row.effect), page.name

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-import pytest
 from golden_folder import PACKED, unpacked_name
 
 LIMIT = 25_000_000  # of everything under tests/, in bytes
@@ -31,9 +29,3 @@ def test_models_lie_in_the_repository_compressed_and_here_as_they_are(goldens: P
     for path in models:
         start = (goldens / path).read_bytes()[:9]
         assert start[:4] == b"GGUF" if path.suffix == ".gguf" else start[8:] == b"{", path
-
-
-@pytest.mark.parametrize("family", sorted(path.name for path in PACKED.iterdir()))
-def test_every_folder_is_described(family: str) -> None:
-    described = re.findall(r"`([a-z0-9.-]+)`", (PACKED.parent / "README.md").read_text())
-    assert family in described

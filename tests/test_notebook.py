@@ -12,11 +12,7 @@ from typing import Any
 
 import pytest
 
-import rlx
-from rlx.notebook import MOST_LINES, GrowingText, Stats, card, table
-from rlx.store.cache import CacheStats, CompileCache
-from rlx.store.entry import Entry
-from rlx.store.key import CompileKey
+from rlx.notebook import GrowingText
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "first_meeting.ipynb"
 VOID = {"br"}
@@ -102,31 +98,3 @@ def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(printed[2].strip()) > 40, "the stream showed itself"
     assert "gated" in text and "for row in range(begin, end):" in text
     assert float(text.split("largest difference: ")[1].split()[0]) < 1e-3
-
-
-def test_text_is_escaped_and_long_text_is_cut() -> None:
-    page = Checked(card("<b>&", [("<i>", "<script>")], [("<u>", "\n".join(f"<{i}>" for i in range(MOST_LINES + 7)))]))
-    assert {"script", "i", "u"}.isdisjoint(page.seen) and "<script>" in page.text
-    assert "and 7 more lines" in page.text
-    assert Checked(table("t", ("<a>",), [("<b>",)])).text == "t<a><b>"
-
-
-def test_stats_are_a_dict_and_a_table() -> None:
-    stats = Stats({"threads": 2, "requests": {"queue": 0}})
-    assert stats == {"threads": 2, "requests": {"queue": 0}} and json.loads(json.dumps(stats)) == stats
-    assert "queue: 0" in shown(stats).text
-    assert "hits_memory: 0" in shown(Stats({"cache": CacheStats()})).text
-
-
-def test_the_cache_shows_itself() -> None:
-    entry = Entry(CompileKey("pack", "<x>", phase="decode"), {"a.txt": b"12345"}, None)
-    assert "<x>" in shown(entry).text and "a.txt" in shown(entry).text and "5 B" in shown(entry).text
-    cache = CompileCache()
-    assert "hits_memory: 0" in shown(cache).text and "misses" in shown(cache.stats).text
-
-
-def test_a_graph_shows_its_ops_and_its_text() -> None:
-    graph = rlx.Graph("<g>")
-    graph.output("y", rlx.ops.silu(graph.input("x", [rlx.SEQ, 4])))
-    page = shown(graph)
-    assert "graph <g>" in page.text and "silu 1" in page.text and str(graph).strip() in page.text

@@ -17,10 +17,7 @@ from gguf import GGMLQuantizationType, GGUFReader
 
 import rlx.errors
 from rlx import demo
-from rlx.cli.options import model_path
 from rlx.errors import ModelFileError, RlxError
-from rlx.ir import dtypes
-from rlx.weights import resolve_model_path
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -48,11 +45,6 @@ def python(*args: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- command
-
-
-def test_the_entry_point_is_the_module() -> None:
-    assert PROJECT["scripts"] == {"rlx": "rlx.__main__:main"}
-    python("-c", "from rlx.cli import main; assert callable(main)")
 
 
 @pytest.mark.parametrize("command", ["import rlx", "import rlx, rlx.demo; rlx.demo.path()"])
@@ -103,28 +95,6 @@ def test_the_demo_model_is_a_readable_gguf(demo_model: Path) -> None:
     assert end <= demo_model.stat().st_size
 
 
-def test_the_demo_model_that_sees_has_its_tower_beside_it() -> None:
-    found = demo.path(demo.VISION)
-    tower = GGUFReader(found.with_name(f"mmproj-{found.name}"))
-    assert tower.fields["general.type"].contents() == "mmproj"
-    hidden = GGUFReader(found).fields["gemma3.embedding_length"].contents()
-    assert tower.fields["clip.vision.projection_dim"].contents() == hidden
-
-
-@pytest.mark.parametrize("name", demo.FILES)
-def test_demo_models_have_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert resolve_model_path(name) == demo.path(name)
-    (tmp_path / name).write_bytes(b"")
-    assert resolve_model_path(name) == Path(name), "a file of the user's own comes first"
-
-
-def test_images_without_a_model_are_for_the_demo_model_that_sees() -> None:
-    assert model_path(None, {}, images=True) == str(demo.path(demo.VISION))
-    assert model_path(None, {}) == str(demo.path())
-    assert model_path("other.gguf", {}, images=True) == "other.gguf"
-
-
 def test_a_missing_demo_model_says_how_to_get_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(demo.FILES, demo.TEXT, "gone.gguf")
     with pytest.raises(ModelFileError, match=r"gone\.gguf: .*missing.*pip install"):
@@ -149,17 +119,4 @@ def test_every_error_is_an_rlx_error_with_a_place_and_a_way_out(error: type[RlxE
     assert str(error("found 3")) == "found 3"
 
 
-def test_advice_for_a_broken_file_has_one_wording() -> None:
-    """`download it again`, `convert it again`: not get, fetch, anew."""
-    other = re.compile(r"(?i)\b((get|fetch) (it|the \w+|all [\w ]+) again|(take|convert|save) (it|the \w+) anew)")
-    found = {file: other.findall(file.read_text(encoding="utf-8")) for file in (ROOT / "rlx").rglob("*.py")}
-    assert not {str(file): words for file, words in found.items() if words}
-
-
 # ---------------------------------------------------------------------------------------------------- dtypes
-
-
-@pytest.mark.parametrize("dtype", [t for t in dtypes.DTYPES.values() if t.is_quantized], ids=str)
-def test_a_row_of_broken_blocks_is_refused(dtype: dtypes.DType) -> None:
-    with pytest.raises(rlx.errors.ShapeError, match=dtype.name):
-        dtype.row_bytes(dtype.block + 1)

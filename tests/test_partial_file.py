@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import time
@@ -10,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx import platform
-from rlx.errors import OutputError, ResourceError
+from rlx.errors import ResourceError
 from rlx.export.convert import convert
 from rlx.partial_file import collect, into_place
 
@@ -36,13 +34,6 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     with into_place(out, 0o600) as partial:
         partial.write_bytes(b"secret")
     assert out.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_long_name(tmp_path: Path) -> None:
-    out = tmp_path / ("n" * 250)
-    with into_place(out) as partial:
-        partial.write_bytes(b"x")
-    assert names(tmp_path) == [out.name]
 
 
 def current_umask() -> int:
@@ -80,49 +71,6 @@ def test_left_over_files_go_and_those_of_living_processes_stay(tmp_path: Path) -
     os.waitpid(child, 0)
     collect(tmp_path)
     assert set(names(tmp_path)) == {"new.gguf"} | others | strange
-
-
-@pytest.mark.parametrize("renames_open", [True, False])
-def test_without_locks_what_nobody_writes_for_a_day_is_left_over(
-    renames_open: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(platform.current(), "renames_open", renames_open)
-    monkeypatch.setattr(platform.current(), "lock", lambda *_, **__: None)
-    today, yesterday = tmp_path / "a.rlx-1-0123abcd.partial", tmp_path / "b.rlx-1-0123abcd.partial"
-    for path in (today, yesterday):
-        path.write_text("x")
-    os.utime(yesterday, (time.time() - 90_000,) * 2)
-    collect(tmp_path)
-    assert names(tmp_path) == [today.name]
-
-
-@pytest.mark.system("root")
-def test_files_of_other_users_stay(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf.rlx-1-0123abcd.partial").write_text("x")
-    os.chown(tmp_path / "m.gguf.rlx-1-0123abcd.partial", 65534, 65534)
-    collect(tmp_path)
-    assert len(names(tmp_path)) == 1
-
-
-@pytest.mark.parametrize(
-    ("code", "error", "what"),
-    [
-        (errno.ENOSPC, ResourceError, "the disk is full. Make room"),
-        (errno.EDQUOT, ResourceError, "the disk quota is used up"),
-        (errno.EIO, OutputError, "the file cannot be written: Input/output error"),
-        (errno.EMFILE, ResourceError, "this process may open no more files"),
-    ],
-)
-def test_a_convert_that_the_system_stops_has_a_name(
-    code: int, error: type[Exception], what: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(descriptor: int) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(error, match=rf"out\.gguf: {what}"):
-        convert(checkpoint, tmp_path / "out.gguf")
-    assert names(tmp_path) == []
 
 
 def test_a_file_that_is_larger_than_the_system_allows(checkpoint: Path, tmp_path: Path) -> None:

@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 
 import rlx
-from rlx.arguments import SAMPLING
 from rlx.engine.opening.options import RunnerOptions, meanings
 from rlx.runners import Model
-from rlx.runners.text import _CHAT, _OPTIONS
-from rlx.sampling import SampleOpts
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 SPANS = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.S)))))
@@ -38,16 +35,3 @@ def test_every_option_of_opening_a_model_has_its_row() -> None:
     section = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", PAGE.split("## Open a model")[1].split("\n## ")[0])
     table = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", section, re.M))
     assert {name: table[name] for name in meanings(RunnerOptions)} == meanings(RunnerOptions)
-
-
-METHODS = [rlx.LmRunner.generate, Model.embed, Model.chat_ids, Model.compile]
-
-
-@pytest.mark.parametrize("function", [rlx.auto_runner, *METHODS])
-def test_every_argument_is_on_the_page(function: Any) -> None:
-    assert arguments(function) - SPANS == set()
-
-
-def test_the_options_of_the_text_methods() -> None:
-    assert {*_CHAT, *_OPTIONS} <= SPANS
-    assert set(SAMPLING) == arguments(SampleOpts)

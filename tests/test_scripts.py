@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, text
+from pages import ROOT
 
 #: Arguments that make a script quick. MODEL is the demo model.
 TINY = {
@@ -36,22 +35,6 @@ REFUSES = {
     "benchmarks/embed_versus.py": ("--only nothing", "no model is called nothing"),
     "benchmarks/vision_versus.py": ("--only nothing", "no tower is called nothing"),
     "tools/emulate.py": ("--cpu nothing", "nothing"),
-}
-#: The file of the test that runs a script on tiny sizes.
-ELSEWHERE = {
-    "benchmarks/cold_start.py": "test_benchmarks.py",
-    "benchmarks/decode_limit.py": "test_benchmarks.py",
-    "benchmarks/make_model.py": "test_make_model.py",
-    "benchmarks/versus.py": "test_benchmarks.py",
-    "examples/images.py": "test_docs.py",
-    "tools/lower_loops.py": "backends/cpu/test_templates.py",
-    "tools/release.py": "test_release.py",
-}
-#: Why no test runs a script.
-NOT_HERE = {
-    "tools/site/option_tables.py": "writes into the pages, which tests compare with the code",
-    "tools/site/pictures.py": "needs Chromium, and writes pictures of the pages",
-    "tools/site/terminal.py": "records a terminal, and writes pictures of the pages",
 }
 
 
@@ -85,15 +68,3 @@ def test_it_says_what_is_missing(
     code = run(script, arguments, demo_model, monkeypatch)
     found = capsys.readouterr()
     assert said in f"{code} {found.err} {found.out}" and "Traceback" not in found.err
-
-
-def test_every_script_of_the_pages_is_run() -> None:
-    named = {
-        path
-        for page in PAGES
-        for path in re.findall(r"(?:benchmarks|examples|tools)/(?:\w+/)*\w+\.py", text(page))
-        if (ROOT / path).is_file() and re.search(r"^if __name__", (ROOT / path).read_text(encoding="utf-8"), re.M)
-    }
-    assert named - TINY.keys() - REFUSES.keys() - ELSEWHERE.keys() - NOT_HERE.keys() == set()
-    for script, test in ELSEWHERE.items():
-        assert Path(script).stem in (ROOT / "tests" / test).read_text(encoding="utf-8"), script

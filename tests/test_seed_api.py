@@ -315,19 +315,6 @@ def test_arguments_that_do_not_fit(call: Callable[[Path], Any], said: str, golde
         call(goldens / "gemma3" / "model-f16.gguf")
 
 
-def test_a_loader_belongs_to_its_generator(gemma: Generator, tmp_path: Path) -> None:
-    loader = gemma.loader
-    (tmp_path / "gemma.rlx.toml").write_text("[buckets]\nseq = [1, 7]\n")
-    g = rlx.GemmaGenerator.from_loader_at(loader, tmp_path, max_seq=96, threads=1)
-    assert g.stats()["profile"] == str(tmp_path / "gemma.rlx.toml")
-    with pytest.raises(rlx.ProfileError):
-        g.with_compile_profiles(rlx.CompileProfile(), rlx.CompileProfile.load({"buckets": {"seq": [1, 8]}}))
-    assert gemma.works(g, close=False), "a profile that is refused leaves the generator as it was"
-    g.close()
-    with pytest.raises(rlx.ModelFileError, match="closed"):
-        loader.raw("token_embd.weight")
-
-
 @pytest.mark.parametrize(("value", "mode"), [("1", "dynamic"), ("0", "buckets"), ("", "buckets")])
 def test_the_original_s_variable_for_dynamic_decode(
     value: str, mode: str, gemma: Generator, monkeypatch: pytest.MonkeyPatch

@@ -62,22 +62,3 @@ def test_every_link_of_the_pages_leads_to_a_page(staged: Path) -> None:
     assert "def linear" in (staged / "pages" / "source" / "rlx" / "ir" / "ops.py.md").read_text(encoding="utf-8")
     with pytest.raises(SiteError, match=r"docs/new\.md: the link to gone\.md leads nowhere"):
         relinked("[gone](gone.md)", "docs/new.md", "new.md", set())
-
-
-def test_what_is_wrong_with_a_site_is_found(tmp_path: Path) -> None:
-    from check import problems
-
-    (tmp_path / "a.html").write_text(
-        '<link rel="stylesheet" href="https://fonts.example/a.css"><script src="//cdn.example/a.js"></script>'
-        '<h1 id="top"></h1><a href="b.html#there"></a><a href="b.html#gone"></a><a href="c.html"></a>'
-        '<a href="#top"></a><a href="https://example.org"></a><img src="no.png">',
-        encoding="utf-8",
-    )
-    (tmp_path / "b.html").write_text('<p id="there"></p>', encoding="utf-8")
-    assert sorted(problems(tmp_path)) == [
-        "a.html: loads //cdn.example/a.js",
-        "a.html: loads https://fonts.example/a.css",
-        "a.html: no anchor for the link b.html#gone",
-        "a.html: no file for the link c.html",
-        "a.html: no file for the link no.png",
-    ]

@@ -12,9 +12,7 @@ import pytest
 import trace_format
 
 import rlx
-from rlx import tracing
-from rlx.errors import ArgumentError, OutputError
-from rlx.tracing import THREADS, Slice, span
+from rlx.tracing import span
 
 
 def test_spans_of_threads_nest(tmp_path: Path) -> None:
@@ -37,42 +35,6 @@ def test_spans_of_threads_nest(tmp_path: Path) -> None:
     assert found.moments["end of the recording"]["complete"] is True
     assert {name for _, name in found.tracks.values()} == {"main"}
     assert span("nothing") is span("is recorded"), "without a trace there is nothing to make"
-
-
-def test_the_file_is_valid_after_every_write(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    with rlx.trace(path) as trace:
-        for count in range(1, 4):
-            with span(f"span {count}"):
-                pass
-            trace.flush()
-            assert len(trace_format.read(path).slices) == count
-        trace.later(lambda: (_slice(f"late {i}", trace) for i in range(10_000)), 1)
-        trace.flush()
-        assert len(trace_format.read(path).slices) == 10_003
-
-
-def _slice(name: str, trace: tracing.Trace) -> Slice:
-    return Slice(THREADS, trace.here(), name, "", trace.start, trace.start)
-
-
-def test_an_interrupt_while_slices_are_written_repeats_and_loses_none(tmp_path: Path) -> None:
-    path, interrupts = tmp_path / "trace.json", [KeyboardInterrupt()]
-
-    def broken() -> list[Slice]:
-        if interrupts:
-            raise interrupts.pop()
-        return [_slice("late", trace)]
-
-    with rlx.trace(path) as trace:
-        for i in range(tracing.PIECE + 10):
-            trace.add(_slice(f"slice {i}", trace))
-        trace.later(broken, 1)
-        with pytest.raises(KeyboardInterrupt):
-            trace.flush()
-        trace_format.read(path)
-    names = [each.name for each in trace_format.read(path).slices]
-    assert len(names) == len(set(names)) == tracing.PIECE + 11
 
 
 def test_the_recording_ends_at_the_limit(tmp_path: Path) -> None:
@@ -106,30 +68,6 @@ def test_a_killed_process_leaves_a_valid_file(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     found = trace_format.read(path)
     assert [each.name for each in found.slices] == ["before"] and "end of the recording" not in found.moments
-
-
-def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="No such file"), rlx.trace(tmp_path / "none" / "trace.json"):
-        pass
-    with pytest.raises(ArgumentError, match="'much' is no detail"), rlx.trace(tmp_path / "a", detail="much"):  # type: ignore[arg-type]
-        pass
-    with pytest.raises(ArgumentError, match="0 events"), rlx.trace(tmp_path / "a", limit=0):
-        pass
-    with (
-        rlx.trace(tmp_path / "a"),
-        pytest.raises(ArgumentError, match="being recorded already"),
-        rlx.trace(tmp_path / "b"),
-    ):
-        pass
-    assert tracing.active() is None and not (tmp_path / "b").exists()
-
-
-def test_a_full_disk_ends_the_recording_and_is_an_error_at_the_end() -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("there is no /dev/full")
-    with pytest.raises(OutputError, match="No space left"), rlx.trace(full):
-        raise AssertionError("the file cannot be begun")
 
 
 def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
