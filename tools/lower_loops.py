@@ -36,6 +36,8 @@ from rlx.backends.cpu.kernels.rows import (
 )
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.templates import ARCHIVE, Template, write_archive
+from rlx.backends.cuda import layouts as card_layouts
+from rlx.backends.cuda.kernels import pack as card_pack
 from rlx.errors import RlxError
 from rlx.export import quantizers
 from rlx.ir.dtypes import KV_DTYPES, Q8_0
@@ -73,6 +75,7 @@ def kernels() -> Iterator[Callable[[], object]]:
     for make, dtype in itertools.product((embedding.embedding, lookup.lookup), PACKINGS):
         yield partial(make, dtype, width)
     yield from (partial(pack.pack, dtype, signed=signed) for dtype, signed in itertools.product(PACKINGS, both))
+    yield from (partial(card_pack.pack, dtype) for dtype in card_layouts.TYPES)
     yield partial(embedding.embedding, Q8_0, width, signed=True)
     yield from (partial(norm.rms_norm, width, 1e-6, out=o, weighted=w) for o, w in itertools.product(outs, both))
     yield from (partial(quantize.quantize, width, out) for out in outs)

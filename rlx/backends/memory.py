@@ -25,7 +25,13 @@ _BLOCK = 4096  # alignment of a slab's blocks: different blocks share no page
 
 
 class Memory(ABC):
-    """The memory of a device. Callers use the methods of `Buffer`, a device implements these."""
+    """The memory of a device. Callers use the methods of `Buffer`, a device implements these.
+
+    Attributes:
+        lazy: whether a buffer takes memory only where it was written, and gives it back where it is discarded.
+    """
+
+    lazy = True
 
     @abstractmethod
     def allocate(self, nbytes: int, huge: bool = False) -> Buffer:

@@ -23,14 +23,13 @@ from rlx.engine.opening.encoder import EncoderPlan
 from rlx.engine.opening.opened import open_model
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Setup
-from rlx.errors import MultimodalError, RlxError, ShapeError, UnsupportedModelError
+from rlx.errors import MultimodalError, RlxError
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.models import ModelConfig
 from rlx.models.vision_config import VISION_FAMILIES, VisionConfig
 from rlx.models.vision_gguf_config import vision_from_gguf
-from rlx.passes.capabilities import Layouts
-from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT, weight_table
+from rlx.passes.layout import weight_bytes, weight_table
 from rlx.profile import CompileProfile
 from rlx.runners.auto import is_encoder, runner_class
 from rlx.vision.image import ImageOptions
@@ -184,26 +183,6 @@ def _memory(graphs: Mapping[str, Graph], config: ModelConfig) -> dict[str, Any]:
         "states": states,
         "states_per_token": {name: size // (farther - far) for name, size in grown.items()},
     }
-
-
-def weight_bytes(table: Mapping[str, Mapping[str, Any]], layouts: Layouts) -> int:
-    """Memory of weights in bytes; a table that is only looked up stays in the file and needs none.
-
-    Args:
-        table: of `rlx.passes.layout.weight_table`.
-        layouts: those of the device.
-    """
-    total = 0
-    for name, row in table.items():
-        dtype, (*stack, n, k) = DTYPES[row["dtype"]], (1, 1, *map(int, row["shape"]))
-        try:
-            if row["layout"] == ROWS_LAYOUT:
-                total += dtype.size([*stack, n, k])
-            elif row["layout"] != FILE_LAYOUT:
-                total += prod(stack) * layouts.matrix_bytes(dtype, n, k)
-        except ShapeError as error:
-            raise UnsupportedModelError(f"no kernel reads it: {error}", where=name) from error
-    return total
 
 
 # ---------------------------------------------------------------------------------------------------- the page

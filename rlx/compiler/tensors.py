@@ -193,9 +193,12 @@ class Tensors:
             return
         limit = f"RLX_CACHE_LIMIT above {math.ceil(needed / GIB)}G"
         hint = f"Set {limit}, so that the file is stored" if was_kept else f"Give keep_packed=True, with {limit}"
+        hint = f"{hint}: the weights are then mapped from the disk. Or use a smaller file (rlx quantize)."
+        if not self._memory.lazy:  # nothing is mapped
+            hint = "Use a smaller file (rlx quantize), or end other programs that use the device."
         raise ResourceError(
             f"the packed weights need {needed / GIB:.1f} GiB of memory, {available / GIB:.1f} GiB are available",
-            hint=f"{hint}: the weights are then mapped from the disk. Or use a smaller file (rlx quantize).",
+            hint=hint,
         )
 
     def _load_one(self, name: str, row: Mapping[str, Any], source: Source) -> None:

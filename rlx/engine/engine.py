@@ -27,7 +27,7 @@ from rlx.compiler.tensors import Tensors
 from rlx.engine.batch import Batch, Rows, Segment
 from rlx.engine.images import ImageInput
 from rlx.engine.kv.pool import CachePool
-from rlx.engine.kv.pool_size import pool_bytes
+from rlx.engine.kv.pool_size import check_plan, pool_bytes
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.kv.sequence_snapshot import check_snapshot, restore, take_snapshot
@@ -140,11 +140,12 @@ class Engine:
             self._tensors = Tensors(self._compiler, self._workers)
             self.choose = self._compiler.backend.chooser(self._workers, self._compiler)
             sizes = Sizes.of(self.graph, setup.layouts, self.max_seq, self.most_rows)
-            weights = weight_bytes(self._programs.weights.values())
-            nbytes = pool_bytes(self._compiler.backend.memory, setup.kv_bytes, sizes, self.max_seq, weights)
+            weights, memory = weight_bytes(self._programs.weights, setup.layouts), self._compiler.backend.memory
+            nbytes = pool_bytes(memory, setup.kv_bytes, sizes, self.max_seq, weights)
+            check_plan(memory, nbytes, sizes, self.max_seq, weights)
             self.pool = CachePool(
                 self.graph,
-                self._compiler.backend.memory,
+                memory,
                 setup.layouts,
                 max_seq=self.max_seq,
                 rows=self.most_rows,

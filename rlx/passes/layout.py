@@ -11,9 +11,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
-from rlx.errors import GraphError
+from rlx.errors import GraphError, ShapeError, UnsupportedModelError
 from rlx.ir import ops
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
@@ -82,10 +83,27 @@ def weight_table(graph: Graph, layouts: Layouts, packed: Iterable[str] = ()) -> 
     return {n.name: weight_row(n, lies.get(n.name, ROWS_LAYOUT)) for n in graph.leaves("weight").values()}
 
 
-def weight_bytes(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Bytes of the weights of some rows in memory, about; tables that stay in the file take none."""
-    packed = [row for row in rows if row["layout"] != FILE_LAYOUT]
-    return sum(DTYPES[row["dtype"]].size(tuple(map(int, row["shape"]))) for row in packed)
+def weight_bytes(table: Mapping[str, Mapping[str, Any]], layouts: Layouts) -> int:
+    """Memory of weights in bytes; a table that is only looked up stays in the file and needs none.
+
+    Args:
+        table: of `weight_table`.
+        layouts: those of the device.
+
+    Raises:
+        UnsupportedModelError: no kernel reads a matrix.
+    """
+    total = 0
+    for name, row in table.items():
+        dtype, (*stack, n, k) = DTYPES[row["dtype"]], (1, 1, *map(int, row["shape"]))
+        try:
+            if row["layout"] == ROWS_LAYOUT:
+                total += dtype.size([*stack, n, k])
+            elif row["layout"] != FILE_LAYOUT:
+                total += prod(stack) * layouts.matrix_bytes(dtype, n, k)
+        except ShapeError as error:
+            raise UnsupportedModelError(f"no kernel reads it: {error}", where=name) from error
+    return total
 
 
 def packed_rows(weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rlx.backends.cuda import driver, layouts, ptx, target
+from rlx.backends.cuda import driver, layouts, packing, ptx, target
 from rlx.backends.cuda.build import build_program
 from rlx.backends.cuda.formats import CardFormats
 from rlx.backends.cuda.memory import CardMemory, CardSource
 from rlx.backends.cuda.program import CardCode, CardProgram, Stream
 from rlx.backends.cuda.target import Target, dotted
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
-from rlx.backends.memory import Buffer
 from rlx.backends.program import Manifest
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
@@ -76,10 +72,17 @@ class Cuda(Backend):
         return Stream(self.card())
 
     def packer(self, dtype: DType, workers: Stream, builder: Builder) -> Packer:
-        def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:
-            target.write(layouts.pack(dtype, raw.reshape(-1), n, k))
-
+        loaded = self._packing(dtype, builder)
+        pack = packing.packing(dtype, workers.ring, self.card(), loaded)
         return Packer(partial(layouts.matrix_bytes, dtype), pack)
+
+    def prepare_packing(self, dtypes: Iterable[DType], builder: Builder) -> None:
+        for loaded in [self._packing(dtype, builder) for dtype in dtypes]:
+            loaded()
+
+    def _packing(self, dtype: DType, builder: Builder) -> Callable[[], packing.Loaded]:
+        """Begins to make the kernel that packs a type."""
+        return packing.begun(partial(packing.kernel, builder, dtype, self._linked, self.card()))
 
     def assembly(self, text: str, target: Target) -> str:
         """The PTX of a module: what the driver makes of it depends on the card."""

@@ -6,12 +6,15 @@ Source of the functions and error codes: the CUDA Driver API reference (docs.nvi
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 from rlx.errors import CompileError, DeviceError, ResourceError, RlxError, TargetError
 
@@ -21,17 +24,40 @@ _PTX, _CUBIN_ERROR_LOG, _ERROR_LOG_BYTES = 1, 5, 6  # CUjitInputType, CUjit_opti
 _MAX_DYNAMIC_SHARED, _CARVEOUT = 8, 9  # CUfunction_attribute
 _CAPTURE_RELAXED = 2
 
-_OUT_OF_MEMORY = 2
+_OUT_OF_MEMORY, _NOT_READY = 2, 600
 
+#: How long a wait may last, in seconds. The longest steps, prompts of large models on small cards, take a few.
+WAIT_SECONDS = 60.0
+_SPIN_SECONDS, _TRIES = 0.05, 4000  # how long a wait asks without a pause, and how often in one native call
+
+_BUG = "this is a bug of rlx, please report it"
 #: Codes after which the context is lost, and what a user may do.
 _LOST = {
-    700: "a kernel read or wrote memory that it does not own: this is a bug of rlx, please report it",
-    702: "a kernel ran longer than this system allows: use a card without a display, or shorter prompts",
-    715: "the card met an instruction that it does not know: this is a bug of rlx, please report it",
-    716: "a kernel read an address that is not aligned: this is a bug of rlx, please report it",
-    719: "a kernel failed: this is a bug of rlx, please report it",
     46: "another program uses the card alone (compute mode): end it",
     214: "the card found an error in its memory that it cannot correct: restart it",
+    700: f"a kernel read or wrote memory that it does not own: {_BUG}",
+    702: "a kernel ran longer than this system allows: use a card without a display, or shorter prompts",
+    709: "the card was reset or given away by another program: start this process again",
+    710: f"a kernel found an assertion broken: {_BUG}",
+    714: f"the card met an instruction that it does not know: {_BUG}",
+    715: f"the card met an instruction that it does not know: {_BUG}",
+    716: f"a kernel read an address that is not aligned: {_BUG}",
+    717: f"a kernel used an address of another kind of memory: {_BUG}",
+    718: f"a kernel jumped to an address that is no code: {_BUG}",
+    719: f"a kernel failed: {_BUG}",
+    721: "the card or its cable failed, see `dmesg`: restart the machine",
+}
+
+#: Codes of a driver that finds no card, and what a user may do.
+_NO_CARD = {
+    3: "the driver was ended: start this process again",
+    34: "this is the stub of a toolkit, not a driver: remove its folder from LD_LIBRARY_PATH",
+    100: "the machine has none, CUDA_VISIBLE_DEVICES hides it, or a container was started without access (--gpus all)",
+    101: "CUDA_VISIBLE_DEVICES names a card that is not there",
+    802: "the switches of this machine are not ready: start NVIDIA's fabric manager",
+    803: "library and kernel module are of different drivers: restart the machine",
+    804: "the library is newer than the kernel module: install one driver for both",
+    999: "load the kernel module nvidia_uvm, or restart the machine",
 }
 
 
@@ -57,15 +83,29 @@ def _library() -> Any:
     Raises:
         TargetError: there is none, or it finds no card.
     """
-    hint = 'Choose device="cpu", or install NVIDIA\'s driver. In a container, start it with access to the card.'
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
+        hint = 'Choose device="cpu", or install NVIDIA\'s driver. In a container, start it with access to the card.'
         raise TargetError(f"NVIDIA's driver is not there: {error}", where="device cuda", hint=hint) from error
-    code = library.cuInit(0)
-    if code:
-        raise TargetError(f"NVIDIA's driver finds no card: {_name(library, code)}", where="device cuda", hint=hint)
+    if code := library.cuInit(0):
+        raise no_card(library, code)
     return library
+
+
+def no_card(library: Any, code: int) -> TargetError:
+    """The error of a driver that finds no card."""
+    hint = f'Choose device="cpu". {_NO_CARD[code][0].upper()}{_NO_CARD[code][1:]}.' if code in _NO_CARD else ""
+    return TargetError(f"NVIDIA's driver finds no card: {_name(library, code)}", where="device cuda", hint=hint)
+
+
+@cache
+def _repeats() -> Any:
+    """A function of the C library that calls another one until it returns 0: `lfind`, which searches a list.
+
+    The driver's waits have no end. This asks it again and again without Python, whose lock others can take meanwhile.
+    """
+    return ctypes.cdll.msvcrt._lfind if sys.platform == "win32" else ctypes.CDLL(None).lfind
 
 
 def _name(library: Any, code: int) -> str:
@@ -85,34 +125,42 @@ def call(function: str, *arguments: Any, what: str = "") -> None:
         DeviceError: any other error.
     """
     if code := getattr(_library(), function)(*arguments):
-        _refuse(function, code, what)
+        raise _error(function, code, what)
 
 
-def _refuse(function: str, code: int, what: str) -> NoReturn:
+def _error(function: str, code: int, what: str) -> RlxError:
     found = f"{what or function}: {_name(_library(), code)}"
     if code == _OUT_OF_MEMORY:
         hint = "use a shorter context, a smaller model or a smaller type of cache, or end other programs on this card"
-        raise ResourceError(f"the card has not enough memory for {found}", where="device cuda", hint=hint)
+        return ResourceError(f"the card has not enough memory for {found}", where="device cuda", hint=hint)
     hint = _LOST.get(code, "see the CUDA driver's error codes; please report it if it comes back")
-    raise DeviceError(f"the card refuses {found}", where="device cuda", hint=hint)
+    return DeviceError(f"the card refuses {found}", where="device cuda", hint=hint)
 
 
 class Card:
     """The first card: its context, and its one stream, in which everything runs in order.
 
+    After an error that ends its context, or a wait that took too long, the card is lost: everything raises that error,
+    but what frees something does nothing, so that whoever uses the card can end.
+
+    Attributes:
+        lost: why the card is lost, or None.
+
     Raises:
         TargetError: there is none.
+        DeviceError: another program uses it alone.
     """
 
     def __init__(self) -> None:
         self._device, self._context, self._stream = c_int(), c_void_p(), c_void_p()
         self._thread = threading.local()
+        self.lost: DeviceError | None = None
         library = _library()
         if code := library.cuDeviceGet(byref(self._device), 0):
-            raise TargetError(f"there is no card: {_name(library, code)}", where="device cuda")
-        call("cuDevicePrimaryCtxRetain", byref(self._context), self._device, what="a context")
+            raise no_card(library, code)
+        self._call("cuDevicePrimaryCtxRetain", byref(self._context), self._device, what="a context")
         self.use()
-        call("cuStreamCreate", byref(self._stream), 1, what="a stream")  # it does not wait for the default stream
+        self._call("cuStreamCreate", byref(self._stream), 1, what="a stream")  # it does not wait for the default stream
 
     @property
     def stream(self) -> c_void_p:
@@ -122,20 +170,20 @@ class Card:
     def use(self) -> None:
         """Makes the card that of the calling thread."""
         if not getattr(self._thread, "set", False):
-            call("cuCtxSetCurrent", self._context)
+            self._call("cuCtxSetCurrent", self._context)
             self._thread.set = True
 
     def attribute(self, number: int) -> int:
         """A number of the card, see CUdevice_attribute."""
         value = c_int()
-        call("cuDeviceGetAttribute", byref(value), number, self._device)
+        self._call("cuDeviceGetAttribute", byref(value), number, self._device)
         return value.value
 
     @property
     def name(self) -> str:
         """What the card is called."""
         text = ctypes.create_string_buffer(256)
-        call("cuDeviceGetName", text, len(text), self._device)
+        self._call("cuDeviceGetName", text, len(text), self._device)
         return text.value.decode(errors="replace")
 
     # -- memory -------------------------------------------------------------------------------------------------------
@@ -144,59 +192,120 @@ class Card:
         """Bytes that are free, and bytes in all."""
         self.use()
         free, total = c_size_t(), c_size_t()
-        call("cuMemGetInfo_v2", byref(free), byref(total))
+        self._call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
 
     def allocate(self, nbytes: int) -> int:
         """The address of new memory of the card, zeroed."""
         self.use()
         found = c_uint64()
-        call("cuMemAlloc_v2", byref(found), c_size_t(max(nbytes, 1)), what=f"{nbytes / 2**20:.0f} MiB")
+        self._call("cuMemAlloc_v2", byref(found), c_size_t(max(nbytes, 1)), what=_mib(nbytes))
         self.zero(found.value, max(nbytes, 1))
         return found.value
 
     def free(self, address: int) -> None:
         """Frees memory, once nothing runs that may use it."""
-        self.wait()
-        call("cuMemFree_v2", c_uint64(address))
+        self._end("cuMemFree_v2", c_uint64(address))
 
     def pinned(self, nbytes: int) -> int:
         """The address of new memory of the host that the card copies from directly."""
         self.use()
         found = c_void_p()
-        call("cuMemAllocHost_v2", byref(found), c_size_t(max(nbytes, 1)), what=f"{nbytes / 2**20:.0f} MiB of the host")
+        self._call(
+            "cuMemAllocHost_v2", byref(found), c_size_t(max(nbytes, 1)), what=f"{nbytes / 2**20:.0f} MiB of the host"
+        )
         return int(found.value or 0)
 
     def free_pinned(self, address: int) -> None:
         """Frees memory of `pinned`."""
-        self.wait()
-        call("cuMemFreeHost", c_void_p(address))
+        self._end("cuMemFreeHost", c_void_p(address))
 
     def send(self, target: int, source: int, nbytes: int) -> None:
         """Begins to copy from the host, whose memory must stay as it is until `wait`."""
         self.use()
-        call("cuMemcpyHtoDAsync_v2", c_uint64(target), c_void_p(source), c_size_t(nbytes), self._stream)
+        self._call("cuMemcpyHtoDAsync_v2", c_uint64(target), c_void_p(source), c_size_t(nbytes), self._stream)
 
     def fetch(self, target: int, source: int, nbytes: int) -> None:
         """Copies to the host."""
-        self.use()
-        call("cuMemcpyDtoHAsync_v2", c_void_p(target), c_uint64(source), c_size_t(nbytes), self._stream)
+        self.wait()  # the copy itself would wait without an end
+        self._call("cuMemcpyDtoHAsync_v2", c_void_p(target), c_uint64(source), c_size_t(nbytes), self._stream)
         self.wait()
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Begins to copy within the card."""
         self.use()
-        call("cuMemcpyDtoDAsync_v2", c_uint64(target), c_uint64(source), c_size_t(nbytes), self._stream)
+        self._call("cuMemcpyDtoDAsync_v2", c_uint64(target), c_uint64(source), c_size_t(nbytes), self._stream)
 
     def zero(self, target: int, nbytes: int) -> None:
         """Begins to set memory to zeros."""
         self.use()
-        call("cuMemsetD8Async", c_uint64(target), 0, c_size_t(nbytes), self._stream)
+        self._call("cuMemsetD8Async", c_uint64(target), 0, c_size_t(nbytes), self._stream)
 
     def wait(self) -> None:
-        """Returns when everything that was begun is done."""
+        """Returns when everything that was begun is done.
+
+        Raises:
+            DeviceError: it failed, or takes longer than `WAIT_SECONDS`.
+        """
+        self._wait("cuStreamQuery", self._stream)
+
+    def _wait(self, query: str, of: c_void_p) -> None:
+        """Returns when a query of the driver says that something is done."""
         self.use()
-        call("cuStreamSynchronize", self._stream, what="a step")
+        begin, asks = time.monotonic(), getattr(_library(), query)
+        while (code := asks(of)) == _NOT_READY:
+            seconds = time.monotonic() - begin
+            if seconds > WAIT_SECONDS:
+                self.lost = _too_long(seconds)
+                raise self.lost
+            if seconds > _SPIN_SECONDS:
+                time.sleep(0.0005)
+            else:
+                _repeats()(of, None, byref(c_size_t(_TRIES)), c_size_t(0), ctypes.cast(asks, c_void_p))
+        self._check(query, code, "a step")
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def event(self) -> c_void_p:
+        """A new event, which nothing has to wait for."""
+        self.use()
+        found = c_void_p()
+        self._call("cuEventCreate", byref(found), 2)  # without a time
+        return found
+
+    def record(self, event: c_void_p) -> None:
+        """The event comes when what was begun so far is done."""
+        self._call("cuEventRecord", event, self._stream)
+
+    def wait_for(self, event: c_void_p) -> None:
+        """Returns when an event has come, or was never recorded."""
+        self._wait("cuEventQuery", event)
+
+    def forget_event(self, event: c_void_p) -> None:
+        """Frees an event."""
+        self._end("cuEventDestroy_v2", event)
+
+    # -- errors -------------------------------------------------------------------------------------------------------
+
+    def _call(self, function: str, *arguments: Any, what: str = "") -> None:
+        """As `call`, unless the card is lost."""
+        if self.lost is not None:
+            raise self.lost.with_traceback(None)
+        self._check(function, getattr(_library(), function)(*arguments), what)
+
+    def _check(self, function: str, code: int, what: str) -> None:
+        if code:
+            error = _error(function, code, what)
+            if code in _LOST and isinstance(error, DeviceError):
+                self.lost = error
+            raise error
+
+    def _end(self, function: str, *arguments: Any) -> None:
+        """Frees something, once nothing runs that may use it. Of a lost card the system frees all, with the process."""
+        with suppress(DeviceError):
+            self.wait()
+        if self.lost is None:
+            self._call(function, *arguments)
 
     # -- code ---------------------------------------------------------------------------------------------------------
 
@@ -204,50 +313,51 @@ class Card:
         """Loads machine code."""
         self.use()
         found = c_void_p()
-        call("cuModuleLoadData", byref(found), cubin, what="its code")
+        self._call("cuModuleLoadData", byref(found), cubin, what="its code")
         return found
 
     def unload(self, module: c_void_p) -> None:
         """Removes machine code, once nothing runs."""
-        self.wait()
-        call("cuModuleUnload", module)
+        self._end("cuModuleUnload", module)
 
     def function(self, module: c_void_p, name: str, shared: int) -> c_void_p:
         """A kernel of a module, which may use so many bytes of shared memory."""
         found = c_void_p()
-        call("cuModuleGetFunction", byref(found), module, name.encode(), what=f"the kernel {name}")
-        call("cuFuncSetAttribute", found, _CARVEOUT, 100)
+        self._call("cuModuleGetFunction", byref(found), module, name.encode(), what=f"the kernel {name}")
+        self._call("cuFuncSetAttribute", found, _CARVEOUT, 100)
         if shared > 48 << 10:
-            call("cuFuncSetAttribute", found, _MAX_DYNAMIC_SHARED, shared, what=f"{shared} bytes of shared memory")
+            self._call(
+                "cuFuncSetAttribute", found, _MAX_DYNAMIC_SHARED, shared, what=f"{shared} bytes of shared memory"
+            )
         return found
 
     def launch(self, function: c_void_p, config: LaunchConfig, arguments: Any) -> None:
         """Begins to run a kernel."""
-        call("cuLaunchKernelEx", byref(config), function, arguments, None, what="a kernel")
+        self._call("cuLaunchKernelEx", byref(config), function, arguments, None, what="a kernel")
 
     def capture(self) -> None:
         """What is begun from now on is recorded instead of run, until `recorded`."""
         self.use()
-        call("cuStreamBeginCapture_v2", self._stream, _CAPTURE_RELAXED)
+        self._call("cuStreamBeginCapture_v2", self._stream, _CAPTURE_RELAXED)
 
     def recorded(self) -> c_void_p:
         """What was recorded since `capture`, to run with `replay`."""
         graph, found = c_void_p(), c_void_p()
-        call("cuStreamEndCapture", self._stream, byref(graph), what="the record of a step")
+        self._call("cuStreamEndCapture", self._stream, byref(graph), what="the record of a step")
         try:
-            call("cuGraphInstantiateWithFlags", byref(found), graph, c_uint64(0), what="the record of a step")
+            self._call("cuGraphInstantiateWithFlags", byref(found), graph, c_uint64(0), what="the record of a step")
         finally:
-            call("cuGraphDestroy", graph)
+            self._call("cuGraphDestroy", graph)
         return found
 
     def replay(self, graph: c_void_p) -> None:
         """Begins to run what was recorded."""
         self.use()
-        call("cuGraphLaunch", graph, self._stream, what="a step")
+        self._call("cuGraphLaunch", graph, self._stream, what="a step")
 
     def forget(self, graph: c_void_p) -> None:
-        """Frees a record."""
-        call("cuGraphExecDestroy", graph)
+        """Frees a record, once nothing runs."""
+        self._end("cuGraphExecDestroy", graph)
 
 
 def config(grid: int, block: int, shared: int, card: Card, *, overlaps: bool = False) -> LaunchConfig:
@@ -263,6 +373,15 @@ def config(grid: int, block: int, shared: int, card: Card, *, overlaps: bool = F
     return LaunchConfig(
         (c_uint * 3)(grid, 1, 1), (c_uint * 3)(block, 1, 1), shared, card.stream, attributes, int(overlaps)
     )
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.0f} MiB"
+
+
+def _too_long(seconds: float) -> DeviceError:
+    hint = "The card hangs, or a kernel does: start this process again, and report it if it comes back."
+    return DeviceError(f"the card has not answered for {seconds:.0f} s", where="device cuda", hint=hint)
 
 
 def link(ptx: str) -> bytes:
@@ -282,8 +401,11 @@ def link(ptx: str) -> bytes:
         call("cuLinkComplete", state, byref(found), byref(nbytes))
         return ctypes.string_at(found, nbytes.value)
     except RlxError as error:
+        kind = ", ".join(re.findall(r"^\.(?:version|target) (\S+)", ptx, re.MULTILINE))
+        made = f"PTX {kind}; the driver's CUDA is {version() // 1000}.{version() % 1000 // 10}"
         what = f"{error}\n{log.value.decode(errors='replace')}".strip()
-        raise CompileError(f"the driver refuses the code: {what}", where="device cuda") from error
+        hint = 'Install a newer driver, or choose device="cpu".'
+        raise CompileError(f"the driver refuses the code ({made}): {what}", where="device cuda", hint=hint) from error
     finally:
         call("cuLinkDestroy", state)
 

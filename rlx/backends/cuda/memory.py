@@ -30,6 +30,8 @@ class CardMemory(Memory):
         card: gives the card, which is opened at first use.
     """
 
+    lazy = False
+
     def __init__(self, card: CardSource) -> None:
         self._card = card
 
@@ -54,6 +56,7 @@ class CardMemory(Memory):
         if target.nbytes != values.nbytes:
             raise ArgumentError(f"{values.nbytes} bytes for a buffer of {target.nbytes}", where="Buffer.write")
         if values.nbytes:
+            self._card().wait()  # a copy of memory that is not pinned would wait without an end
             self._card().send(address(target), values.ctypes.data, values.nbytes)
             self._card().wait()
 

@@ -19,6 +19,7 @@ from rlx.backends.cuda.driver import Card
 from rlx.backends.cuda.kernels.loop import COUNT, FOUND_AT, STOP_COUNT, STOPS, STOPS_AT, TABLE
 from rlx.backends.cuda.kernels.states import RUNS
 from rlx.backends.cuda.memory import address
+from rlx.backends.cuda.packing import Ring
 from rlx.backends.cuda.select import ADDED, SPLITS
 from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest, Program, TokenRun
@@ -32,16 +33,15 @@ _LOOP = 32  # steps of a loop between two looks at its tokens
 _ALIGN = 256
 
 
-@dataclass(frozen=True)
 class Stream:
-    """Runs programs: the one stream of a card."""
+    """Runs programs: the one stream of a card, and the ring through which weights come."""
 
-    card: Card
-    n: int = 1
+    def __init__(self, card: Card) -> None:
+        self.card, self.n, self.ring = card, 1, Ring(card)
 
     def close(self) -> None:
         """Waits for what runs."""
-        self.card.wait()
+        self.ring.close()
 
 
 class CardCode:

@@ -87,7 +87,7 @@ class CachePool:
         self.index = PrefixIndex(self.pages, sizes.page, self._freed)
         self.asked = self.hit = 0
         self.kept: DiskKVCache | None = None
-        self._reserve = Reserve(memory)
+        self._reserve, self._lazy = Reserve(memory), memory.lazy
         self._slots = slots
         self._free_slots = list(range(slots - 1, -1, -1))
         self._warm: set[int] = set()  # free pages that may be resident
@@ -257,7 +257,7 @@ class CachePool:
 
     def _cool(self, room: int) -> None:
         """Gives free pages back to the system if those that are resident take more than `room`, or are many."""
-        if len(self._warm) * self.sizes.page_bytes > min(WARM_BYTES, room):
+        if self._lazy and len(self._warm) * self.sizes.page_bytes > min(WARM_BYTES, room):
             self.memory.release_pages(list(self._warm))
             self._warm.clear()
 

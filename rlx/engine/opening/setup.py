@@ -169,7 +169,7 @@ class Plan:
 
 def pools_of(plans: Sequence[Plan]) -> list[int]:
     """The size in bytes of the pool of each model, none of which is loaded yet: what its options say, or its share."""
-    weights = sum(weight_bytes(weight_table(plan.graph, plan.setup.layouts).values()) for plan in plans)
+    weights = sum(weight_bytes(weight_table(plan.graph, plan.setup.layouts), plan.setup.layouts) for plan in plans)
     return [_pool(plan, weights, len(plans)) for plan in plans]
 
 

@@ -1,0 +1,199 @@
+"""Packs matrices on the card: loop kernels from the bytes of the file to the tiles of `layouts.py`.
+
+A unit is one row's superblock, or 32 k of a row of plain numbers. A superblock goes through the layout of the CPU
+(`rlx.backends.cpu.layouts`), in scratch memory: its functions read every type of file, and after them all types are
+alike. The scratch memory of a unit is written and read by the same thread alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rlx.backends.blocks import BLOCKS, Blocks
+from rlx.backends.cpu import grids
+from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.kernels.packing.pack import REPACK
+from rlx.backends.cpu.kernels.rows.embedding import value_holes
+from rlx.backends.cpu.layouts import PACKINGS
+from rlx.backends.cpu.loops import loop_kernel
+from rlx.backends.cuda.layouts import DEPTH, Form, form_of
+from rlx.ir.dtypes import U8, DType
+from rlx.scalars import (
+    HOLE,
+    Helper,
+    Ptr,
+    Scalar,
+    f32_to_bf16,
+    i32,
+    load_u16,
+    load_u32,
+    store_f32,
+    store_u16,
+    store_u32,
+    u16,
+    u32,
+)
+
+#: Holes of quantized types: elements of a superblock, its bytes in the file and its packed bytes, see `packing.pack`.
+SUPERBLOCK: int = HOLE
+FILE_BYTES: int = HOLE
+PACKED_BYTES: int = HOLE
+MOVE: Helper = HOLE
+#: What a superblock has in that layout, see `embedding.py`.
+HEAD_BYTES: int = HOLE
+SUBS: int = HOLE
+SUB_BYTES: int = HOLE
+CODES_AT: int = HOLE
+PARTS: int = HOLE
+FACTOR: Helper = HOLE
+LOW: Helper = HOLE
+CODE: Helper = HOLE
+NUMBER: Helper = HOLE
+#: 32 k of a unit of the card's layout. `PUT(scratch, codes, row, out, group)` writes the codes of 32 k, and
+#: `NOTE_LOW` writes a low, or nothing.
+UNIT_GROUPS: int = HOLE
+PUT: Helper = HOLE
+NOTE_LOW: Helper = HOLE
+#: Of plain types: bytes of an element, and the function that copies one.
+ELEMENT_BYTES: int = HOLE
+COPY: Helper = HOLE
+
+#: What each kernel takes: sizes of the rows in `raw`; the first tile that they are, and where scales and lows begin.
+EXTENTS = ("n", "k", "first", "scales", "lows")
+
+
+def pack(dtype: DType) -> Kernel:
+    """Rows of a matrix as they lie in a file -> their tiles of the packed matrix. Buffers: raw, scratch, out."""
+    form = form_of(dtype)
+    if dtype not in BLOCKS:
+        holes: dict[str, Any] = {"ELEMENT_BYTES": dtype.nbytes, "COPY": copy_4 if form.kind == "f32" else copy_2}
+        return loop_kernel(_pack_plain, holes, [("raw", U8), ("scratch", U8), ("out", U8)], EXTENTS)
+    packing = PACKINGS[dtype]
+    holes = {**value_holes(dtype), **_put(BLOCKS[dtype], form), "UNIT_GROUPS": form.unit // DEPTH}
+    del holes["VALUES"]
+    if form.kind == "codes4":
+        for name in ("NUMBER", "ZERO", "FIRST_LEVELS", "LAST_LEVELS"):
+            holes.pop(name, None)
+    if not form.lows:
+        del holes["LOW"]
+    holes |= {"SUPERBLOCK": packing.superblock, "PACKED_BYTES": packing.nbytes, "MOVE": REPACK[dtype]}
+    holes |= {"FILE_BYTES": dtype.row_bytes(packing.superblock)}
+    kernel = loop_kernel(_pack_blocks, holes, [("raw", U8), ("scratch", U8), ("out", U8)], EXTENTS)
+    return replace(kernel, llvm=grids.define(kernel.llvm))
+
+
+def _put(row: Blocks, form: Form) -> dict[str, Helper]:
+    kinds = {"codes4": put_codes4, "codes8": put_codes8, "bf16": put_bf16}
+    return {"PUT": kinds[form.kind], "NOTE_LOW": note_low if form.lows else note_nothing}
+
+
+def scratch_bytes(dtype: DType, rows: int, k: int) -> int:
+    """Bytes of scratch memory for so many rows."""
+    if dtype not in BLOCKS:
+        return 0
+    packing = PACKINGS[dtype]
+    return -(-rows // 16) * (k // packing.superblock) * packing.nbytes
+
+
+def units(dtype: DType, rows: int, k: int) -> int:
+    """Units of so many rows."""
+    form, width = form_of(dtype), PACKINGS[dtype].superblock if dtype in BLOCKS else DEPTH
+    return -(-rows // 16) * 16 * (-(-k // width) if dtype in BLOCKS else form.units(k) * (form.unit // DEPTH))
+
+
+def _pack_blocks(
+    raw: Ptr, scratch: Ptr, out: Ptr, n: int, k: int, first: int, scales: int, lows: int, begin: int, end: int
+) -> None:
+    count = k // SUPERBLOCK
+    groups = (count * SUBS + UNIT_GROUPS - 1) // UNIT_GROUPS * UNIT_GROUPS
+    for unit in range(begin, end):
+        row = unit & 15
+        s = (unit >> 4) % count
+        tile = (unit >> 4) // count
+        real = tile * 16 + row < n
+        source = tile * 16 + row if real else tile * 16
+        keep = u32(0xFFFFFFFF) if real else u32(0)
+        at = (tile * count + s) * PACKED_BYTES
+        MOVE(raw, (source * count + s) * FILE_BYTES, scratch, at, row, keep)
+        for sub in range(SUBS):
+            group = (first + tile) * groups + s * SUBS + sub
+            start = at + HEAD_BYTES + sub * SUB_BYTES
+            PUT(scratch, start + CODES_AT, row, out, group)
+            for part in range(PARTS):
+                place = (((group * 8 + (row & 7)) * PARTS + part) * 2 + (row >> 3)) * 4
+                store_f32(out, scales + place, FACTOR(scratch, at, start, row, part))
+                NOTE_LOW(scratch, at, start, row, part, out, lows + place)
+
+
+# --- codes of 32 k, row by row ----------------------------------------------------------------------------------------
+
+
+def lane_of(row: int, t: int) -> int:
+    """The lane of a warp that has a row and four k."""
+    return (row & 7) * 4 + t
+
+
+def put_codes8(scratch: Ptr, codes: int, row: int, out: Ptr, group: int) -> None:
+    for quad in range(8):
+        word = u32(0)
+        for j in range(4):
+            number = u32(i32(NUMBER(CODE(scratch, codes, quad, row * 4 + j))))
+            word = u32(word | ((number & u32(255)) << u32(8 * j)))
+        store_u32(out, group * 512 + lane_of(row, quad & 3) * 16 + (row >> 3) * 8 + (quad >> 2) * 4, word)
+
+
+def put_codes4(scratch: Ptr, codes: int, row: int, out: Ptr, group: int) -> None:
+    for t in range(4):
+        word = u32(0)
+        for half in range(2):
+            for j in range(4):
+                code = u32(CODE(scratch, codes, half * 4 + t, row * 4 + j))
+                word = u32(word | (code << u32(16 * (j & 1) + 8 * half + 4 * (j >> 1))))
+        store_u32(out, (group >> 1) * 512 + lane_of(row, t) * 16 + (group & 1) * 8 + (row >> 3) * 4, word)
+
+
+def put_bf16(scratch: Ptr, codes: int, row: int, out: Ptr, group: int) -> None:
+    for quad in range(8):
+        at = group * 1024 + (row >> 3) * 512 + lane_of(row, quad & 3) * 16 + (quad >> 2) * 8
+        for j in range(4):
+            store_u16(out, at + j * 2, f32_to_bf16(NUMBER(CODE(scratch, codes, quad, row * 4 + j))))
+
+
+def note_low(scratch: Ptr, at: int, start: int, row: int, part: int, out: Ptr, to: int) -> None:
+    store_f32(out, to, LOW(scratch, at, start, row, part))
+
+
+def note_nothing(scratch: Ptr, at: int, start: int, row: int, part: int, out: Ptr, to: int) -> None:
+    """For types without lows."""
+
+
+# --- plain numbers ----------------------------------------------------------------------------------------------------
+
+
+def _pack_plain(
+    raw: Ptr, scratch: Ptr, out: Ptr, n: int, k: int, first: int, scales: int, lows: int, begin: int, end: int
+) -> None:
+    groups = (k + 31) // 32
+    for unit in range(begin, end):
+        row = unit & 15
+        group = (unit >> 4) % groups
+        tile = (unit >> 4) // groups
+        real = tile * 16 + row < n
+        for i in range(32):
+            column = group * 32 + i
+            source = ((tile * 16 + row) * k + column) * ELEMENT_BYTES
+            inside = real and column < k
+            COPY(raw, source if inside else 0, out, (first + tile) * groups + group, row, i, inside)
+
+
+def copy_2(raw: Ptr, source: int, out: Ptr, group: int, row: int, i: int, inside: Scalar) -> None:
+    at = group * 1024 + (row >> 3) * 512 + lane_of(row, (i >> 2) & 3) * 16 + (i >> 4) * 8 + (i & 3) * 2
+    value = load_u16(raw, source)
+    store_u16(out, at, value if inside else u16(0))
+
+
+def copy_4(raw: Ptr, source: int, out: Ptr, group: int, row: int, i: int, inside: Scalar) -> None:
+    at = group * 2048 + ((row >> 3) * 2 + (i >> 4)) * 512 + lane_of(row, (i >> 2) & 3) * 16 + (i & 3) * 4
+    value = load_u32(raw, source)
+    store_u32(out, at, value if inside else u32(0))

@@ -1,0 +1,201 @@
+"""Packs weights on the card: blocks of the file go as they are through a ring of pinned memory, then a kernel packs.
+
+The host copies into the ring while the card packs what came before. So a file is packed about as fast as it is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.backends.cuda import driver, ptx
+from rlx.backends.cuda.code import THREADS
+from rlx.backends.cuda.driver import Card
+from rlx.backends.cuda.layouts import LAYOUTS, ROWS, form_of
+from rlx.backends.cuda.memory import address
+from rlx.backends.device import Builder, Files, Stored
+from rlx.backends.memory import Buffer
+from rlx.ir.dtypes import DType
+from rlx.platform import cpu_count
+
+_PIECE = 4 << 20  # bytes of the file that are copied at a time
+_SLOTS = 4  # pieces in the ring
+_COPIERS = min(4, cpu_count())  # threads that copy a piece: one alone does not fill the link to the card
+_ENTRY = "pack"
+
+
+def module_of(dtype: DType) -> str:
+    """LLVM assembly of the kernel that packs a type, a thread for each unit."""
+    from rlx.backends.cuda.kernels.pack import EXTENTS, pack  # loop kernels: nothing else needs them
+
+    kernel = pack(dtype)
+    names = [*kernel.buffers, *EXTENTS, "units"]
+    types = ["ptr"] * len(kernel.buffers) + ["i64"] * (len(EXTENTS) + 1)
+    given = ", ".join(f"{t} %{name}" for t, name in zip(types[:-1], names[:-1], strict=True))
+    parameters = ", ".join(
+        f"i64 %p.{name}" if t == "ptr" else f"{t} %{name}" for t, name in zip(types, names, strict=True)
+    )
+    calls = ("ctaid", "tid")
+    return "\n".join([
+        'target triple = "nvptx64-nvidia-cuda"',
+        kernel.llvm,
+        *(f"declare i32 @llvm.nvvm.read.ptx.sreg.{name}.x()" for name in calls),
+        f'define ptx_kernel void @{_ENTRY}({parameters}) "nvvm.maxntid"="{THREADS}" {{',
+        *(f"  %{name} = call i32 @llvm.nvvm.read.ptx.sreg.{name}.x()" for name in calls),
+        *(f"  %{name}.wide = zext i32 %{name} to i64" for name in calls),
+        f"  %first.unit = mul i64 %ctaid.wide, {THREADS}",
+        "  %begin = add i64 %first.unit, %tid.wide",
+        "  %inside = icmp ult i64 %begin, %units",
+        "  br i1 %inside, label %run, label %done",
+        "run:",
+        "  %end = add i64 %begin, 1",
+        *(f"  %{name} = inttoptr i64 %p.{name} to ptr" for name in kernel.buffers),
+        f"  call void @{kernel.symbol}({given}, i64 %begin, i64 %end)",
+        "  br label %done",
+        "done:",
+        "  ret void",
+        "}",
+        "",
+    ])  # fmt: skip
+
+
+def kernel(builder: Builder, dtype: DType, link: Callable[[str], bytes], card: Card) -> Loaded:
+    """The kernel that packs a type, from the compile cache."""
+
+    def build() -> Files:
+        text = module_of(dtype)
+        (code,) = ptx.compiled([text], builder.target.level, builder.target.ptx)
+        return {f"{_ENTRY}.ll": text, f"{_ENTRY}.ptx": code, f"{_ENTRY}.cubin": link(code)}
+
+    def load(stored: Stored) -> Loaded:
+        return Loaded(card, stored.read(f"{_ENTRY}.cubin"))
+
+    what = f"the packing of {dtype.name} weights"
+    return builder.once(what, build, load, kind="pack", name=dtype.name, options={"layout": LAYOUTS.matrices})
+
+
+class Loaded:
+    """A kernel that packs, on the card. It stays there as long as this object."""
+
+    def __init__(self, card: Card, cubin: bytes) -> None:
+        self._card, self._module = card, card.module(cubin)
+        self.function = card.function(self._module, _ENTRY, 0)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_module"):
+            self._card.unload(self._module)
+
+
+class Ring:
+    """Pinned memory through which pieces of a file go to the card, and memory there for pieces.
+
+    It is for one thread at a time.
+    """
+
+    def __init__(self, card: Card) -> None:
+        self._card, self._pool = card, ThreadPoolExecutor(_COPIERS, "rlx-copy")
+        self._slots: list[NDArray[np.uint8]] = []
+        self._copied: list[ctypes.c_void_p] = []  # per slot, the event after its last copy to the card
+        self._next = self._pinned = 0
+        self._places = dict[str, tuple[int, int]]()  # of memory on the card: address and size
+
+    def send(self, piece: NDArray[np.uint8]) -> int:
+        """Begins to bring bytes to the card: their address, until the next `send`, for what is begun before it."""
+        self._reserve(piece.nbytes)
+        number, self._next = self._next, (self._next + 1) % _SLOTS
+        self._card.wait_for(self._copied[number])
+        slot = self._slots[number][: piece.nbytes]
+        step = -(-piece.nbytes // _COPIERS)
+        parts = [slice(at, at + step) for at in range(0, piece.nbytes, step)]
+        for _ in self._pool.map(lambda part: np.copyto(slot[part], piece[part]), parts):
+            pass
+        target = self.place("piece", piece.nbytes)
+        self._card.send(target, slot.ctypes.data, piece.nbytes)
+        self._card.record(self._copied[number])
+        return target
+
+    def place(self, name: str, nbytes: int) -> int:
+        """The address of memory on the card of at least this size; what is in it is lost when it grows."""
+        found, size = self._places.get(name, (0, 0))
+        if size < nbytes:
+            if found:
+                self._card.free(found)
+            size = max(nbytes, _PIECE)
+            found = self._card.allocate(size)
+            self._places[name] = found, size
+        return found
+
+    def _reserve(self, nbytes: int) -> None:
+        if self._slots and self._slots[0].nbytes >= nbytes:
+            return
+        self._free_slots()
+        size = max(nbytes, _PIECE)
+        self._pinned = self._card.pinned(size * _SLOTS)
+        raw = (ctypes.c_uint8 * (size * _SLOTS)).from_address(self._pinned)
+        self._slots = list(np.ctypeslib.as_array(raw).reshape(_SLOTS, size))
+        self._copied = [self._card.event() for _ in range(_SLOTS)]
+
+    def _free_slots(self) -> None:
+        for event in self._copied:
+            self._card.forget_event(event)
+        if self._pinned:
+            self._card.free_pinned(self._pinned)
+        self._slots, self._copied, self._pinned = [], [], 0
+
+    def close(self) -> None:
+        """Frees its memory; it can be used again."""
+        self._free_slots()
+        for found, _ in self._places.values():
+            self._card.free(found)
+        self._places.clear()
+        self._pool.shutdown()
+        self._pool = ThreadPoolExecutor(_COPIERS, "rlx-copy")  # starts no thread
+
+
+def packing(dtype: DType, ring: Ring, card: Card, loaded: Callable[[], Loaded]) -> Callable[..., None]:
+    """A function that packs matrices of a type, see `rlx.backends.device.Packer`; it only begins to.
+
+    Args:
+        loaded: the kernel; called when it is needed.
+    """
+    from rlx.backends.cuda.kernels.pack import scratch_bytes, units
+
+    form = form_of(dtype)
+
+    def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:
+        rows, (scales, lows, _) = raw.reshape(n, -1), form.places(n, k)
+        if k % form.unit:
+            card.zero(address(target), target.nbytes)  # of the last unit of a row not all is written
+        some = max(1, _PIECE // (ROWS * rows.shape[1])) * ROWS  # rows at a time
+        function = loaded().function
+        for start in range(0, n, some):
+            piece = rows[start : start + some]
+            count = units(dtype, len(piece), k)
+            place = ring.send(piece.reshape(-1))
+            scratch = ring.place("scratch", scratch_bytes(dtype, len(piece), k))
+            numbers = (len(piece), k, start // ROWS, scales, lows, count)
+            given, memory = driver.pointers([place, scratch, address(target), *numbers])
+            card.use()
+            card.launch(function, driver.config(-(-count // THREADS), THREADS, 0, card), given)
+            del memory  # the driver has copied the arguments
+
+    return pack
+
+
+def begun(make: Callable[[], Loaded]) -> Callable[[], Loaded]:
+    """Begins to make a kernel in a thread; the result waits for it."""
+    future: Future[Loaded] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(make())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="rlx-pack", daemon=True).start()
+    return future.result
