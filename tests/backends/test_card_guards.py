@@ -106,7 +106,7 @@ def test_no_card(code: int) -> None:
 
 def test_a_card_that_another_program_uses_alone(paper: PaperDriver) -> None:
     paper.fails["cuDevicePrimaryCtxRetain"] = 46
-    with pytest.raises(DeviceError, match="another program uses the card alone"):
+    with pytest.raises(DeviceError, match="Another program uses the card alone"):
         Card()
 
 

@@ -137,8 +137,8 @@ def _error(function: str, code: int, what: str) -> RlxError:
     return DeviceError(f"the card refuses {found}", where="device cuda", hint=hint)
 
 
-class Card:
-    """The first card: its context, and its one stream, in which everything runs in order.
+class Context:
+    """The context of the first card, and its one stream, in which everything runs in order.
 
     After an error that ends its context, or a wait that took too long, the card is lost: everything raises that error,
     but what frees something does nothing, so that whoever uses the card can end.
@@ -172,6 +172,76 @@ class Card:
         if not getattr(self._thread, "set", False):
             self._call("cuCtxSetCurrent", self._context)
             self._thread.set = True
+
+    def wait(self) -> None:
+        """Returns when everything that was begun is done.
+
+        Raises:
+            DeviceError: it failed, or takes longer than `WAIT_SECONDS`.
+        """
+        self._wait("cuStreamQuery", self._stream)
+
+    def _wait(self, query: str, of: c_void_p) -> None:
+        """Returns when a query of the driver says that something is done."""
+        self.use()
+        begin, asks = time.monotonic(), getattr(_library(), query)
+        while (code := asks(of)) == _NOT_READY:
+            seconds = time.monotonic() - begin
+            if seconds > WAIT_SECONDS:
+                self.lost = _too_long(seconds)
+                raise self.lost
+            if seconds > _SPIN_SECONDS:
+                time.sleep(0.0005)
+            else:
+                _repeats()(of, None, byref(c_size_t(_TRIES)), c_size_t(0), ctypes.cast(asks, c_void_p))
+        self._check(query, code, "a step")
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def event(self) -> c_void_p:
+        """A new event, which nothing has to wait for."""
+        self.use()
+        found = c_void_p()
+        self._call("cuEventCreate", byref(found), 2)  # without a time
+        return found
+
+    def record(self, event: c_void_p) -> None:
+        """The event comes when what was begun so far is done."""
+        self._call("cuEventRecord", event, self._stream)
+
+    def wait_for(self, event: c_void_p) -> None:
+        """Returns when an event has come, or was never recorded."""
+        self._wait("cuEventQuery", event)
+
+    def forget_event(self, event: c_void_p) -> None:
+        """Frees an event."""
+        self._end("cuEventDestroy_v2", event)
+
+    # -- errors -------------------------------------------------------------------------------------------------------
+
+    def _call(self, function: str, *arguments: Any, what: str = "") -> None:
+        """As `call`, unless the card is lost."""
+        if self.lost is not None:
+            raise self.lost.with_traceback(None)
+        self._check(function, getattr(_library(), function)(*arguments), what)
+
+    def _check(self, function: str, code: int, what: str) -> None:
+        if code:
+            error = _error(function, code, what)
+            if code in _LOST and isinstance(error, DeviceError):
+                self.lost = error
+            raise error
+
+    def _end(self, function: str, *arguments: Any) -> None:
+        """Frees something, once nothing runs that may use it. Of a lost card the system frees all, with the process."""
+        with suppress(DeviceError):
+            self.wait()
+        if self.lost is None:
+            self._call(function, *arguments)
+
+
+class Card(Context):
+    """The first card: its memory, and what runs on it."""
 
     def attribute(self, number: int) -> int:
         """A number of the card, see CUdevice_attribute."""
@@ -240,72 +310,6 @@ class Card:
         """Begins to set memory to zeros."""
         self.use()
         self._call("cuMemsetD8Async", c_uint64(target), 0, c_size_t(nbytes), self._stream)
-
-    def wait(self) -> None:
-        """Returns when everything that was begun is done.
-
-        Raises:
-            DeviceError: it failed, or takes longer than `WAIT_SECONDS`.
-        """
-        self._wait("cuStreamQuery", self._stream)
-
-    def _wait(self, query: str, of: c_void_p) -> None:
-        """Returns when a query of the driver says that something is done."""
-        self.use()
-        begin, asks = time.monotonic(), getattr(_library(), query)
-        while (code := asks(of)) == _NOT_READY:
-            seconds = time.monotonic() - begin
-            if seconds > WAIT_SECONDS:
-                self.lost = _too_long(seconds)
-                raise self.lost
-            if seconds > _SPIN_SECONDS:
-                time.sleep(0.0005)
-            else:
-                _repeats()(of, None, byref(c_size_t(_TRIES)), c_size_t(0), ctypes.cast(asks, c_void_p))
-        self._check(query, code, "a step")
-
-    # -- events -------------------------------------------------------------------------------------------------------
-
-    def event(self) -> c_void_p:
-        """A new event, which nothing has to wait for."""
-        self.use()
-        found = c_void_p()
-        self._call("cuEventCreate", byref(found), 2)  # without a time
-        return found
-
-    def record(self, event: c_void_p) -> None:
-        """The event comes when what was begun so far is done."""
-        self._call("cuEventRecord", event, self._stream)
-
-    def wait_for(self, event: c_void_p) -> None:
-        """Returns when an event has come, or was never recorded."""
-        self._wait("cuEventQuery", event)
-
-    def forget_event(self, event: c_void_p) -> None:
-        """Frees an event."""
-        self._end("cuEventDestroy_v2", event)
-
-    # -- errors -------------------------------------------------------------------------------------------------------
-
-    def _call(self, function: str, *arguments: Any, what: str = "") -> None:
-        """As `call`, unless the card is lost."""
-        if self.lost is not None:
-            raise self.lost.with_traceback(None)
-        self._check(function, getattr(_library(), function)(*arguments), what)
-
-    def _check(self, function: str, code: int, what: str) -> None:
-        if code:
-            error = _error(function, code, what)
-            if code in _LOST and isinstance(error, DeviceError):
-                self.lost = error
-            raise error
-
-    def _end(self, function: str, *arguments: Any) -> None:
-        """Frees something, once nothing runs that may use it. Of a lost card the system frees all, with the process."""
-        with suppress(DeviceError):
-            self.wait()
-        if self.lost is None:
-            self._call(function, *arguments)
 
     # -- code ---------------------------------------------------------------------------------------------------------
 
