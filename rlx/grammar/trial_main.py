@@ -16,7 +16,10 @@ from functools import cache
 from typing import Any
 
 import llguidance
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance.gbnf_to_lark import RepetitionNode, gbnf_to_lark
+
+#: Lark has no `"a"**`: a repetition of a repetition needs its brackets, which the package leaves out.
+RepetitionNode.is_atomic = lambda self: False  # type: ignore[method-assign]
 
 _WALKS, _STEPS, _SECONDS = 3, 24, 0.05  # of the trial, after the first mask
 _NO_TOKENIZER = "no tokenizer"

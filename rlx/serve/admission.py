@@ -49,11 +49,6 @@ class ConcurrencyLimiter:
         self.inside = self.rejected = 0
         self._seconds: float | None = None  # a moving average of how long requests take
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether requests wait."""
-        return self.inside > self.slots
-
     def check(self) -> None:
         """Refuses a request for which there is no place.
 

@@ -155,8 +155,8 @@ def error_response(request: Request, error: ApiError) -> Response:
 
 def _foreign(request: Request, error: Exception) -> ApiError | None:
     """An error of FastAPI's as ours; None for others."""
-    if isinstance(error, RequestValidationError):
-        return body_error(error.errors(), error.body)
+    if isinstance(error, RequestValidationError):  # of the query: `parsed` reads bodies
+        return body_error([{**each, "loc": each["loc"][1:]} for each in error.errors()], dict(request.query_params))
     if not isinstance(error, HTTPException):
         return None
     what, hint, call = str(error.detail), None, f"{request.method} {request.url.path[:100]}"

@@ -63,7 +63,8 @@ def parsed(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise invalid(None, f"the body is no JSON: {error}") from None
+        what = str(error).partition("; use sys.")[0]  # Python's advice about long numbers is not for clients
+        raise invalid(None, f"the body is no JSON: {what}") from None
     if not isinstance(found, dict):
         raise invalid(None, f"the body is a JSON {_NAMES[type(found)]}", "send a JSON object")
     return found
@@ -318,7 +319,7 @@ def _expected(error: Mapping[str, Any]) -> str:
         case "string_too_short":
             return "a string that is not empty"
         case "literal_error":
-            return str(context["expected"])
+            return str(context["expected"]).replace("False", "false")
         case "too_short":
             return "at least one entry" if context["min_length"] == 1 else f"at least {context['min_length']} entries"
         case "too_long":

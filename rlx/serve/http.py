@@ -80,6 +80,8 @@ class JsonRoute(OpenRoute):
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             found = f"is {kind!r}" if kind else "is missing"
             raise ApiError(415, f"the content type {found}", hint="send the header Content-Type: application/json")
+        if (coding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+            raise ApiError(415, f"the content encoding is {coding!r}", hint="send the body uncompressed")
 
 
 def new_router(**options: Any) -> APIRouter:

@@ -111,7 +111,7 @@ def http_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
     own = {
         "send_seconds": options.send_timeout,
         "turns": Turns(),
-        "others_wait": staticmethod(lambda: shared.limiter.is_crowded),
+        "others_wait": staticmethod(lambda: shared.is_crowded),
     }
     config = uvicorn.Config(
         app,

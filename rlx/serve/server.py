@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 
 from rlx import demo
 from rlx.engine.opening.options import SLOTS
-from rlx.errors import ArgumentError, RlxError
+from rlx.errors import ArgumentError, BusyError, RlxError
 from rlx.grammar import trial
 from rlx.serve import record, status
 from rlx.serve.admission import ConcurrencyLimiter
@@ -255,6 +255,16 @@ class Server:
             everything = self.options.warm == "all"
             self._is_warm = all(each.is_compiled if everything else each.is_warm for each in self.models)
         return problem or (None if self._is_warm else _unavailable("the model is compiled for this CPU", "loading"))
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether requests wait: there are more than slots, or choices of several wait for the slots of a model."""
+        inside = self.limiter.inside
+        if inside < 2 or inside > self.limiter.slots:
+            return inside > self.limiter.slots
+        with suppress(BusyError):  # closed meanwhile
+            return any(each.runner.stats()["requests"]["queue"] for each in self.without_adapters)
+        return False
 
     def places_for_batches(self) -> int:
         """How many requests of batches are computed at once: half of the slots stay free for others."""

@@ -114,6 +114,13 @@ def test_a_grammar_as_a_part_of_another_one(name: str) -> None:
         _ = Grammar.gbnf('root ::= "a"').rule
 
 
+@pytest.mark.parametrize("repeated", ['(("a"*)*)*', '("a"+)?', '("a"?){0,3}', '("a"{2})*'])
+def test_a_repetition_of_a_repetition(repeated: str) -> None:
+    compiled = COMPILER.compile(Grammar.gbnf(f'root ::= "<" {repeated} ">"'))
+    for seed in range(6):
+        assert re.fullmatch("<a*>", text_of(draw(compiled.constraint(), seed)))
+
+
 def test_stop_ids_only_where_the_grammar_is_satisfied() -> None:
     constraint = COMPILER.compile(Grammar.regex("ab+")).constraint({STOP})
     spell(constraint, "a")

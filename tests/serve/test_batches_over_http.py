@@ -63,6 +63,13 @@ def make(server: Any, serve: Any) -> Iterator[Callable[..., Any]]:
         )
 
 
+def test_a_wrong_query_is_named(server: Any) -> None:
+    for path, wrong in (("/v1/files", "many"), ("/v1/batches", "1000000")):
+        error = server.http.get(path, params={"limit": wrong}).json()["error"]
+        assert error["param"] == "limit" and error["message"].startswith("limit: expected ")
+        assert error["message"].endswith(f'found "{wrong}"')
+
+
 def test_files(server: Any) -> None:
     client = server.openai
     made = client.files.create(file=("a name.jsonl", b'{"a": "\xc3\xa9"}\n' * 3), purpose="batch")

@@ -287,12 +287,14 @@ def test_one_that_stops_reading_keeps_no_place_from_others(
         own, connection = httpx.URL(url), socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((own.host, own.port))
-        connection.sendall(whole({**LONG, "n": 8, "stream": True, "logprobs": True, "top_logprobs": 20}))
         running = server.model.runner.stats
+        body = {**LONG, "n": running()["requests"]["slots"], "stream": True, "logprobs": True, "top_logprobs": 20}
+        connection.sendall(whole(body))
         assert until(lambda: bool(running()["requests"]["running"]))
         time.sleep(1)
         assert app.state.server.limiter.inside == 1, "nobody waits: it may go on later"
-        app.state.server.limiter.slots = 0  # as if others waited
+        answer = httpx.post(f"{url}{CHAT}", json=SHORT, timeout=HANGS)
+        assert answer.status_code == 200, "there are more slots than requests, but its choices have them all"
         assert until(lambda: app.state.server.limiter.inside == 0)
         connection.close()
     idle(server)
