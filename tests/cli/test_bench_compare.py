@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from rlx.cli import bench_compare
-from rlx.cli.bench import disturbances
 from rlx.cli.main import cli
 
 QUICK = ["bench", "--prompt", "8", "--generate", "2", "--repeat", "2", "--threads", "1"]
@@ -43,16 +41,6 @@ def test_ratios_and_noise() -> None:
     assert "decode: gone" not in found
 
 
-def test_what_differs_is_named() -> None:
-    assert not bench_compare.differences(OLD, NEW)
-    other = copy.deepcopy(NEW)
-    other["machine"]["cpu"], other["conditions"]["threads"] = "B", 4
-    other["versions"]["numba"] = "2"
-    assert bench_compare.differences(OLD, other) == [
-        "conditions threads: 2, now 4", "machine cpu: A, now B", "versions numba: none, now 2",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(("old", "new", "least", "slow"), [
     (OLD, NEW, 1.0, []), (NEW, OLD, 0.95, ["prefill"]), (NEW, OLD, 0.4, []), (NEW, OLD, 10.0, ["prefill"]),
 ])  # fmt: skip
@@ -80,25 +68,3 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "beside the earlier measurement:" in found.stdout and "prefill" in found.stdout
     same = CliRunner().invoke(cli, [*QUICK, "--compare", str(before), "--json"])
     assert same.exit_code == 0 and json.loads(same.stdout)["compared"]["differences"] == []
-
-
-@pytest.mark.parametrize(
-    "content", ["{}", "[]", "no JSON", '{"prefill": {"runs": ["x"]}}', json.dumps({**OLD, "decode": {}})]
-)
-def test_a_file_that_is_no_measurement_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "bad.json").write_text(content)
-    found = CliRunner().invoke(cli, [*QUICK, "--compare", str(tmp_path / "bad.json")])
-    assert found.exit_code == 2 and "bad.json" in found.stderr and "Traceback" not in found.stderr
-
-
-def test_a_disturbed_measurement_says_why() -> None:
-    quiet: dict[str, Any] = {
-        "prefill": {"runs": [100, 101, 99]}, "decode": {"runs": [10, 10.5, 10.2]},
-        "cpu_share": 0.9, "decode_share_of_bandwidth": 0.8,
-    }  # fmt: skip
-    assert disturbances(quiet) == []
-    noisy = {**quiet, "decode": {"runs": [10, 7, 10]}, "cpu_share": 0.5, "decode_share_of_bandwidth": 1.04}
-    assert disturbances(noisy) == [
-        "runs of decode differ by 30%", "its threads had a CPU for 50% of the time",
-        "decoding was faster than the measurement of the bandwidth",
-    ]  # fmt: skip

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import click
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from rlx.backends.cpu.llvm import compile_module
-from rlx.backends.cpu.target import Target
-from rlx.cli import cache as cli_cache
 from rlx.cli.main import cli
 from rlx.engine.kv.prefix_store import PrefixStore
-from rlx.errors import CacheError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph
@@ -110,62 +101,6 @@ def test_ls_shows_what_is_stored(store: Store) -> None:
     assert rlx("ls").stdout.splitlines()[-1].startswith("3 entries, ")
 
 
-def program(phase: str, bucket: list[int], **options: Any) -> CompileKey:
-    return CompileKey(
-        "program", "qwen3 596M", "ab" * 32, phase, bucket, {"k.0": "q8_0", "v.0": "q8_0", "conv.0": "f32"},
-        {"level": "avx512"}, {"precision": "auto"}, options,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def many(store: Store) -> Store:
-    """Programs of every kind."""
-    store.clear()
-    store.put(program("greedy", [1, 1], symbols=[["PAST_SEQ", [129, 256]]]), FILES)
-    store.put(program("batch", [2, 8]), FILES)
-    store.put(program("verify", [2, 16]), FILES)
-    return store
-
-
-@pytest.mark.parametrize("columns", [46, 80, 200])
-def test_ls_is_readable_at_any_width(columns: int, many: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every fact of every entry is there, no line is longer than the terminal is wide, and no word is cut."""
-    monkeypatch.setattr(cli_cache, "width", lambda: columns)
-    out = rlx("ls").stdout
-    assert all(len(line) <= columns for line in out.splitlines())
-    for words in (("greedy", "129-256"), ("batch", "2-8"), ("verify", "2-16")):
-        digest = next(row.digest for row in many.entries() if row.key and row.key.phase == words[0])
-        start = out.index(digest[:8])  # a narrow table has fewer digits
-        assert all(word in out[start:] for word in (*words, "auto", "q8_0", "qwen3 596M", "avx512"))
-    if columns == 200:
-        heads = ["digest", "phase", "SEQ", "PAST", "batch", "precision", "kv", "model", "level", "size", "age"]
-        rows = listed(out)
-        assert rows[0] == heads
-        assert next(row for row in rows if "batch" in row[1:2])[2:8] == [
-            "1", "2-8", "auto", "q8_0", "qwen3 596M", "avx512"
-        ]  # fmt: skip
-
-
-def test_ls_as_json(store: Store) -> None:
-    rows = json.loads(rlx("ls", "--json").stdout)
-    assert [CompileKey(**row["key"]) for row in rows] == [PACK, PREFILL, DECODE]
-    assert [row["digest"] for row in rows] == [PACK.digest, PREFILL.digest, DECODE.digest]
-    assert [row["nbytes"] for row in rows] == [row.nbytes for row in store.entries()]
-    assert all(Path(row["folder"]).is_dir() for row in rows)
-
-
-def test_ls_of_an_empty_cache(store: Store) -> None:
-    store.clear()
-    assert rlx("ls").stdout.splitlines()[-1] == "0 entries, 0 B"
-    assert json.loads(rlx("ls", "--json").stdout) == []
-
-
-def test_ls_lists_an_entry_whose_key_is_unreadable(store: Store) -> None:
-    break_file(store, DECODE, "key.json")
-    assert [DECODE.digest[:12], "?"] in [row[:2] for row in listed(rlx("ls").stdout)]
-    assert json.loads(rlx("ls", "--json").stdout)[-1]["key"] is None
-
-
 def test_a_folder_with_states_of_prompts_is_listed_compared_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,63 +130,6 @@ def test_show_prints_the_key_and_the_files(store: Store) -> None:
     assert ["ir/03-fuse.txt", "25 B"] in listed(out)
     assert ["program.o", "6 B"] in listed(out)
     assert str(store.find(PREFILL.digest).folder) in out
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_show_prints_a_file_as_it_is(name: str, store: Store) -> None:
-    data = FILES[name]
-    assert rlx("inspect", DECODE.digest, "--file", name).stdout_bytes == (
-        data.encode() if isinstance(data, str) else data
-    )
-
-
-class Terminal(io.TextIOWrapper):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_gets_text_without_control_characters(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", Terminal(raw, encoding="utf-8", write_through=True))
-    command: Any = cli_cache.inspect.callback
-    with click.Context(cli_cache.inspect):
-        command(DECODE.digest, "ir/03-fuse.txt", None)
-        assert raw.getvalue().decode() == "%1 = add(%0)\n[red]é\\x1b[2J\n"
-        with pytest.raises(CacheError, match=r"program\.o is no text.*--out PATH"):
-            command(DECODE.digest, "program.o", None)
-
-
-MODULE = "define i64 @twice(i64 %a) {\n  %b = shl i64 %a, 1\n  ret i64 %b\n}\n"
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_a_terminal_gets_the_assembly_of_an_object(
-    store: Store, exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = Target.host()
-    made = compile_module(MODULE, target)
-    code = made.code if exact else made.code + b"more"
-    key = CompileKey("pack", "q8_0", target=target.describe())
-    store.put(key, {"kernel.o": code, "kernel.ll": made.text})
-    raw = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", Terminal(raw, encoding="utf-8", write_through=True))
-    command: Any = cli_cache.inspect.callback
-    with click.Context(cli_cache.inspect):
-        command(key.digest, "kernel.o", None)
-        shown = raw.getvalue().decode()
-        command(key.digest, "kernel.o", str(tmp_path / "k.o"))
-    assert "twice:" in shown and "ret" in shown
-    assert ("not exactly the stored code" in shown) != exact
-    assert (tmp_path / "k.o").read_bytes() == code and raw.getvalue().decode() == shown
-
-
-def test_show_refuses(store: Store) -> None:
-    assert "no file is called 'x'" in refused("inspect", DECODE.digest, "--file", "x")
-    assert "no entry starts with 'ffff0'" in refused("inspect", "ffff0")
-    assert "DIGEST" in refused("inspect")
-    assert "--out needs --file" in refused("inspect", DECODE.digest, "--out", "x")
-    break_file(store, DECODE)
-    assert "damaged: wrong checksum of program.o" in refused("inspect", DECODE.digest)
 
 
 # ---------------------------------------------------------------------------------------------------- diff
@@ -290,21 +168,6 @@ def test_diff_says_how_the_graphs_differ(store: Store) -> None:
     ]
 
 
-def test_diff_of_graphs_without_a_text_says_so(store: Store) -> None:
-    other = store.put(replace(DECODE, graph="cd" * 32), FILES).key
-    assert "its text cannot be compared" in rlx("diff", DECODE.digest, other.digest).stdout
-
-
-def test_diff_of_an_entry_with_itself(store: Store) -> None:
-    assert rlx("diff", DECODE.digest, DECODE.digest).stdout == "the keys are equal\n"
-
-
-def test_diff_refuses(store: Store) -> None:
-    assert "no entry starts with 'ffff0'" in refused("diff", DECODE.digest, "ffff0")
-    break_file(store, DECODE, "key.json")
-    assert "key.json cannot be read" in refused("diff", DECODE.digest, PACK.digest)
-
-
 # ---------------------------------------------------------------------------------------------------- stats, rm, verify
 
 
@@ -321,18 +184,6 @@ def test_stats_tell_the_folder_and_its_size(store: Store, monkeypatch: pytest.Mo
     }
 
 
-def test_stats_as_json(store: Store) -> None:
-    assert json.loads(rlx("stats", "--json").stdout) == {
-        "folder": str(store.root),
-        "policy": "on",
-        "entries": 3,
-        "kinds": {"pack": 1, "program": 2},
-        "nbytes": store.stats().nbytes,
-        "limit": 2 << 30,
-        "oldest_use": store.stats().oldest,
-    }
-
-
 def test_rm_removes_what_it_is_told(store: Store) -> None:
     out = rlx("prune", DECODE.digest[:10], PACK.digest, PACK.digest[:9]).stdout
     assert out.splitlines() == [
@@ -343,22 +194,6 @@ def test_rm_removes_what_it_is_told(store: Store) -> None:
     assert rlx("prune", "--all", "--yes").stdout == "removed 1 entry\n"
     assert store.entries() == []
     assert rlx("prune", "--all").stdout == "removed 0 entries\n"  # nothing to ask about
-
-
-def test_rm_all_asks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "say --yes" in refused("prune", "--all")  # no terminal: nothing is removed without a word
-    monkeypatch.setattr(cli_cache, "is_terminal", lambda stream: True)
-    for answer, code, left in (("n\n", 1, 3), ("", 1, 3), ("y\n", 0, 0)):
-        result = CliRunner().invoke(cli, ["cache", "prune", "--all"], input=answer)
-        assert f"Remove 3 entries of {store.stats().nbytes / 1000:.3g} kB in {store.root}" in result.output or not left
-        assert (result.exit_code, len(store.entries())) == (code, left)
-
-
-def test_rm_refuses(store: Store) -> None:
-    for args in ([], ["--all", DECODE.digest], ["--yes", DECODE.digest], ["--all"]):
-        assert "--all" in refused("prune", *args)
-    assert "no entry starts with 'ffff0'" in refused("prune", DECODE.digest, "ffff0")
-    assert len(store.entries()) == 3
 
 
 def test_verify_removes_damage_and_says_so(store: Store) -> None:

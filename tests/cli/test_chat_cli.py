@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -70,11 +65,6 @@ def test_a_turn_computes_its_new_tokens_only(opened: Opened, talker: Talker) -> 
     assert calls[1 + steps] == len(second) - len(first) - steps
 
 
-def test_bytes_that_are_not_utf8_are_replaced(prompts: list[str]) -> None:
-    assert chat(b"Hi \xff\n", "--system", os.fsdecode(b"\xfe")).exit_code == 0
-    assert prompts == [f"<|im_start|>system\n\N{REPLACEMENT CHARACTER}{END}\n{turns('Hi ' + chr(0xFFFD))}"]
-
-
 def test_control_tokens_of_an_answer_stay_in_the_conversation_only(talker: Talker, prompts: list[str]) -> None:
     talker.script = lambda text: [  # type: ignore[method-assign]
         *talker.tokenizer.encode(f"{USER.strip()} {text}", parse_special=True), talker.tokenizer.eos_id or 0
@@ -96,32 +86,12 @@ def test_the_options_reach_the_turns(talker: Talker, opened: Opened, prompts: li
     assert (opened.options["max_seq"], opened.options["threads"]) == (99, 2)
 
 
-def test_guesses_and_samples_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Any, ...]] = []
-    generate = CachedRunner.generate
-
-    def watched(self: CachedRunner, ids: Any, most: int, on_token: Any, sample: Any, **more: Any) -> Any:
-        seen.append((most, sample.temperature, more["speculative"], more["min_tokens"], more["stop"]))
-        return generate(self, ids, most, on_token, sample, **more)
-
-    monkeypatch.setattr(CachedRunner, "generate", watched)
-    options = "--max-tokens 9 --min-tokens 2 --stop x --temperature 0.5 --speculative prompt-lookup".split()
-    assert chat("Hi\n", *options).exit_code == 0
-    assert seen == [(9, 0.5, "prompt-lookup", 2, ("x",))]
-
-
 def test_an_answer_that_was_cut_says_so_and_stays(prompts: list[str], talker: Talker) -> None:
     result = chat("Hi\nBye\n", "--max-tokens", "2")
     cut = talker.tokenizer.decode(talker.script("You said: Hi")[:2])
     assert result.stdout.splitlines()[0] == cut
     assert result.stderr == "(stopped by --max-tokens)\n" * 2
     assert prompts[1] == turns("Hi", cut.strip(), "Bye")
-
-
-def test_a_stop_string_ends_what_is_kept(prompts: list[str]) -> None:
-    result = chat("Hi\nBye\n", "--stop", " said")
-    assert (result.stdout, result.stderr) == ("You\nYou\n", "")
-    assert prompts[1] == turns("Hi", "You", "Bye")
 
 
 # ---------------------------------------------------------------------------------------------------- a full context
@@ -141,11 +111,6 @@ def test_the_oldest_exchanges_are_left_out_if_asked_for(talker: Talker, prompts:
     assert all(len(talker.tokenizer.encode(prompt, parse_special=True)) <= 256 - 40 for prompt in prompts)
 
 
-def test_an_answer_of_any_length_leaves_half_of_the_context_to_the_turns(prompts: list[str]) -> None:
-    assert chat("Hi\nBye\n", "--max-tokens", "100000", "--drop-oldest").stderr == ""
-    assert prompts[1] == turns("Hi", "You said: Hi", "Bye")
-
-
 def test_a_full_context_ends_a_pipe_and_forgets_nothing(talker: Talker, prompts: list[str]) -> None:
     questions = [f"Question {i} about a fox." for i in range(12)]
     result = chat("\n".join(questions), "--max-tokens", "40")
@@ -161,42 +126,7 @@ def test_a_full_context_ends_a_pipe_and_forgets_nothing(talker: Talker, prompts:
     assert "--drop-oldest" in result.stderr and "--max-seq" in result.stderr
 
 
-def test_a_message_longer_than_the_context_is_refused_and_removed(prompts: list[str]) -> None:
-    result = chat(f"Hi\n{'much too long ' * 100}\nBye\n")
-    assert result.exit_code == 0
-    assert result.stdout == "You said: Hi\nYou said: Bye\n"
-    assert "Error: message: it has " in result.stderr
-    assert "and the context holds 256. Shorten it, or start with a larger --max-seq" in result.stderr
-    assert "left out" not in result.stderr
-    assert prompts[-1] == turns("Hi", "You said: Hi", "Bye")
-
-
 # ---------------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
-def test_a_model_without_a_template_is_refused_before_it_is_loaded(
-    kind: str, opened: Opened, goldens: Path, tmp_path: Path
-) -> None:
-    if kind == "gguf":
-        path = tmp_path / "base.gguf"
-        writer = gguf.GGUFWriter(path, "llama")
-        writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    else:
-        path = tmp_path / "hf"
-        shutil.copytree(goldens / "qwen3" / "hf", path)
-        config = json.loads((path / "tokenizer_config.json").read_text())
-        del config["chat_template"]
-        (path / "tokenizer_config.json").write_text(json.dumps(config))
-    result = chat("Hi\n", str(path))
-    hint = "It may be a base model: `rlx run MODEL PROMPT` continues a text. --chat-template gives it one."
-    said = f"the model has no chat template. {hint}"
-    assert (result.exit_code, result.output) == (2, f"Error: {path}: {said}\n")
-    assert opened.calls == []
 
 
 @pytest.mark.parametrize(
@@ -214,17 +144,6 @@ def test_a_mistake_is_one_message_and_exit_code_2(args: list[str], said: str) ->
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_a_turn_that_the_template_refuses_is_taken_back(talker: Talker) -> None:
-    template = talker.tokenizer.chat_template
-    refusing = f"{{% if 'no' in messages[-1].content %}}{{{{ raise_exception('not that') }}}}{{% endif %}}{template}"
-    talker.tokenizer = replace(talker.tokenizer, chat_templates={"default": refusing})
-    result = chat("Hi\nno\nBye\n")
-    assert (result.exit_code, result.stdout) == (0, "You said: Hi\nYou said: Bye\n")
-    assert "Error: chat template: the template refuses the conversation: not that" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert "Traceback" in chat("no\n", "--debug").stderr
 
 
 def test_broken_logits_take_the_turn_back(talker: Talker, prompts: list[str]) -> None:

@@ -23,12 +23,6 @@ pytestmark = pytest.mark.usefixtures("opened")
 # ---------------------------------------------------------------------------------------------------- commands
 
 
-@pytest.mark.parametrize("word", ["/exit", "/bye", "/quit"])
-def test_words_that_end(word: str, desk: Desk) -> None:
-    result = desk.chat(f"{word}\r", "Hi\r")
-    assert (result.exit_code, desk.prompts) == (0, [])
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -55,14 +49,6 @@ def test_a_wrong_command_is_one_line_and_goes_on(line: str, said: str, desk: Des
     assert desk.prompts == [turns("Hi")]
 
 
-def test_help_names_every_command_and_key(desk: Desk) -> None:
-    from rlx.cli.chat.commands import COMMANDS
-
-    shown = desk.chat("/help\r").stderr
-    assert all(f"/{name}" in shown for name in COMMANDS)
-    assert all(key in shown for key in ("Ctrl-C", "Ctrl-D", "Ctrl-R", "Alt-Enter", '"""', "Tab", "/bye"))
-
-
 def test_undo_and_clear(desk: Desk) -> None:
     result = desk.chat("Hi\r", "Well\r", "/undo\r", "Bye\r", "/clear\r", "Again\r", args=("--system", "Brief."))
     system = f"<|im_start|>system\nBrief.{END}\n"
@@ -75,42 +61,6 @@ def test_regenerate_answers_again(desk: Desk, talker: Talker) -> None:
     result = desk.chat("Hi\r", "/regenerate\r", "Bye\r")
     assert result.stdout == "You said: Hi\nYou said: Hi\nYou said: Bye\n"
     assert desk.prompts == [turns("Hi"), turns("Hi"), turns("Hi", "You said: Hi", "Bye")]
-
-
-def test_an_interrupted_regenerate_keeps_the_earlier_answer(desk: Desk, talker: Talker) -> None:
-    def again(number: int) -> None:
-        if number == 1:
-            talker.trouble["Hi"] = 0, lambda: os.kill(os.getpid(), 2)
-
-    desk.shown = again
-    result = desk.chat("Hi\r", "/regenerate\r", "Bye\r")
-    assert "(the earlier answer stays)" in result.stderr
-    assert desk.prompts[-1] == turns("Hi", "You said: Hi", "Bye")
-
-
-def test_the_system_message(desk: Desk) -> None:
-    result = desk.chat("/system\r", "/system Be brief.\r", "Hi\r", "/system -\r", "Bye\r")
-    assert "(there is no system message)" in result.stderr
-    assert desk.prompts[0] == f"<|im_start|>system\nBe brief.{END}\n{turns('Hi')}"
-    assert desk.prompts[1] == turns("Hi", "You said: Hi", "Bye")
-
-
-def test_stats(desk: Desk, talker: Talker) -> None:
-    shown = desk.chat("Hi\r", "Bye\r", "/stats\r").stderr
-    first, second = (len(talker.tokenizer.encode(prompt, parse_special=True)) for prompt in desk.prompts)
-    answer = len(talker.script("You said: Hi"))
-    assert f"{second} tokens, {first + answer - 1} of them not computed again" in " ".join(shown.split())
-    assert "of 256 tokens" in shown and "0 pieces of code in 0.00 s" in shown and "2 programs" in shown
-
-
-def test_a_full_context_says_what_can_be_done(desk: Desk) -> None:
-    long = "a fox " * 30
-    result = desk.chat(*[f"{long}{i}\r" for i in range(6)], "/undo\r", "/clear\r", "Hi\r", args=("--max-tokens", "9"))
-    assert result.exit_code == 0
-    assert "of the context left; /undo or /clear make room)" in result.stderr
-    assert "the conversation with this message has" in result.stderr
-    assert all(word in result.stderr for word in ("/undo", "/clear", "drop-oldest", "--max-seq"))
-    assert desk.prompts[-1] == turns("Hi")
 
 
 # ---------------------------------------------------------------------------------------------------- settings
@@ -139,17 +89,6 @@ def test_settings_are_those_of_the_command_line(monkeypatch: pytest.MonkeyPatch,
     args = ("--temperature", "0.5", "--top-k", "40", "--seed", "1", "--max-tokens", "9")
     result = desk.chat(*[f"{piece}\r" for piece in pieces], args=args)
     assert seen == [(9, 0.5, 40, ()), (9, 0.25, 3, ("x", "y")), (9, 0.25, 0, ("x", "y"))], result.output
-
-
-def test_settings_are_shown_with_their_present_values() -> None:
-    settings = Settings(SampleOpts(temperature=0.6, top_p=0.9))
-    settings.set("top-p", ["0.5"])
-    settings.set("fold-thinking", ["on"])
-    shown = {name: (value, by) for name, value, by in settings.shown()}
-    assert list(shown) == list(Settings.names())
-    assert shown["temperature"] == ("0.6", "") and shown["top-p"] == ("0.5", "set")
-    assert shown["max-tokens"] == ("256", "") and shown["fold-thinking"] == ("on", "set")
-    assert shown["markdown"] == ("on", "") and shown["dry-penalty-last-n"] == ("all", "")
 
 
 def test_a_refused_setting_changes_nothing() -> None:
@@ -196,23 +135,6 @@ def test_a_saved_conversation_comes_back(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["talk.json"]
 
 
-def test_save_and_load_in_a_chat(desk: Desk, tmp_path: Path) -> None:
-    path = tmp_path / "talk.json"
-    desk.chat("Hi\r", f"/save {path}\r", args=("--temperature", "0.5", "--system", "Brief."))
-    first = desk.prompts[0]
-    result = desk.chat(f"/load {path}\r", "/set temperature\r", "Bye\r")
-    assert "3 messages from" in result.stderr and "the last answer: You said: Hi" in result.stderr.replace("\n", " ")
-    assert " 0.5 " in result.stderr
-    assert desk.prompts[-1] == first.removesuffix(turns("Hi")) + turns("Hi", "You said: Hi", "Bye")
-
-
-def test_a_picture_for_a_model_of_text_names_the_one_that_sees(desk: Desk, tmp_path: Path) -> None:
-    pillow = pytest.importorskip("PIL.Image")
-    pillow.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    said = " ".join(desk.chat(f"/image {tmp_path / 'a.png'}\r").stderr.split())
-    assert "the model takes text only" in said and "`rlx chat demo-vision`" in said
-
-
 @pytest.mark.parametrize("there", [b"my notes", b'{"format": "other"}', b"[1]", b""])
 def test_what_is_no_saved_conversation_is_not_overwritten(there: bytes, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
@@ -220,20 +142,6 @@ def test_what_is_no_saved_conversation_is_not_overwritten(there: bytes, tmp_path
     with pytest.raises(ChatError, match="is there and is no saved conversation"):
         save(str(path), EXAMPLE, None, {})
     assert path.read_bytes() == there and os.listdir(tmp_path) == ["notes.txt"]
-
-
-def test_folders_fifos_and_full_disks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    for name in ("", "fifo", "gone/talk.json"):
-        with pytest.raises(ChatError):
-            save(str(tmp_path / name), EXAMPLE, None, {})
-        with pytest.raises(ChatError):
-            load(str(tmp_path / name))
-    save(path := str(tmp_path / "talk.json"), EXAMPLE, None, {})
-    monkeypatch.setattr("os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(ChatError, match="it cannot be written: No space left"):
-        save(path, Conversation(), None, {})
-    assert load(path)[0] == EXAMPLE and sorted(os.listdir(tmp_path)) == ["fifo", "talk.json"]
 
 
 @pytest.mark.parametrize(
@@ -262,10 +170,3 @@ def test_broken_files_are_refused(text: str, said: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(ChatError, match=said):
         load(str(path))
-
-
-def test_a_list_of_messages_with_parts_is_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "openai.json"
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    path.write_text(json.dumps([{"role": "user", "content": parts}, {"role": "assistant", "content": "c"}]))
-    assert load(str(path)) == (Conversation(None, [(Question("ab"), "c")]), {})

@@ -88,21 +88,6 @@ def drawn(screen: Screen, text: str, piece: int = 3) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- Markdown
 
 
-def test_blocks_are_drawn(screen: Screen) -> None:
-    text = "# Title\n\nSome *soft* and **strong** `code`,\nsecond line.\n\n- one\n- two\n  - deep\n\n> said\n\n***\nend"
-    shown = drawn(screen, text)
-    assert shown[:4] == ["Title", "", "Some soft and strong code,", "second line."]
-    assert shown[5:8] == [" • one", " • two", "    • deep"]
-    assert shown[9] == "▌ said" and set(shown[11]) <= set("─-") and shown[12] == "end"
-
-
-def test_a_table_and_numbers(screen: Screen) -> None:
-    shown = drawn(screen, "| a | b |\n|---|---|\n| 1 | x y |\n\n9. nine\n10. ten\n")
-    assert [line.split() for line in shown if line.strip(" ─━")] == [
-        ["a", "b"], ["1", "x", "y"], ["9", "nine"], ["10", "ten"],
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("piece", [1, 2, 7, 1000])
 def test_code_is_verbatim(piece: int, screen: Screen) -> None:
     code = "```python\ndef f(x):\n    return x**2  # *not* soft\n\n\n~~~\n``\n```"
@@ -161,19 +146,6 @@ def test_no_text_breaks_it(pieces: list[str], size: int) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- thinking
-
-
-@pytest.mark.parametrize(
-    ("fold", "expected"),
-    [(False, ["one", "two", "", "yes and no", ""]), (True, ["(thought: 2 words)", "", "yes and no", ""])],
-)
-@pytest.mark.parametrize("markdown", [True, False])
-def test_thinking_is_dim_or_folded(fold: bool, expected: list[str], markdown: bool, screen: Screen) -> None:
-    display = Display(screen, ThinkingSplitter(TAGS), markdown=markdown, fold=fold)
-    for char in "<think>\none\ntwo\n</think>\n\nyes and no":
-        display.write(char)
-    display.finish()
-    assert screen.shown == expected
 
 
 def test_control_characters_never_reach_the_terminal(screen: Screen) -> None:

@@ -88,34 +88,6 @@ def test_an_interrupt_in_the_engine_keeps_what_was_said(token: int, desk: Desk, 
     assert desk.prompts[1] in [turns("Bye"), *(turns("Hi", each, "Bye") for each in said)]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_that_a_destructor_swallows_stops_the_answer(desk: Desk, talker: Talker) -> None:
-    """Python reports an exception in `__del__` and goes on; the signal was noted all the same."""
-
-    class Swallows:
-        def __del__(self) -> None:
-            interrupt()
-
-    talker.trouble["Hi"] = 1, lambda: Swallows() and None
-    result = desk.chat("Hi\r", "Bye\r")
-    assert (result.exit_code, result.stderr) == (0, "(interrupted)\n")
-    assert result.stdout.endswith("You said: Bye\n")
-
-
-def test_an_interrupt_as_the_prompt_is_made_is_a_key_of_the_prompt(desk: Desk) -> None:
-    desk.shown = lambda number: interrupt() if number == 1 else None
-    result = desk.chat("Hi\r", "Bye\r")
-    assert (result.exit_code, result.stdout, desk.cleared) == (0, "You said: Hi\nYou said: Bye\n", 1)
-
-
-def test_the_second_interrupt_in_a_row_ends_wherever_it_comes(
-    desk: Desk, talker: Talker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before(session, "said", interrupt, monkeypatch)
-    result = desk.chat("Hi\r", "\x03")
-    assert (result.exit_code, desk.cleared) == (130, 2)
-
-
 def elsewhere(number: int) -> None:
     """Sends SIGINT to another thread: no system call of the main thread is interrupted by it."""
     if number != 1:
@@ -146,20 +118,6 @@ def test_an_interrupt_that_breaks_no_system_call_reaches_a_waiting_prompt(
         result = desk.chat("Hi\r", "", source=source)
         watchdog.cancel()
     assert (result.exit_code, result.stdout, desk.cleared) == (0, "You said: Hi\n", 1)
-
-
-def test_an_interrupt_that_breaks_no_system_call_ends_the_wait_for_a_line() -> None:
-    reads, writes = os.pipe()
-    with Interrupts() as interrupts:
-        elsewhere(1)
-        watchdog = threading.Timer(30, os.write, (writes, b"not woken"))
-        watchdog.start()
-        assert not interrupts.wait_readable(reads)
-        watchdog.cancel()
-        os.write(writes, b"x")
-        assert interrupts.wait_readable(reads) and not interrupts.pending
-    os.close(reads)
-    os.close(writes)
 
 
 def test_clean_up_after_an_interrupt_is_not_interrupted() -> None:
@@ -216,37 +174,11 @@ def test_a_message_of_several_lines_is_one_message(keys: str, said: str, desk: D
     assert desk.prompts == [turns(said)]
 
 
-def test_empty_lines_are_no_messages(desk: Desk) -> None:
-    assert desk.chat("\r", "  \r", "\x04").exit_code == 0
-    assert desk.prompts == []
-
-
-def test_what_is_typed_behind_enter_is_the_next_message(desk: Desk) -> None:
-    result = desk.chat("Hi\rBye\rand", " so on\r")
-    assert desk.prompts[1] == turns("Hi", "You said: Hi", "Bye")
-    assert result.stdout.splitlines()[:2] == ["You said: Hi", "You said: Bye"]
-
-
 def test_ctrl_c_behind_enter_stops_the_answer(desk: Desk, talker: Talker) -> None:
     """Between Enter and the end of raw mode it is a byte of the input: it must not wait for the next prompt."""
     result = desk.chat("Hi\r\x03", "Bye\r")
     assert (result.stdout, result.stderr, desk.cleared) == ("You said: Bye\n", "(interrupted)\n", 0)
     assert desk.prompts == [turns("Bye")]
-
-
-def completions(text: str) -> list[str]:
-    from prompt_toolkit.document import Document
-
-    return [found.text for found in editor.Completions().get_completions(Document(text), None)]
-
-
-def test_completion(tmp_path: Path) -> None:
-    (tmp_path / "talk.json").touch()
-    assert completions("/s") == ["/system", "/set", "/save", "/stats"]
-    assert completions("/set temp") == ["temperature"]
-    assert completions("/set temperature d") == ["default"]
-    assert completions(f"/load {tmp_path}/ta") == ["lk.json"]
-    assert completions("hello /s") == completions("some\n/s") == []
 
 
 # ---------------------------------------------------------------------------------------------------- a real terminal

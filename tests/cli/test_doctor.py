@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import subprocess
@@ -13,14 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rlx import platform
-from rlx.backends.cpu import target as targets
 from rlx.backends.cpu.feature_use import feature_use
 from rlx.backends.cpu.target import Target
 from rlx.cli.doctor import examination
-from rlx.cli.doctor.examination import Findings, without_home
+from rlx.cli.doctor.examination import Findings
 from rlx.cli.doctor.page import lines
-from rlx.cli.doctor.trial import _ended
 from rlx.cli.main import cli
 from rlx.errors import TargetError
 
@@ -64,11 +60,6 @@ def test_without_llvmlite_it_says_so(tmp_path: Path) -> None:
     assert done.stdout.rstrip().splitlines()[-1].startswith("models cannot run: ")
 
 
-def test_a_crash_of_the_trial_names_the_signal() -> None:
-    assert _ended(-4, "") == "its process ended with signal SIGILL"
-    assert _ended(1, "warning\nNameError: x") == "NameError: x"
-
-
 # -- environment ------------------------------------------
 
 
@@ -92,13 +83,6 @@ def test_variables_are_checked(
     assert what in problem.what and problem.prevents == prevents and found.can_run == (not prevents)
 
 
-def test_a_misspelt_variable_gets_the_name_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLX_THREDS", "2")
-    found = Findings()
-    examination.environment(found)
-    assert "RLX_THREADS" in str(found.problems[0].hint)
-
-
 def test_an_unknown_target_prevents_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLX_TARGET", "pentium")
     found = Findings()
@@ -116,19 +100,6 @@ def test_features_are_those_that_the_system_lists() -> None:
     flags = Path("/proc/cpuinfo").read_text().split("flags\t\t: ")[-1].split("\n")[0].split()
     for feature in ("avx2", "fma", "f16c", "avx512f"):
         assert (feature in flags) == (feature in [*facts["used"], *facts["unused"]]), feature
-
-
-def test_features_of_arm_are_those_that_the_system_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LLVM does not find all of them, as in an emulator."""
-    features = frozenset({"neon", "lse", "dotprod", "i8mm", "bf16"})
-    monkeypatch.delenv("RLX_TARGET", raising=False)
-    monkeypatch.setattr(targets, "_host", inspect.unwrap(targets._host))  # not the machine of an earlier call
-    monkeypatch.setattr("llvmlite.binding.get_process_triple", lambda: "aarch64-unknown-linux-gnu")
-    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"neon": True, "dotprod": False})
-    monkeypatch.setattr(platform.current(), "arm_features", lambda: features)
-    facts = examination.cpu(Findings())
-    assert facts["levels"] == ["generic", "neon", "dotprod", "i8mm", "bf16"] and facts["level"] == "bf16"
-    assert set(facts["used"]) == features - {"lse"} and not facts["unused"] and not facts["lacking"]
 
 
 @pytest.mark.parametrize(
@@ -150,38 +121,7 @@ def test_reasons_why_a_feature_is_not_used(
     assert not set(use.used) & (use.unused.keys() | set(use.lacking))
 
 
-def test_a_level_below_the_widest_is_a_problem_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLX_TARGET", "generic")
-    found = Findings()
-    facts = examination.cpu(found)
-    assert facts["level"] == "generic"
-    assert len(facts["levels"]) == 1 or found.problems[0].hint == "unset RLX_TARGET"
-
-
 # -- threads and memory ------------------------------------------
-
-
-def test_the_reason_for_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RLX_THREADS", raising=False)
-    monkeypatch.setattr(platform.current(), "cpu_quota", lambda: 1.5)
-    facts = examination.threads(Findings())
-    assert facts["workers"] == 1 and facts["reason"] == "the cgroup of this process may use 1.5 CPUs"
-    monkeypatch.setenv("RLX_THREADS", "1")
-    assert examination.threads(Findings())["reason"] == "RLX_THREADS says so"
-
-
-@pytest.mark.system("affinity")
-def test_cpus_are_those_of_the_affinity() -> None:
-    assert examination.threads(Findings())["allowed_cpus"] == len(os.sched_getaffinity(0))
-
-
-def test_huge_pages_that_are_off_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform.current(), "huge_pages", lambda: None)
-    assert examination.memory(Findings())["huge_pages"] is None
-    monkeypatch.setattr(platform.current(), "huge_pages", lambda: "never")
-    found = Findings()
-    assert examination.memory(found)["huge_pages"] == "never"
-    assert whats(found) == ["transparent huge pages are off"]
 
 
 # -- cache ------------------------------------------
@@ -198,34 +138,6 @@ def test_a_cache_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch: 
     assert "other users can write it" in whats(found)[0] and "RLX_CACHE_DIR" in str(found.problems[0].hint)
 
 
-def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
-
-    def refuse(self: object, name: str, data: bytes) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("rlx.store.folder.Folder.replace_file", refuse)
-    found = Findings()
-    assert examination.cache(found)["writable"] is False
-    assert "cannot be written: Permission denied" in whats(found)[0]
-
-
-def test_damaged_entries_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlx.store.key import CompileKey
-    from rlx.store.store import Store
-
-    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
-    entry = Store(tmp_path / "cache").put(CompileKey("pack", "x"), {"a.txt": b"right"})
-    assert examination.cache(Findings())["damaged"] == 0
-    assert entry.folder is not None
-    (file,) = (tmp_path / "cache").rglob("a.txt")
-    file.chmod(0o600)
-    file.write_bytes(b"wrong")
-    found = Findings()
-    assert examination.cache(found)["damaged"] == 1
-    assert "rlx cache verify" in str(found.problems[0].hint)
-
-
 # -- packages and the page ------------------------------------------
 
 
@@ -236,23 +148,6 @@ def test_packages_that_are_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -
     assert examination.packages(found) == {"nothing-of-this-name": None, "numpy": metadata.version("numpy")}
     assert [problem.prevents for problem in found.problems] == [False, True]
     assert found.problems[1].hint == 'pip install "nothing-of-this-name>=1"'
-
-
-def test_extras_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = ['numpy; extra == "a"', 'gone; extra == "b"', 'rlx[a,b]; extra == "c"', "click"]
-    about = metadata.metadata("rlx")
-    monkeypatch.setattr(metadata, "requires", lambda name: needs)
-    monkeypatch.setattr(type(about), "get_all", lambda self, name: ["a", "b", "c", "test"])
-    found = examination.extras(Findings())
-    assert {name: each["missing"] for name, each in found.items()} == {"a": [], "b": ["gone"], "c": ["gone"]}
-    assert found["c"]["install"] == 'pip install "rlx[c]"'
-
-
-def test_the_home_folder_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    home = f"{os.sep}h{os.sep}ada"
-    monkeypatch.setattr(examination.os.path, "expanduser", lambda text: home)  # type: ignore[attr-defined]
-    text = "%s/rlx: no room in '%s', nor in %sbyron"
-    assert without_home(text % (home, home, home)) == text % ("~", "~", home)
 
 
 def test_the_page_has_every_section_and_the_problems() -> None:

@@ -69,17 +69,3 @@ def test_what_is_refused(goldens: Path, tmp_path: Path, text: str, words: tuple[
     file.write_text(text)
     done = call("embed", file, goldens / "bert" / "hf", *words)
     assert done.exit_code == 2 and what in " ".join(done.stderr.split())
-
-
-def test_a_line_that_is_no_text(goldens: Path, tmp_path: Path) -> None:
-    file = tmp_path / "texts.jsonl"
-    file.write_text('"a"\n{"content": "b"}\n')
-    done = call("embed", file, goldens / "bert" / "hf")
-    assert done.exit_code == 2 and "line 2 is no text" in done.stderr
-
-
-def test_inspect_and_run_say_what_it_is(goldens: Path) -> None:
-    shown = call("inspect", goldens / "embeddinggemma" / "hf").stdout
-    assert "runnable: yes, by `rlx embed`" in shown and "pooling mean" in shown and "query, document" in shown
-    done = call("run", "--model", goldens / "bert" / "hf", "hello")
-    assert done.exit_code == 2 and "it generates no text" in " ".join(done.stderr.split())

@@ -56,11 +56,6 @@ def test_it_is_what_the_logits_say(tmp_path: Path) -> None:
     assert found["questions"] == len(QUESTIONS)
 
 
-def test_the_page_and_the_limit(tmp_path: Path) -> None:
-    done = evaluated(written(tmp_path, *QUESTIONS), "--limit", 1)
-    assert done.exit_code == 0 and done.stdout.startswith("acc ") and "\n1 question\n" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -77,11 +72,3 @@ def test_the_page_and_the_limit(tmp_path: Path) -> None:
 def test_lines_that_are_no_questions(line: object, said: str, tmp_path: Path) -> None:
     done = evaluated(written(tmp_path, QUESTIONS[0], line), "demo")
     assert done.exit_code == 2 and said in " ".join(done.output.split()), done.output
-
-
-def test_files_without_questions(tmp_path: Path) -> None:
-    assert "there is no question" in evaluated(written(tmp_path, " ")).output
-    assert "cannot be read" in evaluated(tmp_path / "none.jsonl").output
-    joined = {"query": "The fo", "choices": ["x", "rest"], "gold": 0}
-    done = evaluated(written(tmp_path, joined), "demo", "--delimiter", "")
-    assert done.exit_code == 2 and "question 1: choice 0 joins the last token of the query" in done.output

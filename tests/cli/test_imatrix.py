@@ -92,27 +92,3 @@ COUNT = "blk__0__attn_q__weight__counts"
 def test_files_that_are_no_importance_matrix(tensors: dict[str, np.ndarray], said: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=said):
         read_importance(wrong(tmp_path / "wrong.gguf", **tensors))
-
-
-@pytest.mark.parametrize(
-    ("tensors", "said"),
-    [
-        ({SUM: np.ones((1, 128)), COUNT: np.ones((1, 1))}, "has the shape [256, 256], and its sums [1, 128]"),
-        ({"other__in_sum2": np.ones((1, 2)), "other__counts": np.ones((1, 1))}, "has none of the model's tensors"),
-    ],
-)  # fmt: skip
-def test_an_importance_matrix_of_another_model(tensors: dict[str, np.ndarray], said: str, tmp_path: Path) -> None:
-    path, out = wrong(tmp_path / "wrong.gguf", **tensors), tmp_path / "out.gguf"
-    done = run("quantize", demo.path(), out, "Q4_K_M", "--requantize", "--imatrix", path)
-    assert done.exit_code == 2 and said in " ".join(done.output.split()) and not out.exists()
-
-
-def test_what_it_refuses(made: Path, tmp_path: Path) -> None:
-    short = tmp_path / "short.txt"
-    short.write_text("Once")
-    done = run("imatrix", short, tmp_path / "out.gguf", "demo", "--window", 64)
-    assert done.exit_code == 2 and "tokens, and a window 64" in done.output
-    again = run("imatrix", short, made, "demo")
-    assert again.exit_code == 2 and "the file exists" in again.output
-    missing = run("quantize", demo.path(), tmp_path / "out.gguf", "Q4_0", "--imatrix", tmp_path / "none.gguf")
-    assert missing.exit_code == 2 and "none.gguf" in missing.output

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 from golden_folder import goldens
 
 from rlx.cli.main import cli
-from rlx.ir import custom
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("own_custom_ops")
@@ -40,10 +39,3 @@ def test_what_cannot_be_imported_is_named(source: str | None, message: str, tmp_
     file.write_text(source or "")
     done = CliRunner().invoke(cli, ["cache", "stats"], env={"RLX_IMPORT": str(file) if source else "no_such_file.py"})
     assert done.exit_code == 2 and message in done.output
-
-
-def test_several_files_and_modules(tmp_path: Path) -> None:
-    file = tmp_path / "ops_of_mine.py"
-    file.write_text("import rlx\n@rlx.custom_op\ndef own_op(x):\n    return x + 1\n")
-    done = CliRunner().invoke(cli, ["cache", "stats"], env={"RLX_IMPORT": f"json, {file}"})
-    assert done.exit_code == 0 and "own_op" in custom.custom_ops()

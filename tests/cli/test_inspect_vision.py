@@ -53,28 +53,6 @@ def test_an_mmproj_file(
     assert tower["memory"] > 0
 
 
-def test_audio_is_named(goldens: Path, tmp_path: Path) -> None:
-    """A file with a matrix for audio beside its vision tower: the tower is used."""
-    path = goldens / "gemma4-unified-mm" / "mmproj-f16.gguf"
-    assert (facts(path)["audio"], facts(path)["runnable"]) == ("not supported", True)
-    assert "audio: not supported\n" in shown(path)
-    assert "audio" not in facts(mmproj(tmp_path, "gemma4_unified"))
-
-
-def test_images_beyond_the_position_table(tmp_path: Path) -> None:
-    """A budget of 70 tokens has up to 66 patches along a side; this table has 10."""
-    image = facts(mmproj(tmp_path, "gemma4"))["vision"]["images"][0]
-    assert "position table has 10" in image["reason"]
-
-
-def test_the_page(tmp_path: Path) -> None:
-    page = shown(mmproj(tmp_path, "gemma3"))
-    assert "language model   gemma3 with hidden size 64\n" in page
-    assert "any  resized to 24 x 24  36 patches  4 tokens\n" in page
-    assert page.endswith("runnable: yes, as the vision tower of a language model: "
-                         "rlx run MODEL --mmproj FILE --image IMAGE PROMPT\n")  # fmt: skip
-
-
 def test_a_file_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "mmproj-llava.gguf", "clip")
     writer.add_string("clip.projector_type", "mlp")
@@ -106,34 +84,8 @@ def test_a_model_without_its_tower(model: Path) -> None:
     assert "\nimages: no. " in shown(model)
 
 
-def test_a_text_model_has_no_tower(goldens: Path) -> None:
-    assert "vision" not in facts(goldens / "qwen3" / "model-f16.gguf")
-
-
 def test_the_tower_beside_a_model(model: Path) -> None:
     mmproj(model.parent, "gemma3", "mmproj-F16.gguf")
     tower = facts(model)["vision"]
     assert (tower["usable"], Path(tower["path"]).name) == (True, "mmproj-F16.gguf")
     assert "\nvision tower\n" in shown(model)
-
-
-@pytest.mark.parametrize(("names", "chosen"), [
-    (["mmproj-F16.gguf", "mmproj-Q8_0.gguf"], "mmproj-F16.gguf"),  # the type that rounds less
-    (["mmproj-a-F16.gguf", "mmproj-gemma3-F16.gguf"], "mmproj-gemma3-F16.gguf"),  # the model's own name
-    (["mmproj-a-F16.gguf", "mmproj-b-Q8_0.gguf"], None),  # may be towers of different models
-])  # fmt: skip
-def test_several_files_beside_a_model(model: Path, names: list[str], chosen: str | None) -> None:
-    for name in names:
-        mmproj(model.parent, "gemma3", name)
-    tower = facts(model)["vision"]
-    assert tower["usable"] is (chosen is not None)
-    if chosen is None:
-        assert "there are 2 mmproj files" in tower["reason"]
-    else:
-        assert Path(tower["path"]).name == chosen
-
-
-def test_towers_of_other_models_do_not_count(model: Path) -> None:
-    mmproj(model.parent, "qwen3_5", "mmproj-qwen-F16.gguf")
-    mmproj(model.parent, "gemma3", "mmproj-other-F16.gguf")
-    assert Path(facts(model)["vision"]["path"]).name == "mmproj-other-F16.gguf"

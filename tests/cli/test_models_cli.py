@@ -77,25 +77,6 @@ def test_rm_removes_what_is_named_and_its_bytes(hub: FakeHub, tmp_path: Path) ->
     assert not folder.exists() and not names()
 
 
-def test_a_checkpoint_goes_as_a_whole(hub: FakeHub, tmp_path: Path) -> None:
-    hub.files = {"model.safetensors": BIG, "config.json": b"{}"}
-    pull("org/repo")
-    assert names() == {"org/repo:safetensors"}
-    assert rlx("rm", "org/repo:safetensors", "--yes").exit_code == 0
-    assert not (tmp_path / "hub" / "models--org--repo").exists()
-
-
-def test_rm_asks(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.files = {"m-Q8_0.gguf": BIG}
-    pull("org/repo")
-    refused = rlx("rm", "org/repo")
-    assert refused.exit_code == 2 and "say --yes" in refused.stderr
-    in_terminal(monkeypatch)
-    said_no = rlx("rm", "org/repo", input="n\n")
-    assert said_no.exit_code == 1 and "Remove org/repo:Q8_0 (10.2 kB)?" in said_no.output and names()
-    assert rlx("rm", "org/repo", input="y\n").exit_code == 0 and not names()
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [("org/rep", "Did you mean org/repo"), ("org/repo:Q9", "no model named 'org/repo:Q9' was downloaded"),
@@ -132,21 +113,3 @@ def test_in_a_terminal_a_question_with_the_size(
     assert names() == {"org/repo:Q8_0"}
     again = rlx(*named)
     assert again.exit_code == 0 and "not on this machine" not in again.stderr
-
-
-def test_yes_downloads_without_a_question(hub: FakeHub, demo_model: Path) -> None:
-    hub.files = {"demo-Q8_0.gguf": demo_model.read_bytes()}
-    done = rlx(*ASK, "--yes")
-    assert done.exit_code == 0 and names() == {"org/repo:Q8_0"}, done.stderr
-
-
-def test_what_the_hub_lacks_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_terminal(monkeypatch)
-    assert "the hub has no such repository" in rlx("run", "org/other", "Hello", "--no-stdin").stderr
-    hub.files = {"m-Q8_0.gguf": BIG, "m-Q6_K.gguf": BIG}
-    assert "Choose one: rlx run org/repo:Q6_K" in rlx(*ASK).stderr
-
-
-def test_a_name_alone_lacks_a_prompt(hub: FakeHub) -> None:
-    result = rlx("run", "org/repo", "--no-stdin")
-    assert result.exit_code == 2 and "'org/repo' is a model, and there is no prompt" in result.stderr

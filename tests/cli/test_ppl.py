@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 import rlx
 from rlx.cli.main import cli
-from rlx.cli.ppl import MAX_BYTES, show
+from rlx.cli.ppl import MAX_BYTES
 
 TEXT = "Once upon a time there was a brave fox. The fox lived in a forest. One day the fox found a lamp.\n"
 
@@ -42,18 +42,6 @@ def test_it_is_the_perplexity_of_the_runners_scores(text: Path) -> None:
     assert found["kl"]["same_top"] > 0.8
 
 
-def test_the_page_of_a_result(capsys: pytest.CaptureFixture[str]) -> None:
-    kl = {"mean": 1e-4, "error": 1e-6, "median": 2e-5, "p99": 1e-3, "max": 0.5, "same_top": 0.98765}
-    found = {"model": "a", "base": "b.gguf", "text_tokens": 20, "windows": 2, "window": 8, "stride": 4, "halves": False}
-    found |= {"tokens": 19, "perplexity": 2.0, "error": 0.25, "base_perplexity": 1.6, "kl": kl, "seconds": 1.0}
-    show(found)
-    shown = capsys.readouterr().out
-    assert "perplexity 2.0000 +/- 0.2500" in shown
-    assert "19 tokens scored of 20, 2 windows of 8 tokens, stride 4" in shown
-    assert "base perplexity 1.6000; the model's differs by +25.000%" in shown
-    assert "99% 1.000e-03, maximum 5.000e-01 nats" in shown and "same likeliest token: 98.77%" in shown
-
-
 @pytest.mark.parametrize(
     ("content", "options", "error"),
     [
@@ -70,8 +58,3 @@ def test_what_it_refuses(content: bytes, options: tuple[object, ...], error: str
     path.write_bytes(content)
     done = ppl(path, *options)
     assert done.exit_code == 2 and error in done.output
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    done = ppl(tmp_path / "none.txt")
-    assert done.exit_code == 2 and "cannot be read: No such file or directory" in done.output

@@ -12,15 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 import rlx
-from rlx import demo
 from rlx.backends.cpu.target import Target
 from rlx.cli.main import cli
 from rlx.compiler.compile import Compiler
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan
-from rlx.models.shapes import SHAPES, USUAL
-from rlx.profile import compile_profile
-from rlx.profile.keys import FAMILIES, KEYS
+from rlx.profile.keys import KEYS
 from rlx.weights import open_weights
 
 
@@ -74,39 +71,6 @@ def test_init_writes_what_holds_already(model: Path, beside: Path) -> None:
     assert digests(model) != before
 
 
-def test_environment_and_precision_hold_beside_a_written_profile(
-    model: Path, beside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run("profile", "init", model).exit_code == 0
-    for name, value in (("RLX_CACHE", "readonly"), ("RLX_THREADS", "1"), ("RLX_TARGET", "generic")):
-        monkeypatch.setenv(name, value)
-    with open_weights(model) as loader:
-        setup = Plan.of(loader, EngineOptions(precision="exact")).setup
-    assert setup.source == beside
-    assert (setup.cache.policy, setup.threads, setup.target.level) == ("readonly", 1, "generic")
-    assert setup.kv_type.name == "f32", "of exact programs, if the profile does not say"
-
-
-def test_init_writes_nothing_into_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli, ["profile", "init", "demo"])
-    assert (result.exit_code, [path.name for path in tmp_path.iterdir()]) == (0, ["qwen3.rlx.toml"]), result.output
-
-
-def test_init_writes_over_nothing(model: Path, beside: Path, tmp_path: Path) -> None:
-    beside.write_text("# mine\n")
-    result = run("profile", "init", model)
-    assert result.exit_code == 2
-    assert f"{beside}: the file is there already. --force writes over it" in result.stderr
-    assert beside.read_text() == "# mine\n"
-    text = run("profile", "init", model, "-o", "-").stdout
-    for args in (("--force",), ("-o", tmp_path / "p.toml")):
-        assert run("profile", "init", model, *args).exit_code == 0
-    assert beside.read_text() == text
-    assert (tmp_path / "p.toml").read_text() == text.replace('model = "model.gguf"', f'model = "{model}"')
-    assert text.startswith("# A compile profile for rlx.")
-
-
 def test_show_prints_the_profile_in_effect(model: Path, beside: Path) -> None:
     result = run("profile", "show", model)
     assert result.stderr == "the defaults of this machine\n"
@@ -145,17 +109,6 @@ def test_check_says_what_would_be_compiled(model: Path, beside: Path, monkeypatc
     found = json.loads(run("compile", "--check", "--json", model, "--precision", "auto").stdout)
     assert (found["profile"], found["threads"], found["kv_dtype"]) == (str(beside), 1, "f16")
     assert [row["precision"] for row in found["programs"]] == ["auto"] * 4, "the option wins over the profile"
-
-
-@pytest.mark.parametrize("command", [("compile", "--check"), ("profile", "show")])
-def test_a_profile_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
-    file, read = tmp_path / "p.toml", list[Path]()
-    file.write_text("family = 'qwen3'")
-    reader = compile_profile.read_file
-    monkeypatch.setattr(compile_profile, "read_file", lambda path: read.append(path) or reader(path))
-    result = run(*command, "--profile", file)
-    assert (result.exit_code, read) == (0, [file]), result.output
-    assert str(file) in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -198,51 +151,6 @@ def test_a_profile_names_its_model_from_where_it_lies(
     assert "gone.gguf: there is no such file" in check("--profile", profile)
 
 
-def test_the_one_model_beside_a_profile_is_taken(model: Path, tmp_path: Path) -> None:
-    profile, beside = tmp_path / "gemma.rlx.toml", tmp_path / "m-f16.gguf"
-    profile.write_text('family = "gemma"\n')
-    beside.write_bytes(model.read_bytes())
-    assert check("--profile", profile).startswith(f"model: {beside} (beside {profile})\n{profile}: fits {beside};")
-    (tmp_path / "m-Q8_0.gguf").write_bytes(model.read_bytes())
-    said = check("--profile", profile)
-    assert f"{tmp_path}: there are 2 models here: m-Q8_0.gguf (Q8_0, " in said
-    assert f"rlx compile {tmp_path}:Q8_0" in said
-    assert f"rlx profile show {tmp_path}:Q8_0" in run("profile", "show", tmp_path).stderr
-    assert check("--profile", profile, beside).startswith(f"{profile}: fits {beside};")
-
-
-def test_without_a_model_anywhere_it_is_the_demo_model(tmp_path: Path, demo_model: Path) -> None:
-    profile = tmp_path / "p.toml"
-    profile.write_text("[buckets]\nseq = [1, 8]\n")
-    told = "model: the demo model (no model was named)\n"
-    assert check("--profile", profile).startswith(f"{told}{profile}: fits {demo_model};")
-    assert check().startswith(f"{told}no profile; the defaults: fits {demo_model};")
-    profile.write_text("family = 'gemma'\n")
-    said = run("run", "--profile", profile, "hi").stderr
-    assert f"{profile}: it is for the family 'gemma', and no model is named: the demo model is of 'qwen3'" in said
-    assert f'`rlx compile MODEL --profile {profile}`, or model = "MODEL" at the top of the profile' in said
-
-
-def test_a_profile_of_a_family_without_a_model_compiles_for_a_published_shape(tmp_path: Path) -> None:
-    assert set(USUAL) == set(FAMILIES) and set(USUAL.values()) <= set(SHAPES)
-    for family, shape in USUAL.items():
-        profile = tmp_path / f"{family}.rlx.toml"
-        profile.write_text(f"family = '{family}'\n")
-        said = check("--profile", profile)
-        if family != demo.FAMILY:
-            told = f"model: the shape {shape} ({profile} is for '{family}' and nothing names a model)\n"
-            assert said.startswith(f"{told}{profile}: fits {shape}-Q4_K_M;"), said
-
-
-def test_the_runner_asks_in_the_same_order(model: Path, tmp_path: Path) -> None:
-    profile = tmp_path / "p.toml"
-    profile.write_text(f'model = "{model}"\n')
-    with rlx.auto_runner(profile=profile, load=False) as runner:
-        assert runner.family == "gemma"
-    with rlx.auto_runner(load=False) as runner:
-        assert runner.family == demo.FAMILY
-
-
 # ------------------------------------------------------------------------------------------------ without weights
 
 
@@ -257,15 +165,3 @@ def test_a_config_alone_or_a_shape_is_compiled(goldens: Path, tmp_path: Path) ->
     assert f"{profile}: fits {config};" in check("--profile", profile)
     assert "fits tiny-gemma3-Q4_K_M; target" in check("--shape", "tiny-gemma3")
     assert "fits tiny-gemma3-Q8_0; target" in check("--shape", "tiny-gemma3", "--weights", "q8_0")
-
-
-def test_weights_are_named_where_there_are_none(model: Path) -> None:
-    assert f"--weights Q8_0 is for a config.json or --shape; {model} has weights" in check(model, "--weights", "Q8_0")
-    assert "--shape tiny-llama takes the place of a MODEL" in check(model, "--shape", "tiny-llama")
-    assert "Did you mean tiny-llama or" in check("--shape", "tiny-lama")
-
-
-def test_inspect_names_the_profile(model: Path, beside: Path) -> None:
-    assert "runnable: yes, by GemmaRunner\n" in run("inspect", model).stdout
-    beside.write_text("")
-    assert f"runnable: yes, by GemmaRunner, as {beside} says\n" in run("inspect", model).stdout

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 from rlx import platform
 from rlx.cli import prompt
 from rlx.cli.prompt import Words, piped
-from rlx.errors import PromptError
 
 
 class Stdin:
@@ -50,16 +47,6 @@ def test_a_pipe_is_put_before_the_prompt(stdin: Stdin) -> None:
     assert Words(("Summarize",)).resolve() == (None, "a text ✓\nin two lines\n\nSummarize")
 
 
-def test_an_empty_pipe_changes_nothing(stdin: Stdin) -> None:
-    stdin.send(" \n")
-    assert Words(("Hi",)).resolve() == (None, "Hi")
-
-
-def test_a_closed_pipe_changes_nothing(stdin: Stdin) -> None:
-    stdin.close()
-    assert Words(("Hi",)).resolve() == (None, "Hi")
-
-
 def test_a_pipe_that_never_sends_is_left_out_with_a_word(stdin: Stdin, capsys: pytest.CaptureFixture[str]) -> None:
     assert Words(("Hi",)).resolve() == (None, "Hi")
     assert "Warning: stdin is a pipe that sent nothing for 0.05 s" in capsys.readouterr().err
@@ -81,49 +68,6 @@ def test_a_slow_pipe_is_waited_for_where_the_user_says_so(monkeypatch: pytest.Mo
 def test_a_dash_is_all_of_stdin(stdin: Stdin) -> None:
     stdin.send("the prompt")
     assert Words(("-",)).resolve() == (None, "the prompt")
-
-
-def test_without_words_stdin_is_the_prompt(stdin: Stdin) -> None:
-    stdin.send("the prompt\n")
-    assert Words(()).resolve() == (None, "the prompt")
-
-
-def test_a_model_alone_takes_its_prompt_from_stdin(stdin: Stdin, tmp_path: Path) -> None:
-    stdin.send("the prompt")
-    assert Words(("m.gguf",)).resolve() == ("m.gguf", "the prompt")
-
-
-def test_a_model_alone_without_stdin_lacks_a_prompt(stdin: Stdin) -> None:
-    stdin.close()
-    with pytest.raises(click.UsageError, match=r"'m\.gguf' is a model, and there is no prompt"):
-        Words(("m.gguf",)).resolve()
-    with pytest.raises(click.UsageError, match="Missing PROMPT"):
-        Words(()).resolve()
-
-
-def test_a_file_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text("from a file")
-    with open(tmp_path / "t.txt") as file:
-        monkeypatch.setattr(sys, "stdin", file)
-        assert Words(("Sum",)).resolve() == (None, "from a file\n\nSum")
-    with open(os.devnull) as file:
-        monkeypatch.setattr(sys, "stdin", file)
-        assert Words(("Sum",)).resolve() == (None, "Sum")
-
-
-def test_no_stdin_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    assert Words(("Hi",)).resolve() == (None, "Hi")
-
-
-def test_more_than_any_context_holds_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(prompt, "MAX_BYTES", 1 << 20)
-    with open("/dev/zero") as file:
-        monkeypatch.setattr(sys, "stdin", file)
-        with pytest.raises(PromptError, match="stdin: there are more than 1 MiB"):
-            Words(("Hi",)).resolve()
-    with pytest.raises(PromptError, match="/dev/zero: there are more than 1 MiB"):
-        Words((), file="/dev/zero", stdin=False).resolve()
 
 
 def test_in_a_process_of_its_own() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from gguf import GGUFReader
 
 from rlx.cli.main import cli
 
@@ -30,20 +28,6 @@ def test_the_demo_model_end_to_end(demo_model: Path, tmp_path: Path) -> None:
     assert answer.exit_code == 0, answer.output
 
 
-def test_json(goldens: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.gguf"
-    result = rlx(goldens / "qwen3" / "model-f16.gguf", out, "Q8_0", "--json")
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
-    tensors = GGUFReader(out).tensors
-    assert [(row["name"], row["to"]) for row in report["tensors"]] == [
-        (t.name, t.tensor_type.name.lower()) for t in tensors
-    ]
-    assert report["bytes"] == out.stat().st_size
-    assert (report["type"], report["file"]) == ("Q8_0", str(out))
-    assert {row["from"] for row in report["tensors"]} == {"f16", "f32"}
-
-
 @pytest.mark.parametrize(
     ("target", "options", "message"),
     [
@@ -59,13 +43,6 @@ def test_mistakes(goldens: Path, tmp_path: Path, target: str, options: list[str]
     assert result.exit_code == 2
     assert message in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
-
-
-def test_help_names_every_type() -> None:
-    from rlx.export.mix import FILE_TYPES
-
-    text = rlx("--help").output
-    assert all(name in text for name in FILE_TYPES)
 
 
 def test_an_interrupt_leaves_nothing_behind(goldens: Path, tmp_path: Path) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from gguf import GGUFWriter
 
-from rlx import demo
 from rlx.backends.cpu import link
 from rlx.cli.main import cli
 from rlx.errors import CompileError
@@ -50,27 +48,6 @@ def test_what_cannot_be_written_is_named_before_anything_is_compiled(tmp_path: P
     assert result.exit_code == 2 and said in result.stderr and "--out" in result.stderr
 
 
-def test_measuring_needs_weights(tmp_path: Path) -> None:
-    result = rlx("--measure", "--shape", "qwen3-0.6b", "--out", tmp_path / "r.html")
-    assert result.exit_code == 2 and "--measure" in result.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_model_of_an_unknown_architecture_has_a_report_with_the_error(tmp_path: Path) -> None:
-    model, out = tmp_path / "odd.gguf", tmp_path / "odd.html"
-    writer = GGUFWriter(model, "mamba")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    result = rlx(model, "--out", out)
-    assert result.exit_code == 2 and "'mamba'" in result.stderr
-    data = data_of(out)
-    assert data["programs"] == [] and data["subject"]["problem"]["stage"] == "open"
-    assert "'mamba'" in data["subject"]["problem"]["message"]
-    assert ["file", "odd.gguf"] in data["subject"]["facts"]
-
-
 def test_a_program_that_does_not_compile_is_shown_up_to_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,13 +78,3 @@ def test_a_tower_comes_with_its_model(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     names = [program["name"] for program in data_of(out)["programs"]]
     assert names and all(name.startswith("tower-") for name in names)
-
-
-def test_a_damaged_file_has_a_report_with_the_error_and_a_missing_one_has_none(tmp_path: Path) -> None:
-    short, out = tmp_path / "short.gguf", tmp_path / "short.html"
-    short.write_bytes(demo.path().read_bytes()[:100_000])
-    result = rlx(short, "--out", out)
-    assert result.exit_code == 2 and "cut short" in result.stderr
-    assert "cut short" in data_of(out)["subject"]["problem"]["message"]
-    assert rlx(tmp_path / "missing.gguf", "--out", tmp_path / "missing.html").exit_code == 2
-    assert not (tmp_path / "missing.html").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from fake_engine import FakeEngine, Opened, install
-from terminal import Terminal
 
 from rlx import demo
-from rlx.cli import output
-from rlx.cli.answering import Answer, speeds
+from rlx.cli.answering import Answer
 from rlx.cli.main import cli
-from rlx.cli.output import Bars
-from rlx.runners import CachedRunner
 from rlx.text import Tokenizer, load_tokenizer
 
 STORY = "Once upon a time,\nthere was a fox. 🦊 Ça va?"
@@ -83,15 +78,6 @@ def test_text_goes_to_stdout_and_speeds_to_stderr(opened: Opened, options: list[
     assert opened.calls[0][0] == demo.path()
 
 
-def test_text_is_not_broken_by_bars(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a terminal for stderr: rich would send what is written beside its bars there, a line a token."""
-    terminal = Terminal()
-    monkeypatch.setattr("rlx.cli.run.Bars", lambda first: Bars(first, file=terminal))
-    assert rlx("Tell me a story.").stdout == STORY + "\n"
-    assert "reading the prompt" in terminal.getvalue()
-    assert "fox" not in terminal.getvalue()
-
-
 def test_a_first_run_says_that_it_compiled(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(path: Path) -> FakeEngine:
         engine = scripted.make(path)
@@ -111,42 +97,6 @@ def test_the_prompt_goes_through_the_chat_template(opened: Opened, tokenizer: To
     assert prompt_of(opened, tokenizer) == turns
 
 
-def test_raw_leaves_the_template_out_and_reads_control_tokens(opened: Opened, tokenizer: Tokenizer) -> None:
-    rlx("--raw", "<|im_start|>user\nHi")
-    engine = opened.engines[0]
-    assert engine.prompts[0] == tokenizer.encode("<|im_start|>user\nHi", parse_special=True)
-    assert engine.prompts[0][0] == tokenizer.token_to_id("<|im_start|>")
-
-
-def test_a_model_without_a_template_gets_the_plain_prompt(scripted: Scripted, opened: Opened) -> None:
-    from dataclasses import replace
-
-    scripted.tokenizer = replace(scripted.tokenizer, chat_templates={})
-    assert rlx("Hi <|im_end|>").exit_code == 0
-    assert opened.engines[0].prompts[0] == scripted.tokenizer.encode("Hi <|im_end|>")
-    result = rlx("Hi", "--system", "Be brief.")
-    assert (result.exit_code, "no chat template for a system message" in result.stderr) == (2, True)
-
-
-def test_thinking_is_for_the_template_to_know(scripted: Scripted, opened: Opened) -> None:
-    from dataclasses import replace
-
-    template = "{% if enable_thinking is not defined %}as ever{% elif enable_thinking %}think{% else %}quick{% endif %}"
-    scripted.tokenizer = replace(scripted.tokenizer, chat_templates={"default": template})
-    for options, prompt in (([], "as ever"), (["--thinking"], "think"), (["--no-thinking"], "quick")):
-        assert rlx("Hi", *options).exit_code == 0
-        assert prompt_of(opened, scripted.tokenizer) == prompt
-
-
-def test_bytes_that_are_not_utf8_are_replaced(opened: Opened, tokenizer: Tokenizer) -> None:
-    replaced = "user\nHi \N{REPLACEMENT CHARACTER}<|im_end|>"
-    assert rlx("-", input=b"Hi \xff").exit_code == 0
-    assert replaced in prompt_of(opened, tokenizer)
-    assert rlx(os.fsdecode(b"Hi \xff"), "--system", os.fsdecode(b"\xfe")).exit_code == 0
-    assert replaced in prompt_of(opened, tokenizer)
-    assert "system\n\N{REPLACEMENT CHARACTER}<|im_end|>" in prompt_of(opened, tokenizer)
-
-
 def test_the_answer_ends_with_max_tokens_or_with_the_context(scripted: Scripted) -> None:
     result = rlx("Hi", "--max-tokens", "3")
     assert result.stdout.rstrip() and STORY.startswith(result.stdout.rstrip())
@@ -155,12 +105,6 @@ def test_the_answer_ends_with_max_tokens_or_with_the_context(scripted: Scripted)
     result = rlx("--raw", "Hi")
     assert result.exit_code == 0
     assert "stopped by the end of the context" in result.stderr
-
-
-def test_an_answer_of_nothing_is_an_empty_line(scripted: Scripted, tokenizer: Tokenizer) -> None:
-    scripted.script = scripted.story(tokenizer, "")
-    result = rlx("Hi")
-    assert (result.exit_code, result.stdout) == (0, "\n")
 
 
 def test_text_is_streamed_whole_characters_at_a_time(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
@@ -187,33 +131,6 @@ def test_text_is_streamed_whole_characters_at_a_time(monkeypatch: pytest.MonkeyP
     assert all("�" not in piece for piece in terminal.written)
     assert before[0] == 0
     assert answer.text == "a🦊\x1b[2J"
-
-
-def test_speeds_count_without_the_time_of_compiling(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """17 tokens in 0.1 s behind 4.9 s of compiling; then 3 steps of 0.1 s, the first behind 0.2 s more."""
-    now, waited = [100.0], [3.0]
-    monkeypatch.setattr(output.time, "perf_counter", lambda: now[0])
-    answer = Answer(tokenizer, None, lambda: None, waited=lambda: waited[0])
-    for seconds, compiling in ((0.1, 4.9), (0.1, 0.2), (0.1, 0.0), (0.1, 0.0)):
-        now[0] += seconds + compiling
-        waited[0] += compiling
-        answer.push(5)
-    answer.finish()
-    assert answer.first_seconds == pytest.approx(5.0) and answer.first_wait == pytest.approx(4.9)
-    assert answer.prompt_rate(17) == pytest.approx(170)
-    assert answer.rate == pytest.approx(10)
-    waited[0] += 0.15  # of what follows the last token, or began before the first
-    answer.finish()
-    assert answer.rate is None, "mostly compiling"
-
-
-def test_the_last_line_shows_compiling_by_itself(scripted: Scripted) -> None:
-    report = json.loads(rlx("Hi", "--json").stdout)
-    cold = {**report, "compiles": 3, "compile_seconds": 5.2, "first_token_seconds": 5.0}
-    said = speeds({**cold, "first_token_compile_seconds": 4.9})
-    assert "first token after 5.000 s, 4.90 s of it compiling; " in said
-    assert said.endswith("; compiled 3 pieces of code in 5.20 s")
-    assert "compil" not in speeds({**report, "first_token_compile_seconds": 0.02}), "programs were read from the cache"
 
 
 # ---------------------------------------------------------------------------------------------------- json
@@ -265,36 +182,6 @@ def test_what_the_prompt_needs_is_compiled_ahead(opened: Opened, monkeypatch: py
     assert opened.options["compile_ahead"] == [70]
     rlx("Tell me a story.")  # the programs for 2 to 16 and for 17 to 512 tokens are both possible
     assert opened.options["compile_ahead"] == [1]
-
-
-@pytest.mark.parametrize("policy", ["on", "off", "redo", "readonly"])
-def test_the_cache_policy_is_that_of_the_option(opened: Opened, policy: str) -> None:
-    assert rlx("Hi", "--cache", policy).exit_code == 0
-    assert opened.options["cache"] == policy
-
-
-def test_guesses_change_no_answer(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    generate = CachedRunner.generate
-    monkeypatch.setattr(CachedRunner, "generate", lambda *a, **k: seen.append(k["speculative"]) or generate(*a, **k))
-    assert rlx("Hi", "--speculative", "prompt-lookup").stdout == rlx("Hi").stdout == STORY + "\n"
-    assert seen == ["prompt-lookup", None]
-    for wrong in ("guess", "model:"):
-        assert rlx("Hi", "--speculative", wrong).exit_code == 2
-
-
-def test_greedy_is_the_default_and_a_temperature_changes_the_text(scripted: Scripted) -> None:
-    scripted.script = []  # the net itself answers
-    greedy = [rlx("--raw", "Hi", "--json", "--max-tokens", "8") for _ in range(2)]
-    assert json.loads(greedy[0].stdout)["ids"] == json.loads(greedy[1].stdout)["ids"]
-    ids = [
-        json.loads(rlx("--raw", "Hi", "--json", "--max-tokens", "8", "--temperature", "3", "--seed", seed).stdout)[
-            "ids"
-        ]
-        for seed in ("1", "1", "2")
-    ]
-    assert ids[0] == ids[1] != ids[2]
-    assert ids[0] != json.loads(greedy[0].stdout)["ids"]
 
 
 @pytest.mark.parametrize(
@@ -352,12 +239,3 @@ def test_an_interrupt_keeps_the_text_so_far(scripted: Scripted, tokenizer: Token
     result = rlx("--raw", "Hi", "--json")
     found = json.loads(result.stdout)
     assert (result.exit_code, found["end"], found["text"]) == (130, "interrupted", expected)
-
-
-def test_an_interrupt_while_loading_is_quiet(monkeypatch: pytest.MonkeyPatch, scripted: Scripted) -> None:
-    def make(path: Path) -> FakeEngine:
-        raise KeyboardInterrupt
-
-    install(monkeypatch, make)
-    result = rlx("Hi")
-    assert (result.exit_code, result.output) == (130, "")

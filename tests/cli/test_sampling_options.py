@@ -69,13 +69,6 @@ def test_every_option_can_be_given() -> None:
     assert all(found[name] == float(value) for name, value in given.items() if value not in ("all", "99"))
 
 
-def test_nothing_given_is_nothing_changed() -> None:
-    assert parsed() == {}
-    default = SampleOpts(0.6, 20, repetition_window=None)
-    assert sample_opts(default, {}) is not None
-    assert sample_opts(default, {}) == default
-
-
 def test_each_option_takes_the_place_of_one_value() -> None:
     default = SampleOpts(0.6, 20, 0.95, repetition_window=None, repetition_penalty=1.1)
     assert sample_opts(default, parsed("--top-k", "7")) == SampleOpts(
@@ -114,12 +107,6 @@ def test_what_would_do_nothing_is_refused(option: str) -> None:
     assert rlx("Hi", option, "0.5", "--temperature", "0.5").exit_code == 0
 
 
-def test_filters_beside_mirostat_are_refused() -> None:
-    result = rlx("Hi", "--temperature", "1", "--mirostat", "2", "--top-p", "0.5")
-    assert (result.exit_code, "--top-p does nothing with Mirostat" in result.stderr) == (2, True)
-    assert rlx("Hi", "--temperature", "1", "--mirostat", "2", "--dry-multiplier", "1").exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -140,27 +127,4 @@ def test_mistakes_are_one_message(args: list[str], said: str) -> None:
     assert said in result.stderr and "Traceback" not in result.output
 
 
-def test_a_ban_changes_the_answer(tokenizer: Tokenizer) -> None:
-    first = tokenizer.encode(STORY, add_special_tokens=False)[0]
-    found = json.loads(rlx("Hi", "--json", "--max-tokens", "1", "--logit-bias", f"{first}=-inf").stdout)
-    assert found["ids"] != [first]
-
-
 # ---------------------------------------------------------------------------------------------------- the end
-
-
-@pytest.mark.parametrize("streamed", [(), ("--no-stream",)])
-def test_a_stop_string_ends_the_answer_before_it(streamed: tuple[str, ...]) -> None:
-    result = rlx("Hi", "--stop", "zebra", "--stop", "a fox", *streamed)
-    assert (result.exit_code, result.stdout) == (0, "Once upon a time,\nthere was \n")
-    assert "stopped by --stop" in result.stderr
-    found = json.loads(rlx("Hi", "--json", "--stop", ",\nthe").stdout)
-    assert (found["text"], found["end"]) == ("Once upon a time", "stop_string")
-
-
-def test_the_answer_does_not_end_before_min_tokens(tokenizer: Tokenizer) -> None:
-    count = len(tokenizer.encode(STORY, add_special_tokens=False))
-    found = json.loads(rlx("Hi", "--json", "--min-tokens", str(count + 4), "--max-tokens", str(count + 8)).stdout)
-    assert not set(found["ids"][: count + 4]) & tokenizer.eog_ids and found["tokens"] > count + 4
-    found = json.loads(rlx("Hi", "--json", "--stop", "fox", "--min-tokens", str(count - 1)).stdout)
-    assert (found["text"], found["end"]) == (STORY, "stop"), "both foxes come too early"

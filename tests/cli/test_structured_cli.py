@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from rlx.cli.answering import ENDS
 from rlx.cli.main import cli
-from rlx.runners import FinishReason
 
 WHO = {"who": {"enum": ["fox", "dog"]}}
 SCHEMA = {"type": "object", "properties": WHO, "required": ["who"], "additionalProperties": False}
@@ -56,7 +54,3 @@ def test_answers_have_the_form_that_was_asked_for(folder: Path) -> None:
 def test_a_mistake_is_named_before_a_model_is_opened(folder: Path, options: list[str], said: str) -> None:
     result = CliRunner().invoke(cli, ["run", "no-such-model.gguf", "Who?", *options])
     assert result.exit_code == 2 and said in result.stderr
-
-
-def test_every_end_has_words() -> None:
-    assert set(FinishReason) - {"callback", "aborted"} <= set(ENDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -98,52 +97,6 @@ def test_show_and_reset(folder: Path) -> None:
     assert in_force() == DEFAULT
 
 
-def test_a_dry_run_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "nothing is kept" in rlx("--dry-run").output
-    assert not kept(folder).exists()
-    monkeypatch.setenv("RLX_CACHE", "readonly")
-    assert "nothing is kept" in rlx("--dry-run").output
-
-
-def test_what_was_not_measured_is_named(folder: Path) -> None:
-    output = rlx("--seconds", "1e-9").output
-    assert "not measured for lack of time: prefetch, prefetch_level, streams" in output
-    assert in_force() == DEFAULT
-
-
-@pytest.mark.parametrize("policy", ["readonly", "off"])
-def test_a_cache_that_may_not_be_written_is_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, policy: str
-) -> None:
-    rlx()
-    before = kept(folder).read_bytes()
-    monkeypatch.setenv("RLX_CACHE", policy)
-    for arguments in ((), ("--reset",)):
-        assert "may not be written" in rlx(*arguments, code=2).output
-    assert kept(folder).read_bytes() == before
-    assert in_force() == (DEFAULT if policy == "off" else replace(DEFAULT, prefetch=16384))
-    assert ("RLX_CACHE is off" in rlx("--show").output) == (policy == "off")
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.mkdir(mode=0o700)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    assert "cannot be written: No space left on device" in rlx(code=2).output
-
-
-def test_options_that_exclude_each_other(folder: Path) -> None:
-    assert "exclude each other" in rlx("--show", "--reset", code=2).output
-
-
-@pytest.mark.parametrize("seconds", ["nan", "inf"])
-def test_a_time_is_finite(folder: Path, seconds: str) -> None:
-    assert f"--seconds is {seconds}, expected a number" in rlx("--seconds", seconds, code=2).output
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -173,16 +126,6 @@ def test_a_damaged_file_is_a_warning(folder: Path, damage: Callable[[str], str])
     assert_unused(folder, "is damaged and not used: wrong checksum of tuning.json")
 
 
-def test_a_measurement_of_another_version_is_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = tuned.versions()
-    with monkeypatch.context() as patch:
-        patch.setattr(tuned, "versions", lambda: {**usual, "generator": "0"})
-        rlx()
-        assert in_force().prefetch == 16384
-    assert_unused(folder, "another version of rlx.*rlx tune --reset")
-    assert len(Store(folder).near(kept(folder).parent.name[:32])) == 1, "the old one is replaced"
-
-
 def assert_unused(folder: Path, message: str) -> None:
     """A warning says why, the defaults hold, and the next measurement takes the place of what was there."""
     with pytest.warns(CacheWarning, match=message):
@@ -206,16 +149,3 @@ def test_an_entry_of_another_machine_or_target_is_none(folder: Path, monkeypatch
     assert in_force().prefetch == 16384
     monkeypatch.setattr(tuned, "machine", lambda: "another CPU")
     assert in_force() == DEFAULT
-
-
-def test_a_target_that_brings_a_tuning_keeps_it(folder: Path) -> None:
-    rlx()
-    mine = replace(Target.host(), tuned=Tuning(prefetch=128))
-    assert Compiler(mine, CompileCache.default()).target == mine
-
-
-def test_the_cache_commands_leave_the_file_alone(folder: Path) -> None:
-    rlx()
-    for arguments in (["ls"], ["stats"], ["verify"], ["prune", "--all", "--yes"]):
-        assert CliRunner().invoke(cli, ["cache", *arguments]).exit_code == 0
-    assert in_force().prefetch == 16384

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import errno
 import re
 from functools import cache
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from terminal import Terminal
 
-from rlx.cli.command import ALIASES, ELSEWHERE, Command, in_options, message, option_names
+from rlx.cli.command import ELSEWHERE, in_options, message, option_names
 from rlx.cli.main import cli
 from rlx.cli.prompt import Words
 from rlx.errors import ArgumentError, PromptError, SamplingError
@@ -57,19 +55,6 @@ def test_what_other_tools_call_it_means_the_same(theirs: str, ours: str) -> None
     assert values[0] != plain, "it changes something"
 
 
-def test_every_alias_is_of_an_option_that_a_command_has() -> None:
-    commands = [command(name) for name in cli.list_commands(CONTEXT)]
-    options = {name for each in commands for param in each.params for name in param.opts}
-    assert set(ALIASES) <= options
-    assert not {alias for names in ALIASES.values() for alias in names} & set(ELSEWHERE)
-
-
-def test_one_alias_is_one_option_of_a_command() -> None:
-    for name in cli.list_commands(CONTEXT):
-        found = [alias for param in command(name).params for o in param.opts for alias in ALIASES.get(o, ())]
-        assert len(found) == len(set(found)), name
-
-
 def test_the_model_and_the_prompt_may_be_options(tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("from a file")
@@ -88,28 +73,6 @@ def test_the_model_and_the_prompt_may_be_options(tmp_path: Path) -> None:
     assert "found b c: put the prompt in quotes" in rlx("run", "-m", "a", "b", "c").stderr
     assert "gone.txt: the file cannot be read: No such file" in rlx("run", "-f", "gone.txt").stderr
     assert "given twice: a and --model b" in rlx("inspect", "a", "-m", "b").stderr
-
-
-def test_what_the_system_refuses_says_where_and_the_way_out(tmp_path: Path) -> None:
-    folder = tmp_path / "none"
-    refused = {
-        ("run", "-f", str(folder / "a")): "a: the file cannot be read: No such file or directory. Check the path.",
-        ("ppl", str(tmp_path)): f"{tmp_path}: the file cannot be read: Is a directory. Check the path.",
-        ("profile", "init", "demo", "-o", str(folder / "p")): "p: the profile cannot be written: "
-        "No such file or directory. -o names another file.",
-        ("serve", "modle.gguf"): "Error: modle.gguf: there is no such file or directory. ",
-    }
-    for args, said in refused.items():
-        result = rlx(*args)
-        assert result.exit_code == 2 and said in result.stderr
-        assert result.stderr.count("\n") == 1, "an error, and no server that listens"
-
-
-def test_an_error_of_the_system_itself_is_a_sentence() -> None:
-    full = OSError(errno.ENOSPC, "No space left on device")
-    assert message(full, None, "rlx run") == "No space left on device. Make room, or write to another disk."
-    named = PermissionError(errno.EACCES, "Permission denied", "/etc/x")
-    assert message(named, None, "rlx run").startswith("/etc/x: Permission denied. Name another file, or ")
 
 
 @pytest.mark.parametrize("name", sorted(ELSEWHERE))
@@ -140,11 +103,6 @@ def test_a_mistyped_word_gets_a_suggestion(args: list[str], said: str) -> None:
     result = rlx(*args)
     assert result.exit_code == 2
     assert said in result.stderr
-
-
-def test_help_is_there_by_its_short_name_and_behind_two_dashes_all_is_text() -> None:
-    assert rlx("run", "-h").stdout.startswith("Usage: ")
-    assert command("run").make_context("run", ["-n", "1", "--", "-hello"], CONTEXT).params["words"] == ("-hello",)
 
 
 # ---------------------------------------------------------------------------------------------------- wording
@@ -208,89 +166,4 @@ def test_no_error_names_the_argument_of_an_option(name: str) -> None:
     assert not wrong
 
 
-def test_every_command_takes_part() -> None:
-    for name in cli.list_commands(CONTEXT):
-        found = command(name)
-        leaves = found.commands.values() if isinstance(found, click.Group) else [found]
-        assert all(isinstance(leaf, Command) for leaf in leaves), name
-
-
 # ---------------------------------------------------------------------------------------------------- tables
-
-
-@pytest.mark.parametrize(("columns", "wide"), [(46, False), (120, True)])
-def test_a_table_is_readable_in_a_narrow_terminal(
-    columns: int, wide: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from rlx.cli import output
-
-    monkeypatch.setattr(output, "width", lambda file: columns)
-    heads = ("kernel", "regions", "ms", "GFLOP/s", "near")
-    output.table(
-        heads, [("linear-q8_0-residual", "12", "0.045", "70.3", "memory 94%"), ("attention", "6", "", "1", "x")]
-    )
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    if wide:
-        assert lines[0].split() == [*heads]
-    else:
-        assert lines[:3] == ["linear-q8_0-residual", "  regions  12", "  ms       0.045"]
-        assert lines[5:] == ["attention", "  regions  6", "  GFLOP/s  1", "  near     x"]
-        assert max(map(len, lines)) <= columns
-
-
-def test_long_cells_wrap_at_words_in_a_narrow_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from rlx.cli import output
-
-    monkeypatch.setattr(output, "width", lambda file: 30)
-    output.table(("command", "what it does"), [("/save FILE", "write the conversation and the settings")])
-    assert capsys.readouterr().out.splitlines() == ["/save FILE", "    write the conversation and", "    the settings"]
-    output.table(("name", "size", "use"), [("x", "3", "one two three four five six seven")])
-    assert capsys.readouterr().out.splitlines() == [
-        *("x", "  size  3"),
-        *("  use   one two three four", "        five six seven"),
-    ]
-
-
-def test_the_help_of_chat_is_a_table_in_80_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from rlx.cli import output
-    from rlx.cli.chat.commands import COMMANDS
-
-    monkeypatch.setattr(output, "width", lambda file: 80)
-    COMMANDS["help"].act(None, "")  # type: ignore[arg-type]
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split() for line in lines].count(["command", "what", "it", "does"]) == 1
-    assert max(map(len, lines)) <= 80
-
-
-def test_bars_of_several_threads_share_one_display(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-    import time
-
-    from rich.progress import Progress
-
-    from rlx.cli.output import Bars
-
-    made: list[Progress] = []
-    make, together = Progress.__init__, threading.Barrier(4)
-
-    def made_slowly(self: Progress, *args: Any, **options: Any) -> None:
-        time.sleep(0.02)
-        make(self, *args, **options)
-        made.append(self)
-
-    def report(name: str) -> None:
-        together.wait()
-        bars(f"compiling {name}", 0, 2)
-
-    monkeypatch.setattr(Progress, "__init__", made_slowly)
-    with Bars(file=Terminal()) as bars:
-        threads = [threading.Thread(target=report, args=(name,)) for name in "abcd"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(made) == 1
