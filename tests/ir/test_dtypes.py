@@ -6,8 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from rlx.errors import ShapeError
-from rlx.ir.dtypes import BY_GGML, DTYPES, F8_E4M3, F16, F32, Q4_K, Q8_0, Q8A, DType
+from rlx.ir.dtypes import BY_GGML, DTYPES, F8_E4M3, DType
 
 # Types of a `gguf` package newer than this table are its business of another day.
 FILE_TYPES = {t.name.lower(): t for t in gguf.GGMLQuantizationType if t.value <= max(BY_GGML)}
@@ -35,15 +34,3 @@ def test_rows_are_consistent(dtype: DType) -> None:
     assert dtype.size((2, 5, dtype.block)) == 10 * dtype.nbytes
     assert not (dtype.is_quantized and dtype.is_float)
     assert dtype.has_integer_codes == (dtype.is_quantized and dtype is not F8_E4M3)
-
-
-def test_sizes_by_hand() -> None:
-    assert Q8_0.size((4, 64)) == 4 * 2 * 34
-    assert Q4_K.row_bytes(1024) == 4 * 144
-    assert Q8A.row_bytes(256) == 8 * 36
-    assert F32.size(()) == 4 and F16.size((0, 7)) == 0
-
-
-def test_a_row_that_is_no_whole_number_of_blocks() -> None:
-    with pytest.raises(ShapeError, match="a row of 40 elements is no multiple of the 32-element blocks of q8_0"):
-        Q8_0.row_bytes(40)

@@ -6,11 +6,6 @@ import gguf
 import numpy as np
 import pytest
 
-from rlx.errors import ShapeError
-from rlx.ir import interp, ops
-from rlx.ir.dims import CTX, SEQ
-from rlx.ir.dtypes import DTYPES
-from rlx.ir.graph import Graph
 from rlx.ir.rounding import BLOCKS, round_blocks
 
 types = pytest.mark.parametrize("dtype", BLOCKS)
@@ -44,14 +39,3 @@ def test_what_is_not_finite_takes_its_block_with_it(dtype: str) -> None:
     blocks = round_blocks(x, dtype).reshape(3, 2, 32)
     assert np.isnan(blocks[0, 0]).all() and np.isnan(blocks[1, 1]).all()
     assert np.isfinite(blocks[[0, 1, 2, 2], [1, 0, 0, 1]]).all()
-
-
-@types
-def test_the_interpreter_s_caches_hold_them(dtype: str) -> None:
-    graph = Graph("cache")
-    graph.output("y", ops.kv_write(graph.state("s", [2, CTX, 32], DTYPES[dtype]), graph.input("x", [SEQ, 2, 32])))
-    x = np.random.default_rng(1).standard_normal((3, 2, 32)).astype(np.float32)
-    _, states = interp.run(graph, {"x": x, "s": np.zeros((2, 16, 32))}, {"SEQ": 3, "PAST_SEQ": 4, "CTX": 16})
-    np.testing.assert_array_equal(states["s"][:, 4:7], reference(x, dtype).swapaxes(0, 1))
-    with pytest.raises(ShapeError, match=f"a row of 80 elements is no multiple of the 32-element blocks of {dtype}"):
-        graph.state("odd", [2, CTX, 80], DTYPES[dtype])

@@ -203,22 +203,6 @@ def test_what_does_not_fit() -> None:
         ops.make("causal_conv", G.state("rows", [SLOTS, 3, 8]), ANGLES, TAPS, after, table, aside=True, segments=True)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        ([[0, 2, 0, 1], [2, 2, 0, 1]], "slot"),
-        ([[0, 2, 0, 1], [1, 2, 0, 2]], "shares rows"),
-        ([[0, 8, 0, 1], [1, 0, 0, 2]], "within 7 rows"),
-        ([[0, 2, -1, 1], [2, 2, 0, 2]], "within 7 rows"),
-    ],
-)
-def test_segments_that_contradict_each_other(wrong: list[list[int]], match: str) -> None:
-    rows = G.state("rows", [SLOTS, 3, 8])
-    node = ops.make("causal_conv", rows, ANGLES, TAPS, G.input("segments", [SEGMENTS, 4], I32), segments=True)
-    with pytest.raises(GraphError, match=match):
-        interp.run(Graph(outputs={"y": node}), {**feeds(node), "segments": np.array(wrong)}, {**ENV, "SEGMENTS": 2})
-
-
 @pytest.mark.parametrize("mask", [{"causal": False}, {"around": True, "window": 2}, {}])
 def test_plain_keys_and_values_of_segments_are_those_of_each_alone(mask: dict[str, Any]) -> None:
     """A segment's column `slot` says where its first key lies in the place that all of them share."""

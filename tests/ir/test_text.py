@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ir.random_graphs import STEPS, graphs
 from rlx.errors import IrSyntaxError
 from rlx.ir import ops
-from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph
 from rlx.ir.text import dumps, loads
 from rlx.passes import pipeline
@@ -36,15 +35,6 @@ def test_random_graphs_round_trip(g: Graph, bounds: dict[str, tuple[int, int]]) 
     assert dumps(again) == text
     assert again == g
     assert all(again.outputs[name] is node for name, node in g.outputs.items())
-
-
-@given(st.text(), st.text(min_size=1), st.text())
-def test_any_name_round_trips(graph: str, leaf: str, output: str) -> None:
-    g = Graph(graph)
-    g.output(output, g.input(leaf, [SEQ, 4]))
-    text = dumps(g)
-    assert len(text.split("\n")) == 5
-    assert loads(text) == g
 
 
 @pytest.mark.parametrize("family", toy.FAMILIES)
@@ -72,18 +62,6 @@ graph "sample" prefill {
   output "cache" %6
 }
 """
-
-
-def test_the_text_of_a_sample() -> None:
-    g = loads(SAMPLE)
-    assert dumps(g) == SAMPLE
-    assert (g.name, g.phase, g.bounds) == ("sample", "prefill", {"SEQ": (2, 16)})
-    y = g.outputs["y"]
-    assert y is ops.make("elementwise", ops.linear(*y.inputs[0].inputs), expr=("scale", ("neg", 0), 2.0))
-
-
-def test_indentation_and_blank_ends_do_not_matter() -> None:
-    assert loads("\n".join(line.strip() for line in SAMPLE.split("\n")) + "\n\n") == loads(SAMPLE)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +129,3 @@ def test_damage_anywhere_is_a_syntax_error_or_another_graph(data: st.DataObject)
         assert re.fullmatch(r"line \d+", str(error.where))
     else:
         assert loads(dumps(again)) == again
-
-
-@pytest.mark.parametrize("text", ["", "\n", "graph", 'graph "g" graph {', "}\n"])
-def test_text_without_a_graph(text: str) -> None:
-    with pytest.raises(IrSyntaxError, match="line 1"):
-        loads(text)
