@@ -8,7 +8,6 @@ import toy
 
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, OUTS, PAST_SEQ, SEQ
-from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.verify import verify
@@ -67,12 +66,6 @@ def test_a_bias_of_unknown_width_keeps_its_rows() -> None:
     assert (rows(after, "attention"), rows(after, "silu")) == ([SEQ], [1])
 
 
-def test_few_selections_are_made() -> None:
-    """One for the queries' norm, one for the residual stream, one for the angles."""
-    after = last_row(toy.build(toy.FAMILIES["qwen3"].but(layers=5)), PREFILL)
-    assert sorted(n.inputs[0].op for n in after.nodes() if n.op == "last_row") == ["add", "rms_norm", "rope_angles"]
-
-
 @pytest.mark.parametrize("options", [Options(seq=(2, 16), all_rows=True), Options(seq=(1, 1))])
 def test_nothing_changes_where_every_row_is_wanted(options: Options) -> None:
     graph = toy.build(toy.FAMILIES["llama"])
@@ -112,45 +105,11 @@ def test_a_value_with_another_reader_keeps_its_rows() -> None:
     check(graph, after)
 
 
-def test_a_value_that_two_narrow_readers_share_is_narrow() -> None:
-    shared = ops.tanh(X)
-    after = narrowed(y=ops.mul(ops.exp(shared), ops.linear(shared, W)))
-    one = ops.tanh(ops.last_row(X))
-    assert after.outputs["y"] is ops.mul(ops.exp(one), ops.linear(one, W))
-
-
 def test_every_output_with_rows_is_reduced() -> None:
     hidden = ops.tanh(X)
     after = narrowed(y=ops.linear(hidden, W), hidden=hidden, scores=ops.argmax(hidden))
     one = ops.tanh(ops.last_row(X))
     assert after.outputs == {"y": ops.linear(one, W), "hidden": one, "scores": ops.argmax(one)}
-
-
-def test_outputs_without_rows_stay() -> None:
-    scalar, table = G.input("scalar", []), G.weight("t", [8, 8])
-    after = narrowed(s=scalar, w=table, y=X)
-    assert after.outputs == {"s": scalar, "w": table, "y": ops.last_row(X)}
-
-
-def test_a_selection_in_the_model_itself_moves_too() -> None:
-    graph = Graph(outputs={"y": ops.linear(ops.last_row(ops.tanh(X)), W)})
-    after = narrowed(**graph.outputs)
-    assert after.outputs["y"] is ops.linear(ops.tanh(ops.last_row(X)), W)
-    check(graph, after)
-
-
-def test_through_an_embedding_to_the_ids() -> None:
-    ids = G.input("ids", [SEQ], I32)
-    after = narrowed(y=ops.embedding(W, ids))
-    assert after.outputs["y"] is ops.embedding(W, ops.last_row(ids))
-
-
-def test_a_reshape_that_mixes_rows_stops_it() -> None:
-    heads = ops.reshape(ops.tanh(G.input("z", [8, SEQ])), [SEQ, 8])
-    after = narrowed(y=ops.neg(heads))
-    assert after.outputs["y"] is ops.neg(ops.last_row(heads))
-    kept = ops.reshape(ops.tanh(X), [SEQ, 2, 4])
-    assert narrowed(y=kept).outputs["y"] is ops.reshape(ops.tanh(ops.last_row(X)), [1, 2, 4])
 
 
 def test_a_size_that_equals_the_rows_is_not_mistaken_for_them() -> None:

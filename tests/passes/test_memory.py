@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import re
-from dataclasses import replace
 
 import pytest
 import toy
 from hypothesis import given
 from ir.random_graphs import graphs
 
-from rlx.errors import GraphError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ, bounds
 from rlx.ir.dtypes import F32, Q8A
@@ -19,10 +16,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes import pipeline
 from rlx.passes.capabilities import Layouts
-from rlx.passes.memory import check_memory, memory
 from rlx.passes.options import Options
-from rlx.passes.program import Buffer, Program, is_work
-from rlx.passes.schedule import schedule
+from rlx.passes.program import Program, is_work
 
 ALIGN = Layouts().align
 ONE_ROW = Options(fusions=())
@@ -127,25 +122,6 @@ def test_the_arena_does_not_grow_with_the_layers(options: Options) -> None:
     assert large.arena < total / 8
 
 
-def test_views_and_caches_have_the_bytes_of_what_they_show() -> None:
-    program = pipeline.lower(toy.build(toy.FAMILIES["llama"]), Options())
-    for node in program.graph.nodes():
-        if node.op == "reshape":
-            assert program.buffer(node) is program.buffer(node.inputs[0])
-        elif node.op in ("kv_write", "rope_kv_write"):
-            assert program.buffer(node) == Buffer("state", node.inputs[0].name)
-            assert str(program.buffer(node)) == f"state {node.inputs[0].name!r}"
-
-
-def test_weights_are_bound_by_name() -> None:
-    program = pipeline.lower(toy.build(toy.FAMILIES["llama"]), Options())
-    assert program.buffers is not None
-    for node, buffer in program.buffers.items():
-        if node.op in ("weight", "pack"):
-            leaf = node.inputs[0] if node.op == "pack" else node
-            assert buffer == Buffer("weight", leaf.name, 0, leaf.dtype.size([int(str(d)) for d in leaf.shape]))
-
-
 def test_sizes_are_those_of_the_largest_call() -> None:
     graph = Graph(outputs={"y": ops.quantize(X)})
     program = pipeline.lower(graph, Options(seq=(2, 100), all_rows=True))
@@ -171,36 +147,3 @@ def test_an_output_is_not_overwritten_in_its_step() -> None:
     kept = program.graph.outputs["first"]
     at = program.buffer(kept).offset
     assert [n for n in program.graph.nodes() if program.buffer(n).offset == at] == [kept]
-
-
-def test_an_input_can_be_an_output() -> None:
-    program = pipeline.lower(Graph(outputs={"x": X, "y": ops.softmax(X)}), Options())
-    check_apart(program)
-    assert program.buffer(program.graph.outputs["x"]).kind == "arena"
-
-
-def test_the_check_finds_an_overlap() -> None:
-    program = memory(
-        schedule(Graph(outputs={"y": ops.softmax(ops.softmax(X))}, bounds={"SEQ": (1, 4)}, phase="prefill")), Layouts()
-    )
-    check_memory(program)
-    moved = {n: replace(b, offset=64) if n.op == "softmax" else b for n, b in (program.buffers or {}).items()}
-    with pytest.raises(GraphError, match=r"overlaps <softmax f32\[SEQ, 64\]> in the arena of region"):
-        check_memory(replace(program, buffers=moved))
-
-
-def test_the_check_finds_an_overlap_in_a_workers_memory() -> None:
-    program = pipeline.lower(toy.build(toy.FAMILIES["gemma"]), Options())
-    replicated = {n: replace(b, offset=0) for n, b in (program.replicated or {}).items()}
-    with pytest.raises(GraphError, match=r"overlaps .* before the units of region 0"):
-        check_memory(replace(program, replicated=replicated))
-
-
-def test_a_program_prints_its_places() -> None:
-    program = pipeline.lower(toy.build(toy.FAMILIES["llama"]), Options())
-    printed = str(program)
-    assert printed.startswith(f'program "toy" decode arena={program.arena} private={program.private} {{\n')
-    assert printed.count("  @ private+") == sum(map(len, program.prologues))
-    assert re.findall(r"^region (\d+):$", printed, re.M) == [str(i) for i in range(len(program.regions))]
-    assert "  @ state '0.keys'" in printed and "\nload:\n" in printed and printed.endswith("}\n")
-    assert "@" not in str(schedule(program.graph))
