@@ -11,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rlx.sampling import filters
-from rlx.sampling.filters import exp as exp_of
 from rlx.sampling.filters import largest, min_p, top_n_sigma, top_p, typical_p, xtc_excluded
 
 Array = np.ndarray[Any, Any]
@@ -97,13 +95,6 @@ def test_top_n_sigma_is_a_distance_from_the_largest(logits: Array, count: float)
         assert i in kept if value > border + 1e-9 else value > border - 1e-9 or i not in kept
 
 
-def test_top_n_sigma_does_not_count_what_is_excluded() -> None:
-    logits = np.array([0, 1, 2, 3, 4], np.float32)
-    excluded = np.append(logits, np.full(50, -np.inf, np.float32))
-    assert top_n_sigma(excluded, 1.0).tolist() == top_n_sigma(logits, 1.0).tolist() == [3, 4]
-    assert top_n_sigma(np.array([-np.inf, 2.0, -np.inf]), 3.0).tolist() == [1]
-
-
 def typical_reference(logits: Array, mass: float) -> list[int]:
     """Meister et al. 2022, section 4: order by |H + ln p|, the shortest head that has the mass."""
     shares = softmax(logits)
@@ -128,17 +119,6 @@ def test_typical_p_is_nearest_the_entropy(logits: Array, share: float) -> None:
     assert abs(len(kept) - len(typical_reference(logits, share))) <= 1  # a sum on the border may fall to either side
 
 
-def test_typical_p_may_leave_out_the_likeliest() -> None:
-    """One token of 0.3 among 70 of 0.01: the entropy of 3.58 is nearer -ln 0.01 = 4.6 than -ln 0.3 = 1.2."""
-    logits = logits_of(0.3, *[0.01] * 70)
-    assert typical_p(logits, 0.5).tolist() == typical_reference(logits, 0.5)
-    assert 0 not in typical_p(logits, 0.5)
-
-
-def test_typical_p_beside_excluded_tokens() -> None:
-    assert typical_p(np.array([-np.inf, 0, -np.inf, 0]), 0.9).tolist() == [1, 3]
-
-
 @pytest.mark.parametrize(
     ("threshold", "gone"),
     [(0.09, [0, 1, 3]), (0.15, [0, 1]), (0.25, [0]), (0.35, []), (0.5, []), (1.0, []), (0.0, [0, 1, 3, 4])],
@@ -147,10 +127,6 @@ def test_xtc_keeps_the_least_likely_of_the_top(threshold: float, gone: list[int]
     shares = {0: 0.4, 1: 0.3, 2: 0.05, 3: 0.15, 4: 0.1}
     above = sorted((i for i in shares if shares[i] >= threshold), key=lambda i: -shares[i])
     assert xtc_excluded(logits_of(*shares.values()), threshold).tolist() == sorted(above[:-1]) == gone
-
-
-def test_xtc_keeps_the_last_of_equals() -> None:
-    assert xtc_excluded(np.zeros(4), 0.2).tolist() == [0, 1, 2]
 
 
 # ---------------------------------------------------------------------------------------------------- of all
@@ -178,18 +154,3 @@ def test_filters_keep_the_likeliest_and_never_nothing(
     gone = xtc_excluded(logits, share)
     assert len(gone) < len(logits)
     assert np.isfinite(np.delete(logits, gone)).any()
-
-
-@given(logits_rows)
-def test_weights_are_probabilities(logits: Array) -> None:
-    for temperature in (1.0, 0.7):
-        shares = filters.weights(logits, temperature)
-        expected = softmax(logits.astype(np.float64) / temperature)
-        np.testing.assert_allclose(shares / shares.sum(), expected, rtol=1e-9)
-
-
-def test_exp_is_right_to_the_last_place() -> None:
-    x = -np.concatenate([np.linspace(0, 708, 20_001), np.geomspace(1e-300, 1, 2000)])
-    right = np.exp(x)
-    assert (np.abs(exp_of(x) - right) <= 2 * np.spacing(right)).all()
-    assert exp_of(np.array([0.0, -0.0, -709.0, -np.inf])).tolist() == [1, 1, 0, 0]

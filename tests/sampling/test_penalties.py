@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx import demo
-from rlx.errors import SamplingError
 from rlx.sampling import SampleOpts, Sampler
 from rlx.sampling.penalties import Dry
 from rlx.text import Tokenizer, load_tokenizer
@@ -58,26 +57,6 @@ def test_dry_equals_its_definition(history: list[int], base: float, allowed: int
     assert found == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_longer_repetition_costs_more() -> None:
-    opts = SampleOpts(dry_multiplier=1, dry_base=2, dry_allowed_length=2, dry_sequence_breakers=())
-    assert penalties(opts, [1, 2, 3, 0, 2]) == {}
-    assert penalties(opts, [1, 2, 3, 0, 1, 2]) == {3: pytest.approx(1)}
-    assert penalties(opts, [5, 1, 2, 3, 0, 5, 1, 2]) == {3: pytest.approx(2)}
-    assert penalties(opts, [5, 1, 2, 3, 0, 5, 1, 2, 4, 1, 2]) == {3: pytest.approx(1), 4: pytest.approx(1)}
-
-
-def test_dry_looks_back_a_window() -> None:
-    history = [1, 2, 3, 0, 1, 2]
-    for window, found in ((None, {3}), (6, {3}), (5, set()), (0, set())):
-        opts = SampleOpts(dry_multiplier=1, dry_penalty_last_n=window, dry_sequence_breakers=())
-        assert set(penalties(opts, history)) == found
-
-
-def test_windows_of_dry_and_of_the_penalties_are_apart() -> None:
-    opts = SampleOpts(dry_multiplier=1, dry_base=1, presence_penalty=0.5, repetition_window=1, dry_sequence_breakers=())
-    assert penalties(opts, [1, 2, 3, 0, 1, 2]) == {2: pytest.approx(0.5), 3: pytest.approx(1)}
-
-
 def test_a_long_loop_is_quick_and_finite() -> None:
     """Beyond some length nothing is to be gained: the penalty already exceeds every logit."""
     opts = SampleOpts(0, dry_multiplier=0.8, dry_sequence_breakers=())
@@ -101,20 +80,6 @@ def test_a_sequence_of_tokens_breaks_where_it_ends() -> None:
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return load_tokenizer(demo.path())
-
-
-def test_texts_need_a_tokenizer() -> None:
-    with pytest.raises(SamplingError, match=r"'\\n' is a text, and there is no tokenizer.*sequences of token ids"):
-        Sampler(SampleOpts(dry_multiplier=1))
-    Sampler(SampleOpts())  # nobody asked for DRY
-
-
-def test_the_tokenizer_is_asked_for_only_if_there_are_texts() -> None:
-    def never() -> Tokenizer:
-        raise AssertionError
-
-    Sampler(SampleOpts(dry_multiplier=1, dry_sequence_breakers=((3,),)), tokenizer=never)
-    Sampler(SampleOpts(), tokenizer=never)
 
 
 def test_a_text_is_every_token_that_contains_it(tokenizer: Tokenizer) -> None:
