@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from adapter_files import Pairs, write_gguf, write_peft
 
-from rlx.errors import ConfigError, ModelFileError, UnsupportedModelError, WeightError
+from rlx.errors import ConfigError, UnsupportedModelError, WeightError
 from rlx.weights.adapters import open_adapter
 
 Array = np.ndarray[Any, Any]
@@ -88,16 +88,3 @@ def test_settings_that_are_refused(tmp_path: Path, config: dict[str, Any], messa
 def test_tensors_that_are_refused(tmp_path: Path, pairs: Pairs, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         open_adapter(write_peft(tmp_path, pairs), "llama")
-
-
-def test_files_that_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"there is no adapter. Name a GGUF file, or a folder with adapter_config"):
-        open_adapter(tmp_path / "nothing", "llama")
-    folder = write_peft(tmp_path / "one", {Q: pair()})
-    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    with pytest.raises(ModelFileError, match=r"adapter_model.safetensors is missing. Save it again with safe_serial"):
-        open_adapter(folder, "llama")
-    with pytest.raises(UnsupportedModelError, match="for the architecture 'llama', the model is of 'qwen3'"):
-        open_adapter(write_gguf(tmp_path / "a.gguf", "llama", {"blk.0.attn_q": pair()}), "qwen3")
-    with pytest.raises(UnsupportedModelError, match=r"it is no LoRA adapter: general\.type is 'model'"):
-        open_adapter(write_gguf(tmp_path / "b.gguf", "llama", {"blk.0.attn_q": pair()}, kind="model"), "llama")

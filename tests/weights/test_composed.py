@@ -57,13 +57,6 @@ def test_experts_become_one_tensor_in_their_order(tmp_path: Path, family: str, s
         weights.release(name)
 
 
-def test_ten_experts_are_ordered_by_number(tmp_path: Path) -> None:
-    tensors = {f"model.layers.0.mlp.experts.{e}.up_proj.weight": ("float32", numbers(e, 2, 2)) for e in range(12)}
-    with ModelWeights(open_weights(checkpoint(tmp_path, tensors)), "qwen3moe") as weights:
-        expected = np.stack([numbers(e, 2, 2) for e in range(12)])
-        np.testing.assert_array_equal(weights.array("blk.0.ffn_up_exps.weight"), expected)
-
-
 def test_streams_of_a_residual_are_stacked(tmp_path: Path) -> None:
     tensors = {f"model.language_model.altup_projections.{i}.weight": ("float32", numbers(i, 5, 5)) for i in range(3)}
     with ModelWeights(open_weights(checkpoint(tmp_path, tensors)), "gemma3n") as weights:
@@ -91,32 +84,6 @@ def test_an_expert_that_is_missing_or_unlike_the_others_is_named(
 ) -> None:
     with open_weights(checkpoint(tmp_path, mixture(**changed))) as loader, pytest.raises(WeightError, match=message):
         ModelWeights(loader, "qwen3moe")
-
-
-def test_experts_apart_and_fused_at_once_are_refused(tmp_path: Path) -> None:
-    tensors = mixture("mlp.experts.{}.down_proj.weight")
-    tensors["model.layers.2.mlp.experts.down_proj"] = ("float32", numbers(0, 3, 4, 6))
-    with (
-        open_weights(checkpoint(tmp_path, tensors)) as loader,
-        pytest.raises(WeightError, match=r"are both blk\.2\.ffn"),
-    ):
-        ModelWeights(loader, "qwen3moe")
-
-
-@pytest.mark.parametrize("shape", [(10, 1, 4), (10, 4)])
-def test_a_convolution_has_two_dimensions(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    values = numbers(0, *shape)
-    tensors = {"model.layers.0.linear_attn.conv1d.weight": ("float32", values)}
-    with ModelWeights(open_weights(checkpoint(tmp_path, tensors)), "qwen35") as weights:
-        assert weights.info("blk.0.ssm_conv1d.weight").shape == (10, 4)
-        np.testing.assert_array_equal(weights.array("blk.0.ssm_conv1d.weight"), values.reshape(10, 4))
-
-
-@pytest.mark.parametrize("shape", [(1, 6), (6,)])
-def test_the_gate_of_a_shared_expert_is_a_matrix_of_one_row(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    path = gguf_file(tmp_path / "m.gguf", {"blk.0.ffn_gate_inp_shexp.weight": numbers(0, *shape)}, "qwen35moe")
-    with ModelWeights(open_weights(path), "qwen35moe") as weights:
-        assert weights.info("blk.0.ffn_gate_inp_shexp.weight").shape == (1, 6)
 
 
 # --- row views
@@ -184,26 +151,6 @@ def test_rows_of_a_block_format_and_views_of_views(tmp_path: Path) -> None:
         assert weights.info("blk.0.half.weight").nbytes == 3 * 288
 
 
-def test_a_view_of_experts_that_lie_apart(tmp_path: Path) -> None:
-    with ModelWeights(open_weights(checkpoint(tmp_path, mixture())), "qwen3moe") as weights:
-        weights.define("blk.2.part.weight", "blk.2.ffn_gate_exps.weight", 0, 1, 2)
-        expected = np.stack([numbers(e, FFN, WIDTH)[::2] for e in range(EXPERTS)])
-        np.testing.assert_array_equal(weights.array("blk.2.part.weight"), expected)
-
-
-def test_one_matrix_of_a_stack(tmp_path: Path) -> None:
-    """The period is all rows of the stack: its matrices lie one after the other."""
-    with fused(tmp_path) as weights:
-        expected, rows = numbers(2, EXPERTS, 2 * FFN, WIDTH), 2 * FFN
-        for expert in range(EXPERTS):
-            name = f"blk.0.expert.{expert}.weight"
-            weights.define(name, EXPS, expert * rows, rows, EXPERTS * rows)
-            assert weights.info(name).shape == (rows, WIDTH) and weights.info(name).nbytes == rows * WIDTH * 4
-            np.testing.assert_array_equal(weights.array(name), expected[expert])
-            assert len(list(weights.pieces(name))) == 1 and not weights.raw(name).flags.writeable
-        assert weights.unused == []
-
-
 @pytest.mark.parametrize(
     ("cut", "message"),
     [
@@ -223,12 +170,3 @@ def test_rows_that_do_not_divide_are_named(tmp_path: Path, cut: tuple[Any, ...],
         with pytest.raises(WeightError, match=message) as caught:
             weights.define("blk.0.part.weight", *cut)
         assert str(tmp_path) in str(caught.value) and not weights.has("blk.0.part.weight")
-
-
-def test_a_name_means_one_tensor(tmp_path: Path) -> None:
-    with fused(tmp_path) as weights:
-        weights.define("blk.0.attn_q.weight", QKV, 0, 4)
-        with pytest.raises(WeightError, match=r"blk\.0\.attn_q\.weight is there already"):
-            weights.define("blk.0.attn_q.weight", QKV, 4, 4)
-        with pytest.raises(WeightError, match=r"attn_qkv\.bias is there already, as 'blk\.0\.attn_qkv\.bias'"):
-            weights.define(BIAS, BIAS, 0, 4)

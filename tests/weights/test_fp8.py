@@ -160,16 +160,6 @@ def test_scales_that_do_not_fit_are_named(
     assert type(caught.value) is error and str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("shape", [(4, 40), (64,)])
-def test_rows_that_are_no_multiple_of_32_are_named(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    tensors = {FILE: ("float8_e4m3fn", codes(0, *shape)), FILE + "_scale": ("float32", scales(0, 1))}
-    with (
-        open_weights(checkpoint(tmp_path, tensors)) as loader,
-        pytest.raises(UnsupportedModelError, match=rf"'{FILE}' has shape .*, expected rows of a multiple of 32"),
-    ):
-        ModelWeights(loader, "llama")
-
-
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [

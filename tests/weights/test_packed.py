@@ -15,7 +15,6 @@ from rlx.errors import ModelFileError, UnsupportedModelError
 from rlx.ir.dtypes import F32, Q4_0, Q5_0, Q8_0, DType
 from rlx.ir.stored import dequantize
 from rlx.weights import ModelWeights, open_weights
-from rlx.weights.quantization import described, refusal
 
 N, K, GROUP = 16, 64, 32
 LAYER, NAME = "model.layers.0.self_attn.q_proj", "blk.0.attn_q.weight"
@@ -170,44 +169,10 @@ def test_a_missing_part_is_named(tmp_path: Path, part: str) -> None:
     refused(tmp_path, parts, scheme, rf"half quantized: '{LAYER}' has no '{LAYER}{part}'")
 
 
-def test_the_order_of_groups_must_be_there_where_it_is_not_that_of_the_inputs(tmp_path: Path) -> None:
-    parts, scheme, _ = gptq(IN_ORDER)
-    parts.pop(f"{LAYER}.g_idx", None)
-    refused(tmp_path, parts, {**scheme, "desc_act": True}, rf"half quantized: '{LAYER}' has no '{LAYER}.g_idx'")
-
-
 def refused(tmp_path: Path, parts: Mapping[str, tuple[str, Array]], scheme: dict[str, Any], message: str) -> None:
     folder = checkpoint(tmp_path, parts, {"quantization_config": scheme} if scheme else {})
     with open_weights(folder) as loader, pytest.raises(ModelFileError, match=message):
         ModelWeights(loader, "llama")
-
-
-def test_half_quantized_checkpoints_are_named(tmp_path: Path) -> None:
-    parts, scheme, _ = gptq(IN_ORDER)
-    refused(tmp_path, parts, {}, rf"quantized \({LAYER}.qweight\), and config.json has no quantization_config")
-    both = {**parts, f"{LAYER}.weight": ("float32", scales(N, K))}
-    refused(
-        tmp_path, both, scheme, rf"half quantized: it has '{LAYER}.weight' and also codes for it, '{LAYER}.qweight'"
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "size", "message"),
-    [
-        ((K // GROUP, N), 48, "2 scales a row for 64 inputs, and group_size is 48"),
-        ((3, N), GROUP, "3 scales a row for 64 inputs, and group_size is 32"),
-        ((K // GROUP, N), -1, ""),
-    ],
-)
-def test_unknown_group_sizes_are_named(tmp_path: Path, change: tuple[int, ...], size: int, message: str) -> None:
-    parts, scheme, _ = awq(EIGHTS)
-    parts[f"{LAYER}.scales"] = "float16", scales(*change).astype(np.float16)
-    parts[f"{LAYER}.qzeros"] = "int32", words(np.full(change, 8), (0, 2, 4, 6, 1, 3, 5, 7))
-    if message:
-        refused(tmp_path, parts, {**scheme, "group_size": size}, rf"the parts of '{LAYER}' do not fit .*{message}")
-    else:
-        with ModelWeights(open_weights(checkpoint(tmp_path, parts, {"quantization_config": scheme})), "llama") as found:
-            assert found.info(NAME).dtype is Q4_0
 
 
 @pytest.mark.parametrize(
@@ -225,18 +190,3 @@ def test_other_forms_are_refused_by_name(tmp_path: Path, scheme: dict[str, Any],
     folder = checkpoint(tmp_path, {"a": ("float32", scales(1))}, {"quantization_config": scheme})
     with pytest.raises(UnsupportedModelError, match=rf"the weights are quantized \(quantization_config: {message}\)"):
         open_weights(folder)
-
-
-@pytest.mark.parametrize(
-    ("scheme", "words"),
-    [
-        (CASES["gptq"][0][1] | {"desc_act": True, "sym": False}, "gptq: 4 bits, groups of 32, zero points, act-order"),
-        ({"quant_method": "awq", "bits": 4, "group_size": -1}, "awq: 4 bits, a scale a row"),
-        (compressed(4, zeros=True)[1], "compressed-tensors: int of 4 bits, groups of 32, zero points"),
-        (four_bit_floats(double=True)[1], "bitsandbytes: nf4, double quantization"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8: e4m3, blocks of 128 x 128"),
-        ({"quant_method": "mxfp4"}, "mxfp4"),
-    ],
-)
-def test_a_scheme_in_words(scheme: dict[str, Any], words: str) -> None:
-    assert described(scheme) == words and refusal(scheme) is None

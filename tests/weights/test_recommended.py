@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx import auto_runner, demo
 from rlx.sampling import SampleOpts
-from rlx.weights import open_weights
 from rlx.weights.recommended import recommended
 
 
@@ -63,19 +60,6 @@ def test_generation_config(config: dict[str, Any], expected: SampleOpts | None) 
     assert recommended(hf(**config)) == expected
 
 
-def test_the_file_beside_a_checkpoint_is_read(goldens: Path, tmp_path: Path) -> None:
-    source = goldens / "qwen3" / "hf"
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).symlink_to(source / name)
-    with open_weights(tmp_path) as loader:
-        assert recommended(loader) is None
-    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6, "top_k": 20}))
-    with open_weights(tmp_path) as loader:
-        assert recommended(loader) == SampleOpts(0.6, 20, repetition_window=None)
-    with auto_runner(tmp_path, threads=1, load=False) as runner:
-        assert runner.recommended_sample == SampleOpts(0.6, 20, repetition_window=None)
-
-
 # ---------------------------------------------------------------------------------------------------- GGUF
 
 
@@ -108,11 +92,6 @@ def test_the_names_are_those_of_the_format() -> None:
 
     names = {value for name, value in vars(Keys.General).items() if name.startswith("SAMPLING_")}
     assert names - {"general.sampling.sequence"} == {f"general.sampling.{key}" for key in module._GGUF_KEYS}
-
-
-def test_the_demo_model_recommends_nothing() -> None:
-    with open_weights(demo.path()) as loader:
-        assert recommended(loader) is None
 
 
 # ---------------------------------------------------------------------------------------------------- nonsense
