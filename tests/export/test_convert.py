@@ -20,8 +20,6 @@ from rlx.errors import ArgumentError, ModelFileError, TokenizerError, WeightErro
 from rlx.export.convert import convert
 from rlx.export.hf import open_model
 from rlx.ir.dtypes import F8_E4M3
-from rlx.weights import open_weights
-from rlx.weights.recommended import recommended
 
 
 def field(reader: GGUFReader, key: str) -> Any:
@@ -91,28 +89,6 @@ def test_auto_keeps_the_bits_of_a_bf16_checkpoint(checkpoint: Path, tmp_path: Pa
     assert field(written, "general.name") == "Tiny-Qwen"
 
 
-def test_the_recommended_sampling_is_kept(checkpoint: Path, tmp_path: Path) -> None:
-    plain = GGUFReader(convert(checkpoint, tmp_path / "plain.gguf").path)
-    assert not any(key.startswith("general.sampling.") for key in plain.fields)
-    config = {"do_sample": True, "temperature": 0.5, "top_p": 0.75, "repetition_penalty": 1.25}
-    (checkpoint / "generation_config.json").write_text(json.dumps(config))
-    done = convert(checkpoint, tmp_path / "out.gguf")
-    keys = {key: field(GGUFReader(done.path), key) for key in GGUFReader(done.path).fields if ".sampling." in key}
-    assert keys == {
-        "general.sampling.temp": 0.5, "general.sampling.top_k": 50, "general.sampling.top_p": 0.75,
-        "general.sampling.penalty_repeat": 1.25, "general.sampling.penalty_last_n": -1,
-    }  # fmt: skip
-    with open_weights(checkpoint) as source, open_weights(done.path) as copy:
-        assert recommended(copy) == recommended(source) is not None
-
-
-def test_auto_keeps_float32(goldens: Path, tmp_path: Path) -> None:
-    done = convert(goldens / "llama" / "hf", tmp_path / "out.gguf")
-    written, source = GGUFReader(done.path), stored(goldens / "llama" / "hf")
-    assert (done.type, field(written, "general.file_type")) == ("F32", 0)
-    assert tensors(written)["blk.2.ffn_down.weight"] == (Type.F32, source["model.layers.2.mlp.down_proj.weight"][2])
-
-
 def test_a_written_file_is_read_back_as_the_checkpoint_was(checkpoint: Path, tmp_path: Path) -> None:
     done = convert(checkpoint, tmp_path / "out.gguf", "F32")
     with open_model(done.path) as written, open_model(checkpoint) as source:
@@ -120,11 +96,6 @@ def test_a_written_file_is_read_back_as_the_checkpoint_was(checkpoint: Path, tmp
         for mine, theirs in zip(written.tensors, source.tensors, strict=True):
             assert (mine.name, mine.shape) == (theirs.name, theirs.shape)
             assert np.array_equal(mine.values(), theirs.values())
-
-
-def test_a_checkpoint_beside_gguf_files_is_still_a_checkpoint(checkpoint: Path, goldens: Path, tmp_path: Path) -> None:
-    shutil.copy(goldens / "qwen3" / "model-f16.gguf", checkpoint / "model-f16.gguf")
-    assert convert(checkpoint, tmp_path / "out.gguf").type == "BF16"
 
 
 def test_shards(checkpoint: Path, goldens: Path, tmp_path: Path) -> None:
@@ -183,23 +154,6 @@ def test_what_does_not_fit_half_precision_is_refused_and_nothing_is_left(checkpo
     assert convert(checkpoint, tmp_path / "target" / "out.gguf").type == "BF16"
 
 
-def test_a_file_that_exists_is_replaced_only_by_force(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.gguf"
-    out.write_bytes(b"precious")
-    with pytest.raises(ArgumentError, match="exists"):
-        convert(checkpoint, out)
-    assert out.read_bytes() == b"precious"
-    convert(checkpoint, out, force=True)
-    assert out.read_bytes()[:4] == b"GGUF"
-
-
-def test_the_checkpoint_is_not_replaced(checkpoint: Path) -> None:
-    before = (checkpoint / "model.safetensors").read_bytes()
-    with pytest.raises(ArgumentError, match=r"\.gguf"):
-        convert(checkpoint, checkpoint / "model.safetensors", force=True)
-    assert (checkpoint / "model.safetensors").read_bytes() == before
-
-
 def test_what_cannot_be_converted(checkpoint: Path, goldens: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     with pytest.raises(ModelFileError, match=r"GGUF file already.*rlx quantize"):
@@ -223,14 +177,3 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     again = CliRunner().invoke(cli, ["convert", str(checkpoint), str(out)])
     assert (again.exit_code, "--force" in again.stderr) == (2, True)
     assert CliRunner().invoke(cli, ["convert", str(checkpoint), str(out), "--force"]).exit_code == 0
-
-
-def test_the_command_says_what_it_leaves_out(checkpoint: Path, tmp_path: Path) -> None:
-    copied = stored(checkpoint)
-    for name in ("vision_tower.patch.weight", "vision_tower.norm.weight", "projector.weight"):
-        copied[name] = "BF16", [2], bytes(4)
-    store(checkpoint / "model.safetensors", copied)
-    result = CliRunner().invoke(cli, ["convert", str(checkpoint), str(tmp_path / "out.gguf")])
-    assert result.exit_code == 0, result.output
-    assert "left out: vision_tower.* (2 tensors)" in result.stderr
-    assert "left out: projector.weight\n" in result.stderr

@@ -220,18 +220,6 @@ def test_widths_of_feed_forwards(made: Make) -> None:
     assert keys_of(folder)["feed_forward_length"] == [48] * 4
 
 
-def test_experts_alone_have_no_width_of_a_feed_forward(made: Make) -> None:
-    folder = made("qwen3_5_moe_text")
-    say(folder, intermediate_size=None, hidden_act=None)
-    keys = keys_of(folder)
-    assert "feed_forward_length" not in keys and keys["expert_shared_feed_forward_length"] == 24
-
-
-def test_labels(made: Make) -> None:
-    with open_model(made("mixtral")) as model:
-        assert (model.arch, model.metadata["general.size_label"][0][:2]) == ("llama", "3x")
-
-
 def test_a_model_within_another_is_converted_and_the_rest_said(made: Make) -> None:
     def nest(tensors: Tensors) -> None:
         for name in list(tensors):
@@ -282,19 +270,6 @@ def test_a_block_that_predicts_comes_behind_the_layers(made: Make) -> None:
         np.testing.assert_array_equal(found[f"blk.2.{new}.weight"], stored[f"mtp.{old}.weight"] + np.float32(offset))
 
 
-def test_a_block_that_predicts_is_whole_or_an_error(made: Make) -> None:
-    folder = made("qwen3_5_text", predict(1, "mtp.layers.0.self_attn.k_proj.weight"), mtp_num_hidden_layers=1)
-    with pytest.raises(WeightError, match=r"blk\.2\.attn_k\.weight"):
-        open_model(folder)
-
-
-def test_several_blocks_that_predict_are_left_out_and_said(made: Make) -> None:
-    with open_model(made("qwen3_5_text", predict(2), mtp_num_hidden_layers=1)) as model:
-        keys = numbers(model)
-        assert (keys["block_count"], "nextn_predict_layers" in keys) == (2, False)
-        assert model.left_out and all(name.startswith("mtp.") for name in model.left_out)
-
-
 # -- ropes ------------------------------------------------------------------------------------------------------------
 
 
@@ -306,14 +281,6 @@ def test_readers_compute_the_scale_of_yarn(made: Make, own: Config, scale: float
     """It is 1 + 0.1 ln(factor) for them, times what the file says."""
     found = keys_of(made("qwen3", rope_parameters={**YARN, **own}))["rope.scaling.attn_factor"]
     assert found * (1 + 0.1 * log(4)) == pytest.approx(scale)
-
-
-@pytest.mark.parametrize("factor", [1.0, 8.0])
-def test_divisors_of_the_pairs_that_turn(made: Make, factor: float) -> None:
-    ropes = {**ROPES_GEMMA4, FULL: {**ROPES_GEMMA4[FULL], "factor": factor}}
-    with open_model(made("gemma4_text", global_head_dim=16, rope_parameters=ropes)) as model:
-        (tensor,) = (each for each in model.tensors if each.name == "rope_freqs.weight")
-        np.testing.assert_array_equal(tensor.values(), np.array([factor, factor, *[1e30] * 6], np.float32))
 
 
 # -- what GGUF has no words for ---------------------------------------------------------------------------------------
@@ -360,12 +327,3 @@ def test_tensors_that_do_not_fit_are_named(
 ) -> None:
     with pytest.raises(error, match=named):
         open_model(made(model_type, edit))
-
-
-def test_heads_that_do_not_fit_are_named(made: Make) -> None:
-    folder = made("llama")
-    say(folder, num_attention_heads=3)
-    with open_model(folder) as model:
-        query = next(tensor for tensor in model.tensors if tensor.name == "blk.1.attn_q.weight")
-        with pytest.raises(WeightError, match=r"model\.layers\.1\.self_attn\.q_proj\.weight: .*\[64, 64\].*heads"):
-            query.values()

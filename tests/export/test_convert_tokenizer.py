@@ -13,7 +13,7 @@ import tokenizers
 
 from rlx.errors import TokenizerError
 from rlx.export.hf_config import TextConfig
-from rlx.export.hf_tokenizer import pre_tokenizer_name, read_sentencepiece, tokenizer_metadata
+from rlx.export.hf_tokenizer import pre_tokenizer_name, tokenizer_metadata
 from rlx.text.from_gguf import tokenizer_from_gguf
 from rlx.text.vocabulary import TokenType
 
@@ -98,13 +98,6 @@ def test_a_space_before_the_text_is_kept(folder: Callable[[str], Path]) -> None:
     assert entries(path, **llama)["tokenizer.ggml.add_space_prefix"] is True
 
 
-def test_ids_without_a_token_are_filled(folder: Callable[[str], Path]) -> None:
-    for family in ("qwen3", "gemma3"):
-        keys = entries(folder(family), SIZE + 2)
-        assert keys["tokenizer.ggml.tokens"][SIZE:] == ["[PAD512]", "[PAD513]"]
-        assert keys["tokenizer.ggml.token_type"][SIZE:] == [TokenType.UNUSED] * 2
-
-
 def test_types_of_added_tokens(folder: Callable[[str], Path]) -> None:
     path = folder("qwen3")
 
@@ -119,19 +112,6 @@ def test_types_of_added_tokens(folder: Callable[[str], Path]) -> None:
     assert keys["tokenizer.ggml.tokens"][SIZE:] == ["<think>", "<|looks_special|>", "a b"]
     expected = [TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.USER_DEFINED]
     assert keys["tokenizer.ggml.token_type"][SIZE:] == expected
-
-
-def test_where_chat_templates_may_stand(folder: Callable[[str], Path]) -> None:
-    path = folder("llama")
-    edit(path / "tokenizer_config.json", lambda content: content.pop("chat_template"))
-    assert TEMPLATE not in entries(path)
-    (path / "chat_template.json").write_text(json.dumps({"chat_template": "from json"}))
-    assert entries(path)[TEMPLATE] == "from json"
-    (path / "chat_template.jinja").write_text("from jinja")
-    assert entries(path)[TEMPLATE] == "from jinja"
-    templates = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
-    edit(path / "tokenizer_config.json", lambda content: content.update(chat_template=templates))
-    assert (entries(path)[TEMPLATE], entries(path)[f"{TEMPLATE}.tool_use"]) == ("one", "two")
 
 
 @pytest.mark.parametrize(
@@ -170,41 +150,3 @@ def test_what_gguf_has_no_form_for_is_refused(
     edit(path / "tokenizer.json", change)
     with pytest.raises(TokenizerError, match=named):
         entries(path)
-
-
-@pytest.mark.parametrize("templates", [[1], ["a"]])
-def test_chat_templates_of_another_form_are_named(folder: Callable[[str], Path], templates: list[Any]) -> None:
-    path = folder("qwen3")
-    edit(path / "tokenizer_config.json", lambda content: content.update(chat_template=templates))
-    with pytest.raises(TokenizerError, match="files are not what they should be"):
-        entries(path)
-
-
-def test_a_missing_tokenizer_says_which_files_to_get(folder: Callable[[str], Path]) -> None:
-    path = folder("qwen3")
-    (path / "tokenizer.json").unlink()
-    with pytest.raises(TokenizerError, match=r"no tokenizer\.json.*beside config\.json"):
-        entries(path)
-
-
-def test_a_tokenizer_that_is_no_json_is_named(folder: Callable[[str], Path]) -> None:
-    path = folder("qwen3")
-    (path / "tokenizer.json").write_text("{")
-    with pytest.raises(TokenizerError, match="the JSON does not parse"):
-        entries(path)
-
-
-def test_a_file_of_another_kind_called_tokenizer_model_is_not_read(folder: Callable[[str], Path]) -> None:
-    path = folder("llama")
-    (path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")  # the form of tiktoken
-    assert entries(path)["tokenizer.ggml.model"] == "gpt2"
-
-
-@pytest.mark.parametrize(
-    "content", [b"\x0a", b"\x0a\x05\x0a\x03", b"\x0a\x7f" + b"x" * 9, b"\x0a\x02\x0a\x05", b"\x0b"]
-)
-def test_a_damaged_sentencepiece_model_is_refused(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "tokenizer.model"
-    file.write_bytes(content)
-    with pytest.raises(TokenizerError, match="SentencePiece"):
-        read_sentencepiece(file)

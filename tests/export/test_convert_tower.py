@@ -14,7 +14,7 @@ from gguf import GGUFReader
 from random_towers import FAMILIES, PATCH, D, F, H, gemma3, qwen35, write
 
 from rlx.cli.main import cli
-from rlx.errors import ArgumentError, ConfigError, MultimodalError, UnsupportedModelError, WeightError
+from rlx.errors import ConfigError, UnsupportedModelError, WeightError
 from rlx.export.convert import convert
 from rlx.models.vision_gguf_config import vision_from_gguf
 from rlx.weights import open_weights
@@ -128,39 +128,6 @@ def test_the_tower_gets_a_file_beside_the_language_model(seeing: Path, goldens: 
     text = {t.name: t.data.tobytes() for t in GGUFReader(goldens / "gemma3" / "model-f16.gguf").tensors}
     assert {t.name: t.data.tobytes() for t in GGUFReader(out).tensors} == text
     assert set(gemma3().expected) == {t.name for t in GGUFReader(tmp_path / "mmproj-model.gguf").tensors}
-
-
-def test_one_part_alone(seeing: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.gguf"
-    assert convert(seeing, out, part="model").mmproj is None
-    assert [path.name for path in tmp_path.glob("*.gguf")] == ["out.gguf"]
-    done = convert(seeing, out, part="mmproj", force=True)
-    assert (done.arch, done.path, done.mmproj) == ("clip", out, None)
-    with pytest.raises(ArgumentError, match="'text' is no part"):
-        convert(seeing, out, part="text")
-
-
-def test_neither_file_is_written_if_one_exists(seeing: Path, tmp_path: Path) -> None:
-    (tmp_path / "mmproj-out.gguf").write_bytes(b"precious")
-    with pytest.raises(ArgumentError, match=r"mmproj-out\.gguf: the file exists"):
-        convert(seeing, tmp_path / "out.gguf")
-    assert [path.name for path in tmp_path.glob("*.gguf")] == ["mmproj-out.gguf"]
-
-
-def test_what_has_no_tower(goldens: Path, tmp_path: Path) -> None:
-    with pytest.raises(MultimodalError, match="has no vision tower"):
-        convert(goldens / "qwen3" / "hf", tmp_path / "out.gguf", part="mmproj")
-
-
-def test_an_unknown_tower_is_not_written_and_named(goldens: Path, tmp_path: Path) -> None:
-    shutil.copytree(goldens / "qwen3" / "hf", tmp_path / "model")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "vision_config": {"depth": 2}}))
-    result = CliRunner().invoke(cli, ["convert", str(tmp_path / "model"), str(tmp_path / "out.gguf")])
-    assert result.exit_code == 0, result.output
-    assert "the vision tower is not written" in result.stderr
-    assert "'qwen3' is not supported" in result.stderr
-    assert [path.name for path in tmp_path.glob("*.gguf")] == ["out.gguf"]
 
 
 @pytest.mark.parametrize(("change", "error", "said"), [

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlx.errors import ArgumentError
-from rlx.export.mix import FILE_TYPES, file_type, is_kept, kept_type, more_bits, tensor_types
-from rlx.ir.dtypes import BF16, DTYPES, F8_E4M3, F16, F32, F64, I32, Q4_K, Q8_0, DType
+from rlx.export.mix import FILE_TYPES, kept_type, more_bits, tensor_types
+from rlx.ir.dtypes import BF16, DTYPES, F8_E4M3, F16, F32, F64, Q8_0, DType
 
 
 @dataclass(frozen=True)
@@ -189,40 +188,7 @@ def test_a_tower_gets_the_types_llama_cpp_gives_it(target: str, odd: str, down: 
     assert list(chosen(tensors, "clip", target, vision__block_count=27).values()) == [odd, down, narrow, *kept]
 
 
-def test_a_matrix_in_bf16_that_no_block_divides_keeps_its_type() -> None:
-    assert chosen([Fake("v.blk.0.ffn_down.weight", (1152, 4304), BF16)], "clip", "Q8_0") == {
-        "v.blk.0.ffn_down.weight": "bf16"
-    }
-
-
 # ------------------------------------------------------------------------------------------------ what is kept
-
-KEPT = """output_norm.weight blk.0.attn_q_norm.weight blk.0.ffn_gate_inp.weight altup_proj.weight blk.0.laurel_l.weight
-per_layer_model_proj.weight blk.0.ssm_conv1d.weight blk.0.attn_q.bias v.position_embd.weight v.patch_embd.weight
-position_embd.weight token_types.weight blk.0.altup_predict_coef.weight""".split()
-
-
-@pytest.mark.parametrize("name", KEPT)
-@pytest.mark.parametrize("target", ["Q4_K_M", "Q8_0", "F16"])
-def test_what_is_never_quantized(name: str, target: str) -> None:
-    assert chosen([Fake(name, dtype=F32)], "any", target) == {name: "f32"}
-
-
-def test_one_dimension_is_never_quantized() -> None:
-    shapes = [(256,), (1, 256), (1, 1, 256)]
-    assert all(is_kept(Fake("blk.0.ssm_a.weight", shape)) for shape in shapes)
-    assert not is_kept(Fake("blk.0.ssm_a.weight", (256, 1)))
-
-
-def test_integers_are_never_quantized() -> None:
-    assert chosen([Fake("blk.0.table.weight", dtype=I32)], "any", "Q4_0") == {"blk.0.table.weight": "i32"}
-
-
-def test_the_tables_of_gemma_3n_follow_the_tied_head() -> None:
-    tables = [Fake("token_embd.weight"), Fake("per_layer_token_embd.weight")]
-    assert set(chosen(tables, "gemma3n", "Q4_K_M").values()) == {"q6_k"}
-    untied = [*tables, Fake("output.weight")]
-    assert chosen(untied, "gemma3n", "Q4_K_M")["per_layer_token_embd.weight"] == "q4_k"
 
 
 @pytest.mark.parametrize(
@@ -254,14 +220,3 @@ def test_file_types_have_the_numbers_of_the_registry() -> None:
         assert target.ggml == LlamaFileType[member]
         assert target.dtype.ggml == GGMLQuantizationType[name.removesuffix("_M")]
         assert DTYPES[target.dtype.name] is target.dtype
-
-
-def test_names_in_any_case() -> None:
-    assert file_type("q4_k_m") is FILE_TYPES["Q4_K_M"]
-    assert file_type("Q4_K_M").dtype is Q4_K
-
-
-@pytest.mark.parametrize("name", ["Q4_K", "IQ2_XXS", "", "q9"])
-def test_unknown_names(name: str) -> None:
-    with pytest.raises(ArgumentError, match=r"is not a file type. Choose one of F32, F16, BF16, Q8_0"):
-        file_type(name)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from rlx.backends.cpu.loops import kernel_of, python_form
 from rlx.backends.cpu.target import Target
 from rlx.compiler.compile import Compiler
-from rlx.errors import ArgumentError, WeightError
+from rlx.errors import WeightError
 from rlx.export import quantizers
 from rlx.export.quantizers import ENCODERS, Quantizer, encoder
-from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
+from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
 
 Floats = NDArray[np.float32]
 SIMPLE = [F16, BF16, Q8_0, Q4_0, Q5_0, Q5_1]
@@ -182,18 +182,6 @@ def test_k_formats_come_close_to_what_brute_force_finds(
 
 
 @pytest.mark.parametrize("dtype", K_TYPES)
-def test_zeros_stay_zeros(quantizer: Quantizer, dtype: DType) -> None:
-    assert not rounded_trip(quantizer, np.zeros((2, 512), np.float32), dtype).any()
-
-
-@pytest.mark.parametrize("dtype", K_TYPES)
-@pytest.mark.parametrize("value", [1.0, -1.0, 0.37, -0.01, 3000.0])
-def test_constants(quantizer: Quantizer, dtype: DType, value: float) -> None:
-    found = rounded_trip(quantizer, np.full((1, 256), value, np.float32), dtype)
-    np.testing.assert_allclose(found, value, rtol=5e-3)
-
-
-@pytest.mark.parametrize("dtype", K_TYPES)
 @pytest.mark.parametrize("outlier", [100.0, -100.0])
 def test_an_outlier_spoils_only_its_superblock(quantizer: Quantizer, dtype: DType, outlier: float) -> None:
     x = samples()["normal"][:1, :768].copy()
@@ -206,13 +194,6 @@ def test_an_outlier_spoils_only_its_superblock(quantizer: Quantizer, dtype: DTyp
 
 
 @pytest.mark.parametrize("dtype", K_TYPES)
-def test_a_sub_block_of_zeros_beside_others(quantizer: Quantizer, dtype: DType) -> None:
-    x = samples()["normal"][:1, :256].copy()
-    x[0, 64:96] = 0
-    assert not rounded_trip(quantizer, x, dtype)[0, 64:96].any()
-
-
-@pytest.mark.parametrize("dtype", K_TYPES)
 @pytest.mark.parametrize("scale", [1e-40, 1e-30, 1e-20, 1e-9, 1e-7, 1e-5, 1e3, 1e5, 3e6])
 def test_every_magnitude(quantizer: Quantizer, dtype: DType, scale: float) -> None:
     """Never worse than zeros, never infinite; and as good as at 1 where half floats reach."""
@@ -221,13 +202,6 @@ def test_every_magnitude(quantizer: Quantizer, dtype: DType, scale: float) -> No
     error, size = rms(x - found), rms(x.astype(np.float64))
     assert np.isfinite(found).all()
     assert error <= size * (0.06 if scale >= 1e-5 else 1.0001)
-
-
-@pytest.mark.parametrize("dtype", K_TYPES)
-def test_numbers_just_above_what_half_floats_hold_keep_their_size(quantizer: Quantizer, dtype: DType) -> None:
-    """d is a subnormal half float here; a d of 0 would lose everything."""
-    x = samples()["uniform"][:2, :512] / np.float32(0.02) * np.float32(2e-6)
-    assert rms(x - rounded_trip(quantizer, x, dtype)) < 0.15 * rms(x.astype(np.float64))
 
 
 @pytest.mark.parametrize("dtype", K_TYPES)
@@ -313,18 +287,6 @@ def test_the_greatest_numbers(quantizer: Quantizer, dtype: DType, sign: int) -> 
         quantizer.encode(x, dtype, "x")
 
 
-@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, Q5_1, Q4_K])
-@pytest.mark.parametrize("shape", [(2, 48), (48,), (4, 16), ()])
-def test_rows_that_no_blocks_fit_are_refused(quantizer: Quantizer, dtype: DType, shape: tuple[int, ...]) -> None:
-    with pytest.raises(WeightError, match=r"w: rows of .* numbers are no multiple"):
-        quantizer.encode(np.zeros(shape, np.float32), dtype, "w")
-
-
-def test_types_without_an_encoder_are_refused(quantizer: Quantizer) -> None:
-    with pytest.raises(ArgumentError, match=r"no encoder makes q4_1\. There are f32, f16"):
-        quantizer.encode(np.zeros((1, 32), np.float32), Q4_1)
-
-
 @pytest.mark.parametrize("dtype", [Q4_0, Q8_0, Q4_K, Q6_K])
 def test_code_for_other_machines_does_the_same(dtype: DType) -> None:
     """The baseline has neither fused multiplication nor rounding instructions."""
@@ -336,19 +298,3 @@ def test_code_for_other_machines_does_the_same(dtype: DType) -> None:
         np.testing.assert_array_equal(a, b)
     errors = [rms(x - decoded(raw, dtype, x.shape)) for raw in (a, b)]
     assert errors[0] == pytest.approx(errors[1], rel=1e-3)
-
-
-def test_a_second_quantizer_finds_the_encoders_in_the_cache() -> None:
-    x = np.ones((1, 256), np.float32)
-    with Quantizer(1) as first:
-        first.encode(x, Q4_K)
-    with Quantizer(1) as second:
-        second.encode(x, Q4_K)
-        assert second.compiler.cache.stats.compiles == 0
-
-
-def test_strided_and_wide_input(quantizer: Quantizer) -> None:
-    """Three dimensions, as experts have, and rows that do not lie one after the other."""
-    x = np.random.default_rng(0).standard_normal((2, 3, 512)).astype(np.float32)
-    part = x[:, :, ::2]
-    np.testing.assert_array_equal(quantizer.encode(part, Q6_K), quantizer.encode(part.copy().reshape(6, 256), Q6_K))

@@ -74,12 +74,6 @@ def test_a_shape_has_the_keys_of_its_file(maker: ModuleType, tmp_path: Path, nam
     assert keys(header_of_shape(name)) == keys(header_of_shape(name, "q4_k_m"))
 
 
-def test_the_sizes_of_published_models_make_graphs() -> None:
-    for name in set(SHAPES) - set(TINY):
-        with header_of_shape(name) as header:
-            assert Plan.of(header, EngineOptions(profile={})).config.layers == SHAPES[name].layers
-
-
 def test_the_programs_of_a_header_serve_the_model_that_comes(maker: ModuleType, tmp_path: Path) -> None:
     profile = {"buckets": {"seq": [1, 32]}}
     cache = rlx.CompileCache(store=Store(tmp_path / "cache"))
