@@ -79,25 +79,11 @@ def control(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [tokenizer.id_to_token(token) for token in ids if token in tokenizer.special_ids]
 
 
-def test_a_message_cannot_forge_a_placeholder() -> None:
-    tokenizer, _ = both("qwen2")
-    for content in ("qz0token510x", "<|im_end|>qz0token510x", "qz0token<|im_end|>qz1token510x qz2token"):
-        ids = chat_ids(tokenizer, [{"role": "user", "content": content}])
-        assert control(tokenizer, ids) == TURNS["qwen2"]
-        assert content in tokenizer.decode(ids)
-
-
 def test_text_between_control_tokens_is_encoded_as_one() -> None:
     tokenizer, _ = both("qwen2")
     ids = chat_ids(tokenizer, [{"role": "user", "content": "a <|im_end|> b"}])
     inner = tokenizer.encode("user\na <|im_end|> b", add_special_tokens=False)
     assert ids[1 : 1 + len(inner)] == inner
-
-
-def test_an_assistant_message_may_hold_control_tokens() -> None:
-    tokenizer, _ = both("qwen2")
-    messages = [*USER, {"role": "assistant", "content": "a<|im_end|>"}]
-    assert control(tokenizer, chat_ids(tokenizer, messages)).count("<|im_end|>") == 3
 
 
 def test_a_model_without_a_template() -> None:
@@ -138,41 +124,12 @@ WRONG: list[tuple[Any, str, str]] = [
 ]
 
 
-def test_a_role_that_the_template_names_is_one() -> None:
-    template = "{% for m in messages %}{% if m.role == 'bot' %}B{% else %}{{ m.role }}{% endif %}{% endfor %}"
-    assert ChatTemplate(template).render([*USER, {"role": "bot", "content": "x"}]).endswith("B")
-    with pytest.raises(ChatTemplateError, match="Did you mean 'assistant'"):
-        ChatTemplate("{{ messages }}").render([{"role": "bot", "content": "x"}])
-
-
 @pytest.mark.parametrize(("messages", "where", "what"), WRONG)
 def test_malformed_messages(messages: Any, where: str, what: str) -> None:
     with pytest.raises(ChatTemplateError) as caught:
         ChatTemplate(made.CHATML).render(messages)
     assert caught.value.where == where
     assert what in caught.value.what
-
-
-def test_malformed_tools_and_variables() -> None:
-    template = ChatTemplate(made.CHATML)
-    with pytest.raises(ChatTemplateError, match=r"tools: expected a list"):
-        template.render(USER, tools={"a": 1})  # type: ignore[arg-type]
-    with pytest.raises(ChatTemplateError, match=r"tools\[0\]: expected a JSON schema"):
-        template.render(USER, tools=[print])  # type: ignore[list-item]
-    with pytest.raises(ChatTemplateError, match=r"thing: a object is no JSON value"):
-        template.render(USER, thing=object())
-    nested: list[Any] = []
-    nested.append(nested)
-    with pytest.raises(ChatTemplateError, match="nested more than 64 deep"):
-        template.render(USER, thing=nested)
-
-
-def test_the_template_cannot_change_what_it_is_given() -> None:
-    messages = [{"role": "user", "content": "x", "list": [1]}]
-    for source in ("{% set messages[0].role = 'x' %}", "{{ messages.append(1) }}", "{{ messages[0].list.pop() }}"):
-        with pytest.raises(ChatTemplateError):
-            ChatTemplate(source).render(messages)
-    assert messages == [{"role": "user", "content": "x", "list": [1]}]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +147,3 @@ def test_the_template_cannot_change_what_it_is_given() -> None:
 def test_errors_of_the_template(source: str, what: str) -> None:
     with pytest.raises(ChatTemplateError, match=what):
         ChatTemplate(source).render(USER)
-
-
-def test_the_date() -> None:
-    assert ChatTemplate("{{ strftime_now('%Y') }}").render(USER).isdigit()

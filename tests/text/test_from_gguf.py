@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from vocabularies import BYTE, CONTROL, NORMAL, UNUSED, USER, byte_level, named, sentencepiece, write_gguf
+from vocabularies import BYTE, CONTROL, NORMAL, USER, byte_level, named, sentencepiece
 
-from rlx import demo
 from rlx.errors import TokenizerError
-from rlx.text import Tokenizer, load_tokenizer, tokenizer_from_gguf
+from rlx.text import Tokenizer, tokenizer_from_gguf
 from rlx.text.pretokenizers import PRE_TOKENIZERS
 
 
@@ -60,20 +58,6 @@ def test_errors_name_the_key(metadata: dict[str, Any], key: str, what: str) -> N
     assert what in caught.value.what
 
 
-def test_some_byte_tokens_are_not_enough() -> None:
-    metadata = sentencepiece()
-    metadata["tokenizer.ggml.token_type"][3 + 0x41] = NORMAL
-    with pytest.raises(TokenizerError, match="byte token <0x41> is missing"):
-        tokenizer_from_gguf(metadata)
-
-
-def test_a_missing_pre_tokenizer_warns() -> None:
-    with pytest.warns(UserWarning, match=r"tokenizer\.ggml\.pre is missing"):
-        named_nothing = tokenizer_from_gguf(byte_level(pre=None))
-    default = tokenizer_from_gguf(byte_level(pre="default"))
-    assert named_nothing.encode("don't 12345 a+b") == default.encode("don't 12345 a+b")
-
-
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
 def test_every_pre_tokenizer_compiles_and_loses_nothing(pre: str) -> None:
     tokenizer = tokenizer_from_gguf(byte_level(("Hello",), pre=pre, add_bos_token=False))
@@ -111,15 +95,6 @@ def byte_ids(text: str) -> list[int]:
     return list(text.encode())
 
 
-def test_long_texts_are_encoded_as_short_ones() -> None:
-    line, tokenizer = "One fox, two!\n", load_tokenizer(demo.path())
-    assert tokenizer.encode(line * 500, False) == tokenizer.encode(line, False) * 500
-    assert tokenizer.estimated_beyond(line * 500, 1) == 0, "too short to be worth a look"
-    many = len(tokenizer.encode(line * 50_000, False))
-    assert tokenizer.estimated_beyond(line * 50_000, 1000) == pytest.approx(many, rel=0.05)
-    assert tokenizer.estimated_beyond(line * 50_000, many) == 0
-
-
 def test_whole_words_win_over_merges_where_the_model_says_so() -> None:
     metadata = byte_level(("ab",), tokens=None)
     tokens = [*byte_level(("ab",))["tokenizer.ggml.tokens"], "xyz"]
@@ -127,12 +102,6 @@ def test_whole_words_win_over_merges_where_the_model_says_so() -> None:
     metadata |= named({"tokens": tokens, "token_type": types, "add_bos_token": False, "pre": "llama-bpe"})
     assert pieces(tokenizer_from_gguf(metadata), "xyz") == ["xyz"]
     assert pieces(tokenizer_from_gguf(metadata | {"tokenizer.ggml.pre": "gpt-2"}), "xyz") == ["x", "y", "z"]
-
-
-def test_qwen2_normalizes_and_the_others_do_not() -> None:
-    for pre, whole in (("qwen2", True), ("qwen35", False), ("llama-bpe", False), ("deepseek-r1-qwen", False)):
-        tokenizer = tokenizer_from_gguf(byte_level(pre=pre, add_bos_token=False))
-        assert (tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")) is whole
 
 
 def test_a_control_token_cannot_be_spelled() -> None:
@@ -143,38 +112,6 @@ def test_a_control_token_cannot_be_spelled() -> None:
     tokenizer = tokenizer_from_gguf(byte_level(("ab",)) | named(keys))
     assert pieces(tokenizer, "stop") == ["s", "t", "o", "p"]
     assert pieces(tokenizer, "stop", parse_special=True) == ["stop"]
-
-
-def test_a_byte_without_a_token_is_no_silent_loss() -> None:
-    metadata = byte_level()
-    metadata["tokenizer.ggml.tokens"][ord("Q")] = "<|spare|>"
-    tokenizer = tokenizer_from_gguf(metadata)
-    assert tokenizer.decode(tokenizer.encode("no such letter")) == "no such letter"
-    with pytest.raises(TokenizerError, match="no token for byte 0x51"):
-        tokenizer.encode("Q")
-
-
-def test_tokens_that_are_no_utf8(tmp_path: Path) -> None:
-    metadata = byte_level()
-    metadata["tokenizer.ggml.tokens"][-1] = "\udcff"  # how the reader spells a lone byte FF
-    tokenizer = tokenizer_from_gguf(metadata)
-    assert tokenizer.token_bytes(257) == b"\xff"
-    assert tokenizer.decode(tokenizer.encode("plain")) == "plain"
-
-
-def test_empty_tokens_get_a_name() -> None:
-    metadata = byte_level()
-    metadata["tokenizer.ggml.tokens"][-2] = ""
-    assert tokenizer_from_gguf(metadata).id_to_token(256) == "[EMPTY_256]"
-
-
-def test_unused_tokens_and_unknown_types() -> None:
-    metadata = byte_level()
-    metadata["tokenizer.ggml.token_type"][-2] = UNUSED
-    metadata["tokenizer.ggml.token_type"][65] = 99  # a type of a later version: taken as normal
-    tokenizer = tokenizer_from_gguf(metadata)
-    assert "<|endoftext|>" in tokenizer.id_to_token(256)
-    assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
 
 
 def test_sentencepiece_defaults() -> None:
@@ -202,12 +139,6 @@ def test_user_defined_tokens_are_cut_out_either_way() -> None:
     assert tokenizer.token_bytes(tokenizer.encode("  ", add_special_tokens=False)[0]) == b"  "
 
 
-def test_bytes_of_characters_that_are_no_pieces() -> None:
-    tokenizer = tokenizer_from_gguf(sentencepiece(add_space_prefix=False))
-    assert pieces(tokenizer, "a\u00e9\n") == ["a", "<0xC3>", "<0xA9>", "<0x0A>"]
-    assert tokenizer.decode(tokenizer.encode("a\u00e9\n", add_special_tokens=False)) == "a\u00e9\n"
-
-
 def test_ends_of_generation_are_named_or_declared() -> None:
     tokens = [*byte_level()["tokenizer.ggml.tokens"], "<|eom_id|>", "</s>", "<|done|>"]
     types = np.array([NORMAL] * 256 + [CONTROL] * 2 + [NORMAL, USER, CONTROL], np.int32)
@@ -222,14 +153,6 @@ def test_ends_of_generation_are_named_or_declared() -> None:
     assert pieces(tokenizer, "<|eom_id|>", parse_special=True) == ["<|eom_id|>"]
 
 
-def test_the_name_of_a_padding_token_ends_nothing_where_another_end_is_declared() -> None:
-    padding = byte_level()["tokenizer.ggml.tokens"].index("<|endoftext|>")
-    end = byte_level()["tokenizer.ggml.tokens"].index("<|im_end|>")
-    for declared, ends in [({"eos_token_id": end}, {end}), ({"eos_token_id": padding}, {padding, end})]:
-        metadata = byte_level(padding_token_id=padding, **declared)
-        assert tokenizer_from_gguf(metadata).eog_ids == ends
-
-
 def test_a_byte_never_ends_a_generation() -> None:
     """Converted files carry `eot_token_id = 107` from a vocabulary where that was `<end_of_turn>`."""
     assert tokenizer_from_gguf(sentencepiece(eot_token_id=107)).eog_ids == {2}
@@ -240,14 +163,6 @@ def test_the_end_of_a_message_is_not_the_end_of_the_answer() -> None:
     types = np.array([NORMAL] * 256 + [CONTROL] * 5, np.int32)
     tokenizer = tokenizer_from_gguf(byte_level(tokens=tokens, token_type=types))
     assert {258, 259, 260} & tokenizer.eog_ids == {259, 260}
-
-
-def test_chat_templates_by_name() -> None:
-    templates = {"tokenizer.chat_template": "one", "tokenizer.chat_template.tool_use": "two"}
-    tokenizer = tokenizer_from_gguf(byte_level() | templates)
-    assert tokenizer.chat_template == "one"
-    assert tokenizer.chat_templates == {"default": "one", "tool_use": "two"}
-    assert tokenizer_from_gguf(byte_level()).chat_template is None
 
 
 def gemma4() -> dict[str, Any]:
@@ -262,15 +177,6 @@ def test_gemma4_merges_by_rank_and_falls_back_to_bytes() -> None:
     assert pieces(tokenizer, "ab ab\n\n\u00e9") == ["ab", "\u2581a", "b", "\n\n", "<0xC3>", "<0xA9>"]
     assert tokenizer.add_bos
     assert tokenizer.decode(tokenizer.encode(" ab", add_special_tokens=False)) == " ab"
-
-
-def test_a_file_gives_what_its_metadata_gives(tmp_path: Path) -> None:
-    for number, metadata in enumerate((byte_level(("Hello",)), sentencepiece(user=("<x>",)), gemma4())):
-        loaded = load_tokenizer(write_gguf(tmp_path / f"{number}.gguf", metadata))
-        direct = tokenizer_from_gguf(metadata)
-        for text in ("Hello ab <x>\n\n\u00e9", "", " "):
-            assert loaded.encode(text) == direct.encode(text)
-        assert loaded.eog_ids == direct.eog_ids
 
 
 @pytest.mark.parametrize(

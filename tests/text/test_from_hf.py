@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from rlx.errors import TokenizerError
-from rlx.text import load_tokenizer, tokenizer_from_hf
+from rlx.text import load_tokenizer
 
 WORDS = ["a", "b", "\u2581", "\u2581a"]
 
@@ -71,17 +71,6 @@ def test_the_configuration_overrules_the_post_processor(tmp_path: Path) -> None:
     assert load_tokenizer(folder(tmp_path, byte_level(), tokenizer_config_json=config)).prefix == (256,)
 
 
-def test_tokens_as_text_and_as_object(tmp_path: Path) -> None:
-    config = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>"}
-    tokenizer = load_tokenizer(folder(tmp_path, tokenizer_config_json=config))
-    assert (tokenizer.bos_id, tokenizer.eos_id) == (256, 257)
-
-
-def test_the_special_tokens_map_stands_in(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(folder(tmp_path, special_tokens_map_json={"eos_token": {"content": "</s>"}}))
-    assert tokenizer.eos_id == 257
-
-
 @pytest.mark.parametrize(
     ("files", "ends"),
     [
@@ -116,23 +105,6 @@ def test_where_the_chat_template_may_be(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path).chat_templates["rag"] == "more"
 
 
-def test_user_defined_tokens_are_not_special(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(folder(tmp_path, byte_level(normal=("<tool_call>",))))
-    token = tokenizer.token_to_id("<tool_call>")
-    assert tokenizer.encode("<tool_call>") == [token]
-    assert token not in tokenizer.special_ids
-    assert tokenizer.decode([token or 0], skip_special_tokens=True) == "<tool_call>"
-
-
-def test_gaps_between_ids_are_empty(tmp_path: Path) -> None:
-    backend = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 5}, merges=[]))
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = load_tokenizer(folder(tmp_path, backend))
-    assert tokenizer.vocab_size == 6
-    assert tokenizer.decode([0, 3, 5]) == "ab"
-    assert tokenizer.token_to_id("") is None
-
-
 @pytest.mark.parametrize("strip", [False, True])
 def test_sentencepiece_spaces_and_bytes(tmp_path: Path, strip: bool) -> None:
     backend = sentencepiece(strip)
@@ -141,20 +113,6 @@ def test_sentencepiece_spaces_and_bytes(tmp_path: Path, strip: bool) -> None:
     assert ids == backend.encode("a b\u00e9", add_special_tokens=False).ids
     assert tokenizer.decode(ids) == backend.decode(ids) == ("a b\u00e9" if strip else " a b\u00e9")
     assert tokenizer.special_ids == {0, 1, 2}
-
-
-def test_metaspace_counts_as_sentencepiece(tmp_path: Path) -> None:
-    for scheme, text in (("first", "a"), ("never", " a")):
-        backend = sentencepiece()
-        backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
-        assert load_tokenizer(folder(tmp_path, backend)).decode([262]) == text == backend.decode([262])
-
-
-def test_padding_and_truncation_of_the_file_are_ignored(tmp_path: Path) -> None:
-    backend = byte_level()
-    backend.enable_truncation(2)
-    backend.enable_padding(length=10)
-    assert len(load_tokenizer(folder(tmp_path, backend)).encode("abcdef")) == 6
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -181,7 +139,3 @@ def test_tokenizers_of_other_models_are_refused(tmp_path: Path) -> None:
     backend.decoder = decoders.CTC()
     with pytest.raises(TokenizerError, match=r"decoder \['CTC'\] is neither"):
         load_tokenizer(folder(tmp_path, backend))
-
-
-def test_from_hf_is_the_same_door(tmp_path: Path) -> None:
-    assert tokenizer_from_hf(folder(tmp_path)).vocab_size == load_tokenizer(str(tmp_path)).vocab_size == 259

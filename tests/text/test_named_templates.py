@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import rlx
-from rlx.cli.main import cli
 from rlx.errors import ArgumentError
 from rlx.text import ChatTemplate
 from rlx.text.chat import NAMED, template_text
@@ -48,14 +46,3 @@ def test_a_template_is_a_file_a_name_or_a_text(tmp_path: Path) -> None:
 def test_anything_else_is_refused_before_a_model_is_opened(value: Any) -> None:
     with pytest.raises(ArgumentError, match="chat_template"):
         rlx.auto_runner("demo", chat_template=value)
-
-
-def test_the_models_own_template_gives_way(tmp_path: Path) -> None:
-    with rlx.auto_runner("demo", load=False, chat_template=SHOUT) as runner:
-        assert runner.tokenizer.decode(list(runner.chat_ids("go"))) == "GO!"
-
-
-def test_the_command_line_has_it_under_both_names() -> None:
-    for flag in ("--chat-template", "--chat-template-file"):
-        answer = CliRunner().invoke(cli, ["run", "go", flag, "nowhere.jinja"])
-        assert answer.exit_code == 2 and "'nowhere.jinja'" in answer.output and "chatml, llama3, gemma" in answer.output

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.errors import TokenizerError
 from rlx.text.spm import SentencePieceMerger, best_pieces
 from rlx.text.vocabulary import SPACE, SpecialSplitter
 
@@ -42,18 +40,6 @@ def test_cutting_at_words_changes_nothing(text: str, cost: dict[str, float]) -> 
     merger = SentencePieceMerger(pieces, scores, None, None)
     expected = by_the_rule(text.replace(" ", SPACE), {**dict.fromkeys(ALPHABET, 0.0), **cost})
     assert merger.encode(text) == [pieces[piece] for piece in expected]
-
-
-def test_long_texts_take_no_quadratic_time() -> None:
-    assert len(best_pieces("ab" * 50_000, {"ab": 0.0, "abab": 1.0})) == 25_000
-
-
-def test_unknown_characters() -> None:
-    pieces = {"a": 5}
-    scores = [0.0] * 6
-    assert SentencePieceMerger(pieces, scores, None, 0).encode("xyaz") == [0, 5, 0]
-    with pytest.raises(TokenizerError, match="'x' is no piece"):
-        SentencePieceMerger(pieces, scores, None, None).encode("ax")
 
 
 @given(st.text("ab", max_size=20), st.sets(st.text("ab", min_size=1, max_size=4), max_size=5))

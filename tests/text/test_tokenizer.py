@@ -14,11 +14,10 @@ import pytest
 import tokenizers
 from golden_folder import goldens
 from hypothesis import example, given
-from hypothesis import strategies as st
-from vocabularies import byte_level, sentencepiece, texts, write_gguf
+from vocabularies import byte_level, texts, write_gguf
 
-from rlx.errors import ModelFileError, TokenizerError
-from rlx.text import Tokenizer, load_tokenizer, tokenizer_from_gguf
+from rlx.errors import ModelFileError
+from rlx.text import Tokenizer, load_tokenizer
 
 DATA = Path(__file__).parent.parent / "data"
 FAMILIES = ["llama", "llama-k256", "qwen2", "qwen3", "gemma3"]
@@ -101,12 +100,6 @@ def test_decode_inverts_encode(family: str, text: str) -> None:
         assert decoded == (unicodedata.normalize("NFC", text) if family.startswith("qwen") else text)
 
 
-@given(st.text(max_size=60))
-def test_decode_inverts_encode_where_a_space_is_put_before_the_text(text: str) -> None:
-    ids = llama2().encode(text, add_special_tokens=False)
-    assert llama2().decode(ids) == text.replace("\u2581", " ")
-
-
 @pytest.mark.parametrize(
     ("family", "ends"),
     [
@@ -139,37 +132,6 @@ def test_control_tokens_in_a_text_are_text() -> None:
             assert tokenizer.encode(text, False, parse_special=True) == [tokenizer.token_to_id(text)]
 
 
-def test_skip_special_tokens() -> None:
-    gguf, folder, _ = trio("qwen2")
-    ids = gguf.encode("<|im_start|>a<|im_end|>", parse_special=True)
-    for tokenizer in (gguf, folder):
-        assert tokenizer.decode(ids) == "<|im_start|>a<|im_end|>"
-        assert tokenizer.decode(ids, skip_special_tokens=True) == "a"
-
-
-def test_decode_replaces_what_is_no_utf8() -> None:
-    gguf, _, library = trio("qwen2")
-    broken = [gguf.vocabulary.ids[char] for char in "\u00f0\u0141"]  # bytes F0 9F, then nothing
-    assert gguf.decode(broken) == "\ufffd" == library.decode(broken)
-
-
-@pytest.mark.parametrize("token", [-1, 512, 10**9])
-def test_ids_outside_the_vocabulary(token: int) -> None:
-    gguf, _, _ = trio("llama")
-    for use in (gguf.token_bytes, gguf.id_to_token, lambda i: gguf.decode([i])):
-        with pytest.raises(TokenizerError, match="outside the vocabulary of 512"):
-            use(token)
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_text_that_is_no_text(family: str) -> None:
-    for tokenizer in trio(family)[:2]:
-        with pytest.raises(TokenizerError, match="character 1 is half a surrogate pair"):
-            tokenizer.encode("a\ud800b")
-        with pytest.raises(TokenizerError, match="must be a str, not bytes"):
-            tokenizer.encode(b"a")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_threads_do_not_disturb_each_other(family: str) -> None:
     text = "<|eot_id|><end_of_turn> some text"
@@ -184,14 +146,6 @@ def test_threads_do_not_disturb_each_other(family: str) -> None:
             assert all(pool.map(same, range(200)))
 
 
-def test_load_tokenizer_takes_a_file_a_folder_and_a_json(tmp_path: Path) -> None:
-    folder = goldens() / "qwen2" / "hf"
-    assert load_tokenizer(str(folder)).eog_ids == load_tokenizer(folder / "tokenizer.json").eog_ids
-    for name, metadata in (("bpe", byte_level(("Hello",))), ("spm", sentencepiece())):
-        path = write_gguf(tmp_path / f"{name}.gguf", metadata)
-        assert load_tokenizer(path).encode("Hello ab") == tokenizer_from_gguf(metadata).encode("Hello ab")
-
-
 def test_load_tokenizer_takes_what_auto_runner_takes(tmp_path: Path) -> None:
     """A file of weights stands for the folder that it is in, and a folder for its GGUF file."""
     hf = goldens() / "qwen2" / "hf"
@@ -201,16 +155,3 @@ def test_load_tokenizer_takes_what_auto_runner_takes(tmp_path: Path) -> None:
     write_gguf(tmp_path / "b.gguf", byte_level(("Hello",)))
     with pytest.raises(ModelFileError, match=r"2 models here: a\.gguf .*b\.gguf"):
         load_tokenizer(tmp_path)
-
-
-def test_load_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="no such file or directory"):
-        load_tokenizer(tmp_path / "nothing")
-    with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json"):
-        load_tokenizer(tmp_path)
-    with pytest.raises(TokenizerError, match=r"x\.gguf: tokenizer\.ggml\.model: the key is missing"):
-        load_tokenizer(write_gguf(tmp_path / "x.gguf", {}))
-
-
-def test_repr_names_the_ends() -> None:
-    assert repr(trio("qwen2")[0]) == "<Tokenizer of 512 byte-level tokens, ends ['<|im_end|>']>"

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tool_texts import FORMATS, TOOLS, WRITERS, joined, parsed, split
+from tool_texts import FORMATS, TOOLS, WRITERS, parsed, split
 
 from rlx.errors import ToolError
-from rlx.text.answer import AnswerParser, ThinkingTags
-from rlx.text.tool_calls import ToolCallDelta, checked_choice, checked_tools
+from rlx.text.tool_calls import ToolCallDelta, checked_choice
 
 EVERY = list(FORMATS)
 MARKERS = ("</parameter>", "</arg_value>", '<|"|>', "<escape>", "<tool_call|>", "```")
@@ -182,45 +181,6 @@ def test_arguments_stream_while_the_model_writes_them() -> None:
     assert parser.finish() == []
 
 
-@given(cuts=CUTS, is_open=st.booleans())
-def test_thinking_comes_before_text_and_calls(cuts: list[int], is_open: bool) -> None:
-    call = '<tool_call>{"name": "look_up", "arguments": {"text": "x"}}</tool_call>'
-    text = f"{'' if is_open else '<think>'}I could use {call}.</think>\n\nLet me see.\n{call}"
-    parser = AnswerParser(ThinkingTags("<think>", "</think>"), is_open, FORMATS["hermes"](), TOOLS, lambda: "a")
-    parts = [part for piece in split(text, cuts) for part in parser.push(piece)] + parser.finish()
-    assert "".join(part.thinking for part in parts) == f"I could use {call}."
-    said = joined([part.tool_call or part.text for part in parts if not part.thinking])
-    assert said == ["Let me see.", ("a", "look_up", '{"text": "x"}')]
-    assert parser.called
-
-
-def test_without_tools_a_call_is_text() -> None:
-    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    parser = AnswerParser(None, False, FORMATS["hermes"]())
-    assert "".join(part.text for part in parser.push(text) + parser.finish()) == text
-    assert not parser.called
-
-
-WRONG: list[tuple[Any, str, str]] = [
-    ("x", "tools", "expected a list of tools, found a str"),
-    ([3], "tools[0]", "expected a JSON object, found a int"),
-    ([{"type": "web_search"}], "tools[0].type", "type is 'web_search'"),
-    ([{"type": "function"}], "tools[0].name", "the name is None"),
-    ([{"function": {"name": "a b"}}], "tools[0].function.name", "the name is 'a b'"),
-    ([{"name": "a", "parameters": 3}], "tools[0].parameters", "expected a JSON schema"),
-    ([{"name": "a", "parameters": {"type": "string"}}], "tools[0].parameters.type", "expected 'object'"),
-    ([{"name": "a"}, {"name": "a"}], "tools[1]", "two tools are called 'a'"),
-]
-
-
-@pytest.mark.parametrize(("tools", "where", "what"), WRONG)
-def test_a_wrong_tool_is_named(tools: Any, where: str, what: str) -> None:
-    with pytest.raises(ToolError) as caught:
-        checked_tools(tools)
-    assert caught.value.where == where
-    assert what in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("choice", "what"),
     [
@@ -234,12 +194,3 @@ def test_a_wrong_choice_is_named(choice: Any, what: str) -> None:
     with pytest.raises(ToolError, match=what) as caught:
         checked_choice(choice, TOOLS)
     assert caught.value.where == "tool_choice"
-
-
-def test_choices() -> None:
-    assert checked_choice(None, TOOLS).mode == "auto"
-    assert checked_choice(None, ()).mode == "none"
-    assert checked_choice("required", TOOLS).forced
-    assert checked_choice({"type": "function", "function": {"name": "look_up"}}, TOOLS).name == "look_up"
-    with pytest.raises(ToolError, match="there are no tools"):
-        checked_choice("required", ())

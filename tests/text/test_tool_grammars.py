@@ -155,11 +155,3 @@ def test_what_cannot_be_enforced_is_an_error_if_it_must_be(name: str, compilers:
     grammar = calls_grammar(tool_format, odd)
     assert grammar is not None
     compiler.compile(grammar)
-
-
-def test_forced_calls_exclude_a_form_of_the_text() -> None:
-    with pytest.raises(ToolError, match="a call is required, and the text has a form of its own"):
-        calls_grammar(FORMATS["hermes"](), TWO, checked_choice("required", TWO), text=Grammar.json_object())
-    with pytest.raises(ToolError, match="no chat template"):
-        calls_grammar(None, TWO)
-    assert calls_grammar(FORMATS["hermes"](), TWO, checked_choice("none", TWO)) is None

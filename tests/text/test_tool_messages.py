@@ -9,7 +9,7 @@ import pytest
 from golden_folder import goldens
 
 from rlx.text import Tokenizer, chat_ids, load_tokenizer
-from rlx.text.answer import kept_ids, tool_format
+from rlx.text.answer import tool_format
 
 TOOLS = [{
     "type": "function",
@@ -31,10 +31,6 @@ HEAD = "{% for m in messages %}[{{ m.role }}{{ ' ' ~ m.name if m.name }}]{{ m.co
 EACH = "{% for c in m.tool_calls or [] %}{{ c.function.arguments.at }};{% endfor %}{% endfor %}"
 ONE = "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
 RESPONSES = "{% for r in m.tool_responses or [] %}{{ r.name }}={{ r.response }};{% endfor %}{% endfor %}"
-ALTERNATE = (
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
-    "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-)
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
 
@@ -72,17 +68,6 @@ def test_the_format_follows_the_template(tokenizer: Tokenizer, template: str, na
     found = tool_format(using(tokenizer, template))
     assert found is not None
     assert found.name == name
-
-
-def test_without_a_template_there_is_no_format(tokenizer: Tokenizer) -> None:
-    assert tool_format(replace(tokenizer, chat_templates={})) is None
-
-
-def test_answers_keep_the_control_tokens_of_calls() -> None:
-    tokenizer = load_tokenizer(next((goldens() / "llama").glob("model*.gguf")))
-    found = tool_format(using(tokenizer, SHOWS + PLAIN))
-    assert found is not None
-    assert kept_ids(tokenizer, None, found) == {tokenizer.token_to_id("<|python_tag|>")}
 
 
 def rendered(tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]] = MESSAGES, tools: Any = TOOLS) -> str:
@@ -127,15 +112,6 @@ def test_a_template_of_gemma_4_gets_responses(tokenizer: Tokenizer) -> None:
     assert found.endswith("[user]Hi[assistant]look=two;look={'n': 1};[user]Thanks")
 
 
-@pytest.mark.parametrize("template", [PLAIN, ALTERNATE])
-def test_a_template_without_tools_gets_texts(tokenizer: Tokenizer, template: str) -> None:
-    found = rendered(tokenizer, template)
-    calls = '[assistant]{"name": "look", "parameters": {"at": "x"}}\n{"name": "look", "parameters": {"at": "y"}}'
-    assert found.endswith(f'{calls}[user]Result of look:\ntwo\n\nResult of look:\n{{"n": 1}}\n\nThanks')
-    assert '"description": "Looks <|im_end|>."' in found
-    assert found.startswith("[system]You can call functions." if template == PLAIN else "[user]You can call functions.")
-
-
 def test_descriptions_and_results_hold_no_control_tokens(tokenizer: Tokenizer) -> None:
     token = tokenizer.token_to_id("<|im_end|>")
     messages = [*MESSAGES[:2], {"role": "tool", "tool_call_id": "a", "content": "<|im_end|>"}]
@@ -143,8 +119,3 @@ def test_descriptions_and_results_hold_no_control_tokens(tokenizer: Tokenizer) -
         ids = chat_ids(using(tokenizer, template), messages, TOOLS)
         assert tokenizer.decode(ids).count("<|im_end|>") == 2
         assert token not in ids
-
-
-def test_tools_for_a_template_with_parts(tokenizer: Tokenizer) -> None:
-    template = "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
-    assert rendered(tokenizer, template).endswith("\n\nThanks")

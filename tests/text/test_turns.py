@@ -50,10 +50,6 @@ def test_the_template_shows_the_end_of_a_turn() -> None:
     assert ends(tokenizer(TURNS.replace("BEHIND", " \n<|shown|>"))) == {"<|shown|>"}, "spaces aside"
 
 
-def test_the_template_may_name_it_as_the_end_of_a_text() -> None:
-    assert ends(tokenizer(TURNS.replace("BEHIND", "{{ eos_token }}"), eos_token_id=258)) == {"<|third|>"}
-
-
 def test_an_answer_that_nothing_ends() -> None:
     assert ends(tokenizer(TURNS.replace("BEHIND", ""))) == set(), "the head of the next turn is not its end"
     assert ends(tokenizer(TURNS.replace("BEHIND", "") + "<|second|>assistant")) == set(), "nor is a head at the end"
@@ -63,17 +59,6 @@ def test_an_answer_that_nothing_ends() -> None:
 def test_only_a_control_token_ends_a_turn() -> None:
     assert ends(tokenizer(TURNS.replace("BEHIND", "<|shown|>"), kind=USER)) == set()
     assert ends(tokenizer(TURNS.replace("BEHIND", "<|nowhere|>"))) == set()
-
-
-@pytest.mark.parametrize(
-    "template", ["{% for", "{{ raise_exception('no') }}", "{{ messages[7].content.x.y }}", "", "Hi"]
-)
-def test_a_template_that_shows_nothing(template: str) -> None:
-    assert turn_ends(tokenizer(template)) == frozenset()
-
-
-def test_a_file_without_a_template() -> None:
-    assert turn_ends(tokenizer()) == frozenset()
 
 
 @pytest.mark.parametrize(
