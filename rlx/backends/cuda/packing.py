@@ -6,6 +6,7 @@ The host copies into the ring while the card packs what came before. So a file i
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,7 +44,7 @@ def module_of(dtype: DType) -> str:
     calls = ("ctaid", "tid")
     return "\n".join([
         'target triple = "nvptx64-nvidia-cuda"',
-        kernel.llvm,
+        _aligned(kernel.llvm),
         *(f"declare i32 @llvm.nvvm.read.ptx.sreg.{name}.x()" for name in calls),
         f'define ptx_kernel void @{_ENTRY}({parameters}) "nvvm.maxntid"="{THREADS}" {{',
         *(f"  %{name} = call i32 @llvm.nvvm.read.ptx.sreg.{name}.x()" for name in calls),
@@ -62,6 +63,19 @@ def module_of(dtype: DType) -> str:
         "}",
         "",
     ])  # fmt: skip
+
+
+def _aligned(llvm: str) -> str:
+    """The text with whole stores: both layouts have words at multiples of their size. What is read may be anywhere.
+
+    Byte by byte the linker also wrote a wrong last byte of a float (driver 580).
+    """
+    return re.sub(
+        r"(store (i16|i32|float) .*), align 1$",
+        lambda m: f"{m[1]}, align {2 if m[2] == 'i16' else 4}",
+        llvm,
+        flags=re.M,
+    )
 
 
 def kernel(builder: Builder, dtype: DType, link: Callable[[str], bytes], card: Card) -> Loaded:
