@@ -183,6 +183,7 @@ class Context:
 
     def _wait(self, query: str, of: c_void_p) -> None:
         """Returns when a query of the driver says that something is done."""
+        self._check_lost()
         self.use()
         begin, asks = time.monotonic(), getattr(_library(), query)
         while (code := asks(of)) == _NOT_READY:
@@ -221,9 +222,12 @@ class Context:
 
     def _call(self, function: str, *arguments: Any, what: str = "") -> None:
         """As `call`, unless the card is lost."""
+        self._check_lost()
+        self._check(function, getattr(_library(), function)(*arguments), what)
+
+    def _check_lost(self) -> None:
         if self.lost is not None:
             raise self.lost.with_traceback(None)
-        self._check(function, getattr(_library(), function)(*arguments), what)
 
     def _check(self, function: str, code: int, what: str) -> None:
         if code:

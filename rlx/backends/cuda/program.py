@@ -159,7 +159,6 @@ class CardProgram(Program):
         """Drops the records: the memory that they use has changed."""
         for record in self._records.values():
             if record is not None:
-                self._card.wait()
                 self._card.forget(record)
         self._records.clear()
 
