@@ -31,12 +31,6 @@ QWEN_3_06B: dict[str, Any] = {
     "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "use_sliding_window": False,
     "vocab_size": 151936,
 }  # fmt: skip
-GEMMA_1_2B: dict[str, Any] = {
-    "model_type": "gemma", "attention_bias": False, "head_dim": 256, "hidden_act": "gelu", "hidden_activation": None,
-    "hidden_size": 2048, "intermediate_size": 16384, "max_position_embeddings": 8192, "num_attention_heads": 8,
-    "num_hidden_layers": 18, "num_key_value_heads": 1, "rms_norm_eps": 1e-06, "rope_scaling": None,
-    "rope_theta": 10000.0, "vocab_size": 256000,
-}  # fmt: skip
 GEMMA_2_27B: dict[str, Any] = {
     "model_type": "gemma2", "attention_bias": False, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
     "head_dim": 128, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 4608,

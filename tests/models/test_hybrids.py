@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from safetensors.numpy import save_file
 from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.ir.stored import to_float32
 from rlx.models import from_hf
-from rlx.models.config import Recurrence
 from rlx.weights import open_weights
 
 TOKENS = np.array([5, 300, 7, 11, 90, 3, 3, 250], np.int32)
@@ -152,12 +150,6 @@ def test_nemotron_h_with_experts(goldens: Path, tmp_path: Path) -> None:
     assert_same(logits_of(write_gguf(tmp_path / "m.gguf", metadata, tensors), TOKENS), expected)
 
 
-def test_experts_in_a_latent_space_are_refused(goldens: Path) -> None:
-    config = json.loads((goldens / "nemotron-h" / "hf" / "config.json").read_text())
-    with pytest.raises(UnsupportedModelError, match="'moe_latent_size' is 64: experts in a latent space are not supp"):
-        from_hf({**config, "moe_latent_size": 64})
-
-
 # -- Granite 4 --------------------------------------------------------------------------------------------------------
 
 
@@ -195,40 +187,7 @@ def test_rope_in_granite_where_the_file_has_it(goldens: Path, tmp_path: Path) ->
 # -- time steps -------------------------------------------------------------------------------------------------------
 
 
-def test_time_steps_have_limits(goldens: Path, tmp_path: Path) -> None:
-    """With a lower limit above all of them the bias of the time step has no effect."""
-    source = goldens / "nemotron-h" / "hf"
-
-    def biased(by: float) -> np.ndarray:
-        def change(tensors: Edited) -> None:
-            for name in [name for name in tensors if name.endswith("dt_bias")]:
-                tensors[name] = tensors[name] + np.float32(by)
-
-        return logits_of(checkpoint(source, tmp_path / f"{by}", change, time_step_limit=[9.0, inf]), TOKENS)
-
-    found = biased(0.0)
-    assert np.array_equal(found, biased(-1.0))
-    assert np.abs(found - logits_of(source, TOKENS)).max() > 1e-2 * np.abs(found).max()
-
-
 # -- published models -------------------------------------------------------------------------------------------------
-
-NEMOTRON_H_8B: dict[str, Any] = {
-    "model_type": "nemotron_h", "attention_head_dim": 128, "conv_kernel": 4, "hidden_size": 4096,
-    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", "intermediate_size": 21504,
-    "mamba_head_dim": 64, "mamba_num_heads": 128, "max_position_embeddings": 8192, "mlp_hidden_act": "relu2",
-    "n_groups": 8, "num_attention_heads": 32, "num_hidden_layers": 52, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
-    "ssm_state_size": 128, "time_step_limit": [0.0, inf], "vocab_size": 131072,
-}  # fmt: skip
-
-
-def test_a_published_nemotron_h() -> None:
-    found = from_hf(NEMOTRON_H_8B)
-    kinds = ["M" if x.recurrent else "*" if x.kv_heads else "-" for x in found.each]
-    assert "".join(kinds) == NEMOTRON_H_8B["hybrid_override_pattern"] and found.experts is None
-    assert found.recurrence == Recurrence(8, 128, 128, 64, 4, "grouped", log_decay=True, corrects=False)
-    assert (found.each[7].head_dim, found.eps, found.attention_scale) == (128, 1e-5, 128**-0.5)
-
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     (

@@ -26,23 +26,16 @@ from configs import (
     QWEN_35_08B,
     QWEN_35_GGUF,
     REMOVED,
-    changed,
     gguf,
     hf,
 )
 from golden_files import Tensor, Tensors
 from golden_folder import PACKED
 
-from rlx.errors import ArgumentError, ConfigError, UnsupportedModelError
+from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.ir.dtypes import BF16, Q4_K, DType
-from rlx.models import ARCHITECTURES, ModelConfig, cache_dtype, config_from, from_gguf, from_hf
-from rlx.models.config import Experts, Layer
+from rlx.models import ModelConfig, cache_dtype, from_hf
 from rlx.models.rope import Rope, Yarn
-
-
-def test_runner_families() -> None:
-    assert {row.runner for row in ARCHITECTURES.values()} == {"llama32", "qwen3", "qwen35", "gemma"}
-
 
 # -- variants ---------------------------------------------------------------------------------------------------------
 
@@ -97,46 +90,6 @@ def test_hf_rope_spellings() -> None:
     assert hf(QWEN_3_06B, rope_theta=REMOVED, rope_scaling=REMOVED, rope_parameters=new).rope == Rope(7e5, 128, 2.0)
 
 
-def test_gguf_sizes() -> None:
-    assert gguf(LLAMA_GGUF).each == tuple(Layer(2, 16, 128, source=i) for i in range(3)) and gguf(LLAMA_GGUF).tied
-    assert not gguf(LLAMA_GGUF, ("output.weight",)).tied
-    assert {x.kv_heads for x in gguf(LLAMA_GGUF, attention__head_count_kv=REMOVED).each} == {4}
-    each = {"attention__head_count_kv": np.array([2, 4, 1]), "feed_forward_length": np.array([128, 64, 32])}
-    assert [(x.kv_heads, x.ffn) for x in gguf(LLAMA_GGUF, **each).each] == [(2, 128), (4, 64), (1, 32)]
-    assert gguf(LLAMA_GGUF, attention__head_count=[4, 4, 4]) == gguf(LLAMA_GGUF)
-    assert gguf(LLAMA_GGUF, vocab_size=REMOVED, tokenizer__ggml__tokens=["a"] * 9).vocab_size == 9
-    assert gguf(LLAMA_GGUF, attention__scale=0.5).attention_scale == 0.5
-    assert gguf(LLAMA_GGUF, attention__scale=0.0).attention_scale == 0.25
-    assert gguf(GEMMA_GGUF, final_logit_softcapping=30.0).logit_softcap == 30.0
-    assert gguf(GEMMA_GGUF, final_logit_softcapping=0.0).logit_softcap is None
-
-
-def test_vocabulary_is_counted_without_being_decoded() -> None:
-    class Metadata(dict[str, Any]):
-        def count(self, key: str) -> int:
-            return 12
-
-        def __getitem__(self, key: str) -> Any:
-            assert key != "tokenizer.ggml.tokens"
-            return super().__getitem__(key)
-
-    values = Metadata(changed(LLAMA_GGUF, {"vocab_size": REMOVED, "tokenizer.ggml.tokens": None}, "llama."))
-    assert from_gguf(values, lambda _: False).vocab_size == 12
-
-
-def test_experts_of_gguf_files() -> None:
-    given: dict[str, Any] = {"expert_count": 8, "expert_used_count": 2}
-    assert gguf(LLAMA_GGUF, **given).experts == Experts(8, 2, 128)
-    assert all(layer.sparse for layer in gguf(LLAMA_GGUF, **given).each)
-    own = gguf(LLAMA_GGUF, **given, expert_feed_forward_length=[48] * 3, expert_weights_scale=2.5)
-    assert own.experts == Experts(8, 2, 48, scale=2.5)
-    assert gguf(LLAMA_GGUF, **given, expert_weights_scale=0.0).experts == Experts(8, 2, 128)
-    assert gguf(LLAMA_GGUF, expert_count=0, expert_used_count=0) == gguf(LLAMA_GGUF)
-    qwen = {k.replace("llama", "qwen3moe"): v for k, v in LLAMA_GGUF.items()} | {"general.architecture": "qwen3moe"}
-    assert gguf(qwen, **given).experts == Experts(8, 2, 64)  # a width for all that are used together
-    assert gguf(qwen, **given, expert_feed_forward_length=24, feed_forward_length=REMOVED).experts == Experts(8, 2, 24)
-
-
 def test_yarn_in_both_formats() -> None:
     yarn = gguf(LLAMA_GGUF, rope__scaling__type="yarn", rope__scaling__factor=4.0).rope
     assert yarn == Rope(1e4, 16, yarn=Yarn(4.0, 32.0, 1.0, 4096), scale=yarn.scale)
@@ -177,26 +130,6 @@ def test_streams_and_routers_over_unrounded_weights_want_f32_caches(
 ) -> None:
     experts = Tensors({"blk.0.ffn_down_exps.weight": Tensor(dtype, np.zeros((1, 1, 1), np.float32))})
     assert cache_dtype(config, experts) == wanted
-
-
-def test_unknown_keys_are_ignored() -> None:
-    assert hf(GEMMA_4_E2B, sparkle=[1, {"a": None}]) == hf(GEMMA_4_E2B)
-    assert gguf(QWEN_35_GGUF, sparkle=3, ssm__sparkle="x", general__sparkle=[1]) == gguf(QWEN_35_GGUF)
-
-
-def test_biases_that_a_config_promises() -> None:
-    everywhere = hf(LLAMA_32_1B, attention_bias=True, mlp_bias=True).biases
-    assert everywhere == ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    assert hf(QWEN_3_06B, attention_bias=True).biases == ("attn_q", "attn_k", "attn_v", "attn_output")
-
-
-def test_config_from() -> None:
-    assert config_from("gguf", LLAMA_GGUF, lambda _: False, where="f") == gguf(LLAMA_GGUF)
-    assert config_from("safetensors", QWEN_3_06B, lambda _: False, where="f") == hf(QWEN_3_06B)
-    with pytest.raises(ConfigError, match=r"^model\.gguf: "):
-        config_from("gguf", {}, lambda _: False, where="model.gguf")
-    with pytest.raises(ArgumentError, match="'onnx'"):
-        config_from("onnx", {}, lambda _: False, where="f")
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------

@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_files import Tensor, Tensors, read, read_gguf
-from hypothesis import given
-from hypothesis import strategies as st
+from golden_files import read, read_gguf
 
-from rlx.errors import ConfigError, UnsupportedModelError, WeightError
-from rlx.ir.dtypes import F32
-from rlx.models import build, from_gguf
+from rlx.errors import ConfigError, UnsupportedModelError
+from rlx.models import from_gguf
 from rlx.models.keys import Keys
 from rlx.models.rope import Llama3, Rope, Yarn, from_hf, inv_freq
 from rlx.models.rope import from_gguf as rope_from_gguf
@@ -23,15 +20,6 @@ from rlx.models.rope import from_gguf as rope_from_gguf
 
 def plain(base: float, dims: int) -> np.ndarray:
     return np.array([base ** (-2 * i / dims) for i in range(dims // 2)])
-
-
-@given(st.floats(100, 1e7), st.sampled_from([2, 32, 64, 80, 128, 256]), st.sampled_from([1.0, 2.5, 8.0]))
-def test_plain_and_linear(base: float, dims: int, factor: float) -> None:
-    found = inv_freq(Rope(base, dims, factor=factor))
-    assert found.dtype == np.float32
-    # The exponent is a float32, as in transformers, and an error of it counts ln(base) times, 16 at most.
-    np.testing.assert_allclose(found, plain(base, dims) / factor, rtol=1.3e-6)
-    assert found[0] == np.float32(1 / factor)
 
 
 def llama3_divisor(frequency: float, s: Llama3) -> float:
@@ -62,14 +50,6 @@ def test_divisors_of_a_gguf_file_are_llama3_scaling(goldens: Path) -> None:
     assert rope.divisors == "rope_freqs.weight"
     scaled = inv_freq(Rope(500_000.0, 32, llama3=Llama3(32.0, 1.0, 4.0, 64)))
     np.testing.assert_allclose(inv_freq(rope, tensors.array("rope_freqs.weight")), scaled, rtol=1e-6)
-
-
-def test_divisors_of_the_wrong_size_are_refused(goldens: Path) -> None:
-    metadata, tensors = read_gguf(goldens / "llama" / "model-f16.gguf")
-    config = from_gguf(metadata, tensors.has)
-    wrong = Tensors(tensors | {"rope_freqs.weight": Tensor(F32, np.ones(8, np.float32))})
-    with pytest.raises(WeightError, match=r"rope_freqs.weight: expected shape \[16\], found \[8\]"):
-        build(config, wrong, F32)
 
 
 # -- yarn -------------------------------------------------------------------------------------------------------------
@@ -133,15 +113,6 @@ def test_yarn_of_a_config_scales_sines_and_cosines(given: dict[str, float], scal
     assert rope.yarn.head_scale == pytest.approx(mscale(given.get("factor", 40.0), weight), rel=1e-12)
 
 
-def test_yarn_of_a_config_has_borders_of_its_own() -> None:
-    given = {"beta_fast": 16, "beta_slow": 2.0, "truncate": False, "original_max_position_embeddings": 1024}
-    assert hf_rope(rope_type="yarn", factor=4.0, **given).yarn == Yarn(4.0, 16.0, 2.0, 1024, whole=False)
-    legacy = Keys({"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "f")
-    assert from_hf(legacy, (64, 64), 1e4, None, 1.0, 4096)[0].yarn == Yarn(4.0, 32.0, 1.0, 4096)
-    with pytest.raises(ConfigError, match=r"'rope_parameters\.factor' is missing"):
-        hf_rope(rope_type="yarn")
-
-
 def gguf_rope(**values: Any) -> Rope:
     given = {f"llama.rope.{name.replace('__', '.')}": value for name, value in values.items()}
     return rope_from_gguf(Keys(given, "f", "llama."), 64, None, lambda _: False, 4096)[0]
@@ -177,15 +148,6 @@ def test_proportional_rope_is_that_of_the_divisors_in_gguf_files() -> None:
     halved = inv_freq(hf_rope(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1e6, factor=2.0))
     np.testing.assert_array_equal(halved, found / 2)
     assert hf_rope(rope_type="proportional").turning is None
-
-
-def test_proportional_rope_in_the_fixtures(goldens: Path) -> None:
-    gguf, tensors = read(goldens / "gemma4-e2b" / "model-f16.gguf")
-    hf, _ = read(goldens / "gemma4-moe" / "hf")
-    divisors = tensors.array("rope_freqs.weight")
-    assert set(divisors) == {np.float32(1), np.float32(1e30)}
-    assert gguf.rope == Rope(1e6, 64, divisors="rope_freqs.weight") and hf.rope == Rope(1e6, 64, turning=16)
-    np.testing.assert_allclose(inv_freq(hf.rope), inv_freq(gguf.rope, divisors), rtol=0, atol=1e-29)
 
 
 def test_a_part_of_each_head(goldens: Path) -> None:

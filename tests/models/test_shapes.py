@@ -12,11 +12,7 @@ from golden_files import logits_of
 from random_checkpoints import FULL, LINEAR, MODEL_TYPES, SLIDING, Config, checkpoint
 
 from rlx.backends.cpu.target import supported_levels
-from rlx.engine.opening.opened import open_model
-from rlx.ir.dtypes import F32
-from rlx.models import build
 from rlx.store.cache import CompileCache
-from rlx.weights import open_weights
 from tests.single_sequence import SingleEngine
 
 CHUNKS = (7, 1, 9, 8, 1, 1)  # tokens at a time; the largest window is 20
@@ -98,20 +94,6 @@ def test_random_shapes(model_type: str, tmp_path: Path, cache: CompileCache) -> 
 @pytest.mark.parametrize("model_type", sorted(MODEL_TYPES)[::4])
 def test_other_sizes_token_by_token(model_type: str, tmp_path: Path, cache: CompileCache) -> None:
     check(tmp_path, checkpoint(tmp_path, model_type, 2), (1,) * 27, cache)
-
-
-def test_a_model_without_attention_has_no_positions(tmp_path: Path, cache: CompileCache) -> None:
-    config = checkpoint(tmp_path, "qwen3_5_text", 1, num_hidden_layers=1, layer_types=[LINEAR])
-    check(tmp_path, config, CHUNKS, cache)
-
-
-def test_unit_vectors_have_an_eps_of_their_own(tmp_path: Path) -> None:
-    """In transformers it is 1e-6 under the root of the sum of squares, whatever the norms have."""
-    hybrid = {"num_hidden_layers": 2, "layer_types": [LINEAR, FULL], "linear_key_head_dim": 16, "rms_norm_eps": 1e-3}
-    checkpoint(tmp_path, "qwen3_5_text", 1, **hybrid)
-    with open_weights(tmp_path) as loader:
-        graph = build(*open_model(loader), F32)
-    assert {n["eps"] for n in graph.nodes() if n.op == "rms_norm"} == {1e-3, 1e-6 / 16}
 
 
 def check(folder: Path, config: Config, chunks: tuple[int, ...], cache: CompileCache) -> None:

@@ -83,21 +83,3 @@ def test_the_last_visible_position_of_each_row(model: tuple[Graph, dict[str, np.
     masks = {(node["window"] is None, node["mask"]) for node in windowed.nodes() if node.op == "attention"}
     assert masks == {(True, "causal"), (False, "visible")}
     np.testing.assert_array_equal(logits(windowed, weights, visible=np.arange(n)), plain)
-
-
-def test_equal_components_are_a_position(model: tuple[Graph, dict[str, np.ndarray]]) -> None:
-    graph, weights = model
-    (half,) = {node.inputs[1].shape[0] for node in graph.nodes() if node.op == "rope_angles"}
-    assert isinstance(half, int)
-    sections = (half - 4, 2, 2)
-    places = np.repeat(np.arange(len(IDS))[:, None], 3, axis=1)
-    apart = variants.with_components(graph, sections)
-    np.testing.assert_array_equal(logits(apart, weights, positions=places), logits(graph, weights))
-    places[5:9, 1] += 3
-    assert np.abs(logits(apart, weights, positions=places) - logits(graph, weights)).max() > 1e-4
-
-
-def test_no_linear_rounds_f16_weights(model: tuple[Graph, dict[str, np.ndarray]]) -> None:
-    """The family tolerates bf16, but its golden logits then err ten times as much."""
-    linears = [node for node in model[0].nodes() if node.op == "linear"]
-    assert "f16" in {str(node.inputs[1].dtype) for node in linears} and not any(node["bf16"] for node in linears)

@@ -62,14 +62,6 @@ def test_q_k_and_v_in_one_tensor(goldens: Path, tmp_path: Path, family: str) -> 
     assert_same(edited(goldens, family, tmp_path, change), plain(goldens, family))
 
 
-def test_some_layers_may_be_fused_and_others_not(goldens: Path, tmp_path: Path) -> None:
-    def change(tensors: Edited) -> None:
-        parts = [tensors.pop(f"blk.1.attn_{part}.weight") for part in "qkv"]
-        tensors["blk.1.attn_qkv.weight"] = np.concatenate(parts)
-
-    assert_same(edited(goldens, "llama", tmp_path, change), plain(goldens, "llama"))
-
-
 def test_gates_and_ups_of_experts_in_one_tensor(goldens: Path, tmp_path: Path) -> None:
     def change(tensors: Edited) -> None:
         joined(tensors, "ffn_gate_up_exps.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", axis=1)
@@ -92,25 +84,6 @@ def test_a_scale_multiplies_the_product_and_not_the_bias(goldens: Path, tmp_path
     found = edited(goldens, "qwen2", tmp_path, change)
     assert_same(found, plain(goldens, "qwen2", half))
     assert np.abs(found - plain(goldens, "qwen2")).max() > 1e-2
-
-
-def test_a_scale_of_the_head(goldens: Path, tmp_path: Path) -> None:
-    def change(tensors: Edited) -> None:
-        tensors["output.scale"] = np.array([3], np.float32)
-
-    assert_same(edited(goldens, "qwen2", tmp_path, change), 3 * plain(goldens, "qwen2"))
-
-
-def test_the_scale_of_a_whole_is_that_of_its_parts(goldens: Path, tmp_path: Path) -> None:
-    def change(tensors: Edited) -> None:
-        qkv(tensors)
-        tensors["blk.0.attn_qkv.scale"] = np.array([0.5], np.float32)
-
-    def half(tensors: Edited) -> None:
-        for part in "qkv":
-            tensors[f"blk.0.attn_{part}.weight"] *= 0.5
-
-    assert_same(edited(goldens, "qwen2", tmp_path, change), plain(goldens, "qwen2", half))
 
 
 def test_scales_in_a_hybrid_model(goldens: Path, tmp_path: Path) -> None:
@@ -150,11 +123,3 @@ def test_a_missing_whole_is_named(goldens: Path, tmp_path: Path, family: str, na
     with pytest.raises(WeightError, match=rf"m\.gguf, {name}.*: the tensor is missing") as raised:
         edited(goldens, family, tmp_path, lambda tensors: tensors.pop(name))
     assert ("is a part" in str(raised.value)) == (family == "qwen35")
-
-
-def test_a_whole_of_another_size(goldens: Path, tmp_path: Path) -> None:
-    def change(tensors: Edited) -> None:
-        tensors["blk.0.attn_qkv.weight"] = tensors["blk.0.attn_qkv.weight"][:-1]
-
-    with pytest.raises(WeightError, match=r"m\.gguf.*blk\.0\.attn_qkv\.weight"):
-        edited(goldens, "qwen35", tmp_path, change)

@@ -74,11 +74,6 @@ def test_gemma4() -> None:
     assert read(causal, 2816).budget == 280
 
 
-def test_models_without_a_tower() -> None:
-    assert vision_from_hf({"model_type": "qwen3"}, {}, out_hidden=64) is None
-    assert vision_from_hf({"model_type": "gemma4", "vision_config": None}, {}, out_hidden=64) is None
-
-
 @pytest.mark.parametrize(
     ("base", "change", "preprocessor", "error", "message"),
     [
@@ -105,22 +100,6 @@ def test_what_is_refused(
     config["vision_config"] = {**config["vision_config"], **inner}
     with pytest.raises(error, match=message):
         vision_from_hf(config, preprocessor, out_hidden=change.get("out", 1024))
-
-
-def test_ids_of_a_gguf_vocabulary() -> None:
-    keys = {
-        "general.architecture": "clip", "clip.projector_type": "gemma3", "clip.use_gelu": True,
-        "clip.vision.embedding_length": 64, "clip.vision.patch_size": 8, "clip.vision.image_size": 96,
-        "clip.vision.block_count": 1, "clip.vision.feed_forward_length": 96, "clip.vision.attention.head_count": 2,
-        "clip.vision.attention.layer_norm_epsilon": 1e-6, "clip.vision.projection_dim": 64,
-        "clip.vision.image_mean": [0.5] * 3, "clip.vision.image_std": [0.5] * 3,
-    }  # fmt: skip
-    tokens = ["<pad>", "<start_of_image>", "<end_of_image>"]
-    found = vision_from_gguf(keys, lambda name: None, {"tokenizer.ggml.tokens": tokens})
-    assert (found.begin_token, found.end_token) == (1, 2)
-    assert found.image_token == 262144, "a placeholder that the vocabulary lacks lies outside"
-    found = vision_from_gguf(keys, lambda name: None, {"tokenizer.ggml.tokens": [*tokens, "<image_soft_token>"]})
-    assert found.image_token == 3
 
 
 @pytest.mark.parametrize(("side", "limits"), [(768, (65536, 16777216)), (96, (1024, 262144))])
