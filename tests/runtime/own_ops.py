@@ -143,18 +143,6 @@ def unknown_size(x: Any, out: Any, begin: int, end: int, width: int) -> None:
 # -- formulas of `scaled` ----------------------------------------------------------------------------------------------
 
 
-def other_formula(x: Any, *, by: float) -> Any:
-    return ops.scale(ops.neg(x), by)
-
-
-def computed_attribute(x: Any, *, by: float) -> Any:
-    return ops.scale(x, by * 2)
-
-
-def broken_formula(x: Any, *, by: float) -> Any:
-    return ops.linear(x, by)
-
-
 # -- ops that are right ------------------------------------------------------------------------------------------------
 
 
@@ -171,10 +159,6 @@ def centred(x: Any, shift: Any) -> Any:
     return (x - x.mean(-1, keepdims=True)) * HALF + shift
 
 
-def sorted_rows(x: Any) -> Any:
-    return np.sort(x, -1)
-
-
 def glu(x: Any) -> Any:
     """The halves of a row: the first one times the sigmoid of the second."""
     first, second = np.split(x, 2, -1)
@@ -189,25 +173,3 @@ def glu_kernel(x: Any, out: Any, begin: int, end: int, n: int) -> None:
     for row in range(begin, end):
         for i in range(n):
             out[row * n + i] = x[2 * row * n + i] * sigmoid(x[2 * row * n + n + i])
-
-
-def chosen(x: Any, ids: Any, *, k: int) -> Any:
-    return np.take_along_axis(x, ids, -1)[:, :k]
-
-
-def chosen_kernel(x: Any, ids: Any, out: Any, begin: int, end: int, n: int, m: int, k: int) -> None:
-    for row in range(begin, end):
-        for i in range(k):
-            out[row * k + i] = x[row * n + ids[row * m + i]]
-
-
-def largest(x: Any) -> Any:
-    return x.argmax(-1)
-
-
-def largest_kernel(x: Any, out: Any, begin: int, end: int, n: int) -> None:
-    for row in range(begin, end):
-        best = 0
-        for i in range(n):
-            best = i if x[row * n + i] > x[row * n + best] else best
-        out[row] = best

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rlx import platform
-from rlx.backends.cpu import autotune
-from rlx.backends.cpu.autotune import Bench, Case, Stage, judge, stages, tune, weight_bytes
+from rlx.backends.cpu.autotune import Bench, Case, Stage, judge, tune
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
@@ -19,7 +16,6 @@ from rlx.backends.cpu.tuning import Tuning
 from rlx.compiler.compile import Compiler
 from rlx.errors import RlxError
 from rlx.ir.dtypes import BF16, Q4_K, Q8_0
-from rlx.platform.linux import Linux
 
 CASES = (Case(Q8_0, "q8a", 1, 16), Case(Q4_K, "q8a", 1, 16))
 PLAN = (Stage("prefetch", (1024, 4096, 8192), CASES), Stage("macro_rows_int8", (24, 48), CASES[:1]))
@@ -64,14 +60,6 @@ def test_only_what_is_faster_than_the_noise_is_taken(ratios: list[float], spread
         assert found[0] == 1
 
 
-def test_a_candidate_that_is_often_slower_is_not_taken() -> None:
-    seconds = np.ones((20, 3, 1))
-    seconds[:, 1] = 0.8
-    assert judge(seconds)[1] == 1
-    seconds[:4, 1] = 1.2  # the median says 0.8 still
-    assert judge(seconds)[1] == 0
-
-
 def test_each_number_is_measured_with_those_before_it() -> None:
     def seconds(tuning: Tuning, case: Case) -> float:
         good_pair = tuning.macro_rows_int8 == 24 and tuning.prefetch == 8192
@@ -93,38 +81,6 @@ def test_each_number_is_measured_with_those_before_it() -> None:
     assert outcome.rows[2].speed == pytest.approx(nbytes / 2 / 0.9 / 1e9)
 
 
-def test_candidates_take_turns() -> None:
-    fake = Fake(lambda tuning, case: 1.0)
-    assert tune(PLAN[:1], Tuning(), fake, 60).tuning == Tuning()
-    values = [tuning.prefetch for tuning, case in fake.log if case == CASES[0]]
-    rounds = [values[i : i + 4] for i in range(0, len(values), 4)]
-    assert len(rounds) == autotune.ROUNDS[1]
-    assert all(sorted(r) == [1024, 4096, 4096, 8192] for r in rounds)
-    assert len({tuple(r) for r in rounds}) > 1, "every round has the same order"
-
-
-def test_numbers_for_which_no_time_is_left_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(autotune.time, "monotonic", lambda: float(next(clock)))
-    outcome = tune(PLAN, Tuning(), Fake(lambda tuning, case: 1.0), 15)
-    assert outcome.skipped == ("macro_rows_int8",)
-    assert {row.name for row in outcome.rows} == {"prefetch"}
-
-
-@pytest.mark.parametrize("level", ["generic", "avx2", "avx512"])
-def test_every_candidate_is_a_legal_value_of_a_number(level: str) -> None:
-    target = Target(level, "x86_64-unknown-linux-gnu", "x86-64", "+avx512bf16" * (level == "avx512"))
-    tiles = replace(target, features=f"{target.features},+amx-bf16")
-    for which in (target, tiles):
-        plan = stages(which, 64 << 20)
-        assert {stage.name for stage in plan} <= Tuning().keys()
-        assert ("macro_bytes_tiles" in {stage.name for stage in plan}) == which.has_bf16_tiles
-        for stage in plan:
-            assert len({replace(Tuning.default(level), **{stage.name: v}) for v in stage.values}) == len(stage.values)
-            assert all(case.nbytes <= 64 << 20 for case in stage.cases)
-            assert all(case.act != "bf16" or which.has_bf16_dots or which.has_bf16_tiles for case in stage.cases)
-
-
 def test_real_kernels_are_timed_and_checked() -> None:
     target, cases = Target.host(), [Case(Q8_0, "q8a", 1, 64, 256), Case(BF16, "f32", 3, 32, 256)]
     with WorkerPool(2, worker_loop(Compiler(target))) as pool, Bench(target, pool, 1 << 16, Compiler) as bench:
@@ -134,15 +90,3 @@ def test_real_kernels_are_timed_and_checked() -> None:
         bench._results[cases[0]][0, 5] ^= 1  # a kernel whose results are others is not believed
         with pytest.raises(RlxError, match="wrong results"):
             bench.prepare(target.tuning, cases[0])
-
-
-def test_the_weights_are_larger_than_any_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "sys/devices/system/cpu/cpu0/cache"
-    monkeypatch.setattr(platform.current(), "cache_bytes", Linux(tmp_path).cache_bytes)
-    assert weight_bytes() == 64 << 20
-    for index, size in enumerate(("32K", "100M\n", "?")):
-        (folder / f"index{index}").mkdir(parents=True)
-        (folder / f"index{index}" / "size").write_text(size)
-    assert weight_bytes() == 200 << 20
-    (folder / "index1" / "size").write_text("2G")
-    assert weight_bytes() == 512 << 20

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rlx import env
-from rlx.env import Policy
-from rlx.errors import ArgumentError, CacheError, CompileError
+from rlx.errors import CacheError, CompileError
 from rlx.store.cache import CompileCache, Files
 from rlx.store.key import CompileKey
-from rlx.store.kinds import CacheWarning
 from rlx.store.store import Store
 
 pytestmark = pytest.mark.any_machine
@@ -121,13 +119,6 @@ TestLru = Lru.TestCase
 TestLru.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
-def test_programs_without_close_are_evicted_too() -> None:
-    cache = CompileCache(1)
-    for number in range(3):
-        assert cache.get_or_compile(key(number), lambda: {"a": "x"}, lambda files: files.names) == ("a",)
-    assert (len(cache), cache.stats.evictions) == (1, 2)
-
-
 # ---------------------------------------------------------------------------------------------------- failures
 
 
@@ -143,20 +134,6 @@ def test_what_build_raises_is_passed_on_and_nothing_remembered(store: Store, bui
     assert reached(cache) == {"misses": 2}
     assert (len(cache), store.entries()) == (0, [])
     assert builder.get(cache).text == "0 built 1"
-
-
-def test_what_load_raises_is_passed_on_and_nothing_remembered(store: Store, builder: Builder) -> None:
-    cache = CompileCache(store=store)
-    with pytest.raises(CacheError, match="no file is called 'missing'"):
-        cache.get_or_compile(key(), lambda: {"text": "x"}, lambda files: files.read("missing"))
-    assert len(cache) == 0
-    assert builder.get(cache).text == "x"
-
-
-@pytest.mark.parametrize("policy", ["on", "off"])
-def test_a_bad_file_name_is_refused(policy: Policy, store: Store) -> None:
-    with pytest.raises(ArgumentError, match="cannot be a file"):
-        CompileCache(store=store, policy=policy).get_or_compile(key(), lambda: {"../x": ""}, Program)
 
 
 # ---------------------------------------------------------------------------------------------------- threads
@@ -202,18 +179,6 @@ def test_threads_that_want_one_key_compile_once(store: Store) -> None:
         assert (cache.stats.hits_memory, cache.stats.compiles) == (5, 1)
 
 
-def test_different_keys_compile_side_by_side() -> None:
-    inside = threading.Barrier(3)
-
-    def build() -> dict[str, bytes | str]:
-        inside.wait(timeout=120)
-        return {"text": "x"}
-
-    cache = CompileCache()
-    found = in_threads(3, lambda me: cache.get_or_compile(key(me), build, Program))
-    assert all(isinstance(program, Program) for program in found)
-
-
 def test_after_a_failure_a_waiting_thread_compiles() -> None:
     builds: list[int] = []
 
@@ -232,27 +197,6 @@ def test_after_a_failure_a_waiting_thread_compiles() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- policies
-
-
-def test_on_compiles_once_for_all_processes(store: Store, builder: Builder) -> None:
-    first, second = CompileCache(store=store), CompileCache(store=Store(store.root))
-    made, found = builder.get(first), builder.get(second)
-    assert made.text == found.text == "0 built 1"
-    assert builder.get(second) is found
-    size = len("0 built 1") + len(b"\x7fELF")
-    assert reached(first) == {"misses": 1, "compiles": 1, "bytes_written": size}
-    assert reached(second) == {"hits_disk": 1, "hits_memory": 1}
-    assert first.stats.compile_seconds > 0
-    assert second.stats.compile_seconds == 0 < second.stats.load_seconds
-
-
-def test_without_a_store_programs_live_in_memory(builder: Builder) -> None:
-    cache = CompileCache()
-    program = builder.get(cache)
-    assert builder.get(cache) is program
-    assert program.files.names == ("program.o", "text")
-    assert program.files.read("program.o") == b"\x7fELF"
-    assert reached(cache) == {"misses": 1, "compiles": 1, "hits_memory": 1}
 
 
 def test_off_touches_no_disk(store: Store, builder: Builder) -> None:
@@ -289,31 +233,6 @@ def test_readonly_names_the_missing_key(store: Store, builder: Builder) -> None:
     assert reached(cache) == {"hits_disk": 1, "misses": 1}
 
 
-@pytest.mark.parametrize("policy", ["on", "readonly"])
-def test_a_damaged_entry_is_never_loaded(policy: Policy, store: Store, builder: Builder) -> None:
-    builder.get(CompileCache(store=store))
-    folder = store.find(key().digest).folder
-    (folder / "program.o").write_bytes(b"\x7fELE")
-    cache = CompileCache(store=store, policy=policy)
-    with pytest.warns(CacheWarning, match="damaged"):
-        if policy == "on":
-            assert builder.get(cache).text == "0 built 2"
-        else:
-            with pytest.raises(CacheError, match="has no entry"):
-                builder.get(cache)
-    assert cache.stats.damaged == 1
-    assert folder.exists()  # built anew, or left as it is
-    assert (store.verify() == []) == (policy == "on")
-
-
-def test_a_program_keeps_no_files_in_memory_that_are_stored(store: Store, builder: Builder) -> None:
-    program = builder.get(CompileCache(store=store))
-    assert program.files.read("program.o") == b"\x7fELF"
-    store.clear()
-    with pytest.raises(CacheError, match=r"program\.o is gone"):
-        program.files.read("program.o")
-
-
 # ---------------------------------------------------------------------------------------------------- environment
 
 
@@ -343,48 +262,9 @@ def test_the_default_cache_does_what_the_environment_says(
         assert (cache.store.root, cache.store.limit) == (tmp_path / "mine", 7 << 20)
 
 
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [("1", 1), ("2G", 2 << 30), ("1.5 GiB", 3 << 29), ("500mb", 500 << 20), ("8k", 8192), ("1T", 1 << 40)],
-)
-def test_sizes(text: str, nbytes: int, clean: pytest.MonkeyPatch) -> None:
-    clean.setenv("RLX_CACHE_LIMIT", text)
-    assert env.cache_limit() == nbytes
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "read"),
-    [
-        ("RLX_CACHE", "yes", env.cache_policy),
-        ("RLX_CACHE_LIMIT", "0", env.cache_limit),
-        ("RLX_CACHE_LIMIT", "-1G", env.cache_limit),
-        ("RLX_CACHE_LIMIT", "lots", env.cache_limit),
-        ("RLX_CACHE_LIMIT", "1X", env.cache_limit),
-        ("RLX_THREADS", "0", env.threads),
-        ("RLX_THREADS", "1025", env.threads),
-        ("RLX_THREADS", "two", env.threads),
-        ("RLX_THREADS", "1.5", env.threads),
-        ("RLX_DEBUG", "8", env.debug_level),
-        ("RLX_DEBUG", "-1", env.debug_level),
-    ],
-)
-def test_a_wrong_value_is_named(name: str, value: str, read: Callable[[], object], clean: pytest.MonkeyPatch) -> None:
-    clean.setenv(name, value)
-    with pytest.raises(ArgumentError, match=f"{name}: '{value}'"):
-        read()
-
-
 def test_the_table_names_every_variable_that_the_package_reads() -> None:
     import re
 
     sources = Path(env.__file__).parent.rglob("*.py")
     used = {name for path in sources for name in re.findall(r"\bRLX_[A-Z_]+\b", path.read_text(encoding="utf-8"))}
     assert used == {variable.name for variable in env.VARIABLES}
-
-
-def test_the_table_says_what_a_variable_may_say() -> None:
-    from rlx.backends.cpu.levels import LEVELS
-
-    values = {variable.name: variable.values.split(" | ") for variable in env.VARIABLES}
-    assert set(values["RLX_TARGET"]) == {"native", *LEVELS}
-    assert values["RLX_CACHE"] == list(env.CACHE_POLICIES)

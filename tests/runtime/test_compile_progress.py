@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import subprocess
-import sys
 
 import pytest
 
@@ -49,36 +47,3 @@ def test_kernels_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     assert record.digest == program.key.digest
     assert record.seconds > 0
     assert caplog.messages == [f"compiled {program.key.title} in {record.seconds:.2f} s: the compile cache is off"]
-
-
-def test_what_is_in_the_cache_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    cache, events = CompileCache(policy="off"), Events()
-    compiler(cache, []).program(graph(), OPTIONS)
-    with caplog.at_level(logging.INFO, "rlx"):
-        again = compiler(cache, events)
-        again.program(graph(), OPTIONS)
-    assert (events, again.compiled, caplog.messages) == ([], [], [])
-
-
-def test_a_failure_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("no")
-
-    events = Events()
-    made = compiler(CompileCache(policy="off"), events)
-    monkeypatch.setattr("rlx.backends.cpu.build.link_program", refuse)
-    with pytest.raises(RuntimeError, match="no"):
-        made.program(graph(), OPTIONS)
-    assert (events, made.compiled) == ([(WHAT, 0, 1)], [])
-
-
-def test_a_script_prints_nothing_unasked() -> None:
-    code = "from rlx.backends.cpu.steps import worker_loop; from rlx.compiler.compile import Compiler\n"
-    code += "from rlx.store.cache import CompileCache\n"
-    quiet = code + "worker_loop(Compiler(cache=CompileCache(policy='off')))"
-    asked = "import logging; logging.basicConfig(level='INFO', format='%(name)s: %(message)s')\n" + quiet
-    for text, said in ((quiet, ""), (asked, "rlx: compiled runtime workers")):
-        run = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-        assert run.stdout == ""
-        assert run.stderr.startswith(said)
-        assert bool(run.stderr) == bool(said)

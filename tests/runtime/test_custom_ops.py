@@ -6,7 +6,7 @@ import importlib.util
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,9 +16,9 @@ import own_ops as own
 import pytest
 
 import rlx
-from rlx import SEQ, CustomOpError, Graph, IrSyntaxError, ShapeError, ops
+from rlx import SEQ, CustomOpError, Graph, ops
 from rlx.errors import VerificationError
-from rlx.ir import custom, op_table, text
+from rlx.ir import custom, op_table
 from rlx.store.cache import CompileCache
 from rlx.store.store import Store
 
@@ -98,20 +98,6 @@ def test_the_example_fuses_its_formula(tmp_path: Path) -> None:
     assert "def kernel" in entry.read("ops/gated_norm.txt").decode()
 
 
-def test_heads_and_the_switch_of_the_group(cache: CompileCache) -> None:
-    example = load(ROOT / "examples" / "custom_op.py")
-    graph = Graph("heads")
-    x, gate = graph.input("x", [SEQ, 3, 8]), graph.input("gate", [SEQ, 3, 8])
-    graph.output("y", example.formula(x, graph.weight("weight", [8]), gate, eps=1e-5))
-    x, gate, weight = array(4, 3, 8), array(4, 3, 8), array(8)
-    with rlx.compile(graph, bind={"weight": weight}, cache=cache) as exe:
-        assert exe.kernels[0].startswith("gated_norm")
-        np.testing.assert_allclose(exe(x=x, gate=gate)["y"], gated_norm(x, weight, gate, 1e-5), atol=1e-5)
-    with rlx.compile(graph, bind={"weight": weight}, cache=cache, profile={"fusion": {"custom": False}}) as off:
-        assert not any(name.startswith("gated_norm") for name in off.kernels)
-        assert 'the group "custom" is off' in str(off.explain())
-
-
 def test_a_decode_step_and_the_reference_device(cache: CompileCache) -> None:
     op = define(own.glu, shape="x[..., 2*n] -> [..., n]", kernel=own.glu_kernel)
     graph = Graph("glu")
@@ -122,19 +108,6 @@ def test_a_decode_step_and_the_reference_device(cache: CompileCache) -> None:
         with rlx.compile(graph, bind={"SEQ": 1, "w": weight}, cache=cache, device=device) as exe:
             np.testing.assert_allclose(exe(x=x)["y"], wanted, atol=1e-5)
             assert ("each worker computes it" in str(exe.explain())) == (device == "cpu")
-
-
-def test_whole_numbers_and_sizes_of_run_time(cache: CompileCache) -> None:
-    choose = define(own.chosen, shape="x[rows, n], ids i32[rows, m] -> [rows, k]", kernel=own.chosen_kernel)
-    pick = define(own.largest, shape="x[..., n] -> i32[...]", kernel=own.largest_kernel)
-    graph = Graph("choice")
-    x, ids = graph.input("x", [SEQ, 9]), graph.input("ids", [SEQ, 4], "i32")
-    graph.output("y", choose(x, ids, k=2))
-    graph.output("best", pick(x))
-    x, ids = array(6, 9), RNG.integers(0, 9, (6, 4)).astype(np.int32)
-    with rlx.compile(graph, cache=cache) as exe:
-        found = exe(x=x, ids=ids)
-    assert (found["y"] == np.take_along_axis(x, ids, 1)[:, :2]).all() and (found["best"] == x.argmax(1)).all()
 
 
 # -- without a kernel --------------------------------------------------------------------------------------------------
@@ -159,15 +132,6 @@ def test_a_meaning_with_a_mean_is_traced(cache: CompileCache) -> None:
     x, shift = array(3, 20), array(20)
     with rlx.compile(graph, bind={"shift": shift}, cache=cache) as exe:
         np.testing.assert_allclose(exe(x=x)["y"], (x - x.mean(1, keepdims=True)) / 2 + shift, atol=1e-5)
-
-
-def test_a_meaning_that_nothing_computes(cache: CompileCache) -> None:
-    op = define(own.sorted_rows)
-    with pytest.raises(CustomOpError, match=r"sorted_rows: it has no kernel, .*np\.sort has no op.*device=.reference"):
-        rlx.compile(graph_of(op), cache=cache)
-    with rlx.compile(graph_of(op), cache=cache, device="reference") as exe:
-        x = array(3, 20)
-        assert (exe(x=x)["y"] == np.sort(x, 1)).all()
 
 
 # -- the compile cache -------------------------------------------------------------------------------------------------
@@ -209,16 +173,6 @@ def test_a_change_of_the_source_compiles_anew(tmp_path: Path, monkeypatch: pytes
     assert not cached and np.array_equal(y, 2 * x)
 
 
-def test_the_reason_of_a_compile_names_the_op(tmp_path: Path) -> None:
-    kept = CompileCache(store=Store(tmp_path))
-    scaled()
-    graph = graph_of(lambda x: ops.make("scaled", x))
-    rlx.compile(graph, cache=kept).close()
-    scaled(tolerance=1e-3, redefine=True)
-    with pytest.raises(rlx.CacheError, match="this source of custom op scaled"):
-        rlx.compile(graph, cache=CompileCache(store=Store(tmp_path), policy="readonly"))
-
-
 def test_other_graphs_keep_their_keys(cache: CompileCache) -> None:
     from rlx.compiler.compile import Compiler
     from rlx.passes.options import Options
@@ -230,17 +184,6 @@ def test_other_graphs_keep_their_keys(cache: CompileCache) -> None:
     assert compiler.program_key(plain, Options()) == before
     touched = compiler.program_key(example.graph(8), Options())
     assert touched.options["custom_ops"] == {"cosine": example.cosine.digest}
-
-
-def test_text_needs_the_op() -> None:
-    graph = graph_of(scaled(), by=3.0)
-    again = text.loads(str(graph))
-    assert again.outputs == graph.outputs and "scaled(%x) {by=3.0}" in str(graph)
-    line = str(graph)
-    custom._ops.clear()
-    op_table.OPS.pop("scaled")
-    with pytest.raises(IrSyntaxError, match=r"line 3: no op is called 'scaled'\. A custom op is known once the module"):
-        text.loads(line)
 
 
 # -- registration ------------------------------------------------------------------------------------------------------
@@ -312,20 +255,6 @@ def test_wrong_definitions_are_refused(meaning: Any, options: dict[str, Any], me
     assert not custom.custom_ops()
 
 
-@pytest.mark.parametrize(
-    ("formula", "message"),
-    [
-        (own.other_formula, "custom op scaled, fuses: the op gives .* the formula .* must compute the same"),
-        (own.computed_attribute, "by does not stand in the formula"),
-        (own.broken_formula, "the formula cannot be built: "),
-    ],
-)
-def test_wrong_formulas_are_refused(formula: Any, message: str) -> None:
-    with pytest.raises(CustomOpError, match=message):
-        scaled(fuses=formula)
-    assert not custom.custom_ops() and "scaled" not in op_table.OPS
-
-
 # -- trials ------------------------------------------------------------------------------------------------------------
 
 
@@ -368,29 +297,6 @@ def test_wrong_kernels_are_refused(kernel: Any, message: str, cache: CompileCach
         rlx.compile(graph_of(op), cache=cache)
 
 
-def test_a_tolerance_of_its_own(cache: CompileCache) -> None:
-    op = scaled(own.other_value, tolerance=0.01)
-    with rlx.compile(graph_of(op), cache=cache) as exe:
-        assert exe(x=np.ones((2, 20), np.float32))["y"] == pytest.approx(2.001)
-
-
-@pytest.mark.parametrize(
-    ("operands", "message"),
-    [
-        ([[SEQ]], r"scaled: found operands f32\[SEQ\]. Expected x\[..., n\]"),
-        ([[SEQ, 4], [SEQ, 4]], "found operands"),
-    ],
-)
-def test_operands_that_do_not_fit(operands: list[list[Any]], message: str) -> None:
-    graph = Graph()
-    with pytest.raises(ShapeError, match=message):
-        scaled()(*(graph.input(f"x{i}", shape) for i, shape in enumerate(operands)))
-    with pytest.raises(ShapeError, match="attribute by is a list"):
-        scaled()(graph.input("x", [SEQ, 4]), by=[1])
-    with pytest.raises(ShapeError, match="a state"):
-        scaled()(graph.state("s", [4, 4]))
-
-
 def test_verification_follows_every_step(cache: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
     op = scaled()
     monkeypatch.setenv("RLX_VERIFY", "1")
@@ -404,41 +310,6 @@ def test_verification_follows_every_step(cache: CompileCache, monkeypatch: pytes
 
 
 # -- a family ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def squared_relu_family(monkeypatch: pytest.MonkeyPatch) -> Iterator[rlx.CustomOp]:
-    """Qwen 3 with another activation, as a family of its own would write it."""
-    from rlx import models
-    from rlx.models import blocks
-
-    op = define(own.relu2, shape=RULE, kernel=relu2_kernel)
-    activations = {**blocks.ACTIVATIONS, "silu": op}
-    monkeypatch.setattr(blocks, "ACTIVATIONS", activations)
-    assert "qwen3" in models.ARCHITECTURES
-    yield op
-
-
-def relu2_kernel(x: Any, out: Any, begin: int, end: int, n: int) -> None:
-    for i in range(begin * n, end * n):
-        value = x[i] if x[i] > 0 else 0.0 * x[i]
-        out[i] = value * value
-
-
-def test_a_family_with_an_op_of_its_own(squared_relu_family: rlx.CustomOp) -> None:
-    """Over the weights of the demo model: native code against the NumPy meaning of every op."""
-    ids = [5, 9, 17]
-    logits = {}
-    for device in ("cpu", "reference"):
-        with rlx.auto_runner(max_seq=64, device=device, precision="exact") as runner:
-            logits[device] = runner.predict_logits(ids)
-            (program,) = runner.programs
-            assert "relu2" in program.ir("graph")
-            if device == "cpu":
-                assert any(kernel.startswith("relu2") for kernel in program.kernels)
-                assert any("relu2" in event.rule for event in program.explain().kernels)
-    worst = np.abs(logits["cpu"] - logits["reference"]).max() / np.abs(logits["reference"]).max()
-    assert worst < 1e-4
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.errors import ArgumentError
 from rlx.store.cache import CompileCache
 from rlx.store.store import Store
 
@@ -71,14 +70,6 @@ def test_level_1_says_why_a_program_is_compiled(
     assert re.search(r"^rlx: cache: program one\b.* was compiled in \d+\.\d\d s$", text, re.M)
 
 
-def test_level_2_adds_up_the_steps_of_a_program(shown: Shown) -> None:
-    text = shown("2", count=3)
-    assert re.search(r"^rlx: kernels of one/prefill: 3 steps, [\d.]+ ms, [\d.]+ ms a step$", text, re.M)
-    (row,) = re.findall(r"^rlx:   linear-f32 .*$", text, re.M)
-    assert re.search(r"[\d.]+ ms +\d+% +[\d.]+ GB/s +[\d.]+ GFLOP/s +3 regions$", row)
-    assert "found in" in text and "passes of" not in text
-
-
 @pytest.mark.parametrize(
     ("level", "there", "missing"),
     [
@@ -92,10 +83,3 @@ def test_level_2_adds_up_the_steps_of_a_program(shown: Shown) -> None:
 def test_levels_3_to_7_show_the_program(shown: Shown, level: str, there: str, missing: str) -> None:
     text = shown(level)
     assert there in text and missing not in text and "kernels of one/prefill: 1 step," in text
-
-
-@pytest.mark.parametrize("level", ["8", "-1", "yes"])
-def test_a_wrong_level_is_named(level: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLX_DEBUG", level)
-    with pytest.raises(ArgumentError, match=f"RLX_DEBUG: '{level}' is not a number from 0 to 7"):
-        steps(folder)

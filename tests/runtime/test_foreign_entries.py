@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu.launch.code import machine_of
 from rlx.backends.cpu.target import Target
-from rlx.errors import ForeignCodeError
 from rlx.store.cache import CompileCache
 from rlx.store.kinds import CacheWarning
 from rlx.store.store import Store
@@ -70,30 +68,6 @@ def test_what_is_no_code_is_compiled_again(code: bytes, tmp_path: Path) -> None:
         assert np.array_equal(result(Store(tmp_path)), expected)
 
 
-@pytest.mark.parametrize(
-    ("code", "what"),
-    [
-        (b"\xcf\xfa\xed\xfe" + (0x01000007).to_bytes(4, "little") + bytes(24), "format Mach-O, this system loads ELF"),
-        ((0x8664).to_bytes(2, "little") + bytes(18), "format COFF, this system loads ELF"),
-        (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x01\x00" + (62).to_bytes(2, "little") + bytes(44), "does not load"),
-    ],
-)  # fmt: skip
-def test_code_of_this_processor_that_does_not_load_is_compiled_again(code: bytes, what: str, tmp_path: Path) -> None:
-    expected = result(store := Store(tmp_path))
-    plant(store, code)
-    with pytest.warns(CacheWarning, match=what):
-        assert np.array_equal(result(Store(tmp_path)), expected)
-    assert np.array_equal(result(Store(tmp_path)), expected), "without a warning"
-
-
-def test_a_read_only_cache_names_it_and_keeps_it(tmp_path: Path) -> None:
-    result(store := Store(tmp_path))
-    plant(store, HEADERS["aarch64"])
-    with pytest.warns(CacheWarning, match="aarch64"), pytest.raises(rlx.CacheError, match="read-only cache"):
-        result(Store(tmp_path), "readonly")
-    assert all(store.open(key.digest) for key in store.stored_keys())
-
-
 @pytest.mark.parametrize("field", ["features", "triple", "level"])
 def test_a_recorded_target_that_was_changed_is_damage(field: str, tmp_path: Path) -> None:
     """The target is a part of the key, and the key's digest is the name of the entry."""
@@ -104,34 +78,3 @@ def test_a_recorded_target_that_was_changed_is_damage(field: str, tmp_path: Path
         path.write_text(json.dumps(key, indent=1, sort_keys=True) + "\n")
     with pytest.warns(CacheWarning, match="is damaged and not used"):
         assert np.array_equal(result(Store(tmp_path)), expected)
-
-
-def test_machines_with_other_features_share_a_folder(tmp_path: Path) -> None:
-    """Each finds its own entries only: those of a machine with more features are not there for it."""
-    names = ["generic", "native"] if Target.host().level != "generic" else ["generic"]
-    digests = []
-    for name in names:
-        with rlx.compile(graph(), cache=CompileCache(8, Store(tmp_path), "on"), target=name) as exe:
-            assert exe(x=np.ones((1, 32), np.float32))["y"].shape == (1, 32)
-            digests.append(exe._compiled.key.digest)
-            assert exe._compiled.key.as_dict()["target"] == Target.host(name).describe()
-    assert len(set(digests)) == len(names)
-
-
-def test_machines_of_object_files() -> None:
-    import llvmlite.binding as llvm
-
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    module = llvm.parse_assembly("define i32 @f() { ret i32 1 }")
-    for triple, machine in {
-        "x86_64-unknown-linux-gnu": "x86_64",
-        "x86_64-apple-darwin24": "x86_64",
-        "x86_64-pc-windows-msvc": "x86_64",
-        "x86_64-pc-windows-msvc-elf": "x86_64",
-        "aarch64-unknown-linux-gnu": "aarch64",
-        "arm64-apple-darwin24": "aarch64",
-    }.items():
-        code = llvm.Target.from_triple(triple).create_target_machine().emit_object(module)
-        assert machine_of(code) == machine, triple
-    assert issubclass(ForeignCodeError, rlx.CompileError)

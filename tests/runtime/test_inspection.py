@@ -9,10 +9,8 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backends.cpu.llvm import Module, compile_module
-from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.llvm import Module
 from rlx.compiler.executable import Executable
-from rlx.errors import ArgumentError
 from rlx.ir.text import loads
 from rlx.passes.report import Report
 from rlx.store.cache import CompileCache
@@ -56,21 +54,6 @@ def test_every_stage_has_a_name(exe: Executable) -> None:
     assert exe.ir("memory").startswith('program "two" prefill')
 
 
-def test_a_wrong_name_gets_a_suggestion(exe: Executable) -> None:
-    with pytest.raises(ArgumentError, match=r"no stage is called 'fused'. Did you mean fuse\? There are: graph"):
-        exe.ir("fused")
-    with pytest.raises(ArgumentError, match=r"no kernel is called 'attention'\. There are: linear_"):
-        exe.asm("attention")
-
-
-def test_one_kernel_may_be_picked(exe: Executable) -> None:
-    (symbol,) = [name for name in exe.kernels if name.startswith("linear")]
-    assert exe.source(symbol) == exe.source("linear") and symbol in exe.source()
-    assert f"define void @{symbol}" in exe.llvm("linear") and "define void @step" not in exe.llvm("linear")
-    assert "define void @step" in exe.llvm("program") and "define void @step" in exe.llvm()
-    assert f"{symbol}:" in exe.asm(symbol) and "step:" not in exe.asm(symbol) and "step:" in exe.asm()
-
-
 def test_a_program_from_the_cache_explains_itself(exe: Executable, folder: Path) -> None:
     with rlx.compile(build(), bind={"SEQ": (1, 8)}, cache=CompileCache(store=Store(folder))) as again:
         assert again.stats["cached"] and not exe.stats["cached"]
@@ -90,8 +73,3 @@ def test_the_stored_llvm_module_is_what_the_code_was_emitted_from(exe: Executabl
     for name in modules:
         with Module(files.read(f"{name}.ll").decode(), target) as module:
             assert module.emit() == files.read(f"{name}.o")
-
-
-def test_emitting_does_not_depend_on_what_was_emitted_before() -> None:
-    text = "define i64 @f(i64 %a, ptr %p) {\n  %b = load i64, ptr %p\n  %c = mul i64 %a, %b\n  ret i64 %c\n}\n"
-    assert compile_module(text, Target.host()) == compile_module(text, Target.host())

@@ -8,9 +8,8 @@ import gguf
 import numpy as np
 import pytest
 from compiled import at_once, levels, through
-from state_rows import positions, put_positions, states_of
+from state_rows import positions
 
-from rlx.backends.cpu.kv_tiles import rows_of, tiles_of
 from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.compiler.executable import compile
 from rlx.compiler.kv import state_bytes
@@ -102,22 +101,3 @@ def test_states_hold_the_bytes_of_gguf(dtype: DType, cache: CompileCache) -> Non
             == 2 * size
             == state_bytes(graph, LENGTH, 45, LAYOUTS)
         )
-
-
-@types
-def test_positions_are_copied_through_tiles_and_wraps(dtype: DType) -> None:
-    rng = np.random.default_rng(1)
-    states = states_of(block_graph(dtype, 20))
-    width = dtype.row_bytes(WIDTH)
-    before, after = (rng.integers(0, 256, (KV_HEADS, n, width)).astype(np.uint8) for n in (64, 37))
-    for name in ("keys", "values"):
-        put_positions(states, name, 0, before)
-        put_positions(states, name, 113, after)  # places 49 .. 64 and 0 .. 22
-        assert np.array_equal(positions(states, name, 113, 150), after)
-        assert np.array_equal(positions(states, name, 22, 49), before[:, 22:49])
-    states.close()
-    tiles = rng.integers(0, 256, (3, 2, 16 * width)).astype(np.uint8)
-    rows = rows_of(tiles, dtype)
-    assert rows.shape == (3, 32, width)
-    assert np.array_equal(tiles_of(rows, dtype), tiles)
-    assert np.array_equal(rows[1, 16 + 5, :2], tiles[1, 1, 10:12]), "a tile begins with its scales"

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rlx
 from rlx.backends.program import Observer, StepClocks, StepLog
 from rlx.compiler import measuring
 from rlx.compiler.measuring import measure_step
-from rlx.errors import ArgumentError
 
 
 class Logged:
@@ -48,16 +46,3 @@ def test_medians_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert times.units == [[5, 3], [0, 4]]
     assert (times.repeats, times.seconds, times.extents) == (5, 1e-3, {"SEQ": 1})
     assert not program.observers
-
-
-def test_an_executable_reports_a_measured_call() -> None:
-    graph = rlx.Graph("measured")
-    graph.output("y", rlx.ops.linear(graph.input("x", [rlx.SEQ, 64]), graph.weight("w", [32, 64])))
-    with rlx.compile(graph, bind={"w": np.ones((32, 64), np.float32)}, threads=1) as exe:
-        (program,) = exe.report(measure={"x": np.ones((3, 64), np.float32)}).data["programs"]
-        with pytest.raises(ArgumentError, match="inputs are missing: x"):
-            exe.report(measure={})
-    assert program["times"]["extents"]["SEQ"] == program["extents"]["SEQ"] == 3
-    assert program["times"]["repeats"] >= 5 and len(program["times"]["regions"]) == 1
-    assert sum(part["seconds"] for part in program["budget"]) == pytest.approx(program["times"]["seconds"], rel=0.5)
-    assert program["times"]["units"] == [[sum(most for most, _ in exe._program.manifest["units"][0])]]

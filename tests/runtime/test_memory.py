@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resident import rss_bytes
 
-from rlx import platform
-from rlx.backends.cpu.launch.loop import runtime_llvm
-from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool
-from rlx.backends.cpu.llvm import compile_module
-from rlx.backends.cpu.machine import read_bandwidth
-from rlx.backends.cpu.target import Target
 from rlx.backends.host import HOST, HUGE_PAGE, AlignedBuffer, address
 from rlx.backends.memory import Slabs
-from rlx.errors import ArgumentError, BusyError, RlxError
+from rlx.errors import BusyError
 
 MIB = 1 << 20
 
@@ -35,31 +27,6 @@ def test_a_buffer_is_aligned_and_zeroed(nbytes: int, huge: bool) -> None:
         assert not view.any()
         if nbytes:
             assert view.ctypes.data == buffer.address
-
-
-def test_views_share_the_memory() -> None:
-    with AlignedBuffer(4096) as buffer:
-        buffer.view(np.float32, (2, 3), 64)[:] = [[1, 2, 3], [4, 5, 6]]
-        assert buffer.view("<f4", [6], offset=64).tolist() == [1, 2, 3, 4, 5, 6]
-        assert buffer.view(np.float32, (), 72) == 3
-        assert buffer.view(np.uint8, 4096)[64:68].tobytes() == np.float32(1).tobytes()
-        assert buffer.view(np.float64, (0, 7)).shape == (0, 7)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape", "offset", "message"),
-    [
-        (np.float32, (5, 5), 0, r"\(5, 5\) of float32 at byte 0 needs 100 bytes, there are 96"),
-        (np.uint8, 96, 1, "needs 97"),
-        (np.uint8, 1, -1, "byte -1"),
-        (np.uint8, (-1, -1), 0, r"\(-1, -1\)"),
-        (np.float32, 1, 2, "not aligned"),
-        (np.uint8, (2**40, 2**40), 0, "needs"),
-    ],
-)
-def test_a_view_that_does_not_fit_is_refused(dtype: Any, shape: Any, offset: int, message: str) -> None:
-    with AlignedBuffer(96) as buffer, pytest.raises(ArgumentError, match=message):
-        buffer.view(dtype, shape, offset)
 
 
 def test_a_closed_buffer_gives_no_view_and_takes_none_away() -> None:
@@ -93,32 +60,7 @@ def test_a_forked_child_writes_into_a_copy() -> None:
         assert not view.any()
 
 
-@pytest.mark.parametrize("nbytes", [2**62, 2**70])
-def test_more_memory_than_there_is(nbytes: int) -> None:
-    with pytest.raises(RlxError, match=r"refuses .* MiB.*shorter context"):
-        AlignedBuffer(nbytes)
-
-
 # ---------------------------------------------------------------------------------------------------- bandwidth
-
-
-@pytest.fixture(scope="module")
-def library() -> RuntimeLibrary:
-    target = Target.host()
-    return RuntimeLibrary(compile_module(runtime_llvm(target.triple, platform.current().waits), target).code)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_bandwidth_reads_everything(n: int, library: RuntimeLibrary) -> None:
-    """It compares every worker's sum with the known one, so a result means that all bytes were read."""
-    with WorkerPool(n, library) as pool:
-        assert 0 < read_bandwidth(pool, seconds=0.01, nbytes=MIB + 12345) < 100_000
-
-
-def test_a_kernel_that_reads_nothing_is_not_believed(library: RuntimeLibrary) -> None:
-    lazy: Any = SimpleNamespace(n=1, library=library, run=lambda fn, ctx: None)
-    with pytest.raises(RlxError, match="summed"):
-        read_bandwidth(lazy, seconds=0.001, nbytes=MIB)
 
 
 @given(sizes=st.lists(st.integers(0, 70 * MIB), max_size=12))

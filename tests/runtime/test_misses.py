@@ -12,7 +12,7 @@ import rlx
 from rlx.errors import CacheError
 from rlx.store.cache import CompileCache
 from rlx.store.key import CompileKey
-from rlx.store.misses import explain_miss, fields, why
+from rlx.store.misses import explain_miss
 from rlx.store.store import Store
 
 pytestmark = pytest.mark.any_machine
@@ -120,53 +120,6 @@ def test_the_nearest_is_the_same_program_under_another_choice(store: Store) -> N
     for key in (other, replace(EXACT, phase="greedy"), BASE):
         store.put(key, {"a": ""})
     assert explain_miss(EXACT, store).nearest == BASE
-
-
-def test_what_some_entry_has_is_not_said_to_be_missing(store: Store) -> None:
-    """Each choice is in some entry, but no entry has both."""
-    q8 = replace(BASE, states=dict.fromkeys(BASE.states, "q8_0"))
-    f32 = replace(BASE, states=EXACT.states, profile=EXACT.profile)
-    for key in (BASE, q8, f32):
-        store.put(key, {"a": ""})
-    miss = explain_miss(replace(f32, states=q8.states), store)
-    assert miss.nearest in (q8, f32)
-    assert len(miss.differs) == 1
-    assert miss.reason.startswith("no entry for this program has ")
-
-
-def test_an_empty_cache_and_one_without_the_kind(store: Store) -> None:
-    assert explain_miss(BASE, store).reason == "the cache is empty"
-    store.put(CompileKey("runtime", "workers"), {"a": ""})
-    assert explain_miss(BASE, store).reason == "the cache has no program"
-    assert explain_miss(CompileKey("pack", "q8_0"), store).reason == "the cache has no code that packs weights (q8_0)"
-    assert explain_miss(BASE, store).nearest is None
-
-
-def test_a_policy_is_the_reason_where_it_is_one(store: Store) -> None:
-    assert why(BASE, store, "redo") == "the cache policy is redo"
-    assert why(BASE, None, "on") == why(BASE, store, "off") == "the compile cache is off"
-    store.root.chmod(0o777)
-    assert "other users can write it" in why(BASE, store, "on")
-
-
-def test_each_key_is_read_from_the_disk_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in (BASE, EXACT):
-        store.put(key, {"a": ""})
-    read: list[str] = []
-    usual = CompileKey.from_json
-    monkeypatch.setattr(CompileKey, "from_json", staticmethod(lambda text: (read.append("x"), usual(text))[1]))
-    for _ in range(3):
-        assert len(store.stored_keys()) == 2
-    assert len(read) == 2
-    store.remove(BASE.digest)
-    assert store.stored_keys() == [EXACT]
-
-
-def test_a_batch_and_a_past_are_fields() -> None:
-    found = fields(replace(BASE, phase="batch", bucket=[2, 8]))
-    assert (found["SEQ"], found["batch"], found["PAST"]) == ("1", "2-8", "any")
-    found = fields(replace(BASE, options={"symbols": [["PAST_SEQ", [0, 1]]]}))
-    assert (found["SEQ"], found["batch"], found["PAST"]) == ("1", "", "0-1")
 
 
 def test_a_runner_says_why_it_compiled(tmp_path: Path, goldens: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -189,18 +188,6 @@ def test_the_least_recently_used_end_goes_first() -> None:
     known = {name: writer.index.known(np.array(keys, np.int64)) for name, keys in (("a", a), ("b", b), ("c", c))}
     assert known == {"a": 12, "b": 4, "c": 12}
     assert writer.index.evictions == 2 and len(writer.freed) == 2
-
-
-def test_ends_in_use_stay() -> None:
-    writer = Writer(8)
-    writer.run([1] * 16, False, [])
-    hit: Any = writer.index.find(np.array([1] * 16, np.int64), False)
-    writer.pages.share(hit.pages)
-    assert not writer.room(6)
-    assert writer.index.known(np.array([1] * 16, np.int64)) == 16
-    writer.pages.drop(hit.pages)
-    assert writer.room(6)
-    assert writer.index.known(np.array([1] * 16, np.int64)) == 8
 
 
 def test_a_sequence_that_is_forgotten_leaves_what_others_share() -> None:

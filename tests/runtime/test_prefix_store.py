@@ -6,7 +6,6 @@ The states are numbers that follow from the keys, so the expected ones are compu
 from __future__ import annotations
 
 import multiprocessing
-import os
 import struct
 import sys
 import time
@@ -102,17 +101,6 @@ def test_branches_share_what_they_have_in_common(tmp_path: Path) -> None:
     assert [got(opened(tmp_path), keys) for keys in branches] == [900, 900]
 
 
-def test_a_block_that_many_prompts_leave(tmp_path: Path) -> None:
-    """What is known to the last position is found among any number of others."""
-    store = opened(tmp_path)
-    prompts = [np.concatenate([KEYS[:300], KEYS[at : at + 100]]) for at in range(1000, 1080)]
-    for keys in prompts:
-        put(store, keys, 0 if keys is prompts[0] else BLOCK)
-    again = opened(tmp_path)
-    assert [got(again, keys) for keys in prompts] == [400] * 80
-    assert got(again, KEYS[:330]) == 300
-
-
 def test_states_end_where_they_were_taken(tmp_path: Path) -> None:
     store = opened(tmp_path, states=True)
     put(store, KEYS[:900])
@@ -157,31 +145,6 @@ def test_a_damaged_entry_is_removed_with_one_warning(harm: str, name: str, tmp_p
     assert (second / name).read_bytes() == whole and got(store, KEYS[:768]) == 768, "and written again"
 
 
-def test_states_of_another_size_are_damage(tmp_path: Path) -> None:
-    put(opened(tmp_path), KEYS[:256])
-    store = PrefixStore(tmp_path, page=PAGE, page_bytes=PAGE_BYTES // 2, has_states=False)
-    store.use(CompileKey("prefix", MODEL))
-    (run,) = store.covering(store.digests(KEYS), 256)
-    entry = store.open_run(run)
-    assert entry is not None
-    with pytest.warns(PrefixStoreWarning, match="another size"):
-        assert store.read(entry, 0, 1, PAGE_BYTES // 2) is None
-
-
-def test_what_an_earlier_version_left_goes_first_and_other_files_stay(tmp_path: Path) -> None:
-    """It had a folder for each model, with a file for each block, and notes of the content of model files."""
-    folder, note, strange = tmp_path / ("0" * 32), tmp_path / f"{'1' * 32}.content", tmp_path / "mine.pages"
-    folder.mkdir(mode=0o700)
-    for path in (folder / "key.json", folder / "00000000-x.pages", note, strange):
-        path.write_bytes(bytes(20_000))
-        os.utime(path, (1e9, 1e9))
-    os.utime(folder, (1e9, 1e9))
-    store = opened(tmp_path, limit=10_000)
-    put(store, KEYS[:300])
-    assert got(store, KEYS[:300]) == 300
-    assert not folder.exists() and not note.exists() and strange.exists()
-
-
 def test_the_folder_stays_below_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_store, "TOUCH", 0.0)
     one = opened(tmp_path / "one")
@@ -209,38 +172,6 @@ def test_the_end_of_a_prompt_goes_before_its_beginning(tmp_path: Path) -> None:
     store.store.limit = nbytes(tmp_path) * 2 // 3
     put(store, KEYS[2000:2256])
     assert got(store, KEYS[:1024]) == 256 and got(store, KEYS[2000:2256]) == 256
-
-
-def test_the_default_limit_follows_the_disk(tmp_path: Path) -> None:
-    free = os.statvfs(tmp_path)
-    store = opened(tmp_path)
-    assert 0 < store.store.limit <= min(64 << 30, free.f_bavail * free.f_frsize // 9)
-
-
-@pytest.mark.system("permissions")
-def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("no folder")
-    with pytest.warns(PrefixStoreWarning, match="is not used") as seen:
-        store = opened(tmp_path / "file")
-    assert len(seen) == 1 and put(store, KEYS[:256]) == [False] and got(store, KEYS[:256]) == 0
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    with pytest.warns(PrefixStoreWarning, match="other users can write it"):
-        assert put(opened(shared), KEYS[:256]) == [False]
-    full = opened(tmp_path / "full")
-    put(full, KEYS[:256])
-    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        patch.setattr(os, "mkdir", _refuse)
-        assert put(full, KEYS[:1024]) == [False] * 4
-        assert put(full, KEYS[:1024]) == [False] * 4
-    assert [str(each.message) for each in found if "No space left" in str(each.message)], found
-    assert len(found) == 1 and got(full, KEYS[:1024]) == 256, "it still reads"
-
-
-def _refuse(*args: Any, **options: Any) -> None:
-    raise OSError(28, "No space left on device")
 
 
 def _hammer(folder: str, seed: int, problems: Any) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from rlx.backends.cpu.target import Target
 from rlx.cli.main import cli
-from rlx.compiler.profiling import BARRIER_SECONDS, Limit, OpTime
+from rlx.compiler.profiling import Limit, OpTime
 from rlx.engine.engine import Engine
 from rlx.engine.programs.reporting import profile_step
 
@@ -26,28 +26,12 @@ def near(found: Limit, name: str, share: float) -> bool:
     return found.name == name and found.share == pytest.approx(share)
 
 
-def test_what_moves_much_is_near_memory() -> None:
-    assert near(work(1e-3, nbytes=20_000_000, f32=10**6).limit(25.0, PEAKS), "memory", 0.8)
-    assert near(work(1e-3, nbytes=50_000_000).limit(25.0, PEAKS), "cache", 2.0)
-
-
 def test_what_computes_much_is_near_the_peak_of_its_arithmetic() -> None:
     for kind, peak in (("int8", 800), ("bf16", 1000), ("f32", 200)):
         busy = work(1e-3, nbytes=1000, **{kind: peak * 10**6 // 2})
         assert near(busy.limit(25.0, PEAKS), "arithmetic", 0.5)
     both = work(1e-3, int8=4 * 10**8, f32=5 * 10**7)
     assert near(both.limit(25.0, PEAKS), "arithmetic", 0.75) and both.flops == 45 * 10**7
-
-
-def test_where_bf16_has_no_instructions_f32_is_its_limit() -> None:
-    assert near(work(1e-3, bf16=10**8).limit(25.0, {"int8": 800.0, "f32": 200.0}), "arithmetic", 0.5)
-
-
-def test_what_does_little_waits() -> None:
-    assert work(10 * BARRIER_SECONDS * 0.9, nbytes=10**6, regions=10).limit(25.0, PEAKS).name == "barrier"
-    assert work(1e-3, nbytes=1000).limit(25.0, PEAKS).name == "barrier"
-    assert work(0.0).limit(25.0, PEAKS).name == "barrier"
-    assert work(0.0, nbytes=10**6).limit(25.0, PEAKS).share == 1, "more than all of a limit would need a reason"
 
 
 def test_operations_are_those_of_the_activations_type(demo_model: Path) -> None:
@@ -73,24 +57,3 @@ def test_bench_names_the_limit_of_every_kernel(demo_model: Path) -> None:
         assert row["limit"] in ("memory", "cache", "arithmetic", "barrier") and row["share_of_limit"] >= 0
     shown = CliRunner().invoke(cli, command)
     assert shown.exit_code == 0 and "near" in shown.output and "one decode step" in shown.output
-
-
-def test_bench_shows_steps_of_several_sequences(demo_model: Path) -> None:
-    command = ["bench", str(demo_model), "--rows", "1,3", "--depth", "70", "--threads", "2"]
-    result = CliRunner().invoke(cli, [*command, "--json"])
-    assert result.exit_code == 0, result.output
-    one, three = json.loads(result.stdout)["steps"]
-    assert [(step["rows"], step["depth"]) for step in (one, three)] == [(1, 70), (3, 70)]
-    read = {step["rows"]: {row["kernel"]: row["bytes"] for row in step["kernels"]} for step in (one, three)}
-    assert read[3]["attention"] == 3 * read[1]["attention"] and read[3]["attention"] > 0, "a cache for each sequence"
-    for step in (one, three):
-        for row in step["kernels"]:
-            assert min(row["prologue_ms"], row["waiting_ms"], row["least_ms"]) >= 0
-        assert step["least_ms"] == pytest.approx(sum(row["least_ms"] for row in step["kernels"]))
-    shown = CliRunner().invoke(cli, command)
-    assert "3 rows at depth 70: " in shown.stdout and "between steps" in shown.stdout
-
-
-def test_bench_refuses_what_is_no_number_of_rows(demo_model: Path) -> None:
-    result = CliRunner().invoke(cli, ["bench", str(demo_model), "--rows", "1,none"])
-    assert result.exit_code == 2 and "--rows" in result.stderr

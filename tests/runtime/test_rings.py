@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from compiled import at_once, levels, through
-from state_rows import positions, put_positions, states_of
 
 from rlx.backends.cpu.kernels.attention.shape import CHUNK
 from rlx.backends.cpu.layouts import LAYOUTS
@@ -15,8 +14,7 @@ from rlx.backends.host import HOST
 from rlx.compiler.executable import compile
 from rlx.compiler.kv import capacities, extents_of, largest_window, state_bytes
 from rlx.compiler.state_memory import StateMemory
-from rlx.errors import ArgumentError, GraphError
-from rlx.ir import interp, ops
+from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, DimLike
 from rlx.ir.dtypes import BF16, F16, F32, I32, DType
 from rlx.ir.graph import Graph
@@ -82,22 +80,6 @@ def test_a_ring_gives_the_bits_of_a_whole_cache(fusions: tuple[str, ...], cache:
     assert np.array_equal(*found)
 
 
-def test_the_interpreter_wraps_alike() -> None:
-    """The meaning through a ring of 64 is the meaning through a whole cache."""
-    graph, arrays = ring_graph(20), feeds(150)
-    want = at_once(graph, arrays)
-    states = {n: np.full((KV_HEADS, 64, WIDTH), np.nan) for n in ("keys", "values")}
-    states = {n: np.nan_to_num(s) for n, s in states.items()}
-    rows, at = [], 0
-    for count in (45, 1, 45, 45, 14):
-        part = {n: a[at : at + count] for n, a in arrays.items()}
-        env = {"SEQ": count, "PAST_SEQ": at, "WINDOW_CTX": 64}
-        out, states = interp.run(graph, {**part, **states}, env, dtype=np.float64)
-        rows.append(out["y"])
-        at += count
-    np.testing.assert_allclose(np.concatenate(rows), want, rtol=1e-9, atol=1e-12)
-
-
 # ---------------------------------------------------------------------------------------------------- sizes
 
 
@@ -128,60 +110,7 @@ def test_capacities() -> None:
         states.close()
 
 
-def test_positions_are_copied_through_tiles_and_wraps() -> None:
-    """What is put at positions comes back from them, and every other place keeps what it held."""
-    rng = np.random.default_rng(1)
-    for dtype in (F32, F16, BF16):
-        states = states_of(ring_graph(20, dtype))
-        assert states.ring_capacity == 64
-        before = rng.integers(0, 1000, (KV_HEADS, 64, WIDTH)).astype(dtype.numpy)
-        after = rng.integers(0, 1000, (KV_HEADS, 37, WIDTH)).astype(dtype.numpy)
-        for name in ("keys", "values"):
-            put_positions(states, name, 0, before)
-            assert np.array_equal(positions(states, name, 64, 128), before), "the same places"
-            put_positions(states, name, 113, after)  # places 49 .. 64 and 0 .. 22
-            assert np.array_equal(positions(states, name, 113, 150), after)
-            assert np.array_equal(positions(states, name, 22, 49), before[:, 22:49])
-            assert not positions(states, name, 5, 9).flags.writeable
-        tiles = states.buffers["keys"].view(dtype.numpy or "", (KV_HEADS, 4, WIDTH, 16))
-        assert tiles is not None
-        assert np.array_equal(tiles[1, 0, 3], positions(states, "keys", 64, 80)[1, :, 3]), "keys lie in tiles"
-        states.close()
-
-
 # ---------------------------------------------------------------------------------------------------- refusals
-
-
-def test_what_does_not_fit_a_ring_is_refused(cache: CompileCache) -> None:
-    arrays = feeds(60)
-    with compile(ring_graph(20), {"WINDOW_CTX": 50}, cache=cache) as exe:
-        assert exe._states.extents["WINDOW_CTX"] == 64, "rounded up"
-        through(exe, arrays, [45, 15])
-        message = r"positions 60 to 105 do not fit a cache of 64, which wraps .* has room for 65\. .* pass fewer rows"
-        with pytest.raises(ArgumentError, match=message):
-            exe(**{n: a[:46] for n, a in arrays.items()}, PAST_SEQ=60)
-        with pytest.raises(ArgumentError, match="WINDOW_CTX is 128, the caches have room for 64"):
-            exe(**arrays, PAST_SEQ=0, WINDOW_CTX=128)
-    with compile(ring_graph(None), {"WINDOW_CTX": 64}, cache=cache) as exe:
-        with pytest.raises(ArgumentError, match="positions 5 to 64 do not fit a cache of 64"):
-            exe(**arrays, PAST_SEQ=5)
-        assert exe(**arrays, PAST_SEQ=4)["y"].shape == (60, HEADS * WIDTH)
-    with pytest.raises(GraphError, match=r"state 'keys': the ring has 80 positions\. Rings are read in groups of 64"):
-        compile(ring_graph(20, capacity=80), cache=cache)
-
-
-def test_a_window_over_a_cache_of_odd_size_does_not_wrap(cache: CompileCache) -> None:
-    """A windowed read beyond a capacity of 80 would run over its end."""
-    graph = Graph("read")
-    q = graph.input("q", [SEQ, HEADS, WIDTH])
-    states = [graph.state(name, (KV_HEADS, 80, WIDTH)) for name in ("keys", "values")]
-    graph.output("y", ops.attention(q, *states, scale=1.0, window=4))
-    with compile(graph, cache=cache) as exe:
-        assert np.isfinite(exe(q=feeds(4)["q"], PAST_SEQ=76)["y"]).all()
-        with pytest.raises(
-            ArgumentError, match="positions 77 to 80 do not fit a cache of 80, which wraps if it is a mult"
-        ):
-            exe(q=feeds(4)["q"], PAST_SEQ=77)
 
 
 # ---------------------------------------------------------------------------------------------------- recurrent states

@@ -19,10 +19,10 @@ from rlx.compiler.executable import compile
 from rlx.engine.opening.opened import Source
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan
-from rlx.errors import ArgumentError, GraphError
+from rlx.errors import ArgumentError
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, value
-from rlx.ir.dtypes import BF16, F16, I32, KV_DTYPES, DType
+from rlx.ir.dtypes import I32, KV_DTYPES, DType
 from rlx.ir.graph import Graph
 from rlx.models import variants
 from rlx.passes import pipeline
@@ -162,18 +162,6 @@ def test_caches_of_every_type(dtype: DType, window: int | None, pictures: bool, 
     check_bits(attention_graph(dtype, window, pictures), pictures, cache)
 
 
-def test_attention_in_bf16(cache: CompileCache) -> None:
-    """It is in bf16 if a linear is, and the target has such products: for one row and for several."""
-    check_bits(rounded(attention_graph(F16)), False, cache, precision="auto", deterministic=True)
-
-
-def rounded(graph: Graph) -> Graph:
-    """The graph with a linear of bf16 products."""
-    q = graph.leaves("input")["q"]
-    graph.output("z", ops.linear(ops.reshape(q, [SEQ, 128]), graph.weight("w", [16, 128], BF16), bf16=True))
-    return graph
-
-
 def check_bits(graph: Graph, pictures: bool, cache: CompileCache, **options: Any) -> None:
     """The bits of each segment are those of a call of its own over a contiguous cache.
 
@@ -210,10 +198,6 @@ def check_bits(graph: Graph, pictures: bool, cache: CompileCache, **options: Any
 def test_sequences_that_share_pages(dtype: DType, cache: CompileCache) -> None:
     """Rows that are computed together over the pages they share have the bits that they have alone."""
     check_shared(attention_graph(dtype), cache)
-
-
-def test_sequences_that_share_pages_in_bf16(cache: CompileCache) -> None:
-    check_shared(rounded(attention_graph(F16)), cache, precision="auto", deterministic=True)
 
 
 def check_shared(graph: Graph, cache: CompileCache, **options: Any) -> None:
@@ -391,12 +375,3 @@ def test_wrong_segments(cache: CompileCache) -> None:
             compile(graph, weights, segments=count, cache=cache)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="rows and no other"):
         Options(seq=(4, 4), segments=True)
-
-
-def test_rows_that_cannot_be_told_apart(cache: CompileCache) -> None:
-    last, read = Graph("last"), Graph("read")
-    last.output("y", ops.last_row(last.input("x", [SEQ, 16])))
-    read.output("y", ops.scale(read.state("kept", [3, 16]), 2.0))
-    for graph in (last, read):
-        with pytest.raises(GraphError, match="mixes the rows"):
-            compile(graph, segments=2, cache=cache)

@@ -6,14 +6,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import trace_format
 
 import rlx
-from rlx.ir import ops
-from rlx.ir.dims import SEQ
-from rlx.ir.graph import Graph
 
 PROMPT = [5, 9, 2, 7, 5, 9, 2, 7, 5, 9]
 SMALL: dict[str, Any] = {"max_seq": 64, "profile": {"buckets": {"seq": [1, 32]}}, "compile_ahead": False, "threads": 2}
@@ -59,15 +55,6 @@ def test_the_units_of_a_call_are_done_once(goldens: Path, tmp_path: Path) -> Non
     assert linears and all(len(set(counts)) == 1 and counts[0] > 0 for counts in linears.values()), linears
 
 
-def test_steps_alone(goldens: Path, tmp_path: Path) -> None:
-    with rlx.auto_runner(goldens / "llama-k256" / "model-Q4_K_M.gguf", **SMALL) as runner:
-        _, found = traced(tmp_path / "trace.json", runner, "steps")
-        assert len(found.of("step")) == STEPS
-        assert not found.of("region") and not found.on("workers")
-        _, again = traced(tmp_path / "trace.json", runner)
-        assert len(again.of("region")) > STEPS
-
-
 def test_a_request_is_a_slice_with_its_phases(goldens: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with rlx.auto_runner(goldens / "llama-k256" / "model-Q4_K_M.gguf", **SMALL, slots=1) as runner, rlx.trace(path):
@@ -80,20 +67,3 @@ def test_a_request_is_a_slice_with_its_phases(goldens: Path, tmp_path: Path) -> 
         own = [each for each in found.on("requests") if each.track == request.track and each.depth == 1]
         assert [each.name for each in own] == ["queue", "prompt", "decode"]
         assert sum(each.seconds for each in own) == pytest.approx(request.seconds, rel=0.05)
-
-
-def test_programs_of_a_graph_are_recorded_only_while_a_trace_is(tmp_path: Path) -> None:
-    graph = Graph("square")
-    x = graph.input("x", [SEQ, 4])
-    graph.output("y", ops.mul(x, x))
-    with rlx.compile(graph, threads=1) as exe:
-        x = np.ones((3, 4), np.float32)
-        exe(x=x)
-        assert not exe._program.observers and exe._program.log is None
-        with rlx.trace(tmp_path / "trace.json"):
-            exe(x=x)
-            assert exe._program.observers
-        exe(x=x)
-        assert not exe._program.observers and exe._program.log is None
-    (step,) = trace_format.read(tmp_path / "trace.json").of("step")
-    assert step.name == "square/prefill" and step.args["SEQ"] == 3

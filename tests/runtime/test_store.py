@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import json
 import os
 import random
-import resource
 import shutil
 import signal
 import socket
@@ -22,7 +20,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from filelock import FileLock
 
 from rlx import platform
 from rlx.errors import ArgumentError, CacheError
@@ -30,7 +27,6 @@ from rlx.platform import Platform
 from rlx.platform.linux import Linux
 from rlx.platform.macos import Macos
 from rlx.platform.windows import Windows
-from rlx.store import eviction
 from rlx.store import store as stores
 from rlx.store.entry import Entry, LargeFile
 from rlx.store.folder import Damage, Folder, temporary
@@ -161,37 +157,12 @@ def test_what_was_put_is_got(store: Store) -> None:
     assert store.get(key(1)) is None
 
 
-def test_an_entry_is_a_folder_that_a_person_reads(store: Store, stored: Path) -> None:
-    assert stored == store.root / key().digest[:2] / key().digest
-    assert (stored / "ir/03-fuse.txt").read_text() == FILES["ir/03-fuse.txt"]
-    assert CompileKey.from_json((stored / "key.json").read_text()) == key()
-    assert set(json.loads((stored / "checksums.json").read_text())) == {*FILES, "key.json"}
-    found = {p.relative_to(stored).as_posix() for p in stored.rglob("*") if p.is_file()}
-    assert found == {*FILES, "key.json", "checksums.json", "last_used"}
-
-
 @each_kind
 def test_the_folder_is_private(store: Store, stored: Path) -> None:
     assert stat.S_IMODE(store.root.stat().st_mode) == 0o700
     for path in [stored, *stored.rglob("*")]:
         assert not path.stat().st_mode & 0o022
     assert {stat.S_IMODE(p.stat().st_mode) for p in stored.rglob("*") if p.is_file()} == {0o600}
-
-
-@each_kind
-def test_a_released_entry_reads_from_the_folder(store: Store, stored: Path) -> None:
-    got = store.get(key())
-    assert got is not None
-    got.release()
-    assert contents(got) == CONTENTS
-    (stored / "program.ll").write_text("something else\n")
-    with pytest.raises(CacheError, match=r"program\.ll changed"):
-        got.read("program.ll")
-    shutil.rmtree(stored)
-    with pytest.raises(CacheError, match=r"program\.o is gone.*Compile again"):
-        got.read("program.o")
-    with pytest.raises(CacheError, match=r"no file is called 'x'.*Files: ir/03-fuse\.txt"):
-        got.read("x")
 
 
 @each_kind
@@ -220,13 +191,6 @@ def test_a_name_that_leaves_the_folder_is_refused(name: str, store: Store) -> No
     with pytest.raises(ArgumentError, match="cannot be a file"):
         store.put(key(), {name: "x"})
     assert store.entries() == []
-
-
-def test_a_folder_removed_under_a_running_process_is_made_again(store: Store, stored: Path) -> None:
-    shutil.rmtree(store.root)
-    assert store.get(key()) is None
-    assert store.entries() == []
-    assert store.put(key(), FILES).folder == stored
 
 
 # ---------------------------------------------------------------------------------------------------- damage
@@ -301,48 +265,6 @@ def test_a_flip_of_any_byte_is_seen(name: str, store: Store, stored: Path) -> No
 
 
 @each_kind
-def test_an_entry_of_another_program_in_its_place(store: Store, stored: Path) -> None:
-    other = store.put(key(1), FILES).folder
-    assert other is not None
-    shutil.rmtree(stored)
-    stored.parent.mkdir(exist_ok=True)
-    other.rename(stored)
-    assert_damaged(store, "is of another program")
-
-
-@pytest.mark.parametrize(
-    "sums", [b"[]", b"{", b'{"../../x": ""}', b'{"/etc/passwd": ""}', b'{"a": 1}', b"[" * 10**5, b"\xff"]
-)
-def test_checksums_that_are_not_ours(sums: bytes, store: Store, stored: Path) -> None:
-    (stored / "checksums.json").write_bytes(sums)
-    assert_damaged(store, r"checksums\.json (was changed|cannot be read)|missing")
-
-
-@each_kind
-@pytest.mark.parametrize("what", ["link", "file", "empty folder"])
-def test_something_else_in_the_place_of_an_entry(what: str, store: Store, stored: Path) -> None:
-    aside = store.root / "aside"
-    stored.rename(aside)
-    if what == "link":
-        stored.symlink_to(aside, target_is_directory=True)
-    elif what == "file":
-        stored.write_text("x")
-    else:
-        stored.mkdir()
-    assert_damaged(store, r"not a folder|symbolic link|checksums\.json is missing")
-    assert aside.is_dir()
-
-
-@each_kind
-def test_a_damaged_entry_stays_where_nothing_may_be_written(store: Store, stored: Path) -> None:
-    (stored / "program.o").write_bytes(b"")
-    with pytest.warns(CacheWarning, match="damaged"):
-        assert store.get(key(), discard=False) is None
-    assert store.get(key(), discard=False) is None  # and does not warn again
-    assert stored.is_dir()
-
-
-@each_kind
 def test_an_entry_evicted_while_it_is_read_is_a_miss(
     store: Store, stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,23 +278,6 @@ def test_an_entry_evicted_while_it_is_read_is_a_miss(
     monkeypatch.setattr(Folder, "read", evicting)
     assert store.get(key()) is None
     assert store.damaged == 0
-
-
-@each_kind
-def test_an_entry_replaced_while_it_is_read_is_read_again(
-    store: Store, stored: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = Folder.read
-
-    def replacing(folder: Folder, name: str) -> bytes:
-        if name == "program.o" and read(folder, name) == CONTENTS["program.o"]:
-            store.put(key(), {"program.o": "new"}, replace=True)
-        return read(folder, name)
-
-    monkeypatch.setattr(Folder, "read", replacing)
-    got = store.get(key())
-    assert got is not None
-    assert contents(got) == {"program.o": b"new"}
 
 
 @each_kind
@@ -453,30 +358,6 @@ def test_a_writer_that_dies_at_any_step_leaves_all_or_nothing(
     assert died > 20
 
 
-@each_kind
-@pytest.mark.system("descriptors")
-def test_a_writer_killed_at_any_time_leaves_all_or_nothing(store: Store) -> None:
-    files: dict[str, bytes | str] = {f"ir/{i}.txt": bytes([i]) * 50_000 for i in range(12)}
-    generator = random.Random(0)
-
-    def write_forever() -> None:
-        while True:
-            store.put(key(), files, replace=True)
-
-    for _ in range(20):
-        child = os.fork()
-        if not child:
-            write_forever()
-        time.sleep(generator.uniform(0.0, 0.03))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        got = store.get(key())
-        assert got is None or contents(got) == files
-        assert store.verify() == []
-    store.put(key(1), FILES)
-    assert not temporaries(store)
-
-
 @pytest.mark.system("descriptors")
 def test_what_dead_writers_left_is_collected_and_what_live_ones_write_is_not(store: Store) -> None:
     """A lock tells them apart, not the process id, which another process may have got since."""
@@ -506,40 +387,6 @@ def test_what_dead_writers_left_is_collected_and_what_live_ones_write_is_not(sto
     os.waitpid(child, 0)
     Store(store.root).collect()
     assert {path.name for path in temporaries(store)} == kept - {live}
-
-
-@each_kind
-def test_processes_that_share_an_empty_cache(store: Store, no_sync: None) -> None:
-    """Each wants the same 25 programs in an order of its own, and builds files that say who built them."""
-
-    def work(me: int) -> None:
-        warnings.simplefilter("error")
-        numbers = list(range(25))
-        random.Random(me).shuffle(numbers)
-        for number in numbers:
-            entry = store.get(key(number)) or store.put(key(number), {"who": str(me) * 100, "number": str(number)})
-            entry.release()
-            who = entry.read("who")
-            assert entry.read("number") == str(number).encode()
-            assert len(set(who)) == 1
-            assert len(who) == 100
-            assert entry.folder is not None
-
-    children = []
-    for me in range(8):
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                work(me)
-                status = 0
-            finally:
-                os._exit(status)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 8
-    assert len(store.entries()) == 25
-    assert store.verify() == []
-    assert not temporaries(store)
 
 
 # ---------------------------------------------------------------------------------------------------- the system
@@ -575,38 +422,6 @@ def test_a_system_call_that_fails(call: str, code: int, store: Store, monkeypatc
     assert store.entries() == []
     assert not temporaries(store)
     assert store.put(key(), FILES).folder is not None
-
-
-@each_kind
-def test_a_file_that_grows_beyond_what_the_system_allows(store: Store) -> None:
-    """A real failure in the middle of a write."""
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
-    try:
-        with pytest.warns(CacheWarning, match="running uncached.*too large"):
-            assert store.put(key(), FILES).folder is None
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    assert store.entries() == []
-    assert not temporaries(store)
-
-
-@each_kind
-def test_no_more_file_descriptors(store: Store, stored: Path) -> None:
-    old = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, old[1]))
-    try:
-        with pytest.warns(CacheWarning) as caught:
-            got = store.get(key())
-            put = store.put(key(1), FILES)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, old)
-    assert got is None
-    assert put.folder is None
-    assert ["cannot be read" in str(caught[0].message), "cannot be written" in str(caught[1].message)] == [True, True]
-    assert all("Too many open files" in str(warning.message) for warning in caught)
-    assert store.damaged == 0
-    assert store.get(key()) is not None
 
 
 @pytest.fixture
@@ -647,16 +462,6 @@ def test_a_read_only_folder_serves_reads(as_user: Callable[[Callable[[Path], Non
             store.remove(key().digest)
         for path in locked:
             path.chmod(0o700)
-
-    assert as_user(action) == 0
-
-
-def test_a_folder_that_cannot_be_made(as_user: Callable[[Callable[[Path], None]], int]) -> None:
-    def action(root: Path) -> None:
-        root.chmod(0o500)
-        with pytest.raises(CacheError, match="cannot be made"):
-            Store(root / "cache")
-        root.chmod(0o700)
 
     assert as_user(action) == 0
 
@@ -714,11 +519,6 @@ def test_a_folder_that_others_may_have_written_is_not_used(
     assert (store.entries(), store.verify()) == ([], [])
     assert store.clear() == 0
     assert store.stats().problem == store.problem
-
-
-def test_a_folder_that_becomes_writable_for_others_takes_no_more_entries(store: Store, stored: Path) -> None:
-    store.root.chmod(0o777)
-    assert_uncached(store, "running uncached: other users can write it")
 
 
 # What an attacker, or an accident, may put in the place of one name of the cache, and what is then said.
@@ -819,22 +619,6 @@ def test_a_root_that_is_swapped_by_another_user_between_open_and_read(tmp_path: 
         assert store.put(key(1), FILES).folder is None
 
 
-def test_nothing_outside_is_removed_through_a_root_that_became_a_link(store: Store, tmp_path: Path) -> None:
-    """Old temporary folders are removed, but never those of another folder that somebody linked to."""
-    precious = tmp_path / "precious"
-    (precious / "tmp" / "new-1-x").mkdir(parents=True)
-    store.put(key(), FILES)
-    store.root.rename(tmp_path / "aside")
-    store.root.symlink_to(precious)
-    store.collect()
-    with pytest.warns(CacheWarning):
-        store.put(key(1), FILES)
-    with pytest.raises(CacheError):
-        store.clear()
-    assert (precious / "tmp" / "new-1-x").is_dir()
-    assert sorted(path.name for path in precious.iterdir()) == ["tmp"]
-
-
 @each_kind
 def test_where_the_platform_has_no_descriptors_of_folders(
     tmp_path: Path, of_kind: str, monkeypatch: pytest.MonkeyPatch
@@ -857,11 +641,6 @@ def test_where_the_platform_has_no_descriptors_of_folders(
         assert store.get(key()) is None
     (store.root / key().digest[:2]).chmod(0o700)
     assert store.clear() == 1
-
-
-def test_readable_for_others_is_fine(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir(mode=0o755)
-    assert Store(tmp_path / "cache").put(key(), FILES).folder is not None
 
 
 @pytest.mark.parametrize(
@@ -888,24 +667,6 @@ def test_the_default_folder(
     forms = {"linux": Linux(), "plain": Platform(), "macos": Macos(None), "windows": Windows(lambda name: MagicMock())}
     monkeypatch.setattr(platform, "current", lambda: forms[system])
     assert default_root().as_posix() == expected
-
-
-def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one without an entry in the system's list, which is where a home is looked up."""
-
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    for name in ("RLX_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", homeless)
-    with pytest.raises(
-        CacheError, match=r"this user has no home folder\. Name a folder in RLX_CACHE_DIR, or say RLX_CACHE="
-    ):
-        Store()
-    monkeypatch.setenv("RLX_CACHE_DIR", "~nobody-of-that-name/x")
-    with pytest.raises(ArgumentError, match="RLX_CACHE_DIR: '~nobody-of-that-name/x' names a home folder that is not"):
-        Store()
 
 
 # ---------------------------------------------------------------------------------------------------- size
@@ -944,72 +705,6 @@ def test_the_least_recently_used_go(tmp_path: Path, no_sync: None, small: None) 
     assert store.evicted == dropped > 0
 
 
-def test_an_entry_larger_than_the_limit_is_kept_alone(tmp_path: Path, small: None) -> None:
-    store = Store(tmp_path / "cache", limit=1000)
-    for number in range(3):
-        store.put(key(number), {"x": b"x" * 5000})
-        assert [row.digest for row in store.entries()] == [key(number).digest]
-
-
-def test_two_writers_stay_below_the_limit(tmp_path: Path, no_sync: None, small: None) -> None:
-    store = Store(tmp_path / "cache", limit=30_000)
-    largest = 6000
-
-    def write(me: int) -> None:
-        for number in range(60):
-            store.put(key(1000 * me + number), {"x": bytes(5000)})
-
-    first = os.fork()
-    if not first:
-        status = 1
-        try:
-            write(1)
-            status = 0
-        finally:
-            os._exit(status)
-    write(2)
-    assert os.waitpid(first, 0)[1] == 0
-    store.put(key(), {"x": b""})
-    assert size(store) <= store.limit + largest
-    assert store.verify() == []
-
-
-def test_a_put_looks_at_all_entries_only_where_the_limit_may_be_passed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
-) -> None:
-    """What all processes stored is noted in a file; without one that can be read, everything is counted again."""
-    looks: list[int] = []
-    usual = Store.entries
-    monkeypatch.setattr(Store, "entries", lambda store: (looks.append(1), usual(store))[1])
-    root, one = tmp_path / "cache", {"x": bytes(5000)}
-    for number in range(4):
-        Store(root, limit=30_000).put(key(number), one)
-    assert len(looks) == 1
-    assert int((root / "total").read_text()) == size(Store(root))
-    for wrong in ("", "-1", "many", "9" * 40):
-        (root / "total").write_text(wrong)
-        Store(root, limit=30_000).put(key(0), one, replace=True)
-        assert int((root / "total").read_text()) == size(Store(root))
-    assert len(looks) == 5
-    store = Store(root, limit=30_000)
-    for number in range(4, 9):
-        store.put(key(number), one)
-    assert len(looks) > 5
-    assert store.evicted == 9 - len(usual(store)) > 0
-    assert size(store) <= store.limit
-
-
-def test_a_put_does_not_wait_for_a_busy_evictor(store: Store, monkeypatch: pytest.MonkeyPatch, small: None) -> None:
-    monkeypatch.setattr(eviction, "_LOCK_SECONDS", 0.01)
-    store.limit = 1
-    with FileLock(store.root / "lock"):
-        store.put(key(1), FILES)
-        store.put(key(2), FILES)
-        assert len(store.entries()) == 2
-    store.put(key(3), FILES)
-    assert [row.digest for row in store.entries()] == [key(3).digest]
-
-
 def test_what_this_process_stored_goes_last_and_with_a_warning(tmp_path: Path, no_sync: None) -> None:
     """A compile with a small limit evicted what it had just made, in silence."""
     root, one = tmp_path / "cache", {"x": bytes(400_000)}
@@ -1046,12 +741,6 @@ def test_budgets_have_limits_of_their_own(tmp_path: Path, no_sync: None, small: 
     assert [row.key.kind for row in programs.entries() if row.key] == ["tuning"]
 
 
-@pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_of_nothing_is_refused(limit: int, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=f"limit = {limit}"):
-        Store(tmp_path / "cache", limit)
-
-
 # ---------------------------------------------------------------------------------------------------- looking
 
 
@@ -1060,66 +749,3 @@ def many(store: Store, no_sync: None) -> Store:
     for number in range(20):
         store.put(key(number), FILES)
     return store
-
-
-def test_entries_tell_what_they_are(store: Store, stored: Path) -> None:
-    os.utime(stored / "last_used", (1000, 1000))
-    (row,) = store.entries()
-    assert (row.digest, row.key, row.last_used, row.folder) == (key().digest, key(), 1000, stored)
-    assert row.nbytes == sum(path.stat().st_size for path in stored.rglob("*") if path.is_file())
-    stats = store.stats()
-    assert (stats.entries, stats.nbytes, stats.oldest, stats.root) == (1, row.nbytes, 1000, store.root)
-
-
-def test_reading_an_entry_makes_it_the_latest(many: Store) -> None:
-    for number in range(20):
-        os.utime(many.find(key(number).digest).folder / "last_used", (number, number))
-    assert many.entries()[-1].key == key(0)
-    many.get(key(0))
-    assert many.entries()[0].key == key(0)
-    assert many.entries()[0].last_used > time.time() - 60
-
-
-def test_a_prefix_finds_one(many: Store) -> None:
-    digest = key(3).digest
-    assert many.find(digest).key == many.find(digest[:20].upper()).key == key(3)
-    assert contents(many.open(digest)) == CONTENTS
-    first = next(d for d in "0123456789abcdef" if sum(key(n).digest[0] == d for n in range(20)) > 1)
-    for action in (many.find, many.open, many.remove):
-        with pytest.raises(CacheError, match=f"entries start with '{first}'"):
-            action(first)
-        for wrong in ("", "xyz", "0" * 64, "../"):
-            with pytest.raises(CacheError, match="no entry starts with"):
-                action(wrong)
-    assert len(many.entries()) == 20
-
-
-def test_open_names_damage(many: Store) -> None:
-    row = many.find(key(3).digest)
-    (row.folder / "program.o").write_bytes(b"?")
-    with pytest.raises(CacheError, match=r"damaged: wrong checksum of program\.o.*rlx cache verify"):
-        many.open(row.digest)
-    (row.folder / "key.json").write_bytes(b"?")
-    assert many.find(row.digest).key is None
-    with pytest.raises(CacheError, match=r"key\.json cannot be read"):
-        many.open(row.digest)
-
-
-def test_remove_and_clear(many: Store) -> None:
-    assert many.remove(key(3).digest).key == key(3)
-    assert many.get(key(3)) is None
-    assert many.clear() == 19
-    assert many.entries() == []
-    assert many.clear() == 0
-    assert size(many) == 0
-
-
-def test_strange_names_in_the_folder_are_left_alone(store: Store, stored: Path) -> None:
-    strange = [store.root / "ab" / "notes.txt", store.root / "README", store.root / "zz" / ("0" * 64)]
-    for path in strange:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("x")
-    assert [row.digest for row in store.entries()] == [key().digest]
-    assert store.verify() == []
-    assert store.clear() == 1
-    assert all(path.exists() for path in strange)

@@ -17,7 +17,6 @@ from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.host import address
 from rlx.compiler.compile import Compiler
 from rlx.compiler.tensors import Tensors
-from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, F16, F32, Q4_0, Q8_0, DType
 from rlx.weights import ModelWeights, open_weights
 
@@ -72,31 +71,6 @@ def test_a_stack_is_its_matrices_packed_one_after_the_other(tensors: Tensors, dt
         signed = tensors.compiler.target.isa.signed_codes
         unpacked = layouts.unpack(dtype, found, ROWS, WIDTH, signed=signed)
         np.testing.assert_array_equal(unpacked, expected[expert])
-
-
-def test_a_matrix_is_a_stack_of_one(tensors: Tensors) -> None:
-    raw = blocks(1, Q8_0, ROWS, WIDTH)
-    tensors.add_matrix("a", raw, Q8_0, ROWS, WIDTH)
-    tensors.add_matrix("b", raw, Q8_0, 1, ROWS, WIDTH)
-    size = packed_bytes(Q8_0, ROWS, WIDTH)
-    for name in "ab":
-        np.testing.assert_array_equal(memory(tensors, name, 0, size), pack(tensors, Q8_0, raw))
-
-
-@pytest.mark.parametrize(
-    ("pieces", "message"),
-    [
-        ([100, 2176], r"expected 2 times 1428 bytes of q8_0\[21, 64\], found 100 as number 0"),
-        ([1428], r"expected 2 matrices of q8_0\[21, 64\], found 1"),
-        ([1428] * 3, r"found 1428 as number 2"),
-    ],
-)
-def test_pieces_that_are_no_such_stack(tensors: Tensors, pieces: list[int], message: str) -> None:
-    with pytest.raises(ShapeError, match="exps: .*" + message):
-        tensors.add_pieces("exps", (np.zeros(n, np.uint8) for n in pieces), Q8_0, 2, 21, 64)
-    with pytest.raises(ShapeError, match="expected 2856 bytes of q8_0"):
-        tensors.add_matrix("exps", np.zeros(sum(pieces) + 1, np.uint8), Q8_0, 2, 21, 64)
-    assert not tensors.buffers and tensors.nbytes == 0
 
 
 def model(directory: Path) -> dict[str, Any]:

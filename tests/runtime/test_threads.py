@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +21,7 @@ from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
 from rlx.backends.host import AlignedBuffer
-from rlx.errors import BusyError, RlxError
+from rlx.errors import RlxError
 
 # ctx = { pool, barrier, rounds, microseconds, counters } with one i64 counter and one i64 error count a worker, 128
 # bytes apart. In each round a worker raises its counter, meets the others, counts counters that are not at this round,
@@ -260,13 +258,6 @@ def test_a_late_worker_is_waited_for_asleep_and_awake(
         assert step.counters == [100] * n
 
 
-def test_the_check_sees_a_barrier_that_lets_everyone_pass(library: RuntimeLibrary, steps: NativeCode) -> None:
-    with WorkerPool(2, library) as pool:
-        step = Rounds(pool, steps, 5, late=500, barrier=steps.addresses["no_barrier"])
-        step.run()
-        assert step.errors > 0
-
-
 # ---------------------------------------------------------------------------------------------------- phases
 
 
@@ -278,69 +269,6 @@ def test_every_unit_of_every_phase_is_done_once_and_in_order(
     with WorkerPool(n, library) as pool:
         step = Phases(pool, steps, phases=60, units=7)
         assert all(step.run(getattr(pool, how)) for _ in range(100))
-
-
-@pytest.mark.parametrize("spin", [0, 10_000, 1_000_000_000])
-@pytest.mark.parametrize("n", [2, 3])
-def test_workers_leave_a_long_phase_and_come_back(
-    n: int, spin: int, library: RuntimeLibrary, steps: NativeCode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threads, "STEP_SPIN", spin)
-    monkeypatch.setattr(threads, "usable_cpus", lambda: n)
-    with WorkerPool(n, library) as pool:
-        step = Phases(pool, steps, phases=10, units=5, late=400)
-        assert all(step.run(pool.share) for _ in range(10))
-        assert spin > 10_000 or comes_back(step, pool)
-
-
-def comes_back(step: Phases, pool: WorkerPool) -> bool:
-    """Whether in some run there are more entries than workers. A busy machine may keep a worker away for many runs."""
-    for _ in range(300):
-        before = step.entries
-        assert step.run(pool.share)
-        if step.entries - before > pool.n:
-            return True
-    return False
-
-
-def test_worker_0_is_enough(library: RuntimeLibrary, steps: NativeCode) -> None:
-    """The others never enter: their gate is held shut."""
-    with WorkerPool(2, library) as pool:
-        step = Phases(pool, steps, phases=50, units=3)
-        assert step.run(lambda fn, ctx: Step(fn)(ctx, 0, 2))
-        assert step.entries == 1
-
-
-def test_phases_and_shares_take_turns(library: RuntimeLibrary, steps: NativeCode) -> None:
-    """A worker that was late for a shared step does its part of the next one."""
-    with WorkerPool(3, library) as pool:
-        phases, rounds = Phases(pool, steps, phases=3, units=2), Rounds(pool, steps, 2)
-        for turn in range(1, 301):
-            assert phases.run(pool.share)
-            rounds.run()
-            assert rounds.counters == [2 * turn] * 3
-        assert rounds.errors == 0
-
-
-def test_the_check_sees_phases_that_let_everyone_pass(library: RuntimeLibrary, steps: NativeCode) -> None:
-    with WorkerPool(2, library) as pool:
-        step = Phases(pool, steps, phases=20, units=4, late=300, phase=steps.addresses["no_phase"])
-        assert not all(step.run(pool.run) for _ in range(500))  # the first tells, unless the machine is busy
-
-
-def test_nobody_is_inside_a_shared_job_when_it_returns(library: RuntimeLibrary) -> None:
-    inside: list[int] = []
-
-    def work(ctx: int, worker: int, n: int) -> None:
-        inside.append(worker)
-        time.sleep(0.0005 * worker)
-        inside.remove(worker)
-
-    _step, address = python_step(work)
-    with WorkerPool(4, library) as pool:
-        for _ in range(50):
-            pool.share(address, 0)
-            assert inside == []
 
 
 # ---------------------------------------------------------------------------------------------------- steps
@@ -355,18 +283,6 @@ def test_every_worker_runs_every_job_once(n: int, library: RuntimeLibrary) -> No
             pool.run(address, context)
             assert sorted(calls) == [(context, worker, n) for worker in range(n)]
             calls.clear()
-
-
-def test_the_caller_is_worker_0_and_the_others_keep_their_threads(library: RuntimeLibrary) -> None:
-    seen: list[tuple[int, int]] = []
-    _step, address = python_step(lambda ctx, worker, n: seen.append((worker, threading.get_native_id())))
-    with WorkerPool(3, library) as pool:
-        pool.run(address, 0)
-        first = dict(seen)
-        pool.run(address, 0)
-    assert first[0] == threading.get_native_id()
-    assert len(set(first.values())) == 3
-    assert set(seen) == set(first.items())
 
 
 @pytest.mark.parametrize("idle", [0.0, 0.001, 0.02])
@@ -390,17 +306,6 @@ def test_callers_in_several_threads_queue(library: RuntimeLibrary, steps: Native
         assert (step.errors, step.counters) == (0, [1200, 1200])
 
 
-def test_two_pools_do_not_disturb_each_other(library: RuntimeLibrary, steps: NativeCode) -> None:
-    with WorkerPool(2, library) as a, WorkerPool(2, library) as b:
-        work = [Rounds(a, steps, 50), Rounds(b, steps, 50)]
-        callers = [threading.Thread(target=step.run, args=[20]) for step in work]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
-        assert [(step.errors, step.counters) for step in work] == [(0, [1000, 1000])] * 2
-
-
 # ---------------------------------------------------------------------------------------------------- life
 
 
@@ -409,22 +314,6 @@ def no_new_threads() -> Iterator[None]:
     before = threading.active_count()
     yield
     assert threading.active_count() == before
-
-
-@pytest.mark.usefixtures("no_new_threads")
-def test_an_exception_inside_the_block_closes_the_pool(library: RuntimeLibrary, steps: NativeCode) -> None:
-    with pytest.raises(ZeroDivisionError), WorkerPool(2, library) as pool:
-        raise ZeroDivisionError
-    with pytest.raises(BusyError, match="closed"):
-        pool.run(steps.addresses["rlx_nothing"], 0)
-    pool.close()
-
-
-@pytest.mark.usefixtures("no_new_threads")
-def test_a_forgotten_pool_stops(library: RuntimeLibrary, steps: NativeCode) -> None:
-    pool = WorkerPool(3, library)
-    pool.run(steps.addresses["rlx_nothing"], 0)
-    del pool
 
 
 @pytest.mark.usefixtures("no_new_threads")
@@ -453,25 +342,6 @@ def test_a_forked_child_has_workers_of_its_own(library: RuntimeLibrary, steps: N
         assert os.waitpid(child, 0)[1] == 0
         step.run()
         assert (step.errors, step.counters) == (0, [20, 20])
-
-
-@pytest.mark.parametrize("idle", [0.0, 0.1])
-def test_the_interpreter_ends_with_a_pool_open(idle: float) -> None:
-    script = f"""
-import time
-from rlx import platform
-from rlx.backends.cpu.llvm import compile_module
-from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.launch.loop import runtime_llvm
-from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool
-target = Target.host()
-library = RuntimeLibrary(compile_module(runtime_llvm(target.triple, platform.current().waits), target).code)
-pools = [WorkerPool(n, library) for n in (1, 2, 4)]
-time.sleep({idle})
-print("done")
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 # ---------------------------------------------------------------------------------------------------- text
