@@ -267,8 +267,8 @@ class Server:
         return False
 
     def places_for_batches(self) -> int:
-        """How many requests of batches are computed at once: half of the slots stay free for others."""
-        return max(1, self.limiter.slots // 2)
+        """How many requests of batches are computed at once: half of the slots of each model stay free for others."""
+        return max(1, min((each.slots for each in self.without_adapters), default=0) // 2)
 
     def done(self, found: RequestRecord, headers: Headers) -> None:
         """Notes a request that has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,6 +70,20 @@ def test_a_request_is_answered_by_the_model_that_it_names(both: str, server: Any
     for name in ("gpt-4o", "unknown"):
         found = client.chat.completions.create(model=name, messages=QUESTION, **GREEDY)
         assert (found.model, found.choices[0].message.content) == ("demo", said["demo"]), "the default"
+
+
+def test_a_batch_leaves_half_of_the_slots_of_its_model(both: str, server: Any) -> None:
+    client = client_of(both)
+    body = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True}
+    line = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    lines = [json.dumps({"custom_id": str(i), **line}) for i in range(2 * server.model.slots)]
+    file = client.files.create(file=("a.jsonl", "\n".join(lines).encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    found = client.chat.completions.create(model="demo", messages=QUESTION, **GREEDY)
+    now = server.model.runner.stats()["requests"]
+    client.batches.cancel(batch.id)
+    assert found.choices[0].finish_reason == "length"
+    assert now["running"] + now["queue"] <= server.model.slots // 2
 
 
 def test_models_that_answer_at_the_same_time(both: str) -> None:

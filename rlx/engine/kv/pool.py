@@ -71,7 +71,7 @@ class CachePool:
         self.kv_bytes, self.max_seq, self.rows = kv_bytes, max_seq, rows
         smallest = sizes.bytes_of(1, 1)
         if kv_bytes < smallest:
-            what = f"kv_bytes is {size(kv_bytes)}, and one page of {sizes.page} positions takes {size(smallest)}"
+            what = f"{size(kv_bytes)} is too little: one page of {sizes.page} positions takes {size(smallest)}"
             raise ArgumentError(what, where="kv_bytes", hint="Give more, or leave it out.")
         count = min(kv_bytes // sizes.page_bytes if sizes.page_bytes else MAX_PAST, MAX_PAST // sizes.page)
         slots = min(kv_bytes // sizes.slot_bytes, SLOTS) if sizes.slot_bytes else 0
