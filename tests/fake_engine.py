@@ -16,7 +16,8 @@ import pytest
 from rlx.compiler.compile import Compilation
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.programs.background import BackgroundCompiler
-from rlx.engine.programs.ready import ProgramRecord, ReadyPrograms
+from rlx.engine.programs.programs import ProgramRecord
+from rlx.engine.programs.ready import ReadyPrograms
 from rlx.errors import NumericalError
 from rlx.sampling.choice import choose_rows
 

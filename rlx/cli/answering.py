@@ -17,9 +17,8 @@ from rlx.arguments import without_none
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.options import Decorator, Function, collected
 from rlx.cli.output import counted, printable
-from rlx.engine.programs.ready import TOWER
+from rlx.engine.programs.programs import TOWER
 from rlx.engine.request.context import PromptLike
-from rlx.engine.request.stopping import AnswerText
 from rlx.errors import ArgumentError
 from rlx.grammar import Grammar, after_thinking
 from rlx.runners import CachedRunner
@@ -27,6 +26,7 @@ from rlx.runners.requests import SPECULATIONS, checked_speculation
 from rlx.sampling import SampleOpts
 from rlx.text import Tokenizer
 from rlx.text.chat import thinking_variables
+from rlx.text.tokenizer import AnswerText
 from rlx.vision.image import Image
 
 Message = dict[str, Any]

@@ -30,8 +30,7 @@ from rlx.cli.options import (
 from rlx.cli.output import Bars, counted, size
 from rlx.compiler.inspection import unknown
 from rlx.engine.opening.source import family_without_model
-from rlx.engine.programs.ready import ProgramRecord
-from rlx.engine.programs.specs import programs_of
+from rlx.engine.programs.programs import ProgramRecord, programs_of
 from rlx.errors import ArgumentError
 from rlx.export.unwritten import header_of_config, header_of_shape
 from rlx.models.shapes import USUAL

@@ -16,9 +16,8 @@ from rlx.cli.main import Mistake
 from rlx.cli.options import engine_options, model_argument, named
 from rlx.cli.output import Bars, counted, size
 from rlx.engine.engine import Engine
-from rlx.engine.programs.ready import TOWER
+from rlx.engine.programs.programs import TOWER, programs_of
 from rlx.engine.programs.reporting import measure_programs, program_sources
-from rlx.engine.programs.specs import programs_of
 from rlx.errors import RlxError
 from rlx.report.page import ReportPage, make_page, unwritable
 from rlx.report.source import Problem, Source, Subject

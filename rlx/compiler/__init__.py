@@ -1,0 +1,15 @@
+"""From a graph to a program on a device: stages, keys, executables, tensors."""
+
+from typing import TYPE_CHECKING
+
+from rlx.lazy import names_of
+
+if TYPE_CHECKING:
+    from rlx.compiler import build, debug, packed_cache
+
+__all__ = ["build", "debug", "packed_cache"]
+
+#: Parts that few runs need, imported when they are first used.
+_PARTS = {name: f"rlx.compiler.{name}" for name in __all__}
+
+__getattr__ = names_of("rlx.compiler", _PARTS)

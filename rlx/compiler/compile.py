@@ -17,10 +17,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
-from rlx import backends, debug_output, env
+from rlx import backends, compiler, debug_output, env
 from rlx.backends.device import Code, Loadable, OnKernel, Packer, Stored, Target, Workers
 from rlx.backends.device import Files as BuiltFiles
 from rlx.backends.program import Manifest, Program
@@ -86,7 +85,7 @@ class CompiledProgram:
         """A runnable instance of the program, with memory of its own."""
         program = self.code.instance(workers)
         if debug_output.shows(debug_output.KERNELS) or env.verify():
-            _debug().watch(program, self)
+            compiler.debug.watch(program, self)
         step_trace.register(program, lambda: ir_text.loads(self.final), workers)
         return program
 
@@ -168,7 +167,7 @@ class Compiler:
         def build(on_kernel: OnKernel) -> BuiltFiles:
             nonlocal built
             built = True
-            return _built(graph, options, self.target, self.backend, on_kernel)
+            return compiler.build.build_program(graph, options, self.target, self.backend, on_kernel)
 
         def load(files: Files) -> CompiledProgram:
             final = [name for name in files.names if name.startswith("ir/")][-1 - len(BACKEND)]
@@ -180,7 +179,7 @@ class Compiler:
                 code, manifest, files, text, stats, options, key, not built, seconds, self.backend.formats
             )
             if debug_output.shows(debug_output.PASSES):
-                _debug().show_program(program, self.target)
+                compiler.debug.show_program(program, self.target)
             return program
 
         program = self._get(key, what, build, load)
@@ -279,20 +278,6 @@ class Compiler:
     def key(self, **fields: Any) -> CompileKey:
         """A key for this target and these versions of everything."""
         return CompileKey(target=self.target.describe(), versions=versions(self.backend), **fields)
-
-
-def _built(*arguments: Any) -> BuiltFiles:
-    """`build_program`, with the pipeline that a stored program does not need."""
-    from rlx.compiler.build import build_program
-
-    return build_program(*arguments)
-
-
-def _debug() -> ModuleType:
-    """The module that RLX_DEBUG and RLX_VERIFY need, and no other run."""
-    from rlx.compiler import debug
-
-    return debug
 
 
 def program_name(graph: Graph) -> str:

@@ -13,18 +13,20 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from math import prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from rlx.backends.device import Packer, Workers
 from rlx.backends.memory import Buffer, Slabs
 from rlx.compiler.compile import Compiler, Progress
-from rlx.compiler.packed_cache import MappedWeights, PackedWeightCache
 from rlx.errors import ResourceError, ShapeError
 from rlx.ir.dtypes import DTYPES, DType
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT, packed_rows
 from rlx.tracing import span
+
+if TYPE_CHECKING:
+    from rlx.compiler.packed_cache import MappedWeights, PackedWeightCache
 
 GIB = 1 << 30
 

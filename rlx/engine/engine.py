@@ -17,21 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx import text, vision
+from rlx import compiler, text, vision
 from rlx.backends.device import Workers
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.guards import row_numbers
 from rlx.compiler.kv import Sizes
-from rlx.compiler.packed_cache import PackedWeightCache, weights_key
 from rlx.compiler.tensors import Tensors
+from rlx.engine import kv, programs, speculation
 from rlx.engine.batch import Batch, Rows, Segment
 from rlx.engine.images import ImageInput
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.pool_size import check_plan, pool_bytes
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.kv.sequence_snapshot import check_snapshot, restore, take_snapshot
-from rlx.engine.kv.snapshot import Snapshot
 from rlx.engine.model_runner import ALL_ROWS_VALUES, Limits, ModelRunner
 from rlx.engine.opening.opened import Source, identity, tokenizer_of
 from rlx.engine.opening.options import (
@@ -42,11 +40,18 @@ from rlx.engine.opening.options import (
     parse_image_bytes,
 )
 from rlx.engine.opening.setup import Plan
-from rlx.engine.prefix_writer import keeping
 from rlx.engine.programs.background import BackgroundCompiler
-from rlx.engine.programs.programs import Programs
-from rlx.engine.programs.ready import TOWER, ProgramRecord, ReadyPrograms, compile_tower, ready_programs
-from rlx.engine.programs.specs import GREEDY, HIDDEN, Bucketing, ProgramSpec, expected_programs, programs_of
+from rlx.engine.programs.programs import (
+    GREEDY,
+    HIDDEN,
+    TOWER,
+    Bucketing,
+    ProgramRecord,
+    Programs,
+    ProgramSpec,
+    expected_programs,
+    programs_of,
+)
 from rlx.engine.request.output import Logits
 from rlx.engine.speculation.drafts import Counters
 from rlx.errors import SnapshotError
@@ -61,7 +66,11 @@ from rlx.weights import WeightLoader, open_weights
 from rlx.weights.recommended import recommended
 
 if TYPE_CHECKING:
+    from rlx.engine.kv.disk_kv_cache import DiskKVCache
+    from rlx.engine.kv.prefix_writer import PrefixWriter
+    from rlx.engine.kv.snapshot import Snapshot
     from rlx.engine.opening.options import ModelSource
+    from rlx.engine.programs.ready import ReadyPrograms
     from rlx.engine.speculation.draft_model import DraftModel
     from rlx.engine.speculation.mtp import HeadDrafts, Predictor
     from rlx.models.vision_config import VisionConfig
@@ -97,6 +106,8 @@ class Engine:
     images: ImageInput | None = None
     choose: Choose
     step: Callable[[Batch], list[Logits | None]]
+    kept: DiskKVCache | None = None
+    prefix_writer: PrefixWriter | None = None
     _workers: Workers
     _tensors: Tensors
     _predictor: Predictor | None = None  # created at first use
@@ -151,7 +162,9 @@ class Engine:
                 rows=self.most_rows,
                 kv_bytes=nbytes,
             )
-            self.kept, self.prefix_writer = keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
+            if setup.cache_kv is not None:
+                made = kv.prefix_writer.keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
+                self.kept, self.prefix_writer = made
             self._programs.bind(self.pool.memory)
             self.model_runner = ModelRunner(self._programs, self.pool, bucketing, self._limits(), self.load)
             self.model_runner.is_pending = self.ahead.is_pending
@@ -221,8 +234,8 @@ class Engine:
             self._tensors.add_array(name, value)
         rows, loader, kept = self._programs.weights, self._weights.loader, None
         if self._keep_packed:
-            key = weights_key(self._compiler, loader.path.name, loader.stamps(), rows)
-            kept = PackedWeightCache(self._compiler.cache, key, self._compiler.backend.memory)
+            key = compiler.packed_cache.weights_key(self._compiler, loader.path.name, loader.stamps(), rows)
+            kept = compiler.packed_cache.PackedWeightCache(self._compiler.cache, key, self._compiler.backend.memory)
         with span("load the weights", "open"):
             self._tensors.load(rows, Source(self._weights, self.config), self._progress, kept)
             if self.adapters is not None:
@@ -300,7 +313,7 @@ class Engine:
             raise SnapshotError("the session has an adapter: it cannot be saved", where="snapshot")
         if len(sequence):
             self.model_runner.refresh(sequence)
-        return take_snapshot(sequence, self._identity)
+        return kv.sequence_snapshot.take_snapshot(sequence, self._identity)
 
     def restored(self, snapshot: Snapshot) -> Sequence:
         """A new sequence that goes on from a snapshot, also from one of another engine of the same model.
@@ -312,10 +325,10 @@ class Engine:
             PromptError: it holds more tokens than the context.
             PoolFullError: the pool has no room for it.
         """
-        check_snapshot(self.pool, snapshot, self._identity, self._path, self.model_runner.limits)
+        kv.sequence_snapshot.check_snapshot(self.pool, snapshot, self._identity, self._path, self.model_runner.limits)
         sequence = self.pool.open()
         try:
-            restore(sequence, snapshot)
+            kv.sequence_snapshot.restore(sequence, snapshot)
         except BaseException:
             sequence.discard()
             raise
@@ -349,11 +362,11 @@ class Engine:
             ModelFileError, TokenizerError: the file cannot be used.
             ArgumentError: it has another vocabulary.
         """
-        from rlx.engine.speculation.draft_model import DraftModel  # few models have one
-
         with self._draft_lock:
             if path not in self._draft_models:
-                self._draft_models[path] = made = DraftModel.open(path, self, self._setup, self._progress)
+                self._draft_models[path] = made = speculation.draft_model.DraftModel.open(
+                    path, self, self._setup, self._progress
+                )
                 self._drafting.callback(made.engine.close)
             return self._draft_models[path]
 
@@ -366,16 +379,17 @@ class Engine:
             UnsupportedModelError: the model has no MTP head.
             WeightError: a tensor is missing or has the wrong shape.
         """
-        from rlx.engine.speculation.mtp import HeadDrafter, HeadDrafts, Predictor  # few models have one
-
         if self._predictor is None:
             self.load()
             where = (self._compiler, self._workers, self._tensors)
-            self._predictor = Predictor.of(self.config, self._weights, self._setup, *where, self._progress)
+            self._predictor = speculation.mtp.Predictor.of(
+                self.config, self._weights, self._setup, *where, self._progress
+            )
         if self.model_runner.listener is not None:
             return None
         self._predictor.follow(sequence)
-        return HeadDrafts(self.model_runner, sequence, HeadDrafter(self._predictor, lambda: len(sequence)), counters)
+        drafter = speculation.mtp.HeadDrafter(self._predictor, lambda: len(sequence))
+        return speculation.mtp.HeadDrafts(self.model_runner, sequence, drafter, counters)
 
     # -- images -----------------------------------------------------------------------------------------------------
 
@@ -405,15 +419,14 @@ class Engine:
         if phase != TOWER:
             records += self._programs.prepare(programs_of(self._setup.profile, batch, phase, rows), on_program)
         if phase in (None, TOWER) and (tower := self.vision.required() if phase else self.vision.tower):
-            records += compile_tower(tower, rows, on_program)
+            records += programs.ready.compile_tower(tower, rows, on_program)
         return records
 
     @property
     def ready(self) -> ReadyPrograms:
         """The programs that were compiled or loaded so far, for inspection."""
         tower = self._vision.opened if self._vision is not None else None
-        more = ready_programs(tower, self._compiler.target) if tower else []
-        return ReadyPrograms([*self._programs.ready(), *more])
+        return programs.ready.ready_programs(self._programs, tower, self._compiler.target)
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:

@@ -23,9 +23,9 @@ from rlx.backends.program import Program, TokenRun
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.pages import Pages
 from rlx.engine.kv.pool import CachePool
-from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed, shift_at
+from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.programs.specs import GREEDY, HIDDEN, LOGITS, Bucketing, ProgramSpec
+from rlx.engine.programs.programs import GREEDY, HIDDEN, LOGITS, Bucketing, ProgramSpec
 from rlx.engine.request.output import Logits
 from rlx.errors import ArgumentError, NumericalError, PromptError
 from rlx.models.variants import EmbeddedRows, LowRank
@@ -440,6 +440,72 @@ class ModelRunner:
                 then.select_slot(sequence.memory.slot, sequence.memory.spare)
                 then.run(SEQ=count)
             sequence.take(count)
+
+
+def feed(
+    inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: PromptEmbeddings | None, at: int = 0
+) -> None:
+    """Writes the inputs of a program for the rows of one sequence: `ids` after `past` positions.
+
+    Args:
+        inputs: name -> memory for the largest call.
+        embeddings: those of the sequence. A program without an input for their rows gets none of their positions.
+        at: the first row.
+    """
+    if embeddings is None and len(ids) == 1 and "row_index" not in inputs:  # quick, for every token
+        if "tokens" in inputs:
+            inputs["tokens"][at] = ids[0]
+        if "positions" in inputs:
+            inputs["positions"][at] = past
+        return
+    feed_positions(inputs, len(ids), past, embeddings, at)
+    feed_tokens(inputs, ids, past, embeddings, at)
+
+
+def feed_positions(
+    inputs: Mapping[str, Any], count: int, past: int, embeddings: PromptEmbeddings | None, at: int = 0
+) -> None:
+    """As `feed`, the positions of `count` rows only."""
+    if (positions := inputs.get("positions")) is None:  # no layer has rope
+        return
+    if positions.ndim == 2:
+        positions[at : at + count] = (embeddings or PromptEmbeddings(())).components(past, past + count)
+    else:
+        first = past + shift_at(embeddings, past)
+        positions[at : at + count] = range(first, first + count)
+
+
+def feed_tokens(
+    inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: PromptEmbeddings | None, at: int = 0
+) -> None:
+    """As `feed`, everything but the positions."""
+    if "row_index" in inputs:
+        ids = _feed_rows(inputs, ids, past, embeddings or PromptEmbeddings(()), at)
+    if "tokens" in inputs:  # absent if there is no embedding lookup
+        inputs["tokens"][at : at + len(ids)] = ids
+
+
+def _feed_rows(
+    inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: PromptEmbeddings, at: int
+) -> Sequence[int]:
+    """Writes the inputs of a program that takes rows in place of embeddings; returns the ids to look up."""
+    count = len(ids)
+    inputs["row_index"][at : at + count] = -1
+    visible = np.arange(past, past + count)
+    for span, first, last in embeddings.within(past, past + count):
+        own = slice(at + first - past, at + last - past)
+        rows = span.rows[first - span.start : last - span.start]
+        inputs["rows"][own, : rows.shape[1]] = rows
+        inputs["rows"][own, rows.shape[1] :] = 0
+        inputs["row_index"][own] = range(own.start, own.stop)
+        if span.two_way:
+            visible[first - past : last - past] = span.end - 1
+    if "visible" in inputs:
+        inputs["visible"][at : at + count] = visible
+    if "bias" in inputs and embeddings.bias is not None:
+        bias = embeddings.bias[past : past + count, :, : past + count]
+        inputs["bias"].reshape(-1)[: bias.size] = bias.reshape(-1)
+    return embeddings.looked_up(ids, past)
 
 
 def _feed(inputs: Mapping[str, Any], segments: list[Segment], table: Ints, rows: int) -> None:

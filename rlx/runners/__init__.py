@@ -11,10 +11,9 @@ from rlx.lazy import names_of
 
 if TYPE_CHECKING:
     from rlx.engine.loop.handle import Handle, Stream
-    from rlx.engine.request.output import Generation, Step, TokenLogprob
+    from rlx.engine.request.output import FinishReason, Generation, Step, TokenLogprob
     from rlx.engine.request.record import RequestStats
     from rlx.engine.request.request import Request
-    from rlx.engine.request.stopping import FinishReason
     from rlx.runners import media as media
     from rlx.runners import text as text
     from rlx.runners.auto import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner, auto_runner
@@ -34,7 +33,7 @@ _HOMES = {
     **dict.fromkeys(("Model", "CachedRunner", "TextRunner"), "rlx.runners.model"),
     **dict.fromkeys(("Generation", "Step", "TokenLogprob"), "rlx.engine.request.output"),
     "Request": "rlx.engine.request.request",
-    "FinishReason": "rlx.engine.request.stopping",
+    "FinishReason": "rlx.engine.request.output",
     **dict.fromkeys(("Handle", "Stream"), "rlx.engine.loop.handle"),
     "RequestStats": "rlx.engine.request.record",
     "Answer": "rlx.runners.text",

@@ -22,9 +22,8 @@ from rlx.engine.loop.handle import Handle, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import OPENING
 from rlx.engine.request.context import Context, PromptLike
-from rlx.engine.request.output import Generation, Logits, log_probs
+from rlx.engine.request.output import Generation, Logits, OnToken, log_probs
 from rlx.engine.request.request import PARAMETERS, Request, RequestOptions, request_of
-from rlx.engine.request.stopping import OnToken
 from rlx.engine.speculation.drafts import Counters
 from rlx.engine.token_engine import RecomputeEngine
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import Field, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from rlx import env
+from rlx import engine, env
 from rlx.engine.opening.options import EngineOptions, RunnerOptions
 from rlx.errors import ArgumentError, named_refusals
 from rlx.profile.option import options_of
@@ -18,7 +18,7 @@ from rlx.profile.option import options_of
 if TYPE_CHECKING:
     from rlx.engine.engine import Engine
     from rlx.engine.opening.options import ModelSource
-    from rlx.engine.request.stopping import OnToken
+    from rlx.engine.request.output import OnToken
 
 R = TypeVar("R")
 
@@ -108,9 +108,7 @@ for _option in fields(RunnerOptions):
 
 @named_refusals()
 def open_engine(path: ModelSource, options: RunnerOptions) -> Engine:
-    """`Engine.open`; imported here because the engine imports the compiler."""
-    from rlx.engine.engine import Engine
-
+    """`Engine.open`."""
     if options.compile_ahead is None:
         options = replace(options, compile_ahead=env.compile_ahead())
-    return Engine.open(path, **options.engine())
+    return engine.engine.Engine.open(path, **options.engine())

@@ -24,10 +24,10 @@ from rlx.engine.opening.opened import WeightsCache
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import profile_beside
 from rlx.engine.opening.source import open_with
-from rlx.engine.programs.specs import past_buckets
+from rlx.engine.programs.programs import past_buckets
 from rlx.engine.request.context import Context, PromptLike, check_ids, fit_context
-from rlx.engine.request.output import Logits
-from rlx.engine.request.stopping import NOTHING, OnToken, checked_count, says_stop
+from rlx.engine.request.output import Logits, OnToken, says_stop
+from rlx.engine.request.request import NOTHING, checked_count
 from rlx.errors import ArgumentError, BusyError, PromptError
 from rlx.models import ARCHITECTURES
 from rlx.passes.options import MAX_PAST

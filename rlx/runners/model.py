@@ -19,10 +19,8 @@ from rlx.engine.loop.handle import Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import SLOTS, STALL_MS, RunnerOptions, method_takes_options
 from rlx.engine.opening.source import open_with
-from rlx.engine.programs.ready import ReadyPrograms
 from rlx.engine.request.context import Context, PromptLike, check_ids
-from rlx.engine.request.output import Generation, Logits, Scores, Step, log_probs
-from rlx.engine.request.stopping import OnToken
+from rlx.engine.request.output import Generation, Logits, OnToken, Scores, Step, log_probs
 from rlx.engine.token_engine import RecomputeEngine
 from rlx.errors import BusyError, TokenizerError, UnsupportedModelError
 from rlx.notebook import Stats, card
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
     from rlx.engine.engine import Engine
     from rlx.engine.kv.snapshot import Snapshot
     from rlx.engine.opening.options import ModelSource
+    from rlx.engine.programs.ready import ReadyPrograms
     from rlx.models.config import ModelConfig
     from rlx.runners.text import Answer, Messages
     from rlx.text.tokenizer import Tokenizer

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.engine.loop.group import RequestGroup
-from rlx.engine.loop.handle import Handle
+from rlx.engine.loop.handle import Handle, RequestGroup
 from rlx.engine.request.context import Context, PromptLike
+from rlx.engine.request.output import OnToken
 from rlx.engine.request.request import DraftsOf, Job, Request
-from rlx.engine.request.stopping import OnToken
 from rlx.engine.speculation.drafts import Drafts, PromptLookup
 from rlx.engine.threads import Notifier
 from rlx.errors import ArgumentError, PromptError

@@ -15,9 +15,8 @@ from rlx.arguments import SAMPLING, check_arguments
 from rlx.engine.loop.handle import Stream
 from rlx.engine.opening.options import OPENING
 from rlx.engine.request.context import Context, no_tower
-from rlx.engine.request.output import Generation, Step
-from rlx.engine.request.request import RequestOptions
-from rlx.engine.request.stopping import AnswerText, FinishReason, checked_count, stop_strings
+from rlx.engine.request.output import FinishReason, Generation, Step
+from rlx.engine.request.request import RequestOptions, checked_count, stop_strings
 from rlx.errors import ArgumentError
 from rlx.grammar.answers import after_thinking, calls_grammar
 from rlx.grammar.grammar import chosen_grammar, parsed
@@ -26,6 +25,7 @@ from rlx.sampling.options import combined, resolved
 from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids, tool_format
 from rlx.text.chat import chat_ids, thinking_variables
 from rlx.text.image_parts import taken_images
+from rlx.text.tokenizer import AnswerText
 from rlx.text.tool_calls import Tool, ToolChoice, ToolFormat, checked_choice, checked_tools
 from rlx.text.tool_calls.format import ToolCall, whole_calls
 from rlx.tracing import span

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from rlx.engine.loop.group import RequestGroup
+from rlx.engine.loop.handle import RequestGroup
 from rlx.engine.request.output import candidate
 from rlx.runners import FinishReason, Request, Step, TokenLogprob
 

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
 import rlx
-from rlx.engine.request.record import GAP_BOUNDS
+from rlx.engine.loop.executor import GAP_BOUNDS
 from rlx.errors import BusyError
 from rlx.serve.record import Answered, RequestRecord
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -52,6 +52,82 @@ class StreamDetokenizer:
     def finish(self) -> str:
         """The rest of the text: U+FFFD if the last character never became whole."""
         return self._decoder.decode(b"", final=True)
+
+
+class AnswerText:
+    """Converts token ids to the text of an answer, which ends before the first stop string.
+
+    Of several stop strings the one that is completed first counts, however the text is split into tokens; of those
+    completed at the same character, the longest. Control tokens have no text, except those of `keep`.
+
+    Attributes:
+        text: the confirmed text; a possible beginning of a stop string is held back.
+        stopped_at: the stop string that was found.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), keep: Set[int] = frozenset()) -> None:
+        self._detokenizer = StreamDetokenizer(tokenizer, skip_special_tokens=True, continues=True, keep=keep)
+        self._stop, self._held, self._pieces = tuple(stop), "", list[str]()
+        self.stopped_at: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def push(self, token: int, may_stop: bool = True) -> str:
+        """Adds one token; returns the newly confirmed text, possibly empty.
+
+        Args:
+            may_stop: if False, a stop string that `token` completes is ordinary text.
+        """
+        more = self._detokenizer.push(token)
+        if self._stop:
+            return self._release(more, may_stop)
+        self._pieces.append(more)
+        return more
+
+    def finish(self) -> str:
+        """Ends the text; returns the rest of it."""
+        rest = self._release(self._detokenizer.finish(), True)
+        held, self._held = self._held, ""
+        self._pieces.append(held)
+        return rest + held
+
+    def _release(self, more: str, may_stop: bool) -> str:
+        if self.stopped_at is not None:
+            return ""
+        text, searched = self._held + more, 0
+        while found := self._first_stop(text, searched):
+            end, begin, stop = found
+            if may_stop:
+                self.stopped_at, self._held = stop, ""
+                self._pieces.append(text[:begin])
+                return text[:begin]
+            searched = end
+        certain = len(text) - self._beginning(text[searched:])
+        self._held = text[certain:]
+        self._pieces.append(text[:certain])
+        return text[:certain]
+
+    def _first_stop(self, text: str, start: int) -> tuple[int, int, str] | None:
+        """(end, begin, string) of the stop string that is completed first in `text`."""
+        begins = ((text.find(stop, start), stop) for stop in self._stop)
+        return min(((begin + len(stop), begin, stop) for begin, stop in begins if begin >= 0), default=None)
+
+    def _beginning(self, text: str) -> int:
+        """Number of characters at the end of `text` that may begin a stop string."""
+        longest = max(map(len, self._stop), default=1) - 1
+        sizes = range(min(longest, len(text)), 0, -1)
+        return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self._stop)), 0)
+
+
+def answer_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of an answer without control tokens."""
+    text = AnswerText(tokenizer)
+    for token in ids:
+        text.push(token)
+    text.finish()
+    return text.text
 
 
 PIECE = 1 << 16  # characters that are encoded at once where it may turn out that the text is too long

@@ -15,7 +15,7 @@ import pytest
 import rlx
 from rlx import models
 from rlx.engine.programs import reporting
-from rlx.engine.programs.specs import DECODE
+from rlx.engine.programs.programs import DECODE
 from rlx.errors import ArgumentError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32

@@ -24,7 +24,7 @@ from rlx.compiler.compile import Compiler
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan
 from rlx.engine.opening.source import choose_model
-from rlx.engine.programs.specs import ProgramSpec
+from rlx.engine.programs.programs import ProgramSpec
 from rlx.errors import ProfileError
 from rlx.ir import custom, ops
 from rlx.ir.custom import custom_op

@@ -14,7 +14,7 @@ from rlx.compiler.kv import Sizes
 from rlx.compiler.state_memory import StateMemory
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.model_runner import Limits, ModelRunner
-from rlx.engine.programs.specs import Bucketing, ProgramSpec
+from rlx.engine.programs.programs import Bucketing, ProgramSpec
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, value
 from rlx.ir.dtypes import I32

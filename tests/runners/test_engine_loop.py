@@ -18,11 +18,10 @@ import pytest
 from toy_engine import ToyEngine, answer
 from toy_engine import job as made_job
 
-from rlx.engine.loop.group import RequestGroup
-from rlx.engine.loop.handle import Handle, Stream
+from rlx.engine.loop.handle import Handle, RequestGroup, Stream
 from rlx.engine.loop.loop import EngineLoop
+from rlx.engine.request.output import FinishReason
 from rlx.engine.request.request import AHEAD, Job
-from rlx.engine.request.stopping import FinishReason
 from rlx.engine.threads import Notifier
 from rlx.errors import BusyError, DeadlineError, NumericalError
 

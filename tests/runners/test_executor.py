@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import pytest
 from toy_engine import ToyEngine, answer, executor, give, job
 
-from rlx.engine.loop.costs import USUAL_SHARE, StepCost
 from rlx.engine.loop.executor import Executor
-from rlx.engine.loop.scheduler import LEAST, PATIENCE
+from rlx.engine.loop.scheduler import LEAST, PATIENCE, USUAL_SHARE, StepCost
 from rlx.engine.request.request import AHEAD, Job, Task
 from rlx.engine.speculation.drafts import Counters, Drafts
 from rlx.errors import DeadlineError, NumericalError, PoolFullError
@@ -42,7 +41,7 @@ def test_every_job_gets_its_tokens() -> None:
     run(made)
     assert right(*jobs)
     assert all(sequence.closed for sequence in engine.sequences)
-    assert made.counters.requests == 5
+    assert made.room.ended == 5
     assert made.counters.tokens == sum(each.limit for each in jobs)
     assert made.counters.prompt_tokens + made.counters.reused_tokens == sum(len(each.prompt) for each in jobs)
 

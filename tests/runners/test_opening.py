@@ -17,7 +17,7 @@ from rlx.engine.kv.pool import CachePool
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan
 from rlx.engine.programs.background import BackgroundCompiler
-from rlx.engine.programs.specs import DECODE, GREEDY, ProgramSpec
+from rlx.engine.programs.programs import DECODE, GREEDY, ProgramSpec
 from rlx.models.variants import EmbeddedRows
 from rlx.passes import pipeline
 from rlx.passes.capabilities import Layouts

@@ -20,8 +20,8 @@ from rlx.backends.verify import Verifier
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.pages import PageAllocator
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
+from rlx.engine.request.output import FinishReason
 from rlx.engine.request.request import Request
-from rlx.engine.request.stopping import FinishReason
 from rlx.engine.speculation import mtp as drafted_runs
 from rlx.engine.speculation import mtp as prediction
 from rlx.engine.speculation.drafts import Counters

@@ -14,10 +14,11 @@ from toy_engine import job
 
 from rlx import demo
 from rlx.engine.loop.handle import Handle
-from rlx.engine.request.stopping import AnswerText, FinishReason, says_stop
+from rlx.engine.request.output import FinishReason, says_stop
 from rlx.errors import ArgumentError, TokenizerError
 from rlx.sampling import SampleOpts, Sampler
 from rlx.text import Tokenizer, load_tokenizer
+from rlx.text.tokenizer import AnswerText
 
 pytestmark = pytest.mark.any_machine
 

@@ -17,8 +17,7 @@ import rlx
 from rlx import models
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.engine.opening.opened import WeightsCache, open_model
-from rlx.engine.programs.programs import Made, ProgramTable
-from rlx.engine.programs.specs import past_bucket, past_buckets
+from rlx.engine.programs.programs import Made, ProgramTable, past_bucket, past_buckets
 from rlx.errors import ArgumentError, BusyError, ProfileError, PromptError, SnapshotError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32

@@ -1,0 +1,15 @@
+"""The states of sequences: the pool, the sequences, known prefixes, copies on disk."""
+
+from typing import TYPE_CHECKING
+
+from rlx.lazy import names_of
+
+if TYPE_CHECKING:
+    from rlx.engine.kv import prefix_writer, sequence_snapshot
+
+__all__ = ["prefix_writer", "sequence_snapshot"]
+
+#: Parts that few models need, imported when they are first used.
+_PARTS = {name: f"rlx.engine.kv.{name}" for name in __all__}
+
+__getattr__ = names_of("rlx.engine.kv", _PARTS)

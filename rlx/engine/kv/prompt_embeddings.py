@@ -7,7 +7,7 @@ the caller's own embeddings are one span at 0, with an optional attention bias.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -318,72 +318,6 @@ def keys_of(ids: Sequence[int], embeddings: PromptEmbeddings | None, salt: str =
         digest = blake2b(keys[:1].tobytes(), digest_size=8, key=blake2b(salt.encode("utf-8", "surrogatepass")).digest())
         keys[0] = -1 - (int.from_bytes(digest.digest(), "little") >> 1)
     return keys
-
-
-def feed(
-    inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: PromptEmbeddings | None, at: int = 0
-) -> None:
-    """Writes the inputs of a program for the rows of one sequence: `ids` after `past` positions.
-
-    Args:
-        inputs: name -> memory for the largest call.
-        embeddings: those of the sequence. A program without an input for their rows gets none of their positions.
-        at: the first row.
-    """
-    if embeddings is None and len(ids) == 1 and "row_index" not in inputs:  # quick, for every token
-        if "tokens" in inputs:
-            inputs["tokens"][at] = ids[0]
-        if "positions" in inputs:
-            inputs["positions"][at] = past
-        return
-    feed_positions(inputs, len(ids), past, embeddings, at)
-    feed_tokens(inputs, ids, past, embeddings, at)
-
-
-def feed_positions(
-    inputs: Mapping[str, Any], count: int, past: int, embeddings: PromptEmbeddings | None, at: int = 0
-) -> None:
-    """As `feed`, the positions of `count` rows only."""
-    if (positions := inputs.get("positions")) is None:  # no layer has rope
-        return
-    if positions.ndim == 2:
-        positions[at : at + count] = (embeddings or PromptEmbeddings(())).components(past, past + count)
-    else:
-        first = past + shift_at(embeddings, past)
-        positions[at : at + count] = range(first, first + count)
-
-
-def feed_tokens(
-    inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: PromptEmbeddings | None, at: int = 0
-) -> None:
-    """As `feed`, everything but the positions."""
-    if "row_index" in inputs:
-        ids = _feed_rows(inputs, ids, past, embeddings or PromptEmbeddings(()), at)
-    if "tokens" in inputs:  # absent if there is no embedding lookup
-        inputs["tokens"][at : at + len(ids)] = ids
-
-
-def _feed_rows(
-    inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: PromptEmbeddings, at: int
-) -> Sequence[int]:
-    """Writes the inputs of a program that takes rows in place of embeddings; returns the ids to look up."""
-    count = len(ids)
-    inputs["row_index"][at : at + count] = -1
-    visible = np.arange(past, past + count)
-    for span, first, last in embeddings.within(past, past + count):
-        own = slice(at + first - past, at + last - past)
-        rows = span.rows[first - span.start : last - span.start]
-        inputs["rows"][own, : rows.shape[1]] = rows
-        inputs["rows"][own, rows.shape[1] :] = 0
-        inputs["row_index"][own] = range(own.start, own.stop)
-        if span.two_way:
-            visible[first - past : last - past] = span.end - 1
-    if "visible" in inputs:
-        inputs["visible"][at : at + count] = visible
-    if "bias" in inputs and embeddings.bias is not None:
-        bias = embeddings.bias[past : past + count, :, : past + count]
-        inputs["bias"].reshape(-1)[: bias.size] = bias.reshape(-1)
-    return embeddings.looked_up(ids, past)
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

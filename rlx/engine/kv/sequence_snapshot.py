@@ -11,8 +11,7 @@ import numpy as np
 
 from rlx.compiler.state_memory import StateMemory
 from rlx.engine.kv.pages import page_count
-from rlx.engine.kv.sequence import Sequence
-from rlx.engine.kv.sequence_memory import NO_SLOT
+from rlx.engine.kv.sequence import NO_SLOT, Sequence
 from rlx.engine.kv.snapshot import Snapshot
 from rlx.errors import PromptError, SnapshotError
 

@@ -7,18 +7,20 @@ prompt rows or of a task, bounded in time while somebody decodes.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rlx import env
 from rlx.engine.batch import Batch, Segment
-from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.loop.room import Room
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.request import record
 from rlx.engine.request.context import Logits, check_finite
+from rlx.engine.request.output import FinishReason
 from rlx.engine.request.request import AHEAD, QUIET, Job, Task
-from rlx.engine.request.stopping import FinishReason
 from rlx.engine.speculation.drafts import Drafts
 from rlx.engine.threads import Notifier
 from rlx.engine.token_engine import StepEngine
@@ -26,10 +28,39 @@ from rlx.errors import DeadlineError, PoolFullError
 from rlx.sampling.choice import Choice
 from rlx.tracing import span
 
+if TYPE_CHECKING:
+    from rlx.engine.kv.disk_kv_cache import DiskKVCache
+
 Message = Job | Task | tuple[Job, ...]
 """New jobs or a task, or news of a known job: its consumer has taken tokens, or wants no more."""
 
 BRIEF = 0.05  # seconds: callers compute turns themselves as long as turns take no longer
+
+
+#: Seconds between two tokens of a request, by which gaps are counted.
+GAP_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass
+class LoopCounters:
+    """Counters of the loop.
+
+    Attributes:
+        tokens, prompt_tokens: tokens that were chosen, and rows of prompts that were computed.
+        reused_tokens: tokens of prompts that the cache knew.
+        steps: calls of the engine.
+        gaps, gap_seconds, longest_gap: number of times between two tokens of a request, their sum, and the longest.
+        gap_counts: how many gaps there were up to each of `GAP_BOUNDS`, beyond the one before; the last: longer ones.
+    """
+
+    tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    steps: int = 0
+    gaps: int = 0
+    gap_seconds: float = 0.0
+    longest_gap: float = 0.0
+    gap_counts: list[int] = field(default_factory=lambda: [0] * (len(GAP_BOUNDS) + 1))
 
 
 class Executor:
@@ -44,7 +75,8 @@ class Executor:
     Attributes:
         engine: the sequences and their steps.
         inbox: what callers have left; any thread may append.
-        room: what takes room in the cache, and the counters.
+        room: what takes room in the cache.
+        counters: what was computed.
         unheard: consumers that were not woken for the newest tokens yet.
         is_brief: whether the last turn took so little time that a caller may compute the next one itself.
     """
@@ -55,7 +87,7 @@ class Executor:
         self.engine, self.scheduler, self._clock = engine, scheduler, clock
         self.inbox: deque[Message] = deque()
         self.room = Room(scheduler, clock, kept)
-        self.counters = self.room.counters
+        self.counters = LoopCounters()
         self._task_next = False  # tasks and prompts take turns
         self.is_brief = self._uncompiled = not env.jit()
         self.unheard: set[Notifier] = set()
@@ -314,8 +346,17 @@ class Executor:
 
         The job waits for its consumer if that is behind.
         """
-        now = self._clock()
-        self.counters.count_token(job.record, now)
+        now, counters, record = self._clock(), self.counters, job.record
+        counters.tokens += 1
+        if record.last is None:
+            record.answered = now
+        else:
+            seconds = now - record.last
+            counters.gap_counts[bisect_left(GAP_BOUNDS, seconds)] += 1
+            counters.gaps += 1
+            counters.gap_seconds += seconds
+            counters.longest_gap = max(counters.longest_gap, seconds)
+        record.last = now
         if reason is not None:
             self.room.end(job)
             return True

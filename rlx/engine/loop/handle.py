@@ -1,4 +1,4 @@
-"""Handles and streams: how a consumer reads the tokens of a request that the engine loop computes.
+"""Handles, groups of them, and streams: how a consumer reads the tokens of a request that the engine loop computes.
 
 Runners stage, above the engine loop. A handle makes steps of tokens when somebody asks for them, in the thread that
 asks: texts, stop strings, callbacks and log-probabilities cost the loop nothing. Any number of threads and asyncio
@@ -8,18 +8,18 @@ tasks may read one handle; each iterator gets all steps.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType, coroutine
 from typing import TYPE_CHECKING, Any, Self
 
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.request.output import Generation, Step, likeliest, log_probs
+from rlx.engine.request.output import FinishReason, Generation, OnToken, Step, likeliest, log_probs, says_stop
 from rlx.engine.request.record import RequestStats
-from rlx.engine.request.request import AHEAD, Job
-from rlx.engine.request.stopping import AnswerText, FinishReason, OnToken, says_stop, stop_strings
+from rlx.engine.request.request import AHEAD, Job, stop_strings
 from rlx.errors import ArgumentError, TokenizerError
 from rlx.notebook import GrowingText
+from rlx.text.tokenizer import AnswerText
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
@@ -293,6 +293,83 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
 
     def __repr__(self) -> str:
         return f"<Handle: {len(self._steps)} steps{', over' if self._ended else ''}>"
+
+
+News = list[tuple[int, list[Step]]]
+"""Numbers of requests, and their new steps; no steps where one is over."""
+
+
+class RequestGroup:
+    """Requests that were handed over together, read by one thread or one asyncio task: whichever has tokens.
+
+    Args:
+        loop: computes them.
+        handles: at least one.
+
+    Attributes:
+        handles: one for each request.
+    """
+
+    def __init__(self, loop: EngineLoop, handles: Sequence[Handle]) -> None:
+        self._loop, self.handles, self._notifier = loop, handles, handles[0].job.notifier
+        self._read = [0] * len(handles)
+        self._open = set(range(len(handles)))
+
+    async def news(self, seconds: float | None = None) -> News | None:
+        """Waits until there are new steps, or one request is over: then its list of steps is empty.
+
+        Args:
+            seconds: how long it waits at most.
+
+        Returns:
+            What is new. An empty list if all requests are over; None if the time has passed.
+
+        Raises:
+            RlxError: of a request that failed, once its steps were read.
+        """
+        while self._open:
+            seen = self._notifier.news
+            if found := self._found():
+                return found
+            self._loop.wake()  # the task's own thread must not compute
+            if not await self._notifier.wait_async(seen, seconds):
+                return None
+        return []
+
+    def _found(self) -> News:
+        found: News = []
+        for i in sorted(self._open):
+            handle, at = self.handles[i], self._read[i]
+            if steps := handle.steps(at):
+                self._read[i] += len(steps)
+                found.append((i, steps))
+            elif handle.is_over:
+                self._open.discard(i)
+                found.append((i, []))
+        return found
+
+    def results(self) -> list[Generation]:
+        """Waits for the ends of all requests, and returns their tokens.
+
+        Raises:
+            RlxError: of the first request that fails; the others are aborted.
+        """
+        try:
+            while left := [handle for handle in self.handles if not handle.is_over]:
+                seen = self._notifier.news
+                if not sum(handle.read() for handle in left):  # all of them, not only up to the first
+                    self._loop.wait(self._notifier, seen)
+                for handle in left:
+                    if handle.is_over:
+                        handle.result()
+        finally:
+            self.abort()
+        return [handle.result() for handle in self.handles]
+
+    def abort(self) -> None:
+        """Ends all requests. May be called again."""
+        for handle in self.handles:
+            handle.abort()
 
 
 class Stream(Iterator[Step], AsyncIterator[Step]):

@@ -18,9 +18,8 @@ import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.loop.executor import Executor, Message
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.opening.options import SLOTS, STALL_MS
@@ -28,6 +27,9 @@ from rlx.engine.request.request import Job, Task
 from rlx.engine.threads import DeferredInterrupt, Notifier, closed_at_exit
 from rlx.engine.token_engine import StepEngine
 from rlx.errors import BusyError, ResourceError, named_refusals
+
+if TYPE_CHECKING:
+    from rlx.engine.kv.disk_kv_cache import DiskKVCache
 
 T = TypeVar("T")
 
@@ -195,7 +197,7 @@ class EngineLoop:
         started = sorted([*scheduler.prefilling, *scheduler.running], key=lambda job: job.number)
         active = [job.active() for job in started]
         now = {"queue": len(scheduler.waiting), "running": len(active), "slots": scheduler.slots, "active": active}
-        return {**now, **vars(self.executor.counters), "paused": self.room.pauses}
+        return {**now, **vars(self.executor.counters), "requests": self.room.ended, "paused": self.room.pauses}
 
     def close(self) -> None:
         """Ends every job and task with a `BusyError`, and the thread. Can be called more than once."""

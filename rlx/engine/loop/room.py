@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.request import record
-from rlx.engine.request.record import LoopCounters
 from rlx.engine.request.request import Job, Task
 from rlx.errors import PoolFullError
+
+if TYPE_CHECKING:
+    from rlx.engine.kv.disk_kv_cache import DiskKVCache
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ class Room:
         kept: states of prompts on disk; None for none.
 
     Attributes:
-        counters: what the loop has done.
+        ended: number of requests that ended, in whatever way.
         idle: open sequences of which nobody computes anything.
         paused: jobs whose state was saved elsewhere.
         loads: jobs whose prompts are being read from disk, with their tasks.
@@ -41,7 +42,7 @@ class Room:
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float], kept: DiskKVCache | None) -> None:
         self._scheduler, self._clock, self._kept = scheduler, clock, kept
-        self.counters = LoopCounters()
+        self.ended = 0
         self.idle: weakref.WeakSet[Any] = weakref.WeakSet()
         self.paused: list[Job] = []
         self.loads: dict[Job, Task] = {}
@@ -245,7 +246,7 @@ class Room:
             job.paused = False
             self.paused.remove(job)
         self._freed()
-        self.counters.requests += 1
+        self.ended += 1
         job.record.ended = self._clock()
         record.ended(job, error)
         job.end(error)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx import models
+from rlx import engine, models
 from rlx.backends import backend
 from rlx.backends.device import Target
 from rlx.compiler.kv import Sizes
@@ -161,9 +161,7 @@ class Plan:
         check_types(graph, weights, setup.layouts)
         adapters = None
         if options.adapters:
-            from rlx.engine.adapters import Adapters  # few models have some
-
-            adapters = Adapters.of(options.adapters, config, weights, graph)
+            adapters = engine.adapters.Adapters.of(options.adapters, config, weights, graph)
         return Plan(config, weights, graph, setup, adapters)
 
 

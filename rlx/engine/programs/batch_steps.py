@@ -16,7 +16,7 @@ from rlx.compiler.measuring import measure_step
 from rlx.compiler.profiling import OpTime, op_times
 from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.sequence import Sequence as Cached
-from rlx.engine.programs.specs import ProgramSpec
+from rlx.engine.programs.programs import ProgramSpec
 from rlx.report.source import StepTimes
 from rlx.sampling.choice import Choice
 from rlx.sampling.options import SampleOpts

@@ -6,51 +6,19 @@ Those of its vision tower are among them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, overload
 
 from rlx.backends.device import Target
 from rlx.compiler.compile import CompiledProgram
 from rlx.compiler.inspection import Inspectable
+from rlx.engine.programs.programs import TOWER, ProgramRecord, Programs
 from rlx.env import size
 from rlx.errors import ArgumentError
 from rlx.notebook import table
-from rlx.store.key import range_text
 
 if TYPE_CHECKING:
     from rlx.vision.tower import Tower, TowerProgram
-
-
-@dataclass(frozen=True)
-class ProgramRecord:
-    """Facts about a program that is ready to run.
-
-    Attributes:
-        phase: "prefill", "decode" or "batch"; "greedy" is a decode step that returns the likeliest token and no logits;
-            "verify" checks several drafts; "tower" is a program of the vision tower.
-        bucket: smallest and largest number of rows in a call.
-        kernels: number of kernels.
-        object_bytes: size of its code.
-        seconds: time to compile or load it.
-        cached: whether it was found in the compile cache.
-        digest: of its compile key, as `rlx cache` shows it.
-        reason: why it was compiled; "" if it was in the cache.
-    """
-
-    phase: str
-    bucket: tuple[int, int]
-    kernels: int
-    object_bytes: int
-    seconds: float
-    cached: bool
-    digest: str
-    reason: str = ""
-
-    @property
-    def rows(self) -> str:
-        """The bucket as "1" or "17-512"."""
-        return range_text(self.bucket)
 
 
 class ReadyProgram(Inspectable):
@@ -119,9 +87,6 @@ class ReadyPrograms(Sequence[ReadyProgram]):
         return f"[{', '.join(map(repr, self._programs))}]"
 
 
-TOWER = "tower"  # as a phase
-
-
 def compile_tower(
     tower: Tower, rows: int | None, on_program: Callable[[ProgramRecord], None] | None
 ) -> list[ProgramRecord]:
@@ -139,13 +104,15 @@ def compile_tower(
     return records
 
 
-def ready_programs(tower: Tower, target: Target) -> list[ReadyProgram]:
-    """The programs of a tower that were compiled or loaded so far."""
+def ready_programs(programs: Programs, tower: Tower | None, target: Target) -> ReadyPrograms:
+    """The programs of a model that were compiled or loaded so far, and those of its tower."""
 
-    def ready(program: TowerProgram) -> ReadyProgram:
+    def seen(program: TowerProgram) -> ReadyProgram:
         return ReadyProgram(f"{TOWER}-{program.name}", _record(program), lambda: program.compiled, target)
 
-    return [ready(program) for program in tower.programs.values()]
+    rows = list(programs.records.items())
+    own = [ReadyProgram(spec.name, row, partial(programs.compile, spec), target) for spec, row in rows]
+    return ReadyPrograms([*own, *map(seen, tower.programs.values() if tower else ())])
 
 
 def _record(program: TowerProgram) -> ProgramRecord:

@@ -18,8 +18,8 @@ from rlx.compiler import profiling
 from rlx.compiler.measuring import LEAST_BYTES, MEMORY_BYTES, measure_step
 from rlx.compiler.profiling import OpTime, op_times, region_seconds
 from rlx.engine.programs.batch_steps import MOST_SEQUENCES, ROOM, batch_steps
+from rlx.engine.programs.programs import DECODE, GREEDY, ProgramSpec
 from rlx.engine.programs.ready import compile_tower
-from rlx.engine.programs.specs import DECODE, GREEDY, ProgramSpec
 from rlx.errors import RlxError
 from rlx.passes import pipeline
 from rlx.passes.report import PassReport, Report

@@ -1,6 +1,8 @@
-"""The output of a generation: steps as they come, the whole as a list, and log-probabilities.
+"""The output of a generation: steps as they come, the whole as a list, why it ends, and log-probabilities.
 
-Runners stage. A handle makes steps of the tokens that the engine loop chooses.
+Runners stage. A handle makes steps of the tokens that the engine loop chooses. The loop ends a request at a stop id, at
+the end of its grammar, its number of tokens or its context (`Job.add`); the consumer ends it at a stop string or with
+its callback (`Handle`).
 """
 
 from __future__ import annotations
@@ -8,18 +10,47 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx.engine.request.stopping import FinishReason, answer_text
+from rlx.text.tokenizer import answer_text
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
     from rlx.text.tool_calls import ToolCallDelta
 
 Logits = npt.NDArray[np.float32]
+
+OnToken = Callable[[int], bool | None]
+"""Called with every new token; False ends the generation."""
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """The model generated one of the stop ids."""
+    STOP_STRING = "stop_string"
+    """The text contains one of the stop strings."""
+    GRAMMAR = "grammar"
+    """The text is complete by its grammar, and nothing may follow."""
+    CALLBACK = "callback"
+    """`on_token` returned False."""
+    LENGTH = "length"
+    """The requested number of tokens is reached."""
+    CONTEXT = "context"
+    """The context is full."""
+    ABORTED = "aborted"
+    """It was aborted, or its stream was closed."""
+
+
+def says_stop(on_token: OnToken | None, token: int) -> bool:
+    """Whether the callback returned False, or NumPy's False; None and other values continue."""
+    answer = on_token(token) if on_token else None
+    return isinstance(answer, bool | np.bool_) and not answer
 
 
 @dataclass(frozen=True, slots=True)

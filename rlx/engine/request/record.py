@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import time
 import weakref
-from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlx import tracing
@@ -112,47 +111,6 @@ class Record:
         decode = 0.0 if self.last is None else max(0.0, self.last - answered)
         done = done if self.answered is None else prompt
         return RequestStats(prompt, self.cached, tokens, started - self.submitted, answered - started, decode, done)
-
-
-#: Seconds between two tokens of a request, by which gaps are counted.
-GAP_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-@dataclass
-class LoopCounters:
-    """Counters of the loop.
-
-    Attributes:
-        requests: requests that ended, in whatever way.
-        tokens, prompt_tokens: tokens that were chosen, and rows of prompts that were computed.
-        reused_tokens: tokens of prompts that the cache knew.
-        steps: calls of the engine.
-        gaps, gap_seconds, longest_gap: number of times between two tokens of a request, their sum, and the longest.
-        gap_counts: how many gaps there were up to each of `GAP_BOUNDS`, beyond the one before; the last: longer ones.
-    """
-
-    requests: int = 0
-    tokens: int = 0
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    steps: int = 0
-    gaps: int = 0
-    gap_seconds: float = 0.0
-    longest_gap: float = 0.0
-    gap_counts: list[int] = field(default_factory=lambda: [0] * (len(GAP_BOUNDS) + 1))
-
-    def count_token(self, record: Record, now: float) -> None:
-        """Notes a token of a request."""
-        self.tokens += 1
-        if record.last is None:
-            record.answered = now
-        else:
-            seconds = now - record.last
-            self.gap_counts[bisect_left(GAP_BOUNDS, seconds)] += 1
-            self.gaps += 1
-            self.gap_seconds += seconds
-            self.longest_gap = max(self.longest_gap, seconds)
-        record.last = now
 
 
 # -- the track in a trace ----------------------------------------------------------------------------------------------

@@ -13,14 +13,15 @@ from collections.abc import Callable, Collection, Generator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from rlx import grammar
 from rlx.engine.kv.prefix import Keys
 from rlx.engine.kv.prompt_embeddings import keys_of
 from rlx.engine.request.context import Context, Logits, PromptLike
+from rlx.engine.request.output import FinishReason
 from rlx.engine.request.record import ActiveRequest, Record
-from rlx.engine.request.stopping import NOTHING, FinishReason, checked_count
 from rlx.engine.speculation.drafts import Drafts
 from rlx.engine.threads import Notifier
 from rlx.errors import ArgumentError
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from rlx.grammar import Grammar
 
 AHEAD = 8  # most tokens that are computed before their consumer has taken them
+
+NOTHING: frozenset[int] = frozenset()
 
 QUIET = 0.001  # seconds of tokens that a consumer may get together, if they come so quickly
 
@@ -95,6 +98,26 @@ class Request:
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if timeout is not None and not (is_number and timeout > 0):
             raise ArgumentError(f"timeout is {timeout!r}", where="submit", hint="give seconds above 0, or None")
+
+
+def stop_strings(stop: Any) -> tuple[str, ...]:
+    """One string or several as a tuple; `ArgumentError` for other types and for an empty string."""
+    texts = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ArgumentError(f"stop is {stop!r}, expected a text or several", where="generate")
+    if "" in texts:
+        raise ArgumentError("a stop string is empty", where="generate", hint="it would end every answer at once")
+    return tuple(texts)
+
+
+def checked_count(name: str, value: Any) -> int | None:
+    """A whole number of at least 0, or None; `ArgumentError` for anything else."""
+    if value is None:
+        return None
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or value < 0:
+        raise ArgumentError(f"{name} is {value!r}, expected a whole number of at least 0", where="generate")
+    return int(value)
 
 
 class RequestOptions(TypedDict, total=False):

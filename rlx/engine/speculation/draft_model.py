@@ -22,7 +22,7 @@ from rlx.engine.kv.sequence import Sequence
 from rlx.engine.opening.opened import open_model, tokenizer_of
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan, Setup
-from rlx.engine.programs.specs import expected_programs
+from rlx.engine.programs.programs import expected_programs
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts, ModelHits
 from rlx.errors import ArgumentError, NumericalError, PoolFullError
 from rlx.text import Tokenizer

@@ -26,13 +26,12 @@ from rlx.compiler.kv import Sizes
 from rlx.compiler.state_memory import StateMemory
 from rlx.compiler.tensors import Tensors
 from rlx.engine.kv.pages import page_count
-from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, feed, feed_positions, feed_tokens, shift_at
+from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.model_runner import SECONDS, ModelRunner, end_run
+from rlx.engine.model_runner import SECONDS, ModelRunner, end_run, feed, feed_positions, feed_tokens
 from rlx.engine.opening.opened import Source, check_types
 from rlx.engine.opening.setup import Setup
-from rlx.engine.programs.programs import Programs
-from rlx.engine.programs.specs import HIDDEN, ProgramSpec
+from rlx.engine.programs.programs import HIDDEN, Programs, ProgramSpec
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts, ModelHits
 from rlx.errors import NumericalError
 from rlx.models.variants import EmbeddedRows

@@ -201,10 +201,9 @@ def _called(loop: EngineLoop, work: Callable[[], Any]) -> Any:
 
 def keeping(
     setup: Setup, compiler: Compiler, graph: Graph, pool: CachePool, loader: WeightLoader
-) -> tuple[DiskKVCache | None, PrefixWriter | None]:
-    """The reader and the writer of states of prompts; None without the option."""
-    if setup.cache_kv is None:
-        return None, None
+) -> tuple[DiskKVCache, PrefixWriter]:
+    """The reader and the writer of states of prompts."""
+    assert setup.cache_kv is not None
     sizes, has_states = pool.sizes, pool.memory.has_slots
     store = PrefixStore(
         setup.cache_kv, setup.cache_kv_bytes, page=sizes.page, page_bytes=sizes.page_bytes, has_states=has_states
