@@ -14,11 +14,10 @@ from itertools import groupby
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from rlx import vision
+from rlx import models, vision
 from rlx.engine.kv.prompt_embeddings import PAD, EmbeddedSpan, PromptEmbeddings
 from rlx.engine.request.context import Context, PromptLike, check_ids, fit_context, text_context
 from rlx.errors import ImageError, MultimodalError, PromptError
-from rlx.models.vision_config import VISION_FAMILIES
 from rlx.prompt import Prompt
 from rlx.text.image_parts import ImageTokens
 from rlx.vision.image import Image, ImageOptions
@@ -210,8 +209,9 @@ class ImageInput:
         if self._encoder is not None:
             config = self._encoder.config
             return _tokens(config.family, (config.image_token, config.begin_token, config.end_token))
-        family = next((name for name, row in VISION_FAMILIES.items() if self._arch in row.archs), None)
-        return None if family is None else _tokens(family, (VISION_FAMILIES[family].image_token, None, None))
+        rows = models.vision_config.VISION_FAMILIES.items()
+        found = next(((name, row.image_token) for name, row in rows if self._arch in row.archs), None)
+        return None if found is None else _tokens(found[0], (found[1], None, None))
 
     def stats(self) -> dict[str, Any]:
         """The counters of the encoder; empty before the first image."""
@@ -219,7 +219,7 @@ class ImageInput:
 
 
 def _tokens(family: str, ids: tuple[int, int | None, int | None]) -> ImageTokens:
-    texts = VISION_FAMILIES[family].tokens
+    texts = models.vision_config.VISION_FAMILIES[family].tokens
     if family == "gemma3":  # whose processor writes blank lines around each image
         return ImageTokens(*ids, texts, texts[1], margin="\n\n")
     return ImageTokens(*ids, texts, texts[0])

@@ -25,7 +25,7 @@ from rlx.export.writer import Progress, check_output, write_gguf
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.store.cache import CompileCache
 from rlx.weights import WeightLoader, open_weights
-from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME
+from rlx.weights.locate import INDEX_NAME, SINGLE_NAME
 
 AUTO = "auto"
 ALL, MODEL, MMPROJ = PARTS = ("all", "model", "mmproj")

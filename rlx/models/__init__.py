@@ -11,17 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rlx import models
 from rlx.errors import ArgumentError, ModelFileError, UnsupportedModelError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
+from rlx.lazy import names_of
 from rlx.models.builder import DRAFT_HEAD, Weights, cache_dtype
 from rlx.models.config import ModelConfig
-from rlx.models.gguf_config import from_gguf
-from rlx.models.hf_config import from_hf
 from rlx.models.registry import ARCHITECTURES, MODEL_TYPES, SUPPORTED
 from rlx.models.views import View, place_in, views
+
+if TYPE_CHECKING:
+    from rlx.models import vision_config
+    from rlx.models.gguf_config import from_gguf
+    from rlx.models.hf_config import from_hf
 
 __all__ = [
     "ARCHITECTURES",
@@ -39,7 +44,17 @@ __all__ = [
     "from_hf",
     "predictor_head",
     "views",
+    "vision_config",
 ]
+
+#: The readers of the formats, and what a text model does not need, imported when they are first used.
+_PARTS = {
+    "from_gguf": "rlx.models.gguf_config",
+    "from_hf": "rlx.models.hf_config",
+    "vision_config": "rlx.models.vision_config",
+}
+
+__getattr__ = names_of("rlx.models", _PARTS)
 
 
 def build(
@@ -134,7 +149,7 @@ def config_from(
         ConfigError, UnsupportedModelError: as `from_gguf` and `from_hf`.
     """
     if format == "gguf":
-        return from_gguf(metadata, has_tensor, where=where)
+        return models.from_gguf(metadata, has_tensor, where=where)
     if format == "safetensors":
-        return from_hf(metadata, where=where)
+        return models.from_hf(metadata, where=where)
     raise ArgumentError(f"format is {format!r}, expected 'gguf' or 'safetensors'")

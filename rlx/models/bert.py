@@ -13,6 +13,7 @@ from rlx.models.encoder import (
     HIDDEN,
     NORM_EPS,
     EncoderConfig,
+    EncoderFamily,
     EncoderModel,
     attention,
     gguf_sizes,
@@ -160,3 +161,9 @@ def from_gguf(keys: Keys, vocab_size: int, types: int) -> EncoderConfig:
         bases=(base,) * sizes["layers"],
         types=types,
     )
+
+
+#: `general.architecture` -> its family.
+FAMILIES = {"bert": EncoderFamily(build, NAMES, from_gguf), "nomic-bert": EncoderFamily(build, NOMIC_NAMES, from_gguf)}
+#: `model_type` in `config.json` -> the reader.
+TYPES = {**dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), from_hf), "nomic_bert": nomic_from_hf}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlx.errors import WeightError
 from rlx.ir import ops
@@ -24,6 +24,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.builder import GraphOfLayers, Weights
 from rlx.models.keys import HEADS, WIDTH, Keys
+from rlx.models.names import Table
 from rlx.models.rope import Rope, inv_freq
 
 ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
@@ -217,3 +218,11 @@ def encoding(graph: Graph, *, two_way: bool) -> Graph:
         return ops.rebuild(old, inputs, length=SEQ, mask="around" if size else "none", window=size)
 
     return graph.replace(outputs={HIDDEN: graph.outputs[HIDDEN]}).map(visit)
+
+
+class EncoderFamily(NamedTuple):
+    """The equations of an architecture, the names of its tensors, and the reader of its GGUF metadata."""
+
+    build: Callable[[EncoderConfig, Weights], Graph]
+    names: Table
+    from_gguf: Callable[[Keys, int, int], EncoderConfig]

@@ -1,50 +1,20 @@
-"""Which architectures are encoders, and the configuration of one from an open file.
+"""The configuration of an encoder from an open file.
 
-Part of the models stage. A new family needs a file like `bert.py` and a row in each table here.
+Part of the models stage. A new family needs a file like `bert.py` and a row of `ENCODER_FILES` in `registry.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rlx.errors import UnsupportedModelError
-from rlx.ir.graph import Graph
-from rlx.models import bert, modernbert
-from rlx.models.builder import Weights
 from rlx.models.config import ModelConfig
 from rlx.models.encoder import EncoderConfig
 from rlx.models.gguf_config import vocab_size
 from rlx.models.keys import Keys
-from rlx.models.names import Table
+from rlx.models.registry import ENCODER_TYPES, ENCODERS
 from rlx.models.views import View
-
-
-class EncoderFamily(NamedTuple):
-    """The equations of an architecture, the names of its tensors, and the reader of its GGUF metadata."""
-
-    build: Callable[[EncoderConfig, Weights], Graph]
-    names: Table
-    from_gguf: Callable[[Keys, int, int], EncoderConfig]
-
-
-#: `general.architecture` -> its family.
-ENCODERS = {
-    "bert": EncoderFamily(bert.build, bert.NAMES, bert.from_gguf),
-    "nomic-bert": EncoderFamily(bert.build, bert.NOMIC_NAMES, bert.from_gguf),
-    "modern-bert": EncoderFamily(modernbert.build, modernbert.NAMES, modernbert.from_gguf),
-}
-#: `model_type` in `config.json` -> the reader.
-ENCODER_TYPES: dict[str, Callable[[Keys], EncoderConfig]] = {
-    "bert": bert.from_hf,
-    "roberta": bert.from_hf,
-    "xlm-roberta": bert.from_hf,
-    "camembert": bert.from_hf,
-    "nomic_bert": bert.nomic_from_hf,
-    "modernbert": modernbert.from_hf,
-}
-#: GGUF architectures of decoders whose attention was opened in both directions -> the decoder.
-TWO_WAY = {"gemma-embedding": "gemma3"}
 
 
 def encoder_config(format: str, metadata: Mapping[str, Any], where: object) -> EncoderConfig | None:

@@ -13,6 +13,7 @@ from rlx.models.encoder import (
     HIDDEN,
     NORM_EPS,
     EncoderConfig,
+    EncoderFamily,
     EncoderModel,
     attention,
     gguf_sizes,
@@ -118,3 +119,7 @@ def from_gguf(keys: Keys, vocab_size: int, types: int) -> EncoderConfig:
 def _by_period(period: int, layers: int) -> list[bool]:
     """Whether each layer has a window: every `period`-th, from the first one on, has none."""
     return [layer % period != 0 for layer in range(layers)]
+
+
+FAMILIES = {"modern-bert": EncoderFamily(build, NAMES, from_gguf)}
+TYPES = {"modernbert": from_hf}

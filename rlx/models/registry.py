@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx.models.architectures import Architecture
+
+if TYPE_CHECKING:
+    from rlx.models.encoder import EncoderConfig, EncoderFamily
+    from rlx.models.keys import Keys
 
 T = TypeVar("T")
 
@@ -41,12 +45,20 @@ FILES: dict[str, tuple[str, str]] = {
     "nemotron_h": ("nemotron_h nemotron_h_moe", "nemotron_h"),
 }
 
+#: The same of encoders.
+ENCODER_FILES: dict[str, tuple[str, str]] = {
+    "bert": ("bert nomic-bert", "bert roberta xlm-roberta camembert nomic_bert"),
+    "modernbert": ("modern-bert", "modernbert"),
+}
+#: GGUF architectures of decoders whose attention was opened in both directions -> the decoder.
+TWO_WAY = {"gemma-embedding": "gemma3"}
+
 
 class _Lazy(Mapping[str, T]):
     """Name -> what `find` reads of the family file that has it."""
 
-    def __init__(self, names: int, find: Callable[[str, str], T]) -> None:
-        self._files = {name: file for file, row in FILES.items() for name in row[names].split()}
+    def __init__(self, files: Mapping[str, tuple[str, str]], names: int, find: Callable[[str, str], T]) -> None:
+        self._files = {name: file for file, row in files.items() for name in row[names].split()}
         self._find = find
 
     def __getitem__(self, name: str) -> T:
@@ -62,9 +74,13 @@ class _Lazy(Mapping[str, T]):
         return len(self._files)
 
 
+def _file(name: str) -> Any:
+    return import_module(f"rlx.models.{name}")
+
+
 @cache
 def _rows(file: str) -> dict[str, Architecture]:
-    found: dict[str, Architecture] = import_module(f"rlx.models.{file}").ARCHITECTURES
+    found: dict[str, Architecture] = _file(file).ARCHITECTURES
     return found
 
 
@@ -78,9 +94,15 @@ def _of_model_type(file: str, name: str) -> tuple[str, Architecture]:
 
 
 #: `general.architecture` of a GGUF file -> its row.
-ARCHITECTURES: Mapping[str, Architecture] = _Lazy(0, lambda file, name: _rows(file)[name])
+ARCHITECTURES: Mapping[str, Architecture] = _Lazy(FILES, 0, lambda file, name: _rows(file)[name])
 #: `model_type` of a `config.json` -> the architecture's name and its row, with what differs for that type.
-MODEL_TYPES: Mapping[str, tuple[str, Architecture]] = _Lazy(1, _of_model_type)
+MODEL_TYPES: Mapping[str, tuple[str, Architecture]] = _Lazy(FILES, 1, _of_model_type)
+#: `general.architecture` of an encoder -> its family.
+ENCODERS: Mapping[str, EncoderFamily] = _Lazy(ENCODER_FILES, 0, lambda file, name: _file(file).FAMILIES[name])
+#: `model_type` of an encoder -> the reader of its `config.json`.
+ENCODER_TYPES: Mapping[str, Callable[[Keys], EncoderConfig]] = _Lazy(
+    ENCODER_FILES, 1, lambda file, name: _file(file).TYPES[name]
+)
 #: File format -> values of `general.architecture`, of `model_type`.
 SUPPORTED = {"gguf": tuple(ARCHITECTURES), "safetensors": tuple(MODEL_TYPES)}
 

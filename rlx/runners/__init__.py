@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlx.runners.encoder import EncoderRunner
     from rlx.runners.model import Model
     from rlx.runners.text import Answer
+    from rlx.text import rerank as rerank
 
     CachedRunner = Model
     TextRunner = Model
@@ -61,7 +62,7 @@ __all__ = [
     "auto_runner",
 ]
 
-#: Parts of `Model` that most programs do not need: conversations, images.
-_PARTS = {"media": "rlx.runners.media", "text": "rlx.runners.text"}
+#: Parts of `Model` that most programs do not need: conversations, images, the order of documents.
+_PARTS = {"media": "rlx.runners.media", "text": "rlx.runners.text", "rerank": "rlx.text.rerank"}
 
 __getattr__ = names_of("rlx.runners", {**_HOMES, **_PARTS})

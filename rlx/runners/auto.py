@@ -11,18 +11,16 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, cast
 
-from rlx import runners
+from rlx import runners, weights
 from rlx.arguments import did_you_mean
 from rlx.engine.opening.options import RunnerOptions, takes_options
 from rlx.engine.opening.source import choose_model, open_with
 from rlx.errors import ConfigError, UnsupportedModelError, named_refusals
 from rlx.models import ARCHITECTURES, MODEL_TYPES, SUPPORTED
-from rlx.models.encoders import ENCODER_TYPES, ENCODERS, TWO_WAY
 from rlx.models.gguf_config import check_language_model
-from rlx.models.registry import KNOWN_UNIMPLEMENTED
+from rlx.models.registry import ENCODER_TYPES, ENCODERS, KNOWN_UNIMPLEMENTED, TWO_WAY
 from rlx.runners.model import Model
 from rlx.tracing import span
-from rlx.weights.sentence_modules import says_embedding
 
 if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource
@@ -82,10 +80,13 @@ def named_architecture(loader: WeightLoader) -> tuple[str, str, str | None]:
 
 def is_encoder(loader: WeightLoader) -> bool:
     """Whether an open file is of an encoder, or of a decoder that serves as one."""
-    gguf = loader.format == "gguf"
-    found = loader.metadata.get("general.architecture" if gguf else "model_type")
-    encoders = (*ENCODERS, *TWO_WAY) if gguf else (*ENCODER_TYPES,)
-    return found in encoders or (found in SUPPORTED[loader.format] and says_embedding(loader))
+    if loader.format == "gguf":
+        found = loader.metadata.get("general.architecture")
+        pools = found in SUPPORTED["gguf"] and loader.metadata.get(f"{found}.pooling_type")
+        return found in ENCODERS or found in TWO_WAY or bool(pools)
+    found = loader.metadata.get("model_type")
+    says = weights.sentence_modules.says_embedding
+    return found in ENCODER_TYPES or (found in SUPPORTED["safetensors"] and says(loader.path.parent))
 
 
 def runner_class(loader: WeightLoader) -> type[Model]:

@@ -31,7 +31,6 @@ from rlx.runners.builder import RunnerBuilder, open_engine
 from rlx.runners.requests import DRAFT_MODEL, checked_speculation
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
-from rlx.text import rerank
 
 if TYPE_CHECKING:
     from rlx.engine.engine import Engine
@@ -439,9 +438,10 @@ class Model(LmRunner):
         if self.config.arch != "qwen3":
             hint = "use a cross-encoder, or Qwen3-Reranker"
             raise UnsupportedModelError(f"models of {self.config.arch} rank no documents", where="rerank", hint=hint)
-        yes, no = rerank.answer_ids(self.tokenizer)
+        yes, no = runners.rerank.answer_ids(self.tokenizer)
         most = self.max_seq if truncate else None
-        found = rerank.rerank_prompts(self.tokenizer, rerank.QWEN3, *rerank.checked_documents(query, documents), most)
+        pairs = runners.rerank.checked_documents(query, documents)
+        found = runners.rerank.rerank_prompts(self.tokenizer, runners.rerank.QWEN3, *pairs, most)
         prompts = [self.checked_prompt(ids, f"document {i}").ids for i, ids in enumerate(found)]
         gaps = session.measured_ends(self._engine, self._loop, prompts, lambda row: float(row[no]) - float(row[yes]))
         return Scores((float(1 / (1 + np.exp(gap))) for gap in gaps), sum(map(len, prompts)))

@@ -1,9 +1,9 @@
-"""One entry of the store: a folder that is written whole, and checked whole before it is used.
+"""One entry of the store: a folder that is written whole, and checked before it is used.
 
 Store: `key.json` says what the entry is. `checksums.json` holds the SHA-256 of every other file. The time of the empty
 file `last_used` says when the entry was used last. The other files are the caller's: object code, IR after each pass,
-kernel sources. The store (`rlx.store.store`) decides where entries lie, which are kept, and what happens to a damaged
-one.
+kernel sources. Those that only people read (`TEXTS`), most of the bytes, are read and checked when somebody asks for
+them. The store (`rlx.store.store`) decides where entries lie, which are kept, and what happens to a damaged one.
 
 A large file is mapped or read in pieces, and never read as a whole. `large.json` holds its size, which is checked
 before each use, and a digest of each piece, which `read_pieces` and `problem` (`rlx cache verify`) check.
@@ -34,6 +34,7 @@ KEY, CHECKSUMS, LAST_USED, LARGE = "key.json", "checksums.json", "last_used", "l
 _OWN = (KEY, CHECKSUMS, LAST_USED, LARGE)
 DIGEST = re.compile("[0-9a-f]{64}")
 _PLAIN = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9_+-][A-Za-z0-9_.+-]*(/[A-Za-z0-9_+-][A-Za-z0-9_.+-]*)*")
+TEXTS = re.compile(r".*\.ll|kernels/.*\.txt|explain\.json")  # what a program does not need to run
 PIECE = 1 << 24  # bytes of a large file that have one digest
 
 
@@ -61,7 +62,7 @@ class Entry:
 
     Args:
         key: what it is.
-        files: name -> contents.
+        files: name -> contents; of a stored entry those that are held in memory.
         root: the store's folder; None if the entry lives in memory only.
         sums: name -> SHA-256 of each file, where they are known.
 
@@ -101,7 +102,7 @@ class Entry:
         where = f"cache entry {self.key.digest[:12]}"
         if name not in self._sums:
             raise CacheError(f"no file is called {name!r}", where=where, hint=f"Files: {', '.join(self.names)}")
-        if self._held is not None:
+        if self._held is not None and name in self._held:
             return self._held[name]
         try:
             with self.open_file(name) as file:
@@ -109,7 +110,7 @@ class Entry:
         except (OSError, Damage) as error:
             raise CacheError(f"{name} is gone: {reason(error)}", where=where, hint="Compile again") from error
         if sha256(data) != self._sums[name]:
-            raise CacheError(f"{name} changed since it was checked", where=where, hint="Run `rlx cache verify`")
+            raise CacheError(f"{name} is not what was stored", where=where, hint="Run `rlx cache verify`")
         return data
 
     def read_pieces(self, name: str, first: int, out: memoryview) -> None:
@@ -178,12 +179,13 @@ class Listing:
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def load(root: Path, shelf: Folder, key: CompileKey) -> Entry:
+def load(root: Path, shelf: Folder, key: CompileKey, *, whole: bool = False) -> Entry:
     """The entry of `key`, with its files checked.
 
     Args:
         root: the store's folder.
         shelf: the folder that holds the entry's folder.
+        whole: check `TEXTS`, too.
 
     Raises:
         FileNotFoundError: there is no entry.
@@ -193,7 +195,7 @@ def load(root: Path, shelf: Folder, key: CompileKey) -> Entry:
     for _ in range(3):
         with open_folder(shelf, key.digest) as folder:
             try:
-                return Entry(key, *_check(folder, key, root))
+                return Entry(key, *_check(folder, key, root, whole))
             except Damage:
                 # Evicted or replaced during the read: nothing is wrong with it, look again.
                 found = shelf.stat(key.digest)
@@ -217,11 +219,11 @@ def open_folder(shelf: Folder, digest: str) -> Folder:
         raise Damage(str(error)) from error
 
 
-def _check(folder: Folder, key: CompileKey, root: Path) -> tuple[dict[str, bytes], Path, dict[str, str]]:
+def _check(folder: Folder, key: CompileKey, root: Path, whole: bool) -> tuple[dict[str, bytes], Path, dict[str, str]]:
     """The parts of an entry, all of them checked: its files, the store's folder, the checksums."""
     text = folder.read(CHECKSUMS)
     sums = _parse_checksums(text)
-    files = {name: folder.read(name) for name in sums}
+    files = {name: folder.read(name) for name in sums if whole or not TEXTS.fullmatch(name)}
     wrong = [name for name, data in files.items() if sha256(data) != sums[name]]
     if wrong:
         raise Damage(f"wrong checksum of {', '.join(wrong)}")
@@ -270,7 +272,7 @@ def problem(shelf: Folder, digest: str) -> str | None:
             key = CompileKey.from_json(folder.read(KEY))
             if key.digest != digest:
                 return f"{KEY} is of another program"
-            large = load(shelf.path.parent, shelf, key).large
+            large = load(shelf.path.parent, shelf, key, whole=True).large
             wrong = [name for name, row in large.items() if not _is_whole(folder, name, row)]
             return f"wrong checksum of {', '.join(wrong)}" if wrong else None
     except FileNotFoundError:

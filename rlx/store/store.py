@@ -141,7 +141,7 @@ class Store:
     # -- one entry ------------------------------------------------------------------------------------------------
 
     def get(self, key: CompileKey, discard: bool = True, *, touch: bool = True) -> Entry | None:
-        """The entry of a key, every file checked and held in memory; None if there is none.
+        """The entry of a key, checked; None if there is none.
 
         Args:
             discard: remove the entry if it is damaged.
@@ -248,7 +248,7 @@ class Store:
                     self.discard(root, shelf, key.digest)
                 if entry.publish(base, made.path.name, shelf, key.digest, self.budget.is_synced):
                     return Entry(key, files, self.root)
-                return entry.load(self.root, shelf, key)
+                return entry.load(self.root, shelf, key, whole=True)
 
     def discard(self, root: Folder, shelf: Folder, digest: str) -> bool:
         """Takes an entry out of sight in one step, then deletes it. False if it was gone."""
@@ -369,7 +369,7 @@ class Store:
             if row.key.digest != row.digest:
                 raise Damage(f"{entry.KEY} is of another program")
             with Folder(self.root) as root, root.child(row.digest[:2]) as shelf:
-                return entry.load(self.root, shelf, row.key)
+                return entry.load(self.root, shelf, row.key, whole=True)
         except (OSError, Damage) as error:
             hint = "`rlx cache verify` removes damaged entries"
             raise CacheError(f"damaged: {error}", where=f"cache entry {row.digest[:12]}", hint=hint) from error

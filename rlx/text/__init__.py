@@ -6,11 +6,16 @@ conversations; `confined.py` runs what is not trusted in a process with limits. 
 `tokenizers` nor `jinja2`.
 """
 
-from rlx.text.chat import ChatTemplate, chat_ids, template_of
-from rlx.text.from_gguf import tokenizer_from_gguf
-from rlx.text.from_hf import templates_from_hf, tokenizer_from_hf
-from rlx.text.load import load_tokenizer
-from rlx.text.tokenizer import StreamDetokenizer, Tokenizer
+from typing import TYPE_CHECKING
+
+from rlx.lazy import names_of
+
+if TYPE_CHECKING:
+    from rlx.text.chat import ChatTemplate, chat_ids, template_of
+    from rlx.text.from_gguf import tokenizer_from_gguf
+    from rlx.text.from_hf import templates_from_hf, tokenizer_from_hf
+    from rlx.text.load import load_tokenizer
+    from rlx.text.tokenizer import StreamDetokenizer, Tokenizer
 
 __all__ = [
     "ChatTemplate",
@@ -23,3 +28,14 @@ __all__ = [
     "tokenizer_from_gguf",
     "tokenizer_from_hf",
 ]
+
+#: Public names -> the module that has them.
+_HOMES = {
+    **dict.fromkeys(("ChatTemplate", "chat_ids", "template_of"), "rlx.text.chat"),
+    "tokenizer_from_gguf": "rlx.text.from_gguf",
+    **dict.fromkeys(("templates_from_hf", "tokenizer_from_hf"), "rlx.text.from_hf"),
+    "load_tokenizer": "rlx.text.load",
+    **dict.fromkeys(("StreamDetokenizer", "Tokenizer"), "rlx.text.tokenizer"),
+}
+
+__getattr__ = names_of("rlx.text", _HOMES)

@@ -12,6 +12,9 @@ from rlx.errors import TokenizerError
 from rlx.text.from_gguf import tokenizer_from_gguf
 from rlx.text.from_hf import tokenizer_from_hf
 from rlx.text.tokenizer import Tokenizer
+from rlx.weights.gguf import GgufFile
+from rlx.weights.loader import model_format
+from rlx.weights.locate import models_in, resolve_model_path
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -28,9 +31,6 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
         AmbiguousModelError: the folder holds several models.
         ModelFileError: the path or the GGUF file cannot be used.
     """
-    from rlx.weights.loader import model_format
-    from rlx.weights.locate import models_in, resolve_model_path
-
     given = Path(path).expanduser()
     if given.is_dir() and not models_in(given):
         return tokenizer_from_hf(given)
@@ -41,8 +41,6 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
 
 
 def _load_gguf(path: Path) -> Tokenizer:
-    from rlx.weights.gguf import GgufFile
-
     file = GgufFile(path)
     try:
         return tokenizer_from_gguf(file.metadata)

@@ -16,22 +16,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlx.errors import ImageError, RlxError, file_error, named_refusals
+from rlx.vision.image import MAX_PIXELS, MAX_SIDE, Pixels
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
 
-Pixels: TypeAlias = NDArray[np.uint8]
-
 MAX_BYTES = 1 << 27  # of a file
-MAX_PIXELS = 1 << 26  # of an image
-MAX_SIDE = 1 << 16  # pixels: a JPEG has no longer side; it bounds the memory that resizing takes
 STRIP = 1 << 20  # pixels that are converted at a time
 MAX_SCANS = 100  # of a JPEG: a tiny file can make the decoder go over all pixels any number of times
 PILLOW = (12, 2)

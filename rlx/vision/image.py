@@ -9,16 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from os import PathLike
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx import vision
 from rlx.errors import ArgumentError, ImageError
 from rlx.profile.option import option, options_of
-from rlx.vision import decode
-from rlx.vision.decode import MAX_PIXELS, MAX_SIDE, Pixels
 
+Pixels: TypeAlias = NDArray[np.uint8]
+
+MAX_PIXELS = 1 << 26  # of an image
+MAX_SIDE = 1 << 16  # pixels: a JPEG has no longer side; it bounds the memory that resizing takes
 TAKEN = "an array of uint8 [height, width, 3], a path, the bytes of a file, a data URI or a Pillow image"
 
 
@@ -57,13 +60,13 @@ class Image:
         if isinstance(value, np.ndarray):
             return cls.from_pixels(_of_array(value))
         if isinstance(value, bytes | bytearray | memoryview):
-            return cls.from_pixels(decode.from_bytes(bytes(value)))
-        if isinstance(value, str) and decode.is_uri(value):
-            return cls.from_pixels(decode.from_uri(value))
+            return cls.from_pixels(vision.decode.from_bytes(bytes(value)))
+        if isinstance(value, str) and vision.decode.is_uri(value):
+            return cls.from_pixels(vision.decode.from_uri(value))
         if isinstance(value, str | PathLike):
-            return cls.from_pixels(decode.from_path(value))
-        if decode.is_pillow(value):
-            return cls.from_pixels(decode.from_pillow(value))
+            return cls.from_pixels(vision.decode.from_path(value))
+        if vision.decode.is_pillow(value):
+            return cls.from_pixels(vision.decode.from_pillow(value))
         if hasattr(value, "__array__"):  # a tensor of another library
             return cls.from_pixels(_of_array(_as_array(value)))
         raise ImageError(f"an image is {type(value).__name__}", hint=f"give {TAKEN}")

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from rlx.errors import ArgumentError, ImageError
 from rlx.models.vision_config import QWEN_PIXELS, VisionConfig
-from rlx.vision.decode import Pixels
-from rlx.vision.image import Image, ImageOptions
+from rlx.vision.image import Image, ImageOptions, Pixels
 from rlx.vision.resize import BICUBIC, BILINEAR, finish, resize_steps
 
 Floats: TypeAlias = NDArray[np.float32]

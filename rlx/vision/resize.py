@@ -11,7 +11,8 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from rlx.vision.decode import Pixels, pillow
+from rlx.vision.decode import pillow
+from rlx.vision.image import Pixels
 
 Steps: TypeAlias = Generator[None, None, Pixels]
 Result = TypeVar("Result")

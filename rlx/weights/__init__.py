@@ -6,8 +6,33 @@
 offers the result as `ModelWeights`.
 """
 
+from typing import TYPE_CHECKING
+
+from rlx.lazy import names_of
 from rlx.weights.loader import TensorInfo, WeightLoader, open_weights
 from rlx.weights.locate import resolve_model_path
 from rlx.weights.model import ModelWeights
 
-__all__ = ["ModelWeights", "TensorInfo", "WeightLoader", "open_weights", "resolve_model_path"]
+if TYPE_CHECKING:
+    from rlx.weights import fp8, hub, mxfp4, packed, prediction, quantization, safetensors, sentence_modules
+
+__all__ = [
+    "ModelWeights",
+    "TensorInfo",
+    "WeightLoader",
+    "fp8",
+    "hub",
+    "mxfp4",
+    "open_weights",
+    "packed",
+    "prediction",
+    "quantization",
+    "resolve_model_path",
+    "safetensors",
+    "sentence_modules",
+]
+
+#: What a GGUF file does not need, imported when it is first used.
+_PARTS = ("fp8", "hub", "mxfp4", "packed", "prediction", "quantization", "safetensors", "sentence_modules")
+
+__getattr__ = names_of("rlx.weights", {name: f"rlx.weights.{name}" for name in _PARTS})

@@ -9,13 +9,16 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
+from rlx import weights
 from rlx.errors import ConfigError, ModelFileError, file_error
 from rlx.weights.gguf import MAGIC, GgufFile
 from rlx.weights.locate import GIVE, NO_PICKLES, PICKLES, SUFFIXES, resolve_model_path
 from rlx.weights.mapped import Bytes, Closing, TensorInfo
-from rlx.weights.safetensors import Config, SafetensorsFile
+
+if TYPE_CHECKING:
+    from rlx.weights.safetensors import Config
 
 __all__ = ["TensorInfo", "WeightLoader", "model_format", "open_weights", "resolve_model_path"]
 
@@ -119,7 +122,7 @@ def open_weights(path: str | os.PathLike[str], *, mmap: bool = True, config: Con
     """
     found = resolve_model_path(path)
     if model_format(found) == "safetensors":
-        return SafetensorsFile(found, mmap=mmap, config=config)
+        return weights.safetensors.SafetensorsFile(found, mmap=mmap, config=config)
     _refuse_config(found, config)
     return GgufFile(found, mmap=mmap)
 

@@ -11,15 +11,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlx import demo
+from rlx import demo, weights
 from rlx.arguments import nearest
 from rlx.env import size
 from rlx.errors import AmbiguousModelError, ArgumentError, ConfigError, ModelFileError, file_error
 from rlx.json_file import JsonObject, read_object
-from rlx.weights import hub
 from rlx.weights.gguf import part_number
-from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME
 
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
 SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 NO_PICKLES = (
@@ -93,7 +93,7 @@ def resolve_model_path(path: str | os.PathLike[str]) -> Path:
         base, quantization = split_quantization(text)
         if quantization and (directory := Path(base).expanduser()).is_dir():
             return _in_directory(directory, quantization)
-        if hub.is_name(base) and not base.lower().endswith(SUFFIXES):
+        if weights.hub.is_name(base) and not base.lower().endswith(SUFFIXES):
             return _downloaded(base, quantization)
         raise _missing(found)
     except (OSError, RuntimeError, ValueError) as error:
@@ -110,7 +110,7 @@ def can_be_downloaded(text: str) -> bool:
     """Whether a text names a model as on the Hugging Face hub, and neither a file nor a typing error of one."""
     base, _ = split_quantization(text)
     path = Path(base).expanduser()
-    return hub.is_name(base) and not base.lower().endswith(SUFFIXES) and not path.exists() and not _close(path)
+    return weights.hub.is_name(base) and not base.lower().endswith(SUFFIXES) and not path.exists() and not _close(path)
 
 
 def is_model(text: str) -> bool:
@@ -124,7 +124,7 @@ def is_model(text: str) -> bool:
         directory = Path(base).expanduser()
         if directory.is_dir():
             return bool(models_in(directory))
-        return hub.is_name(base) and hub.snapshot(base) is not None
+        return weights.hub.is_name(base) and weights.hub.snapshot(base) is not None
     except (OSError, RuntimeError, ValueError):  # too long for a path, or with a NUL
         return False
 
@@ -231,7 +231,7 @@ def _in_directory(directory: Path, quantization: str | None) -> Path:
 def _downloaded(repo: str, quantization: str | None) -> Path:
     """The file of a model that was downloaded from the hub; `ModelFileError` if it was not."""
     name = f"{repo}:{quantization}" if quantization else repo
-    folder = hub.snapshot(repo)
+    folder = weights.hub.snapshot(repo)
     models = [] if folder is None else models_in(folder, deep=True)
     if not models:
         what = "there is no such file or directory, and no model of this name was downloaded"

@@ -12,16 +12,15 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from rlx import weights
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.stored import FLOATS, to_float32
 from rlx.weights.composed import Composed, cut, rows, stack, turned, whole
-from rlx.weights.fp8 import fp8
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, Closing, TensorInfo
-from rlx.weights.mxfp4 import CODES_END, mxfp4
 from rlx.weights.names import FileNames, canonical_names, file_names, rank
-from rlx.weights.packed import repacked
-from rlx.weights.quantization import CODES
+
+CHECKPOINT = "safetensors"  # the format whose tensors may be stored in parts
 
 
 class ModelWeights(Closing):
@@ -41,7 +40,8 @@ class ModelWeights(Closing):
     """
 
     def __init__(self, loader: WeightLoader, family: str) -> None:
-        loader = repacked(loader)
+        if loader.format == CHECKPOINT:
+            loader = weights.packed.repacked(loader)
         self.loader, self.family = loader, family
         found = canonical_names(loader, family)
         self._tensors = {canonical: _compose(loader, canonical, names) for canonical, names in found.items()}
@@ -154,10 +154,11 @@ def _compose(loader: WeightLoader, canonical: str, found: FileNames) -> Composed
 
 def _part(loader: WeightLoader, canonical: str, name: str) -> Composed:
     info = loader.tensors[name]
-    if info.dtype is CODES:
-        return fp8(loader, name)
-    if name.endswith(CODES_END):
-        return mxfp4(loader, name)
+    if loader.format == CHECKPOINT:  # codes and their scales may be two tensors there
+        if info.dtype is weights.quantization.CODES:
+            return weights.fp8.fp8(loader, name)
+        if name.endswith(weights.mxfp4.CODES_END):
+            return weights.mxfp4.mxfp4(loader, name)
     if not info.dtype.is_quantized and info.dtype not in FLOATS:
         hint = "use a checkpoint in BF16, F16 or F32, or a GGUF file of the model"
         raise UnsupportedModelError(f"tensor {info.name!r} has type {info.dtype}", where=loader.path, hint=hint)

@@ -18,9 +18,8 @@ from functools import cache
 from typing import NamedTuple
 
 from rlx.errors import UnsupportedModelError, WeightError
-from rlx.models.encoders import ENCODERS
 from rlx.models.names import Row, Table
-from rlx.models.registry import ARCHITECTURES
+from rlx.models.registry import ARCHITECTURES, ENCODERS
 from rlx.weights.loader import WeightLoader
 
 

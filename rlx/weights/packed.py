@@ -68,8 +68,6 @@ def repacked(loader: WeightLoader) -> WeightLoader:
         UnsupportedModelError: `config.json` does not say how the weights are quantized.
         WeightError: the parts of a layer do not fit one another, or a layer is there twice.
     """
-    if loader.format != "safetensors":
-        return loader
     read, codes = READERS.get(str(scheme_of(loader.metadata).get("quant_method"))), dict(_codes(loader))
     if not codes:
         return loader

@@ -26,8 +26,16 @@ from rlx.errors import AmbiguousModelError, DownloadError, ModelFileError
 from rlx.weights import hub
 from rlx.weights.gguf import GgufFile, part_number
 from rlx.weights.hub import RemoteFile, RemoteModel, Repository, asked, look_up, named_http_errors
-from rlx.weights.locate import PICKLES, SAFETENSORS, is_projector, quantization_of, split_quantization, usual_type
-from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME
+from rlx.weights.locate import (
+    INDEX_NAME,
+    PICKLES,
+    SAFETENSORS,
+    SINGLE_NAME,
+    is_projector,
+    quantization_of,
+    split_quantization,
+    usual_type,
+)
 
 Progress = Callable[[str, int, int], None]
 Notice = Callable[[str], None]

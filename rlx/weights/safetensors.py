@@ -21,13 +21,12 @@ from rlx.errors import CUT_SHORT, ConfigError, ModelFileError, SafetensorsError,
 from rlx.ir.dtypes import BF16, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from rlx.json_file import JsonObject, parse_object, read_object
 from rlx.weights import quantization
+from rlx.weights.locate import INDEX_NAME, SINGLE_NAME
 from rlx.weights.mapped import Buffer, MappedFile, MappedTensors, TensorInfo
 
 MAX_HEADER_BYTES = json_file.MAX_BYTES  # about 260,000 tensors; the format allows 100 MB
 MAX_DIMS = 16
 MAX_ELEMENTS = 1 << 53
-SINGLE_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
 
 _DTYPES = {"F64": F64, "F32": F32, "F16": F16, "BF16": BF16, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8}
 _DTYPES |= {"F8_E4M3": quantization.CODES}

@@ -64,11 +64,9 @@ def sentence_modules(loader: WeightLoader) -> SentenceModules:
     return _from_gguf(loader) if loader.format == "gguf" else _from_folder(loader.path.parent)
 
 
-def says_embedding(loader: WeightLoader) -> bool:
-    """Whether the files of a model say that it makes vectors or scores, whatever its architecture."""
-    if loader.format == "gguf":
-        return bool(loader.metadata.get(f"{loader.metadata.get('general.architecture')}.pooling_type"))
-    return any(kind == "Pooling" for _, kind in _modules(loader.path.parent / "modules.json"))
+def says_embedding(folder: Path) -> bool:
+    """Whether the files of a checkpoint say that it makes vectors or scores, whatever its architecture."""
+    return any(kind == "Pooling" for _, kind in _modules(folder / "modules.json"))
 
 
 def _from_gguf(loader: WeightLoader) -> SentenceModules:

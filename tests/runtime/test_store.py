@@ -210,7 +210,8 @@ def assert_damaged(store: Store, match: str) -> None:
     assert contents(got) == CONTENTS
 
 
-CHECKED = [*FILES, "key.json", "checksums.json"]
+READ_BY_PEOPLE = ["program.ll", "kernels/dot_0a1b.txt"]
+CHECKED = [*(name for name in FILES if name not in READ_BY_PEOPLE), "key.json", "checksums.json"]
 
 
 @pytest.mark.parametrize("of_kind", ["weights", "prefix"], indirect=True)
@@ -227,17 +228,17 @@ def test_a_flip_in_a_large_file_is_seen_by_whoever_reads_or_verifies_it(store: S
         got.read_pieces("large.bin", 0, memoryview(found))
 
 
-@each_kind
-@pytest.mark.parametrize("name", CHECKED)
-@pytest.mark.parametrize("harm", ["missing", "empty", "shorter", "longer", "link", "folder"])
-def test_a_damaged_file(name: str, harm: str, store: Store, stored: Path) -> None:
-    path = stored / name
+HARMS = pytest.mark.parametrize("harm", ["missing", "empty", "shorter", "longer", "link", "folder"])
+
+
+def damage(path: Path, harm: str) -> None:
+    """Harms a file of an entry."""
     data = path.read_bytes()
     if harm == "empty" and not data:
         path.write_bytes(b"x")
     path.unlink() if harm in ("missing", "link", "folder") else None
     if harm == "link":
-        (stored / "elsewhere").write_bytes(data)
+        (path.parent / "elsewhere").write_bytes(data)
         path.symlink_to("elsewhere")
     if harm == "folder":
         path.mkdir()
@@ -245,6 +246,31 @@ def test_a_damaged_file(name: str, harm: str, store: Store, stored: Path) -> Non
         path.write_bytes(data[:-1] if harm == "shorter" and data else data + b"\n")
     if harm == "empty" and data:
         path.write_bytes(b"")
+
+
+@each_kind
+@pytest.mark.parametrize("name", READ_BY_PEOPLE)
+@HARMS
+def test_a_damaged_text_is_seen_by_whoever_reads_or_verifies_it(
+    name: str, harm: str, store: Store, stored: Path
+) -> None:
+    """A program runs without it, so no start reads it."""
+    damage(stored / name, harm)
+    got = store.get(key())
+    assert got is not None and store.damaged == 0
+    assert got.read("program.o") == CONTENTS["program.o"]
+    with pytest.raises(CacheError, match=f"{name} (is gone|is not what was stored)"):
+        got.read(name)
+    ((digest, _),) = store.verify()
+    assert digest == key().digest
+    assert store.entries() == []
+
+
+@each_kind
+@pytest.mark.parametrize("name", CHECKED)
+@HARMS
+def test_a_damaged_file(name: str, harm: str, store: Store, stored: Path) -> None:
+    damage(stored / name, harm)
     assert_damaged(store, f"{key().digest[:12]} is damaged and not used: .*")
 
 

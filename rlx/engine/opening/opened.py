@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from rlx import models, text
+from rlx import models, text, weights
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
@@ -20,7 +20,6 @@ from rlx.ir.stored import dequantize
 from rlx.models.config import ModelConfig
 from rlx.passes.capabilities import Layouts
 from rlx.weights import ModelWeights, WeightLoader
-from rlx.weights.prediction import WithPrediction, predicting_blocks
 
 
 def open_model(loader: WeightLoader) -> tuple[models.ModelConfig, ModelWeights]:
@@ -30,12 +29,12 @@ def open_model(loader: WeightLoader) -> tuple[models.ModelConfig, ModelWeights]:
         ConfigError, UnsupportedModelError, WeightError: the file cannot be used.
     """
     config = models.config_from(loader.format, loader.metadata, loader.tensors.__contains__, where=loader.path)
-    if loader.format == "safetensors" and predicting_blocks(loader, config.arch):
-        loader = WithPrediction(loader, config.layers)
-    weights = ModelWeights(loader, config.arch)
-    for view in models.views(config, weights.has):
-        weights.define(*view)
-    return config, weights
+    if loader.format == "safetensors" and weights.prediction.predicting_blocks(loader, config.arch):
+        loader = weights.prediction.WithPrediction(loader, config.layers)
+    tensors = ModelWeights(loader, config.arch)
+    for view in models.views(config, tensors.has):
+        tensors.define(*view)
+    return config, tensors
 
 
 def tokenizer_of(loader: WeightLoader, chat_template: str | None = None) -> text.Tokenizer:

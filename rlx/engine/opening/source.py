@@ -13,14 +13,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from rlx import demo, models
+from rlx import demo, models, weights
 from rlx.errors import ConfigError, ProfileError
 from rlx.models import ModelConfig
 from rlx.profile import CompileProfile, ProfileLike
-from rlx.weights import WeightLoader, hub, open_weights
+from rlx.weights import WeightLoader, open_weights
 from rlx.weights.loader import model_format
 from rlx.weights.locate import choose, models_in, resolve_model_path, split_quantization
-from rlx.weights.safetensors import read_config
 
 Origin = Literal["named", "profile", "beside", "demo"]
 
@@ -91,7 +90,7 @@ def _named_in(folder: Path, model: str) -> str | Path:
     """Resolves a profile's `model` key: a path relative to the profile's folder, or the name of a downloaded model."""
     base, _ = split_quantization(model)
     here = [folder / Path(name).expanduser() for name in (model, base)]
-    return model if hub.is_name(base) and not any(path.exists() for path in here) else here[0]
+    return model if weights.hub.is_name(base) and not any(path.exists() for path in here) else here[0]
 
 
 Config = str | PathLike[str] | Mapping[str, Any] | ModelConfig
@@ -130,7 +129,7 @@ def _check(loader: WeightLoader, config: Config) -> None:
     if isinstance(config, ModelConfig):
         given, names = config, tuple(f.name for f in fields(ModelConfig))
     else:
-        given, names = models.from_hf(read_config(config), where="config"), _SIZES
+        given, names = models.from_hf(weights.safetensors.read_config(config), where="config"), _SIZES
     for name in names:
         mine, theirs = getattr(own, name), getattr(given, name)
         if mine != theirs:
