@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.engine.batch import Batch, Segment
 from rlx.engine.engine import Engine
+from rlx.engine.model_runner import Batch, Segment
 from rlx.engine.programs import reporting
 from rlx.sampling.choice import Choice
 from rlx.sampling.options import SampleOpts

@@ -20,9 +20,8 @@ from rlx.cli.options import model_argument
 from rlx.cli.output import printable, size, stdout
 from rlx.compiler.kv import state_bytes
 from rlx.engine.opening.encoder import EncoderPlan
-from rlx.engine.opening.opened import open_model
 from rlx.engine.opening.options import EngineOptions
-from rlx.engine.opening.setup import Setup
+from rlx.engine.opening.setup import Setup, open_model
 from rlx.errors import MultimodalError, RlxError
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph

@@ -22,7 +22,7 @@ from rlx.backends.program import Program
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
 from rlx.compiler.tensors import Tensors
-from rlx.engine.batch import packed
+from rlx.engine.model_runner import packed
 from rlx.engine.opening.encoder import EncoderPlan
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import compile_cache

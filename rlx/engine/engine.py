@@ -24,14 +24,12 @@ from rlx.compiler.guards import row_numbers
 from rlx.compiler.kv import Sizes
 from rlx.compiler.tensors import Tensors
 from rlx.engine import kv, programs, speculation
-from rlx.engine.batch import Batch, Rows, Segment
 from rlx.engine.images import ImageInput
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.pool_size import check_plan, pool_bytes
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.model_runner import ALL_ROWS_VALUES, Limits, ModelRunner
-from rlx.engine.opening.opened import Source, identity, tokenizer_of
+from rlx.engine.model_runner import ALL_ROWS_VALUES, Batch, Limits, ModelRunner, Rows, Segment
 from rlx.engine.opening.options import (
     IMAGE_CACHE_BYTES,
     STALL_MS,
@@ -39,7 +37,7 @@ from rlx.engine.opening.options import (
     method_takes_options,
     parse_image_bytes,
 )
-from rlx.engine.opening.setup import Plan
+from rlx.engine.opening.setup import Plan, Source, identity, tokenizer_of
 from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.programs import (
     GREEDY,

@@ -16,7 +16,7 @@ from rlx.errors import ArgumentError
 from rlx.sampling.choice import Choose, choose_rows
 
 if TYPE_CHECKING:
-    from rlx.engine.batch import Batch
+    from rlx.engine.model_runner import Batch
 
 MOST_ROWS = 1 << 30
 

@@ -18,8 +18,8 @@ from rlx.arguments import did_you_mean, several, whole
 from rlx.arguments import text as checked_text
 from rlx.engine.encoder import Encoder, Rows, Text
 from rlx.engine.images import placed
-from rlx.engine.opening.opened import tokenizer_of
 from rlx.engine.opening.options import RunnerOptions, method_takes_options
+from rlx.engine.opening.setup import tokenizer_of
 from rlx.engine.opening.source import open_with
 from rlx.engine.request.context import Context, PromptLike
 from rlx.engine.request.output import Scores, of_unit_length

@@ -6,7 +6,7 @@ family. A call is a task of an engine loop, with the pieces that the session of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,6 @@ from rlx.arguments import bound, check_arguments, whole
 from rlx.engine.engine import Engine
 from rlx.engine.images import placed
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.opening.opened import WeightsCache
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import profile_beside
 from rlx.engine.opening.source import open_with
@@ -28,7 +27,8 @@ from rlx.engine.programs.programs import past_buckets
 from rlx.engine.request.context import Context, PromptLike, check_ids, fit_context
 from rlx.engine.request.output import Logits, OnToken, says_stop
 from rlx.engine.request.request import NOTHING, checked_count
-from rlx.errors import ArgumentError, BusyError, PromptError
+from rlx.errors import ArgumentError, BusyError, PromptError, WeightError
+from rlx.ir.stored import dequantize
 from rlx.models import ARCHITECTURES
 from rlx.passes.options import MAX_PAST
 from rlx.profile import CompileProfile, ProfileLike
@@ -43,9 +43,70 @@ from rlx.sampling import SampleOpts, Sampler
 if TYPE_CHECKING:
     from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
     from rlx.models.config import ModelConfig
+    from rlx.weights import ModelWeights
     from rlx.weights.loader import WeightLoader
 
 _INPUTS = 3  # kinds of prompt input: tokens, embeddings, embeddings with a bias
+
+
+EMBEDDINGS = "token_embd.weight"
+
+
+class WeightsCache(Mapping[str, npt.NDArray[np.float32]]):
+    """Canonical name (that of GGUF, such as `blk.0.attn_q.weight`) -> values, f32 of the tensor's shape.
+
+    Nothing is cached: every access reads the file and returns a new array.
+
+    Args:
+        weights, config: of an open model.
+        mtp: whether the tensors of the MTP head are included.
+    """
+
+    def __init__(self, weights: ModelWeights, config: ModelConfig, *, mtp: bool = False) -> None:
+        self._weights, self._config = weights, config
+        self._names = [name for name in weights.names if mtp or not self._predicts(name)]
+
+    def __getitem__(self, name: str) -> npt.NDArray[np.float32]:
+        """The values that the model computes with; files store some norms and decay rates in another form.
+
+        Raises:
+            KeyError: there is no such tensor.
+            UnsupportedModelError: its type cannot be converted to numbers.
+        """
+        if name not in self:
+            raise KeyError(name)
+        info = self._weights.info(name)
+        values = dequantize(self._weights.raw(name), info.dtype, tuple(info.shape))
+        self._weights.release(name)
+        return self._config.value(name, values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def embed(self, ids: list[int]) -> npt.NDArray[np.float32]:
+        """The input of the first layer for tokens, f32 [len(ids), hidden]. Reads only their rows.
+
+        Raises:
+            WeightError: the file has no table of embeddings.
+        """
+        info = self._weights.info(EMBEDDINGS)
+        rows, width = info.shape
+        if max(ids, default=0) >= rows:
+            raise WeightError(f"token id {max(ids)} is out of range: there are {rows} embeddings", where=EMBEDDINGS)
+        raw = self._weights.raw(EMBEDDINGS).reshape(rows, -1)[ids]
+        values = dequantize(raw.reshape(-1), info.dtype, (len(ids), width))
+        return values * np.float32(self._config.embedding_scale)
+
+    def _predicts(self, name: str) -> bool:
+        """Whether a tensor belongs to the MTP head: a block after the layers, or the tensors that connect it."""
+        block = name.split(".")[1] if name.startswith("blk.") else ""
+        return ".nextn." in name or (block.isdigit() and int(block) >= self._config.layers)
 
 
 class TokenHistory:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rlx.engine.batch import Batch, Segment, packed
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.loop.loop import EngineLoop
+from rlx.engine.model_runner import Batch, Segment, packed
 from rlx.engine.request.context import Context, check_finite
 from rlx.engine.request.output import Logits, Step, candidate, likeliest, log_probs, of_unit_length
 from rlx.engine.request.request import Job

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from rlx.backends.host import HOST, HostMemory
-from rlx.engine.batch import Batch, Segment
 from rlx.engine.engine import Engine
 from rlx.engine.kv import pool_size
 from rlx.engine.kv.pool_size import pool_bytes
 from rlx.engine.kv.sequence import Sequence as PoolSequence
+from rlx.engine.model_runner import Batch, Segment
 from rlx.errors import ArgumentError, BusyError, PoolFullError, PromptError, ResourceError
 from rlx.platform import Platform
 from rlx.platform.linux import Linux

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from models.golden_files import FILES, QUANTIZED
 
-from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.sequence import Sequence as TokenSequence
+from rlx.engine.model_runner import Batch, Segment
 from rlx.profile import CompileProfile
 from tests.single_sequence import SingleEngine
 

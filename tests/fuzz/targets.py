@@ -93,7 +93,7 @@ def use_model(path: Path) -> None:
     """Opens a model and does everything that comes before compiling, then reads the tokenizer."""
     from rlx import models
     from rlx.backends import backend
-    from rlx.engine.opening.opened import check_types, open_model, tokenizer_of
+    from rlx.engine.opening.setup import check_types, open_model, tokenizer_of
     from rlx.ir.dtypes import F16
     from rlx.weights.loader import open_weights
 

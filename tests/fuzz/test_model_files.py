@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlx.engine.opening.opened import open_model
+from rlx.engine.opening.setup import open_model
 from rlx.errors import ModelFileError, RlxError
 from rlx.weights import open_weights
 from rlx.weights.safetensors import parse_header

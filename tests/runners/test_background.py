@@ -15,7 +15,7 @@ import pytest
 
 import rlx
 from rlx.compiler.compile import Compiler
-from rlx.engine.batch import Batch, Segment
+from rlx.engine.model_runner import Batch, Segment
 from rlx.engine.programs.background import FIRST, BackgroundCompiler, CompileAheadWarning
 from rlx.errors import ArgumentError, BusyError
 from rlx.store.cache import CompileCache

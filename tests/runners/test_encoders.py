@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.engine.batch import packed
+from rlx.engine.model_runner import packed
 from rlx.errors import ArgumentError, BusyError, ConfigError, PromptError, UnsupportedModelError
 from rlx.runners.auto import runner_class
 from rlx.runners.encoder import EncoderRunner

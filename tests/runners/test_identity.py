@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.engine.opening.opened import SAMPLES, identity
+from rlx.engine.opening.setup import SAMPLES, identity
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from rlx import models
-from rlx.engine.batch import Batch, Segment
 from rlx.engine.engine import Engine
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
-from rlx.engine.opening.opened import open_model
+from rlx.engine.model_runner import Batch, Segment
+from rlx.engine.opening.setup import open_model
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
 from rlx.models import variants

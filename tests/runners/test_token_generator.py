@@ -16,13 +16,13 @@ import pytest
 import rlx
 from rlx import models
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
-from rlx.engine.opening.opened import WeightsCache, open_model
+from rlx.engine.opening.setup import open_model
 from rlx.engine.programs.programs import Made, ProgramTable, past_bucket, past_buckets
 from rlx.errors import ArgumentError, BusyError, ProfileError, PromptError, SnapshotError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
 from rlx.models import variants
-from rlx.runners.generator import GemmaGenerator, TokenGenerator
+from rlx.runners.generator import GemmaGenerator, TokenGenerator, WeightsCache
 from rlx.store.cache import CompileCache
 from rlx.weights import open_weights
 from tests.single_sequence import SingleEngine

@@ -16,9 +16,8 @@ from rlx.backends import backend
 from rlx.backends.cpu.layouts import PAGE
 from rlx.backends.program import TokenRun
 from rlx.compiler.executable import compile
-from rlx.engine.opening.opened import Source
 from rlx.engine.opening.options import EngineOptions
-from rlx.engine.opening.setup import Plan
+from rlx.engine.opening.setup import Plan, Source
 from rlx.errors import ArgumentError
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, value

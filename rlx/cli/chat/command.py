@@ -30,7 +30,7 @@ from rlx.cli.options import (
     yes_option,
 )
 from rlx.cli.output import Bars, is_terminal
-from rlx.engine.opening.opened import has_chat_template
+from rlx.engine.opening.setup import has_chat_template
 from rlx.errors import ChatTemplateError, RlxError
 from rlx.runners import CachedRunner
 from rlx.runners.auto import runner_class

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlx import env
-from rlx.engine.batch import Batch, Segment
 from rlx.engine.loop.room import Room
 from rlx.engine.loop.scheduler import Scheduler
+from rlx.engine.model_runner import Batch, Segment
 from rlx.engine.request import record
 from rlx.engine.request.context import Logits, check_finite
 from rlx.engine.request.output import FinishReason

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import models
-from rlx.engine.opening.opened import check_types
+from rlx.engine.opening.setup import check_types
 from rlx.errors import ModelFileError, UnsupportedModelError
 from rlx.ir.dtypes import F32
 from rlx.ir.graph import Graph

@@ -1,27 +1,31 @@
-"""Settings of an engine: merges arguments, profile and defaults, and builds and checks the model's graph.
+"""A model of an open file (configuration, tensors, identity), and the settings of an engine for it.
 
-Runners stage, under the engine. This happens before a compiler or a thread is started.
+Runners stage, under the engine and the commands that inspect a model without running it. Arguments, profile and
+defaults are merged, and the graph is built and checked, before a compiler or a thread is started.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx import engine, models
+import numpy as np
+
+from rlx import engine, models, text, weights
 from rlx.backends import backend
 from rlx.backends.device import Target
 from rlx.compiler.kv import Sizes
 from rlx.compiler.kv import kv_dtype as cache_type
 from rlx.compiler.limits import context_length, warn_beyond, worker_count
 from rlx.engine.kv.pool_size import pool_bytes
-from rlx.engine.opening.opened import check_types, open_model
 from rlx.engine.opening.options import EngineOptions
-from rlx.errors import ProfileError
+from rlx.errors import ProfileError, UnsupportedModelError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import weight_bytes, weight_table
 from rlx.profile import CompileProfile
@@ -33,6 +37,86 @@ if TYPE_CHECKING:
     from rlx.engine.adapters import Adapters
 
 DEFAULT_CONTEXT = 4096  # positions, if the model allows more and the user gave no max_seq
+
+
+def open_model(loader: WeightLoader) -> tuple[models.ModelConfig, ModelWeights]:
+    """The model's configuration, and its tensors under the names that `models.build` uses.
+
+    Raises:
+        ConfigError, UnsupportedModelError, WeightError: the file cannot be used.
+    """
+    config = models.config_from(loader.format, loader.metadata, loader.tensors.__contains__, where=loader.path)
+    if loader.format == "safetensors" and weights.prediction.predicting_blocks(loader, config.arch):
+        loader = weights.prediction.WithPrediction(loader, config.layers)
+    tensors = ModelWeights(loader, config.arch)
+    for view in models.views(config, tensors.has):
+        tensors.define(*view)
+    return config, tensors
+
+
+def tokenizer_of(loader: WeightLoader, chat_template: str | None = None) -> text.Tokenizer:
+    """The model's own tokenizer; `TokenizerError` if the file has none, or it cannot be built.
+
+    Args:
+        chat_template: the source of a template in place of the model's own.
+    """
+    if loader.format == "gguf":
+        found = text.tokenizer_from_gguf(loader.metadata)
+    else:
+        found = text.tokenizer_from_hf(loader.path.parent)
+    return found if chat_template is None else replace(found, chat_templates={"default": chat_template})
+
+
+def has_chat_template(loader: WeightLoader) -> bool:
+    """Whether the model's files contain a chat template. Does not build the tokenizer."""
+    if loader.format == "gguf":
+        return isinstance(loader.metadata.get("tokenizer.chat_template"), str)
+    return "default" in text.templates_from_hf(loader.path.parent)
+
+
+def _matrices(graph: Graph) -> list[Node]:
+    return [n for n in graph.leaves("weight").values() if len(n.shape) > 1]
+
+
+def check_types(graph: Graph, weights: ModelWeights, layouts: Layouts) -> None:
+    """Checks that a device has kernels for every matrix of a graph; `UnsupportedModelError` otherwise."""
+    types = layouts.matrix_types
+    for node in _matrices(graph):
+        if node.dtype not in types:
+            raise UnsupportedModelError(
+                f"tensor {weights.info(node.name).name!r} has type {node.dtype}, which rlx has no kernel for",
+                where=weights.loader.path,
+                hint=f"Use a file in {', '.join(t.name.upper() for t in types)}.",
+            )
+
+
+class Source:
+    """A model file as `rlx.compiler.tensors.Source`; small tensors have the values that the graph computes with."""
+
+    def __init__(self, weights: ModelWeights, config: models.ModelConfig) -> None:
+        self.raw, self.pieces, self.release = weights.raw, weights.pieces, weights.release
+        self._weights, self._config = weights, config
+
+    def array(self, name: str) -> np.ndarray:
+        return self._config.value(name, self._weights.array(name))
+
+
+SAMPLES, SAMPLE_BYTES = 256, 64  # number of tensors that are sampled, evenly spread, and bytes of each
+
+
+def identity(graph: Graph, loader: WeightLoader) -> str:
+    """SHA-256 of a model's graph with its state types, its constants, and samples of its weights.
+
+    It detects mistakes, not manipulation: files that differ only outside the samples have the same identity.
+    """
+    digest = hashlib.sha256(graph.canonical().encode())
+    for name in sorted(graph.constants):
+        digest.update(graph.constants[name].tobytes())
+    names = sorted(loader.tensors)
+    for name in names[:: max(1, -(-len(names) // SAMPLES))]:
+        digest.update(name.encode())
+        digest.update(loader.raw(name)[:SAMPLE_BYTES].tobytes())
+    return digest.hexdigest()
 
 
 def profile_beside(weights: Path, family: str) -> Path | None:

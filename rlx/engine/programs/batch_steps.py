@@ -14,8 +14,8 @@ import numpy as np
 from rlx.backends.program import Observer, Program
 from rlx.compiler.measuring import measure_step
 from rlx.compiler.profiling import OpTime, op_times
-from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.sequence import Sequence as Cached
+from rlx.engine.model_runner import Batch, Segment
 from rlx.engine.programs.programs import ProgramSpec
 from rlx.report.source import StepTimes
 from rlx.sampling.choice import Choice

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 from rlx import env
 from rlx.compiler.compile import Progress
 from rlx.compiler.kv import Sizes
-from rlx.engine.batch import Batch, Segment
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.opening.opened import open_model, tokenizer_of
+from rlx.engine.model_runner import Batch, Segment
 from rlx.engine.opening.options import EngineOptions
-from rlx.engine.opening.setup import Plan, Setup
+from rlx.engine.opening.setup import Plan, Setup, open_model, tokenizer_of
 from rlx.engine.programs.programs import expected_programs
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts, ModelHits
 from rlx.errors import ArgumentError, NumericalError, PoolFullError

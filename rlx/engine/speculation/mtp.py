@@ -29,8 +29,7 @@ from rlx.engine.kv.pages import page_count
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.model_runner import SECONDS, ModelRunner, end_run, feed, feed_positions, feed_tokens
-from rlx.engine.opening.opened import Source, check_types
-from rlx.engine.opening.setup import Setup
+from rlx.engine.opening.setup import Setup, Source, check_types
 from rlx.engine.programs.programs import HIDDEN, Programs, ProgramSpec
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts, ModelHits
 from rlx.errors import NumericalError
