@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx import vision
 from rlx.errors import ImageError, PromptError
-from rlx.vision.image import Image
+
+if TYPE_CHECKING:
+    from rlx.vision.image import Image
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
@@ -69,7 +72,7 @@ def read_images(values: Sequence[Any], where: str = "image") -> tuple[Image, ...
     found = []
     for i, value in enumerate(values):
         try:
-            found.append(Image.of(value))
+            found.append(vision.Image.of(value))
         except ImageError as wrong:
             raise ImageError(wrong.what, where=wrong.where or f"{where} {i}", hint=wrong.hint) from wrong
     return tuple(found)

@@ -19,18 +19,16 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlx import backends, compiler, debug_output, env
+from rlx import backends, compiler, debug_output, env, ir
 from rlx.backends.device import Code, Loadable, OnKernel, Packer, Stored, Target, Workers
 from rlx.backends.device import Files as BuiltFiles
 from rlx.backends.program import Manifest, Program
 from rlx.compiler import step_trace
 from rlx.compiler.tuned import tuned
 from rlx.errors import ArgumentError, named_refusals
-from rlx.ir import text as ir_text
-from rlx.ir.custom import used_by
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
-from rlx.ir.op_table import OPS
+from rlx.ir.op_table import CUSTOM, OPS
 from rlx.passes.effective import effective
 from rlx.passes.options import BACKEND, Options
 from rlx.store.cache import CompileCache, Files, checked_cache
@@ -86,7 +84,7 @@ class CompiledProgram:
         program = self.code.instance(workers)
         if debug_output.shows(debug_output.KERNELS) or env.verify():
             compiler.debug.watch(program, self)
-        step_trace.register(program, lambda: ir_text.loads(self.final), workers)
+        step_trace.register(program, lambda: ir.text.loads(self.final), workers)
         return program
 
     @property
@@ -173,7 +171,7 @@ class Compiler:
             final = [name for name in files.names if name.startswith("ir/")][-1 - len(BACKEND)]
             manifest, stats = (json.loads(files.read(name)) for name in ("manifest.json", "stats.json"))
             text = files.read(final).decode()
-            code = self.backend.load(Loadable(manifest, files, lambda: ir_text.loads(text), options))
+            code = self.backend.load(Loadable(manifest, files, lambda: ir.text.loads(text), options))
             seconds = time.perf_counter() - start
             program = CompiledProgram(
                 code, manifest, files, text, stats, options, key, not built, seconds, self.backend.formats
@@ -219,7 +217,7 @@ class Compiler:
 
     def _custom(self, graph: Graph, options: Options) -> dict[str, dict[str, str]]:
         """For a graph that uses custom ops: the digests of their sources."""
-        used = used_by(graph.nodes(), fused="custom" in options.fusions)
+        used = ir.custom.used_by(graph.nodes(), fused="custom" in options.fusions) if CUSTOM else {}
         return {"custom_ops": {name: op.digest for name, op in used.items()}} if used else {}
 
     def _get(self, key: CompileKey, what: str, build: Build, load: Callable[[Files], T]) -> T:

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rlx import tracing
+from rlx import ir, tracing
 from rlx.backends.device import Workers
 from rlx.backends.program import Observer, Program, StepClocks, StepLog
-from rlx.ir.costs import kind_of
 from rlx.ir.graph import Graph
 from rlx.tracing import THREADS, WORKERS, Slice, Trace
 
@@ -63,7 +62,7 @@ class Names:
             marks.append(_Mark(f"prologue: {kernels}", "prologue", json.dumps(before)[:-1]))
             for (node, symbol), value in zip(calls, computed, strict=True):
                 args = json.dumps({"value": value, "region": number})[:-1]
-                marks.append(_Mark(symbol, kind_of(nodes[node]), args))
+                marks.append(_Mark(symbol, ir.costs.kind_of(nodes[node]), args))
         return Names(name, tuple(regions), tuple(marks))
 
 

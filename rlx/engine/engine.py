@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx import compiler, text, vision
+from rlx import compiler, text, vision, weights
 from rlx.backends.device import Workers
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.guards import row_numbers
@@ -51,7 +51,6 @@ from rlx.engine.programs.programs import (
     programs_of,
 )
 from rlx.engine.request.output import Logits
-from rlx.engine.speculation.drafts import Counters
 from rlx.errors import SnapshotError
 from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows
@@ -61,7 +60,6 @@ from rlx.sampling.choice import Choose
 from rlx.text.chat import template_text
 from rlx.tracing import span
 from rlx.weights import WeightLoader, open_weights
-from rlx.weights.recommended import recommended
 
 if TYPE_CHECKING:
     from rlx.engine.kv.disk_kv_cache import DiskKVCache
@@ -70,6 +68,7 @@ if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource
     from rlx.engine.programs.ready import ReadyPrograms
     from rlx.engine.speculation.draft_model import DraftModel
+    from rlx.engine.speculation.drafts import Counters
     from rlx.engine.speculation.mtp import HeadDrafts, Predictor
     from rlx.models.vision_config import VisionConfig
     from rlx.vision.opening import MmprojPath, Vision
@@ -149,9 +148,9 @@ class Engine:
             self._tensors = Tensors(self._compiler, self._workers)
             self.choose = self._compiler.backend.chooser(self._workers, self._compiler)
             sizes = Sizes.of(self.graph, setup.layouts, self.max_seq, self.most_rows)
-            weights, memory = weight_bytes(self._programs.weights, setup.layouts), self._compiler.backend.memory
-            nbytes = pool_bytes(memory, setup.kv_bytes, sizes, self.max_seq, weights)
-            check_plan(memory, nbytes, sizes, self.max_seq, weights)
+            packed, memory = weight_bytes(self._programs.weights, setup.layouts), self._compiler.backend.memory
+            nbytes = pool_bytes(memory, setup.kv_bytes, sizes, self.max_seq, packed)
+            check_plan(memory, nbytes, sizes, self.max_seq, packed)
             self.pool = CachePool(
                 self.graph,
                 memory,
@@ -435,7 +434,7 @@ class Engine:
     @cached_property
     def recommended(self) -> SampleOpts | None:
         """The sampling options in the model's files; None if there are none."""
-        return recommended(self._weights.loader)
+        return weights.recommended.recommended(self._weights.loader)
 
     def stats(self) -> dict[str, Any]:
         """Memory in bytes by use, threads, counters of the caches, and the programs that were compiled."""

@@ -14,16 +14,16 @@ from itertools import groupby
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from rlx import models, vision
+from rlx import models, text, vision
 from rlx.engine.kv.prompt_embeddings import PAD, EmbeddedSpan, PromptEmbeddings
 from rlx.engine.request.context import Context, PromptLike, check_ids, fit_context, text_context
 from rlx.errors import ImageError, MultimodalError, PromptError
 from rlx.prompt import Prompt
-from rlx.text.image_parts import ImageTokens
-from rlx.vision.image import Image, ImageOptions
 
 if TYPE_CHECKING:
+    from rlx.text.image_parts import ImageTokens
     from rlx.vision.encoder import Encoder, Encoding
+    from rlx.vision.image import Image, ImageOptions
     from rlx.vision.opening import Vision
 
 
@@ -221,5 +221,5 @@ class ImageInput:
 def _tokens(family: str, ids: tuple[int, int | None, int | None]) -> ImageTokens:
     texts = models.vision_config.VISION_FAMILIES[family].tokens
     if family == "gemma3":  # whose processor writes blank lines around each image
-        return ImageTokens(*ids, texts, texts[1], margin="\n\n")
-    return ImageTokens(*ids, texts, texts[0])
+        return text.image_parts.ImageTokens(*ids, texts, texts[1], margin="\n\n")
+    return text.image_parts.ImageTokens(*ids, texts, texts[0])

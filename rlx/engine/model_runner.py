@@ -502,9 +502,7 @@ class ModelRunner:
             sequence.take(count)
 
 
-def feed(
-    inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: PromptEmbeddings | None, at: int = 0
-) -> None:
+def feed(inputs: Mapping[str, Any], ids: Ids[int], past: int, embeddings: PromptEmbeddings | None, at: int = 0) -> None:
     """Writes the inputs of a program for the rows of one sequence: `ids` after `past` positions.
 
     Args:
@@ -536,7 +534,7 @@ def feed_positions(
 
 
 def feed_tokens(
-    inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: PromptEmbeddings | None, at: int = 0
+    inputs: Mapping[str, Any], ids: Ids[int], past: int, embeddings: PromptEmbeddings | None, at: int = 0
 ) -> None:
     """As `feed`, everything but the positions."""
     if "row_index" in inputs:
@@ -545,9 +543,7 @@ def feed_tokens(
         inputs["tokens"][at : at + len(ids)] = ids
 
 
-def _feed_rows(
-    inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: PromptEmbeddings, at: int
-) -> Sequence[int]:
+def _feed_rows(inputs: Mapping[str, Any], ids: Ids[int], past: int, embeddings: PromptEmbeddings, at: int) -> Ids[int]:
     """Writes the inputs of a program that takes rows in place of embeddings; returns the ids to look up."""
     count = len(ids)
     inputs["row_index"][at : at + count] = -1

@@ -1,0 +1,15 @@
+"""What a program is: dims, dtypes, the op table, graphs, rewrite rules, verifier, text form, interpreter."""
+
+from typing import TYPE_CHECKING
+
+from rlx.lazy import names_of
+
+if TYPE_CHECKING:
+    from rlx.ir import costs, custom, text, tracing
+
+__all__ = ["costs", "custom", "text", "tracing"]
+
+#: Parts that a program from the cache does not need, imported when they are first used.
+_PARTS = {name: f"rlx.ir.{name}" for name in __all__}
+
+__getattr__ = names_of("rlx.ir", _PARTS)

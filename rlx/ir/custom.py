@@ -23,7 +23,7 @@ from rlx.ir.dims import DimLike, Shape
 from rlx.ir.dtypes import F32, DType
 from rlx.ir.meaning import Array, Env
 from rlx.ir.node import Node
-from rlx.ir.op_table import OPS, REQUIRED, Op, make
+from rlx.ir.op_table import CUSTOM, OPS, REQUIRED, Op, make
 from rlx.ir.shape_rules import ShapeRule, product
 from rlx.ir.sources import source_of
 
@@ -39,7 +39,7 @@ _VALUES = (bool, int, float, str, type(None))
 #: Ops that passes before `fuse` may put into a graph that has none.
 _MADE = frozenset(("scale", "silu", "last_row", "take_rows"))
 
-_ops: dict[str, CustomOp] = {}
+_ops = CUSTOM
 _lock = threading.RLock()
 
 

@@ -111,6 +111,9 @@ def _extended(row: Op) -> Op:
     return replace(row, attrs={**attrs, "segments": False}, infer=rule, meaning=meant)
 
 
+#: The rows that users added, by name in the order of their definition; see `rlx.ir.custom`.
+CUSTOM: dict[str, CustomOp] = {}
+
 OPS: dict[str, Op] = {
     row.name: _extended(row)
     for row in (

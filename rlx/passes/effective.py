@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlx import ir
 from rlx.ir import dims
-from rlx.ir.custom import fused_in
 from rlx.ir.graph import Graph
+from rlx.ir.op_table import CUSTOM
 from rlx.passes import simplify
 from rlx.passes.capabilities import Capabilities
 from rlx.passes.options import FUSIONS, PASSES, Options
@@ -28,7 +29,7 @@ def effective(options: Options, graph: Graph, capabilities: Capabilities) -> Opt
     """
     options = options.effective(capabilities)
     idle = set() if simplify.would_change(graph) else {"simplify"}
-    fused = fused_in(graph.nodes())
+    fused = bool(CUSTOM and ir.custom.fused_in(graph.nodes()))
     leaves, outputs = graph.leaves("weight"), graph.outputs
     return replace(
         options,

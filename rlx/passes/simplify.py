@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from rlx import ir
 from rlx.ir import ops
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.rules import AttrVar, Computed, Rule, var
-from rlx.ir.tracing import Untraceable, meaning_of
 from rlx.passes.options import Options
 from rlx.passes.report import SILENT, Log, rewrite_logged
 
@@ -85,8 +85,8 @@ def traced(graph: Graph, log: Log = SILENT) -> Graph:
         if not _is_open(old):
             return new
         try:
-            found = meaning_of(new)
-        except Untraceable as error:
+            found = ir.tracing.meaning_of(new)
+        except ir.tracing.Untraceable as error:
             log.missed("meaning", names[old], f"{old.op} has no kernel, and its meaning cannot be traced: {error}")
             return new
         log.done("meaning", names[old], f"of {old.op}, in ops that have kernels")

@@ -17,6 +17,7 @@ import numpy as np
 from rlx import grammar
 from rlx.arguments import known_arguments
 from rlx.backends import Device
+from rlx.engine import speculation
 from rlx.engine.images import ImageInput, placed
 from rlx.engine.loop.handle import Handle, Stream
 from rlx.engine.loop.loop import EngineLoop
@@ -24,7 +25,6 @@ from rlx.engine.opening.options import OPENING
 from rlx.engine.request.context import Context, PromptLike
 from rlx.engine.request.output import Generation, Logits, OnToken, log_probs
 from rlx.engine.request.request import PARAMETERS, Request, RequestOptions, request_of
-from rlx.engine.speculation.drafts import Counters
 from rlx.engine.token_engine import RecomputeEngine
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
 from rlx.runners.requests import contexts, planned, submitted, submitted_together, with_own_seed
@@ -32,6 +32,7 @@ from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
 
 if TYPE_CHECKING:
+    from rlx.engine.speculation.drafts import Counters
     from rlx.grammar import GrammarCompiler
     from rlx.runners.session import Session
     from rlx.text.tokenizer import Tokenizer
@@ -292,7 +293,7 @@ class LmRunner(ABC):
     @cached_property
     def _speculated(self) -> Counters:
         """Counts drafts."""
-        return Counters()
+        return speculation.drafts.Counters()
 
     @cached_property
     def _engine(self) -> Any:

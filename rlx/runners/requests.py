@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.engine import speculation
 from rlx.engine.loop.handle import Handle, RequestGroup
 from rlx.engine.request.context import Context, PromptLike
 from rlx.engine.request.output import OnToken
 from rlx.engine.request.request import DraftsOf, Job, Request
-from rlx.engine.speculation.drafts import Drafts, PromptLookup
 from rlx.engine.threads import Notifier
 from rlx.errors import ArgumentError, PromptError
 from rlx.sampling import SampleOpts, Sampler
@@ -122,8 +122,8 @@ def _drafts_of(runner: LmRunner, speculative: str, context: list[int], salt: str
         drafting = engine.draft_model(speculative.removeprefix(DRAFT_MODEL))
         # A draft model sees no images, nor a caller's own rows.
         return lambda sequence: None if sequence.embeddings else drafting.drafts(context, salt, counters)
-    lookup = PromptLookup(context)
-    return lambda sequence: Drafts(lookup, counters)
+    lookup = speculation.drafts.PromptLookup(context)
+    return lambda sequence: speculation.drafts.Drafts(lookup, counters)
 
 
 def _with_adapter(runner: LmRunner, request: Request) -> tuple[Request, int]:

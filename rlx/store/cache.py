@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
-from rlx import debug_output, env
+from rlx import debug_output, env, store
 from rlx.arguments import whole
 from rlx.errors import ArgumentError, CacheError, CompileError
 from rlx.notebook import card
 from rlx.profile.keys import MAX_PROGRAMS
-from rlx.store import misses
 from rlx.store.entry import Entry, encode
 from rlx.store.key import CompileKey
 from rlx.store.store import Store
@@ -233,7 +232,7 @@ class CompileCache:
 
     def why(self, key: CompileKey) -> str:
         """Why a key that is not in the cache is compiled: the nearest entry and what differs, or the policy."""
-        return misses.why(key, self.store, self.policy)
+        return store.misses.why(key, self.store, self.policy)
 
     def _lacks(self, key: CompileKey) -> CacheError:
         """Says what a read-only cache lacks, and why none of its entries fits."""

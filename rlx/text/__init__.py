@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlx.lazy import names_of
 
 if TYPE_CHECKING:
+    from rlx.text import from_hf, gguf_words, image_parts, spm
     from rlx.text.chat import ChatTemplate, chat_ids, template_of
     from rlx.text.from_gguf import tokenizer_from_gguf
     from rlx.text.from_hf import templates_from_hf, tokenizer_from_hf
@@ -22,7 +23,11 @@ __all__ = [
     "StreamDetokenizer",
     "Tokenizer",
     "chat_ids",
+    "from_hf",
+    "gguf_words",
+    "image_parts",
     "load_tokenizer",
+    "spm",
     "template_of",
     "templates_from_hf",
     "tokenizer_from_gguf",
@@ -35,6 +40,7 @@ _HOMES = {
     "tokenizer_from_gguf": "rlx.text.from_gguf",
     **dict.fromkeys(("templates_from_hf", "tokenizer_from_hf"), "rlx.text.from_hf"),
     "load_tokenizer": "rlx.text.load",
+    **{name: f"rlx.text.{name}" for name in ("from_hf", "gguf_words", "image_parts", "spm")},
     **dict.fromkeys(("StreamDetokenizer", "Tokenizer"), "rlx.text.tokenizer"),
 }
 

@@ -10,17 +10,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx.arguments import nearest
 from rlx.errors import ArgumentError, ChatTemplateError, MultimodalError
 from rlx.json_file import read_text
 from rlx.text.confined import NOT_STARTED, Confined, ConfinedError
 from rlx.text.escape import EscapedMessages
-from rlx.text.image_parts import ImageTokens
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.tool_calls.messages import has_calls, prompted, with_calls
 from rlx.text.vocabulary import TokenType
+
+if TYPE_CHECKING:
+    from rlx.text.image_parts import ImageTokens
 
 _QUESTION, _ANSWER = {"role": "user", "content": "qzquestion"}, {"role": "assistant", "content": "qzanswer"}
 

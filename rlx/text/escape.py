@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlx.text.image_parts import ImageTokens
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.vocabulary import SpecialSplitter
+
+if TYPE_CHECKING:
+    from rlx.text.image_parts import ImageTokens
 
 
 class EscapedMessages:

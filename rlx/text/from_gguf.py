@@ -15,12 +15,10 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from rlx import text as readers
 from rlx.errors import TokenizerError
 from rlx.text.chat import turn_ends
-from rlx.text.from_hf import Backend
-from rlx.text.gguf_words import unigram, wordpiece
 from rlx.text.pretokenizers import PRE_TOKENIZERS, Encode, PreTokenizer, byte_level_bpe, gemma4_bpe
-from rlx.text.spm import SentencePieceMerger
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.vocabulary import SpecialSplitter, Spelling, TokenType, Vocabulary, end_ids, is_byte_token
 
@@ -213,7 +211,7 @@ def _framing(token: int | None, enabled: bool, name: str) -> tuple[int, ...]:
 def _sentencepiece(keys: _Keys) -> Tokenizer:
     vocabulary = keys.vocabulary(Spelling.SENTENCEPIECE)
     bos, eos = keys.token("bos_token_id", 1), keys.token("eos_token_id", 2)
-    merger = SentencePieceMerger(
+    merger = readers.spm.SentencePieceMerger(
         pieces=_mergeable(vocabulary),
         scores=_scores(keys),
         byte_ids=_byte_ids(vocabulary),
@@ -284,9 +282,9 @@ def _gemma4(keys: _Keys) -> Tokenizer:
     )  # fmt: skip
 
 
-def _words(keys: _Keys, build: Callable[[_Keys], bytes]) -> Tokenizer:
-    """The tokenizer of an encoder: the `tokenizers` package reads it from a file that `build` writes."""
-    backend = Backend(build(keys), _GGML + "model")
+def _words(keys: _Keys, build: str) -> Tokenizer:
+    """The tokenizer of an encoder: the `tokenizers` package reads it from a file that `gguf_words` writes."""
+    backend = readers.from_hf.Backend(getattr(readers.gguf_words, build)(keys), _GGML + "model")
     bos, eos, separator = (keys.token(f"{name}_token_id") for name in ("bos", "eos", "seperator"))
     prefix = _framing(bos, keys.flag("add_bos_token", True), "bos")
     suffix = _framing(eos, keys.flag("add_eos_token", True), "eos")
@@ -309,6 +307,6 @@ _BUILDERS: dict[str, Callable[[_Keys], Tokenizer]] = {
     "llama": _sentencepiece,
     "gpt2": _byte_level,
     "gemma4": _gemma4,
-    "bert": partial(_words, build=wordpiece),
-    "t5": partial(_words, build=unigram),
+    "bert": partial(_words, build="wordpiece"),
+    "t5": partial(_words, build="unigram"),
 }

@@ -11,17 +11,19 @@ from rlx.lazy import names_of
 if TYPE_CHECKING:
     from rlx.vision import decode
     from rlx.vision.encoder import Encoder, FeatureCache
+    from rlx.vision.image import Image
     from rlx.vision.opening import Vision
     from rlx.vision.processors import ImageProcessor
     from rlx.vision.tower import Tower
 
-__all__ = ["Encoder", "FeatureCache", "ImageProcessor", "Tower", "Vision", "decode"]
+__all__ = ["Encoder", "FeatureCache", "Image", "ImageProcessor", "Tower", "Vision", "decode"]
 
 #: Text alone needs none of them.
 _HOMES = {
     "decode": "rlx.vision.decode",
     "Encoder": "rlx.vision.encoder",
     "FeatureCache": "rlx.vision.encoder",
+    "Image": "rlx.vision.image",
     "ImageProcessor": "rlx.vision.processors",
     "Tower": "rlx.vision.tower",
     "Vision": "rlx.vision.opening",

@@ -14,7 +14,17 @@ from rlx.weights.locate import resolve_model_path
 from rlx.weights.model import ModelWeights
 
 if TYPE_CHECKING:
-    from rlx.weights import fp8, hub, mxfp4, packed, prediction, quantization, safetensors, sentence_modules
+    from rlx.weights import (
+        fp8,
+        hub,
+        mxfp4,
+        packed,
+        prediction,
+        quantization,
+        recommended,
+        safetensors,
+        sentence_modules,
+    )
 
 __all__ = [
     "ModelWeights",
@@ -27,12 +37,13 @@ __all__ = [
     "packed",
     "prediction",
     "quantization",
+    "recommended",
     "resolve_model_path",
     "safetensors",
     "sentence_modules",
 ]
 
 #: What a GGUF file does not need, imported when it is first used.
-_PARTS = ("fp8", "hub", "mxfp4", "packed", "prediction", "quantization", "safetensors", "sentence_modules")
+_PARTS = tuple(name for name in __all__ if name.islower() and name not in globals())
 
 __getattr__ = names_of("rlx.weights", {name: f"rlx.weights.{name}" for name in _PARTS})

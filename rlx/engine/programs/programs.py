@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 
+from rlx import ir
 from rlx.arguments import whole
 from rlx.backends.device import Workers
 from rlx.backends.memory import Buffer
@@ -26,7 +27,6 @@ from rlx.engine.opening.options import BATCH
 from rlx.engine.opening.setup import Setup
 from rlx.errors import ArgumentError, named_refusals
 from rlx.ir import ops
-from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.models import variants
@@ -560,7 +560,7 @@ class Programs:
 
     def final_graph(self, spec: ProgramSpec) -> Graph:
         """The graph after all passes, with the node numbers that the manifest uses."""
-        return ir_text.loads(self.compile(spec).final)
+        return ir.text.loads(self.compile(spec).final)
 
     @property
     def arena_bytes(self) -> int:

@@ -22,13 +22,13 @@ from rlx.engine.kv.prompt_embeddings import keys_of
 from rlx.engine.request.context import Context, Logits, PromptLike
 from rlx.engine.request.output import FinishReason
 from rlx.engine.request.record import ActiveRequest, Record
-from rlx.engine.speculation.drafts import Drafts
 from rlx.engine.threads import Notifier
 from rlx.errors import ArgumentError
 from rlx.sampling.options import Sample, SampleOpts
 from rlx.sampling.sampler import Constraint, Sampler
 
 if TYPE_CHECKING:
+    from rlx.engine.speculation.drafts import Drafts
     from rlx.grammar import Grammar
 
 AHEAD = 8  # most tokens that are computed before their consumer has taken them
@@ -157,7 +157,7 @@ def request_of(
     return Request(ids, n_new, sample, stop_at_eog, **fields)
 
 
-DraftsOf = Callable[[Any], Drafts | None]
+DraftsOf = Callable[[Any], "Drafts | None"]
 """Makes the drafts for a sequence; None if there are none now."""
 
 _numbers = itertools.count()

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from rlx.lazy import names_of
 
 if TYPE_CHECKING:
-    from rlx.engine.speculation import draft_model, mtp
+    from rlx.engine.speculation import draft_model, drafts, mtp
 
-__all__ = ["draft_model", "mtp"]
+__all__ = ["draft_model", "drafts", "mtp"]
 
 #: Parts that few models need, imported when they are first used.
 _PARTS = {name: f"rlx.engine.speculation.{name}" for name in __all__}
