@@ -88,6 +88,7 @@ class Engine:
     Attributes:
         ahead: compiles programs in the background.
         adapters: those that requests may have; None if there are none.
+        check_fits: raises `PoolFullError` if the pool can never hold so many positions of one sequence.
         device: the name of what it runs on.
         most_rows: maximum number of rows in a call of `verify`.
         native_loops: whether one native call runs several steps; otherwise each runs alone, where it can be observed.
@@ -102,6 +103,7 @@ class Engine:
 
     images: ImageInput | None = None
     choose: Choose
+    check_fits: Callable[[int], None]
     step: Callable[[Batch], list[Logits | None]]
     kept: DiskKVCache | None = None
     prefix_writer: PrefixWriter | None = None
@@ -162,6 +164,7 @@ class Engine:
             if setup.cache_kv is not None:
                 made = kv.prefix_writer.keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
                 self.kept, self.prefix_writer = made
+            self.check_fits = self.pool.check_fits
             self._programs.bind(self.pool.memory)
             self.model_runner = ModelRunner(self._programs, self.pool, bucketing, self._limits(), self.load)
             self.model_runner.is_pending = self.ahead.is_pending
@@ -270,10 +273,6 @@ class Engine:
             embeddings = embeddings.fitting(bool(kind.sections), kind.two_way != "none")
             embeddings.check_calls(self.most_rows)
         return self.pool.open(prompt, embeddings=embeddings, shared=shared, salt=salt)
-
-    def check_fits(self, positions: int) -> None:
-        """`PoolFullError` if the pool can never hold so many positions of one sequence."""
-        self.pool.check_fits(positions)
 
     def append(self, sequence: Sequence, tokens: Ids[int], logits: Rows = "last") -> Logits:
         """`step` of one segment."""

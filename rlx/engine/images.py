@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlx import models, text, vision
 from rlx.engine.kv.prompt_embeddings import PAD, EmbeddedSpan, PromptEmbeddings
-from rlx.engine.request.context import Context, PromptLike, check_ids, fit_context, text_context
-from rlx.errors import ImageError, MultimodalError, PromptError
+from rlx.engine.request.context import Context, check_ids
+from rlx.errors import ImageError, MultimodalError
 from rlx.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -91,39 +91,8 @@ class PlacedImages:
             yield EmbeddedSpan(start, each.features.rows, each.key, each.grid, two_way=True)
 
 
-def placed(
-    prompt: PromptLike, images: ImageInput | None, vocab_size: int, max_seq: int | None, what: str, model: str
-) -> Context:
-    """The checked context of a prompt: each image takes as many positions as it has rows.
-
-    Args:
-        images: how images come into prompts; None if the runner takes none.
-        max_seq: how many positions there may be; None for any number.
-        what: the argument, for messages.
-        model: what the model is called in messages.
-
-    Raises:
-        PromptError: there is no id, an invalid one, or too many.
-        MultimodalError: the model takes no images, or placeholders and images do not match.
-        ImageError: the model takes no image of such a size.
-    """
-    if isinstance(prompt, Context):  # it is checked
-        return prompt
-    if images is None or not isinstance(prompt, Prompt) or not (prompt.images or images.is_supported):
-        context = text_context(prompt, vocab_size, what, model)
-    else:
-        context = _with_images(prompt, images.encoder, vocab_size, what)
-    if context.images is None:
-        fit_context(context.ids, max_seq, what)
-    elif max_seq is not None and len(context) > max_seq:
-        rows = context.images.rows
-        hint = f"give fewer or smaller images, or open the model with a max_seq of at least {len(context)}"
-        found = f"it has {len(context)} tokens, {rows} of them of images, and the context holds {max_seq}"
-        raise PromptError(found, where=what, hint=hint)
-    return context
-
-
-def _with_images(prompt: Prompt, encoder: Encoder, vocab_size: int, what: str) -> Context:
+def placed(prompt: Prompt, encoder: Encoder, vocab_size: int, what: str) -> Context:
+    """The context of a prompt with images; errors as `checked_context`."""
     token = encoder.config.image_token
     given = check_ids(prompt.ids, max(vocab_size, token + 1), what)
     check_ids([PAD if each == token else each for each in given], vocab_size, what)
@@ -185,6 +154,16 @@ class ImageInput:
     def is_supported(self) -> bool:
         """Whether the model has a tower."""
         return self._vision().tower is not None
+
+    def placed(self, prompt: Prompt, vocab_size: int, what: str) -> Context | None:
+        """The context of a prompt, whose images take as many positions as they have rows; None if it is text alone.
+
+        Raises:
+            PromptError: there is no id, or an invalid one.
+            MultimodalError: the model takes no images, or placeholders and images do not match.
+            ImageError: the model takes no image of such a size.
+        """
+        return placed(prompt, self.encoder, vocab_size, what) if prompt.images or self.is_supported else None
 
     @property
     def encoder(self) -> Encoder:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rlx.engine.request.output import FinishReason, Generation, Step, TokenLogprob
     from rlx.engine.request.record import RequestStats
     from rlx.engine.request.request import Request
+    from rlx.runners import builder as builder
     from rlx.runners import media as media
     from rlx.runners import text as text
     from rlx.runners.auto import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner, auto_runner
@@ -63,6 +64,6 @@ __all__ = [
 ]
 
 #: Parts of `Model` that most programs do not need: conversations, images, the order of documents.
-_PARTS = {"media": "rlx.runners.media", "text": "rlx.runners.text", "rerank": "rlx.text.rerank"}
+_PARTS = {name: f"rlx.runners.{name}" for name in ("builder", "media", "text")} | {"rerank": "rlx.text.rerank"}
 
 __getattr__ = names_of("rlx.runners", {**_HOMES, **_PARTS})

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
 import numpy as np
 
-from rlx import grammar
+from rlx import engine, grammar
 from rlx.arguments import known_arguments
 from rlx.backends import Device
 from rlx.engine import speculation
-from rlx.engine.images import ImageInput, placed
+from rlx.engine.images import ImageInput
 from rlx.engine.loop.handle import Handle, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import OPENING
-from rlx.engine.request.context import Context, PromptLike
+from rlx.engine.request.context import Context, PromptLike, checked_context
 from rlx.engine.request.output import Generation, Logits, OnToken, log_probs
 from rlx.engine.request.request import PARAMETERS, Request, RequestOptions, request_of
-from rlx.engine.token_engine import RecomputeEngine
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
 from rlx.runners.requests import contexts, planned, submitted, submitted_together, with_own_seed
 from rlx.sampling import SampleOpts
@@ -298,7 +297,7 @@ class LmRunner(ABC):
     @cached_property
     def _engine(self) -> Any:
         """Computes the tokens of this runner."""
-        return RecomputeEngine(self.predict_logits)
+        return engine.token_engine.RecomputeEngine(self.predict_logits)
 
     @cached_property
     def _loop(self) -> EngineLoop:
@@ -376,4 +375,4 @@ class LmRunner(ABC):
             MultimodalError: it has images, and the model takes none; or not as many as placeholders.
             ImageError: the model takes no image of such a size.
         """
-        return placed(prompt, self._images, self.vocab_size, self.max_seq, what, f"{self.family} model")
+        return checked_context(prompt, self._images, self.vocab_size, self.max_seq, what, f"{self.family} model")

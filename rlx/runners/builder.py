@@ -7,16 +7,14 @@ calls differently. `Qwen3Runner.from_path(path, max_seq=8192)` is the equivalent
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import Field, fields, replace
+from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from rlx import engine, env
 from rlx.engine.opening.options import EngineOptions, RunnerOptions
-from rlx.errors import ArgumentError, named_refusals
+from rlx.errors import ArgumentError
 from rlx.profile.option import options_of
 
 if TYPE_CHECKING:
-    from rlx.engine.engine import Engine
     from rlx.engine.opening.options import ModelSource
     from rlx.engine.request.output import OnToken
 
@@ -104,11 +102,3 @@ def setter(option: Field[Any], options: type[EngineOptions]) -> Callable[..., An
 
 for _option in fields(RunnerOptions):
     setattr(RunnerBuilder, _option.name, setter(_option, RunnerOptions))
-
-
-@named_refusals()
-def open_engine(path: ModelSource, options: RunnerOptions) -> Engine:
-    """`Engine.open`."""
-    if options.compile_ahead is None:
-        options = replace(options, compile_ahead=env.compile_ahead())
-    return engine.engine.Engine.open(path, **options.engine())

@@ -18,13 +18,12 @@ import numpy.typing as npt
 from rlx import env
 from rlx.arguments import bound, check_arguments, whole
 from rlx.engine.engine import Engine
-from rlx.engine.images import placed
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import profile_beside
 from rlx.engine.opening.source import open_with
 from rlx.engine.programs.programs import past_buckets
-from rlx.engine.request.context import Context, PromptLike, check_ids, fit_context
+from rlx.engine.request.context import Context, PromptLike, check_ids, checked_context, fit_context
 from rlx.engine.request.output import Logits, OnToken, says_stop
 from rlx.engine.request.request import NOTHING, checked_count
 from rlx.errors import ArgumentError, BusyError, PromptError, WeightError
@@ -197,8 +196,8 @@ class TokenHistory:
         return self._session.length
 
     def _checked(self, prompt: PromptLike) -> Context:
-        engine, config = self._engine, self.config
-        return placed(prompt, engine.images, config.vocab_size, engine.max_seq, "prompt", f"{config.family} model")
+        engine, config, model = self._engine, self.config, f"{self.config.family} model"
+        return checked_context(prompt, engine.images, config.vocab_size, engine.max_seq, "prompt", model)
 
     # ---------------------------------------------------------------------------------------------- one token
 

@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 
-from rlx import runners
-from rlx.engine.images import placed
+from rlx import engine as engines
+from rlx import env, runners
 from rlx.engine.loop.handle import Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import SLOTS, STALL_MS, RunnerOptions, method_takes_options
 from rlx.engine.opening.source import open_with
-from rlx.engine.request.context import Context, PromptLike, check_ids
+from rlx.engine.request.context import Context, PromptLike, check_ids, checked_context
 from rlx.engine.request.output import Generation, Logits, OnToken, Scores, Step, log_probs
-from rlx.engine.token_engine import RecomputeEngine
-from rlx.errors import BusyError, TokenizerError, UnsupportedModelError
+from rlx.errors import BusyError, TokenizerError, UnsupportedModelError, named_refusals
 from rlx.notebook import Stats, card
 from rlx.prompt import Prompt, read_images
 from rlx.runners import session
 from rlx.runners.base import GREEDY, LmRunner
-from rlx.runners.builder import RunnerBuilder, open_engine
 from rlx.runners.requests import DRAFT_MODEL, checked_speculation
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from rlx.engine.opening.options import ModelSource
     from rlx.engine.programs.ready import ReadyPrograms
     from rlx.models.config import ModelConfig
+    from rlx.runners.builder import RunnerBuilder
     from rlx.runners.text import Answer, Messages
     from rlx.text.tokenizer import Tokenizer
     from rlx.weights import ModelWeights
@@ -119,7 +118,7 @@ class Model(LmRunner):
     @classmethod
     def builder(cls) -> RunnerBuilder[Self]:
         """A builder, which sets options one at a time: `builder().weights(path).max_seq(8192).build()`."""
-        return RunnerBuilder(cls.__name__, cls.from_path)
+        return runners.builder.RunnerBuilder(cls.__name__, cls.from_path)
 
     @classmethod
     @method_takes_options(RunnerOptions)
@@ -367,7 +366,7 @@ class Model(LmRunner):
         Raises:
             PromptError, MultimodalError, ImageError: the prompt is invalid, as for `generate`.
         """
-        return len(placed(prompt, self._images, self.vocab_size, None, "prompt", f"{self.family} model"))
+        return len(checked_context(prompt, self._images, self.vocab_size, None, "prompt", f"{self.family} model"))
 
     # -- logits -------------------------------------------------------------------------------------------------------
 
@@ -505,7 +504,7 @@ class Model(LmRunner):
     def disable_decode_compile_cache(self) -> None:
         """Makes `generate` recompute the whole context for every token: slow, for comparison with the cached path."""
         self._cached, self._speculative = False, None
-        self._loop.use_engine(RecomputeEngine(partial(session.recomputed, self._engine)))
+        self._loop.use_engine(engines.token_engine.RecomputeEngine(partial(session.recomputed, self._engine)))
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 
@@ -588,6 +587,14 @@ class Model(LmRunner):
         """`BusyError` if the runner was closed."""
         if self._closed:
             raise BusyError("the runner was closed", where=where, hint="open the model again")
+
+
+@named_refusals()
+def open_engine(path: ModelSource, options: RunnerOptions) -> Engine:
+    """`Engine.open`."""
+    if options.compile_ahead is None:
+        options = replace(options, compile_ahead=env.compile_ahead())
+    return engines.engine.Engine.open(path, **options.engine())
 
 
 CachedRunner = Model  # names of earlier versions

@@ -120,6 +120,14 @@ class SampleOpts:
         """Whether one of the three penalties is on."""
         return self.repetition_penalty != 1 or bool(self.frequency_penalty or self.presence_penalty)
 
+    @property
+    def window(self) -> int | None:
+        """How many of the last tokens penalties and DRY look at; None is all."""
+        windows = [self.repetition_window] if self.has_penalties else []
+        windows += [self.dry_penalty_last_n] if self.dry_multiplier else []
+        bounded = [each for each in windows if each is not None]
+        return max(bounded, default=0) if len(bounded) == len(windows) else None
+
 
 SAMPLING.update(each.name for each in fields(SampleOpts))
 

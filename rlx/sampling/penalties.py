@@ -92,14 +92,6 @@ def _last(recent: list[int], window: int | None) -> list[int]:
     return recent if window is None else recent[max(len(recent) - window, 0) :]
 
 
-def window(opts: SampleOpts) -> int | None:
-    """How many of the last tokens penalties and DRY look at; None is all."""
-    windows = [opts.repetition_window] if opts.has_penalties else []
-    windows += [opts.dry_penalty_last_n] if opts.dry_multiplier else []
-    bounded = [each for each in windows if each is not None]
-    return max(bounded, default=0) if len(bounded) == len(windows) else None
-
-
 class Dry:
     """DRY: penalizes tokens that would continue a repeated sequence.
 

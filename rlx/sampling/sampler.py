@@ -30,7 +30,7 @@ from rlx.sampling.choice import (
 )
 from rlx.sampling.filters import Floats, Logits
 from rlx.sampling.options import SampleOpts
-from rlx.sampling.penalties import Penalties, Tokenizer, window
+from rlx.sampling.penalties import Penalties, Tokenizer
 
 
 class Constraint(Protocol):
@@ -88,7 +88,7 @@ class Sampler:
         self._tokenizer = tokenizer
         if opts.dry_multiplier:  # a text without a tokenizer is refused now
             _ = self._penalties
-        self._recent = deque(history, window(opts))
+        self._recent = deque(history, opts.window)
         self._bound = 2 * opts.mirostat_tau  # of the surprise, in bits
         self._surprises: Floats | None = None  # of the last distribution, with Mirostat
 

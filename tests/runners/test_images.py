@@ -14,8 +14,9 @@ from toy_engine import ToyEngine, answer, asked, executor, give
 from toy_engine import job as toy_job
 
 import rlx
-from rlx.engine.images import ImageInput, placed
+from rlx.engine.images import ImageInput
 from rlx.engine.loop.executor import Executor
+from rlx.engine.request.context import checked_context
 from rlx.engine.request.request import Job
 from rlx.errors import ArgumentError, BusyError, ConfigError, ImageError, MultimodalError, PromptError
 from rlx.prompt import Prompt
@@ -27,7 +28,7 @@ ROWS = 6  # of `image`
 
 
 def context(prompt: Any, tower: FakeTower | None = None, max_seq: int | None = None) -> Any:
-    return placed(prompt, images(tower or FakeTower()), 29, max_seq, "prompt", "qwen35 model")
+    return checked_context(prompt, images(tower or FakeTower()), 29, max_seq, "prompt", "qwen35 model")
 
 
 # ---------------------------------------------------------------------------------------------------- placeholders
@@ -88,8 +89,8 @@ def test_a_model_without_a_tower_says_why() -> None:
     made = images(None)
     assert not made.is_supported
     with pytest.raises(MultimodalError, match=r"model\.gguf: the model takes text only"):
-        placed(Prompt(IDS, [image()]), made, 40, None, "prompt", "llama model")
-    assert placed(Prompt([1, 2]), made, 40, None, "prompt", "llama model").ids == [1, 2]
+        checked_context(Prompt(IDS, [image()]), made, 40, None, "prompt", "llama model")
+    assert checked_context(Prompt([1, 2]), made, 40, None, "prompt", "llama model").ids == [1, 2]
 
 
 # ---------------------------------------------------------------------------------------------------- the engine loop
@@ -98,7 +99,7 @@ def test_a_model_without_a_tower_says_why() -> None:
 def job(prompt: list[int], made: ImageInput | None = None, seed: int = 0, limit: int = 6) -> Job:
     if made is None:
         return toy_job(prompt, limit)
-    found = placed(Prompt([*prompt, PLACEHOLDER, 7], [image(seed)]), made, 29, None, "prompt", "model")
+    found = checked_context(Prompt([*prompt, PLACEHOLDER, 7], [image(seed)]), made, 29, None, "prompt", "model")
     return Job(replace(asked(found.ids, limit), ids=found), Sampler(SampleOpts.greedy()), streaming=False)
 
 

@@ -86,6 +86,8 @@ class CachePool:
         self.pages = PageAllocator(count, page_count(max_seq, sizes.page))
         self.index = PrefixIndex(self.pages, sizes.page, self._freed)
         self.asked = self.hit = 0
+        pages = (kv_bytes - sizes.slot_bytes) // sizes.page_bytes if sizes.page_bytes else MAX_PAST
+        self._longest = pages * sizes.page  # positions of a sequence that has all of it
         self.kept: DiskKVCache | None = None
         self._reserve, self._lazy = Reserve(memory), memory.lazy
         self._slots = slots
@@ -230,8 +232,8 @@ class CachePool:
 
     def check_fits(self, positions: int) -> None:
         """`PoolFullError` if so many positions of one sequence do not fit, even if there were no others."""
-        needed = self.sizes.sequence_bytes(positions)
-        if needed > self.kv_bytes:
+        if positions > self._longest:
+            needed = self.sizes.sequence_bytes(positions)
             what = f"{positions} tokens take {size(needed)}, and the pool holds {size(self.kv_bytes)}"
             hint = "Shorten the prompt, or open the model with a larger kv_bytes."
             raise PoolFullError(

@@ -22,7 +22,6 @@ from rlx.engine.request.context import Logits, check_finite
 from rlx.engine.request.output import FinishReason
 from rlx.engine.request.request import AHEAD, QUIET, Job, Task
 from rlx.engine.threads import Notifier
-from rlx.engine.token_engine import StepEngine
 from rlx.errors import DeadlineError, PoolFullError
 from rlx.sampling.choice import Choice
 from rlx.tracing import span
@@ -30,6 +29,7 @@ from rlx.tracing import span
 if TYPE_CHECKING:
     from rlx.engine.kv.disk_kv_cache import DiskKVCache
     from rlx.engine.speculation.drafts import Drafts
+    from rlx.engine.token_engine import StepEngine
 
 Message = Job | Task | tuple[Job, ...]
 """New jobs or a task, or news of a known job: its consumer has taken tokens, or wants no more."""

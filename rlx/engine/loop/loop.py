@@ -25,11 +25,11 @@ from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.opening.options import SLOTS, STALL_MS
 from rlx.engine.request.request import Job, Task
 from rlx.engine.threads import DeferredInterrupt, Notifier, closed_at_exit
-from rlx.engine.token_engine import StepEngine
 from rlx.errors import BusyError, ResourceError, named_refusals
 
 if TYPE_CHECKING:
     from rlx.engine.kv.disk_kv_cache import DiskKVCache
+    from rlx.engine.token_engine import StepEngine
 
 T = TypeVar("T")
 

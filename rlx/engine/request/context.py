@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import MultimodalError, NumericalError, PromptError
 from rlx.prompt import Prompt, TokenIds
+
+if TYPE_CHECKING:
+    from rlx.engine.images import ImageInput
 
 Logits = npt.NDArray[np.float32]
 
@@ -44,21 +47,39 @@ class Context:
 PromptLike = TokenIds | Prompt | Context
 
 
-def text_context(prompt: TokenIds | Prompt, vocab_size: int, what: str, model: str) -> Context:
-    """The context of a prompt for a model that takes no images.
+def checked_context(
+    prompt: PromptLike, images: ImageInput | None, vocab_size: int, max_seq: int | None, what: str, model: str
+) -> Context:
+    """The checked context of a prompt: each image takes as many positions as it has rows.
 
     Args:
+        images: how images come into prompts; None if the runner takes none.
+        max_seq: how many positions there may be; None for any number.
+        what: the argument, for messages.
         model: what the model is called in messages.
 
     Raises:
-        PromptError: there is no id, or an invalid one.
-        MultimodalError: there are images.
+        PromptError: there is no id, an invalid one, or too many.
+        MultimodalError: the model takes no images, or placeholders and images do not match.
+        ImageError: the model takes no image of such a size.
     """
+    if isinstance(prompt, Context):  # it is checked
+        return prompt
+    found = None
     if isinstance(prompt, Prompt):
-        if prompt.images:
+        found = None if images is None else images.placed(prompt, vocab_size, what)
+        if found is None and prompt.images:
             raise no_tower(model, what, len(prompt.images))
         prompt = prompt.ids
-    return Context(check_ids(prompt, vocab_size, what))
+    context = Context(check_ids(prompt, vocab_size, what)) if found is None else found
+    if context.images is None:
+        fit_context(context.ids, max_seq, what)
+    elif max_seq is not None and len(context) > max_seq:
+        rows = context.images.rows
+        hint = f"give fewer or smaller images, or open the model with a max_seq of at least {len(context)}"
+        error = f"it has {len(context)} tokens, {rows} of them of images, and the context holds {max_seq}"
+        raise PromptError(error, where=what, hint=hint)
+    return context
 
 
 def no_tower(model: str, where: str, images: int = 1) -> MultimodalError:
