@@ -7,8 +7,13 @@ from importlib import import_module
 TYPE_CHECKING = False  # what `typing` would say; to import it costs more than all else here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
+
+
+def modules_of(package: str, names: Iterable[str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package that has these modules."""
+    return names_of(package, {name: f"{package}.{name}" for name in names})
 
 
 def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx import engine as engines
 from rlx.compiler.compile import Compilation
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.programs.background import BackgroundCompiler
@@ -260,6 +261,7 @@ def install(monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], FakeEngine])
     module = ModuleType("rlx.engine.engine")
     module.Engine = SimpleNamespace(open=open_)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "rlx.engine.engine", module)
+    monkeypatch.setattr(engines, "engine", module, raising=False)
     return opened
 
 

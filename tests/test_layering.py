@@ -47,7 +47,7 @@ LAYERS = [
     {"__main__"},
 ]  # fmt: skip
 RANK = {part: rank for rank, group in enumerate(LAYERS) for part in group}
-ONLY = {"models": {"ir", "errors"}}  # a model family is equations: it knows no files, no kernels, no runners
+ONLY = {"models": {"ir", "errors", "lazy"}}  # a model family is equations: it knows no files, no kernels, no runners
 
 #: Modules that some systems lack, and the only places that may import them. A confined process imports nothing of rlx.
 ONE_SYSTEM = {

@@ -2,14 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from rlx.lazy import names_of
+from rlx.lazy import modules_of
 
 if TYPE_CHECKING:
     from rlx.compiler import build, debug, packed_cache
 
 __all__ = ["build", "debug", "packed_cache"]
 
-#: Parts that few runs need, imported when they are first used.
-_PARTS = {name: f"rlx.compiler.{name}" for name in __all__}
-
-__getattr__ = names_of("rlx.compiler", _PARTS)
+# Parts that few runs need, imported when they are first used.
+__getattr__ = modules_of(__name__, __all__)

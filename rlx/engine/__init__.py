@@ -2,14 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from rlx.lazy import names_of
+from rlx.lazy import modules_of
 
 if TYPE_CHECKING:
     from rlx.engine import adapters, engine, token_engine
 
 __all__ = ["adapters", "engine", "token_engine"]
 
-#: Parts that not every command needs, imported when they are first used.
-_PARTS = {name: f"rlx.engine.{name}" for name in __all__}
-
-__getattr__ = names_of("rlx.engine", _PARTS)
+# Parts that not every command needs, imported when they are first used.
+__getattr__ = modules_of(__name__, __all__)

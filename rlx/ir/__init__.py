@@ -2,14 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from rlx.lazy import names_of
+from rlx.lazy import modules_of
 
 if TYPE_CHECKING:
     from rlx.ir import costs, custom, text, tracing
 
 __all__ = ["costs", "custom", "text", "tracing"]
 
-#: Parts that a program from the cache does not need, imported when they are first used.
-_PARTS = {name: f"rlx.ir.{name}" for name in __all__}
-
-__getattr__ = names_of("rlx.ir", _PARTS)
+# Parts that a program from the cache does not need, imported when they are first used.
+__getattr__ = modules_of(__name__, __all__)

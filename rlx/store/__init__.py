@@ -2,14 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from rlx.lazy import names_of
+from rlx.lazy import modules_of
 
 if TYPE_CHECKING:
     from rlx.store import misses
 
 __all__ = ["misses"]
 
-#: What a program from the cache does not need, imported when it is first used.
-_PARTS = {name: f"rlx.store.{name}" for name in __all__}
-
-__getattr__ = names_of("rlx.store", _PARTS)
+# What a program from the cache does not need, imported when it is first used.
+__getattr__ = modules_of(__name__, __all__)

@@ -110,7 +110,7 @@ class Entry:
         except (OSError, Damage) as error:
             raise CacheError(f"{name} is gone: {reason(error)}", where=where, hint="Compile again") from error
         if sha256(data) != self._sums[name]:
-            raise CacheError(f"{name} is not what was stored", where=where, hint="Run `rlx cache verify`")
+            raise CacheError(f"{name} changed since it was stored", where=where, hint="Run `rlx cache verify`")
         return data
 
     def read_pieces(self, name: str, first: int, out: memoryview) -> None:

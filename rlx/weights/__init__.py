@@ -8,7 +8,7 @@ offers the result as `ModelWeights`.
 
 from typing import TYPE_CHECKING
 
-from rlx.lazy import names_of
+from rlx.lazy import modules_of
 from rlx.weights.loader import TensorInfo, WeightLoader, open_weights
 from rlx.weights.locate import resolve_model_path
 from rlx.weights.model import ModelWeights
@@ -43,7 +43,5 @@ __all__ = [
     "sentence_modules",
 ]
 
-#: What a GGUF file does not need, imported when it is first used.
-_PARTS = tuple(name for name in __all__ if name.islower() and name not in globals())
-
-__getattr__ = names_of("rlx.weights", {name: f"rlx.weights.{name}" for name in _PARTS})
+# What a GGUF file does not need, imported when it is first used.
+__getattr__ = modules_of(__name__, (name for name in __all__ if name.islower() and name not in globals()))

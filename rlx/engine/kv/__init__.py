@@ -2,14 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from rlx.lazy import names_of
+from rlx.lazy import modules_of
 
 if TYPE_CHECKING:
     from rlx.engine.kv import prefix_writer, sequence_snapshot
 
 __all__ = ["prefix_writer", "sequence_snapshot"]
 
-#: Parts that few models need, imported when they are first used.
-_PARTS = {name: f"rlx.engine.kv.{name}" for name in __all__}
-
-__getattr__ = names_of("rlx.engine.kv", _PARTS)
+# Parts that few models need, imported when they are first used.
+__getattr__ = modules_of(__name__, __all__)
