@@ -6,6 +6,7 @@ imported at first use.
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,9 @@ from rlx.errors import ArgumentError, RlxError, TargetError
 if TYPE_CHECKING:
     from rlx.backends.cpu.target import Target as Target
     from rlx.backends.device import Backend
+
+#: In place of a device: the card if it works and the model fits, else the CPU.
+AUTO = "auto"
 
 #: Device -> the module of its backend. The first is the default.
 MODULES: dict[str, str] = {}
@@ -73,8 +77,36 @@ def why_missing(device: str) -> str | None:
     return None
 
 
+class DeviceWarning(UserWarning):
+    """The CPU computes what a card was wanted for."""
+
+
+def is_auto(device: str | None) -> bool:
+    """Whether a name is `AUTO`, in any case."""
+    return str(device).lower() == AUTO
+
+
+def chosen_device(device: str | None) -> str:
+    """The name of a device, also of the one that `AUTO` stands for: the card if it works, else the CPU with a warning.
+
+    Raises:
+        TargetError: as `checked_device`.
+    """
+    if not is_auto(device):
+        return checked_device(device)
+    if (reason := why_missing(Device.CUDA)) is None:
+        return Device.CUDA
+    warn_of_cpu(reason)
+    return Device.CPU
+
+
+def warn_of_cpu(reason: object) -> None:
+    """Warns that `AUTO` takes the CPU."""
+    warnings.warn(f"the CPU computes: {reason}", DeviceWarning, stacklevel=2)
+
+
 def checked_device(device: str | None) -> str:
-    """The name of a device, which may be in any case; that of the default one for None.
+    """The name of a device, which may be in any case; that of the default one for None. `AUTO` is no device.
 
     Raises:
         TargetError: there is no such device.
@@ -86,10 +118,10 @@ def checked_device(device: str | None) -> str:
 
 
 def backend(device: str | None = None) -> Backend:
-    """The backend of the device of that name; of the default one for None.
+    """The backend of the device of that name, see `chosen_device`; of the default one for None.
 
     Raises:
         TargetError: as `checked_device`.
     """
-    found: Backend = import_module(MODULES[checked_device(device)]).BACKEND
+    found: Backend = import_module(MODULES[chosen_device(device)]).BACKEND
     return found if env.jit() else found.without_code()

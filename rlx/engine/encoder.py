@@ -79,7 +79,7 @@ class Encoder:
         loaded = CompileProfile.load(options.profile)
         merged = {**loaded.given(), **options.given()}
         self.profile = replace(loaded.with_precision(options.precision, "auto"), **merged)
-        target = backend(options.device).target(self.profile.level)
+        target = backend(self.profile.device).target(self.profile.level)
         self.plan = EncoderPlan.of(loader, target.capabilities.layouts)
         self.compiler = Compiler(target, compile_cache(options.cache, self.profile), options.progress)
         self._dump = Path(options.dump_ir) if options.dump_ir else None

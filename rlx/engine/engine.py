@@ -21,12 +21,10 @@ from rlx import compiler, text, vision, weights
 from rlx.backends.device import Workers
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.guards import row_numbers
-from rlx.compiler.kv import Sizes
 from rlx.compiler.tensors import Tensors
 from rlx.engine import kv, programs, speculation
 from rlx.engine.images import ImageInput
 from rlx.engine.kv.pool import CachePool
-from rlx.engine.kv.pool_size import check_plan, pool_bytes
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.model_runner import ALL_ROWS_VALUES, Batch, Limits, ModelRunner, Rows, Segment
@@ -37,7 +35,7 @@ from rlx.engine.opening.options import (
     method_takes_options,
     parse_image_bytes,
 )
-from rlx.engine.opening.setup import Plan, Source, identity, tokenizer_of
+from rlx.engine.opening.setup import Plan, Source, identity, pools_of, tokenizer_of
 from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.programs import (
     GREEDY,
@@ -54,7 +52,6 @@ from rlx.engine.request.output import Logits
 from rlx.errors import SnapshotError
 from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows
-from rlx.passes.layout import weight_bytes
 from rlx.sampling import SampleOpts
 from rlx.sampling.choice import Choose
 from rlx.text.chat import template_text
@@ -149,10 +146,8 @@ class Engine:
             self._workers = self._compiler.workers(setup.threads)
             self._tensors = Tensors(self._compiler, self._workers)
             self.choose = self._compiler.backend.chooser(self._workers, self._compiler)
-            sizes = Sizes.of(self.graph, setup.layouts, self.max_seq, self.most_rows)
-            packed, memory = weight_bytes(self._programs.weights, setup.layouts), self._compiler.backend.memory
-            nbytes = pool_bytes(memory, setup.kv_bytes, sizes, self.max_seq, packed)
-            check_plan(memory, nbytes, sizes, self.max_seq, packed)
+            memory, (nbytes,) = self._compiler.backend.memory, pools_of([plan])
+            plan.check_memory(nbytes)
             self.pool = CachePool(
                 self.graph,
                 memory,

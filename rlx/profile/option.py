@@ -250,6 +250,14 @@ class ProfileOptions:
         parse=parse_cache_kv_bytes,
         metavar="SIZE",
     )
+    device: str | None = option(
+        None,
+        "Device, one of `devices()`, or `auto`: the card if it works and the model fits, else the CPU",
+        default="the CPU",
+        key="engine.device",
+        kind=object,
+        metavar="DEVICE",
+    )
     deterministic: bool | None = option(
         None,
         "Same bits in every batch on CPUs with AMX, too; prompts take longer there",

@@ -32,8 +32,7 @@ class PaperDriver:
         self._memory: dict[int, Any] = {}
         self._modules: dict[int, bytes] = {}
         self._numbers = itertools.count(1)
-        query = CFUNCTYPE(c_int, c_void_p)
-        self.cuStreamQuery, self.cuEventQuery = query(self._query), query(self._query)
+        self.cuEventQuery = CFUNCTYPE(c_int, c_void_p)(self._query)
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if not name.startswith("cu"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from ctypes import c_void_p
 from typing import Any
 
@@ -119,10 +120,26 @@ def test_code_that_the_driver_refuses(paper: PaperDriver) -> None:
 def test_waiting_asks_natively(paper: PaperDriver) -> None:
     """A wait asks the driver many times for one call of Python, and ends as soon as it is done."""
     card, answers = Card(), iter([600] * 500)
-    query: Any = type(paper.cuStreamQuery)(lambda _: next(answers, 0))
-    paper.cuStreamQuery = query
+    query: Any = type(paper.cuEventQuery)(lambda _: next(answers, 0))
+    paper.cuEventQuery = query
     card.wait()
     assert next(answers, None) is None
+
+
+def test_only_its_own_thread_adds_to_a_record(paper: PaperDriver) -> None:
+    card, others = Card(), list[threading.Thread]()
+    place = card.allocate(8)
+
+    def begin() -> None:
+        others.append(threading.Thread(target=card.zero, args=(place, 8)))
+        others[0].start()
+        others[0].join(0.1)
+        card.copy(place, place, 8)
+
+    card.recorded(begin)
+    others[0].join()
+    used = [call for call in paper.calls if call in ("cuStreamEndCapture", "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async")]
+    assert used[-3:] == ["cuMemcpyDtoDAsync_v2", "cuStreamEndCapture", "cuMemsetD8Async"]
 
 
 def test_an_address_of_a_released_buffer(paper: PaperDriver) -> None:

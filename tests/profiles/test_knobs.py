@@ -268,7 +268,7 @@ def test_keys_of_both_phases_reach_the_engine(path: Path, monkeypatch: pytest.Mo
         "family": "gemma", "model": str(path), "precision": {"kv_dtype": "q8_0", "deterministic": True},
         "buckets": {"seq": [1, 3, 9]},
         "backend": {"cpu": {"level": "generic", "threads": 3}}, "cache": {"policy": "off", "capacity": 2},
-        "engine": {"kv_bytes": "1.5GiB", "cache_kv": "states", "cache_kv_bytes": "2G"},
+        "engine": {"kv_bytes": "1.5GiB", "cache_kv": "states", "cache_kv_bytes": "2G", "device": "cpu"},
     }  # fmt: skip
     read = CompileProfile.load(table)
     assert {*read.common(), *CHANGED} == {*KEYS}, "a key without a test"
@@ -278,7 +278,7 @@ def test_keys_of_both_phases_reach_the_engine(path: Path, monkeypatch: pytest.Mo
     assert setup.kv_bytes == 3 << 29
     assert (setup.cache_kv, setup.cache_kv_bytes) == (Path("states"), 2 << 30)
     assert setup.profile.ranges == ((1, 1), (2, 3), (4, 9))
-    assert setup.profile.deterministic
+    assert setup.profile.deterministic and setup.target.backend.name == setup.profile.device
     assert choose_model(None, table).path == path
     usual = plan(path, {}).setup
     assert (usual.kv_type.name, usual.target, usual.threads) == ("f16", Target.host(), cpu_count())

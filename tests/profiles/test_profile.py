@@ -215,6 +215,7 @@ def test_a_commented_file_explains_every_key() -> None:
         kv_bytes="2GiB",
         cache_kv="states",
         cache_kv_bytes="20GiB",
+        device="auto",
         model="m.gguf",
     )
     text = full.to_toml(comments=True)

@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
@@ -153,7 +153,7 @@ class Context:
 
     def __init__(self) -> None:
         self._device, self._context, self._stream = c_int(), c_void_p(), c_void_p()
-        self._thread = threading.local()
+        self._thread, self._alone = threading.local(), threading.RLock()
         self.lost: DeviceError | None = None
         library = _library()
         if code := library.cuDeviceGet(byref(self._device), 0):
@@ -179,23 +179,11 @@ class Context:
         Raises:
             DeviceError: it failed, or takes longer than `WAIT_SECONDS`.
         """
-        self._wait("cuStreamQuery", self._stream)
-
-    def _wait(self, query: str, of: c_void_p) -> None:
-        """Returns when a query of the driver says that something is done."""
-        self._check_lost()
         self.use()
-        begin, asks = time.monotonic(), getattr(_library(), query)
-        while (code := asks(of)) == _NOT_READY:
-            seconds = time.monotonic() - begin
-            if seconds > WAIT_SECONDS:
-                self.lost = _too_long(seconds)
-                raise self.lost
-            if seconds > _SPIN_SECONDS:
-                time.sleep(0.0005)
-            else:
-                _repeats()(of, None, byref(c_size_t(_TRIES)), c_size_t(0), ctypes.cast(asks, c_void_p))
-        self._check(query, code, "a step")
+        if not hasattr(self._thread, "event"):
+            self._thread.event = self.event()
+        self.record(self._thread.event)
+        self.wait_for(self._thread.event)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -208,11 +196,27 @@ class Context:
 
     def record(self, event: c_void_p) -> None:
         """The event comes when what was begun so far is done."""
-        self._call("cuEventRecord", event, self._stream)
+        self._begin("cuEventRecord", event, self._stream)
 
     def wait_for(self, event: c_void_p) -> None:
-        """Returns when an event has come, or was never recorded."""
-        self._wait("cuEventQuery", event)
+        """Returns when an event has come, or was never recorded.
+
+        Raises:
+            DeviceError: what it waits for failed, or takes longer than `WAIT_SECONDS`.
+        """
+        self._check_lost()
+        self.use()
+        begin, asks = time.monotonic(), _library().cuEventQuery
+        while (code := asks(event)) == _NOT_READY:
+            seconds = time.monotonic() - begin
+            if seconds > WAIT_SECONDS:
+                self.lost = _too_long(seconds)
+                raise self.lost
+            if seconds > _SPIN_SECONDS:
+                time.sleep(0.0005)
+            else:
+                _repeats()(event, None, byref(c_size_t(_TRIES)), c_size_t(0), ctypes.cast(asks, c_void_p))
+        self._check("cuEventQuery", code, "a step")
 
     def forget_event(self, event: c_void_p) -> None:
         """Frees an event."""
@@ -224,6 +228,11 @@ class Context:
         """As `call`, unless the card is lost."""
         self._check_lost()
         self._check(function, getattr(_library(), function)(*arguments), what)
+
+    def _begin(self, function: str, *arguments: Any, what: str = "") -> None:
+        """As `_call`, of what runs in the stream: not while another thread records a step, which would contain it."""
+        with self._alone:
+            self._call(function, *arguments, what=what)
 
     def _check_lost(self) -> None:
         if self.lost is not None:
@@ -271,7 +280,7 @@ class Card(Context):
 
     def allocate(self, nbytes: int) -> int:
         """The address of new memory of the card, zeroed."""
-        self.use()
+        self.wait()  # the driver may wait itself, without an end
         found = c_uint64()
         self._call("cuMemAlloc_v2", byref(found), c_size_t(max(nbytes, 1)), what=_mib(nbytes))
         self.zero(found.value, max(nbytes, 1))
@@ -283,7 +292,7 @@ class Card(Context):
 
     def pinned(self, nbytes: int) -> int:
         """The address of new memory of the host that the card copies from directly."""
-        self.use()
+        self.wait()  # as for `allocate`
         found = c_void_p()
         self._call(
             "cuMemAllocHost_v2", byref(found), c_size_t(max(nbytes, 1)), what=f"{nbytes / 2**20:.0f} MiB of the host"
@@ -297,29 +306,29 @@ class Card(Context):
     def send(self, target: int, source: int, nbytes: int) -> None:
         """Begins to copy from the host, whose memory must stay as it is until `wait`."""
         self.use()
-        self._call("cuMemcpyHtoDAsync_v2", c_uint64(target), c_void_p(source), c_size_t(nbytes), self._stream)
+        self._begin("cuMemcpyHtoDAsync_v2", c_uint64(target), c_void_p(source), c_size_t(nbytes), self._stream)
 
     def fetch(self, target: int, source: int, nbytes: int) -> None:
         """Copies to the host."""
         self.wait()  # the copy itself would wait without an end
-        self._call("cuMemcpyDtoHAsync_v2", c_void_p(target), c_uint64(source), c_size_t(nbytes), self._stream)
+        self._begin("cuMemcpyDtoHAsync_v2", c_void_p(target), c_uint64(source), c_size_t(nbytes), self._stream)
         self.wait()
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Begins to copy within the card."""
         self.use()
-        self._call("cuMemcpyDtoDAsync_v2", c_uint64(target), c_uint64(source), c_size_t(nbytes), self._stream)
+        self._begin("cuMemcpyDtoDAsync_v2", c_uint64(target), c_uint64(source), c_size_t(nbytes), self._stream)
 
     def zero(self, target: int, nbytes: int) -> None:
         """Begins to set memory to zeros."""
         self.use()
-        self._call("cuMemsetD8Async", c_uint64(target), 0, c_size_t(nbytes), self._stream)
+        self._begin("cuMemsetD8Async", c_uint64(target), 0, c_size_t(nbytes), self._stream)
 
     # -- code ---------------------------------------------------------------------------------------------------------
 
     def module(self, cubin: bytes) -> c_void_p:
         """Loads machine code."""
-        self.use()
+        self.wait()  # as for `allocate`
         found = c_void_p()
         self._call("cuModuleLoadData", byref(found), cubin, what="its code")
         return found
@@ -341,17 +350,18 @@ class Card(Context):
 
     def launch(self, function: c_void_p, config: LaunchConfig, arguments: Any) -> None:
         """Begins to run a kernel."""
-        self._call("cuLaunchKernelEx", byref(config), function, arguments, None, what="a kernel")
+        self._begin("cuLaunchKernelEx", byref(config), function, arguments, None, what="a kernel")
 
-    def capture(self) -> None:
-        """What is begun from now on is recorded instead of run, until `recorded`."""
+    def recorded(self, begin: Callable[[], object]) -> c_void_p:
+        """Records what a function begins, in place of running it: what `replay` takes."""
         self.use()
-        self._call("cuStreamBeginCapture_v2", self._stream, _CAPTURE_RELAXED)
-
-    def recorded(self) -> c_void_p:
-        """What was recorded since `capture`, to run with `replay`."""
         graph, found = c_void_p(), c_void_p()
-        self._call("cuStreamEndCapture", self._stream, byref(graph), what="the record of a step")
+        with self._alone:
+            self._call("cuStreamBeginCapture_v2", self._stream, _CAPTURE_RELAXED)
+            try:
+                begin()
+            finally:
+                self._call("cuStreamEndCapture", self._stream, byref(graph), what="the record of a step")
         try:
             self._call("cuGraphInstantiateWithFlags", byref(found), graph, c_uint64(0), what="the record of a step")
         finally:
@@ -359,9 +369,9 @@ class Card(Context):
         return found
 
     def replay(self, graph: c_void_p) -> None:
-        """Begins to run what was recorded."""
+        """Begins to run what `recorded` has."""
         self.use()
-        self._call("cuGraphLaunch", graph, self._stream, what="a step")
+        self._begin("cuGraphLaunch", graph, self._stream, what="a step")
 
     def forget(self, graph: c_void_p) -> None:
         """Frees a record, once nothing runs."""

@@ -204,7 +204,7 @@ class CardProgram(Program):
         self._records.move_to_end(key)
         record = self._records[key]
         if record is None:
-            record = self._records[key] = self._recorded(extents, loops=loops)
+            record = self._records[key] = self._card.recorded(lambda: self._launch_all(extents, loops=loops))
         self._card.replay(record)
 
     def repeat(self, run: TokenRun) -> list[int]:
@@ -242,14 +242,6 @@ class CardProgram(Program):
             _, record = self._records.popitem(last=False)
             if record is not None:
                 self._card.forget(record)
-
-    def _recorded(self, extents: Mapping[str, int], *, loops: bool) -> c_void_p:
-        self._card.capture()
-        try:
-            self._launch_all(extents, loops=loops)
-        finally:
-            record = self._card.recorded()
-        return record
 
     def _launch_all(self, extents: Mapping[str, int], *, loops: bool) -> None:
         self._card.use()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAli
 
 from rlx import env
 from rlx.arguments import check_arguments
-from rlx.backends import checked_device
+from rlx.backends import checked_device, is_auto
 from rlx.errors import ArgumentError, UnknownArgumentError
 from rlx.passes.options import MAX_PAST, PRECISIONS
 from rlx.profile.option import ProfileOptions, byte_count, option, options_of
@@ -152,13 +152,13 @@ class EngineOptions(ImageOptions, ProfileOptions):
         default="RLX_COMPILE_AHEAD, or True",
         kind=object,
     )
-    device: str | None = option(None, "Device, one of `devices()`", default="the CPU", kind=object, metavar="DEVICE")
 
     def __post_init__(self) -> None:
         for name, each in options_of(type(self)).items():
             if (value := getattr(self, name)) is not None:
                 each.check(name, value)
-        checked_device(self.device)
+        if not is_auto(self.device):
+            checked_device(self.device)
         self.check_pixels()
 
     def image_options(self) -> ImageOptions:

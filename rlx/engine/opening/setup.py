@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx import engine, models, text, weights
-from rlx.backends import backend
+from rlx.backends import Device, backend, is_auto, warn_of_cpu
 from rlx.backends.device import Target
 from rlx.compiler.kv import Sizes
 from rlx.compiler.kv import kv_dtype as cache_type
 from rlx.compiler.limits import context_length, warn_beyond, worker_count
-from rlx.engine.kv.pool_size import pool_bytes
+from rlx.engine.kv.pool_size import check_plan, pool_bytes
 from rlx.engine.opening.options import EngineOptions
-from rlx.errors import ProfileError, UnsupportedModelError
+from rlx.errors import ProfileError, ResourceError, UnsupportedModelError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
@@ -196,7 +196,7 @@ class Setup:
         return Setup(
             profile,
             profile.source,
-            backend(chosen.device).target(profile.level),
+            backend(profile.device).target(profile.level),
             cache_type(profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
             worker_count(profile.threads),
             min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),
@@ -238,24 +238,48 @@ class Plan:
             ArgumentError, ProfileError, TargetError: see `Setup.of`.
         """
         config, weights = open_model(loader)
-        setup = Setup.of(config, weights, options)
-        warn_beyond(config.context, setup.max_seq)
-        config = config.at_length(setup.max_seq)
-        graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
-        check_types(graph, weights, setup.layouts)
-        adapters = None
-        if options.adapters:
-            adapters = engine.adapters.Adapters.of(options.adapters, config, weights, graph)
-        return Plan(config, weights, graph, setup, adapters)
+        plan = _planned(config, weights, options)
+        if is_auto(plan.setup.profile.device) and plan.setup.target.backend.name != Device.CPU:
+            try:
+                plan.check_memory(*pools_of([plan]))
+            except ResourceError as error:
+                warn_of_cpu(error)
+                plan = _planned(config, weights, replace(options, device=Device.CPU))
+        warn_beyond(config.context, plan.setup.max_seq)
+        return plan
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights take."""
+        return weight_bytes(weight_table(self.graph, self.setup.layouts), self.setup.layouts)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Those of the model's states."""
+        return Sizes.of(self.graph, self.setup.layouts, self.setup.max_seq, self.setup.profile.buckets[-1])
+
+    def check_memory(self, pool: int) -> None:
+        """`ResourceError` if the model does not fit, with a pool of so many bytes; see `check_plan`."""
+        check_plan(self.setup.target.backend.memory, pool, self.sizes, self.setup.max_seq, self.weight_bytes)
+
+
+def _planned(config: models.ModelConfig, weights: ModelWeights, options: EngineOptions) -> Plan:
+    setup = Setup.of(config, weights, options)
+    config = config.at_length(setup.max_seq)
+    graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
+    check_types(graph, weights, setup.layouts)
+    adapters = None
+    if options.adapters:
+        adapters = engine.adapters.Adapters.of(options.adapters, config, weights, graph)
+    return Plan(config, weights, graph, setup, adapters)
 
 
 def pools_of(plans: Sequence[Plan]) -> list[int]:
     """The size in bytes of the pool of each model, none of which is loaded yet: what its options say, or its share."""
-    weights = sum(weight_bytes(weight_table(plan.graph, plan.setup.layouts), plan.setup.layouts) for plan in plans)
-    return [_pool(plan, weights, len(plans)) for plan in plans]
+    packed = sum(plan.weight_bytes for plan in plans)
+    return [_pool(plan, packed, len(plans)) for plan in plans]
 
 
-def _pool(plan: Plan, weights: int, pools: int) -> int:
+def _pool(plan: Plan, packed: int, pools: int) -> int:
     setup = plan.setup
-    sizes = Sizes.of(plan.graph, setup.layouts, setup.max_seq, setup.profile.buckets[-1])
-    return pool_bytes(setup.target.backend.memory, setup.kv_bytes, sizes, setup.max_seq, weights, pools)
+    return pool_bytes(setup.target.backend.memory, setup.kv_bytes, plan.sizes, setup.max_seq, packed, pools)
