@@ -355,8 +355,8 @@ DEFECTS = (
     ),
     Defect(
         "server: offsets of log-probabilities stand behind their tokens",
-        "            offsets.append(self._offset)\n            self._offset += len(info.chosen.text)\n",
-        "            self._offset += len(info.chosen.text)\n            offsets.append(self._offset)\n",
+        "            offsets.append(self._offset)\n            self._offset += len(self._decode(info.chosen.bytes))\n",
+        "            self._offset += len(self._decode(info.chosen.bytes))\n            offsets.append(self._offset)\n",
         "tests/serve/test_completions.py",
     ),
     Defect(

@@ -294,7 +294,8 @@ class EncoderRunner:
 
     def __getattr__(self, name: str) -> NoReturn:
         if not name.startswith("_") and hasattr(runners.Model, name):
-            hint = "use rerank(query, documents)" if self._plan.scores else "use embed(texts)"
+            command, call = ("rerank", "rerank(query, documents)") if self._plan.scores else ("embed", "embed(texts)")
+            hint = f"use `rlx {command}`, or in Python {call}"
             raise UnsupportedModelError("the model is a text encoder: it generates no text", hint=hint)
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 

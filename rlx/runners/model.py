@@ -414,7 +414,8 @@ class Model(LmRunner):
         session.checked_pooling(pooling)
         self._check_open("embed")
         if (texts := runners.text.several(ids)) is not None:
-            return np.stack([self.embed(each, pooling, normalize) for each in texts])
+            found = [self.checked_prompt(self.tokenizer.encode(each), f"text {i}") for i, each in enumerate(texts)]
+            return np.stack([session.embedding(self._engine, self._loop, each, pooling, normalize) for each in found])
         ids = self.tokenizer.encode(ids) if isinstance(ids, str) else cast(PromptLike, ids)
         return session.embedding(self._engine, self._loop, self.checked_prompt(ids), pooling, normalize)
 

@@ -153,7 +153,7 @@ def test_it_generates_no_text(bert: EncoderRunner) -> None:
     for name in ("generate", "chat", "stream"):
         with pytest.raises(UnsupportedModelError, match="it generates no text") as error:
             getattr(bert, name)
-        assert "embed(texts)" in str(error.value)
+        assert str(error.value).endswith("Use `rlx embed`, or in Python embed(texts).")
     with pytest.raises(AttributeError):
         _ = bert.nothing
     with pytest.raises(UnsupportedModelError, match="makes vectors"):

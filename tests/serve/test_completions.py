@@ -60,6 +60,17 @@ def test_the_form_of_a_stream(server: Any) -> None:
     )
 
 
+def test_offsets_behind_characters_of_several_tokens(server: Any) -> None:
+    """The tokens of a character begin where it does."""
+    text = "aé \u200b💩 b c"
+    body = {"prompt": text, "echo": True, "logprobs": 0, "max_tokens": 0}
+    logs = server.post(PATH, **body).json()["choices"][0]["logprobs"]
+    begins = dict(zip(logs["text_offset"], logs["tokens"], strict=True))
+    assert {at: token for at, token in begins.items() if "\ufffd" not in token}.keys() >= {0, 5, 7}
+    for at, token in begins.items():
+        assert token == text[at : at + len(token)] or (token == "\ufffd" and text[at] in "é\u200b💩")
+
+
 def test_echo_with_log_probabilities(server: Any) -> None:
     runner = server.model.runner
     ids = runner.tokenizer.encode(TEXT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -254,11 +255,13 @@ class Logprobs:
 
     def __init__(self, as_ids: bool) -> None:
         self._as_ids, self._offset = as_ids, 0
+        self._decode = getincrementaldecoder("utf-8")("replace").decode
 
     def of(self, infos: Iterable[TokenInfo]) -> dict[str, Any]:
         """The lists of some tokens. The first token of a prompt has no log-probability (NaN): it is null there.
 
-        Offsets count characters from the beginning of the first token that was given.
+        Offsets count characters from the beginning of the first token that was given; the tokens of one character have
+        the same.
         """
         tokens, values, tops, offsets = list[str](), list[float | None](), list[Any](), list[int]()
         for info in infos:
@@ -267,7 +270,7 @@ class Logprobs:
             values.append(info.chosen.logprob if known else None)
             tops.append({self._name(each): each.logprob for each in info.top} if known else None)
             offsets.append(self._offset)
-            self._offset += len(info.chosen.text)
+            self._offset += len(self._decode(info.chosen.bytes))
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def _name(self, found: TokenLogprob) -> str:
