@@ -259,6 +259,8 @@ class Compiler:
     def _effective(self, graph: Graph, options: Options) -> Options:
         if env.verify():  # all values must still be there after the step
             options = replace(options, passes=tuple(name for name in options.passes if name != "reuse_memory"))
+            if not self.target.capabilities.own_seen:
+                options = replace(options, fusions=tuple(name for name in options.fusions if name != "prologue"))
         return effective(options, graph, self.target.capabilities)
 
     def workers(self, count: int) -> Workers:

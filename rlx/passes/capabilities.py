@@ -78,6 +78,8 @@ class Capabilities:
         expert_rows_bf16: the same for one expert with bf16 weights.
         own_cost: highest cost of a node that every worker may compute for itself instead of waiting for another one.
         own_cost_rows: the same in programs of several rows, whose rows the workers could share.
+        own_writes: whether every worker that reads a cache may write the one row of a step into it.
+        own_seen: whether the host sees what a worker computes for itself; if not, `RLX_VERIFY` does without.
         layouts: how values lie in its memory.
     """
 
@@ -89,4 +91,6 @@ class Capabilities:
     expert_rows_bf16: int = 8
     own_cost: int = 1 << 18
     own_cost_rows: int = 1 << 16
+    own_writes: bool = False
+    own_seen: bool = True
     layouts: Layouts = field(default_factory=Layouts)

@@ -65,7 +65,7 @@ def memory(program: Program, layouts: Layouts, log: Log = SILENT, *, reuse: bool
 
 def _replicated(prologue: Region, program: Program, end: int, layouts: Layouts) -> Iterator[tuple[Node, Buffer]]:
     """The values of a prologue with their places, one after the other from `end` on."""
-    for node in prologue:
+    for node in (node for node in prologue if root(node) is node):  # a cache is written where it is
         buffer = Buffer("private", offset=_align(end, layouts.align), nbytes=nbytes(node, program.graph, layouts))
         end = buffer.offset + buffer.nbytes
         yield node, buffer
@@ -110,7 +110,8 @@ def check_memory(program: Program) -> None:
         live = sorted(((b, n) for b, made, until, n in values if made <= region <= until), key=lambda v: v[0].offset)
         _check_apart(live, f"in the arena of region {region}")
     for region, prologue in enumerate(program.prologues):
-        _check_apart([((program.replicated or {})[n], n) for n in prologue], f"before the units of region {region}")
+        own = [((program.replicated or {})[n], n) for n in prologue if root(n) is n]
+        _check_apart(own, f"before the units of region {region}")
 
 
 def _check_apart(live: Sequence[tuple[Buffer, Node]], where: str) -> None:

@@ -101,7 +101,7 @@ class Program:
         return f"  @ {self.buffer(node)}" if placed else ""
 
     def _own_place(self, node: Node) -> str:
-        return f"  @ {self.replicated[node]}" if self.replicated else ""
+        return f"  @ {self.replicated.get(node) or self.buffer(node)}" if self.replicated else ""
 
 
 def root(node: Node) -> Node:
@@ -109,6 +109,11 @@ def root(node: Node) -> Node:
     while node.op == "reshape" or OPS[node.op].writes:
         node = node.inputs[0]
     return node
+
+
+def maker(node: Node) -> Node:
+    """The node that computes this value: that of which it is a view."""
+    return node if node.op != "reshape" else maker(node.inputs[0])
 
 
 def is_work(node: Node) -> bool:

@@ -21,9 +21,10 @@ from rlx.ir.dims import Bounds, symbols
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op_table import OPS
+from rlx.ir.segments import is_segmented
 from rlx.passes.capabilities import Capabilities
 from rlx.passes.options import Options
-from rlx.passes.program import Program, Region, is_work, root
+from rlx.passes.program import Program, Region, is_work, maker, root
 from rlx.passes.report import SILENT, Log
 
 
@@ -32,7 +33,8 @@ def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) ->
     options = options or Options()
     nodes, names = graph.nodes(), graph.names()
     prologues = "prologue" in options.fusions
-    refusals = {n: shared_because(n, graph.bounds, options.capabilities) for n in nodes if OPS[n.op].in_prologue}
+    able = options.capabilities
+    refusals = {n: shared_because(n, graph.bounds, able) for n in nodes if OPS[n.op].in_prologue or _own_row(n, able)}
     replicated = {n for n, reason in refusals.items() if prologues and not reason}
     for node, reason in refusals.items():
         if node not in replicated:
@@ -54,12 +56,19 @@ def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) ->
 
 def shared_because(node: Node, limits: Bounds, capabilities: Capabilities) -> str:
     """Why a node that may be in a prologue is not computed by every worker; empty if it may be."""
+    if OPS[node.op].writes:
+        return ""
     used = {s for n in (node, *node.inputs) for d in n.shape for s in symbols(d)}
     if not used <= limits.keys():
         return f"{', '.join(sorted(used - limits.keys()))} has no bounds"
     most = sum(cost(node, {s: limits[s][1] for s in used}))
     limit = capabilities.own_cost_rows if used else capabilities.own_cost
     return "" if most <= limit else f"costs up to {most:,}, the limit is {limit:,}"
+
+
+def _own_row(node: Node, capabilities: Capabilities) -> bool:
+    """Whether every worker that reads a cache may write the one row of a step into it."""
+    return capabilities.own_writes and OPS[node.op].writes and node.inputs[1].shape[0] == 1 and not is_segmented(node)
 
 
 def _levels(nodes: Sequence[Node], replicated: set[Node]) -> dict[Node, int]:
@@ -76,11 +85,13 @@ def _levels(nodes: Sequence[Node], replicated: set[Node]) -> dict[Node, int]:
 
 def _places(graph: Graph, level: dict[Node, int], replicated: set[Node]) -> tuple[list[Node], list[Node]]:
     """The nodes of regions, and the nodes of prologues. A node that its own and later regions read is both."""
-    shared = {_maker(n) for n in graph.outputs.values()} | (level.keys() - replicated)
+    shared = {maker(n) for n in graph.outputs.values()} | (level.keys() - replicated)
     private: set[Node] = set()
     for node in reversed(level):  # readers before what they read
+        if OPS[node.op].writes and node not in private:
+            shared.add(node)
         if node in shared or node in private:
-            for operand in map(_maker, node.inputs):
+            for operand in map(maker, node.inputs):
                 if operand in replicated:
                     (private if level[operand] == level[node] else shared).add(operand)
     return [n for n in level if n in shared], [n for n in level if n in private]
@@ -129,10 +140,6 @@ def verify_schedule(program: Program) -> None:
 
 
 def _check_operands(node: Node, done: set[Node]) -> None:
-    waiting = [i for i in node.inputs if is_work(_maker(i)) and _maker(i) not in done]
+    waiting = [i for i in node.inputs if is_work(maker(i)) and maker(i) not in done]
     if waiting:
         raise GraphError(f"runs before its operand {waiting[0]!r}", where=repr(node))
-
-
-def _maker(node: Node) -> Node:
-    return node if node.op != "reshape" else _maker(node.inputs[0])

@@ -91,7 +91,11 @@ def _first(keys: Floats, masses: Floats, share: float) -> Places:
 
 def largest(values: Logits, count: int) -> Places:
     """Top-k: the indices of the `count` largest values."""
-    return np.sort((-values).argsort(kind="stable")[:count])
+    if count >= len(values):
+        return np.arange(len(values))
+    border = np.partition(values, -count)[-count]
+    above = np.flatnonzero(values > border)
+    return np.sort(np.append(above, np.flatnonzero(values == border)[: count - len(above)]))
 
 
 def top_p(values: Logits, share: float) -> Places:

@@ -7,15 +7,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from rlx.backends.cuda import ptx
 from rlx.backends.cuda.code import Kernel, entry
 from rlx.backends.cuda.kernels.loop import advance
-from rlx.backends.cuda.select import ADDED, PER_RANGE, RESULT, SCRATCH, SCRATCH_TOO, Context, Launch, select
+from rlx.backends.cuda.launches import COUNTERS, PER_RANGE, SCRATCH, Context, Launch
+from rlx.backends.cuda.select import ADDED, select
 from rlx.backends.cuda.target import Target
 from rlx.backends.device import Built, Lowered, OnKernel, manifest_of
 from rlx.ir.node import Node
+from rlx.passes.program import root
 from rlx.platform import cpu_count
 
 _KEPT = 512  # compiled modules that later programs of this process find
@@ -38,11 +42,14 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
     """
     start = time.perf_counter()
     context = Context((*program.symbols, *ADDED), program.graph.bounds, target.overlaps)
-    nodes = [node for region in program.regions for node in region]
+    nodes, own = [node for region in program.regions for node in region], dict[Node, Launch]()
     launches: dict[Node, list[Launch]] = {}
-    for i, node in enumerate(nodes):
-        on_kernel(i, len(nodes))
-        launches[node] = select(node, context)
+    for i, region in enumerate(program.regions):
+        inside = _inside(program, i, context)
+        for node in region:
+            on_kernel(len(launches), len(nodes))
+            launches[node] = select(node, inside)
+        own |= inside.own
     steps = [step for i, region in enumerate(program.regions) for step in _steps(program, i, region, launches)]
     between = _between_steps(program, context)
     functions = [(name, some) for name, some, _ in steps] + ([("advance", [between])] if between else [])
@@ -50,9 +57,10 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
     selected = time.perf_counter()
     files = _compiled(modules, target, link)
     compiled = time.perf_counter()
-    kernels = {each.kernel.name: each.kernel.text for some in launches.values() for each in some}
+    made = [each.kernel for some in launches.values() for each in some]
+    kernels = {each.name: each.text for each in chain(made, *(each.own for each in made))}
     files |= {f"kernels/{name}.txt": text for name, text in kernels.items()}
-    manifest = manifest_of(program, lambda node: launches[node][0].kernel.name)
+    manifest = manifest_of(program, lambda node: (launches[node][0] if node in launches else own[node]).kernel.name)
     manifest["launches"] = [
         {"entry": name, "shared": max(each.shared for each in some), "kernels": table} for name, some, table in steps
     ]
@@ -63,13 +71,23 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
     return Built(files, manifest, len(kernels), seconds)
 
 
+def _inside(program: Lowered, region: int, context: Context) -> Context:
+    """What selection knows in a region: what each of its blocks computes for itself, in shared memory."""
+    places = {node: program.operand(node, region).offset for node in program.prologues[region] if root(node) is node}
+    inner, own = replace(context, places=places, start=program.private if places else 0, inner=True), {}
+    for node in program.prologues[region]:
+        (own[node],) = select(node, inner)
+    start = max((launch.kernel.shared for launch in own.values()), default=0)
+    return replace(inner, own=own, start=start, inner=False)
+
+
 def _between_steps(program: Lowered, context: Context) -> Kernel | None:
     """The kernel that takes the token of a step of one row to the next step; None for other programs."""
     leaves = program.graph.leaves("input")
     if program.graph.phase != "decode" or "token" not in program.graph.outputs or "tokens" not in leaves:
         return None
     names = ["loop", *(name for name, _ in _loop_pointers(program))]
-    return context.kernel("advance", names, lambda k: advance(k, "PAST_SEQ" in program.symbols))
+    return context.kernel("advance", dict.fromkeys(names), lambda k: advance(k, "PAST_SEQ" in program.symbols))
 
 
 def _loop_pointers(program: Lowered) -> list[list[Any]]:
@@ -97,17 +115,20 @@ def _row(program: Lowered, number: int, at: int, node: Node, launch: Launch) -> 
     Args:
         at: place of the node in its region. What kernels pass on is read in the same region, so all regions share it.
     """
-    passed = {SCRATCH: ["scratch", 2 * at], SCRATCH_TOO: ["scratch", 2 * at + 1], PER_RANGE: ["per_range", at]}
+    passed: dict[int, list[Any]] = {
+        SCRATCH: ["scratch", at], PER_RANGE: ["per_range", at], COUNTERS: ["counters", at],
+    }  # fmt: skip
     pointers: list[list[Any]] = []
     for arg in launch.args:
-        if arg in passed:
+        if isinstance(arg, int) and arg in passed:
             pointers.append(passed[arg])
             continue
-        place = program.buffer(node) if arg == RESULT else program.operand(node.inputs[arg], number)
+        place = program.operand(arg, number) if isinstance(arg, Node) else program.buffer(node)
         pointers.append([place.kind, place.name or place.offset])
     blocks = launch.blocks
-    counts = [str(blocks.count), blocks.per, blocks.times, blocks.split, blocks.only]
-    return {"pointers": pointers, "blocks": counts, "scratch": str(launch.scratch)}
+    counts = [str(blocks.count), blocks.per, blocks.times, blocks.split]
+    sizes = {"scratch": str(launch.scratch), "counters": str(launch.counters)}
+    return {"pointers": pointers, "blocks": counts, "sizes": sizes}
 
 
 def _compiled(modules: dict[str, str], target: Target, link: Link | None) -> dict[str, bytes | str]:
@@ -129,4 +150,3 @@ def _compiled(modules: dict[str, str], target: Target, link: Link | None) -> dic
     while len(_known) > _KEPT:
         _known.popitem(last=False)
     return files
-

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ from rlx.ir.dims import Dim, DimLike
 
 THREADS, WARP = 256, 32
 WARPS = THREADS // WARP
+LINE = 128  # bytes of a line of the card's cache
 
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 I1, I8, I16, I32, I64 = "i1", "i8", "i16", "i32", "i64"
@@ -159,31 +160,46 @@ class Builder:
 
     Args:
         name: of its function.
-        pointers: names of its pointers.
+        pointers: names of its pointers, each with a place in shared memory, or None for a parameter.
         symbols: names of the program's symbols, in the order of `extents`.
         overlaps: whether the kernel may start before the one before it ends; it must then `wait`.
+        own: what each block computes for itself before it reads anything that is no weight.
+        soon: parameters whose memory is brought to the card's cache before waiting, by their numbers, with bytes.
+        start: first byte of shared memory that is free.
 
     Attributes:
         block: the number of the block, from 0.
         thread: the number of the thread in its block.
         shared: bytes of shared memory that are taken so far.
         extents: values of the symbols.
+        parameters: the pointers that a caller gives: its own, then those of kernels that it calls.
     """
 
-    def __init__(self, name: str, pointers: Sequence[str], symbols: Sequence[str], overlaps: bool = False) -> None:
+    def __init__(
+        self, name: str, pointers: Mapping[str, int | None], symbols: Sequence[str], overlaps: bool = False,
+        own: Sequence[Own] = (), soon: Sequence[tuple[int, int]] = (), start: int = 0,
+    ) -> None:  # fmt: skip
         self.name, self._symbols, self.overlaps, self.waits = name, tuple(symbols), overlaps, False
+        self.own, self.soon, self.lets = own, soon, False
         self._lines: list[str] = []
         self._first: list[str] = []
         self._count = 0
         self.declared: set[str] = set()
-        self.shared = 0
+        self.shared = start
         self.block = self._value("%block", I32)
-        self.pointers = {each: self._value(f"%p.{each}", GLOBAL) for each in pointers}
+        self.parameters = [f"%p.{each}" for each, place in pointers.items() if place is None]
+        self.parameters += [f"%own{i}.{j}" for i, each in enumerate(own) for j in range(each.kernel.pointers)]
+        self.pointers = {each: self._pointer(each, place) for each, place in pointers.items()}
         self.extents = self._value("%extents", GLOBAL)
         self.thread = self.call(I32, "llvm.nvvm.read.ptx.sreg.tid.x")
         self.lane, self.warp = self.thread & (WARP - 1), self.thread >> 5
 
     # -- text ---------------------------------------------------------------------------------------------------------
+
+    def _pointer(self, name: str, place: int | None) -> Value:
+        if place is None:
+            return self._value(f"%p.{name}", GLOBAL)
+        return self.op(f"getelementptr i8, {SHARED} @shared, i64 {place}", SHARED)
 
     def _value(self, text: str, type_: str) -> Value:
         assert isinstance(self, Code)
@@ -228,9 +244,37 @@ class Builder:
         given = ", ".join(f"{o.type} {o.text}" for o in operands)
         return self.op(f'call {result} asm "{text}", "{constraints}"({given})', result)
 
+    def assembly(self, result: str, text: str, constraints: str, *operands: Value) -> Value:
+        """An instruction of PTX that reads or writes memory."""
+        given = ", ".join(f"{o.type} {o.text}" for o in operands)
+        call = f'call {result} asm sideeffect "{text}", "{constraints},~{{memory}}"({given})'
+        if result == "void":
+            self.line(call)
+            return self._value("", "void")
+        return self.op(call, result)
+
+    def wait(self) -> None:
+        """Waits for the kernel before this one, whose results may be read from then on; computes what is its own."""
+        raise NotImplementedError
+
+    def let_next(self) -> None:
+        """Lets the kernel after this one start, once all blocks are here or have ended; by default at their start.
+
+        Its loads of weights then do not delay those of x.
+        """
+        raise NotImplementedError
+
     def finish(self) -> str:
         """The function as text."""
-        pointers = "".join(f", {GLOBAL} %p.{name}" for name in self.pointers)
+        if not self.waits:
+            body, self._lines = self._lines, []
+            self.wait()
+            self._lines += body
+        if not self.lets:
+            body, self._lines = self._lines, []
+            self.let_next()
+            self._lines += body
+        pointers = "".join(f", {GLOBAL} {name}" for name in self.parameters)
         head = f"define internal void @{self.name}(i32 %block{pointers}, {GLOBAL} %extents) alwaysinline nounwind {{"
         return "\n".join([head, "entry:", *self._first, *self._lines, "  ret void", "}"])
 
@@ -252,6 +296,24 @@ class Builder:
         place = self.at(pointer, type_, index)
         mark = ", !invariant.load !0" if constant else ""
         return self.op(f"load {type_}, {place.type} {place.text}, align {align or _size(type_)}{mark}", type_)
+
+    def fetched(self, pointer: Value, words: int) -> list[Value]:
+        """Begins here, and not later, to read 1, 2 or 4 i32 of memory of the card that nobody writes.
+
+        LLVM moves other loads to where their results are used, behind waiting.
+        """
+        type_ = I32 if words == 1 else f"{{{', '.join([I32] * words)}}}"
+        names = ", ".join(f"${i}" for i in range(words))
+        text = "ld.global.nc.u32 $0, [$1];" if words == 1 else f"ld.global.nc.v{words}.u32 {{{names}}}, [${words}];"
+        constraints = ",".join(["=r"] * words + ["l"])
+        found = self.op(f'call {type_} asm sideeffect "{text}", "{constraints}"({GLOBAL} {pointer.text})', type_)
+        if words == 1:
+            return [found]
+        return [self.op(f"extractvalue {type_} {found.text}, {i}", I32) for i in range(words)]
+
+    def fetch_line(self, pointer: Value) -> None:
+        """Brings a line of the card's memory to its cache."""
+        self.assembly("void", "prefetch.global.L2 [$0];", "l", pointer)
 
     def store(self, pointer: Value, value: Value, index: Operand = 0, *, align: int = 0) -> None:
         """Writes an element."""
@@ -287,8 +349,8 @@ class Builder:
         return found
 
 
-class Code(Builder):
-    """A kernel under construction, with its control flow, what threads do together, and numbers."""
+class Flow(Builder):
+    """A kernel under construction, with its control flow, and the order of its threads, blocks and kernels."""
 
     # -- sizes --------------------------------------------------------------------------------------------------------
 
@@ -351,6 +413,14 @@ class Code(Builder):
         first, second = self.as_value(value, type_), self.as_value(other, type_)
         return self.op(f"select i1 {condition.text}, {type_} {first.text}, {type_} {second.text}", type_)
 
+    def chosen(self, condition: Value | None, value: Value, other: Operand) -> Value:
+        """A value if the condition holds or there is none."""
+        return value if condition is None else self.select(condition, value, other)
+
+    def guarded(self, condition: Value | None) -> AbstractContextManager[None]:
+        """`when`, if there is a condition."""
+        return nullcontext() if condition is None else self.when(condition)
+
     def smaller(self, a: Operand, b: Operand) -> Value:
         """The smaller of two integers."""
         a = a if isinstance(a, Value) else self.number(a)
@@ -362,10 +432,27 @@ class Code(Builder):
         return self.select(a > b, a, b)
 
     def wait(self) -> None:
-        """Waits for the kernel before this one, whose results may be read from then on."""
+        if self.waits:
+            return
         self.waits = True
         if self.overlaps:
+            thread = self.call(I32, "llvm.nvvm.read.ptx.sreg.tid.x")
+            for number, nbytes in self.soon:
+                memory = self._value(self.parameters[number], GLOBAL)
+                with self.loop(thread, -(-nbytes // LINE), THREADS) as line:
+                    self.fetch_line(self.at(memory, I8, line * LINE))
             self.call("void", "llvm.nvvm.griddepcontrol.wait")
+        for i, each in enumerate(self.own):
+            pointers = "".join(f", {GLOBAL} %own{i}.{j}" for j in range(each.kernel.pointers))
+            count = (self.number(self.dim(each.count)) + (each.per - 1)) // each.per * each.times
+            with self.loop(0, count) as block:
+                self.line(f"call void @{each.kernel.name}(i32 {block.text}{pointers}, {GLOBAL} {self.extents.text})")
+            self.barrier()
+
+    def let_next(self) -> None:
+        self.lets = True
+        if self.overlaps:
+            self.call("void", "llvm.nvvm.griddepcontrol.launch.dependents")
 
     def barrier(self) -> None:
         """Waits for all threads of the block, whose writes are seen from then on."""
@@ -374,6 +461,26 @@ class Code(Builder):
     def sync_warp(self) -> None:
         """Waits for all threads of the warp, whose writes to shared memory are seen from then on."""
         self.call("void", "llvm.nvvm.bar.warp.sync", self.number(-1))
+
+    def is_last(self, counter: Value, count: Operand) -> Value:
+        """Whether this block is the last of `count` that come here; it sees what the others wrote before.
+
+        Args:
+            counter: address of an i32, which is 0 before and after.
+        """
+        place = self.share(4)
+        self.barrier()
+        with self.when(self.thread.equals(0)):
+            before = self.assembly(I32, "atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;", "=r,l", counter)
+            self.store(place, before)
+            with self.when((before + 1).equals(count)):
+                self.store(counter, self.number(0))
+        self.barrier()
+        return (self.load(place, I32) + 1).equals(count)
+
+
+class Code(Flow):
+    """A kernel under construction, with what threads do together, and numbers."""
 
     # -- warps --------------------------------------------------------------------------------------------------------
 
@@ -442,10 +549,10 @@ class Kernel:
     Attributes:
         name: of its function.
         text: the function.
-        pointers: how many it takes.
+        pointers: how many it takes: its own, then those of what each block computes for itself.
         declared: what it calls.
         shared: bytes of shared memory that it uses.
-        waits: whether it waits for the kernel before it itself.
+        own: kernels that it calls.
     """
 
     name: str
@@ -453,12 +560,25 @@ class Kernel:
     pointers: int
     declared: frozenset[str]
     shared: int
-    waits: bool
+    own: tuple[Kernel, ...] = ()
+
+
+@dataclass(frozen=True)
+class Own:
+    """A kernel that each block runs for itself, with ceil(count / per) * times as the number of blocks."""
+
+    kernel: Kernel
+    count: DimLike
+    per: int
+    times: int
 
 
 def kernel_of(code: Code) -> Kernel:
     """The kernel that was built."""
-    return Kernel(code.name, code.finish(), len(code.pointers), frozenset(code.declared), code.shared, code.waits)
+    own = tuple(each.kernel for each in code.own)
+    text = code.finish()
+    declared = code.declared.union(*(each.declared for each in own))
+    return Kernel(code.name, text, len(code.parameters), frozenset(declared), code.shared, own)
 
 
 def entry(name: str, kernels: Sequence[Kernel], overlaps: bool) -> str:
@@ -481,7 +601,6 @@ def entry(name: str, kernels: Sequence[Kernel], overlaps: bool) -> str:
         if not last:
             calls += [f"  %mine{i} = icmp ult i32 %block, %last{i}", f"  br i1 %mine{i}, label %run{i}, label %next{i}"]
             calls += [f"run{i}:"]
-        calls += ["  call void @llvm.nvvm.griddepcontrol.wait()"] * (overlaps and not each.waits)
         calls += [f"  call void @{each.name}(i32 %own{i}{''.join(f', {GLOBAL} {p}' for p in own)}, {GLOBAL} %extents)"]
         calls += ["  ret void"] + ([] if last else [f"next{i}:"])
     parameters.append(f"{GLOBAL} align 4 %extents")
@@ -489,14 +608,13 @@ def entry(name: str, kernels: Sequence[Kernel], overlaps: bool) -> str:
     if overlaps:
         called += [f"declare void @llvm.nvvm.griddepcontrol.{what}()" for what in ("wait", "launch.dependents")]
     declared = sorted({*called, *(line for each in kernels for line in each.declared)})
-    distinct = {each.name: each.text for each in kernels}
+    distinct = {each.name: each.text for kernel in kernels for each in (*kernel.own, kernel)}
     return "\n".join([
         'target triple = "nvptx64-nvidia-cuda"',
         "@shared = external addrspace(3) global [0 x i8], align 16",
         *declared,
         *distinct.values(),
         f'define ptx_kernel void @{name}({", ".join(parameters)}) "nvvm.maxntid"="{THREADS}" {{',
-        *["  call void @llvm.nvvm.griddepcontrol.launch.dependents()"] * overlaps,
         "  %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()",
         *calls,
         "}",

@@ -356,16 +356,17 @@ class Card(Context):
         """Records what a function begins, in place of running it: what `replay` takes."""
         self.use()
         graph, found = c_void_p(), c_void_p()
-        with self._alone:
-            self._call("cuStreamBeginCapture_v2", self._stream, _CAPTURE_RELAXED)
-            try:
-                begin()
-            finally:
-                self._call("cuStreamEndCapture", self._stream, byref(graph), what="the record of a step")
         try:
+            with self._alone:
+                self._call("cuStreamBeginCapture_v2", self._stream, _CAPTURE_RELAXED)
+                try:
+                    begin()
+                finally:
+                    self._call("cuStreamEndCapture", self._stream, byref(graph), what="the record of a step")
             self._call("cuGraphInstantiateWithFlags", byref(found), graph, c_uint64(0), what="the record of a step")
         finally:
-            self._call("cuGraphDestroy", graph)
+            if graph.value:
+                self._call("cuGraphDestroy", graph)
         return found
 
     def replay(self, graph: c_void_p) -> None:

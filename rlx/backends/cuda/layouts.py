@@ -6,13 +6,14 @@ four at 4 t. These are not the k that the instruction names, but the order of k 
 
 | form | 16 bytes of a lane, several times |
 |---|---|
-| codes8 | int8 codes: [row g, row g + 8][k 0..15, k 16..31][4] |
-| codes4 | of each 32 k, [row g, row g + 8], 8 codes in an i32: k 0, 2 of the first half, 0, 2 of the second half in its low 16 bits, 1, 3, 1, 3 in its high ones |
+| codes8 | int8 codes: [row g, row g + 8][k 0..15, k 16..31][k 0, 2, 1, 3 of the four] |
+| codes4 | of each 32 k, [row g, row g + 8][k 0, 2, 1, 3 of the four]: k 0..15 in the low 4 bits, k 16..31 in the high ones |
 | bf16, f16 | [row g], then [row g + 8]: [k 0..15, k 16..31][4] |
 | f32 | [row g, k 0..15], [row g, k 16..31], then row g + 8: [4] |
 
-After all units come the scales, f32[tile, 32 k, g, scales of 32 k, row g or g + 8], then the lows in the same form. A
-value is scale * (code - zero) - low. Codes of 8 bits have their zero subtracted. Everything is padded with zeros.
+After all units come what scales and lows are made of, as the file has them (`rlx.backends.blocks`): the fields of 32 k,
+[tile, 32 k, g, field, row g or g + 8], then the f16 numbers of superblocks, [tile, superblock, g, number, row g or g + 8].
+A value is scale * (code - zero) - low. Codes of 8 bits have their zero subtracted. Everything is padded with zeros.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from rlx.backends.blocks import BLOCKS, Blocks
 from rlx.backends.blocks_read import Parts
-from rlx.backends.blocks_values import SCALES, Floats, by_row, f16, join, meaning
+from rlx.backends.blocks_values import SCALES, Floats, by_row, join, meaning
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.rounding import from_bf16, to_bf16
@@ -47,17 +48,13 @@ class Form:
 
     Attributes:
         kind: of their numbers, see above.
-        scales: for each 32 k: 0 for none, 1, or 2 if there is one for each 16 k.
-        lows: whether there are lows, as many as scales.
+        row: of a quantized type.
         zero: the code that means 0, of codes with 4 bits.
-        block: the number of k must be a multiple of it.
     """
 
     kind: str
-    scales: int = 0
-    lows: bool = False
+    row: Blocks | None = None
     zero: int = 0
-    block: int = 1
 
     @property
     def unit(self) -> int:
@@ -69,17 +66,37 @@ class Form:
         """How many times 16 bytes a lane has of a unit."""
         return _LANE_BYTES[self.kind] * (self.unit // DEPTH) // LOAD
 
+    @property
+    def scales(self) -> int:
+        """Scales of 32 k: none, 1, or 2 if there is one for each 16 k."""
+        return self.row.parts if self.row else 0
+
+    @property
+    def lows(self) -> bool:
+        """Whether there are lows, as many as scales."""
+        return bool(self.row and self.row.lows)
+
+    @property
+    def block(self) -> int:
+        """The number of k must be a multiple of it."""
+        return self.row.superblock if self.row else 1
+
     def units(self, k: int) -> int:
         """Units of a row of `k` elements."""
         return -(-k // self.unit)
 
+    def groups(self, k: int) -> int:
+        """Times 32 k in the units of a row."""
+        return self.units(k) * (self.unit // DEPTH)
+
     def places(self, n: int, k: int) -> tuple[int, int, int]:
-        """Where the scales of a matrix begin, where the lows begin, and where it ends."""
+        """Where the fields of a matrix begin, where the numbers of superblocks begin, and where it ends."""
         tiles = -(-n // ROWS)
-        codes = tiles * self.units(k) * self.loads * LANES * LOAD
-        numbers = tiles * self.units(k) * (self.unit // DEPTH) * self.scales * ROWS * 4
-        lows = _aligned(codes + numbers)
-        return codes, lows, lows + (_aligned(numbers) if self.lows else 0)
+        fields = tiles * self.units(k) * self.loads * LANES * LOAD
+        if self.row is None:
+            return fields, fields, fields
+        heads = _aligned(fields + tiles * self.groups(k) * ROWS * self.row.field_bytes)
+        return fields, heads, heads + _aligned(tiles * (k // self.row.superblock) * ROWS * self.row.head * 2)
 
 
 def _aligned(nbytes: int) -> int:
@@ -101,7 +118,7 @@ def form_of(dtype: DType) -> Form:
     row = BLOCKS[dtype]
     narrow = not row.levels and sum(row.planes) <= 4
     kind = "bf16" if row.floats else "codes4" if narrow else "codes8"
-    return Form(kind, row.parts, row.lows, row.zero if narrow else 0, row.superblock)
+    return Form(kind, row, row.zero if narrow else 0)
 
 
 def matrix_bytes(dtype: DType, n: int, k: int) -> int:
@@ -126,29 +143,20 @@ def _packed(dtype: DType, raw: Bytes, n: int, k: int) -> Bytes:
     form, tiles = form_of(dtype), -(-n // ROWS)
     rows = np.zeros((tiles * ROWS, k // dtype.block * dtype.nbytes), np.uint8)
     rows[:n] = raw.reshape(n, -1)
-    scales_at, lows_at, end = form.places(n, k)
+    fields_at, heads_at, end = form.places(n, k)
     out = np.zeros(end, np.uint8)
-    if dtype in BLOCKS:
-        row = BLOCKS[dtype]
-        parts = row.read(rows.reshape(tiles, ROWS, -1, dtype.nbytes))
-        numbers = SCALES[row.scales](_head(row, parts), join(*map(by_row, parts.fields), lead=3) if parts.fields else
-                                     np.empty((tiles, k // row.superblock, row.subs, 0), np.uint8))
-        values = _values_of(row, parts.codes.reshape(tiles * ROWS, k), form)
-        for start, some in ((scales_at, numbers[: row.parts]), (lows_at, numbers[row.parts :])):
-            if some:
-                found = _packed_numbers(some, form.units(k) * (form.unit // DEPTH))
-                out[start : start + found.nbytes] = found.reshape(-1).view(np.uint8)
+    if form.row:
+        parts = form.row.read(rows.reshape(tiles, ROWS, -1, dtype.nbytes))
+        values = _values_of(form.row, parts.codes.reshape(tiles * ROWS, k), form)
+        for start, some in ((fields_at, _packed_fields(form, parts, k)), (heads_at, _packed_heads(parts))):
+            out[start : start + some.nbytes] = some.reshape(-1)
     else:
         values = rows.view(np.dtype(dtype.numpy))
     units = form.units(k)
     padded = np.zeros((tiles * ROWS, units * form.unit), values.dtype)
     padded[:, :k] = values
-    out[:scales_at] = np.ascontiguousarray(_PACKED[form.kind](padded, tiles, units)).reshape(-1).view(np.uint8)
+    out[:fields_at] = np.ascontiguousarray(_PACKED[form.kind](padded, tiles, units)).reshape(-1).view(np.uint8)
     return out
-
-
-def _head(row: Blocks, parts: Parts) -> list[Floats]:
-    return [f16(by_row(number))[..., None, :] * np.float32(row.unit) for number in parts.head]
 
 
 def _values_of(row: Blocks, codes: Bytes, form: Form) -> NDArray[np.generic]:
@@ -159,24 +167,42 @@ def _values_of(row: Blocks, codes: Bytes, form: Form) -> NDArray[np.generic]:
     return to_bf16(numbers) if row.floats else numbers.astype(np.int8)
 
 
-def _packed_numbers(some: list[Floats], groups: int) -> Floats:
-    """Scales or lows [tiles, superblocks, subs, 16], one array per part -> [tiles, groups, g, parts, 2]."""
-    stacked = np.stack([x.reshape(x.shape[0], -1, 2, 8) for x in some], axis=-1)  # [tiles, groups, half, g, part]
-    out = np.zeros((stacked.shape[0], groups, 8, len(some), 2), np.float32)
-    out[:, : stacked.shape[1]] = stacked.transpose(0, 1, 3, 4, 2)
+def item_bytes(row: Blocks) -> int:
+    """Bytes of a field."""
+    return {"d": 2, "d_m": 2, "f32": 4}.get(row.scales, 1)
+
+
+def _packed_fields(form: Form, parts: Parts, k: int) -> Bytes:
+    """Fields of sub-blocks -> uint8 [tiles, groups, g, field, 2, bytes]."""
+    row = form.row
+    if row is None or not parts.fields:
+        return np.zeros(0, np.uint8)
+    joined = join(*map(by_row, parts.fields), lead=3)  # [tiles, superblocks, subs, field, half, g, bytes]
+    found = joined.reshape(joined.shape[0], k // DEPTH, -1, 2, 8, item_bytes(row)).transpose(0, 1, 4, 2, 3, 5)
+    out = np.zeros((found.shape[0], form.groups(k), *found.shape[2:]), np.uint8)
+    out[:, : found.shape[1]] = found
     return out
+
+
+def _packed_heads(parts: Parts) -> Bytes:
+    """Numbers of superblocks -> bytes of f16 [tiles, superblocks, g, number, 2]."""
+    if not parts.head:
+        return np.zeros(0, np.uint8)
+    stacked = np.stack([by_row(each).view(np.float16) for each in parts.head], axis=-1)  # [..., 16, number]
+    halves = stacked.reshape(*stacked.shape[:2], 2, 8, -1).transpose(0, 1, 3, 4, 2)
+    return np.ascontiguousarray(halves).view(np.uint8)
 
 
 # Axes of a padded matrix: [tile, half of rows, g, unit, (32 k of the unit), half of k, t, 4].
 
 
 def _packed_codes8(padded: Bytes, tiles: int, units: int) -> Bytes:
-    return padded.reshape(tiles, 2, 8, units, 2, 4, 4).transpose(0, 3, 2, 5, 1, 4, 6)
+    return padded.reshape(tiles, 2, 8, units, 2, 4, 2, 2).transpose(0, 3, 2, 5, 1, 4, 7, 6)
 
 
 def _packed_codes4(padded: Bytes, tiles: int, units: int) -> Bytes:
     split = padded.reshape(tiles, 2, 8, units, 2, 2, 4, 2, 2)  # [..., 32 k, half of k, t, pair, of the pair]
-    nibbles = split.transpose(0, 3, 2, 6, 4, 1, 8, 5, 7)  # [..., half of rows, of the pair, half of k, pair]
+    nibbles = split.transpose(0, 3, 2, 6, 4, 1, 8, 7, 5)  # [..., half of rows, of the pair, pair, half of k]
     flat = np.ascontiguousarray(nibbles).reshape(-1, 2)
     return (flat[:, 0] | flat[:, 1] << np.uint8(4)).astype(np.uint8)
 
@@ -197,29 +223,45 @@ _PACKED: dict[str, Callable[..., NDArray[np.generic]]] = {
 def unpack(dtype: DType, packed: Bytes, n: int, k: int) -> Floats:
     """A packed matrix -> its values, float32 [n, k]: the inverse of `pack`."""
     form, tiles = form_of(dtype), -(-n // ROWS)
-    scales_at, lows_at, _ = form.places(n, k)
-    units = form.units(k)
-    values = _UNPACKED[form.kind](packed[:scales_at], tiles, units).reshape(tiles * ROWS, -1)[:n]
-    found = values.astype(np.float32) - np.float32(form.zero)
-    if form.scales:
-        found = found * _numbers(packed, scales_at, form, tiles, units)[:n]
-    if form.lows:
-        found = found - _numbers(packed, lows_at, form, tiles, units)[:n]
-    return np.ascontiguousarray(found[:, :k])
+    fields_at, heads_at, _ = form.places(n, k)
+    values = _UNPACKED[form.kind](packed[:fields_at], tiles, form.units(k)).reshape(tiles * ROWS, -1)[:n]
+    found = values.astype(np.float32)[:, :k] - np.float32(form.zero)
+    if form.row:
+        fields, heads = packed[fields_at:heads_at], packed[heads_at:]
+        numbers = [_each_k(some)[:n] for some in _numbers(fields, heads, form, tiles, k)]
+        parts = form.row.parts
+        found = found * _interleaved(numbers[:parts])
+        if form.lows:
+            found = found - _interleaved(numbers[parts:])
+    return np.ascontiguousarray(found)
 
 
-def _numbers(packed: Bytes, start: int, form: Form, tiles: int, units: int) -> Floats:
-    """Scales or lows, one for each element [rows, k]."""
-    groups = units * (form.unit // DEPTH)
-    count = tiles * groups * ROWS * form.scales
-    stored = packed[start : start + 4 * count].view(np.float32).reshape(tiles, groups, 8, form.scales, 2)
-    rows = stored.transpose(0, 4, 2, 1, 3).reshape(tiles * ROWS, -1)
-    return np.repeat(rows, DEPTH // form.scales, axis=1)
+def _numbers(fields: Bytes, heads: Bytes, form: Form, tiles: int, k: int) -> list[Floats]:
+    """Scales, then lows, [tiles, superblocks, subs, 16] each."""
+    row = form.row
+    assert row is not None
+    superblocks, groups, item = k // row.superblock, form.groups(k), item_bytes(row)
+    stored = fields[: tiles * groups * ROWS * row.field_bytes].reshape(tiles, groups, 8, -1, 2, item)
+    joined = np.ascontiguousarray(stored[:, : k // DEPTH].transpose(0, 1, 3, 4, 2, 5))
+    halves = heads[: tiles * superblocks * ROWS * row.head * 2].view(np.float16)
+    numbers = halves.reshape(tiles, superblocks, 8, row.head, 2).transpose(3, 0, 1, 4, 2)
+    head = [each.reshape(tiles, superblocks, 1, ROWS).astype(np.float32) * np.float32(row.unit) for each in numbers]
+    return SCALES[row.scales](head, joined.reshape(tiles, superblocks, row.subs, ROWS * row.field_bytes))
+
+
+def _each_k(some: Floats) -> Floats:
+    """[tiles, superblocks, subs, 16] -> one for each row and scale, [rows, k / 32]."""
+    return some.reshape(some.shape[0], -1, ROWS).transpose(0, 2, 1).reshape(some.shape[0] * ROWS, -1)
+
+
+def _interleaved(some: list[Floats]) -> Floats:
+    """One array per part of 32 k -> one number for each element, [rows, k]."""
+    return np.repeat(np.stack(some, axis=-1).reshape(some[0].shape[0], -1), DEPTH // len(some), axis=1)
 
 
 def _unpacked_codes4(raw: Bytes, tiles: int, units: int) -> Floats:
     nibbles = np.stack([raw & 15, raw >> 4], axis=-1).reshape(tiles, units, 8, 4, 2, 2, 2, 2, 2)
-    return nibbles.transpose(0, 5, 2, 1, 4, 7, 3, 8, 6).astype(np.float32)
+    return nibbles.transpose(0, 5, 2, 1, 4, 8, 3, 7, 6).astype(np.float32)
 
 
 def _unpacked_16(raw: NDArray[np.generic], tiles: int, units: int) -> NDArray[np.generic]:
@@ -229,7 +271,7 @@ def _unpacked_16(raw: NDArray[np.generic], tiles: int, units: int) -> NDArray[np
 _UNPACKED: dict[str, Callable[..., NDArray[np.generic]]] = {
     "codes4": _unpacked_codes4,
     "codes8": lambda raw, tiles, units: (
-        raw.view(np.int8).reshape(tiles, units, 8, 4, 2, 2, 4).transpose(0, 4, 2, 1, 5, 3, 6)
+        raw.view(np.int8).reshape(tiles, units, 8, 4, 2, 2, 2, 2).transpose(0, 4, 2, 1, 5, 3, 7, 6)
     ),
     "bf16": lambda raw, tiles, units: from_bf16(np.ascontiguousarray(_unpacked_16(raw.view(np.uint16), tiles, units))),
     "f16": lambda raw, tiles, units: _unpacked_16(raw.view(np.float16), tiles, units),

@@ -183,7 +183,7 @@ def packing(dtype: DType, ring: Ring, card: Card, loaded: Callable[[], Loaded]) 
     form = form_of(dtype)
 
     def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:
-        rows, (scales, lows, _) = raw.reshape(n, -1), form.places(n, k)
+        rows, (fields, heads, _) = raw.reshape(n, -1), form.places(n, k)
         if k % form.unit:
             card.zero(address(target), target.nbytes)  # of the last unit of a row not all is written
         some = max(1, _PIECE // (ROWS * rows.shape[1])) * ROWS  # rows at a time
@@ -193,7 +193,7 @@ def packing(dtype: DType, ring: Ring, card: Card, loaded: Callable[[], Loaded]) 
             count = units(dtype, len(piece), k)
             place = ring.send(piece.reshape(-1))
             scratch = ring.place("scratch", scratch_bytes(dtype, len(piece), k))
-            numbers = (len(piece), k, start // ROWS, scales, lows, count)
+            numbers = (len(piece), k, start // ROWS, fields, heads, count)
             given, memory = driver.pointers([place, scratch, address(target), *numbers])
             card.use()
             card.launch(function, driver.config(-(-count // THREADS), THREADS, 0, card), given)

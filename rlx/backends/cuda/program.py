@@ -17,6 +17,8 @@ from rlx.backends.cuda import driver
 from rlx.backends.cuda.code import THREADS
 from rlx.backends.cuda.driver import Card
 from rlx.backends.cuda.kernels.loop import COUNT, FOUND_AT, STOP_COUNT, STOPS, STOPS_AT, TABLE
+from rlx.backends.cuda.kernels.row_attention import KEYS
+from rlx.backends.cuda.kernels.row_attention import SPLITS as MOST_SPLITS
 from rlx.backends.cuda.kernels.states import RUNS
 from rlx.backends.cuda.memory import address
 from rlx.backends.cuda.packing import Ring
@@ -31,6 +33,8 @@ from rlx.ir.segments import PAST, ROWS
 _RECORDS = 16  # recorded steps of a program
 _LOOP = 32  # steps of a loop between two looks at its tokens
 _ALIGN = 256
+#: What kernels of a region pass on.
+_PASSED = ("scratch", "per_range", "counters")
 
 
 class Stream:
@@ -80,7 +84,7 @@ class _Kernel:
 
     Attributes:
         pointers: kind and name or offset of each.
-        count, per, times, split, only: see `select.Blocks`.
+        count, per, times, split: see `select.Blocks`.
     """
 
     pointers: tuple[tuple[str, Any], ...]
@@ -88,12 +92,9 @@ class _Kernel:
     per: int
     times: int
     split: bool
-    only: str
 
     def blocks(self, extents: Mapping[str, int]) -> int:
         """How many blocks it has."""
-        if self.only and (self.only == "one") != (extents[SPLITS] == 1):
-            return 0
         found = -(-dims.value(self.count, extents) // self.per) * self.times
         return found * extents[SPLITS] if self.split else found
 
@@ -165,7 +166,7 @@ class CardProgram(Program):
     def _address(self, kind: str, place: Any, splits: int) -> int:
         if kind == "arena":
             return address(self.arena) + int(place)
-        if kind in ("scratch", "per_range"):
+        if kind in _PASSED:
             return self._scratch_of((kind, int(place)), splits if kind == "per_range" else 1)
         return address(self.bound(place))
 
@@ -271,7 +272,7 @@ class CardProgram(Program):
             longest = int((used[:, PAST] + used[:, ROWS]).max(initial=1))
         else:
             longest = self.extents.get("PAST_SEQ", 0) + self.extents.get("SEQ", 1) + steps - 1
-        return min(32, 1 << max(0, -(-longest // THREADS) - 1).bit_length())
+        return min(MOST_SPLITS, 1 << max(0, -(-longest // KEYS) - 1).bit_length())
 
     def close(self) -> None:
         if not self.closed:
@@ -288,9 +289,9 @@ class CardProgram(Program):
 def _launch(row: Mapping[str, Any]) -> _Launch:
     kernels = []
     for each in row["kernels"]:
-        count, per, times, split, only = each["blocks"]
+        count, per, times, split = each["blocks"]
         pointers = tuple((str(kind), place) for kind, place in each["pointers"])
-        kernels.append(_Kernel(pointers, dims.parse_dim(count), per, times, split, only))
+        kernels.append(_Kernel(pointers, dims.parse_dim(count), per, times, split))
     return _Launch(row["entry"], row["shared"], tuple(kernels))
 
 
@@ -299,8 +300,9 @@ def _scratch_sizes(manifest: Manifest) -> dict[tuple[str, int], int]:
     bounds = {name: tuple(limits) for name, limits in manifest["bounds"].items()}
     found: dict[tuple[str, int], int] = {}
     for each in chain.from_iterable(row["kernels"] for row in manifest["launches"]):
-        size = dims.bounds(dims.parse_dim(each["scratch"]), bounds)[1]
+        sizes = {name: dims.bounds(dims.parse_dim(size), bounds)[1] for name, size in each["sizes"].items()}
         for kind, place in each["pointers"]:
-            if kind in ("scratch", "per_range"):
+            if kind in _PASSED:
+                size = 4 * sizes["counters"] if kind == "counters" else sizes["scratch"]
                 found[kind, place] = max(found.get((kind, place), 0), size)
     return found

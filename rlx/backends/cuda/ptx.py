@@ -24,7 +24,9 @@ ALLOWED = frozenset((
     "llvm.fabs.f32", "llvm.fabs.f64", "llvm.fma.f32", "llvm.fma.f64", "llvm.maxnum.f32", "llvm.minnum.f32",
     "llvm.rint.f64", "llvm.sqrt.f32", "llvm.nvvm.barrier.cta.sync.aligned.all", "llvm.nvvm.bar.warp.sync",
     "llvm.nvvm.ex2.approx.f", "llvm.nvvm.griddepcontrol.launch.dependents",
-    "llvm.nvvm.griddepcontrol.wait", "llvm.nvvm.lg2.approx.f", "llvm.nvvm.mma.m16n8k16.row.col.bf16", "llvm.nvvm.prmt",
+    "llvm.nvvm.griddepcontrol.wait", "llvm.nvvm.lg2.approx.f", "llvm.nvvm.mma.m16n8k16.row.col.bf16",
+    "llvm.nvvm.mma.m16n8k16.row.col.s8", "llvm.nvvm.mma.m16n8k32.row.col.s8", "llvm.nvvm.rcp.approx.ftz.f",
+    "llvm.nvvm.prmt",
     "llvm.nvvm.read.ptx.sreg.ctaid.x", "llvm.nvvm.read.ptx.sreg.tid.x", "llvm.nvvm.shfl.sync.bfly.i32",
     "llvm.nvvm.shfl.sync.idx.i32",
 ))  # fmt: skip

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
-from rlx.backends.cuda.code import I32, THREADS, WARPS, Code, Kernel, Value, kernel_of
+from rlx.backends.cuda.code import I32, THREADS, WARPS, Code, Value
 from rlx.backends.cuda.kernels import attention as attentions
 from rlx.backends.cuda.kernels import cache as caches
 from rlx.backends.cuda.kernels import linear as linears
+from rlx.backends.cuda.kernels import row_attention as row_attentions
 from rlx.backends.cuda.kernels import rows as row_kernels
 from rlx.backends.cuda.kernels import states
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment
 from rlx.backends.cuda.kernels.linear import Linear, Operands
 from rlx.backends.cuda.kernels.matrix import Matrix
+from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, row_shape
+from rlx.backends.cuda.launches import COUNTERS, PER_RANGE, RESULT, SCRATCH, Arg, Blocks, Context, Launch
 from rlx.backends.cuda.layouts import ROWS, form_of
 from rlx.backends.sizes import extent, rows, static
 from rlx.errors import CompileError, CustomOpError
-from rlx.ir import dims
-from rlx.ir.dims import Bounds, DimLike
+from rlx.ir.dims import DimLike
 from rlx.ir.meaning import component
 from rlx.ir.node import Node
 from rlx.ir.op_table import OPS
 from rlx.ir.segments import is_segmented
-from rlx.passes.program import root
+from rlx.passes.program import maker, root
 
-#: What pointers of a kernel may be beside operands: the result of the node, and memory for what its kernels pass on, of
-#: which there are two pieces, and one more whose size is per range of positions.
-RESULT, SCRATCH, SCRATCH_TOO, PER_RANGE = -1, -2, -3, -4
 #: The symbol that programs add: blocks that share a row of attention.
 SPLITS = "SPLITS"
 #: All symbols that programs add.
@@ -38,78 +36,19 @@ ADDED = (SPLITS, states.RUNS)
 _SPLIT_ROWS = 64  # up to so many rows, several blocks share one
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """How many blocks a launch has: ceil(count / per) * times, and once more for each range of positions if `split`.
-
-    Attributes:
-        only: "one" or "several" if the launch is for so many ranges of positions, else empty.
-    """
-
-    count: DimLike
-    per: int = 1
-    times: int = 1
-    split: bool = False
-    only: str = ""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel of a node.
-
-    Attributes:
-        kernel: it is.
-        args: for each pointer the number of an operand, or `RESULT`, `SCRATCH`, `SCRATCH_TOO`, `PER_RANGE`.
-        blocks: how many.
-        scratch: bytes of each piece of memory among the pointers that is neither operand nor result.
-    """
-
-    kernel: Kernel
-    args: tuple[int, ...]
-    blocks: Blocks
-    scratch: DimLike = 0
-
-
-@dataclass(frozen=True)
-class Context:
-    """What selection knows beside a node.
-
-    Attributes:
-        symbols: of the program.
-        bounds: of its symbols.
-        overlaps: whether kernels of the target start before the one before them ends.
-    """
-
-    symbols: tuple[str, ...]
-    bounds: Bounds
-    overlaps: bool
-
-    def kernel(self, op: str, pointers: Sequence[str], body: Callable[[Code], None]) -> Kernel:
-        """A kernel, named by its op and a digest of its text."""
-        code = Code("KERNEL", pointers, self.symbols, self.overlaps)
-        body(code)
-        kernel = kernel_of(code)
-        name = f"{op}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:16]}"
-        return replace(kernel, name=name, text=kernel.text.replace("@KERNEL", f"@{name}"))
-
-    def most(self, dim: DimLike) -> int:
-        """The largest value of a dim."""
-        return dims.bounds(dim, self.bounds)[1]
-
-
 def elements(node: Node) -> DimLike:
     """Number of elements."""
     return extent(node.shape, node)
 
 
-def _numbers(count: int) -> list[str]:
-    return [f"a{i}" for i in range(count)]
-
-
 def _plain(n: Node, c: Context, blocks: Blocks, body: Callable[[Code], None]) -> list[Launch]:
     """A launch over the operands in order, then the result."""
-    kernel = c.kernel(n.op, [*_numbers(len(n.inputs)), "out"], body)
-    return [Launch(kernel, (*range(len(n.inputs)), RESULT), blocks)]
+    return _named(n, c, [*(f"a{i}" for i in range(len(n.inputs))), "out"], blocks, body)
+
+
+def _named(n: Node, c: Context, names: Sequence[str], blocks: Blocks, body: Callable[[Code], None]) -> list[Launch]:
+    """The same, with names."""
+    return [c.launch(n, n.op, dict(zip(names, (*n.inputs, RESULT), strict=False)), blocks, body)]
 
 
 def _threads(n: Node, c: Context, count: DimLike, body: Callable[[Code], None]) -> list[Launch]:
@@ -282,43 +221,49 @@ def _embedding(n: Node, c: Context) -> list[Launch]:
 
 
 def _linear(n: Node, c: Context) -> list[Launch]:
-    x, weight = n.inputs[0], _source(n.inputs[1])
+    weight = _source(n.inputs[1])
     if len(weight.shape) == 3:
         return _linear_of_heads(n, c)
     parts = 2 if n["gated"] else 1
     names = ["x", *(f"w{i}" for i in range(parts)), *(f"b{i}" for i in range(parts * n["bias"]))]
     names += ["residual"] * n["residual"]
-    return [_linear_launch(n, c, x, weight, n.shape[0], [*names, "out"], n["gated"], n["out"])]
+    args: dict[str, Arg] = {**dict(zip(names, n.inputs, strict=True)), "out": RESULT}
+    return [_linear_launch(n, c, weight, n.shape[0], args, n["gated"], n["out"])]
 
 
 def _linear_launch(
-    n: Node, c: Context, x: Node, weight: Node, count: DimLike, names: list[str], gated: str | None, out: str
+    n: Node, c: Context, weight: Node, count: DimLike, args: Mapping[str, Arg], gated: str | None, out: str
 ) -> Launch:
+    x = n.inputs[0]
     if x.dtype.name != "f32":
         raise CompileError(f"activations of {x.dtype} are not multiplied on this device", where=repr(n))
     form, height, width = form_of(weight.dtype), static(weight, 0), static(weight, 1)
-    shape = linears.shape_of(c.most(count), height, width)
-    tiles = -(-height // (ROWS * shape.tiles))
+    shape, parts = linears.shape_of(c.most(count), height), 2 if gated else 1
+    alone = count == 1 and width <= WIDEST
+    own = row_shape(form, height, width, parts)
+    tiles = own.blocks if alone else -(-height // (ROWS * shape.tiles))
 
     def body(k: Code) -> None:
         first = (k.block // tiles) * shape.rows
         rows_left = k.number(k.dim(count)) - first
         of = k.pointers
         at = Operands(
-            weights=[of[name] for name in names if name[0] == "w"],
+            weights=[of[name] for name in args if name[0] == "w"],
             x=of["x"],
             out=of["out"],
             row=lambda i: (first + i) * width,
             valid=lambda i: i < rows_left,
             place=lambda i, column: (first + i) * height + column,
-            tile=(k.block % tiles) * shape.tiles,
-            bias=[of[name] for name in names if name[0] == "b"],
+            tile=k.block % tiles if alone else (k.block % tiles) * shape.tiles,
+            bias=[of[name] for name in args if name[0] == "b"],
             residual=of.get("residual"),
         )
-        Linear(k, form, height, width, shape, gated, out).emit(at)
+        if alone:
+            RowLinear(k, form, height, width, own, gated, out).emit(at)
+        else:
+            Linear(k, form, height, width, shape, gated, out).emit(at)
 
-    kernel = c.kernel(n.op, names, body)
-    return Launch(kernel, (*range(len(names) - 1), RESULT), Blocks(count, shape.rows, tiles))
+    return c.launch(n, n.op, args, Blocks(count, shape.rows, tiles), body)
 
 
 def _expert_linear(n: Node, c: Context) -> list[Launch]:
@@ -352,7 +297,7 @@ def _matrix_for_each(
     """
     weight = _source(weights)
     form, height, width = form_of(weight.dtype), static(weight, 1), static(weight, 2)
-    shape, nbytes, tiles = linears.shape_of(1, height, width), form.places(height, width)[2], -(-height // ROWS)
+    nbytes, tiles = form.places(height, width)[2], -(-height // ROWS)
 
     def body(k: Code) -> None:
         unit = k.block // tiles
@@ -369,27 +314,34 @@ def _matrix_for_each(
             bias=[],
             residual=None,
         )
-        Linear(k, form, height, width, shape, gated).emit(at)
+        if width <= WIDEST:
+            shape = row_shape(form, height, width, len(at.weights), one_tile=True)
+            RowLinear(k, form, height, width, shape, gated).emit(at)
+        else:
+            Linear(k, form, height, width, linears.shape_of(1, height), gated).emit(at)
 
     return _named(n, c, names, Blocks(count, 1, tiles), body)
 
 
-def _named(n: Node, c: Context, names: list[str], blocks: Blocks, body: Callable[[Code], None]) -> list[Launch]:
-    return [Launch(c.kernel(n.op, names, body), (*range(len(names) - 1), RESULT), blocks)]
-
-
 def _linear_pick(n: Node, c: Context) -> list[Launch]:
-    x, weight = n.inputs[0], _source(n.inputs[1])
-    height = static(weight, 0)
-    first = _linear_launch(n, c, x, weight, 1, ["x", "w0", "out"], None, "f32")
-    cap, parts = n["cap"], 12 * row_kernels.PARTS
-    second = c.kernel("largest", ["x", "parts"], lambda k: row_kernels.largest_of_parts(k, height, cap))
-    third = c.kernel("pick", ["parts", "out"], row_kernels.pick_of_parts)
-    return [
-        replace(first, args=(0, 1, SCRATCH), scratch=4 * height),
-        Launch(second, (SCRATCH, SCRATCH_TOO), Blocks(row_kernels.PARTS), parts),
-        Launch(third, (SCRATCH_TOO, RESULT), Blocks(1), parts),
-    ]
+    weight = _source(n.inputs[1])
+    form, height, width = form_of(weight.dtype), static(weight, 0), static(weight, 1)
+    if width > WIDEST:
+        raise CompileError(f"a head over {width} numbers, more than {WIDEST}", where=repr(n))
+    shape = row_shape(form, height, width, 1)
+
+    def body(k: Code) -> None:
+        pick = row_kernels.Pick(k, n["cap"])
+        zero = k.number(0)
+        at = Operands(
+            weights=[k.pointers["w0"]], x=k.pointers["x"], out=k.pointers["out"], row=lambda i: zero,
+            valid=lambda i: i.equals(0), place=lambda i, column: column, tile=k.block, bias=[], residual=None,
+        )  # fmt: skip
+        RowLinear(k, form, height, width, shape, take=pick.note).emit(at)
+        pick.write(shape.blocks)
+
+    args: dict[str, Arg] = {"x": n.inputs[0], "w0": n.inputs[1], "parts": SCRATCH, "counters": COUNTERS, "out": RESULT}
+    return [c.launch(n, n.op, args, Blocks(shape.blocks), body, 12 * shape.blocks, 1)]
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
@@ -452,11 +404,15 @@ def _rope(n: Node, c: Context) -> list[Launch]:
     return _named(n, c, names, blocks, lambda k: caches.rope(k, heads, static(x, 2), _rotation(k, n, n.inputs)))
 
 
-def _rotation(k: Code, n: Node, operands: Sequence[Node]) -> Rope:
-    """How a node rotates; its last operand but those of sequences are the angles."""
+def _rotation(k: Code, n: Node, operands: Sequence[Node], prefix: str = "") -> Rope:
+    """How a node rotates; its last operand but those of sequences are the angles.
+
+    Args:
+        prefix: of the names of its pointers.
+    """
     angles = operands[2 if n["norm_eps"] is not None else 1]
-    norm = None if n["norm_eps"] is None else (k.pointers["weight"], float(n["norm_eps"]))
-    return Rope(k.pointers["angles"], static(angles, 1) // 2, n["style"] == "interleaved", norm)
+    norm = None if n["norm_eps"] is None else (k.pointers[f"{prefix}weight"], float(n["norm_eps"]))
+    return Rope(k.pointers[f"{prefix}angles"], static(angles, 1) // 2, n["style"] == "interleaved", norm)
 
 
 def _kv_write(n: Node, c: Context) -> list[Launch]:
@@ -471,8 +427,7 @@ def _kv_write(n: Node, c: Context) -> list[Launch]:
         how = _rotation(k, n, n.inputs[1:]) if rotated else None
         caches.write(k, own, n["at"], how, s.segment(k, row))
 
-    kernel = c.kernel(n.op, names, body)
-    return [Launch(kernel, tuple(range(len(names))), Blocks(x.shape[0], 1, -(-static(x, 1) // WARPS)))]
+    return _named(n, c, names, Blocks(x.shape[0], 1, -(-static(x, 1) // WARPS)), body)
 
 
 def _as_cache(n: Node, c: Context) -> list[Launch]:
@@ -494,70 +449,87 @@ def _attention(n: Node, c: Context) -> list[Launch]:
         raise CompileError("attention of bf16 is not made on this device", where=repr(n))
     q, keys, values = n.inputs[:3]
     s, has_operand = _sequences(n), n["mask"] in ("bias", "visible")
-    split = c.most(q.shape[0]) <= _SPLIT_ROWS
     a = Attention(
         heads=static(q, 1), kv_heads=static(keys, 0) if len(keys.shape) == 3 else static(keys, 1), width=static(q, 2),
         scale=float(n["scale"]), window=n["window"], cap=n["softcap"], mask=n["mask"], length=n["length"],
         rows=q.shape[0], bias_heads=static(n.inputs[3 + n["sinks"]], 1) if n["mask"] == "bias" else 1,
-        sinks=n["sinks"], split=split, out=n["out"],
+        sinks=n["sinks"], out=n["out"],
     )  # fmt: skip
-    extra = [*["sinks"] * n["sinks"], *["operand"] * has_operand, *s.names]
-    operands = ["q", "keys", "values", *extra]
+    names = ["q", "keys", "values", *["sinks"] * n["sinks"], *["operand"] * has_operand, *s.names]
+    args: dict[str, Arg] = {**dict(zip(names, n.inputs, strict=True)), "out": RESULT}
 
-    def kernel(a: Attention, last: str) -> Kernel:
-        def body(k: Code) -> None:
-            row = k.block // (k.number(attentions.a_splits(k, a)) * a.parts)
-            own = [_cache(k, n, node, name, s, wrap=n["window"] is not None) for node, name in
-                   ((keys, "keys"), (values, "values"))]  # fmt: skip
-            attentions.attention(k, a, own[0], own[1], s.segment(k, row), row)
+    def caches_of(k: Code) -> tuple[Cache, Cache]:
+        wrap = n["window"] is not None
+        return _cache(k, n, keys, "keys", s, wrap=wrap), _cache(k, n, values, "values", s, wrap=wrap)
 
-        return c.kernel(n.op, [*operands, last], body)
+    def whole(k: Code) -> None:
+        row = k.block // a.parts
+        attentions.attention(k, a, *caches_of(k), s.segment(k, row), row)
 
-    own = tuple(range(len(operands)))
-    only = "one" if split else ""
-    whole = kernel(replace(a, split=False), "out")
-    launches = [Launch(whole, (*own, RESULT), Blocks(q.shape[0], 1, a.parts, only=only))]
-    if not split:
-        return launches
+    if c.most(q.shape[0]) > _SPLIT_ROWS:
+        return [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), whole)]
+    joined = {maker(node): node for node in (q, keys, values) if maker(node) in c.own and maker(node).op in _JOINED}
+    for node, name in zip((q, keys, values), ("q", "k", "v"), strict=True):
+        args |= _joined_args(maker(node), name) if maker(node) in joined else {}
 
-    def second(k: Code) -> None:
-        attentions.merge(k, a, s.segment(k, k.block), k.block)
+    def split(k: Code) -> None:
+        if c.overlaps and not is_segmented(n):
+            row_attentions.fetch_early(k, a, caches_of(k))
+            k.wait()
+        row = k.block // (k.dim_named(SPLITS) * a.parts)
+        own = [_joined(k, maker(node), name) if maker(node) in joined else None
+               for node, name in ((q, "q"), (keys, "k"), (values, "v"))]  # fmt: skip
+        before = row_attentions.Before(own[0].rope if own[0] else None, (own[1], own[2]))
+        row_attentions.attention(k, a, *caches_of(k), s.segment(k, row), row, before)
 
-    blocks = Blocks(q.shape[0], 1, a.parts, split=True, only="several")
-    scratch = extent([q.shape[0], 4 * a.heads * a.partial], n)
-    places = tuple(operands.index(name) for name in extra)
-    return [
-        *launches,
-        Launch(kernel(a, "scratch"), (*own, PER_RANGE), blocks, scratch),
-        Launch(
-            c.kernel("merge", [*extra, "scratch", "out"], second), (*places, PER_RANGE, RESULT),
-            Blocks(q.shape[0], only="several"), scratch,
-        ),
-    ]  # fmt: skip
+    blocks = Blocks(q.shape[0], 1, a.parts, split=True)
+    scratch, counters = extent([q.shape[0], 4 * a.heads * a.partial], n), extent([q.shape[0], a.parts], n)
+    passed: dict[str, Arg] = {"scratch": PER_RANGE, "counters": COUNTERS}
+    return [c.launch(n, n.op, args | passed, blocks, split, scratch, counters, joined.keys())]
 
 
-def _state_names(n: Node, names: Sequence[str]) -> tuple[list[str], tuple[int, ...]]:
-    """Names of the pointers, and the operand of each: at last the state that is written, and the result."""
-    count, segmented = len(names), is_segmented(n)
-    after = count if n["aside"] else 0
-    table = ["segments"] * segmented
-    at = [len(n.inputs) - 1] * segmented
-    return [*names, *table, "after", "out"], (*range(count), *at, after, RESULT)
+#: What attention of one row computes in its own way if each block computes it for itself.
+_JOINED = ("rope", "rope_kv_write", "kv_write")
+
+
+def _joined_args(node: Node, name: str) -> dict[str, Arg]:
+    """The pointers of what comes before attention; that of the queries takes their place."""
+    x, *rest = node.inputs[OPS[node.op].writes :]
+    found: dict[str, Arg] = {name if name == "q" else f"{name}_x": x}
+    if node.op != "kv_write":
+        *norm, angles = rest[: 1 + (node["norm_eps"] is not None)]
+        found |= {f"{name}_angles": angles, **{f"{name}_weight": weight for weight in norm}}
+    return found
+
+
+def _joined(k: Code, node: Node, name: str) -> row_attentions.Written:
+    x, rope = k.pointers[name if name == "q" else f"{name}_x"], None
+    if node.op != "kv_write":
+        operands = node.inputs[OPS[node.op].writes :]
+        rope = _rotation(k, node, operands, f"{name}_")
+    return row_attentions.Written(x, node["at"] if OPS[node.op].writes else 0, rope)
+
+
+def _state_args(n: Node, names: Sequence[str]) -> dict[str, Arg]:
+    """The pointers: operands, then the state that is written, and the result."""
+    after = n.inputs[len(names) if n["aside"] else 0]
+    table: dict[str, Arg] = {"segments": n.inputs[-1]} if is_segmented(n) else {}
+    return {**dict(zip(names, n.inputs, strict=False)), **table, "after": after, "out": RESULT}
 
 
 def _causal_conv(n: Node, c: Context) -> list[Launch]:
-    names, args = _state_names(n, ["state", "x", "weight"])
+    args = _state_args(n, ["state", "x", "weight"])
     channels, taps, s = static(n.inputs[2], 0), static(n.inputs[2], 1), _sequences(n)
 
     def body(k: Code) -> None:
         states.causal_conv(k, channels, taps, k.pointers.get("segments"), s.columns, n.shape[0])
 
     blocks = Blocks(s.count, 1, -(-channels // THREADS))
-    return [Launch(c.kernel(n.op, names, body), args, blocks)]
+    return [c.launch(n, n.op, args, blocks, body)]
 
 
 def _gated_delta(n: Node, c: Context) -> list[Launch]:
-    names, args = _state_names(n, ["state", "q", "k", "v", "g", "beta"])
+    args = _state_args(n, ["state", "q", "k", "v", "g", "beta"])
     state, keys, s = n.inputs[0], n.inputs[2], _sequences(n)
     heads, key_dim, value_dim = (static(state, axis) for axis in (-3, -2, -1))
     tiled = n["heads"] == "tiled"
@@ -566,7 +538,7 @@ def _gated_delta(n: Node, c: Context) -> list[Launch]:
     def body(k: Code) -> None:
         states.gated_delta(k, d, k.pointers.get("segments"), s.columns, n.shape[0])
 
-    return [Launch(c.kernel(n.op, names, body), args, Blocks(s.count, 1, d.blocks))]
+    return [c.launch(n, n.op, args, Blocks(s.count, 1, d.blocks), body)]
 
 
 KERNELS: dict[str, Callable[[Node, Context], list[Launch]]] = {
@@ -616,4 +588,3 @@ def select(node: Node, context: Context) -> list[Launch]:
     if build is None:
         raise CompileError(f"no kernel serves {node!r}", hint=f"Ops with kernels: {', '.join(KERNELS)}.")
     return build(node, context)
-

@@ -16,8 +16,11 @@ from rlx.passes.capabilities import Capabilities
 if TYPE_CHECKING:
     from rlx.backends.device import Backend
 
-#: Nothing is computed by every block for itself: a block is small, and there are many.
-CAPABILITIES = Capabilities(bf16_dots=False, bf16_tiles=False, own_cost=0, own_cost_rows=0, layouts=LAYOUTS)
+#: What a block computes for itself lies in its shared memory; of several rows nothing does: a block is small.
+CAPABILITIES = Capabilities(
+    bf16_dots=False, bf16_tiles=False, own_cost=1 << 17, own_cost_rows=0, own_writes=True, own_seen=False,
+    layouts=LAYOUTS,
+)  # fmt: skip
 
 #: Level -> the lowest version of PTX that has it, and the CUDA version of the driver that takes it. The lowest version
 #: is emitted, so that old drivers take it. Source: the release notes of the PTX ISA.

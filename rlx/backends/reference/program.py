@@ -105,7 +105,7 @@ class ReferenceProgram(Program):
     def place_of_result(self, node: Node, nbytes: int, replicated: bool) -> Bytes:
         """The bytes that a node's result goes to."""
         placed = self._lowered.replicated if replicated else None
-        return self.bytes_of(self.memory_of(placed[root(node)] if placed else self._lowered.buffer(node), nbytes))
+        return self.bytes_of(self.memory_of((placed or {}).get(root(node)) or self._lowered.buffer(node), nbytes))
 
 
 def parts_in_use(lowered: Lowered, memory: Values, env: Mapping[str, int]) -> Used:

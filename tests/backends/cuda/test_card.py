@@ -14,6 +14,7 @@ import rlx
 from rlx.backends.cuda import layouts
 from rlx.backends.cuda.backend import BACKEND
 from rlx.backends.cuda.program import CardCode, CardProgram, Stream
+from rlx.compiler.compile import Compiler
 from rlx.ir import ops
 from rlx.ir.dtypes import BF16, DTYPES, F16, F32, DType
 from rlx.ir.stored import dequantize
@@ -86,6 +87,19 @@ def _raw(dtype: DType, n: int, k: int, rng: np.random.Generator) -> np.ndarray[A
     bad = np.setdiff1d(np.arange(len(blocks)), good)
     blocks[bad] = blocks[rng.choice(good, len(bad))]
     return raw
+
+
+@pytest.mark.parametrize("dtype", layouts.TYPES, ids=str)
+def test_packing_on_the_card(dtype: DType) -> None:
+    n, k = 40, 768
+    raw = _raw(dtype, n, k, np.random.default_rng(0))
+    compiler = Compiler(BACKEND.target(), CompileCache(policy="off"))
+    packer = compiler.packer(dtype, compiler.workers(1))
+    target = BACKEND.memory.allocate(packer.nbytes(n, k))
+    packer.pack(raw, target, n, k)
+    found = layouts.unpack(dtype, target.read(np.uint8), n, k)
+    np.testing.assert_array_equal(found, layouts.unpack(dtype, layouts.pack(dtype, raw, n, k), n, k))
+    target.close()
 
 
 @pytest.mark.parametrize("rows", [1, 8, 29, 61, 509])

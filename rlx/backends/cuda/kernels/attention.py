@@ -1,9 +1,8 @@
-"""Attention: a block computes some heads of one row, over one range of positions.
+"""Attention of many rows: a block computes some heads of one row, over all positions that it sees.
 
-The positions that a row sees are cut into at most `SPLITS` ranges, whose size follows from its own position alone. So
-its result has the same bits whatever else a call computes. A range is computed in chunks of `THREADS` keys: each thread
-has the scores of one key, then the threads share the elements of the values. The results of the ranges are merged in
-order, by a second kernel if several blocks share a row, else by the same block.
+The positions are cut into at most `SPLITS` ranges, whose size follows from the row's own position alone, and their
+results are merged in order. A range is computed in chunks of `THREADS` keys: each thread has the scores of one key,
+then the threads share the elements of the values. With few rows several blocks share one: see `row_attention.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from rlx.backends.cuda.code import F32, I32, THREADS, WARP, WARPS, Code, Operand, Value, Variable
+from rlx.backends.cuda.code import F32, I32, THREADS, WARPS, Code, Value, Variable
 from rlx.backends.cuda.kernels.cache import Cache, Segment
 from rlx.backends.cuda.numbers import exp, rounded, softcap
 from rlx.ir.dims import DimLike
@@ -34,7 +33,6 @@ class Attention:
         rows: number of rows.
         bias_heads: heads of a bias.
         sinks: whether each head has one more score, which counts for no value.
-        split: whether several blocks share a row.
         out: type of the results.
     """
 
@@ -49,7 +47,6 @@ class Attention:
     rows: DimLike
     bias_heads: int
     sinks: bool
-    split: bool
     out: str
 
     @property
@@ -100,7 +97,7 @@ class Block:
     def __init__(self, k: Code, a: Attention, keys: Cache, values: Cache, segment: Segment, row: Value) -> None:
         self.k, self.a, self.keys, self.values, self.segment, self.row = k, a, keys, values, segment, row
         group, count = a.heads // a.kv_heads, a.together
-        own = (k.block // a_splits(k, a)) % a.parts
+        own = k.block % a.parts
         tiles = -(-group // count)
         self.kv_head, self.first = own // tiles, (own // tiles) * group + (own % tiles) * count
         self.end = (self.kv_head + 1) * group
@@ -191,9 +188,7 @@ class Block:
         head = k.smaller(self.first + i, self.end - 1) if a.bias_heads > 1 else k.number(0)
         return k.load(k.pointers["operand"], F32, (self.row * a.bias_heads + head) * length + position)
 
-    def _weigh(
-        self, inside: Value, scores: list[Variable], top: list[Variable], total: list[Variable]
-    ) -> list[Value]:
+    def _weigh(self, inside: Value, scores: list[Variable], top: list[Variable], total: list[Variable]) -> list[Value]:
         """Puts the weights of a chunk into shared memory; the factors of what was summed before."""
         k, a = self.k, self.a
         for i, score in enumerate(scores):
@@ -272,14 +267,7 @@ def _lanes(k: Code, place: Value, count: int) -> list[Value]:
     return k.lanes(k.load(place, f"<{count} x float>"))
 
 
-def a_splits(k: Code, a: Attention) -> Operand:
-    """Blocks that share a row: the last of the extents."""
-    return k.dim_named("SPLITS") if a.split else 1
-
-
-def merged(
-    k: Code, before: tuple[Value, Value], after: tuple[Value, Value]
-) -> tuple[Value, Value, Value, Value]:
+def merged(k: Code, before: tuple[Value, Value], after: tuple[Value, Value]) -> tuple[Value, Value, Value, Value]:
     """Largest score and sum of two ranges together, and the factors of both."""
     top = k.fmax(before[0], after[0])
     base = k.select(top.equals(_LOWEST), k.f32(0.0), top)
@@ -288,36 +276,12 @@ def merged(
 
 
 def attention(k: Code, a: Attention, keys: Cache, values: Cache, segment: Segment, row: Value) -> None:
-    """The kernel: whole results, or those of a range with `split`."""
+    """The kernel."""
     with k.when(segment.found):
         block = Block(k, a, keys, values, segment, row)
         what = seen(k, a, row, segment)
         block.bring_queries()
-        if a.split:
-            _one_range(k, block, what)
-        else:
-            _all_ranges(k, block, what)
-
-
-def _one_range(k: Code, block: Block, what: Seen) -> None:
-    a, splits = block.a, k.number(a_splits(k, block.a))
-    number = k.block % splits
-    with k.when(number * what.size <= what.last):
-        top, total = block.range_of(what, number)
-
-        def place(i: Operand) -> Value:
-            return ((block.row * a.heads + block.first + i) * splits + number) * a.partial
-
-        scratch = k.pointers["scratch"]
-        for i in range(a.together):
-            with k.when((block.first + i < block.end) & k.thread.equals(0)):
-                k.store(scratch, top[i].get(), place(i))
-                k.store(scratch, total[i].get(), place(i) + 1)
-        with (
-            k.loop(k.thread, a.together * a.width, THREADS) as item,
-            k.when(block.first + item // a.width < block.end),
-        ):
-            k.store(scratch, block.value(item), place(item // a.width) + 2 + item % a.width)
+        _all_ranges(k, block, what)
 
 
 def _all_ranges(k: Code, block: Block, what: Seen) -> None:
@@ -344,7 +308,7 @@ def _all_ranges(k: Code, block: Block, what: Seen) -> None:
         k.barrier()
     for i in range(a.together):
         head = k.smaller(block.first + i, block.end - 1)
-        whole, factor = _with_sink(k, a, head, tops[i].get(), totals[i].get())
+        whole, factor = with_sink(k, a, head, tops[i].get(), totals[i].get())
         with k.when(k.thread.equals(0)):
             k.store(scales, whole, 2 * i)
             k.store(scales, factor, 2 * i + 1)
@@ -359,7 +323,7 @@ def _all_ranges(k: Code, block: Block, what: Seen) -> None:
     _each_item(k, a, count, write)
 
 
-def _with_sink(k: Code, a: Attention, head: Value, top: Value, total: Value) -> tuple[Value, Value]:
+def with_sink(k: Code, a: Attention, head: Value, top: Value, total: Value) -> tuple[Value, Value]:
     """The sum of weights with that of the sink of a head, and the factor of the values."""
     if not a.sinks:
         return total, k.f32(1.0)
@@ -376,29 +340,3 @@ def _each_item(k: Code, a: Attention, count: int, body: Callable[[int, Value], N
 
 def _store(k: Code, a: Attention, value: Value, place: Value) -> None:
     k.store(k.pointers["out"], rounded(value, a.out), place)
-
-
-def merge(k: Code, a: Attention, segment: Segment, row: Value) -> None:
-    """The second kernel: a block merges the ranges of a row, each warp those of some heads."""
-    splits = k.number(a_splits(k, a))
-    count = -(-a.width // WARP)
-    with k.when(segment.found):
-        what = seen(k, a, row, segment)
-        with k.loop(k.warp, a.heads, WARPS) as head:
-            top, total = k.variable(F32, _LOWEST), k.variable(F32, 0.0)
-            sums = [k.variable(F32, 0.0) for _ in range(count)]
-            with k.loop(0, what.last // what.size + 1) as number:
-                base = ((row * a.heads + head) * splits + number) * a.partial
-                own = k.load(k.pointers["scratch"], F32, base), k.load(k.pointers["scratch"], F32, base + 1)
-                after = merged(k, (top.get(), total.get()), own)
-                top.set(after[0])
-                total.set(after[1])
-                for n in range(count):
-                    with k.when(k.lane + n * WARP < a.width):
-                        value = k.load(k.pointers["scratch"], F32, base + 2 + k.lane + n * WARP)
-                        sums[n].set(sums[n].get() * after[2] + value * after[3])
-            whole, factor = _with_sink(k, a, head, top.get(), total.get())
-            for n in range(count):
-                with k.when(k.lane + n * WARP < a.width):
-                    place = (row * a.heads + head) * a.width + k.lane + n * WARP
-                    _store(k, a, sums[n].get() * factor / whole, place)

@@ -112,6 +112,11 @@ class Cache:
     slotted: bool = False
     plain: bool = False
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.dtype.size((self.width,))
+
     def place(self, k: Code, position: Value, segment: Segment) -> Value:
         """The place of a position of a sequence."""
         if self.page:
@@ -242,38 +247,53 @@ class Rope:
     norm: tuple[Value, float] | None = None
 
 
-def staged_head(k: Code, x: Value, row: Value, head: Value, heads: int, width: int, rope: Rope | None) -> Value:
-    """A head of a row in shared memory, f32 [width], one for each warp; rotated if `rope` says so."""
-    place = k.at(k.share(4 * WARPS * width), F32, k.warp * width)
+def staged_head(
+    k: Code, x: Value, row: Value, head: Value, heads: int, width: int, rope: Rope | None, place: Value
+) -> None:
+    """Brings a head of a row to shared memory, f32 [width], by a warp; rotated if `rope` says so."""
     source = k.at(x, F32, (row * heads + head) * width)
-    squares = k.variable(F32, 0.0)
-    with k.loop(k.lane, width, WARP) as i:
-        value = k.load(source, F32, i)
-        squares.set(squares.get() + value * value)
-        k.store(place, value, i)
+    columns, rotated = every_lane(k, width), every_lane(k, rope.half if rope else 0)
+    weight, eps = rope.norm if rope and rope.norm else (None, 0.0)
+    values = [k.load(source, F32, i) for i, _ in columns]
+    factors = [k.load(weight, F32, i, constant=True) for i, _ in columns] if weight else []
+    turns = [
+        [k.load(rope.angles, F32, row * (2 * rope.half) + i + at) for at in (0, rope.half)] if rope else []
+        for i, _ in rotated
+    ]
+    if weight:
+        squares = k.f32(0.0)
+        for (_, inside), value in zip(columns, values, strict=True):
+            squares = squares + k.chosen(inside, value * value, 0.0)
+        factor = 1.0 / sqrt_(k, k.warp_sum(squares) / float(width) + eps)
+        values = [value * factor * own for value, own in zip(values, factors, strict=True)]
+    for (i, inside), value in zip(columns, values, strict=True):
+        with k.guarded(inside):
+            k.store(place, value, i)
     k.sync_warp()
     if rope is None:
-        return place
-    factor, weight = k.f32(1.0), None
-    if rope.norm:
-        weight, eps = rope.norm
-        factor = 1.0 / sqrt_(k, k.warp_sum(squares.get()) / float(width) + eps)
-
-    def normal(i: Value) -> Value:
-        value = k.load(place, F32, i)
-        return value if weight is None else value * factor * k.load(weight, F32, i, constant=True)
-
-    with k.loop(k.lane, rope.half, WARP) as i:
-        first, second = (i * 2, i * 2 + 1) if rope.interleaved else (i, i + rope.half)
-        cos, sin = (k.load(rope.angles, F32, row * (2 * rope.half) + i + at) for at in (0, rope.half))
-        x0, x1 = normal(first), normal(second)
-        k.store(place, x0 * cos - x1 * sin, first)
-        k.store(place, x0 * sin + x1 * cos, second)
-    if weight is not None:
-        with k.loop(k.lane + 2 * rope.half, width, WARP) as i:
-            k.store(place, normal(i), i)
+        return
+    pairs = [(i * 2, i * 2 + 1) if rope.interleaved else (i, i + rope.half) for i, _ in rotated]
+    read = [(k.load(place, F32, first), k.load(place, F32, second)) for first, second in pairs]
     k.sync_warp()
-    return place
+    for (_, inside), own, (x0, x1), (cos, sin) in zip(rotated, pairs, read, turns, strict=True):
+        with k.guarded(inside):
+            k.store(place, x0 * cos - x1 * sin, own[0])
+            k.store(place, x0 * sin + x1 * cos, own[1])
+    k.sync_warp()
+
+
+def every_lane(k: Code, width: int) -> list[tuple[Value, Value | None]]:
+    """The elements of a lane, `WARP` apart, and whether each is inside; those beyond are the last one."""
+    found: list[tuple[Value, Value | None]] = []
+    for start in range(0, width, WARP):
+        i = k.lane + start
+        found.append((i, None) if start + WARP <= width else (k.smaller(i, width - 1), i < width))
+    return found
+
+
+def of_warp(k: Code, width: int) -> Value:
+    """Shared memory for f32 [width] of a warp."""
+    return k.at(k.share(4 * WARPS * width), F32, k.warp * width)
 
 
 def heads_of(k: Code, heads: int) -> tuple[Value, Value]:
@@ -286,7 +306,8 @@ def rope(k: Code, heads: int, width: int, how: Rope) -> None:
     """Rotated heads, [rows, heads, width]."""
     row, head = heads_of(k, heads)
     with k.when(head < heads):
-        staged = staged_head(k, k.pointers["x"], row, head, heads, width, how)
+        staged = of_warp(k, width)
+        staged_head(k, k.pointers["x"], row, head, heads, width, how, staged)
         with k.loop(k.lane, width, WARP) as i:
             k.store(k.pointers["out"], k.load(staged, F32, i), (row * heads + head) * width + i)
 
@@ -295,7 +316,8 @@ def write(k: Code, cache: Cache, at: DimLike, how: Rope | None, segment: Segment
     """Writes rows [rows, heads, width] into a cache."""
     row, head = heads_of(k, cache.heads)
     with k.when(segment.found & (head < cache.heads)):
-        staged = staged_head(k, k.pointers["x"], row, head, cache.heads, cache.width, how)
+        staged = of_warp(k, cache.width)
+        staged_head(k, k.pointers["x"], row, head, cache.heads, cache.width, how, staged)
         position = k.number(k.dim(at, segment.env)) + (row - segment.first)
         place = cache.place(k, position, segment)
         cache.write(k, cache.row(k, head, place, segment.slot), staged)
@@ -305,7 +327,7 @@ def as_cache(k: Code, cache: Cache, order: str, segment: Segment, positions: Ope
     """Plain keys or values, [positions, heads, width] or heads first, in the form of a cache."""
     row, head = heads_of(k, cache.heads)
     with k.when(segment.found & (head < cache.heads)):
-        staged = k.at(k.share(4 * WARPS * cache.width), F32, k.warp * cache.width)
+        staged = of_warp(k, cache.width)
         first = row * cache.heads + head if order == "rows" else head * positions + row
         with k.loop(k.lane, cache.width, WARP) as i:
             k.store(staged, k.load(k.pointers["x"], F32, first * cache.width + i), i)

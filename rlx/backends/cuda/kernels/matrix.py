@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rlx.backends.cuda.code import F32, I8, I16, I32, I64, Code, Value
+from rlx.backends.cuda.kernels.scales import Numbers, numbers_of
 from rlx.backends.cuda.layouts import DEPTH, LANES, ROWS, Form
 from rlx.backends.cuda.numbers import bf16_parts
 
 _ONES = 0x3F803F80  # two bf16 of 1
+_MINUS = -0x407F4080  # two bf16 of -1
 _V4 = "<4 x i32>"
 
 #: For each half of 32 k, for each part that adds up, the four registers of an operand.
@@ -25,11 +27,13 @@ class Group:
     """A tile of 16 rows times 32 k, as a lane has it.
 
     Attributes:
-        parts: the operands of products, registers of two bf16 each.
+        parts: the operands of products, registers of two bf16 each; empty for codes.
+        codes: registers of four int8: [k 0..15, k 16..31][row g, row g + 8].
         scales, lows: for each scale of the 32 k those of the two rows of the lane.
     """
 
     parts: Halves
+    codes: list[Value]
     scales: list[tuple[Value, Value]]
     lows: list[tuple[Value, Value]]
 
@@ -45,42 +49,53 @@ class Matrix:
 
     def __init__(self, code: Code, base: Value, form: Form, n: int, k: int) -> None:
         self.code, self.form, self.base = code, form, base
-        self.units, self.groups = form.units(k), form.units(k) * (form.unit // DEPTH)
-        scales, lows, self.nbytes = form.places(n, k)
-        self._scales, self._lows = code.at(base, I8, scales), code.at(base, I8, lows)
+        self.units, self.groups, self.superblocks = form.units(k), form.groups(k), k // form.block
+        fields, heads, self.nbytes = form.places(n, k)
+        self._fields, self._heads = code.at(base, I8, fields), code.at(base, I8, heads)
 
     def load(self, tile: Value, unit: Value) -> list[Value]:
         """What a lane has of a unit, as it is stored: registers."""
         k = self.code
         first = ((tile * self.units + unit) * self.form.loads) * LANES + k.lane
-        return [
-            word
-            for i in range(self.form.loads)
-            for word in k.lanes(k.load(self.base, _V4, first + i * LANES, constant=True))
-        ]
+        return [word for i in range(self.form.loads) for word in k.fetched(k.at(self.base, _V4, first + i * LANES), 4)]
 
-    def numbers(self, tile: Value, unit: Value) -> list[list[tuple[Value, Value]]]:
-        """The scales of a unit, and the lows: for each 32 k, for each scale of them, those of the two rows."""
-        found: list[list[tuple[Value, Value]]] = []
+    def numbers(self, tile: Value, unit: Value) -> list[list[Value]]:
+        """What the scales and lows of a unit are made of, for the two rows of the lane: registers for each 32 k."""
+        count, g = self.form.unit // DEPTH, self.code.lane >> 2
+        head = self._head(tile, unit * count, g)  # superblocks are whole units
+        return [self._field(tile, unit * count + q, g) + head for q in range(count)]
+
+    def _field(self, tile: Value, group: Value, g: Value) -> list[Value]:
+        """The fields of 32 k of rows g and g + 8."""
+        if self.form.row is None or not self.form.row.field_bytes:
+            return []
+        return self._words(self._fields, 2 * self.form.row.field_bytes, (tile * self.groups + group) * 8 + g)
+
+    def _head(self, tile: Value, group: Value, g: Value) -> list[Value]:
+        """The numbers of the superblock of 32 k."""
+        if self.form.row is None or not self.form.row.head:
+            return []
+        place = (tile * self.superblocks + group // self.form.row.subs) * 8 + g
+        return self._words(self._heads, 4 * self.form.row.head, place)
+
+    def _words(self, base: Value, nbytes: int, index: Value) -> list[Value]:
+        """The bytes with a number as i32."""
+        k = self.code
+        if nbytes == 2:
+            return [k.load(base, I16, index, constant=True).to(I32)]
+        return k.fetched(k.at(base, f"<{nbytes // 4} x i32>", index), nbytes // 4)
+
+    def unpacked(self, words: Sequence[Value], numbers: Sequence[list[Value]], ints: bool = False) -> Iterator[Group]:
+        """The groups of a unit.
+
+        Args:
+            ints: whether codes stay int8.
+        """
         for q in range(self.form.unit // DEPTH):
-            group = tile * self.groups + unit * (self.form.unit // DEPTH) + q
-            for base in (self._scales, self._lows)[: bool(self.form.scales) + self.form.lows]:
-                found.append(self._pairs(base, group))
-        return found
-
-    def _pairs(self, base: Value, group: Value) -> list[tuple[Value, Value]]:
-        k, count = self.code, 2 * self.form.scales
-        place = group * (ROWS // 2) + (k.lane >> 2)
-        values = k.lanes(k.load(base, f"<{count} x float>", place, constant=True, align=4 * count))
-        return list(zip(values[::2], values[1::2], strict=True))
-
-    def unpacked(self, words: Sequence[Value], numbers: Sequence[list[tuple[Value, Value]]]) -> Iterator[Group]:
-        """The groups of a unit."""
-        lists = bool(self.form.scales) + self.form.lows
-        for q in range(self.form.unit // DEPTH):
-            parts = _UNPACK[self.form.kind](self.code, words, q, self.form.zero)
-            own = numbers[q * lists : (q + 1) * lists]
-            yield Group(parts, own[0] if lists else [], own[1] if lists > 1 else [])
+            parts = [] if ints else _UNPACK[self.form.kind](self.code, words, q, self.form.zero)
+            codes = _CODES[self.form.kind](words, q, self.form.zero) if ints else []
+            found = numbers_of(self.code, self.form.row, numbers[q]) if self.form.row else Numbers([], [])
+            yield Group(parts, codes, found.scales, found.lows)
 
     def element(self, row: Value, column: Value) -> Value:
         """One number of the matrix, f32."""
@@ -94,13 +109,20 @@ class Matrix:
         value = _ELEMENT[form.kind](k, self.base, start, lane, half, h, j, (column // DEPTH) % (form.unit // DEPTH))
         if form.kind == "codes4":
             value = value - float(form.zero)
-        for base, scales in ((self._scales, True), (self._lows, False)):
-            if (scales and form.scales) or (not scales and form.lows):
-                part = h if form.scales == 2 else h * 0
-                place = (((tile * self.groups + group) * 8 + g) * form.scales + part) * 2 + half
-                number = k.load(base, F32, place, constant=True)
-                value = value * number if scales else value - number
+        if form.row:
+            tile32, group32 = tile.to(I32), group.to(I32)
+            stored = self._field(tile32, group32, g.to(I32)) + self._head(tile32, group32, g.to(I32))
+            found = numbers_of(k, form.row, stored)
+            first = h.equals(0) if form.scales == 2 else None
+            value = value * self._one(found.scales, first, half.equals(0))
+            if found.lows:
+                value = value - self._one(found.lows, first, half.equals(0))
         return value
+
+    def _one(self, pairs: Sequence[tuple[Value, Value]], first: Value | None, upper: Value) -> Value:
+        """Of each 32 k the number of one row, in the first or the second half of the k."""
+        rows = [self.code.select(upper, *pair) for pair in pairs]
+        return rows[0] if first is None else self.code.select(first, *rows)
 
 
 # -- registers of a lane -> operands ---------------------------------------------------------------------------------
@@ -113,18 +135,22 @@ def _codes8(k: Code, words: Sequence[Value], q: int, zero: int) -> Halves:
 
 
 def _two_codes(k: Code, word: Value) -> tuple[Value, Value]:
-    """Four int8 as two registers of two bf16: through f32, 2^23 + (code + 128) less 2^23 + 128, which is exact."""
-    flipped, magic = word ^ -0x7F7F7F80, k.number(0x4B000000)
-    numbers = [(k.bytes_of(flipped, magic, 0x7440 + i).bits(F32) - float(2**23 + 128)).bits(I32) for i in range(4)]
-    return k.bytes_of(numbers[0], numbers[1], 0x7632), k.bytes_of(numbers[2], numbers[3], 0x7632)
+    """Four int8, of k 0, 2, 1, 3, as two registers of two bf16.
+
+    A code is its low 7 bits, less 128 if its highest bit is set. With bits 0x4300 + low 7 bits a bf16 is 128 + these,
+    with 0x4300 + highest bit it is 128 or 256: their difference is the code, exactly.
+    """
+    found = []
+    for bits in (word, word >> 8):
+        low, high = bits & 0x007F007F | 0x43004300, bits & 0x00800080 | 0x43004300
+        found.append(k.pure_assembly(I32, "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", high, k.number(_MINUS), low))
+    return found[0], found[1]
 
 
 def _codes4(k: Code, words: Sequence[Value], q: int, zero: int) -> Halves:
     """Word [32 k][half of rows] has eight codes. A bf16 with the bits 0x4300 + code is 128 + code."""
     registers = [[_four_bits(k, words[2 * q + half], i, zero) for i in range(4)] for half in range(2)]
-    return [
-        [[registers[0][2 * h], registers[1][2 * h], registers[0][2 * h + 1], registers[1][2 * h + 1]]] for h in range(2)
-    ]
+    return [[[registers[0][h], registers[1][h], registers[0][2 + h], registers[1][2 + h]]] for h in range(2)]
 
 
 def _four_bits(k: Code, word: Value, i: int, zero: int) -> Value:
@@ -170,6 +196,23 @@ def _in_parts(split: Sequence[tuple[Value, Value]], order: Sequence[Sequence[int
     return [[[split[i][part] for i in own] for part in range(2)] for own in order]
 
 
+def _int8(words: Sequence[Value], q: int, zero: int) -> list[Value]:
+    return [words[0], words[2], words[1], words[3]]
+
+
+def _int4(words: Sequence[Value], q: int, zero: int) -> list[Value]:
+    pairs = words[2 * q : 2 * q + 2]
+    return [_less(nibbles & 0x0F0F0F0F, zero) for h in range(2) for nibbles in (word >> 4 * h for word in pairs)]
+
+
+def _less(codes: Value, zero: int) -> Value:
+    """Four codes less their zero: 128 is added to each before, and taken away after, so that none borrows."""
+    if not zero:
+        return codes
+    return (codes | -0x7F7F7F80) - 0x01010101 * zero ^ -0x7F7F7F80
+
+
+_CODES = {"codes8": _int8, "codes4": _int4}
 _UNPACK = {"codes8": _codes8, "codes4": _codes4, "bf16": _bf16, "f16": _f16, "f32": _f32}
 
 
@@ -177,12 +220,13 @@ _UNPACK = {"codes8": _codes8, "codes4": _codes4, "bf16": _bf16, "f16": _f16, "f3
 
 
 def _element8(k: Code, base: Value, start: Value, lane: Value, half: Value, h: Value, j: Value, q: Value) -> Value:
-    return k.load(base, I8, (start * LANES + lane) * 16 + half * 8 + h * 4 + j, constant=True).to(F32, signed=True)
+    place = (start * LANES + lane) * 16 + half * 8 + h * 4 + (j % 2 * 2 + j // 2)
+    return k.load(base, I8, place, constant=True).to(F32, signed=True)
 
 
 def _element4(k: Code, base: Value, start: Value, lane: Value, half: Value, h: Value, j: Value, q: Value) -> Value:
     word = k.load(base, I32, (start * LANES + lane) * 4 + q * 2 + half, constant=True)
-    nibble = (j % 2) * 4 + h * 2 + j // 2
+    nibble = (j % 2 * 2 + j // 2) * 2 + h
     return (word >> (nibble * 4) & 15).to(F32)
 
 

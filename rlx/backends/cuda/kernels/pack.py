@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rlx.backends.blocks import BLOCKS, Blocks
+from rlx.backends.blocks import BLOCKS
 from rlx.backends.cpu import grids
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.packing.pack import REPACK
 from rlx.backends.cpu.kernels.rows.embedding import value_holes
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.loops import loop_kernel
-from rlx.backends.cuda.layouts import DEPTH, Form, form_of
+from rlx.backends.cuda.layouts import DEPTH, form_of, item_bytes
 from rlx.ir.dtypes import U8, DType
 from rlx.scalars import (
     HOLE,
@@ -28,7 +28,6 @@ from rlx.scalars import (
     i32,
     load_u16,
     load_u32,
-    store_f32,
     store_u16,
     store_u32,
     u16,
@@ -45,22 +44,23 @@ HEAD_BYTES: int = HOLE
 SUBS: int = HOLE
 SUB_BYTES: int = HOLE
 CODES_AT: int = HOLE
-PARTS: int = HOLE
-FACTOR: Helper = HOLE
-LOW: Helper = HOLE
 CODE: Helper = HOLE
 NUMBER: Helper = HOLE
-#: 32 k of a unit of the card's layout. `PUT(scratch, codes, row, out, group)` writes the codes of 32 k, and
-#: `NOTE_LOW` writes a low, or nothing.
+#: Numbers of a superblock, fields of a sub-block and bytes of one; `FIELD(scratch, from, out, to)` copies a field.
+NUMBERS: int = HOLE
+FIELDS: int = HOLE
+FIELD_BYTES: int = HOLE
+FIELD: Helper = HOLE
+#: 32 k of a unit of the card's layout. `PUT(scratch, codes, row, out, group)` writes the codes of 32 k.
 UNIT_GROUPS: int = HOLE
 PUT: Helper = HOLE
-NOTE_LOW: Helper = HOLE
 #: Of plain types: bytes of an element, and the function that copies one.
 ELEMENT_BYTES: int = HOLE
 COPY: Helper = HOLE
 
-#: What each kernel takes: sizes of the rows in `raw`; the first tile that they are, and where scales and lows begin.
-EXTENTS = ("n", "k", "first", "scales", "lows")
+#: What each kernel takes: sizes of the rows in `raw`; the first tile that they are, and where fields of sub-blocks and
+#: numbers of superblocks begin.
+EXTENTS = ("n", "k", "first", "fields", "heads")
 
 
 def pack(dtype: DType) -> Kernel:
@@ -70,22 +70,19 @@ def pack(dtype: DType) -> Kernel:
         holes: dict[str, Any] = {"ELEMENT_BYTES": dtype.nbytes, "COPY": copy_4 if form.kind == "f32" else copy_2}
         return loop_kernel(_pack_plain, holes, [("raw", U8), ("scratch", U8), ("out", U8)], EXTENTS)
     packing = PACKINGS[dtype]
-    holes = {**value_holes(dtype), **_put(BLOCKS[dtype], form), "UNIT_GROUPS": form.unit // DEPTH}
-    del holes["VALUES"]
-    if form.kind == "codes4":
-        for name in ("NUMBER", "ZERO", "FIRST_LEVELS", "LAST_LEVELS"):
-            holes.pop(name, None)
-    if not form.lows:
-        del holes["LOW"]
+    row, found = BLOCKS[dtype], value_holes(dtype)
+    names = ["HEAD_BYTES", "SUBS", "SUB_BYTES", "CODES_AT", "CODE", "FIRST_BITS", "SECOND_BITS"]
+    names += ["NUMBER", "ZERO", "FIRST_LEVELS", "LAST_LEVELS"] * (form.kind != "codes4")
+    holes = {name: found[name] for name in names if name in found}
+    put = {"codes4": put_codes4, "codes8": put_codes8, "bf16": put_bf16}[form.kind]
+    holes |= {"UNIT_GROUPS": form.unit // DEPTH, "PUT": put, "NUMBERS": row.head}
+    item = item_bytes(row)
+    field = {1: field_1, 2: field_2, 4: field_4}[item]
+    holes |= {"FIELDS": row.field_bytes // item, "FIELD_BYTES": item, "FIELD": field}
     holes |= {"SUPERBLOCK": packing.superblock, "PACKED_BYTES": packing.nbytes, "MOVE": REPACK[dtype]}
     holes |= {"FILE_BYTES": dtype.row_bytes(packing.superblock)}
     kernel = loop_kernel(_pack_blocks, holes, [("raw", U8), ("scratch", U8), ("out", U8)], EXTENTS)
     return replace(kernel, llvm=grids.define(kernel.llvm))
-
-
-def _put(row: Blocks, form: Form) -> dict[str, Helper]:
-    kinds = {"codes4": put_codes4, "codes8": put_codes8, "bf16": put_bf16}
-    return {"PUT": kinds[form.kind], "NOTE_LOW": note_low if form.lows else note_nothing}
 
 
 def scratch_bytes(dtype: DType, rows: int, k: int) -> int:
@@ -103,7 +100,7 @@ def units(dtype: DType, rows: int, k: int) -> int:
 
 
 def _pack_blocks(
-    raw: Ptr, scratch: Ptr, out: Ptr, n: int, k: int, first: int, scales: int, lows: int, begin: int, end: int
+    raw: Ptr, scratch: Ptr, out: Ptr, n: int, k: int, first: int, fields: int, heads: int, begin: int, end: int
 ) -> None:
     count = k // SUPERBLOCK
     groups = (count * SUBS + UNIT_GROUPS - 1) // UNIT_GROUPS * UNIT_GROUPS
@@ -116,14 +113,16 @@ def _pack_blocks(
         keep = u32(0xFFFFFFFF) if real else u32(0)
         at = (tile * count + s) * PACKED_BYTES
         MOVE(raw, (source * count + s) * FILE_BYTES, scratch, at, row, keep)
+        for number in range(NUMBERS):
+            place = ((((first + tile) * count + s) * 8 + (row & 7)) * NUMBERS + number) * 2 + (row >> 3)
+            store_u16(out, heads + place * 2, load_u16(scratch, at + number * 32 + row * 2))
         for sub in range(SUBS):
             group = (first + tile) * groups + s * SUBS + sub
             start = at + HEAD_BYTES + sub * SUB_BYTES
             PUT(scratch, start + CODES_AT, row, out, group)
-            for part in range(PARTS):
-                place = (((group * 8 + (row & 7)) * PARTS + part) * 2 + (row >> 3)) * 4
-                store_f32(out, scales + place, FACTOR(scratch, at, start, row, part))
-                NOTE_LOW(scratch, at, start, row, part, out, lows + place)
+            for field in range(FIELDS):
+                place = ((group * 8 + (row & 7)) * FIELDS + field) * 2 + (row >> 3)
+                FIELD(scratch, start + (field * 16 + row) * FIELD_BYTES, out, fields + place * FIELD_BYTES)
 
 
 # --- codes of 32 k, row by row ----------------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ def put_codes8(scratch: Ptr, codes: int, row: int, out: Ptr, group: int) -> None
         word = u32(0)
         for j in range(4):
             number = u32(i32(NUMBER(CODE(scratch, codes, quad, row * 4 + j))))
-            word = u32(word | ((number & u32(255)) << u32(8 * j)))
+            word = u32(word | ((number & u32(255)) << u32(16 * (j & 1) + 8 * (j >> 1))))
         store_u32(out, group * 512 + lane_of(row, quad & 3) * 16 + (row >> 3) * 8 + (quad >> 2) * 4, word)
 
 
@@ -149,7 +148,7 @@ def put_codes4(scratch: Ptr, codes: int, row: int, out: Ptr, group: int) -> None
         for half in range(2):
             for j in range(4):
                 code = u32(CODE(scratch, codes, half * 4 + t, row * 4 + j))
-                word = u32(word | (code << u32(16 * (j & 1) + 8 * half + 4 * (j >> 1))))
+                word = u32(word | (code << u32(16 * (j & 1) + 8 * (j >> 1) + 4 * half)))
         store_u32(out, (group >> 1) * 512 + lane_of(row, t) * 16 + (group & 1) * 8 + (row >> 3) * 4, word)
 
 
@@ -160,19 +159,23 @@ def put_bf16(scratch: Ptr, codes: int, row: int, out: Ptr, group: int) -> None:
             store_u16(out, at + j * 2, f32_to_bf16(NUMBER(CODE(scratch, codes, quad, row * 4 + j))))
 
 
-def note_low(scratch: Ptr, at: int, start: int, row: int, part: int, out: Ptr, to: int) -> None:
-    store_f32(out, to, LOW(scratch, at, start, row, part))
+def field_1(scratch: Ptr, start: int, out: Ptr, to: int) -> None:
+    out[to] = scratch[start]
 
 
-def note_nothing(scratch: Ptr, at: int, start: int, row: int, part: int, out: Ptr, to: int) -> None:
-    """For types without lows."""
+def field_2(scratch: Ptr, start: int, out: Ptr, to: int) -> None:
+    store_u16(out, to, load_u16(scratch, start))
+
+
+def field_4(scratch: Ptr, start: int, out: Ptr, to: int) -> None:
+    store_u32(out, to, load_u32(scratch, start))
 
 
 # --- plain numbers ----------------------------------------------------------------------------------------------------
 
 
 def _pack_plain(
-    raw: Ptr, scratch: Ptr, out: Ptr, n: int, k: int, first: int, scales: int, lows: int, begin: int, end: int
+    raw: Ptr, scratch: Ptr, out: Ptr, n: int, k: int, first: int, fields: int, heads: int, begin: int, end: int
 ) -> None:
     groups = (k + 31) // 32
     for unit in range(begin, end):

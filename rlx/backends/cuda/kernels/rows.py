@@ -196,42 +196,38 @@ def index_of_largest(k: Code, width: Operand, checked: bool) -> None:
         k.store(result, k.select(wrong.equals(0), index, -1), k.block)
 
 
-#: Blocks that share the search for the largest number of a long row.
-PARTS = 128
-
-
-def largest_of_parts(k: Code, width: int, cap: float | None) -> None:
-    """The largest number of each of `PARTS` parts of a row: its value, its index, and whether one is not finite.
+class Pick:
+    """The choice of the largest of a row's numbers, which blocks find one by one.
 
     Args:
         cap: bounds the numbers before, see `rlx.ir.meaning.softcap`.
     """
-    x, parts = k.pointers.values()
-    size, best = -(-width // PARTS), _Best(k)
-    start = k.block * size
-    with k.loop(start + k.thread, k.smaller(start + size, width), THREADS) as i:
-        value = k.load(x, F32, i)
-        value = value if cap is None else softcap(k, value, cap)
-        best.note(value, i, (k.fabs(value) < _LIMIT).to(I32) ^ 1)
-    value, index, wrong = best.of_block()
-    with k.when(k.thread.equals(0)):
-        k.store(parts, value, k.block)
-        k.store(parts, index, k.block + PARTS)
-        k.store(parts, wrong, k.block + 2 * PARTS)
 
+    def __init__(self, k: Code, cap: float | None) -> None:
+        self.code, self.cap, self.best = k, cap, _Best(k)
 
-def pick_of_parts(k: Code) -> None:
-    """The index of the largest number of all parts; -1 if one is not finite."""
-    parts, result = k.pointers.values()
-    best = _Best(k)
-    with k.when(k.thread < PARTS):
-        value, index, wrong = (
-            k.load(parts, type_, k.thread + at * PARTS) for at, type_ in enumerate((F32, I32, I32))
-        )
-        best.note(value, index, wrong)
-    _, index, wrong = best.of_block()
-    with k.when(k.thread.equals(0)):
-        k.store(result, k.select(wrong.equals(0), index, -1))
+    def note(self, value: Value, index: Value) -> None:
+        """Sees a number."""
+        k = self.code
+        value = value if self.cap is None else softcap(k, value, self.cap)
+        self.best.note(value, index, (k.fabs(value) < _LIMIT).to(I32) ^ 1)
+
+    def write(self, blocks: int) -> None:
+        """The last of the blocks writes the index of the largest number, or -1 if one is not finite."""
+        k, parts = self.code, self.code.pointers["parts"]
+        value, index, wrong = self.best.of_block()
+        with k.when(k.thread.equals(0)):
+            k.store(parts, value, k.block)
+            k.store(parts, index, k.block + blocks)
+            k.store(parts, wrong, k.block + 2 * blocks)
+        with k.when(k.is_last(k.pointers["counters"], blocks)):
+            every = _Best(k)
+            with k.loop(k.thread, blocks, THREADS) as i:
+                found = (k.load(parts, type_, i + at * blocks) for at, type_ in enumerate((F32, I32, I32)))
+                every.note(*found)
+            _, index, wrong = every.of_block()
+            with k.when(k.thread.equals(0)):
+                k.store(k.pointers["out"], k.select(wrong.equals(0), index, -1))
 
 
 class _Best:
@@ -419,4 +415,3 @@ def concat(k: Code, count: Operand, sizes: Sequence[int]) -> None:
         k.store(result, found.get(), i)
 
     each(k, count, body)
-

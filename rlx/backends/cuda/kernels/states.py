@@ -156,4 +156,3 @@ def _summed(k: Code, d: Delta, partial: Value, part: Value, value: Value) -> Val
     for i in range(d.sharing):
         total = total + k.load(partial, F32, lane + i * d.lanes)
     return total
-

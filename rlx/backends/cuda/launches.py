@@ -1,0 +1,128 @@
+"""Launches: kernels, what their pointers are, how many blocks they have, and what each block computes for itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from rlx.backends.cuda.code import Code, Kernel, Own, kernel_of
+from rlx.backends.sizes import static
+from rlx.ir import dims
+from rlx.ir.dims import Bounds, DimLike
+from rlx.ir.node import Node
+from rlx.passes.program import maker, root
+
+#: What pointers of a kernel may be beside operands: the result of the node, memory for what its blocks pass on, the
+#: same with a size per range of positions, and counters, which are 0 between kernels.
+RESULT, SCRATCH, PER_RANGE, COUNTERS = -1, -2, -3, -4
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How many blocks a launch has: ceil(count / per) * times, and once more for each range of positions if `split`."""
+
+    count: DimLike
+    per: int = 1
+    times: int = 1
+    split: bool = False
+
+
+#: What a pointer of a kernel is: a value, or one of the numbers above.
+Arg = Node | int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel of a node.
+
+    Attributes:
+        kernel: it is.
+        args: its parameters.
+        blocks: how many.
+        scratch: bytes of each piece of memory among the pointers that is neither operand nor result.
+        counters: how many it has.
+    """
+
+    kernel: Kernel
+    args: tuple[Arg, ...]
+    blocks: Blocks
+    scratch: DimLike = 0
+    counters: DimLike = 0
+
+
+@dataclass(frozen=True)
+class Context:
+    """What selection knows beside a node.
+
+    Attributes:
+        symbols: of the program.
+        bounds: of its symbols.
+        overlaps: whether kernels of the target start before the one before them ends.
+        places: values of the region that each block computes for itself, and where they are in shared memory.
+        own: the launches that compute them, in order.
+        start: first byte of shared memory that is free.
+        inner: whether the kernel is one of these itself.
+    """
+
+    symbols: tuple[str, ...]
+    bounds: Bounds
+    overlaps: bool
+    places: Mapping[Node, int] = field(default_factory=dict)
+    own: Mapping[Node, Launch] = field(default_factory=dict)
+    start: int = 0
+    inner: bool = False
+
+    def kernel(self, op: str, pointers: Mapping[str, int | None], body: Callable[[Code], None],
+               own: Sequence[Launch] = (), soon: Sequence[tuple[int, int]] = ()) -> Kernel:  # fmt: skip
+        """A kernel, named by its op and a digest of its text."""
+        each = [Own(some.kernel, some.blocks.count, some.blocks.per, some.blocks.times) for some in own]
+        code = Code("KERNEL", pointers, self.symbols, self.overlaps and not self.inner, each, soon, self.start)
+        body(code)
+        kernel = kernel_of(code)
+        name = f"{op}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:16]}"
+        return replace(kernel, name=name, text=kernel.text.replace("@KERNEL", f"@{name}"))
+
+    def launch(
+        self, n: Node, op: str, args: Mapping[str, Arg], blocks: Blocks, body: Callable[[Code], None],
+        scratch: DimLike = 0, counters: DimLike = 0, takes: Set[Node] = frozenset(),
+    ) -> Launch:  # fmt: skip
+        """A kernel of a node with its pointers.
+
+        Args:
+            takes: nodes among those that each block computes for itself that this kernel computes in its own way.
+        """
+        places = {name: self._place(n, arg) for name, arg in args.items()}
+        own = [] if self.inner else [self.own[node] for node in self.needed(args.values()) if node not in takes]
+        given = [arg for name, arg in args.items() if places[name] is None]
+        given += chain.from_iterable(each.args for each in own)
+        soon = [(i, nbytes) for i, arg in enumerate(given) if (nbytes := _soon(arg))] if not self.inner else []
+        kernel = self.kernel(op, places, body, own, soon)
+        return Launch(kernel, tuple(given), blocks, scratch, counters)
+
+    def _place(self, n: Node, arg: Arg) -> int | None:
+        if isinstance(arg, Node):
+            return self.places.get(root(arg))
+        return self.places.get(n) if arg == RESULT and self.inner else None
+
+    def needed(self, args: Iterable[Arg]) -> list[Node]:
+        """What each block computes for itself to find these values, in order."""
+        found, waiting = set[Node](), [arg for arg in args if isinstance(arg, Node)]
+        while waiting:
+            node = maker(waiting.pop())
+            if node in self.own and node not in found:
+                found.add(node)
+                waiting += node.inputs
+        return [node for node in self.own if node in found]
+
+    def most(self, dim: DimLike) -> int:
+        """The largest value of a dim."""
+        return dims.bounds(dim, self.bounds)[1]
+
+
+def _soon(arg: Arg) -> int:
+    """Bytes of a weight that is no matrix: every block reads all of it, or some."""
+    if not isinstance(arg, Node) or arg.op != "weight" or len(arg.shape) != 1:
+        return 0
+    return arg.dtype.size((static(arg, 0),))
