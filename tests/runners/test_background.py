@@ -6,18 +6,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import rlx
-from rlx.compiler.compile import Compiler
-from rlx.engine.model_runner import Batch, Segment
-from rlx.engine.programs.background import FIRST, BackgroundCompiler, CompileAheadWarning
-from rlx.errors import ArgumentError, BusyError
+from rlx.engine.programs.background import BackgroundCompiler, CompileAheadWarning
 from rlx.store.cache import CompileCache
 from rlx.store.store import Store
 
@@ -108,28 +103,6 @@ def test_it_works_on_where_a_call_does_without_a_program(runner: Runner) -> None
     assert runner.ahead.is_complete and not runner.ahead.is_pending("job")
 
 
-def test_several_requests_do_without_a_program_that_is_not_compiled(demo_model: Path) -> None:
-    prompts = [[5, 9, 2], [7], [1, 2, 3, 4]]
-    with rlx.auto_runner(demo_model, compile_ahead=False, max_seq=64) as runner:
-        engine, rows = runner._engine, []
-        for pending in (True, False):
-            sequences = [engine.open_sequence(shared=False) for _ in prompts]
-            batch = Batch([Segment(s, ids) for s, ids in zip(sequences, prompts, strict=True)])
-            engine.model_runner.is_pending = lambda spec, pending=pending: pending
-            rows.append(engine.step(batch))
-            assert [len(s) for s in sequences] == [3, 1, 4]
-            assert ("batch" in {p.record.phase for p in runner.programs}) != pending
-        for one, other in zip(*rows, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
-
-
-def test_a_call_for_another_program_is_not_told(runner: Runner) -> None:
-    with runner.ahead.compiling("another program"):
-        runner.ahead.start({"job": runner.job})
-        runner.ahead.wait()
-    assert runner.events == []
-
-
 def test_closing_ends_it_before_the_next_kernel(runner: Runner) -> None:
     runner.busy = True
     later: list[int] = []
@@ -167,12 +140,6 @@ def test_a_failure_is_a_warning_and_the_next_job_runs(runner: Runner) -> None:
 # -- with a model ---------------------------------------------------------------------------------------------------
 
 
-def titles(runner: Any) -> set[tuple[str, str]]:
-    """Phase and rows of the programs that were compiled."""
-    words = (made.title.split() for made in runner.stats()["compiled"])
-    return {(each[-5], each[-4]) for each in words if each[0] == "program"}
-
-
 def opened(model: Path, cache: CompileCache, ahead: Any) -> Any:
     return rlx.auto_runner(model, threads=1, max_seq=48, profile=PROFILE, cache=cache, compile_ahead=ahead)
 
@@ -208,33 +175,6 @@ def test_a_generation_meets_what_is_being_compiled(demo_model: Path, tmp_path: P
         assert runner.stats()["compiled"] == []
 
 
-def test_a_call_meets_the_choice_of_tokens_that_is_being_compiled(tmp_path: Path) -> None:
-    """The thread is held up inside of the compile that the call waits for: the call lets it go on."""
-    ahead, begun, held_up = BackgroundCompiler(None), threading.Event(), threading.Event()
-    compiler = Compiler(None, CompileCache(store=Store(tmp_path)), ahead.tell, ahead.compiling)
-    choose = partial(compiler.backend.prepare_choosing, compiler)
-
-    def is_busy() -> bool:
-        if begun.is_set():
-            held_up.set()
-        return begun.is_set()
-
-    def job() -> None:
-        begun.set()
-        choose()
-
-    ahead.is_busy = is_busy
-    ahead.start({"job": job})
-    assert held_up.wait(60)
-    call = threading.Thread(target=choose, daemon=True)
-    call.start()
-    call.join(60)
-    try:
-        assert not call.is_alive()
-    finally:
-        ahead.close()
-
-
 def test_off_and_readonly_compile_nothing(demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     usual = BackgroundCompiler.start
@@ -253,18 +193,6 @@ def test_off_and_readonly_compile_nothing(demo_model: Path, tmp_path: Path, monk
     monkeypatch.setenv("RLX_COMPILE_AHEAD", "1")
     opened(demo_model, CompileCache(store=store), None).close()
     assert started[-1] == 4
-
-
-def test_no_more_are_compiled_than_the_cache_keeps(demo_model: Path) -> None:
-    with opened(demo_model, CompileCache(capacity=1, policy="off"), [1, 32]) as runner:
-        runner._engine.ahead.wait()
-        assert titles(runner) == {("decode", "1-1")}
-
-
-@pytest.mark.parametrize("wrong", ["yes", 3, [0], [1.5], [True]])
-def test_other_values_are_refused(demo_model: Path, wrong: Any) -> None:
-    with pytest.raises(ArgumentError, match="compile_ahead"):
-        opened(demo_model, CompileCache(policy="off"), wrong)
 
 
 def end_of_process(code: str, tmp_path: Path, demo_model: Path) -> subprocess.CompletedProcess[str]:
@@ -310,52 +238,3 @@ def test_a_stream_that_goes_on_keeps_the_runner_busy(demo_model: Path, tmp_path:
         assert seen()
         list(stream)
         assert not seen()
-
-
-def test_closing_a_runner_ends_the_compile_that_a_call_waits_for(demo_model: Path, tmp_path: Path) -> None:
-    inside, closed, errors = threading.Event(), threading.Event(), list[BaseException]()
-
-    def progress(what: str, done: int, total: int) -> None:
-        if "program" in what:
-            inside.set()
-            assert closed.wait(SECONDS)
-
-    runner = rlx.auto_runner(
-        demo_model, threads=1, max_seq=48, profile=PROFILE, progress=progress, compile_ahead=False,
-        cache=CompileCache(store=Store(tmp_path / "cache")),
-    )  # fmt: skip
-
-    def generate() -> None:
-        try:
-            runner.generate([1, 2, 3], 4)
-        except BusyError as error:
-            errors.append(error)
-
-    generating, closing = threading.Thread(target=generate), threading.Thread(target=runner.close)
-    generating.start()
-    assert inside.wait(SECONDS)
-    closing.start()
-    while not runner._loop.is_closed:
-        closing.join(0.01)
-    closed.set()
-    for thread in (generating, closing):
-        thread.join(SECONDS)
-    assert len(errors) == 1
-    assert not [entry for entry in Store(tmp_path / "cache").entries() if entry.key and entry.key.phase == "prefill"]
-
-
-def test_it_is_ready_when_the_first_programs_are_there(runner: Runner) -> None:
-    """Those of prompts and of single tokens, and the choice of tokens: others may follow."""
-    assert runner.ahead.is_ready, "nothing is compiled ahead"
-    begun, go = [threading.Event() for _ in range(FIRST + 1)], [threading.Event() for _ in range(FIRST + 1)]
-
-    def job(number: int) -> None:
-        begun[number].set()
-        assert go[number].wait(SECONDS)
-
-    runner.ahead.start({number: partial(job, number) for number in range(FIRST + 1)})
-    for number, ready in enumerate((*[False] * FIRST, True)):
-        assert begun[number].wait(SECONDS) and runner.ahead.is_ready is ready
-        go[number].set()
-    runner.ahead.wait()
-    assert runner.ahead.is_ready

@@ -10,10 +10,9 @@ import pytest
 from fake_engine import FakeEngine
 
 from rlx.engine.request.output import FinishReason
-from rlx.errors import ArgumentError, NumericalError, PromptError, SamplingError
+from rlx.errors import ArgumentError, PromptError, SamplingError
 from rlx.runners import CachedRunner
 from rlx.runners.auto import auto_runner
-from rlx.sampling import SampleOpts
 
 PROMPTS = [[3, 1, 4, 1, 5], [2], [7, 1, 8], [2, 8], [1, 8, 2, 8, 1, 8]]
 
@@ -38,13 +37,6 @@ def test_the_tokens_of_each_prompt_alone() -> None:
     assert engine.steps[0] == 4 and max(engine.steps) == 5, "the prompts share a step, and so do their answers"
     assert len(engine.steps) <= 9
     assert runner.generate_batch(np.array(PROMPTS[0])[None], 7) == found[:1]  # type: ignore[arg-type]
-
-
-def test_a_full_context_ends_one_sequence_only() -> None:
-    full = list(range(24))
-    found = CachedRunner(FakeEngine()).generate_batch([full, [3], full[:22]], 5)
-    assert found == alone([full, [3], full[:22]], 5)
-    assert [(len(g), g.finish_reason) for g in found] == [(1, "context"), (5, "length"), (3, "context")]
 
 
 def test_the_next_prompt_takes_the_place_of_a_sequence_that_ended() -> None:
@@ -79,14 +71,6 @@ def test_what_the_callback_is_told_and_may_do() -> None:
             runner.generate_batch(PROMPTS, 3, stop)
     assert runner.past_seq == 2
     np.testing.assert_array_equal(runner.decode_logits(3), CachedRunner(FakeEngine()).prefill_logits([1, 2, 3]))
-
-
-def test_every_sequence_has_a_seed_of_its_own() -> None:
-    runner = CachedRunner(FakeEngine())
-    found = runner.generate_batch([PROMPTS[0]] * 4, 12, sample=SampleOpts(temperature=1.5, seed=2**64 - 2))
-    for i, seed in enumerate((2**64 - 2, 2**64 - 1, 0, 1)):
-        assert found[i] == alone([PROMPTS[0]], 12, sample=SampleOpts(temperature=1.5, seed=seed))[0]
-    assert len({tuple(tokens) for tokens in found}) == 4
 
 
 def test_stop_tokens_and_counts() -> None:
@@ -126,16 +110,6 @@ def test_bad_prompts_and_options() -> None:
             runner.generate_batch(PROMPTS, n_new)  # type: ignore[arg-type]
     with pytest.raises(SamplingError):
         runner.generate_batch(PROMPTS, 3, sample="greedy")  # type: ignore[arg-type]
-
-
-def test_logits_that_are_no_numbers_name_their_sequence() -> None:
-    def rule(ids: list[int], logits: Any) -> Any:
-        return logits * np.nan if ids[:1] == [7] and len(ids) == 5 else logits
-
-    runner = CachedRunner(FakeEngine(rule=rule))
-    with pytest.raises(NumericalError, match="sequence 2"):
-        runner.generate_batch(PROMPTS, 6)
-    assert runner.generate_batch(PROMPTS[:2], 6) == alone(PROMPTS[:2], 6)
 
 
 def test_int8_activations_and_more_prompts_than_slots(goldens: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -14,18 +12,14 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 
-from rlx.engine.request.request import Request
 from rlx.errors import (
     ArgumentError,
     BusyError,
     NumericalError,
     PromptError,
     SamplingError,
-    TokenizerError,
-    UnsupportedModelError,
 )
 from rlx.runners import CachedRunner
-from rlx.runners.auto import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
 from rlx.runners.base import LmRunner
 from rlx.sampling import SampleOpts
 
@@ -134,49 +128,6 @@ def test_a_runner_is_greedy_unless_told_otherwise() -> None:
         runner.generate(PROMPT, 1, sample="best")  # type: ignore[arg-type]
 
 
-def test_the_session_of_a_generation_can_be_continued() -> None:
-    runner = CachedRunner(FakeEngine())
-    ids = runner.generate(PROMPT, 4)
-    assert runner.past_seq == len(PROMPT) + 3
-    np.testing.assert_array_equal(runner.decode_logits(ids[-1]), runner.predict_logits(PROMPT + ids))
-
-
-def test_end_of_generation_tokens_stop_it() -> None:
-    free = CachedRunner(FakeEngine()).generate(PROMPT, 9)
-    stop = free[3]
-    expected = free[: free.index(stop) + 1]
-    tokenizer = SimpleNamespace(eog_ids=frozenset({stop}))
-    assert CachedRunner(FakeEngine(tokenizer=tokenizer)).generate(PROMPT, 9) == expected
-    assert CachedRunner(FakeEngine(tokenizer=tokenizer)).generate(PROMPT, 9, stop_at_eog=False) == free
-    assert naive(FakeEngine(tokenizer=tokenizer), PROMPT, 9) == expected
-
-
-def test_a_callback_stops_and_sees_every_token() -> None:
-    free = CachedRunner(FakeEngine()).generate(PROMPT, 9)
-    seen: list[int] = []
-    assert CachedRunner(FakeEngine()).generate(PROMPT, 9, lambda t: (seen.append(t), len(seen) < 3)[1]) == free[:3]
-    assert seen == free[:3]
-
-
-def test_a_prompt_as_long_as_the_context_gets_one_token() -> None:
-    runner = CachedRunner(FakeEngine(max_seq=5))
-    assert len(runner.generate(PROMPT, 3)) == 1
-    with pytest.raises(PromptError, match="prompt: it has 6 tokens, and the context holds 5"):
-        runner.generate([*PROMPT, 1], 1)
-
-
-def test_without_a_tokenizer_the_end_must_be_given_up_explicitly() -> None:
-    class NoTokenizer:
-        @property
-        def eog_ids(self) -> frozenset[int]:
-            raise TokenizerError("the key 'tokenizer.ggml.model' is missing", where="m.gguf")
-
-    engine = FakeEngine(tokenizer=NoTokenizer())
-    with pytest.raises(TokenizerError, match=r"m\.gguf: the key .* is missing.*stop_at_eog=False"):
-        CachedRunner(engine).generate(PROMPT, 2)
-    assert len(CachedRunner(engine).generate(PROMPT, 2, stop_at_eog=False)) == 2
-
-
 # ---------------------------------------------------------------------------------------------------- failures
 
 
@@ -260,25 +211,6 @@ def test_threads_and_callbacks_may_call_it_at_any_time() -> None:
     assert found == [*expected, *expected, 1]
 
 
-def test_many_threads_get_what_they_would_get_alone() -> None:
-    runner, found = CachedRunner(FakeEngine()), dict[int, Any]()
-    prompts = [[i, *PROMPT, i] for i in range(12)]
-
-    def work(i: int) -> None:
-        generated = runner.generate(prompts[i], 9, lambda token: None, SampleOpts(1.2, seed=i))
-        found[i] = generated, list(runner.generate(prompts[i], 9))
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    alone = CachedRunner(FakeEngine())
-    for i, prompt in enumerate(prompts):
-        sample = SampleOpts(1.2, seed=i)
-        assert found[i] == (alone.generate(prompt, 9, sample=sample), alone.generate(prompt, 9))
-
-
 def test_closing_while_others_wait() -> None:
     runner, errors = CachedRunner(FakeEngine()), list[BaseException]()
     begun, closed = threading.Event(), threading.Event()
@@ -302,32 +234,6 @@ def test_closing_while_others_wait() -> None:
     assert "the runner was closed" in str(errors[0])
 
 
-def test_requests_and_asyncio() -> None:
-    runner = CachedRunner(FakeEngine())
-    expected = [CachedRunner(FakeEngine()).generate([i, 2], 6) for i in range(4)]
-
-    async def tokens(i: int) -> list[int]:
-        async with runner.submit(Request([i, 2], 6)) as handle:
-            return [step.token async for step in handle]
-
-    async def main() -> Any:
-        stream = [step.token async for step in runner.stream([0, 2], 6)]
-        return [*await asyncio.gather(*map(tokens, range(4))), await runner.submit(Request([1, 2], 6)), stream]
-
-    runner.prefill_logits([9, 9])
-    assert asyncio.run(main()) == [*expected, expected[1], expected[0]]
-    assert runner.submit(Request([3, 2], 6, top_logprobs=2)).result().steps[0].top_logprobs[0].token == expected[3][0]  # type: ignore[index]
-    counters = runner.stats()["requests"]
-    assert (counters["queue"], counters["running"], counters["tokens"]) == (0, 0, 7 * 6)
-    for wrong, match in (
-        (7, "expected a Request"),
-        (Request([1], 1, timeout=0), "timeout is 0"),
-        (Request([1], 1, embeds=[1]), "embed"),
-    ):
-        with pytest.raises((ArgumentError, PromptError, AttributeError), match=match):
-            runner.submit(wrong)  # type: ignore[arg-type]
-
-
 def test_a_closed_runner_refuses_everything() -> None:
     engine = FakeEngine()
     with CachedRunner(engine) as runner:
@@ -340,16 +246,6 @@ def test_a_closed_runner_refuses_everything() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- families
-
-
-@pytest.mark.parametrize(
-    ("runner", "family"),
-    [(Qwen3Runner, "qwen3"), (Qwen35Runner, "qwen35"), (Llama32Runner, "llama32"), (GemmaRunner, "gemma")],
-)
-def test_a_family_s_runner_takes_its_own_family_only(runner: type[CachedRunner], family: str) -> None:
-    assert runner(FakeEngine(family=family)).family == family
-    with pytest.raises(UnsupportedModelError, match=f"{runner.__name__} runs the family '{family}', .* of 'other'"):
-        runner(FakeEngine(family="other"))
 
 
 # ---------------------------------------------------------------------------------------------------- prefixes
@@ -368,27 +264,6 @@ def test_what_a_prompt_shares_with_the_session_is_not_computed_again() -> None:
     assert engine.calls[0] == 1
     assert runner.generate([8, 8], 3) == expected[3]
     assert runner.stats()["reused_tokens"] == 5 + 2
-
-
-def test_the_same_prompt_again_computes_its_last_token() -> None:
-    engine = FakeEngine()
-    runner = CachedRunner(engine)
-    first = runner.prefill_logits(PROMPT)
-    np.testing.assert_array_equal(runner.prefill_logits(PROMPT), first)
-    assert engine.calls == [5, 1]
-
-
-def test_a_snapshot_is_a_prefix_too() -> None:
-    engine = FakeEngine()
-    runner = CachedRunner(engine)
-    runner.prefill_logits(PROMPT)
-    saved = runner.snapshot()
-    runner.prefill_logits([8, 8, 8])
-    runner.restore(saved)
-    assert runner.past_seq == 5
-    engine.calls.clear()
-    assert runner.generate([*PROMPT, 9], 3) == naive(FakeEngine(), [*PROMPT, 9], 3)
-    assert engine.calls[0] == 1
 
 
 # ---------------------------------------------------------------------------------------------------- streams
@@ -420,26 +295,6 @@ def test_a_stream_starts_with_its_first_step_and_a_closed_one_leaves_a_session()
     np.testing.assert_array_equal(runner.decode_logits(tokens[-1]), runner.predict_logits(PROMPT + tokens))
 
 
-def test_two_streams_of_one_runner_go_on() -> None:
-    runner = CachedRunner(FakeEngine())
-    streams = [runner.stream(prompt, 9) for prompt in (PROMPT, [2, 7])]
-    found = [[step.token for step in steps] for steps in zip(*streams, strict=True)]
-    expected = [CachedRunner(FakeEngine()).generate(prompt, 9) for prompt in (PROMPT, [2, 7])]
-    assert found == [list(pair) for pair in zip(*expected, strict=True)]
-
-
-USES: list[Callable[[CachedRunner], Any]] = [*CALLS, lambda runner: runner.reset()]
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_stream_goes_on_beside_other_calls(use: Callable[[CachedRunner], Any]) -> None:
-    runner = CachedRunner(FakeEngine())
-    stream = runner.stream(PROMPT, 6)
-    tokens = [next(stream).token]
-    assert use(runner) == use(CachedRunner(FakeEngine()))
-    assert [*tokens, *(step.token for step in stream)] == CachedRunner(FakeEngine()).generate(PROMPT, 6)
-
-
 def test_closing_a_runner_ends_its_stream() -> None:
     engine = FakeEngine(max_seq=200)
     with CachedRunner(engine) as runner:
@@ -450,22 +305,6 @@ def test_closing_a_runner_ends_its_stream() -> None:
         list(stream)
     finished = CachedRunner(FakeEngine()).stream(PROMPT, 1)
     assert len(list(finished)) == 1 and list(finished) == []
-
-
-def test_a_stream_that_nobody_has_any_more_ends() -> None:
-    runner = CachedRunner(FakeEngine())
-    next(runner.stream(PROMPT, 6))
-    gc.collect()
-    assert len(runner.generate(PROMPT, 2)) == 2
-    assert runner._loop.is_idle
-
-
-def test_a_stream_may_go_on_in_another_thread() -> None:
-    runner = CachedRunner(FakeEngine())
-    stream = runner.stream(PROMPT, 6)
-    tokens = [next(stream).token]
-    tokens.append(in_thread(lambda: next(stream).token))
-    assert [*tokens, *(step.token for step in stream)] == CachedRunner(FakeEngine()).generate(PROMPT, 6)
 
 
 def test_a_stream_checks_its_arguments_at_once() -> None:
@@ -489,10 +328,6 @@ def test_a_generation_knows_why_it_ended(options: Any, count: int, reason: str) 
     runner = CachedRunner(FakeEngine(tokenizer=SimpleNamespace(eog_ids=frozenset(ends))))
     generation = runner.generate(PROMPT, 6, **options)
     assert (len(generation), generation.finish_reason) == (count, reason)
-
-
-def test_the_context_s_end_is_a_reason() -> None:
-    assert CachedRunner(FakeEngine(max_seq=6)).generate(PROMPT, 9).finish_reason == "context"
 
 
 # ---------------------------------------------------------------------------------------------------- scores
@@ -528,13 +363,3 @@ def test_a_text_is_a_vector_of_its_hidden_states(pooling: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- without a cache
-
-
-def test_without_the_cache_every_token_is_a_prefill() -> None:
-    engine = FakeEngine()
-    runner = CachedRunner(engine)
-    runner.disable_decode_compile_cache()
-    assert runner.generate(PROMPT, 3) == naive(FakeEngine(), PROMPT, 3)
-    assert engine.calls == [5, 6, 7]
-    with pytest.raises(ArgumentError, match="needs a cache"):
-        runner.generate(PROMPT, 3, speculative="prompt-lookup")

@@ -108,16 +108,6 @@ def test_every_kind_of_state_comes_back(kinds: str, with_image: bool, tmp_path: 
     again.close()
 
 
-def test_states_of_another_model_are_not_found(tmp_path: Path) -> None:
-    engine = opened(KINDS["full"], tmp_path)
-    computed(engine, TEXT[:120])
-    kept(engine).write_all(direct)
-    other = opened(KINDS["full"], tmp_path, model="o")
-    assert computed(other, TEXT[:130])[0] == 0
-    engine.close()
-    other.close()
-
-
 def test_a_reading_that_is_closed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlx.engine.kv.disk_kv_cache.PIECE_BYTES", 1)
     engine = opened(KINDS["everything"], tmp_path)

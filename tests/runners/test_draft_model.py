@@ -90,17 +90,6 @@ def test_several_requests_draft_in_the_same_steps(goldens: Path, model: str, mon
         assert counters["accepted"] == counters["drafted"] > 30
 
 
-def test_a_long_prompt_is_computed_in_pieces(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for all of it; until then there are no drafts."""
-    monkeypatch.setattr(draft_model, "ROWS", 8)
-    path = goldens / "qwen3" / "model-f16.gguf"
-    with opened(path) as runner:
-        plain = runner.generate(IDS, 20, stop_at_eog=False)
-        found, counters = drafted(runner, path, IDS, 20)
-        assert found == plain
-        assert 0 < counters["drafted"] == counters["accepted"] < 17
-
-
 def test_a_draft_model_without_room_drafts_nothing(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = goldens / "qwen3" / "model-f16.gguf"
     with opened(path) as runner:
@@ -156,17 +145,3 @@ def test_a_vocabulary_may_have_more_tokens_but_not_many(demo_model: Path, monkey
                     draft_model.check_vocabulary(ours, ours, "draft.gguf")
             else:
                 draft_model.check_vocabulary(ours, ours, "draft.gguf")
-
-
-@pytest.mark.parametrize(("cost", "drafts"), [(0.0, 6), (0.3, 5), (0.6, 2), (0.95, 1)])
-def test_drafts_pay_for_their_time(cost: float, drafts: int) -> None:
-    """Tokens a time, with the last draft and without it."""
-    hits = ModelHits(15, cost)
-    probs = hits.acceptance_probs(15)
-    assert len(probs) == drafts
-    rates = [(1 + sum(0.9**i for i in range(1, n + 1))) / (1 + n * cost) for n in range(drafts + 1)]
-    assert drafts == 1 or rates == sorted(rates)
-    for token in [1] * 40:
-        hits.open = [2]
-        hits.observe(token)
-    assert len(hits.acceptance_probs(15)) == 1, "one is always worth a try"

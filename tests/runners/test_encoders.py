@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.engine.model_runner import packed
-from rlx.errors import ArgumentError, BusyError, ConfigError, PromptError, UnsupportedModelError
+from rlx.errors import ArgumentError, ConfigError, PromptError, UnsupportedModelError
 from rlx.runners.auto import runner_class
 from rlx.runners.encoder import EncoderRunner
 from rlx.text import rerank
@@ -81,15 +80,6 @@ def test_scores(goldens: Path, family: str, file: str) -> None:
             runner.embed("a text")
 
 
-def test_types_of_a_pair_and_its_ids(goldens: Path) -> None:
-    golden = np.load(goldens / "bert-reranker" / "golden.npz")
-    tokenizer = rlx.load_tokenizer(goldens / "bert-reranker" / "hf")
-    for i, (query, document) in enumerate(json.loads(str(golden["pairs"]))):
-        first, second = tokenizer.encode_pair(query, document)
-        assert [*first, *second] == golden[f"ids_{i}"].tolist()
-        assert [0] * len(first) + [1] * len(second) == golden[f"type_ids_{i}"].tolist()
-
-
 def test_tokenizers_of_both_kinds_of_file_agree(goldens: Path) -> None:
     folder = goldens / "xlm-roberta-reranker"
     checkpoint, gguf = (rlx.load_tokenizer(folder / file) for file in ("hf/tokenizer.json", "model-f16.gguf"))
@@ -106,16 +96,6 @@ def test_many_texts_are_packed_without_padding(bert: EncoderRunner) -> None:
     for i in (0, 16, 77, 149):
         np.testing.assert_array_equal(bert.embed(texts[i]), found[i])
     assert len(seen) > 1 and seen[-1] == ("embedding texts", 150, 150)
-
-
-def test_packing_fills_calls_and_keeps_every_text_once() -> None:
-    lengths = [5, 600, 3, 512, 90, 90, 400, 1, 0]
-    calls = list(packed(lengths, 512, 3))
-    assert sorted(number for call in calls for number in call) == list(range(9))
-    assert [1] in calls  # longer than a call: alone
-    assert all(sum(lengths[number] for number in call) <= 512 for call in calls if call != [1])
-    assert max(map(len, calls)) == 3
-    assert list(packed([], 512, 64)) == []
 
 
 def test_dimensions_prompts_and_poolings(bert: EncoderRunner, goldens: Path) -> None:
@@ -135,44 +115,11 @@ def test_dimensions_prompts_and_poolings(bert: EncoderRunner, goldens: Path) -> 
         bert.embed(["a", 3])  # type: ignore[list-item]
 
 
-def test_a_text_beyond_the_positions(bert: EncoderRunner, goldens: Path) -> None:
-    long = "yes " * 300
-    with pytest.raises(PromptError, match=r"text 1 has \d+ tokens, the model's positions end at 256") as error:
-        bert.embed(["a", long])
-    assert "truncate=True" in str(error.value)
-    with pytest.warns(UserWarning, match="1 of 2 texts were cut to 128 tokens"):  # as sentence-transformers cuts
-        found = bert.embed(["a", long], truncate=True)
-    assert found.shape == (2, 64)
-    with opened(goldens / "qwen3-reranker" / "model-f16.gguf", max_seq=220) as ranker:
-        with pytest.raises(PromptError, match="document 0"):
-            ranker.rerank("a query", [long])
-        assert len(ranker.rerank("a query", [long], truncate=True)) == 1
-
-
-def test_it_generates_no_text(bert: EncoderRunner) -> None:
-    for name in ("generate", "chat", "stream"):
-        with pytest.raises(UnsupportedModelError, match="it generates no text") as error:
-            getattr(bert, name)
-        assert str(error.value).endswith("Use `rlx embed`, or in Python embed(texts).")
-    with pytest.raises(AttributeError):
-        _ = bert.nothing
-    with pytest.raises(UnsupportedModelError, match="makes vectors"):
-        bert.rerank("a query", ["a document"])
-
-
 def test_an_encoder_opened_as_a_model_that_generates(goldens: Path) -> None:
     for file in ("hf", "model-f16.gguf"):
         refused = pytest.raises(UnsupportedModelError, match=r"a text encoder: it generates no text.*rlx embed")
         with open_weights(goldens / "bert" / file) as loader, refused:
             runner_class(loader)
-
-
-def test_an_encoder_that_is_not_supported(goldens: Path, tmp_path: Path) -> None:
-    shutil.copytree(goldens / "bert" / "hf", tmp_path / "model")
-    config = tmp_path / "model" / "config.json"
-    config.write_text(config.read_text().replace('"bert"', '"modernbert2"'))
-    with pytest.raises(UnsupportedModelError, match=r"'modernbert2'.*Did you mean modernbert"):
-        opened(tmp_path / "model")
 
 
 def test_what_the_folder_lacks(goldens: Path, tmp_path: Path) -> None:
@@ -236,14 +183,6 @@ def test_what_is_no_text(given: Any, said: str, goldens: Path, bert: EncoderRunn
         bert.embed(["a", 5])
     with pytest.raises(ArgumentError, match="prompt: expected a text, found a int"):
         bert.embed("a", prompt=5)
-
-
-def test_a_closed_runner(goldens: Path) -> None:
-    runner = opened(goldens / "bert" / "model-f16.gguf")
-    runner.close()
-    runner.close()
-    with pytest.raises(BusyError, match="closed"):
-        runner.embed("a text")
 
 
 def test_a_decoder_embeds_texts_and_ranks_documents(goldens: Path) -> None:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,12 +17,11 @@ import pytest
 from toy_engine import ToyEngine, answer
 from toy_engine import job as made_job
 
-from rlx.engine.loop.handle import Handle, RequestGroup, Stream
+from rlx.engine.loop.handle import Handle, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.request.output import FinishReason
 from rlx.engine.request.request import AHEAD, Job
-from rlx.engine.threads import Notifier
-from rlx.errors import BusyError, DeadlineError, NumericalError
+from rlx.errors import BusyError, DeadlineError
 
 pytestmark = pytest.mark.any_machine
 
@@ -56,15 +54,6 @@ def handle(
 
 def thread_of(loop: EngineLoop) -> threading.Thread:
     return loop._thread["thread"]
-
-
-def in_thread(call: Callable[[], Any]) -> Any:
-    """The result of a call in a thread of its own."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(call()))
-    thread.start()
-    thread.join(HANGS)
-    return found[0]
 
 
 def until(loop: EngineLoop, condition: Callable[[], bool]) -> bool:
@@ -127,38 +116,6 @@ def test_a_cancelled_task_aborts_its_request(loop: EngineLoop) -> None:
     assert made.result().finish_reason == FinishReason.ABORTED
 
 
-def test_other_tasks_have_their_turn_although_all_steps_are_there(loop: EngineLoop) -> None:
-    made = handle(loop, 200, streaming=False)
-    assert until(loop, lambda: loop.is_idle)
-    turns = 0
-
-    async def main() -> None:
-        async def count() -> None:
-            nonlocal turns
-            while not made.is_over:
-                turns += 1
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(count())
-        assert [step.token async for step in made] == answer(PROMPT, 200)
-        await task
-
-    asyncio.run(main())
-    assert turns >= 200 // AHEAD
-
-
-def test_an_event_loop_that_is_gone_hurts_nobody(loop: EngineLoop) -> None:
-    made = handle(loop, 30)
-
-    async def main() -> None:
-        task = asyncio.ensure_future(made.step_async(500))
-        await asyncio.sleep(0)
-        assert not task.done()
-
-    asyncio.run(main())
-    assert made.result() == answer(PROMPT, 30)
-
-
 def test_the_engine_runs_ahead_by_a_bounded_number_of_tokens(loop: EngineLoop) -> None:
     made = handle(loop, 100)
     assert until(loop, lambda: made.job.backpressured)
@@ -167,23 +124,6 @@ def test_the_engine_runs_ahead_by_a_bounded_number_of_tokens(loop: EngineLoop) -
     assert other.result() == answer([7], 30), "one that stops reading keeps nobody else"
     assert len(made.job.tokens) == AHEAD
     assert made.result() == answer(PROMPT, 100)
-
-
-def test_after_a_long_turn_the_caller_drives_again(loop: EngineLoop) -> None:
-    """The thread of the loop computes the first turn, whose time nobody knows, and hands over to the one that waits."""
-    engine, threads = loop.executor.engine, list[threading.Thread]()
-    step = engine.step
-
-    def recorded(*arguments: Any, **options: Any) -> Any:
-        threads.append(threading.current_thread())
-        while threads[-1] is not caller and not loop._sleepers:
-            time.sleep(0.001)  # until the caller sleeps
-        return step(*arguments, **options)
-
-    engine.step = recorded  # type: ignore[method-assign]
-    caller = threading.current_thread()
-    assert list(handle(loop, 30).result()) == answer(PROMPT, 30)
-    assert threads[0] is thread_of(loop) and set(threads[2:]) == {caller}
 
 
 def test_a_callback_ends_its_request_exactly_there(loop: EngineLoop) -> None:
@@ -221,21 +161,6 @@ def test_a_callback_that_raises(loop: EngineLoop) -> None:
     assert handle(loop).result() == answer(PROMPT, 20)
 
 
-def test_a_callback_may_use_the_loop(loop: EngineLoop) -> None:
-    inner: list[Any] = []
-    made = handle(loop, 3, on_token=lambda token: inner.append(handle(loop, 4, [token]).result()))
-    assert made.result() == answer(PROMPT, 3)
-    assert inner == [answer([token], 4) for token in answer(PROMPT, 3)]
-
-
-def test_a_request_that_fails(loop: EngineLoop) -> None:
-    loop.executor.engine.broken = {9}  # type: ignore[attr-defined]
-    good, bad = handle(loop, 30), handle(loop, 30, [9, 9])
-    with pytest.raises(NumericalError):
-        list(bad)
-    assert good.result() == answer(PROMPT, 30)
-
-
 def test_a_deadline_counts_from_the_submission(loop: EngineLoop) -> None:
     """Not from when the loop reads it: a long step of others may be in between."""
     made = handle(loop, timeout=0.5)
@@ -269,37 +194,7 @@ def test_streams_start_lazily_and_end_when_they_are_closed(loop: EngineLoop) -> 
     assert until(loop, lambda: loop.is_idle)
 
 
-def test_several_that_are_read_together(loop: EngineLoop) -> None:
-    notifier, told = Notifier(), list[tuple[int, int]]()
-    handles = [
-        handle(loop, 5 + i, [i], lambda token, i=i: told.append((i, token)), notifier=notifier, streaming=i % 2 == 0)
-        for i in range(5)
-    ]
-    RequestGroup(loop, handles).results()
-    for i, made in enumerate(handles):
-        assert made.result() == answer([i], 5 + i) == [token for at, token in told if at == i]
-    loop.executor.engine.broken = {9}  # type: ignore[attr-defined]
-    handles = [handle(loop, 500, [i], notifier=notifier) for i in (1, 9, 2)]
-    with pytest.raises(NumericalError):
-        RequestGroup(loop, handles).results()
-    assert until(loop, lambda: loop.is_idle)
-
-
 # -- tasks ------------------------------------------------------------------------------------------------------------
-
-
-def test_calls_from_any_thread(loop: EngineLoop) -> None:
-    assert loop.call(lambda: threading.current_thread()) is thread_of(loop)
-    assert loop.call(lambda: loop.call(lambda: 5)) == 5, "from the loop's thread itself, too"
-    assert in_thread(lambda: loop.call(lambda: 6)) == 6
-    with pytest.raises(ZeroDivisionError):
-        loop.call(lambda: 1 // 0)
-
-    def work() -> Any:
-        yield
-        return 7
-
-    assert loop.call(work) == 7
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
@@ -345,23 +240,6 @@ def test_a_loop_that_nobody_has_ends_its_thread() -> None:
     gc.collect()
     thread.join(HANGS)
     assert not thread.is_alive() and gone() is None
-
-
-def test_two_that_start_it_at_once_start_one_thread(loop: EngineLoop) -> None:
-    barrier, before = threading.Barrier(6), set(threading.enumerate())  # loops of other tests may be open
-
-    def work() -> list[int]:
-        barrier.wait()
-        return handle(loop).result()
-
-    found: list[list[int]] = []
-    threads = [threading.Thread(target=lambda: found.append(work())) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANGS)
-    assert found == [answer(PROMPT, 20)] * 6
-    assert sum(thread.name == "rlx-loop" for thread in {*threading.enumerate()} - before) == 1
 
 
 def test_a_forked_child_has_a_thread_of_its_own(loop: EngineLoop) -> None:
@@ -423,15 +301,3 @@ def test_stats_say_where_the_time_of_a_request_went(loop: EngineLoop) -> None:
     assert found.decode_s == pytest.approx(3 * 0.02)
     assert sum((found.queued_s, found.prompt_s, found.decode_s)) == pytest.approx(loop.executor.engine.now - alone)  # type: ignore[attr-defined]
     assert third.stats == found
-
-
-def test_stats_of_a_request_that_waits_and_is_aborted(loop: EngineLoop) -> None:
-    made = handle(loop, 4)
-    loop.executor.engine.now = 3.0  # type: ignore[attr-defined]
-    assert made.stats.queued_s == 3.0
-    made.abort()
-    assert until(loop, lambda: loop.is_idle)
-    loop.executor.engine.now = 9.0  # type: ignore[attr-defined]
-    found = made.stats
-    assert (found.prompt_tokens, found.tokens) == (5, 0)
-    assert (found.queued_s, found.prompt_s, found.decode_s) == (3.0, 0, 0)

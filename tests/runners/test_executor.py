@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from toy_engine import ToyEngine, answer, executor, give, job
 
 from rlx.engine.loop.executor import Executor
-from rlx.engine.loop.scheduler import LEAST, PATIENCE, USUAL_SHARE, StepCost
-from rlx.engine.request.request import AHEAD, Job, Task
+from rlx.engine.loop.scheduler import PATIENCE
+from rlx.engine.request.request import Job, Task
 from rlx.engine.speculation.drafts import Counters, Drafts
 from rlx.errors import DeadlineError, NumericalError, PoolFullError
-from rlx.sampling.choice import choose_rows
 
 pytestmark = pytest.mark.any_machine
 
@@ -55,15 +54,6 @@ def test_short_prompts_share_a_step_and_long_ones_do_not() -> None:
     assert engine.steps == [[40, 40, 40], [300]]
 
 
-def test_the_largest_chunks_while_nobody_decodes() -> None:
-    engine = ToyEngine()
-    made, long = executor(engine), job(prompt(1300), 2)
-    give(made, long)
-    run(made)
-    assert engine.steps[:3] == [[512], [512], [276]]
-    assert right(long)
-
-
 @pytest.mark.parametrize("stall", [0.05, 0.1, 0.4])
 def test_no_gap_is_longer_than_twice_the_stall_target(stall: float) -> None:
     """Three decode while prompts of 2,000 tokens come in: each turn is one step of all, and a bounded chunk."""
@@ -81,40 +71,6 @@ def test_no_gap_is_longer_than_twice_the_stall_target(stall: float) -> None:
     assert made.counters.longest_gap <= 2 * stall
     chunks = [rows[0] for rows in engine.steps if len(rows) == 1 and rows[0] > 3]
     assert max(chunks[3:-1]) >= 0.5 * stall / 0.002, "and not much shorter than that"
-
-
-def test_no_gap_is_long_while_short_prompts_come_between_the_chunks_of_a_deep_one() -> None:
-    """A row after 6,000 positions takes seven times as long as the first one of a prompt."""
-    engine = ToyEngine(first=0.01, more=0.001, deep=1e-6)
-    made, first = executor(engine, slots=16, stall=0.1), job(prompt(4), 2000)
-    give(made, first)
-    made.turn()
-    long = job(prompt(6000, 5), 5)
-    give(made, long)
-    gaps = []
-    for number in range(30):
-        give(made, job(prompt(150, 10 + number), 1))
-        for _ in range(8):
-            start = engine.now
-            made.turn()
-            gaps.append(engine.now - start)
-    assert long.done > 4000, "it comes on beside the others"
-    assert max(gaps[20:]) <= 0.2
-
-
-def test_a_prompt_alone_is_not_bounded_by_jobs_that_wait_for_their_consumers() -> None:
-    engine = ToyEngine()
-    made, slow = executor(engine), job(prompt(4), 100, streaming=True)
-    give(made, slow)
-    run(made)
-    assert len(slow.tokens) == AHEAD and slow.backpressured and not slow.ended
-    give(made, job(prompt(600, 2), 1))
-    run(made)
-    assert [512] in engine.steps
-    slow.consumed = 5
-    give(made, slow)
-    run(made)
-    assert len(slow.tokens) == AHEAD + 5
 
 
 def test_first_come_first_served_with_priorities() -> None:
@@ -167,22 +123,6 @@ def test_no_more_than_the_slots_compute_at_once() -> None:
     assert max(len(rows) for rows in engine.steps) == 3
 
 
-def test_the_tokens_of_a_step_are_chosen_in_one_call() -> None:
-    class Counting(ToyEngine):
-        calls: ClassVar[list[int]] = []
-
-        def choose(self, rows: Any, choices: Any) -> Any:  # type: ignore[override]
-            self.calls.append(len(rows))
-            return choose_rows(rows, choices)
-
-    made, jobs = executor(engine := Counting()), [job(prompt(5, seed), 6) for seed in range(4)]
-    for each in jobs:
-        give(made, each)
-    run(made)
-    assert right(*jobs)
-    assert engine.calls == [4] * 6
-
-
 def test_a_common_prefix_is_computed_once() -> None:
     engine, common = ToyEngine(), prompt(1000)
     made, jobs = executor(engine, slots=32), [job([*common, 40 - i, i], 3) for i in range(32)]
@@ -194,40 +134,6 @@ def test_a_common_prefix_is_computed_once() -> None:
 
 
 # -- one alone --------------------------------------------------------------------------------------------------------
-
-
-def test_one_greedy_job_alone_runs_natively() -> None:
-    engine = ToyEngine()
-    made, alone = executor(engine), job(prompt(9), 60, is_greedy=True)
-    give(made, alone)
-    run(made)
-    assert right(alone)
-    assert engine.runs == [25, 25, 9]
-    assert len(engine.steps) == 1
-
-
-@pytest.mark.parametrize(
-    "options", [{"streaming": True}, {"with_logits": True}, {"is_greedy": False}, {"min_tokens": 9}]
-)
-def test_who_is_looked_at_does_not(options: dict[str, Any]) -> None:
-    engine = ToyEngine()
-    made, alone = executor(engine), job(prompt(9), 8, **{"is_greedy": True, "stop_ids": {99 % 50}, **options})
-    give(made, alone)
-    run(made)
-    assert engine.runs == [] or options == {"min_tokens": 9}
-    assert [int(row.argmax()) for row in alone.rows] == (alone.tokens if "with_logits" in options else [])
-
-
-def test_newcomers_end_native_runs() -> None:
-    engine = ToyEngine()
-    made, first, second = executor(engine), job(prompt(9), 90, is_greedy=True), job(prompt(5, 3), 20, is_greedy=True)
-    give(made, first)
-    made.turn()
-    made.turn()
-    give(made, second)
-    run(made)
-    assert right(first, second)
-    assert [1, 1] in engine.steps
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
@@ -257,19 +163,6 @@ def test_one_that_fails_fails_alone() -> None:
     assert right(good)
     assert isinstance(bad.error, NumericalError) and bad.ended
     assert all(sequence.closed for sequence in engine.sequences)
-
-
-def test_a_sampler_that_raises() -> None:
-    class Broken:
-        def choice(self, vocab: int, banned: Any = ()) -> Any:
-            raise KeyError("no")
-
-    made, good = executor(ToyEngine()), job(prompt(5, 1), 20)
-    bad = job(prompt(3), 5, sampler=Broken(), streaming=True)
-    for each in (good, bad):
-        give(made, each)
-    run(made)
-    assert right(good) and isinstance(bad.error, KeyError)
 
 
 def test_a_deadline() -> None:
@@ -339,29 +232,6 @@ def test_who_came_first_is_done_first_although_all_were_paused() -> None:
     assert ended + [at for at in range(4) if at not in ended] == [0, 1, 2, 3]
 
 
-def test_who_waits_for_a_consumer_makes_room_for_one_that_was_paused() -> None:
-    """The consumer reads both for a while, and then only the one that is paused."""
-    engine = ToyEngine(room=60)
-    made, jobs = executor(engine), [job(prompt(20, seed), 30, streaming=True) for seed in (1, 2)]
-
-    def read(each: Job) -> None:
-        each.consumed = len(each.tokens)
-        give(made, each)
-
-    for each in jobs:
-        give(made, each)
-    run(made)
-    for each in jobs:
-        read(each)
-    run(made)
-    for each in reversed(jobs):  # the one that came last was paused for the other one
-        while not each.ended:
-            read(each)
-            run(made)
-            assert each.consumed < len(each.tokens), "it waits for the other one"
-    assert right(*jobs)
-
-
 def test_who_waits_for_a_consumer_is_paused_first() -> None:
     engine = ToyEngine(room=60)
     made, slow, fast = executor(engine), job(prompt(20, 1), 100, streaming=True), job(prompt(20, 2), 35)
@@ -412,24 +282,6 @@ def test_tasks_and_prompts_take_turns_with_decode_steps() -> None:
     assert len(set(seen)) == 5, "a token between each two pieces"
 
 
-def test_a_cancelled_task_is_closed() -> None:
-    closed = []
-
-    def work() -> Any:
-        try:
-            while True:
-                yield
-        finally:
-            closed.append(True)
-
-    made, task = executor(ToyEngine()), Task(work)
-    give(made, task)
-    made.turn()
-    task.cancelled = True
-    run(made)
-    assert closed == [True] and task.ended
-
-
 # -- drafts -----------------------------------------------------------------------------------------------------------
 
 
@@ -462,46 +314,3 @@ def test_drafts_change_no_token(wrong: Callable[[int], bool], limit: int) -> Non
     assert counters.accepted <= counters.drafted
     if limit == 30 and not wrong(0):
         assert len(engine.steps) < 15
-
-
-def test_drafts_end_where_they_would_make_the_batch_lose() -> None:
-    """A row more costs as much as a token brings: with many rows, unlikely drafts stay away."""
-    engine, counters = ToyEngine(first=0.02, more=0.008), Counters()
-    made, rate = executor(engine, slots=16), 0.55
-    knows = [Knows(prompt(5, seed), rate, lambda at: at % 2 == 0) for seed in range(12)]
-    jobs = [job(each.ids, 40, drafts_of=lambda sequence, each=each: Drafts(each, counters)) for each in knows]
-    for each in jobs:
-        give(made, each)
-    run(made)
-    assert right(*jobs)
-    assert counters.drafted < 60, "only before the cost of rows was measured"
-    made.scheduler.cost.share = 0.0
-    assert made.scheduler.draft_rows([[0.9, 0.5], [0.1]]) == [2, 1], "rows that cost nothing always pay"
-    made.scheduler.cost.share = 1.0
-    assert made.scheduler.draft_rows([[0.9, 0.5], [0.1]]) == [0, 0], "rows that cost as much as a step never do"
-
-
-def test_the_cost_of_rows_is_measured() -> None:
-    cost = StepCost()
-    for _ in range(9):
-        for rows in (1, 8, 4):
-            cost.observe(rows, 0.02 + 0.004 * (rows - 1))
-    cost.update()
-    assert cost.share == pytest.approx(0.2, rel=0.01)
-    cost.observe(1, 5.0)
-    cost.update()
-    assert cost.share < 0.2, "one step that was disturbed: a first row that is slow makes the others cheaper"
-    for _ in range(300):
-        cost.observe(1, 0.02)
-    cost.update()
-    assert cost.share == USUAL_SHARE, "what was measured long ago counts no more"
-
-
-def test_a_chunk_has_a_least_size() -> None:
-    engine = ToyEngine(more=1.0)
-    made = executor(engine)
-    give(made, job(prompt(5), 60))
-    made.turn()
-    give(made, job(prompt(100, 4), 1))
-    run(made)
-    assert {rows[0] for rows in engine.steps if len(rows) == 1 and rows[0] > 1} <= {5, 32, LEAST, 100 - 32 - 4 * LEAST}

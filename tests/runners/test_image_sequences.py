@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlx.engine.kv import sequence as sequence_module
-from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings, keys_of
+from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.engine.kv.snapshot import Snapshot
 from rlx.errors import PromptError
@@ -208,15 +208,6 @@ def test_other_images_share_nothing(case: str, engine: hybrid.InterpretedEngine)
     assert agrees(engine.forward(ids[engine.past :]), expected(case, ids, spans.spans))
 
 
-def test_a_prompt_that_ends_with_an_image_comes_again(case: str, engine: hybrid.InterpretedEngine) -> None:
-    """At least its last row is computed again, and it sees the others that are known."""
-    ids, spans = PROMPTS["last"]
-    for _ in range(3):
-        begun(engine, ids, spans)
-        assert agrees(engine.forward(ids[engine.past :]), expected(case, ids, spans.spans))
-        engine.current.close()
-
-
 def test_snapshots_hold_images(case: str, engine: hybrid.InterpretedEngine, tmp_path: Path) -> None:
     """In a file, too; positions go on, and going back into an image computes it again."""
     ids, spans = PROMPTS["first"]
@@ -237,16 +228,6 @@ def test_snapshots_hold_images(case: str, engine: hybrid.InterpretedEngine, tmp_
     other.trim(20)
     assert agrees(other.forward(TEXT[:3]), expected(case, [*ids[:20], *TEXT[:3]], kept))
     other.close()
-
-
-def test_pausing_between_images(case: str, engine: hybrid.InterpretedEngine) -> None:
-    ids, spans = PROMPTS["adjacent"]
-    sequence = begun(engine, [], spans)
-    for start, end in ((0, 12), (12, 24), (24, len(ids))):
-        engine.forward(ids[start:end])
-        sequence.pause()
-        sequence.resume()
-    assert agrees(engine.forward(TEXT[:1]), expected(case, [*ids, *TEXT[:1]], spans.spans))
 
 
 class Stop(KeyboardInterrupt):
@@ -287,16 +268,6 @@ def test_images_whose_rows_see_each_other_are_not_cut() -> None:
     engine.close()
 
 
-def test_ids_beyond_the_table_stand_in_images_only() -> None:
-    engine = opened("components")
-    ids, spans = PROMPTS["inside"]
-    begun(engine, [], spans)
-    with pytest.raises(PromptError, match=f"token id {PLACEHOLDER} is out of range"):
-        engine.forward([*ids, PLACEHOLDER])
-    assert engine.past == 0
-    engine.close()
-
-
 def test_spans_that_do_not_fit() -> None:
     _, _, rows = A
     for spans, match in (
@@ -311,14 +282,3 @@ def test_spans_that_do_not_fit() -> None:
         wrong.fitting(True, True)
     with pytest.raises(PromptError, match="its rows have 16 elements, those of the model 20"):
         wrong.check_width((20,))
-
-
-def test_keys_of_images() -> None:
-    """All different, below 0, and independent of the ids in their places."""
-    ids, spans = prompt(3, A, B, 2)
-    keys = keys_of(ids, spans)
-    assert (keys[:3] >= 0).all() and (keys[-2:] >= 0).all() and (keys[3:-2] < 0).all()
-    assert len(set(keys[3:-2].tolist())) == 22
-    others = [*ids[:3], *[7] * 22, *ids[-2:]]
-    np.testing.assert_array_equal(keys_of(others, spans), keys)
-    assert not set(keys_of(*prompt(3, image("d"), B, 2))[3:15].tolist()) & set(keys[3:15].tolist())

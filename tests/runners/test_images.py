@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_engine import FakeEngine
-from fake_tower import BEGIN, END, HIDDEN, PIECES, PLACEHOLDER, FakeTower, config, image, images
+from fake_tower import BEGIN, END, HIDDEN, PIECES, PLACEHOLDER, FakeTower, image, images
 from toy_engine import ToyEngine, answer, asked, executor, give
 from toy_engine import job as toy_job
 
@@ -18,7 +17,7 @@ from rlx.engine.images import ImageInput
 from rlx.engine.loop.executor import Executor
 from rlx.engine.request.context import checked_context
 from rlx.engine.request.request import Job
-from rlx.errors import ArgumentError, BusyError, ConfigError, ImageError, MultimodalError, PromptError
+from rlx.errors import ArgumentError, ConfigError, MultimodalError
 from rlx.prompt import Prompt
 from rlx.runners import CachedRunner
 from rlx.sampling import SampleOpts, Sampler
@@ -44,14 +43,6 @@ def test_a_placeholder_stands_once_or_as_often_as_the_image_has_rows() -> None:
         assert found.text_ids == [1, 2, BEGIN, 3]
 
 
-def test_several_images_stand_in_order_and_the_same_one_may_come_again() -> None:
-    wide = image(1, 8, 40)  # 1 x 5
-    found = context(Prompt([PLACEHOLDER, 1, PLACEHOLDER, 2, PLACEHOLDER], [image(), wide, image()]))
-    assert found.images.spans == [(0, 6), (7, 12), (13, 19)]
-    first, _, last = (each for _, each in found.images.places)
-    assert first is last and len(found) == 19
-
-
 @pytest.mark.parametrize(
     ("ids", "count", "said"),
     [
@@ -65,32 +56,6 @@ def test_several_images_stand_in_order_and_the_same_one_may_come_again() -> None
 def test_placeholders_and_images_must_match(ids: list[int], count: int, said: str) -> None:
     with pytest.raises(MultimodalError, match=said):
         context(Prompt(ids, [image()] * count))
-
-
-def test_other_ids_outside_the_vocabulary_are_refused_beside_images() -> None:
-    with pytest.raises(PromptError, match="id 29 at position 1 is outside the vocabulary of 29"):
-        context(Prompt([PLACEHOLDER, 29], [image()]))
-
-
-def test_an_image_that_is_too_large_for_the_context_is_named() -> None:
-    with pytest.raises(PromptError, match=r"it has 11 tokens, 6 of them of images, and the context holds 10.*max_seq"):
-        context(Prompt([1, 2, 3, PLACEHOLDER, 4, 5], [image()]), max_seq=10)
-
-
-def test_an_image_that_no_tower_takes_is_named_with_its_number() -> None:
-    long = np.zeros((1, 10_000, 3), np.uint8)
-    with pytest.raises(ImageError, match=r"prompt, image 1: .*200"):
-        context(Prompt([PLACEHOLDER, 1, PLACEHOLDER], [image(), long]))
-    with pytest.raises(ImageError, match=r"image 1: an image is an array of float64 \[2, 2\]"):
-        Prompt([PLACEHOLDER], [image(), np.zeros((2, 2))])
-
-
-def test_a_model_without_a_tower_says_why() -> None:
-    made = images(None)
-    assert not made.is_supported
-    with pytest.raises(MultimodalError, match=r"model\.gguf: the model takes text only"):
-        checked_context(Prompt(IDS, [image()]), made, 40, None, "prompt", "llama model")
-    assert checked_context(Prompt([1, 2]), made, 40, None, "prompt", "llama model").ids == [1, 2]
 
 
 # ---------------------------------------------------------------------------------------------------- the engine loop
@@ -166,17 +131,6 @@ def test_a_broken_image_ends_its_own_request_only() -> None:
     assert good.tokens == answer(good.prompt, 6)
 
 
-def test_closing_in_the_middle_of_an_image_ends_everything() -> None:
-    tower = FakeTower()
-    loop, given = executor(ToyEngine()), images(tower)
-    waits = job([1], given)
-    give(loop, waits)
-    loop.turn()
-    loop.turn()
-    loop.end_all(BusyError("closed"))
-    assert isinstance(waits.error, BusyError) and tower.closed == 1 and not loop.turn()
-
-
 # ---------------------------------------------------------------------------------------------------- runners
 
 
@@ -209,20 +163,6 @@ def test_every_call_takes_a_prompt_with_images_and_the_tower_works_once() -> Non
     made.close()
 
 
-def test_features_and_pixels_of_an_image() -> None:
-    made, tower = runner()
-    rows = made.image_features(image())
-    assert rows.shape == (ROWS, HIDDEN) and rows.dtype == np.float32
-    rows[:] = 0
-    assert made.image_features(image()).any(), "what a caller gets is a copy"
-    found = made.preprocess_image(image())
-    assert found["grid"] == (2, 3) and found["pixel_values"].dtype == np.float32
-    assert tower.begun == 1
-    made.close()
-    with pytest.raises(BusyError):
-        made.image_features(image(9))
-
-
 def test_generate_multimodal_takes_questions_prompts_ids_and_raw_bytes() -> None:
     made, _ = runner()
     pixels, seen = image(), list[int]()
@@ -242,50 +182,3 @@ def test_generate_multimodal_takes_questions_prompts_ids_and_raw_bytes() -> None
     with pytest.raises(MultimodalError, match="the number of images is 2, and that of placeholders is 1"):
         made.generate_multimodal(IDS, [pixels, pixels], 3)
     made.close()
-
-
-def test_a_runner_goes_on_after_every_mistake(tmp_path: Any) -> None:
-    made, _ = runner()
-    (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nrubbish")
-    for value in (tmp_path / "bad.png", tmp_path / "gone.png", b"nothing", "data:image/png;base64,AAAA", 3):
-        with pytest.raises(ImageError):
-            made.generate_multimodal(IDS, [value], 3)
-    with pytest.raises(ImageError):
-        made.generate(Prompt(IDS, [np.zeros((1, 10_000, 3), np.uint8)]), 1)
-    with pytest.raises(PromptError, match="64 of them of images, and the context holds 40"):
-        made.generate(Prompt(IDS, [image(0, 64, 64)]), 1)
-    assert len(made.generate(Prompt(IDS, [image()]), 3, stop_at_eog=False)) == 3
-    made.close()
-
-
-def test_closing_a_runner_ends_a_request_whose_image_is_encoded() -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    class Slow(FakeTower):
-        def steps(self, patches: Any, seconds: float | None = None) -> Any:
-            begun.set()
-            assert go.wait(30)
-            yield from super().steps(patches, seconds)
-
-    made, _ = runner(Slow())
-    handle = made.submit(rlx.Request(Prompt(IDS, [image()]), 3))
-    assert begun.wait(30)
-    closing = threading.Thread(target=made.close)
-    closing.start()
-    while not made._loop.is_closed:
-        pass
-    go.set()
-    closing.join()
-    with pytest.raises(BusyError):
-        handle.result()
-
-
-def test_pan_and_scan_belongs_to_gemma3() -> None:
-    square = config("gemma3", image_size=24, min_pixels=0, max_pixels=0)
-    made = images(FakeTower(square), pan_and_scan=True)
-    parts = made.encoder.processor.parts(Prompt([1], [image(0, 300, 700)]).images[0])
-    tokens = made.tokens
-    assert tokens is not None and len(parts) > 3
-    assert tokens.laid_out([parts]).images == sum(not isinstance(part, str) for part in parts)
-    with pytest.raises(ArgumentError, match="pan_and_scan does not apply"):
-        _ = images(FakeTower(), pan_and_scan=True).encoder

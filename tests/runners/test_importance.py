@@ -11,7 +11,6 @@ import pytest
 from rlx import models
 from rlx.engine.engine import Engine
 from rlx.engine.importance import PROFILE, importance
-from rlx.errors import PromptError
 from rlx.ir import interp
 from rlx.ir.dims import value
 from rlx.ir.dtypes import F32
@@ -68,11 +67,3 @@ def test_they_are_those_of_the_interpreter(goldens: Path, name: str) -> None:
     for tensor, (squares, counts) in wanted.items():
         np.testing.assert_array_equal(found[tensor].counts, counts)
         np.testing.assert_allclose(found[tensor].squares, squares, rtol=2e-3, atol=1e-5 * squares.max(), err_msg=tensor)
-
-
-def test_a_text_that_is_too_short(goldens: Path) -> None:
-    with (
-        closing(Engine.open(goldens / "llama" / "hf", max_seq=WINDOW, profile=PROFILE)) as engine,
-        pytest.raises(PromptError, match="text: it has 3 tokens, and a window 80"),
-    ):
-        importance(engine, [5, 6, 7], WINDOW)

@@ -12,8 +12,8 @@ import pytest
 from adapter_files import Array, Pairs, merged, random_pairs, write_gguf, write_peft
 
 from rlx.engine.request.request import Request
-from rlx.errors import ArgumentError, SnapshotError, UnsupportedModelError, WeightError
-from rlx.models.rope import by_halves, by_neighbours
+from rlx.errors import UnsupportedModelError, WeightError
+from rlx.models.rope import by_neighbours
 from rlx.runners import Model, auto_runner
 
 IDS = np.random.default_rng(7).integers(5, 400, 20).tolist()
@@ -127,12 +127,6 @@ def test_both_formats_on_both_formats(goldens: Path, tmp_path: Path, kind: str, 
         check_close(answer(runner, adapter="one"), expected)
 
 
-def test_orders_of_rows_are_opposites() -> None:
-    rows = np.arange(24).reshape(12, 2)
-    np.testing.assert_array_equal(by_halves(by_neighbours(rows, 3), 3), rows)
-    assert by_neighbours(rows, 3)[:4, 0].tolist() == [0, 4, 2, 6]
-
-
 def test_what_is_known_of_a_prompt_is_known_for_its_adapter_only(goldens: Path, tmp_path: Path) -> None:
     checkpoint, ids = goldens / "qwen3" / "hf", IDS * 4
     adapters = {
@@ -155,19 +149,6 @@ def test_what_is_known_of_a_prompt_is_known_for_its_adapter_only(goldens: Path, 
         assert runner.stats()["prefix_tokens_hit"] == before, "no salt reaches what an adapter computed"
 
 
-def test_a_session_goes_on_with_its_adapter(goldens: Path, tmp_path: Path) -> None:
-    checkpoint = goldens / "qwen3" / "hf"
-    adapter = write_peft(tmp_path / "one", random_pairs(checkpoint, LINEARS))
-    with opened(checkpoint, adapters={"one": adapter}) as runner:
-        tokens = [token for token, _ in answer(runner, n=8, adapter="one")]
-        answer(runner, n=4, adapter="one")
-        assert int(runner.decode_logits(tokens[3]).argmax()) == tokens[4]
-        with pytest.raises(SnapshotError, match="the session has an adapter"):
-            runner.snapshot()
-        answer(runner, n=4)
-        runner.snapshot()
-
-
 def test_an_adapter_that_does_not_fit(goldens: Path, tmp_path: Path) -> None:
     """Everything is said when the model is opened."""
     checkpoint = goldens / "qwen3" / "hf"
@@ -188,19 +169,3 @@ def test_an_adapter_that_does_not_fit(goldens: Path, tmp_path: Path) -> None:
         auto_runner(hybrid / "model-f16.gguf", adapters={"one": delta})
     with pytest.raises(UnsupportedModelError, match="a text encoder takes no adapters"):
         auto_runner(goldens / "bert" / "hf", adapters={"one": other})
-
-
-def test_names_of_adapters(goldens: Path, tmp_path: Path) -> None:
-    checkpoint = goldens / "qwen3" / "hf"
-    adapter = write_peft(tmp_path / "one", random_pairs(checkpoint, ("q_proj",)))
-    with opened(checkpoint, adapters={"one": adapter}) as runner:
-        with pytest.raises(ArgumentError, match=r"no adapter 'two'. There is 'one'"):
-            answer(runner, adapter="two")
-        runner.disable_decode_compile_cache()
-        with pytest.raises(ArgumentError, match="an adapter needs a cache"):
-            answer(runner, adapter="one")
-    with opened(checkpoint) as runner, pytest.raises(ArgumentError, match=r"Open the model with adapters=\{...\}"):
-        answer(runner, adapter="one")
-    for wrong in ({"": "x"}, ["one=x"], {"one": 3}):
-        with pytest.raises(ArgumentError, match="expected names with paths"):
-            auto_runner(checkpoint, adapters=wrong)  # type: ignore[arg-type]

@@ -65,14 +65,6 @@ def test_the_table_of_weights_is_that_of_every_program(goldens: Path, file: str,
             assert not missing or wanted.embeds, "only a table of embeddings may go unread, where those are given"
 
 
-def test_a_table_that_another_graph_multiplies_is_packed() -> None:
-    graph = rlx.Graph("lookup")
-    rows = rlx.ops.embedding(graph.weight("table", [32, 16]), graph.input("ids", [rlx.SEQ], rlx.dtypes.I32))
-    graph.output("y", rows)
-    assert weight_table(graph, Layouts())["table"]["layout"] == "file"
-    assert weight_table(graph, Layouts(), ("table", "another"))["table"]["layout"] == Layouts().matrices
-
-
 @pytest.mark.parametrize(("watched", "output"), [(False, "token"), (True, "logits")])
 def test_a_cold_run_makes_the_programs_that_it_runs(
     demo_model: Path, tmp_path: Path, watched: bool, output: str

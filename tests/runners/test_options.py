@@ -16,9 +16,7 @@ from rlx import env
 from rlx.cli.options import command_line_option
 from rlx.engine.opening.options import EngineOptions, takes_options
 from rlx.errors import ArgumentError, UnknownArgumentError
-from rlx.profile.keys import Key
-from rlx.profile.option import option, options_of
-from rlx.runners.builder import setter
+from rlx.profile.option import option
 
 pytestmark = pytest.mark.any_machine
 
@@ -82,21 +80,6 @@ def test_its_values_are_checked_before_anything_is_opened(values: dict[str, Any]
         opened("here", **values)
 
 
-def test_it_is_a_method_of_a_builder() -> None:
-    chosen: dict[str, Any] = {}
-
-    class Builder:
-        def _with(self, name: str, value: Any) -> Builder:
-            chosen[name] = value
-            return self
-
-    for field in (ToyOptions.__dataclass_fields__[name] for name in ("room", "tidy")):
-        setattr(Builder, field.name, setter(field, ToyOptions))
-    Builder().room(3).tidy()  # type: ignore[attr-defined]
-    assert chosen == {"room": 3, "tidy": True}
-    assert Builder.room.__doc__ == "Memory for toys; bytes, or a text such as `2G`; by default none."  # type: ignore[attr-defined]
-
-
 def test_it_is_an_option_of_the_command_line() -> None:
     @click.command()
     def play(**values: Any) -> None:
@@ -111,12 +94,3 @@ def test_it_is_an_option_of_the_command_line() -> None:
     assert "--room SIZE         Memory for toys; by default none." in run(play, ["--help"]).output
     for wrong in (["--room", "much"], ["--speed", "-1"]):
         assert run(play, wrong).exit_code == 2, wrong
-
-
-def test_it_is_a_key_of_a_profile() -> None:
-    key = Key.of(options_of(ToyOptions)["room"])
-    assert (key.path, key.section, key.name, key.meaning, key.default) == (
-        "toys.room", "toys", "room", "Memory for toys.", "none",
-    )  # fmt: skip
-    assert key.problem("room", "2K") is None and key.problem("room", "much") is not None
-    assert ToyOptions(threads=3).given() == {"threads": 3}

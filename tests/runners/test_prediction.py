@@ -19,14 +19,12 @@ from rlx.backends.program import Program
 from rlx.backends.verify import Verifier
 from rlx.engine.kv.pages import PageAllocator
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
-from rlx.engine.model_runner import Batch, Segment
 from rlx.engine.request.output import FinishReason
 from rlx.engine.request.request import Request
 from rlx.engine.speculation import mtp as drafted_runs
-from rlx.engine.speculation import mtp as prediction
 from rlx.engine.speculation.drafts import Counters
 from rlx.engine.speculation.mtp import HeadDrafter, Predictor
-from rlx.errors import NumericalError, UnsupportedModelError
+from rlx.errors import UnsupportedModelError
 from rlx.runners import CachedRunner, auto_runner
 from rlx.sampling import SampleOpts
 from tests.single_sequence import SingleEngine
@@ -210,23 +208,6 @@ def test_the_tokens_are_those_without(runner: CachedRunner) -> None:
     assert again == found
 
 
-def test_a_drafter_that_knows_is_believed(runner: CachedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the right drafts the model takes a few steps only: what is heard, kept and forgotten fits together."""
-    plain, watch = runner.generate(IDS[:9], 25, stop_at_eog=False), list[int]()
-    propose = HeadDrafter.propose
-
-    def knowing(self: HeadDrafter, limit: int) -> list[int]:
-        propose(self, limit)
-        at = self._past() - 9 + 1
-        self._hits.open = plain[at : at + min(limit, 3)]
-        return list(self._hits.open)
-
-    monkeypatch.setattr(HeadDrafter, "propose", knowing)
-    assert runner.generate(IDS[:9], 25, watch.append, stop_at_eog=False, speculative="mtp") == plain == watch
-    counters = runner.stats()["speculation"]
-    assert (counters["steps"], counters["accepted"]) == (6, 18)
-
-
 @pytest.fixture(scope="module")
 def many(guessable: Path) -> Iterator[CachedRunner]:
     """A runner whose generations nobody watches, so that rounds of drafts are native."""
@@ -286,41 +267,6 @@ def test_native_rounds_are_those_of_python(many: CachedRunner, monkeypatch: pyte
     )
 
 
-def test_native_rounds_after_an_image(guessable: Path) -> None:
-    """The tokens of steps without drafts, and the same guesses in native rounds as one by one."""
-    engine = SingleEngine.open(guessable, precision="exact", max_seq=96, profile=PAIR)
-    ids = [*IDS[:5], *[510] * 12, *IDS[17:21]]
-    sequence = engine.open_sequence(ids, an_image())
-    (logits,) = engine.step(Batch([Segment(sequence, ids)]))
-    assert logits is not None
-    plain = [int(logits.argmax())]
-    while len(plain) < 60:
-        plain += engine.greedy(sequence, plain[-1], 60 - len(plain))
-    counts: list[Counters] = []
-    for native in (True, False):
-        sequence, counters = engine.open_sequence(ids, an_image(), shared=False), Counters()
-        drafts, tokens = engine.head_drafts(sequence, counters), plain[:1]
-        assert drafts is not None
-        engine.step(Batch([Segment(sequence, ids)]))
-        while native and len(tokens) < 60:
-            tokens += drafts.run(engine, sequence, tokens, 60 - len(tokens), ())
-        while len(tokens) < 60:
-            guesses = drafts.propose(len(drafts.acceptance_probs(tokens, 59 - len(tokens))))
-            (rows,) = engine.step(Batch([Segment(sequence, [tokens[-1], *guesses], "all", drafts=bool(guesses))]))
-            assert rows is not None
-            right = next((i for i, guess in enumerate(guesses) if guess != rows[i].argmax()), len(guesses))
-            sequence.rewind(len(sequence) - len(guesses) + right)
-            drafts.forget(len(sequence))
-            drafts.verified(len(guesses), right)
-            tokens += rows[: right + 1].argmax(-1).tolist()
-        drafts.close()
-        assert tokens == plain
-        counts.append(counters)
-    assert counts[0] == counts[1]
-    assert counts[0].accepted > 15
-    engine.close()
-
-
 def test_native_rounds_end_where_a_generation_ends(many: CachedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """After any number of tokens, at any token that stops, and with the context."""
     plain = many.generate(IDS[:9], 30, stop_at_eog=False)
@@ -335,15 +281,6 @@ def test_native_rounds_end_where_a_generation_ends(many: CachedRunner, monkeypat
     found = many.generate(IDS[:9], 200, stop_at_eog=False, speculative="mtp")
     assert (len(found), found.finish_reason) == (96 - 9 + 1, FinishReason.CONTEXT)
     assert found == many.generate(IDS[:9], 200, stop_at_eog=False)
-
-
-def test_native_rounds_after_a_session_that_the_head_has_not_heard(many: CachedRunner) -> None:
-    many.generate(IDS[:20], 9, stop_at_eog=False)
-    snapshot = many.snapshot()
-    plain = many.generate(IDS[:20], 40, stop_at_eog=False)
-    many.reset()
-    many.restore(snapshot)
-    assert many.generate(IDS[:20], 40, stop_at_eog=False, speculative="mtp") == plain
 
 
 def test_native_rounds_over_pages_that_others_hold(many: CachedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,54 +303,6 @@ def test_native_rounds_over_pages_that_others_hold(many: CachedRunner, monkeypat
         assert handle.result() == tokens[:30], "their pages were not written"
     assert many.stats()["reused_tokens"] >= 45
     assert many.stats()["speculation"]["drafted"] > 0
-
-
-def test_native_rounds_end_before_what_is_no_number(guessable: Path) -> None:
-    engine, counters = SingleEngine.open(guessable, precision="exact", max_seq=96, profile=PAIR), Counters()
-    with predicting(engine) as drafter:
-        token = int(engine.forward(IDS[:9]).argmax())
-        found = drafted_runs.drafted_run(engine.model_runner, engine.current, drafter, token, 12, (), counters)
-        assert engine.ids == [*IDS[:9], token, *found[:-1]]
-        memory, slot = engine.pool.memory, engine.current.memory.slot
-        memory.slot_of(name := memory.recurrent[0], slot).write(np.full_like(memory.copy_state(name, slot), np.nan))
-        past = engine.past
-        with pytest.raises(NumericalError, match=f"position {past}: a logit is NaN or infinite"):
-            drafted_runs.drafted_run(engine.model_runner, engine.current, drafter, found[-1], 12, (), counters)
-        assert engine.ids == [*IDS[:9], token, *found[:-1]]
-        again = drafted_runs.drafted_run(engine.model_runner, engine.current, drafter, found[-1], 12, (), counters) or [
-            int(engine.forward([found[-1]]).argmax())
-        ]
-    engine.reset()
-    assert again[0] == int(engine.forward([*IDS[:9], token, *found]).argmax())
-    engine.close()
-
-
-def test_drafts_are_of_the_first_ids_where_the_vocabulary_is_large(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prediction, "HEAD_ROWS", 48)
-    engine = SingleEngine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
-    with predicting(engine) as drafter:
-        before = engine.stats()["weights_bytes"]
-        engine.forward(IDS)
-        for token in IDS:
-            drafter.observe(token)
-            assert max(drafter.propose(3), default=0) < 48
-            engine.verify([token])
-        assert engine.stats()["weights_bytes"] == before, "the head's rows are those of the model's own"
-    engine.close()
-
-
-def test_nothing_is_drafted_from_what_is_no_number(checkpoint: Path) -> None:
-    engine = SingleEngine.open(checkpoint, precision="exact", max_seq=128)
-    with predicting(engine) as drafter:
-        for ids in (IDS, IDS[:1]):  # several rows, and one
-            engine.forward(ids)
-            assert engine._predictor is not None and engine._predictor._hidden is not None
-            engine._predictor._hidden.view(np.float32)[:] = np.nan
-            drafter.observe(3)
-            assert drafter.propose(3) == []
-    engine.close()
 
 
 def test_a_model_without_the_head_says_so(goldens: Path) -> None:

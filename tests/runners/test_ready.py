@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlx import auto_runner, demo
-from rlx.errors import ArgumentError, BusyError
+from rlx.errors import ArgumentError
 from rlx.ir.text import loads
 from rlx.runners import CachedRunner
 
@@ -18,12 +18,6 @@ def runner() -> Iterator[CachedRunner]:
         assert not found.programs
         found.compile(phase="decode")
         yield found
-
-
-def test_only_what_was_made_is_there(runner: CachedRunner) -> None:
-    assert [program.name for program in runner.programs] == ["decode-1-1"]
-    with pytest.raises(ArgumentError, match=r"no program is named 'prefill'\. The programs are: decode-1-1\."):
-        runner.programs["prefill"]
 
 
 def test_a_program_shows_its_stages(runner: CachedRunner) -> None:
@@ -51,10 +45,3 @@ def test_a_program_shows_its_stages(runner: CachedRunner) -> None:
 def test_a_program_that_there_is_not(runner: CachedRunner, chosen: dict, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         runner.compile(**chosen)
-
-
-def test_a_closed_runner_shows_none() -> None:
-    runner = auto_runner(demo.path(), load=False)
-    runner.close()
-    with pytest.raises(BusyError):
-        _ = runner.programs

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from golden_folder import goldens
 from PIL import Image as Pillow
 
@@ -20,11 +19,9 @@ from rlx.cli.chat.commands import obey
 from rlx.cli.chat.conversation import Conversation, load
 from rlx.cli.chat.session import Session, Settings
 from rlx.cli.interrupts import Interrupts
-from rlx.cli.main import cli
 from rlx.cli.output import Bars
-from rlx.errors import ChatError, ImageError, MultimodalError
+from rlx.errors import ChatError, ImageError
 from rlx.runners import CachedRunner
-from rlx.vision.image import Image
 
 SIDE = 96
 
@@ -130,35 +127,6 @@ def png(tmp_path: Path) -> Path:
     return path
 
 
-def test_run_shows_an_image(png: Path) -> None:
-    done = CliRunner().invoke(cli, ["run", "--image", str(png), "What colour is the circle?", "--no-stdin"])
-    assert (done.exit_code, done.stdout) == (0, "The circle is yellow.\n"), done.stderr
-
-
-def test_bench_measures_an_image(seeing: CachedRunner) -> None:
-    from rlx.cli.bench import measure_image
-
-    engine: Any = seeing._engine
-    found = measure_image(engine, Image.of(circle()), 1)
-    assert (found["height"], found["width"], found["patches"], found["tokens"]) == (SIDE, SIDE, 144, 16)
-    seen = engine.vision.tower.config
-    linears = 2 * (4 * seen.hidden**2 + 2 * seen.hidden * seen.ffn) * 144 * seen.layers
-    attention = 4 * 144**2 * seen.hidden * seen.layers
-    whole = found["gflop_per_s"] * found["encode_ms"] * 1e6
-    assert 1 < whole / (linears + attention) < 1.1, "patches and projection are little beside the layers"
-
-
-def test_run_names_what_is_wrong_with_an_image(tmp_path: Path, png: Path, demo_model: Path) -> None:
-    (tmp_path / "bad.png").write_bytes(png.read_bytes()[:60])
-    for name in ("gone.png", "bad.png"):
-        done = CliRunner().invoke(cli, ["run", "--image", str(tmp_path / name), "What?", "--no-stdin"])
-        assert done.exit_code == 2 and name in done.stderr and "Traceback" not in done.stderr
-    done = CliRunner().invoke(cli, ["run", str(demo_model), "--image", str(png), "What?", "--no-stdin"])
-    assert done.exit_code == 2 and "take text only" in done.stderr
-    done = CliRunner().invoke(cli, ["run", "--raw", "--image", str(png), "What?", "--no-stdin"])
-    assert done.exit_code == 2 and "--raw leaves it out" in done.stderr
-
-
 def test_chat_attaches_images_and_saves_their_paths(
     seeing: CachedRunner, png: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,11 +158,3 @@ def test_chat_attaches_images_and_saves_their_paths(
         load(str(file))
     with pytest.raises(ImageError, match="gone"):
         obey(session, "/image gone.png")
-
-
-def test_chat_with_a_model_for_text_refuses_images(demo_model: Path, png: Path) -> None:
-    with rlx.auto_runner(demo_model, load=False) as runner:
-        session = Session(runner, None, Settings(None), Interrupts(), Bars(), Conversation())
-        with pytest.raises(MultimodalError, match=r"the model takes text only.*rlx chat demo-vision"):
-            obey(session, f"/image {png}")
-        assert not session.attached

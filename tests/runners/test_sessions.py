@@ -4,8 +4,6 @@ logits are those of one pass over the session's ids, in float64 and through cach
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +14,6 @@ import pytest
 
 from rlx.compiler.state_memory import StateMemory
 from rlx.engine.kv import pool as pool_module
-from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.engine.kv.snapshot import Snapshot
 from rlx.errors import ArgumentError, NumericalError, PromptError, SnapshotError
 from rlx.ir.graph import Graph
@@ -68,15 +65,6 @@ def goes_on(engine: hybrid.InterpretedEngine, count: int = 3) -> bool:
     return agrees(engine.graph, engine.ids, found)
 
 
-def test_the_reference_depends_on_every_id() -> None:
-    """Else agreeing with it would say little: changing any id changes the logits far more than the ceiling."""
-    for name in ("recurrent", "all"):
-        want = hybrid.reference(GRAPHS[name], IDS[:60])[-1]
-        for at in (0, 20, 59):
-            other = [*IDS[:at], (IDS[at] + 1) % hybrid.VOCAB, *IDS[at + 1 : 60]]
-            assert np.abs(hybrid.reference(GRAPHS[name], other)[-1] - want).max() > 20 * CEILING * np.abs(want).max()
-
-
 # ---------------------------------------------------------------------------------------------------- forward
 
 
@@ -114,16 +102,6 @@ def test_a_greedy_run(engine: hybrid.InterpretedEngine, stop: bool) -> None:
     assert goes_on(engine)
 
 
-def test_a_run_that_stops_early_leaves_a_ring_what_it_had(mixed: hybrid.InterpretedEngine) -> None:
-    """The positions that were announced and never written are not lost."""
-    mixed.forward(IDS[:90])
-    sequence, room = mixed.current, mixed.pool.memory.ring_capacity or 0
-    floor = sequence.ring_start
-    sequence.begin(30)
-    sequence.end([1])
-    assert sequence.ring_start == max(floor, 91 - room) < 91 + 29 - room
-
-
 def test_a_run_with_a_nan_is_a_named_error(mixed: hybrid.InterpretedEngine) -> None:
     mixed.forward(IDS[:20])
     kept = mixed.values
@@ -132,13 +110,6 @@ def test_a_run_with_a_nan_is_a_named_error(mixed: hybrid.InterpretedEngine) -> N
         mixed.greedy(3, 5)
     mixed.values = kept
     assert mixed.ids == IDS[:20] and goes_on(mixed)
-
-
-def test_a_run_ends_with_the_context(mixed: hybrid.InterpretedEngine) -> None:
-    mixed.forward(IDS[: mixed.max_seq - 3])
-    assert len(mixed.greedy(3, 50)) == 3 and mixed.past == mixed.max_seq
-    with pytest.raises(PromptError):
-        mixed.greedy(3, 50)
 
 
 def test_a_reset_forgets_everything(engine: hybrid.InterpretedEngine) -> None:
@@ -191,29 +162,6 @@ def test_what_a_trim_costs(engine: hybrid.InterpretedEngine) -> None:
     assert replayed == (0 if kinds == {"full"} else 5)
     assert free or replayed
     assert agrees(engine.graph, [*engine.ids, 2], engine.forward([2]))
-
-
-def test_trims_one_by_one_do_not_replay_more_and_more(mixed: hybrid.InterpretedEngine) -> None:
-    mixed.forward(IDS[:30])
-    for token in IDS[30:60]:
-        mixed.forward([token])
-    for _ in range(10):
-        before = mixed.rows
-        mixed.trim(mixed.past - 1)
-        mixed.forward([5])
-        assert goes_on(mixed, 1)
-        mixed.trim(mixed.past - 1)
-    assert mixed.rows - before <= 4
-
-
-def test_models_of_full_caches_pay_nothing() -> None:
-    engine = hybrid.InterpretedEngine(GRAPHS["full"])
-    engine.forward(IDS[:50])
-    engine.forward(IDS[:50])
-    engine.trim(10)
-    assert engine.pool.index.checkpoint_bytes == 0
-    assert engine.current.done == 10
-    engine.close()
 
 
 def test_checkpoints_are_bounded(mixed: hybrid.InterpretedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,33 +217,6 @@ def test_a_snapshot_goes_on_as_the_session_would_have(engine: hybrid.Interpreted
     engine.restore(other.snapshot())
     assert goes_on(engine)
     other.close()
-
-
-@pytest.mark.parametrize("length", [0, 30, 66, 90, 129])
-def test_trimming_what_was_restored(engine: hybrid.InterpretedEngine, length: int) -> None:
-    engine.forward(IDS[:130])
-    snapshot = engine.snapshot()
-    engine.reset()
-    engine.restore(snapshot)
-    engine.trim(length)
-    assert goes_on(engine)
-
-
-def test_a_snapshot_is_immutable_and_says_its_size(mixed: hybrid.InterpretedEngine) -> None:
-    mixed.forward(IDS[:100])
-    snapshot = mixed.snapshot()
-    kept = {name: array.copy() for name, array in snapshot.arrays.items()}
-    mixed.forward(IDS[:90])
-    mixed.restore(snapshot)
-    mixed.forward(IDS[:90])
-    mixed.trim(100)
-    assert all(np.array_equal(array, kept[name]) for name, array in snapshot.arrays.items())
-    with pytest.raises(ValueError, match="read-only"):
-        snapshot.arrays["k.0"][0] = 0
-    row = hybrid.HEADS * hybrid.SIZE * 4
-    recurrent = (hybrid.TAPS - 1) * hybrid.WIDTH * 4 + hybrid.HEADS * hybrid.SIZE**2 * 4
-    assert snapshot.arrays["k.0"].shape == (hybrid.HEADS, 100, hybrid.SIZE)
-    assert snapshot.nbytes == 2 * row * (100 + 64) + recurrent + 4 * 100
 
 
 def test_a_pending_replay_is_done_before_a_snapshot(mixed: hybrid.InterpretedEngine) -> None:
@@ -374,23 +295,6 @@ def test_an_interrupted_step_does_not_count(engine: hybrid.InterpretedEngine, wh
     assert engine.past == 54 + 16 * step
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_interrupted_replay_loses_nothing(engine: hybrid.InterpretedEngine, when: str) -> None:
-    engine.forward(IDS[:20])
-    for token in IDS[20:110]:
-        engine.forward([token])
-    for _ in range(2):
-        engine.trim(70)
-        setattr(engine, when, stop_at(1))
-        with pytest.raises(Stop):
-            engine.forward([3])
-            engine.forward([4])
-        setattr(engine, when, lambda: None)
-        assert engine.ids[:70] == IDS[:70]
-    engine.trim(70)
-    assert goes_on(engine)
-
-
 @pytest.mark.parametrize("method", ["save_slot", "load_slot", "zero_recurrent", "copy_page", "release_slot"])
 @pytest.mark.parametrize("call", [0, 1])
 def test_an_interrupt_while_states_are_copied(
@@ -417,21 +321,6 @@ def test_an_interrupt_while_states_are_copied(
             mixed.pool.recover()
     assert len(mixed.ids) == 3
     assert goes_on(mixed)
-
-
-def test_an_interrupt_between_the_program_and_the_ids(
-    engine: hybrid.InterpretedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine.forward(IDS[:50])
-    end = PoolSequence.end
-    monkeypatch.setattr(PoolSequence, "end", stop_at(1))
-    with pytest.raises(Stop):
-        for token in IDS[50:60]:
-            engine.forward([token])
-            end(engine.current, [token])
-    monkeypatch.setattr(PoolSequence, "end", end)
-    assert engine.ids == IDS[:51]
-    assert goes_on(engine)
 
 
 # ---------------------------------------------------------------------------------------------------- all together
@@ -475,26 +364,3 @@ def test_any_order_of_everything(name: str, seed: int) -> None:
     engine.trim(min(len(ids), 250))
     assert goes_on(engine)
     engine.close()
-
-
-def test_other_threads_ask_for_statistics_while_sequences_come_and_go(mixed: hybrid.InterpretedEngine) -> None:
-    ended = threading.Event()
-
-    def change() -> None:
-        while not ended.is_set():
-            for sequence in [mixed.pool.open() for _ in range(50)]:
-                sequence.close()
-            _ = [mixed.pool.open() for _ in range(50)]  # nobody closes these
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
-        for _ in range(500):
-            assert mixed.pool.stats()["paused_bytes"] == 0
-    finally:
-        ended.set()
-        thread.join()
-        sys.setswitchinterval(interval)
-    assert [*mixed.pool._sequences] == []

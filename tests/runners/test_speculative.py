@@ -18,8 +18,7 @@ from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.request.request import Job
-from rlx.engine.speculation.drafts import MOST, Counters, Drafts, Hits, PromptLookup
-from rlx.errors import NumericalError
+from rlx.engine.speculation.drafts import MOST, Counters, Drafts, PromptLookup
 from rlx.passes.capabilities import Layouts
 from rlx.runners import auto_runner
 from rlx.sampling import SampleOpts, Sampler
@@ -112,13 +111,6 @@ def test_the_tokens_are_those_of_single_steps(opts: SampleOpts, runs: list[int])
     assert tokens(engine, 40, opts, Same(7, 7, 7)) == want
 
 
-def test_a_generation_ends_with_the_context() -> None:
-    engine = FakeEngine(max_seq=12)
-    want = tokens(engine, 9, SampleOpts.greedy())
-    assert len(want) == 8
-    assert tokens(engine, 9, SampleOpts.greedy(), Guesses(want, [9])) == want
-
-
 @pytest.mark.parametrize("stop", [1, 2, 5, 9])
 def test_whoever_stops_finds_the_sequence_at_its_last_token_but_one(stop: int) -> None:
     engine = FakeEngine(max_seq=60)
@@ -127,26 +119,6 @@ def test_whoever_stops_finds_the_sequence_at_its_last_token_but_one(stop: int) -
     job, _ = generated(engine, 20, Guesses(want, [4]), stop_ids=[want[stop]])
     assert job.tokens == want[: want.index(want[stop]) + 1]
     assert job.sequence.ids == [*PROMPT, *job.tokens[:-1]]
-
-
-def test_no_draft_is_computed_that_nobody_can_want() -> None:
-    engine = FakeEngine(max_seq=60)
-    want = tokens(engine, 9, SampleOpts.greedy())
-    engine.calls.clear()
-    job, counters = generated(engine, 9, Guesses(want, [50]))
-    assert job.tokens == want
-    assert engine.calls[1:] == [8], "one step for the eight rows"
-    assert (counters.drafted, counters.accepted) == (7, 7)
-
-
-def test_drafts_are_no_more_than_a_program_has_rows_for(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PromptLookup, "acceptance_probs", lambda self, limit: [1.0] * limit)
-    monkeypatch.setattr(PromptLookup, "propose", lambda self, count: [7] * count)
-    with auto_runner(demo_model, max_seq=96, profile={"buckets": {"seq": [1, 3]}}) as runner:
-        plain = runner.generate([5, 6, 7], 20, stop_at_eog=False)
-        assert runner.generate([5, 6, 7], 20, stop_at_eog=False, speculative="prompt-lookup") == plain
-        counters = runner.stats()["speculation"]
-        assert counters["steps"] < counters["drafted"] <= 2 * counters["steps"]
 
 
 def test_broken_logits_behind_a_wrong_draft_do_no_harm() -> None:
@@ -159,18 +131,6 @@ def test_broken_logits_behind_a_wrong_draft_do_no_harm() -> None:
     want = tokens(engine, 10, SampleOpts.greedy())
     assert 39 not in want
     assert tokens(engine, 10, SampleOpts.greedy(), Same(39)) == want
-
-
-def test_tokens_before_what_is_no_number_come_first() -> None:
-    def rule(ids: list[int], logits: Array) -> Array:
-        return np.full_like(logits, np.nan) if len(ids) == 12 else logits
-
-    sound = tokens(FakeEngine(max_seq=60), 20, SampleOpts.greedy())
-    for native in (False, True):
-        job, _ = generated(FakeEngine(max_seq=60, rule=rule), 20, Guesses(sound, [5]), is_greedy=native)
-        assert job.tokens == sound[:8][:7]
-        assert isinstance(job.error, NumericalError) and "position 11" in str(job.error)
-        assert job.sequence.closed
 
 
 def test_sampled_tokens_follow_the_distribution_of_the_model() -> None:
@@ -225,38 +185,6 @@ def test_native_programs_verify(goldens: Path, monkeypatch: pytest.MonkeyPatch, 
 # ---------------------------------------------------------------------------------------------------- several at a time
 
 
-@pytest.mark.parametrize("runs", [[0], [1, 3], [5, 0, 2], [MOST]])
-def test_tokens_that_come_some_at_a_time(runs: list[int]) -> None:
-    """The same as one by one, for any number of them."""
-    engine = FakeEngine(max_seq=60)
-    want = tokens(engine, 56, SampleOpts.greedy())
-    for count in (1, 2, 3, 7, 20, 40, 56):
-        job, counters = generated(engine, count, Guesses(want, runs), is_greedy=True)
-        assert job.tokens == want[:count]
-        assert job.sequence.ids == [*PROMPT, *want[: count - 1]]
-        assert counters.accepted <= counters.drafted
-        assert counters.accepted + counters.steps == count - 1
-
-
-def test_the_longer_nothing_is_guessed_the_longer_are_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, asked = FakeEngine(max_seq=60), list[int]()
-    greedy = engine.greedy
-
-    def watched(sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
-        asked.append(count)
-        return greedy(sequence, token, count, stops)
-
-    monkeypatch.setattr(engine, "greedy", watched)
-    want = tokens(engine, 40, SampleOpts.greedy())
-    assert generated(engine, 40, Same(), is_greedy=True)[0].tokens == want
-    assert asked == [1, 2, 4, 8, 8, 8, 8]
-    asked.clear()
-    drafter, proposals = Same(0), [[], [], [1.0], [1.0]]
-    monkeypatch.setattr(drafter, "acceptance_probs", lambda limit: proposals.pop(0) if proposals else [])
-    generated(engine, 20, drafter, is_greedy=True)
-    assert asked[:4] == [1, 2, 1, 2], "behind a guess, right or wrong, runs are short again"
-
-
 # ---------------------------------------------------------------------------------------------------- prompt lookup
 
 
@@ -267,17 +195,6 @@ def test_the_text_goes_on_as_it_did_before() -> None:
     assert drafter.acceptance_probs(6) == drafter.propose(6) == []
 
 
-def test_the_longest_match_counts() -> None:
-    assert PromptLookup([1, 2, 3, 7, 2, 3, 8, 1, 2, 3]).propose(1) == [7]
-    assert PromptLookup([1, 2, 3, 7, 1, 2, 3, 8, 4, 1, 2, 3]).propose(1) == [8], "of equal ones the newest"
-
-
-def test_a_loop_goes_on_beyond_the_end_of_the_text() -> None:
-    drafter = PromptLookup([1, 2, 3] * 30)
-    assert drafter.propose(7) == [1, 2, 3, 1, 2, 3, 1]
-    assert len(drafter.acceptance_probs(MOST)) >= 7
-
-
 def test_guesses_that_fail_are_not_made_any_more() -> None:
     """Text in which every pair comes again, but never with what followed it."""
     rng = np.random.default_rng(0)
@@ -286,22 +203,6 @@ def test_guesses_that_fail_are_not_made_any_more() -> None:
         drafter.observe(token)
         proposed += len(drafter.acceptance_probs(MOST))
     assert proposed < 60
-
-
-def test_a_text_that_begins_to_repeat_itself_is_noticed() -> None:
-    rng = np.random.default_rng(0)
-    drafter = PromptLookup(rng.integers(0, 12, 500).tolist())
-    for token in [1, 2, 3, 4, 5, 6, 7, 8] * 8:
-        drafter.observe(token)
-    assert len(drafter.acceptance_probs(MOST)) == MOST
-
-
-@pytest.mark.parametrize(("rate", "drafts"), [(0.0, 0), (0.49, 0), (0.5, 1), (0.75, 2), (0.9, 6), (1.0, 15)])
-def test_how_many_drafts_pay(rate: float, drafts: int) -> None:
-    """The last one is right, with all before it, at least every other time."""
-    chances = Hits(rate).acceptance_probs(MOST)
-    assert chances == [rate ** (i + 1) for i in range(drafts)]
-    assert min(chances, default=1.0) >= 0.5
 
 
 # ---------------------------------------------------------------------------------------------------- sessions
@@ -338,20 +239,6 @@ def test_every_kind_of_state_goes_back_behind_a_wrong_draft(engine: hybrid.Inter
         at = end
     assert engine.ids == ids[:100]
     assert np.abs(engine.forward(ids[100:103]) - want[102]).max() <= CEILING * np.abs(want).max()
-
-
-def test_what_was_right_is_taken_into_recurrent_states(engine: hybrid.InterpretedEngine) -> None:
-    """No row is computed twice; states that may go back for free have nothing to take in."""
-    steps = []
-    engine.before = lambda: steps.append(engine.rows)
-    engine.forward(list(range(20)))
-    engine.verify([1, 2, 3])
-    engine.trim(21)
-    engine.verify([4, 5])
-    engine.trim(21)
-    engine.verify([6])
-    assert np.diff([0, *steps]).tolist() == [16, 4, 3, 2, 1]
-    assert engine.advanced == bool(engine.current.recurrent)
 
 
 @pytest.mark.parametrize("verb", ["forward", "snapshot", "verify", "beside"])

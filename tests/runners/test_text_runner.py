@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlx
-from rlx.errors import ChatTemplateError, MultimodalError, PromptError, SamplingError, UnknownArgumentError
+from rlx.errors import ChatTemplateError, PromptError, UnknownArgumentError
 from rlx.runners import CachedRunner
-from rlx.runners.base import LmRunner
-from rlx.text import ChatTemplate, Tokenizer, chat_ids, load_tokenizer
+from rlx.text import Tokenizer, chat_ids, load_tokenizer
 from rlx.text.answer import ThinkingSplitter, ThinkingTags
 
 TEXTS = (
@@ -96,22 +95,11 @@ def test_the_template_tells_the_tags(template: str, tags: tuple[str, str] | None
     assert found == (None if tags is None else ThinkingTags(*tags))
 
 
-def test_a_prompt_may_open_and_close_the_reasoning(tokenizer: Tokenizer) -> None:
-    tags = ThinkingTags("<think>", "</think>")
-    for prompt, is_open in (("assistant\n<think>\n", True), ("assistant\n<think>\n\n</think>\n\n", False), ("", False)):
-        assert tags.is_open(tokenizer, tokenizer.encode(prompt)) == is_open
-
-
 def test_control_tokens_of_tags(tokenizer: Tokenizer) -> None:
     """A control token counts if it is a part of a tag: in others, `thought` behind it is text."""
     (begin,) = tokenizer.encode("<|im_start|>", add_special_tokens=False, parse_special=True)
     assert ThinkingTags("<|im_start|>thought", "</thought>").ids(tokenizer) == {begin}
     assert ThinkingTags("<think>", "</think>").ids(tokenizer) == frozenset()
-
-
-def test_a_template_without_a_switch(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ChatTemplateError, match="thinking: the model's chat template has no enable_thinking"):
-        talking(tokenizer, "x").chat(ONE, thinking=True)
 
 
 @given(st.text("ab<think>/ \n", max_size=40), st.lists(st.integers(0, 40)), st.booleans())
@@ -133,15 +121,6 @@ def test_pieces_do_not_matter(text: str, cuts: list[int], is_open: bool) -> None
         assert whole == (before.strip(), after.lstrip())
 
 
-def test_completions(tokenizer: Tokenizer) -> None:
-    runner = talking(tokenizer, " a time there was")
-    assert runner.complete("Once upon", 3).prompt_tokens == len(tokenizer.encode("Once upon"))
-    assert runner.complete("Once upon").text == " a time there was"
-    assert runner.complete("Once upon", stop=" there").text == " a time"
-    steps = list(runner.complete_stream("Once upon", stop=[" there"]))
-    assert ("".join(step.text for step in steps), steps[-1].finish_reason) == (" a time", "stop_string")
-
-
 def test_a_batch_takes_texts_and_conversations(tokenizer: Tokenizer) -> None:
     chat = [{"role": "user", "content": "Hi"}]
     with talking(tokenizer, "Hello") as runner:
@@ -154,12 +133,6 @@ def test_a_batch_takes_texts_and_conversations(tokenizer: Tokenizer) -> None:
             runner.generate_batch([[{"role": "bot", "content": "x"}]], 5)
 
 
-def test_an_answer_may_fill_the_context(tokenizer: Tokenizer) -> None:
-    runner = talking(tokenizer, "abc " * 50, max_seq=40)
-    answer = runner.chat(ONE)
-    assert (answer.finish_reason, len(answer.ids)) == ("context", 40 - answer.prompt_tokens + 1)
-
-
 def test_texts_of_streams_and_generations(tokenizer: Tokenizer) -> None:
     """Whole characters only: the pieces of an emoji come with its last token."""
     runner = talking(tokenizer, "fox \U0001f98a!")
@@ -170,19 +143,6 @@ def test_texts_of_streams_and_generations(tokenizer: Tokenizer) -> None:
     batch = runner.generate_batch([ids, ids[:1]], 30)
     assert [found.text for found in batch] == ["fox \U0001f98a!"] * 2
     assert runner.generate(ids, 30).steps is None
-
-
-def test_streams_without_a_tokenizer() -> None:
-    class Four(LmRunner):
-        family, vocab_size = "four", 5
-
-        def predict_logits(self, ids: Any, all_positions: bool = False) -> Any:
-            return np.eye(5, dtype=np.float32)[4]
-
-    assert [step.text for step in Four().stream([1], 2)] == ["", ""]
-    for wrong in (lambda: Four().generate([1], 2).text, lambda: Four().generate([1], 2, stop="x")):
-        with pytest.raises(rlx.TokenizerError, match="the four runner has no tokenizer"):
-            wrong()
 
 
 # -- log-probabilities -------------------------------------------------------------------------------------------------
@@ -220,28 +180,7 @@ def test_the_likeliest_tokens_of_each_step() -> None:
     assert everything is not None and len(everything[0].top_logprobs) == 40
 
 
-def test_equally_likely_tokens_are_in_the_order_of_their_ids() -> None:
-    runner = CachedRunner(FakeEngine(rule=lambda ids, logits: np.zeros_like(logits)))
-    (step,) = runner.stream([1], 1, top_logprobs=3)
-    assert [other.token for other in step.top_logprobs] == [0, 1, 2]
-
-
 # -- options -----------------------------------------------------------------------------------------------------------
-
-
-def test_sampling_options_of_a_chat(tokenizer: Tokenizer, goldens: Path) -> None:
-    path, profile = goldens / "qwen3" / "model-f16.gguf", {"buckets": {"seq": [1, 32]}}
-    with rlx.auto_runner(path, max_seq=64, profile=profile) as runner:
-        drawn = [runner.complete("a", 6, temperature=3.0, seed=seed).ids for seed in (1, 1, 2)]
-        assert drawn[0] == drawn[1] != drawn[2]
-        sample = rlx.SampleOpts(temperature=3.0, seed=1)
-        assert runner.complete("a", 6, sample=sample).ids == drawn[0]
-        assert runner.complete("a", 6, sample=sample, seed=2).ids == drawn[2]
-        assert runner.complete("a", 6).ids == runner.generate(runner.tokenizer.encode("a"), 6)
-    with pytest.raises(SamplingError, match="top_p= does nothing at temperature 0: add temperature=, such as"):
-        talking(tokenizer, "x").chat(ONE, top_p=0.5)
-    with pytest.raises(SamplingError, match="temperature is -1"):
-        talking(tokenizer, "x").chat(ONE, temperature=-1)
 
 
 @pytest.mark.parametrize(
@@ -274,17 +213,3 @@ def test_contents_take_the_form_that_the_template_wants(template: str, tokenizer
     said = tokenizer.decode(chat_ids(tokenizer, two)).split("\n", 1)[1].split("<|im_start|>")[0]
     assert said == ("a\n<|im_end|>b<|im_end|>\n" if template == TEXTS else "a<|im_end|>b<|im_end|>\n")
     assert chat_ids(tokenizer, two).count(tokenizer.token_to_id("<|im_end|>")) == 1, "text of a user stays text"
-
-
-@pytest.mark.parametrize("kind", ["input_audio", "video"])
-def test_parts_that_are_no_text_are_refused(kind: str, tokenizer: Tokenizer) -> None:
-    messages = [*ONE, {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": kind, kind: "x"}]}]
-    with pytest.raises(MultimodalError, match=rf"messages\[1\]\.content\[1\]: a part has type '{kind}'"):
-        talking(tokenizer, "x", BOTH).chat(messages)
-    assert ChatTemplate(BOTH).render(messages), "a template alone may have them"
-
-
-def test_images_for_a_model_without_a_tower_are_refused(tokenizer: Tokenizer) -> None:
-    part = {"type": "image", "image": np.zeros((2, 2, 3), np.uint8)}
-    with pytest.raises(MultimodalError, match="messages: there is an image, and the qwen3 model has no vision tower"):
-        talking(tokenizer, "x", BOTH).chat([{"role": "user", "content": [part]}])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +15,12 @@ import rlx
 from rlx import models
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.engine.opening.setup import open_model
-from rlx.engine.programs.programs import Made, ProgramTable, past_bucket, past_buckets
-from rlx.errors import ArgumentError, BusyError, ProfileError, PromptError, SnapshotError
+from rlx.engine.programs.programs import past_bucket, past_buckets
+from rlx.errors import ArgumentError, PromptError, SnapshotError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
 from rlx.models import variants
-from rlx.runners.generator import GemmaGenerator, TokenGenerator, WeightsCache
+from rlx.runners.generator import GemmaGenerator, TokenGenerator
 from rlx.store.cache import CompileCache
 from rlx.weights import open_weights
 from tests.single_sequence import SingleEngine
@@ -32,7 +30,6 @@ Mode = Callable[[TokenGenerator], TokenGenerator]
 
 FILES = {"gemma3": "model-f16.gguf", "gemma3n": "hf", "llama": "model-f16.gguf", "qwen35": "model-f16.gguf"}
 PAIR = {"buckets": {"seq": [1, 32]}}
-ALONE = {"fusion": dict.fromkeys(("gated", "residual", "norm", "prologue"), False)}
 TOLERANCE = 3e-5  # of the largest logit: float32 against float32
 GREEDY, SAMPLED = rlx.SampleOpts.greedy(), rlx.SampleOpts(temperature=0.9, top_p=0.95, seed=7)
 
@@ -109,17 +106,6 @@ def test_cached_steps_are_those_of_the_reference(family: str, goldens: Path, ope
     assert g.generate_cached(5, rlx.SampleOpts(temperature=0.9, top_p=0.95, seed=8)) != found[0]
 
 
-def test_steps_after_logits_choose_from_them(goldens: Path, opened: Open) -> None:
-    prompt, greedy, _ = golden(goldens, "llama")
-    g = opened("llama")
-    first = g.prefill_get_last_logits(prompt)
-    assert g.step_cached(GREEDY) == first.argmax() == greedy[0]
-    assert g.past_seq == len(g.tokens) - 1
-    assert g.decode_get_logits(greedy[1]).argmax() == greedy[2]  # the token chosen before is computed, too
-    assert g.step_cached(GREEDY) == greedy[2]
-    assert g.tokens == prompt + greedy[:3]
-
-
 def test_callbacks_and_stop_ids_end_a_generation(goldens: Path, opened: Open) -> None:
     prompt, greedy, _ = golden(goldens, "llama")
     g = opened("llama")
@@ -138,21 +124,6 @@ def test_callbacks_and_stop_ids_end_a_generation(goldens: Path, opened: Open) ->
     assert g.tokens == prompt + greedy[:7]  # the token was chosen; the generator goes on from it
     assert g.past_seq == len(g.tokens) - 1
     assert g.generate_cached(2) == greedy[7:9]
-
-
-def test_a_generation_ends_where_the_context_does(goldens: Path, opened: Open) -> None:
-    prompt, greedy, _ = golden(goldens, "llama")
-    g = opened("llama", max_seq=len(prompt) + 2)
-    g.prefill(prompt)
-    assert g.generate_cached(9) == greedy[:3]
-    with pytest.raises(
-        PromptError, match="has 51 tokens, and the context holds 50" if len(prompt) == 48 else "context"
-    ):
-        g.step_cached()
-    assert (len(g.tokens), g.past_seq) == (len(prompt) + 3, len(prompt) + 2)
-    with pytest.raises(PromptError, match="context"):
-        g.decode_get_logits(1)
-    assert len(g.tokens) == len(prompt) + 3
 
 
 # -- cache modes -------------------------------------------------------------------------------------------------------
@@ -214,50 +185,6 @@ def test_buckets_of_the_past() -> None:
         assert len(found) == past_buckets(most) <= most.bit_length() + 1
 
 
-def test_programs_for_several_pasts_are_compiled_once(opened: Open) -> None:
-    g = opened("llama").with_decode_cache(8)
-    g.prefill([1, 2, 3])
-    g.generate_cached(4)  # pasts of 3 to 5
-    assert [key.past for key in g._engine.tables["decode"].order] == [(3, 4), (5, 8)]
-    assert len({id(program.manifest) for program in g._engine.tables["decode"]}) == 1
-    g.prefill(range(1, 13))
-    g.generate_cached(3)  # behind max_past: the program for any
-    assert g._engine.tables["decode"].order[-1].past is None
-
-
-def test_the_least_recently_used_program_goes_first() -> None:
-    closed: list[str] = []
-
-    class Program:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def close(self) -> None:
-            closed.append(self.name)
-
-    table = ProgramTable()
-    table.limit(2)
-    for name in ("a", "b", "a", "c", "a", "b"):
-        table.get(name, lambda name=name: Made(Program(name), name == "a", 0.5, 10))  # type: ignore[misc]
-    assert (closed, table.order) == (["b", "c"], ["a", "b"])
-    stats = table.stats
-    assert (stats.hits, stats.misses, stats.compiles, stats.evictions) == (2, 4, 1, 2)
-    assert (stats.seconds, stats.code_bytes) == (2.0, 40)
-    table.limit(1)
-    assert (closed, table.order) == (["b", "c", "a"], ["b"])
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "4"])
-def test_a_capacity_is_a_number_above_0(wrong: Any, opened: Open) -> None:
-    g = opened("llama")
-    for mode in (
-        g.with_prefill_cache, g.with_dynamic_prefill_cache, g.with_decode_cache, g.with_dynamic_decode_cache,
-        g.with_exact_decode_cache, g.with_inference_caches,
-    ):  # fmt: skip
-        with pytest.raises(ArgumentError, match="expected a whole number"):
-            mode(wrong)
-
-
 # -- embeddings and biases ---------------------------------------------------------------------------------------------
 
 
@@ -273,17 +200,6 @@ def test_the_embeddings_of_tokens_stand_for_them(family: str, goldens: Path, ope
     assert [g.step(GREEDY) for _ in range(3)] == greedy[:3]
     assert [g.step_cached(GREEDY) for _ in range(2)] == greedy[3:5]
     assert error(g.prefill_get_last_logits(prompt), logits) <= TOLERANCE  # tokens again
-
-
-def test_embeddings_win_over_the_tokens(goldens: Path, opened: Open) -> None:
-    """A layer without embeddings of its own sees nothing of the ids; where there are such, they count."""
-    for family in ("llama", "gemma3n"):
-        prompt, greedy, _ = golden(goldens, family)
-        g = opened(family)
-        other = [1] * len(prompt)
-        found = g.generate_from_embeds(other, g.embed(prompt), 4)
-        assert (found == greedy[:4]) == (family == "llama")
-        assert g.tokens == other + found
 
 
 def reference(path: Path, ids: list[int], embeds: Array, bias: Array) -> Array:
@@ -321,20 +237,6 @@ def test_a_bias_against_the_interpreter(goldens: Path, opened: Open) -> None:
     small.prefill_from_embeds(prompt, embeds, bias)
     assert error(small._loop.call(small._last_logits), want) <= TOLERANCE
     assert small.step_cached() == want.argmax()
-
-
-def test_keys_that_a_bias_closes_might_as_well_not_be_there(goldens: Path, opened: Open) -> None:
-    """Rotations depend on distances only, so a prompt whose beginning is closed is the rest of it."""
-    prompt, _, _ = golden(goldens, "llama")
-    g, n = opened("llama"), len(prompt)
-    bias = np.where(np.arange(n) > np.arange(n)[:, None], np.float32(-np.inf), np.float32(0))
-    bias[5:, :5] = -np.inf
-    g.prefill_from_embeds(prompt, g.embed(prompt), bias)
-    found = g._loop.call(g._last_logits)
-    assert error(found, g.prefill_get_last_logits(prompt[5:])) <= TOLERANCE
-    bias[np.isinf(bias)] = np.finfo(np.float32).min  # closes as well
-    g.prefill_from_embeds(prompt, g.embed(prompt), bias)
-    np.testing.assert_array_equal(g._loop.call(g._last_logits), found)
 
 
 def test_a_session_that_began_with_embeddings(goldens: Path, opened: Open, cache: CompileCache) -> None:
@@ -404,16 +306,6 @@ def test_biases_that_do_not_fit(case: str, opened: Open) -> None:
         g.prefill_from_embeds(range(N), np.zeros((N, HIDDEN)), bias)
 
 
-def test_a_span_that_sees_itself_must_fit_a_call(opened: Open) -> None:
-    g = opened("llama", profile={"buckets": {"seq": [1, 7]}})
-    embeds, bias = np.zeros((N, HIDDEN)), np.where(np.arange(N) > np.arange(N)[:, None], -np.inf, 0.0)
-    bias[2:9, 2:9] = 0
-    g.prefill_from_embeds(range(N), embeds, bias)
-    bias[2:10, 2:10] = 0
-    with pytest.raises(PromptError, match="opens later keys over more than 7 tokens from position 2 on"):
-        g.prefill_from_embeds(range(N), embeds, bias)
-
-
 # -- use and misuse ----------------------------------------------------------------------------------------------------
 
 
@@ -432,23 +324,6 @@ def test_what_needs_a_history_says_so(opened: Open) -> None:
     with pytest.raises(ArgumentError, match="n is -1"):
         g.generate_cached(-1)
     assert g.tokens == [1, 2]
-
-
-def test_callbacks_and_threads_wait_for_one_another(opened: Open) -> None:
-    g = opened("llama")
-    g.prefill([1, 2])
-    inner = list[int]()
-    g.generate_cached_with(1, GREEDY, lambda t: inner.append(g.step_cached()))
-    assert g.tokens[-1:] == inner
-    worker = threading.Thread(target=g.generate_cached, args=(2,))
-    worker.start()
-    worker.join()
-    g.sync_device()
-    assert len(g.tokens) == 6
-    g.close()
-    g.close()
-    with pytest.raises(BusyError, match="was closed"):
-        g.step()
 
 
 def test_the_weights_as_numbers(goldens: Path, opened: Open) -> None:
@@ -470,64 +345,3 @@ def test_the_weights_as_numbers(goldens: Path, opened: Open) -> None:
         table["blk.0.nothing"]
     want = stored["token_embd.weight"][[3, 1, 3]] * np.float32(g.config.hidden**0.5)
     np.testing.assert_allclose(g.embed([3, 1, 3]), want, rtol=1e-6)
-
-
-def test_profiles_of_both_phases(goldens: Path, cache: CompileCache) -> None:
-    """The program of each phase is that of its profile; cache modes stay."""
-    prompt, greedy, _ = golden(goldens, "llama")
-    path = goldens / "llama" / FILES["llama"]
-    plain, alone = (rlx.CompileProfile.load({**PAIR, "precision": {"mode": "exact"}, **f}) for f in ({}, ALONE))
-    with GemmaGenerator.from_path(path, max_seq=96, cache=cache, threads=2) as g:
-        g.with_dynamic_prefill_cache(2).prefill(prompt)
-        assert g.with_compile_profiles(plain, alone) is g
-        assert (g.prefill_profile, g.decode_profile) == (replace(plain, threads=2), replace(alone, threads=2))
-        assert (g.tokens, g.past_seq) == ([], 0)
-        g.prefill(prompt)
-        assert g.generate_cached(4) == greedy[:4]
-        (prefill,), (decode,) = (list(g._engine.tables[phase]) for phase in ("prefill", "decode"))
-        assert list(prefill.manifest["bounds"]["SEQ"]) == [2, 32]  # dynamic still
-        regions = len(decode.manifest["regions"])
-        g.with_compile_profiles(alone, plain)
-        g.prefill(prompt)
-        assert g.generate_cached(4) == greedy[:4]
-        (decode,) = g._engine.tables["decode"]
-        assert len(decode.manifest["regions"]) < regions
-        with pytest.raises(ProfileError, match="Both phases share it"):
-            g.with_compile_profiles(plain, rlx.CompileProfile.load({"buckets": {"seq": [1, 8]}}))
-        assert g.tokens == prompt + greedy[:4]
-
-
-def test_a_profile_beside_the_weights(goldens: Path, tmp_path: Path, cache: CompileCache) -> None:
-    path = goldens / "gemma3" / FILES["gemma3"]
-    options: dict[str, Any] = {"max_seq": 96, "cache": cache, "threads": 2}
-    with GemmaGenerator.from_loader_at(open_weights(path), tmp_path, **options) as g:
-        assert g.prefill_profile.buckets == rlx.CompileProfile().buckets
-    (tmp_path / "gemma.rlx.toml").write_text("[buckets]\nseq = [1, 7]\n")
-    for place in (tmp_path, tmp_path / "model.gguf"):
-        with GemmaGenerator.from_loader_at(open_weights(path), place, **options) as g:
-            assert g.prefill_profile.buckets == g.decode_profile.buckets == (1, 7)
-    (tmp_path / "gemma.rlx.toml").write_text("[buckets]\nsec = [1, 7]\n")
-    with pytest.raises(ProfileError, match="sec"):
-        GemmaGenerator.from_loader_at(open_weights(path), tmp_path, **options)
-
-
-def test_tensors_that_predict_further_tokens_are_shown_on_demand() -> None:
-    names = ["token_embd.weight", "blk.1.attn_q.weight", "blk.2.attn_q.weight", "blk.2.nextn.eh_proj.weight"]
-    weights, config = SimpleNamespace(names=dict.fromkeys(names)), SimpleNamespace(layers=2)
-    assert list(WeightsCache(weights, config)) == names[:2]  # type: ignore[arg-type]
-    assert list(WeightsCache(weights, config, mtp=True)) == names  # type: ignore[arg-type]
-
-
-def test_other_ways_to_one(goldens: Path, cache: CompileCache) -> None:
-    path = goldens / "qwen35" / FILES["qwen35"]
-    with (
-        rlx.GemmaGenerator.from_loader(open_weights(path), cache=cache, threads=2) as g,
-        rlx.TokenGenerator.from_path_with_mtp(path, device=rlx.Device.CPU, cache=cache, threads=2) as other,
-    ):
-        assert g.config == other.config
-        assert set(g.weights_cache) <= set(other.weights_cache)
-        assert "qwen35" in repr(g)
-    with pytest.raises(rlx.ModelFileError):
-        rlx.GemmaGenerator.from_path(goldens / "nothing.gguf")
-    with pytest.raises(rlx.TargetError, match="'tpu' is not there"):
-        rlx.GemmaGenerator.from_path(path, device="tpu")

@@ -89,21 +89,6 @@ def test_the_model_decides_and_may_be_forbidden_to_call(demo: Model) -> None:
     assert none.text == "27 + 45 = 72."
 
 
-def test_a_cut_call_has_arguments_nevertheless(demo: Model) -> None:
-    whole = demo.chat(QUESTION, 200, tools=TOOLS, tool_choice=NAMED)
-    cut = demo.chat(QUESTION, len(whole.ids) - 3, tools=TOOLS, tool_choice=NAMED)
-    assert cut.finish_reason == "length"
-    assert isinstance(cut.tool_calls[0].arguments, dict)
-
-
-def test_a_call_or_json_of_a_schema(demo: Model) -> None:
-    answer = demo.chat("Say yes.", 100, tools=TOOLS, json_schema=SCHEMAS["flag"])
-    if answer.tool_calls:
-        assert answer.parsed is None
-    else:
-        jsonschema.validate(answer.parsed, SCHEMAS["flag"])
-
-
 @pytest.mark.parametrize(
     ("options", "what"),
     [
@@ -120,19 +105,3 @@ def test_a_call_or_json_of_a_schema(demo: Model) -> None:
 def test_wrong_options_are_named(demo: Model, options: dict[str, Any], what: str) -> None:
     with pytest.raises(rlx.ToolError, match=what):
         demo.chat(QUESTION, 10, **options)
-
-
-@pytest.mark.parametrize(
-    ("call", "where", "what"),
-    [
-        ({"function": {"name": "f", "arguments": "{"}}, "function.arguments", "the arguments are no JSON"),
-        ({"function": {"name": "f", "arguments": "[1]"}}, "function.arguments", "expected a JSON object, found a list"),
-        ({"function": {"arguments": "{}"}}, "function.name", "a call needs the name of a function"),
-        ("f", "", "expected a JSON object, found a str"),
-    ],
-)
-def test_wrong_calls_in_messages_are_named(demo: Model, call: Any, where: str, what: str) -> None:
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    with pytest.raises(rlx.ToolError, match=what) as caught:
-        demo.chat(messages, 10)
-    assert caught.value.where == "messages[1].tool_calls[0]" + (where and f".{where}")
