@@ -13,8 +13,7 @@ from schemas import NUMBER, PROMPTS, SCHEMAS, TEXT, closed, several
 
 import rlx
 from rlx import demo
-from rlx.engine.loop import executor
-from rlx.errors import GrammarError, RlxError, SamplingError
+from rlx.errors import GrammarError, RlxError
 from rlx.grammar import Grammar, GrammarCompiler
 from rlx.text import load_tokenizer
 
@@ -126,18 +125,6 @@ def test_what_a_grammar_forces_takes_no_steps(runner: Any, ids: list[int]) -> No
     assert runner.stats()["requests"]["steps"] - before <= 3, "the prompt, a choice, and what is left of it"
 
 
-def test_the_same_tokens_with_drafts_and_beside_others(runner: Any, ids: list[int]) -> None:
-    alone = [answer(runner, ids, sample=rlx.SampleOpts(temperature=1.0, seed=seed)) for seed in range(6)]
-    drafted = answer(runner, ids, sample=rlx.SampleOpts(temperature=1.0, seed=0), speculative="prompt-lookup")
-    assert drafted == alone[0]
-    requests = [rlx.Request(ids, 120, rlx.SampleOpts(temperature=1.0, seed=seed), grammar=FORM) for seed in range(6)]
-    free = [runner.submit(rlx.Request(ids, 60, DRAWN)) for _ in range(2)]
-    handles = [runner.submit(request) for request in requests]
-    assert [handle.result() for handle in handles] == alone
-    assert free[0].result() == free[1].result() == answer(runner, ids, 60, grammar=None)
-    assert all(holds(found.text) for found in alone) and len({tuple(found) for found in alone}) > 1
-
-
 def test_drafts_that_break_the_grammar_are_not_accepted(runner: Any) -> None:
     """The text of the prompt is what prompt lookup drafts."""
     copied = runner.tokenizer.encode('{"name":"a","kind":"cat","friends":[]} {"name":"a","kind":"cat","friends":[]} ')
@@ -145,31 +132,6 @@ def test_drafts_that_break_the_grammar_are_not_accepted(runner: Any) -> None:
     drafted = answer(runner, copied, speculative="prompt-lookup")
     assert drafted == plain and holds(drafted.text)
     assert answer(runner, copied, speculative="prompt-lookup", top_logprobs=1) == plain
-
-
-def test_log_probabilities_of_forced_tokens(runner: Any, ids: list[int]) -> None:
-    plain, found = answer(runner, ids), answer(runner, ids, top_logprobs=2)
-    assert found == plain and found.steps is not None and len(found.steps) == len(found)
-    expected = runner.score([*ids, *found])[len(ids) - 1 :]
-    np.testing.assert_allclose([step.logprob for step in found.steps], expected, rtol=1e-3, atol=1e-3)
-    assert all(len(step.top_logprobs) == 2 for step in found.steps)
-
-
-def test_a_long_forced_text_is_computed_in_pieces(runner: Any, ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As prompts are, so that others do not wait for it."""
-    form, sizes = Grammar.regex("[ab]" + "the brave fox " * 10 + "[cd]"), list[int]()
-    one = answer(runner, ids, grammar=form)
-    monkeypatch.setattr(runner._loop.scheduler, "budget", lambda decodes, past: 4)
-    step = runner._loop.executor.engine.step
-
-    def counted(batch: Any) -> Any:
-        sizes.extend(len(segment.tokens) for segment in batch.segments)
-        return step(batch)
-
-    monkeypatch.setattr(runner._loop.executor.engine, "step", counted)
-    assert answer(runner, ids, grammar=form) == one and max(sizes) <= 4
-    sizes.clear()
-    assert answer(runner, ids, grammar=form, top_logprobs=0) == one and max(sizes) <= 4
 
 
 @pytest.mark.parametrize("options", [{}, {"top_logprobs": 1}])
@@ -202,15 +164,6 @@ def test_the_grammar_says_where_an_answer_may_end(runner: Any, ids: list[int]) -
     assert found.text == "ab" and found.finish_reason == "grammar", "nothing can follow"
     found = answer(runner, ids, grammar=Grammar.regex("ab{3}c"), stop_ids=[runner.tokenizer.encode("b")[0]])
     assert found.finish_reason in ("stop", "grammar")
-
-
-def test_an_empty_choice_of_tokens_is_an_error(runner: Any, ids: list[int]) -> None:
-    letters = runner.tokenizer.tokens_with("q") | runner.tokenizer.tokens_with("z")
-    banned = rlx.SampleOpts(logit_bias=dict.fromkeys(letters, -np.inf))
-    handle = runner.submit(rlx.Request(ids, 5, banned, grammar=Grammar.regex("[qz]")))
-    with pytest.raises(SamplingError, match="under a grammar"):
-        handle.result()
-    assert answer(runner, ids, 5, grammar=None), "the others go on"
 
 
 def test_streams_callbacks_and_sessions(runner: Any, ids: list[int]) -> None:
@@ -252,15 +205,6 @@ def test_chat_gives_values(runner: Any) -> None:
         _ = runner.chat("Who?", 60, json_schema=strict).parsed
 
 
-def test_thinking_comes_before_an_answer_of_chat(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlx.text.answer import ThinkingTags
-
-    monkeypatch.setattr(ThinkingTags, "of", staticmethod(lambda tokenizer: ThinkingTags("<think>", "fox")))
-    monkeypatch.setattr(ThinkingTags, "is_open", lambda self, tokenizer, prompt: True)
-    found = runner.chat("Tell me a story about a brave fox.", 150, json_schema=SCHEMA)
-    assert found.thinking and holds(found.text) and found.parsed["kind"] in ("fox", "dog")
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"grammar": "root"}, {"json_schema": 3}, {"grammar": FORM, "json_schema": SCHEMA}, {"json_schema": {"not": {}}},
@@ -274,11 +218,3 @@ def test_what_cannot_be_used_is_refused_at_once(runner: Any, ids: list[int], wro
         runner.generate_batch([ids], 5, **wrong)
     with pytest.raises(RlxError):
         runner.chat("Who?", 5, **wrong)
-
-
-def test_without_a_grammar_nothing_is_asked(runner: Any, ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any) -> Any:
-        raise AssertionError("a forced row without a grammar")
-
-    monkeypatch.setattr(executor, "_forced_rows", fail)
-    assert answer(runner, ids, 20, grammar=None) and len(runner.generate(ids, 20)) == 20

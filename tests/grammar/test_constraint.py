@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from schemas import SCHEMAS
 
 from rlx import demo
 from rlx.errors import GrammarError
 from rlx.grammar import Constraint, Grammar, GrammarCompiler, after_thinking
-from rlx.sampling.choice import masked
 from rlx.text import Tokenizer, load_tokenizer
 from rlx.text.vocabulary import Spelling, TokenType, Vocabulary
 
@@ -63,18 +58,6 @@ def spell(constraint: Constraint, text: str) -> None:
     for token in TOKENIZER.encode(text, add_special_tokens=False, parse_special=True):
         assert token in allowed(constraint), (text, TOKENIZER.token_bytes(token))
         constraint.accept(token)
-
-
-@given(hnp.arrays(np.float32, st.integers(1, 99), elements=st.floats(-9, 9, width=32)), st.randoms())
-def test_masked_logits(logits: np.ndarray[Any, Any], random: Any) -> None:
-    flags = np.array([random.random() < 0.5 for _ in logits])
-    words = np.packbits(np.pad(flags, (0, -len(flags) % 32)), bitorder="little").view(np.int32)
-    for repeats in (1, 40):  # few words, many words
-        many, mask = np.tile(logits[: len(logits) // 32 * 32], repeats), np.tile(words[: len(logits) // 32], repeats)
-        flag = np.tile(flags[: len(logits) // 32 * 32], repeats)
-        assert np.array_equal(masked(many, mask), np.where(flag, many, -np.inf))
-    found = masked(logits.astype(np.float64), words)
-    assert found.dtype == np.float64 and np.array_equal(found, np.where(flags, logits, -np.inf))
 
 
 @pytest.mark.parametrize("name", [name for i, name in enumerate(SCHEMAS) if i % 3 == 0])
@@ -231,37 +214,6 @@ def test_the_prompt_says_whether_the_answer_begins_with_thinking(tail: str, begi
     assert after_thinking(grammar, thinker, prompt) == grammar.after(end, begin)
     assert after_thinking(grammar, thinker, thinker.encode("<think>\n\n</think>\n\n")) == grammar
     assert after_thinking(grammar, TOKENIZER, prompt) == grammar
-
-
-def test_what_the_model_cannot_write_is_an_error() -> None:
-    with pytest.raises(GrammarError, match="unknown special token"):
-        COMPILER.compile(Grammar.lark("start: <nothing>"))
-    with pytest.raises(GrammarError, match="no text but the empty one"):
-        COMPILER.compile(Grammar.regex("()"))
-    vocabulary = Vocabulary(["a", "END"], bytes([TokenType.NORMAL, TokenType.CONTROL]), Spelling.SENTENCEPIECE)
-    tokenizer = Tokenizer(vocabulary=vocabulary, encode_parts=lambda text, special: [], bos_id=None, eos_id=None)
-    small = GrammarCompiler(lambda: tokenizer, 2).compile(Grammar.regex("a?b")).constraint()
-    with pytest.raises(GrammarError, match="no token of the model continues"):
-        small.accept(0)
-        small.mask()
-
-
-def test_control_tokens_by_name() -> None:
-    constraint = COMPILER.compile(Grammar.lark('start: "a" <|im_end|> "b"')).constraint()
-    spell(constraint, "a")
-    assert allowed(constraint) == [STOP]
-    constraint.accept(STOP)
-    spell(constraint, "b")
-    assert constraint.is_over
-
-
-def test_grammars_are_kept_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlx.grammar.compiler.KEPT", 2)
-    compiler = GrammarCompiler(lambda: TOKENIZER, WIDTH)
-    first, second, third = (compiler.compile(Grammar.regex(text)) for text in ("a", "b", "a"))
-    assert first is third and first is not second
-    compiler.compile(Grammar.regex("c"))
-    assert compiler.compile(Grammar.regex("a")) is first and compiler.compile(Grammar.regex("b")) is not second
 
 
 HARD: list[Callable[[], Grammar]] = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import json
 import sys
 from typing import Any
 
@@ -28,17 +27,6 @@ def test_equal_grammars_are_equal() -> None:
     )
     assert one == other and hash(one) == hash(other) and len({one, other, one.after("</think>"), one.lazy("x")}) == 3
     assert Grammar.json_schema(schema, lenient=True) != one
-
-
-def test_a_pydantic_class_is_its_schema() -> None:
-    pydantic = pytest.importorskip("pydantic")
-    den = pydantic.create_model("Den", properties=(int, 3))
-    fox = pydantic.create_model("Fox", age=(int, ...), dens=(list[den], ...))  # type: ignore[valid-type]
-    schema = fox.model_json_schema()
-    schema["additionalProperties"] = schema["$defs"]["Den"]["additionalProperties"] = False
-    assert json.loads(Grammar.json_schema(fox).text) == schema
-    free = pydantic.create_model("Free", __config__=pydantic.ConfigDict(extra="allow"), age=(int, ...))
-    assert json.loads(Grammar.json_schema(free).text) == free.model_json_schema()
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -88,15 +76,6 @@ def test_what_cannot_be_used_is_refused_with_the_reason(make: Any, message: str)
     with pytest.raises(GrammarError) as error:
         make()
     assert message in str(error.value)
-
-
-def test_what_is_ignored_is_named() -> None:
-    schema = {"type": "array", "uniqueItems": True, "items": {"type": "string", "format": "word"}}
-    assert Grammar.json_schema(schema, lenient=True).warnings == (
-        'Unimplemented keys: ["uniqueItems"]', "Unknown format: word",
-    )  # fmt: skip
-    either = {"oneOf": [{"type": "object"}, {"type": "object", "properties": {"a": True}}]}
-    assert Grammar.json_schema(either, lenient=True).kind == "json_schema"
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

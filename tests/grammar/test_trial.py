@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -91,27 +90,6 @@ def test_cycles_end(rules: str) -> None:
         raise GrammarError("the answer has ended")
 
 
-def test_a_bad_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[object]()
-    call = trial._CHILD.call
-    monkeypatch.setattr(trial._CHILD, "call", lambda request: asked.append(request) or call(request))
-    for _ in range(3):
-        with pytest.raises(GrammarError, match="CPU time"):
-            Grammar.regex("((b{1000}){1000}){1000}")
-        Grammar.regex("tried once")
-    assert len(asked) == 2
-
-
-def test_grammars_that_keep_much_memory_push_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = GrammarCompiler(lambda: TOKENIZER, TOKENIZER.vocab_size)
-    form = Grammar.regex("kept by its cost")
-    assert compiler.compile(form) is compiler.compile(form)
-    monkeypatch.setattr("rlx.grammar.compiler.KEPT_SECONDS", -1.0)
-    first = compiler.compile(form)
-    compiler.compile(Grammar.regex("another one"))
-    assert compiler.compile(form) is not first
-
-
 def test_without_a_process_a_grammar_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def call(request: object) -> None:
         raise ConfinedError("no process can be started for it", NOT_STARTED)
@@ -121,10 +99,6 @@ def test_without_a_process_a_grammar_is_refused(monkeypatch: pytest.MonkeyPatch)
         Grammar.regex("never tried")
     monkeypatch.undo()
     Grammar.regex("never tried")
-
-
-def test_control_tokens_need_no_vocabulary_in_the_trial() -> None:
-    assert Grammar.lark('start: <|im_end|> "a" <[5]> <[7-9,11]> </s> "<b>"').kind == "lark"
 
 
 @pytest.mark.parametrize(("make", "message"), [
@@ -142,15 +116,3 @@ def test_errors_speak_of_the_text_that_was_given(make: Callable[[], Grammar], me
         make()
     assert str(error.value).startswith(message)
     assert "start:" not in str(error.value) and "|" not in str(error.value) and "(in regex)" not in str(error.value)
-
-
-def test_choices_that_begin_alike() -> None:
-    texts = ["yes", "yes please", "no|maybe", "a.b/c", "line\nbreak", "ü{2}"]
-    form = Grammar.choice(texts)
-    for text in texts:
-        constraint = COMPILER.compile(form).constraint(frozenset(TOKENIZER.eog_ids))
-        for token in TOKENIZER.encode(text, add_special_tokens=False):
-            constraint.accept(token)
-        stops = constraint.mask()
-        assert constraint.is_over or stops is not None
-    assert re.fullmatch(form.text, "a.b/c") and not re.fullmatch(form.text, "aXb/c")
