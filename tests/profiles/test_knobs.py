@@ -162,12 +162,6 @@ def test_choices_without_effect_on_a_model_share_its_programs(name: str, goldens
     assert len(sized) == len(PASTS), "the memory of a bias follows from the bound"
 
 
-def test_presets_share_the_programs_of_the_defaults() -> None:
-    preset, base = CompileProfile.preset("gemma"), CompileProfile()
-    for bucket in base.ranges:
-        assert keys(preset.options(bucket)) == keys(base.options(bucket))
-
-
 # ---------------------------------------------------------------------------------------------------- the key
 
 
@@ -228,24 +222,6 @@ def test_programs_that_differ_never_share_a_key(pair: tuple[Case, Case]) -> None
     a, b = pair
     for of_a, of_b, code_a, code_b in zip(a.keys, b.keys, a.code, b.code, strict=False):
         assert of_a != of_b or (code_a == code_b and a.versions == b.versions)
-
-
-@given(pairs())
-def test_those_that_choose_the_same_share_their_key(pair: tuple[Case, Case]) -> None:
-    a, b = pair
-    for i, (of_a, of_b, again) in enumerate(zip(a.keys, b.keys, replace(a).keys, strict=True)):
-        of_model = [effective(c.options, models(c.kv)[i], c.target.capabilities) for c in pair]
-        chosen = [(o, c.target.describe(), c.kv, c.versions) for o, c in zip(of_model, pair, strict=True)]
-        assert (of_a == of_b) == (chosen[0] == chosen[1])
-        assert of_a == again == CompileKey.from_json(of_a.to_json())
-    assert len({*a.keys}) == len(a.keys), "two models"
-
-
-def test_the_order_of_names_is_no_choice() -> None:
-    options = CompileProfile().options((2, 16))
-    turned = replace(options, fusions=options.fusions[::-1], passes=options.passes[::-1])
-    assert keys(turned) == keys(options)
-    assert code(turned) == code(options)
 
 
 # ---------------------------------------------------------------------------------------------------- engines
@@ -315,25 +291,12 @@ def test_deterministic_refuses_phases_of_other_arithmetic(path: Path) -> None:
     assert plan(path, decodes).setup.is_deterministic, "a pass that changes no arithmetic"
 
 
-def test_a_profile_wins_over_the_environment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("RLX_THREADS", "7"), ("RLX_TARGET", "avx2"), ("RLX_CACHE", "readonly")):
-        monkeypatch.setenv(name, value)
-    table = {"backend": {"cpu": {"level": "generic", "threads": 3}}, "cache": {"policy": "off"}}
-    setup = plan(path, table).setup
-    assert (setup.threads, setup.target.level, setup.cache.policy) == (3, "generic", "off")
-
-
 def test_an_exact_phase_keeps_the_cache_exact(path: Path) -> None:
     """It reads what the other one wrote."""
     for phase in ("prefill", "decode"):
         assert plan(path, {phase: {"precision": {"mode": "exact"}}}).setup.kv_type.name == "f32"
     assert plan(path, {"precision": {"mode": "exact"}}, precision="auto").setup.kv_type.name == "f16"
     assert plan(path, {"precision": {"mode": "exact", "kv_dtype": "f16"}}).setup.kv_type is F16
-
-
-def test_a_profile_of_another_family_is_refused(path: Path) -> None:
-    with pytest.raises(ProfileError, match=r"profile: the profile is for the family 'qwen3', this model is of 'gemma'"):
-        plan(path, CompileProfile.preset("qwen3"))
 
 
 @pytest.fixture(scope="module")
@@ -364,15 +327,6 @@ def test_a_profile_beside_the_weights_is_found(copied: Path, beside: Path) -> No
         assert runner.stats()["profile"] == str(beside)
 
 
-@pytest.mark.parametrize("text", ["[bucket]", "[buckets", "family = 'qwen3'"])
-def test_a_broken_profile_beside_the_weights_is_an_error(copied: Path, beside: Path, text: str) -> None:
-    beside.write_text(text)
-    with pytest.raises(ProfileError, match=r"gemma\.rlx\.toml"):
-        rlx.auto_runner(copied)
-    with rlx.auto_runner(copied, profile={}, load=False) as runner:
-        assert runner.stats()["profile"] is None
-
-
 # ---------------------------------------------------------------------------------------------------- results
 
 GOLDEN = 2e-4  # of the largest logit: what exact precision may differ from transformers
@@ -397,19 +351,3 @@ def test_what_is_left_out_changes_no_result(goldens: Path, path: Path, name: str
         for length in (2, 20, len(tokens)):
             row = runner.prefill_logits(tokens[:length])
             assert np.abs(row - logits[length - 1]).max() <= GOLDEN * np.abs(logits).max()
-
-
-def test_phases_of_two_precisions(demo_model: Path) -> None:
-    """Each computes as if the whole model did; the cache is f32 in all three."""
-    logits = {}
-    for prefill, decode in (("exact", "exact"), ("auto", "auto"), ("auto", "exact"), ("exact", "auto")):
-        modes = {"prefill": prefill, "decode": decode}
-        table = {"precision": {"kv_dtype": "f32"}, **{p: {"precision": {"mode": mode}} for p, mode in modes.items()}}
-        with rlx.auto_runner(demo_model, profile=table, max_seq=64) as runner:
-            first = runner.prefill_logits([5, 6, 7])
-            logits[prefill, decode] = first, runner.decode_logits(8)
-    for pair, (first, second) in logits.items():
-        assert np.array_equal(first, logits[pair[0], pair[0]][0])
-        assert np.array_equal(second, logits["exact", "exact"][1]) == (pair == ("exact", "exact"))
-    mixed = logits["auto", "exact"][1], logits["exact", "auto"][1], logits["auto", "auto"][1]
-    assert not any(np.array_equal(a, b) for a, b in itertools.combinations(mixed, 2))

@@ -6,7 +6,6 @@ import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,13 +13,10 @@ from hypothesis import strategies as st
 from profile_strategies import profiles
 
 from rlx import CompileProfile
-from rlx.backends.cpu.levels import LEVELS
-from rlx.env import CACHE_POLICIES
 from rlx.errors import ArgumentError, ProfileError
 from rlx.passes.options import FUSIONS, PASSES, Options
-from rlx.profile import FAMILIES, PhaseProfile
-from rlx.profile.keys import FOREIGN, KEYS
-from rlx.runners.auto import RUNNERS
+from rlx.profile import PhaseProfile
+from rlx.profile.keys import KEYS
 
 
 def parsed(text: str) -> CompileProfile:
@@ -28,10 +24,6 @@ def parsed(text: str) -> CompileProfile:
 
 
 # ---------------------------------------------------------------------------------------------------- what is read
-
-
-def test_an_empty_profile_is_the_default() -> None:
-    assert CompileProfile.load(None) == CompileProfile.load({}) == parsed("[precision]\n") == CompileProfile()
 
 
 def test_every_key_reaches_its_field(tmp_path: Path) -> None:
@@ -63,11 +55,6 @@ def test_a_phase_overrides_key_by_key() -> None:
     assert profile.decode.passes == PASSES
 
 
-def test_skip_turns_all_groups_off() -> None:
-    assert parsed("[fusion]\nskip = true\ngated = true").prefill.fusions == ()
-    assert parsed("[fusion]\nskip = true\n[decode.fusion]\nskip = false").decode.fusions == FUSIONS
-
-
 def test_options_are_those_of_the_phase() -> None:
     profile = parsed(
         '[prefill.precision]\nmode = "exact"\n[decode.fusion]\nskip = true\n[decode.passes]\nsimplify=false'
@@ -89,15 +76,6 @@ def test_precision_of_an_argument_wins_and_a_default_fills_what_is_open() -> Non
     assert split.with_precision(None, "auto").decode.precision == "auto"
     with pytest.raises(ArgumentError, match="precision 'fast' is unknown"):
         split.with_precision("fast", "auto")
-
-
-def test_the_table_names_what_the_other_parts_have() -> None:
-    assert set(FAMILIES) == set(RUNNERS)
-    assert KEYS["backend.cpu.level"].choices == ("native", *LEVELS)
-    assert KEYS["cache.policy"].choices == CACHE_POLICIES
-    assert not set(KEYS) & set(FOREIGN)
-    for key in KEYS.values():
-        assert key.meaning.endswith(".") and key.default, key.path
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused
@@ -148,51 +126,6 @@ def test_what_is_refused(text: str) -> None:
         parsed(text)
 
 
-# Keys of other compilers: how they are written, the key, what is said.
-OTHERS = [
-    ("[fusion]\npolicy = 'fusable'", "policy", "[fusion] has a switch for each group"),
-    ("[fusion]\ntarget = 'cpu'", "target", "`level` in [backend.cpu]"),
-    ("[fusion]\nassert_clean = true", "assert_clean", "--dump-ir"),
-    ("[passes]\ndce = false", "dce", "dead code cannot exist"),
-    ("[passes]\nconstant_folding = true", "constant_folding", "the pass `simplify`"),
-    ("[passes]\nverbose = true", "verbose", "--dump-ir"),
-    ("[precision]\ncompute = 'f16'", "compute", 'mode = "exact" is float32 throughout'),
-    ("[precision]\nmixed = 'auto'", "mixed", 'mode = "auto" is mixed'),
-    ("[backend.cpu]\nunfuse_regions = true", "unfuse_regions", "`elementwise = false` in [fusion]"),
-    ("[backend.metal]\nskip_fusion = true", "metal", "there is one backend, cpu"),
-    ("[backend.cuda]", "cuda", "there is one backend, cpu"),
-    ("[decode.fusion]\npolicy = 'fusable'", "policy", "[fusion] has a switch for each group"),
-]
-
-
-@pytest.mark.parametrize(("text", "name", "reason"), OTHERS)
-def test_keys_of_other_compilers_say_why_they_mean_nothing(text: str, name: str, reason: str) -> None:
-    with pytest.raises(ProfileError, match=re.escape(f"'{name}' has no meaning here: ")) as caught:
-        parsed(text)
-    assert reason in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: PhaseProfile("fast"), "PhaseProfile: mode is 'fast', expected one of auto, exact"),
-        (lambda: PhaseProfile(fusions=("gated", "norms")), "unknown fusion 'norms'. Did you mean 'norm'?"),
-        (lambda: PhaseProfile(passes=("fuse",)), "unknown pass 'fuse'. Known: simplify, last_row, reuse_memory."),
-        (lambda: CompileProfile(level="sse"), "CompileProfile.level: level is 'sse', expected one of native"),
-        (lambda: CompileProfile(buckets=(3, 4)), "CompileProfile.buckets: seq is [3, 4], expected row counts"),
-        (lambda: CompileProfile(threads=0), "CompileProfile.threads: threads is 0, expected a whole number from 1"),
-        (lambda: CompileProfile(capacity=0), "CompileProfile.capacity: capacity is 0, expected a whole number from 1"),
-        (lambda: CompileProfile(cache="never"), "CompileProfile.cache: policy is 'never', expected one of on, off"),
-        (lambda: CompileProfile.preset("gema"), "unknown family 'gema'. Did you mean 'gemma'?"),
-        (lambda: CompileProfile.preset("gemma", "train"), "unknown phase 'train'. Known: prefill, decode."),
-        (lambda: CompileProfile.load(3), "profile: 3 is no profile. Give the path of a TOML file, a table, or a"),
-    ],
-)
-def test_objects_are_as_strict(make: Any, message: str) -> None:
-    with pytest.raises(ProfileError, match=re.escape(message)):
-        make()
-
-
 # ---------------------------------------------------------------------------------------------------- the way back
 
 
@@ -228,18 +161,6 @@ def test_a_commented_file_explains_every_key() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- presets, phases
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_presets(family: str) -> None:
-    both = CompileProfile.preset(family)
-    prefill, decode = (CompileProfile.preset(family, phase) for phase in ("prefill", "decode"))
-    assert both == CompileProfile.of_phases(prefill, decode)
-    assert both.family == family and both.precision == "auto"
-    assert prefill.prefill == prefill.decode == both.prefill
-    assert decode.prefill == decode.decode == both.decode == replace(both.prefill, passes=decode.decode.passes)
-    assert set(PASSES) - set(decode.decode.passes) == {"last_row"}
-    assert both.for_phase("decode") == decode
 
 
 def test_two_profiles_become_one_if_they_share_what_phases_share() -> None:
