@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import combinations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,27 +52,3 @@ def test_a_frame_holds_its_boxes_and_no_others() -> None:
     ((left, top, width, height),) = drawing.frames
     inside = [left < a and c < left + width and top < b and d < top + height for a, b, c, d in boxes(sizes, drawing)]
     assert inside == [False, True, True, True, True, False]
-
-
-def test_a_chain_is_a_straight_line() -> None:
-    drawing = draw([(100.0, 40.0)] * 4, [0] * 4, [(0, 1), (1, 2), (2, 3)], framed=0)
-    assert len({x for x, _ in drawing.at}) == 1
-
-
-def test_a_long_edge_passes_beside_the_boxes_between() -> None:
-    sizes = [(100.0, 40.0)] * 3
-    drawing = draw(sizes, [0] * 3, [(0, 1), (1, 2), (0, 2)], framed=0)
-    left, top, right, bottom = boxes(sizes, drawing)[1]
-    (x, _), (_, _) = [point for point in drawing.routes[2] if top <= point[1] <= bottom]
-    assert not left <= x <= right
-
-
-def test_nothing_is_drawn_of_nothing() -> None:
-    assert draw([], [], [], framed=0) == Drawing([], [], [], 0.0, 0.0)
-
-
-@pytest.mark.parametrize("count", [200])
-def test_many_boxes(count: int) -> None:
-    """A wide graph without a cycle: every box reads the two before."""
-    edges = [(i - step, i) for i in range(count) for step in (1, 2) if i >= step]
-    assert len(draw([(90.0, 40.0)] * count, [0] * count, edges, framed=1).at) == count

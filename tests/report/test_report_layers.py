@@ -11,7 +11,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes import pipeline
 from rlx.passes.options import Options
-from rlx.report.layers import fold, layer_number
+from rlx.report.layers import fold
 
 
 def chain(widths: list[int], *, acts: dict[int, str] | None = None) -> Graph:
@@ -49,11 +49,6 @@ def test_a_layer_with_another_op_stands_alone() -> None:
     out = names.index("blk.*.out")
     assert (out, second) in folded.edges and first < second
     assert not [edge for edge in folded.edges if folded.boxes[edge[0]].group > folded.boxes[edge[1]].group]
-
-
-def test_numbers_at_the_end_of_a_name_are_no_layers() -> None:
-    assert layer_number("blk.12.attn_q") == 12 and layer_number("k.3.write") == 3
-    assert layer_number("x.2") is None and layer_number("token_embd") is None
 
 
 def is_table(node: Node, graph: Graph) -> bool:

@@ -77,13 +77,6 @@ def test_the_search_finds_a_value_of_one_layer(page: Any) -> None:
     expect(page.locator("#view .code h2")).to_contain_text("linear_")
 
 
-def test_a_value_that_was_fused_is_followed_into_what_it_became_a_part_of(page: Any) -> None:
-    page.fill("#search", "blk.2.ffn_gate.silu")
-    page.press("#search", "Enter")
-    expect(page.locator(".journey")).to_contain_text("became a part of %blk.2.ffn_act")
-    expect(page.locator(".journey")).to_contain_text("gated-silu")
-
-
 @pytest.mark.parametrize("query", ["rope_kv_write", "gated-silu", "linear_q8_0", "token_embd.weight"])
 def test_the_search_finds_ops_rules_kernels_and_weights(page: Any, query: str) -> None:
     page.fill("#search", query)
@@ -132,36 +125,6 @@ def test_the_graph_moves_zooms_and_is_walked_with_keys(page: Any) -> None:
     page.select_option(".tools select", "graph")
     expect(page.locator('.box[data-name="blk.*.ffn_gate.silu"]')).to_have_count(1)
     expect(page.locator(".frame text")).to_have_text("6 equal layers: 0-5")
-
-
-def test_keys_lead_everywhere_and_the_address_remembers(page: Any) -> None:
-    for number, view in enumerate(VIEWS, 1):
-        page.keyboard.press(str(number))
-        expect(page.locator(f"[data-view={view}]")).to_have_attribute("aria-current", "page")
-    page.keyboard.press("p")
-    expect(page.locator("#program")).not_to_have_value("decode-1-1")
-    page.go_back()
-    expect(page.locator("#program")).to_have_value("decode-1-1")
-    page.keyboard.press("?")
-    expect(page.locator("#keyboard")).to_be_visible()
-    page.keyboard.press("Escape")
-    page.keyboard.press("4")
-    page.locator(".strip > div").nth(5).click()
-    expect(page.locator("h2", has_text="Region 5")).to_be_visible()
-    page.reload()
-    page.wait_for_selector("html[data-ready]")
-    expect(page.locator("h2", has_text="Region 5")).to_be_visible()
-
-
-def test_kernels_have_source_llvm_and_assembly(page: Any) -> None:
-    page.click("[data-view=kernels]")
-    page.locator("table >> text=/^attention_/").click()
-    for tab, part in (("LLVM", "define"), ("Assembly", "ret"), ("Outline", "softmax")):
-        page.click(f"#code [role=tab] >> text={tab}")
-        expect(page.locator("#code pre")).to_contain_text(part)
-    page.click("[data-view=kernels]")
-    page.locator("text=/^program$/").click()
-    expect(page.locator("#code pre")).to_contain_text("@step")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

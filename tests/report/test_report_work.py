@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +24,6 @@ from rlx.report.work import (
     kernel_rows,
     mean_wait,
     memory_rows,
-    region_rows,
     region_work,
     step_extents,
 )
@@ -76,17 +74,6 @@ def test_the_time_of_regions_is_divided_between_kernels(family: str) -> None:
     assert sum(row["calls"] + row["own"] for row in rows) == calls
 
 
-def test_equal_regions_are_one_kind() -> None:
-    program, manifest = lowered("llama")
-    env = step_extents(program.graph, (1, 1))
-    rows = region_rows(program, manifest, region_work(program, env))
-    assert sorted(i for group in rows["groups"] for i in group["ids"]) == list(range(len(program.regions)))
-    assert all(i in rows["groups"][of]["ids"] for i, of in enumerate(rows["of"]))
-    (attention,) = [group for group in rows["groups"] if group["calls"][0]["op"] == "attention"]
-    assert len(attention["ids"]) == toy.FAMILIES["llama"].layers == len(attention["layers"])
-    json.dumps(rows)
-
-
 def test_memory_is_that_of_the_plan() -> None:
     program, manifest = lowered("qwen3")
     rows = memory_rows(program, manifest)
@@ -113,19 +100,6 @@ def test_a_budget_by_hand() -> None:
     assert parts["beyond"].of == pytest.approx({"big": 0.04, "busy": 0.05})
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_budget_adds_up_to_the_step(seed: int) -> None:
-    program, _ = lowered("qwen2")
-    work = region_work(program, step_extents(program.graph, (1, 1)))
-    rng = np.random.default_rng(seed)
-    regions = rng.random(len(work)) * 1e-5
-    waits = [(rng.random(len(work)) * 2e-5).tolist() for _ in range(2)]  # some longer than their region
-    times = StepTimes({}, 1.1 * regions.sum(), regions.tolist(), waits, [[1] * len(work)] * 2, 5)
-    parts = budget(work, [str(i) for i in range(len(work))], times, MACHINE)
-    assert sum(part.seconds for part in parts) == pytest.approx(times.seconds)
-    assert all(part.seconds >= 0 for part in parts)
-
-
 def test_what_a_group_of_fusions_saves_is_what_a_compile_without_it_has() -> None:
     graph = toy.build(toy.FAMILIES["llama"])
     stages = dict(pipeline.stages(graph, DECODE))
@@ -142,18 +116,3 @@ def test_what_a_group_of_fusions_saves_is_what_a_compile_without_it_has() -> Non
         without = pipeline.lower(graph, Options(seq=(1, 1), fusions=others))
         assert row["without"] == vars(findings.Totals.of(without, env))
         assert row["with"] == vars(findings.Totals.of(last, env)) and row["on"]
-
-
-def test_what_a_missed_fusion_would_save() -> None:
-    """A norm that is read twice keeps its own region of 8 rows: 8 x 64 floats, written and read."""
-    graph = Graph("missed")
-    x = graph.input("x", [8, 64])
-    gate, up = (ops.linear(x, graph.weight(name, [64, 64])) for name in ("a.weight", "b.weight"))
-    graph.output("y", ops.silu(gate) * up)
-    graph.output("again", gate)
-    reports: list[Any] = []
-    program = pipeline.lower(graph, Options(seq=(8, 8), precision="exact", all_rows=True), reports=reports)
-    fuse = next(report for report in reports if report.name == "fuse")
-    (row,) = [row for row in findings.missed_rows(fuse, program) if row["rule"] == "gated-silu"]
-    assert (row["value"], row["bytes"]) == ("again", 2 * 4 * 8 * 64)
-    assert row["why"] == "%again is read 2 times, by ops or as an output"
