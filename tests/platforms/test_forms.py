@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import mmap
 import subprocess
 import sys
 import time
@@ -106,12 +105,6 @@ def test_macos() -> None:
     assert system.arm_features() == Platform().arm_features() == {"neon"}
 
 
-def test_memory_of_macos_is_not_zeroed_by_advice() -> None:
-    """There `MADV_DONTNEED` leaves pages as they are, so the caller writes zeros."""
-    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
-        assert not Macos(Kernel()).zero(memory, 0, mmap.PAGESIZE) and not Platform().zero(memory, 0, mmap.PAGESIZE)
-
-
 def kernel32() -> MagicMock:
     """Two cores with two CPUs each, and a cache; what else is asked is set by tests."""
     rows = [(0b0011, 0, 0), (0b1100, 0, 0), (0b1111, 2, 30 << 20)]
@@ -154,27 +147,6 @@ def test_windows() -> None:
     assert system.triple("x86_64-pc-windows-msvc") == "x86_64-pc-windows-msvc-elf"
     assert system.arm_features() == {"neon", "lse", "dotprod", "i8mm"}
     assert not system.renames_open and not system.by_descriptor and system.child_options()["creationflags"]
-
-
-def test_what_a_child_uses_on_windows() -> None:
-    kernel = kernel32()
-    kernel.OpenProcess.return_value = 5
-
-    def times(process: Any, *places: Any) -> int:
-        for i, value in enumerate((1, 0, 10_000_000, 25_000_000)):
-            ctypes.memmove(ctypes.cast(places[i], ctypes.c_void_p).value or 0, value.to_bytes(8, "little"), 8)
-        return 1
-
-    def counters(process: Any, found: Any, size: int) -> int:
-        assert size == 72
-        found[7] = 3 << 20
-        return 1
-
-    kernel.GetProcessTimes, kernel.K32GetProcessMemoryInfo = times, counters
-    assert Windows(lambda name: kernel).usage(9) == Usage(3.5, 3 << 20)
-    assert kernel.CloseHandle.call_count == 1
-    kernel.OpenProcess.return_value = None
-    assert Windows(lambda name: kernel).usage(9) is None
 
 
 def test_locks_of_windows_lie_behind_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

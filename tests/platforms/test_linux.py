@@ -7,21 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rlx.platform.linux import Linux, named, parse_cpu_list
+from rlx.platform.linux import Linux, parse_cpu_list
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'")
 
 
 def test_the_kernel_grants_tiles_exactly_where_the_processor_has_them() -> None:
     assert Linux().permit_tiles() == ("amx_tile" in Path("/proc/cpuinfo").read_text())
-
-
-def test_words_of_the_auxiliary_vector_name_features_of_arm() -> None:
-    """Those that a Neoverse N1, a V1 and a Cortex-A72 show; /proc/cpuinfo lists the same features by name."""
-    assert named(0x119FFF, 0) == {"neon", "lse", "dotprod"}
-    v1 = {"neon", "lse", "dotprod", "sve", "i8mm", "bf16"}
-    assert named(0xFF | 1 << 8 | 1 << 20 | 1 << 22, 1 << 13 | 1 << 14) == v1
-    assert named(0xFF, 0) == {"neon"}
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -72,13 +64,3 @@ def test_hyper_threads_are_one_core(tmp_path: Path) -> None:
     name = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     system = Linux(write(tmp_path, {name.format(i): pair for i, pair in pairs.items()}))
     assert [system.cores(frozenset(some)) for some in (range(8), range(3), [1], [1, 6], [0, 9])] == [4, 2, 1, 2, 2]
-
-
-def test_names_of_the_processor_and_huge_pages(tmp_path: Path) -> None:
-    system = Linux(tmp_path)
-    assert (system.processor(), system.huge_pages(), system.cache_bytes()) == (None, None, [])
-    write(tmp_path, {
-        "proc/cpuinfo": "processor : 0\nmodel name\t: A CPU @ 2 GHz \n",
-        "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
-    })  # fmt: skip
-    assert (system.processor(), system.huge_pages()) == ("A CPU @ 2 GHz", "madvise")
