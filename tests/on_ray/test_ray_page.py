@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from importlib import import_module
 from importlib.util import find_spec
@@ -56,19 +55,3 @@ def test_ray_serve_takes_its_configuration(config: dict[str, Any]) -> None:
     (application,) = ServeDeploySchema.parse_obj(config).applications
     module, name = application.import_path.split(":")
     assert isinstance(getattr(import_module(module), name)(application.args), Application)
-
-
-@needs_ray
-def test_the_table_has_the_options_of_a_deployment() -> None:
-    from rlx.ray import deployment
-
-    rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
-    known = inspect.signature(deployment).parameters
-    assert [row for row in rows if row in known] == [name for name in known if name not in ("model", "options")]
-
-
-@needs_ray
-def test_the_table_has_the_columns_of_generate() -> None:
-    from rlx.ray.data import _COLUMNS
-
-    assert set(re.findall(r"`(answer\w*)`", PAGE)) == {f"answer{end}" for end in _COLUMNS}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlx.ray.relay import ATTEMPTS, Relay, keys_of
+from rlx.ray.relay import ATTEMPTS, Relay
 from rlx.serve.asgi import call, messages, scope_of
 from rlx.serve.prefixes import PIECE, PrefixTable, prefix_keys
 
@@ -98,13 +98,6 @@ def test_a_full_queue_is_429() -> None:
     assert (status, body["error"]["code"]) == (429, "queue_full")
 
 
-def test_an_error_of_the_program_is_no_lost_replica() -> None:
-    replicas = Replicas([ValueError("a bug")])
-    with pytest.raises(ValueError, match="a bug"):
-        ask(relay(replicas))
-    assert replicas.asked == 1
-
-
 def test_a_body_that_is_too_large_is_not_passed_on() -> None:
     replicas = Replicas(answer())
     status, body = ask(relay(replicas), body={"prompt": "x" * 2_000})
@@ -124,25 +117,6 @@ def test_a_client_that_goes_away_closes_the_replicas_answer() -> None:
         assert replicas.closed == 1
 
     asyncio.run(asyncio.wait_for(leave(), 30))
-
-
-def test_the_lifespan_of_the_relay_ends() -> None:
-    sent: list[str] = []
-    came = iter(["lifespan.startup", "lifespan.shutdown"])
-
-    async def receive() -> Any:
-        return {"type": next(came)}
-
-    async def send(message: Any) -> None:
-        sent.append(message["type"])
-
-    asyncio.run(relay(Replicas())({"type": "lifespan"}, receive, send))
-    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-
-
-@pytest.mark.parametrize("body", [b"", b"{nope", b"[1]", b"3", b'{"messages": 3}', b"[" * 100_000])
-def test_a_body_without_a_prompt_has_no_keys(body: bytes) -> None:
-    assert keys_of(body) == []
 
 
 # ---------------------------------------------------------------------------------------------- the table of prefixes
@@ -169,31 +143,3 @@ def test_a_busy_engine_gives_its_prefix_away() -> None:
     assert table.ranked(keys, {"a": 5, "b": 0})[0] == "b"
     table.remember(keys, "b")
     assert table.ranked(keys, {"a": 3, "b": 2, "c": 0})[0] == "b", "of those that have it, the least busy one"
-
-
-def test_all_engines_are_ranked_and_lost_ones_forgotten() -> None:
-    table: PrefixTable[str] = PrefixTable(imbalance=4)
-    keys = prefix_keys(LONG)
-    table.remember(keys, "a")
-    loads = {"b": 2, "c": 1}
-    assert table.ranked(keys, loads) == ["c", "b"]
-    table.keep({"b", "c"})
-    assert len(table) == 0 and table.ranked([], {}) == []
-
-
-def test_routers_agree_about_a_new_prefix() -> None:
-    loads = {f"replica-{i}": 0 for i in range(8)}
-    tables = [PrefixTable[str](imbalance=4) for _ in range(2)]
-    firsts = [[table.ranked(prefix_keys(f"{i}{LONG}"), loads)[0] for i in range(200)] for table in tables]
-    assert firsts[0] == firsts[1]
-    assert set(firsts[0]) == set(loads), "and spread over all replicas"
-
-
-def test_the_table_forgets_what_was_used_longest_ago() -> None:
-    table: PrefixTable[str] = PrefixTable(imbalance=0, entries=8)
-    for name in "abc":
-        table.remember(prefix_keys(name + LONG), name)
-    assert len(table) == 8
-    loads = {"a": 0, "b": 0, "c": 0}
-    assert table.ranked(prefix_keys("c" + LONG), loads)[0] == "c"
-    assert table.ranked(prefix_keys("b" + LONG), loads)[0] == "b"

@@ -16,10 +16,8 @@ import rlx
 import rlx.ray
 from rlx import demo as rlx_demo
 from rlx.errors import ArgumentError
-from rlx.ray.places import cpus_of, range_of
 from rlx.ray.vectors import Texts
 from rlx.serve import ServerOptions
-from rlx.serve.options import served
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own use of pydantic
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")
@@ -30,17 +28,6 @@ def test_without_the_extra_the_error_says_what_to_install(name: str, monkeypatch
     monkeypatch.setattr("rlx.ray.find_spec", lambda name: None)
     with pytest.raises(ArgumentError, match=r'pip install "rlx\[ray\]"'):
         getattr(rlx.ray, name)
-
-
-@pytest.mark.parametrize("replicas", [0, -1, True, (2, 1), (0, 0), (1, 2, 3), "two", 1.5, None])
-def test_numbers_of_replicas_that_are_none(replicas: Any) -> None:
-    with pytest.raises(ArgumentError, match="replicas is"):
-        range_of(replicas)
-
-
-def test_numbers_of_replicas() -> None:
-    assert [range_of(3), range_of((0, 2)), range_of((1, 4))] == [(3, 3), (0, 2), (1, 4)]
-    assert cpus_of(3) == 3 and cpus_of(None) >= 1
 
 
 @needs_ray
@@ -60,18 +47,6 @@ def test_a_deployment_has_the_options_of_the_engine() -> None:
     assert (model, list(names), options["threads"], options["slots"]) == ("demo", ["m", "demo"], 3, 8)
     assert not server.is_local, "clients name Ray's proxies, not the replica"
     assert server.queue >= 16, "the application in a replica refuses nothing that the router gave it"
-
-
-@needs_ray
-@pytest.mark.parametrize(("variable", "given", "expected"), [("1", None, "batch"), ("0", None, False), ("1", [3], [3])])
-def test_a_deployment_compiles_ahead_what_a_server_does(
-    variable: str, given: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RLX_COMPILE_AHEAD", variable)
-    options = {} if given is None else {"compile_ahead": given}
-    app = rlx.ray.deployment("demo", **options)
-    (inner,) = (each for each in app._bound_deployment.init_args if hasattr(each, "_bound_deployment"))
-    assert inner._bound_deployment.init_args[3]["compile_ahead"] == served(options)["compile_ahead"] == expected
 
 
 @needs_ray
@@ -151,25 +126,6 @@ def test_rows_get_the_answers_of_one_process(runner: Any) -> None:
     assert found[0]["answer_error"] is None and found[0]["answer_finish_reason"] == "stop"
     assert found[12]["answer"] is None and "context" in found[12]["answer_error"]
     assert "expected a text" in found[13]["answer_error"]
-
-
-def test_rows_may_be_conversations_and_texts_to_continue(runner: Any) -> None:
-    pa = pytest.importorskip("pyarrow")
-    said = [{"role": "user", "content": "What is 27 + 45?"}]
-    mixed = [said, [*said, {"role": "assistant", "content": "72", "name": "x"}, *said]]
-    (first, _) = rows()(pa.table({"prompt": mixed})).to_pylist()
-    assert first["answer"] == runner.chat(said, 20).text
-    (row,) = rows({"seed": 3, "temperature": 1.0}, chat=False)(pa.table({"prompt": ["Once upon"]})).to_pylist()
-    assert row["answer"] == runner.complete("Once upon", 20, seed=3, temperature=1.0).text
-
-
-@pytest.mark.parametrize(
-    ("more", "text"), [({"column": "text"}, "no column 'text'"), ({"output": "prompt"}, "has a column")]
-)
-def test_columns_that_do_not_fit(more: dict[str, Any], text: str) -> None:
-    pa = pytest.importorskip("pyarrow")
-    with pytest.raises(ArgumentError, match=text):
-        rows(**more)(pa.table({"prompt": ["Hi"]}))
 
 
 def test_the_vectors_of_a_batch_of_rows(goldens: Path) -> None:
