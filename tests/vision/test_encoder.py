@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_tower import PIECES, FakeTower, image, images
+from fake_tower import FakeTower, image, images
 
 from rlx.errors import ConfigError, NumericalError
 from rlx.vision.encoder import Encoder, Encoding, FeatureCache, Features
@@ -30,16 +30,6 @@ def finish(made: Encoder, *encodings: Encoding) -> int:
         turns += 1
         assert turns < 100
     return turns
-
-
-def test_the_grid_is_known_at_once_and_the_rows_after_all_pieces() -> None:
-    tower = FakeTower()
-    made = encoder(tower)
-    found = taken(made)
-    assert (found.grid, found.tokens, found.is_ready, tower.begun) == ((2, 3), 6, False, 0)
-    finish(made, found)
-    assert found.features is not None and found.features.rows.shape == (6, 8)
-    assert (tower.begun, tower.pieces, made.encoded) == (1, PIECES, 1)
 
 
 def test_an_image_is_encoded_once_for_all_who_want_it_at_the_same_time_or_later() -> None:
@@ -111,9 +101,3 @@ def test_the_cache_holds_its_bytes_and_drops_what_was_not_used() -> None:
     assert len(cache) == 2, "one that is larger than the cache drops no other"
     cache.put(b"a", rows(4))
     assert cache.nbytes == 7 * 16, "the same twice counts once"
-
-
-def test_options_and_models_have_features_of_their_own() -> None:
-    one, other = images(FakeTower(), max_pixels=1024), images(FakeTower(), max_pixels=2048)
-    keys = [made.encoder.encoding(Image.of(image())).key for made in (one, other, one)]
-    assert keys[0] == keys[2] != keys[1]

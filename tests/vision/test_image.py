@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import base64
-import builtins
 import io
-import os
-import re
 import struct
-import sys
 import zlib
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -79,36 +74,6 @@ def test_a_file_is_seen_as_the_reference_processors_see_it(name: str, tmp_path: 
     others = (tmp_path / "file", str(tmp_path / "file"), memoryview(data), uri(data), uri(data).replace("+", "%2B"))
     for same in (*others, pillow.open(io.BytesIO(data)), expected(data), image):
         assert Image.of(same) == image and Image.of(same).digest == image.digest
-
-
-def test_the_digest_is_of_shape_and_pixels() -> None:
-    image = Image.of(PIXELS)
-    shape = b"".join(n.to_bytes(8, "little") for n in PIXELS.shape)
-    assert image.digest == blake2b(shape + PIXELS.tobytes(), digest_size=32).digest()
-    others = [PIXELS.reshape(31, 20, 3), PIXELS[::-1], PIXELS[:, :, ::-1]]
-    assert len({image, *map(Image.of, others)}) == 4
-
-
-def test_an_array_is_copied() -> None:
-    pixels = PIXELS.copy()
-    image = Image.of(pixels)
-    pixels[:] = 0
-    np.testing.assert_array_equal(image.pixels, PIXELS)
-    with pytest.raises(ValueError, match="read-only"):
-        image.pixels[0] = 0
-
-
-def test_grey_and_alpha_of_arrays() -> None:
-    grey = PIXELS[:, :, 0]
-    three = Image.of(np.repeat(grey[:, :, None], 3, axis=2))
-    assert Image.of(grey) == Image.of(grey[:, :, None]) == three
-    assert Image.of(np.concatenate([PIXELS, grey[:, :, None]], axis=2)) == Image.of(PIXELS)
-
-    class Tensor:
-        def __array__(self, dtype: object = None, copy: object = None) -> NDArray[np.uint8]:
-            return PIXELS
-
-    assert Image.of(Tensor()) == Image.of(PIXELS)
 
 
 def test_grey_of_16_bits_keeps_the_high_8() -> None:
@@ -183,37 +148,6 @@ def test_what_is_no_image_is_refused_by_name(name: str) -> None:
     with pytest.raises(ImageError, match=message) as caught:
         Image.of(value)
     assert isinstance(caught.value, MultimodalError) and len(str(caught.value)) < 400
-
-
-def test_files_have_a_limit(tmp_path: Path) -> None:
-    with (tmp_path / "large.png").open("wb") as file:
-        file.truncate(192 << 20)  # no disk blocks
-    with pytest.raises(ImageError, match=r"large\.png: the image file has 192.0 MiB, at most 128 are read"):
-        Image.of(tmp_path / "large.png")
-    os.mkfifo(tmp_path / "pipe")  # to open it would wait for ever
-    with pytest.raises(ImageError, match="no regular file"):
-        Image.of(tmp_path / "pipe")
-
-
-@pytest.mark.parametrize("version", [None, "11.3.0"])
-def test_without_pillow_arrays_work_and_files_say_what_to_install(
-    version: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if version:
-        monkeypatch.setattr("PIL.__version__", version)
-    else:
-        real = builtins.__import__
-
-        def without(name: str, *rest: Any) -> Any:
-            if name == "PIL":
-                raise ImportError(name)
-            return real(name, *rest)
-
-        monkeypatch.setattr(builtins, "__import__", without)
-        monkeypatch.delitem(sys.modules, "PIL.Image")
-    with pytest.raises(ImageError, match=re.escape('pip install "rlx[images]"')):
-        Image.of(FILES["PNG"])
-    assert Image.of(PIXELS).size == (20, 31)
 
 
 def test_strips_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> None:

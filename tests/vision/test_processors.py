@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ import numpy as np
 import pytest
 from drawn import drawn
 
-import rlx
-from rlx.errors import ArgumentError, ImageError, MultimodalError
+from rlx.errors import ImageError
 from rlx.models.vision_config import VisionConfig
 from rlx.vision.image import Image, ImageOptions
-from rlx.vision.processors import ImageProcessor, ImageWarning
+from rlx.vision.processors import ImageProcessor
 
 FOLDER = Path(__file__).parent / "pixels"
 TOWER: dict[str, Any] = {
@@ -118,27 +116,6 @@ def test_a_large_image_is_made_ready_in_pieces_with_the_same_result() -> None:
     np.testing.assert_array_equal(found.pixel_values, whole.pixel_values)
 
 
-def test_large_images_are_seen_smaller_and_the_first_time_it_is_said() -> None:
-    published = replace(QWEN, patch=16, min_pixels=65536, max_pixels=16777216)
-    processor, photo = ImageProcessor.of(published, ImageOptions()), Image.of(drawn(1200, 1600, 1))
-    with pytest.warns(ImageWarning, match=r"1600 x 1200 pixels as 1152 x 864, .*max_pixels=16777216.* 1600 x 1216"):
-        assert processor.grid(photo) == (27, 36)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert processor.grid(photo) == (27, 36)
-        chosen = ImageProcessor.of(published, ImageOptions(max_pixels=1 << 20))
-        assert chosen.grid(photo) == (27, 36)
-        assert ImageProcessor.of(published, ImageOptions(max_pixels=1 << 22)).grid(photo) == (38, 50)
-        small = ImageProcessor.of(published, ImageOptions(min_pixels=1 << 20))
-        assert small.grid(Image.of(drawn(100, 100, 1))) == (32, 32)
-
-
-def test_the_budget_of_gemma_4_is_an_option() -> None:
-    image = Image.of(drawn(48, 64, 1))
-    grids = [ImageProcessor.of(GEMMA4, ImageOptions(image_tokens=n)).grid(image) for n in (70, 280, 1120)]
-    assert grids == [(7, 9), (14, 19), (28, 38)]
-
-
 @pytest.mark.parametrize(
     ("height", "width", "crops"),
     [
@@ -163,28 +140,3 @@ def test_pan_and_scan_adds_crops_along_the_longer_side(height: int, width: int, 
         joined = np.concatenate([each.pixels for each in images[1:]], axis=0 if height > width else 1)
         np.testing.assert_array_equal(joined, image.pixels)
     assert ImageProcessor.of(GEMMA3, ImageOptions()).parts(image) == [image]
-
-
-@pytest.mark.parametrize(
-    ("tower", "options"),
-    [(QWEN, {"image_tokens": 70}), (GEMMA3, {"max_pixels": 4096}), (GEMMA4, {"pan_and_scan": True})],
-)
-def test_an_option_of_another_family_is_refused(tower: VisionConfig, options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=f"{next(iter(options))} does not apply to images of {tower.family}"):
-        ImageProcessor.of(tower, ImageOptions(**options))
-
-
-@pytest.mark.parametrize(
-    "options", [{"max_pixels": 5}, {"image_tokens": "x"}, {"min_pixels": 4096, "max_pixels": 2048}]
-)
-def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        ImageOptions(**options)
-
-
-def test_an_option_that_the_model_cannot_obey_is_refused_when_it_is_opened(goldens: Path) -> None:
-    model, tower = goldens / "gemma3" / "model-f16.gguf", goldens / "gemma3-mm" / "mmproj-Q8_0.gguf"
-    with pytest.raises(ArgumentError, match="image_tokens does not apply to images of gemma3"):
-        rlx.auto_runner(model, mmproj=tower, image_tokens=70, load=False)
-    with pytest.raises(MultimodalError, match="take text only"):
-        rlx.auto_runner(goldens / "llama" / "model-f16.gguf", max_pixels=4096, load=False)

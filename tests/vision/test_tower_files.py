@@ -57,38 +57,6 @@ def test_the_only_mmproj_beside_a_model_is_its_tower(goldens: Path, tmp_path: Pa
         assert engine.vision.tower.weights.loader.path == tmp_path / "mmproj-Q8_0.gguf"
 
 
-@pytest.mark.parametrize(
-    ("family", "names", "message"),
-    [
-        ("gemma3", (), "no mmproj file lies beside the model. Put the model's mmproj"),
-        ("gemma3", ("a-mmproj.gguf", "mmproj-f16.gguf"), "2 mmproj files beside the model: a-mmproj.gguf, mmproj-f16"),
-        ("qwen3", ("mmproj-f16.gguf",), "models of the architecture 'qwen3' take text only"),
-        (
-            "qwen35",
-            ("mmproj-f16.gguf",),
-            "mmproj-f16.gguf: the tower is for models of gemma3, and the model is of qwen",
-        ),
-    ],
-)
-def test_a_model_without_a_tower_takes_text(
-    family: str, names: tuple[str, ...], message: str, goldens: Path, tmp_path: Path
-) -> None:
-    with closing(Engine.open(beside(tmp_path, goldens, *names, family=family), load=False)) as engine:
-        assert engine.vision.tower is None
-        with pytest.raises(MultimodalError, match=message):
-            engine.vision.required()
-
-
-def test_a_file_that_was_named_must_fit_at_once(goldens: Path, tmp_path: Path) -> None:
-    model = beside(tmp_path, goldens, "a-mmproj.gguf", "b-mmproj.gguf")
-    with closing(Engine.open(model, mmproj=tmp_path / "b-mmproj.gguf", load=False)) as engine:
-        assert engine.vision.tower is not None and engine.vision.tower.weights.loader.path == tmp_path / "b-mmproj.gguf"
-    with pytest.raises(MultimodalError, match=r"this is no mmproj file: its general\.architecture is 'gemma3'"):
-        Engine.open(model, mmproj=model, load=False)
-    with pytest.raises(RlxError, match="no such file"):
-        Engine.open(model, mmproj=tmp_path / "none.gguf", load=False)
-
-
 def test_a_tower_is_compiled_with_its_model(goldens: Path, tmp_path: Path) -> None:
     model = beside(tmp_path, goldens, "mmproj-Q8_0.gguf")
     profile = {"buckets": {"seq": [1, 32]}}
@@ -175,13 +143,6 @@ def test_other_towers_are_refused(
     file = write_mmproj(tmp_path / "mmproj.gguf", {**tower[0], **change}, tower[1])
     with pytest.raises(error, match=message):
         open_tower(*text, file)
-
-
-def test_a_tower_gives_rows_for_as_many_layers_as_the_model_takes(goldens: Path) -> None:
-    towers = {"qwen35": "qwen3vl-mm/mmproj-f16.gguf", "qwen3vl-mm": "qwen35-mm/mmproj-Q8_0.gguf"}
-    for text, tower in towers.items():
-        with pytest.raises(MultimodalError, match=r"rows for [20] further layers, and the model takes [20]"):
-            open_tower(*opened(goldens / text / "model-f16.gguf"), goldens / tower)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from tower_files import as_checkpoint, gemma4_as_mmproj, golden
 
 from rlx import backends, models
 from rlx.compiler.compile import Compiler
-from rlx.errors import MultimodalError
 from rlx.profile import CompileProfile
 from rlx.vision.image import Image, ImageOptions
 from rlx.vision.opening import open_tower
@@ -94,36 +93,6 @@ def test_two_images_may_be_encoded_in_turns(gemma4: Tower, goldens: Path) -> Non
             except StopIteration as done:
                 found.setdefault(number, done.value)
     assert [np.array_equal(found[i], alone[i]) for i in (0, 1)] == [True, True]
-
-
-def test_a_piece_takes_as_many_rows_as_the_time_allows(gemma4: Tower, goldens: Path) -> None:
-    patches = patches_of(gemma4, golden(goldens / "gemma4-e2b-mm")["image"])
-    whole = gemma4.encode(patches)
-    pieces, steps = 0, gemma4.steps(patches, seconds=1e-9)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            assert np.abs(done.value - whole).max() < 1e-6 * np.abs(whole).max()
-            break
-        pieces += 1
-    count, layers = len(patches.patches), gemma4.config.layers
-    assert pieces == (1 + 2 * layers) * -(-count // 32) + -(-patches.tokens // 32)
-
-
-def test_counters(unified: Tower, goldens: Path) -> None:
-    before = replace(unified.stats)
-    patches = patches_of(unified, golden(goldens / "gemma4-unified-mm")["image"])
-    unified.encode(patches)
-    assert (unified.stats.images, unified.stats.rows) == (before.images + 1, before.rows + patches.tokens)
-    assert unified.stats.seconds > before.seconds and unified.nbytes > 0
-
-
-def test_an_image_beyond_the_position_table_is_refused(gemma4: Tower) -> None:
-    processor = ImageProcessor.of(gemma4.config, ImageOptions())
-    patches = processor.preprocess(Image.of(np.zeros((40, 1600, 3), np.uint8)))
-    with pytest.raises(MultimodalError, match=r"side of \d+ pixels, the model's positions end at 320"):
-        gemma4.encode(patches)
 
 
 def test_layers_of_equal_formats_share_programs(gemma4: Tower, goldens: Path) -> None:
