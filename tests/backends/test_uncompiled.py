@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import bdb
-import importlib.util
 import inspect
-import sys
 from pathlib import Path
 from types import FrameType
 
@@ -14,9 +12,7 @@ import pytest
 from gguf import GGUFReader, dequantize
 
 import rlx
-from rlx import SEQ, ops
 from rlx.backends.cpu.kernels.rows import norm
-from rlx.errors import ArgumentError
 from rlx.runners import CachedRunner
 
 CEILING = 1e-4  # of the largest logit, in exact precision: sums of f32 in another order
@@ -68,41 +64,6 @@ def test_a_debugger_sees_the_values_of_a_kernel(uncompiled: None, demo_model: Pa
     rows = dequantize(table.data[ids], table.tensor_type)
     assert [row for row, _ in seen[: len(ids)]] == [*range(len(ids))]
     np.testing.assert_allclose(seen[0][1].reshape(len(ids), -1), rows, rtol=1e-6)
-
-
-def edited(path: Path) -> object:
-    """`rms_norm` of the module with a breakpoint, as after an edit of the file."""
-    line = "        src = row * WIDTH\n"
-    path.write_text(inspect.getsource(norm).replace(line, f"{line}        breakpoint()\n"))
-    spec = importlib.util.spec_from_file_location("edited_norm", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.rms_norm
-
-
-def test_breakpoint_may_stand_in_a_kernel(tmp_path: Path, uncompiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba could not lower it; without compiling it runs, in the thread of the caller."""
-    monkeypatch.setattr(norm, "rms_norm", edited(tmp_path / "edited_norm.py"))
-    stops = []
-    monkeypatch.setattr(sys, "breakpointhook", lambda: stops.append(sys._getframe(1).f_locals["src"]))
-    graph = rlx.Graph("norm")
-    x = graph.input("x", [SEQ, 6])
-    graph.output("y", ops.rms_norm(x, graph.weight("w", [6]), eps=1e-5))
-    rows = np.arange(18, dtype=np.float32).reshape(3, 6)
-    with rlx.compile(graph, bind={"w": np.ones(6, np.float32)}) as layer:
-        found = layer(x=rows)["y"]
-    assert stops == [0, 6, 12]
-    np.testing.assert_allclose(found, rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-5), rtol=1e-5)
-
-
-def test_there_is_no_machine_code(uncompiled: None) -> None:
-    graph = rlx.Graph("soft")
-    graph.output("y", ops.softmax(graph.input("x", [SEQ, 5])))
-    with rlx.compile(graph) as layer:
-        assert "def _softmax" in layer.source()
-        with pytest.raises(ArgumentError, match=r"no machine code.*RLX_JIT is 0"):
-            layer.asm()
 
 
 def test_verification_works_on_it(uncompiled: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,9 @@ from native import assembly
 
 from rlx.backends.cpu import target as targets
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.kernels.attention.attention import attention
-from rlx.backends.cpu.kernels.attention.bf16_dots import DottedAttention
 from rlx.backends.cpu.kernels.linear.linear import linear
 from rlx.backends.cpu.levels import AARCH64, feature_string
 from rlx.backends.cpu.target import Target
-from rlx.errors import TargetError
 from rlx.ir.dtypes import BF16, F16, IQ4_XS, Q4_K, Q6_K, Q8_0, DType
 
 TRIPLE = "aarch64-unknown-linux-gnu"
@@ -82,32 +79,6 @@ def test_native_is_the_widest_level(features: frozenset[str], level: str, machin
     assert target.has_bf16_dots == ("bf16" in features)
 
 
-def test_a_level_that_the_machine_lacks_is_refused(machine: Any) -> None:
-    machine(NEOVERSE_N1)
-    with pytest.raises(TargetError, match=r"lacks i8mm.*It has: generic, neon, dotprod\.$"):
-        Target.host("i8mm")
-    with pytest.raises(TargetError, match="lacks neon"):
-        machine(frozenset())
-        Target.host("neon")
-
-
-def test_names_leave_features_out(machine: Any) -> None:
-    machine(NEOVERSE_V1)
-    assert Target.host("native-bf16") == Target.host("i8mm-bf16") == Target.host("i8mm")
-    assert Target.host("native-dotprod").level == "neon"
-    assert "+lse" not in Target.host("dotprod-lse").features.split(",")
-    with pytest.raises(TargetError, match="bf16 belongs to the level"):
-        Target.host("bf16-bf16")
-
-
-def test_targets_of_different_features_have_different_keys(machine: Any) -> None:
-    found = []
-    for features in (CORTEX_A72, NEOVERSE_N1, NEOVERSE_V1, NEOVERSE_V1 - {"bf16"}, NEOVERSE_N1 - {"lse"}):
-        machine(features)
-        found.append(tuple(Target.host("native").describe().values()))
-    assert len(set(found)) == len(found)
-
-
 # --- the code of kernels ----------------------------------------------------------------------------------------------
 
 
@@ -148,21 +119,6 @@ def test_bf16_dots_of_a_linear() -> None:
     assert found.count("\tbfdot\t") >= 24
     assert not spilled(found)
 
-
-def test_bf16_dots_of_attention() -> None:
-    target = host("bf16")
-    kernel = attention(8, 4, 128, target, kv_dtype=F16, scale=0.1, writer=DottedAttention)
-    found = [loop for loop in loops(kernel, target) if loop.count("\tbfdot\t") >= 8]
-    assert len(found) >= 2, "scores and values"
-    assert not [line for loop in found for line in spilled(loop)]
-
-
-@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
-def test_f32_tiles_of_a_linear(dtype: DType) -> None:
-    target = host("neon")
-    found = with_most(loops(linear(dtype, 32, 512, "f32", target), target), "fmla")
-    assert found.count("\tfmla\t") >= 24
-    assert not spilled(found)
 
 
 def test_halves_are_converted_by_instructions() -> None:

@@ -16,7 +16,6 @@ from rlx.backends.cpu.kernels.attention.attention import attention
 from rlx.backends.cpu.kernels.attention.shape import units
 from rlx.backends.cpu.kernels.attention.split import Split, scratch_bytes
 from rlx.backends.cpu.target import Target
-from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.meaning import round_to
 
@@ -210,14 +209,6 @@ def test_sinks(target: Target, rows: int | None, window: int | None) -> None:
         )
 
 
-def test_windowed_layers_touch_only_their_window() -> None:
-    """Poison behind the window's first chunk changes nothing."""
-    case, target = Case(2, 1, 16, F32, ctx=400, filled=400), LEVELS[-1]
-    want = case.native(target, 399, 1, 0.25, window=70)
-    case.keys[:, : 320 // 16], case.values[:, :320] = np.nan, np.nan
-    np.testing.assert_array_equal(case.native(target, 399, 1, 0.25, window=70), want)
-
-
 RINGS = [(1, 64, 64), (20, 64, 45), (64, 128, 65), (70, 128, 59), (70, 192, 123), (200, 256, 50)]
 
 
@@ -244,20 +235,6 @@ def test_rings_give_the_bits_of_whole_caches(target: Target, window: int, ctx: i
     if target is LEVELS[-1]:
         one = case.ring(700, ctx).native(target, 699, 1, scale, window=window, rows_static=1)
         np.testing.assert_array_equal(one, case.native(target, 699, 1, scale, window=window))
-
-
-@targets
-def test_softcap_and_scale(target: Target) -> None:
-    case = Case(4, 2, 48, F32, ctx=112, filled=100)
-    case.check(target, 3, 40, softcap=5.0)
-    case.check(target, 0, 100, scale=4.0)  # scores of about +-100: softmax must take the largest out
-
-
-@pytest.mark.parametrize(("target", "heads"), [(LEVELS[0], 7), (LEVELS[-1], 7), (LEVELS[-1], 40)])
-def test_code_for_one_row(target: Target, heads: int) -> None:
-    case = Case(heads, 1, 32, F16, ctx=96, filled=90)
-    for past in (0, 50, 89):
-        case.check(target, past, 1, rows_static=1)
 
 
 @targets
@@ -330,15 +307,6 @@ def test_masks(target: Target, mask: str, window: int | None) -> None:
         check_mask(case, target, 333, 50, mask, window, ring=case.ring(383, 128))
 
 
-@pytest.mark.parametrize("target", widest_and_another(0), ids=name)
-@pytest.mark.parametrize("mask", ["none", "visible"])
-def test_masks_of_one_row(target: Target, mask: str) -> None:
-    case = Case(4, 2, 32, F16, ctx=720, filled=711)
-    for past in (0, 700):
-        check_mask(case, target, past, 1, mask, rows_static=1)
-        check_mask(case, target, past, 1, mask, rows_static=1, split=Split(4, 128))
-
-
 def test_a_row_that_sees_nothing_is_nan() -> None:
     """Beside rows that see something, and alone, where positions are divided."""
     case, target, nothing = Case(2, 1, 16, F32, ctx=32, filled=20), LEVELS[-1], np.array([0, -1, 1], np.int32)
@@ -350,14 +318,6 @@ def test_a_row_that_sees_nothing_is_nan() -> None:
     one = [aligned(case.q[:1]), case.keys, case.values, nothing[1:], scratch, out]
     run(case.kernel(target, **options), target, *one, end=4, seq=1, past=0, ctx=32)
     assert np.isnan(out[0]).all()
-
-
-def test_a_mask_that_is_causal_changes_no_bit() -> None:
-    case, target = Case(4, 2, 64, BF16, ctx=208, filled=201), LEVELS[-1]
-    kernel = case.kernel(target, kv_dtype=BF16, scale=0.125, mask="visible")
-    out, own = np.zeros_like(case.q), np.arange(201, dtype=np.int32)
-    run(kernel, target, case.q, case.keys, case.values, own, out, end=case.units(201), seq=201, past=0, ctx=208)
-    np.testing.assert_array_equal(out, case.native(target, 0, 201, 0.125))
 
 
 def biased(case: Case, past: int, seq: int, heads: int, future: bool) -> Array:
@@ -402,26 +362,3 @@ def test_a_bias_takes_the_place_of_the_causal_mask(target: Target, heads: int) -
     for past, seq in [(0, 1), (0, 70), (63, 2), (130, 17), (0, 211)]:
         for future in (False, True):
             check_bias(case, target, past, seq, biased(case, past, seq, heads, future))
-
-
-@targets
-def test_a_bias_with_cap_window_and_ring(target: Target) -> None:
-    case = Case(4, 2, 32, F32, ctx=720, filled=711)
-    for past, seq in [(0, 40), (333, 50)]:
-        bias = biased(case, past, seq, 4, future=True)
-        check_bias(case, target, past, seq, bias, window=70, cap=3.0)
-        check_bias(case, target, past, seq, bias, window=70, cap=3.0, ring=case.ring(past + seq, 128))
-
-
-def test_a_bias_that_is_the_causal_mask_changes_no_bit() -> None:
-    case, target = Case(4, 2, 64, BF16, ctx=208, filled=201), LEVELS[-1]
-    for past, seq in [(0, 201), (150, 30)]:
-        later = np.arange(past + seq) > past + np.arange(seq)[:, None]
-        bias = np.where(later, np.float32(-np.inf), np.float32(0))[:, None]
-        kernel = attention(*case.shape, target, kv_dtype=BF16, scale=0.125, mask="bias", bias=1)
-        out, count = np.zeros((seq, *case.q.shape[1:]), np.float32), units(seq, *case.shape)
-        arrays = [aligned(case.q[past : past + seq]), case.keys, case.values, np.ascontiguousarray(bias), out]
-        run(kernel, target, *arrays, end=count, seq=seq, past=past, ctx=case.ctx)
-        np.testing.assert_array_equal(out, case.native(target, past, seq, 0.125))
-    with pytest.raises(CompileError, match="a bias of 3 heads for 4"):
-        attention(*case.shape, target, kv_dtype=BF16, scale=0.125, mask="bias", bias=3)

@@ -15,14 +15,14 @@ from test_attention import Case, biased, check_bias, check_mask
 
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.attention.attention import attention
-from rlx.backends.cpu.kernels.attention.bf16 import RoundedAttention, fits
+from rlx.backends.cpu.kernels.attention.bf16 import RoundedAttention
 from rlx.backends.cpu.kernels.attention.bf16_dots import DottedAttention
 from rlx.backends.cpu.kernels.attention.bf16_tiles import TiledAttention
 from rlx.backends.cpu.kernels.attention.shape import units
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.vmath import FEW_BITS_ERROR
 from rlx.errors import CompileError
-from rlx.ir.dtypes import BF16, F16, F32, Q8_0
+from rlx.ir.dtypes import BF16, F16
 from rlx.ir.meaning import round_to
 
 #: Ceiling of |out - float64| / (largest |v| * (1 + largest |score|)): all factors have eight bits.
@@ -96,13 +96,6 @@ def test_against_softmax_in_float64(way: Way, case: tuple[tuple[int, int, int], 
         held.check(way.target, past, seq)
 
 
-@in_turn([{"window": 7}, {"window": 64}, {"softcap": 5.0}, {"window": 100, "softcap": 20.0}])
-def test_windows_and_caps(way: Way, case: dict[str, Any]) -> None:
-    held = RoundedCase(way, 4, 2, 32, F16, ctx=224, filled=211)
-    for past, seq in [(0, 70), (100, 1), (140, 71)]:
-        held.check(way.target, past, seq, **case)
-
-
 def test_sinks(way: Way) -> None:
     held = RoundedCase(way, 4, 2, 32, F16, ctx=224, filled=211).with_sinks()
     for past, seq in [(0, 70), (100, 1), (140, 71)]:
@@ -135,15 +128,6 @@ def test_bits_depend_on_nothing_but_the_row(way: Way) -> None:
     np.testing.assert_array_equal(split, whole)
     for past, seq in [(0, 5), (64, 33), (100, 111)]:
         np.testing.assert_array_equal(case.native(way.target, past, seq, 0.125), whole[past : past + seq])
-
-
-@in_turn([{}, {"window": 70}])
-def test_groups_of_chunks(way: Way, case: dict[str, Any]) -> None:
-    held, scale = RoundedCase(way, 2, 1, 32, F16, ctx=640, filled=600), 32**-0.5
-    whole = held.native(way.target, 0, 600, scale, **case)
-    for past, seq in [(250, 9), (300, 70), (511, 2)]:
-        held.check(way.target, past, seq, **case)
-        np.testing.assert_array_equal(held.native(way.target, past, seq, scale, **case), whole[past : past + seq])
 
 
 def test_results_in_bf16_are_those_of_f32_rounded(way: Way) -> None:
@@ -180,19 +164,7 @@ def test_masks(way: Way, case: dict[str, Any]) -> None:
         check_mask(held, way.target, past, seq, **case)
 
 
-def test_what_does_not_fit(way: Way) -> None:
-    assert fits(128, F16)
-    for head_dim, dtype in [(81, F16), (128, F32), (128, Q8_0)]:
-        assert not fits(head_dim, dtype)
-        with pytest.raises(CompileError, match="do not fit tiles"):
-            attention(4, 2, head_dim, way.target, kv_dtype=dtype, scale=1.0, writer=way.writer)
-
-
 @pytest.mark.parametrize("target", PLAIN_BF16_TARGETS, ids=name)
 def test_dot_products_need_a_target_that_has_them(target: Target) -> None:
     with pytest.raises(CompileError, match="no dot products of bf16"):
         attention(4, 2, 64, target, kv_dtype=F16, scale=1.0, writer=DottedAttention)
-
-
-def test_units_have_more_queries() -> None:
-    assert [units(seq, 16, 8, 128, bf16=True) for seq in (1, 64, 65)] == [8, 8, 16]

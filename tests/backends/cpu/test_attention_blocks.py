@@ -7,20 +7,16 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from forms import Form, assert_any_split, call, compiled, forms
+from forms import Form, call, forms
 from levels import LEVELS, name, widest_and_another
 from native import aligned
 from numpy.typing import NDArray
 from test_attention import Case
-from test_attention_split import Ranges
 
-from rlx.backends.cpu.kernels.attention.attention import attention
-from rlx.backends.cpu.kernels.attention.split import Split
 from rlx.backends.cpu.kernels.cache.kv import kv_write
 from rlx.backends.cpu.kernels.rows.rope import rope
 from rlx.backends.cpu.target import Target
-from rlx.errors import CompileError, ShapeError
-from rlx.ir.dtypes import Q4_0, Q4_K, Q8_0, DType
+from rlx.ir.dtypes import Q4_0, Q8_0, DType
 
 Array = NDArray[Any]
 targets = pytest.mark.parametrize("target", LEVELS, ids=name)
@@ -89,42 +85,12 @@ def test_against_softmax_in_float64(target: Target, dtype: DType, shape: tuple[i
 
 @targets
 @types
-def test_windows_and_softcap(target: Target, dtype: DType) -> None:
-    case = BlockCase(2, 1, 32, dtype, ctx=224, filled=211)
-    for past, seq in [(100, 40), (3, 40)]:
-        case.check(target, past, seq, softcap=5.0, window=30)
-        case.with_sinks().check(target, past, seq, window=30)
-
-
-@targets
-@types
-def test_ranges(target: Target, dtype: DType) -> None:
-    case = BlockCase(8, 2, 64, dtype, ctx=272, filled=260)
-    ranges = Ranges(case, target, Split(3, 64))
-    for past in (0, 63, 64, 191, 192, 259):
-        want, ceiling = case.reference(past, 1, 0.2)
-        assert np.abs(ranges(past) - want).max() < ceiling, past
-        np.testing.assert_array_equal(ranges(past, [(u, u + 1) for u in reversed(range(6))]), ranges(past))
-
-
-@targets
-@types
 def test_bits_depend_neither_on_neighbours_nor_on_the_split(target: Target, dtype: DType) -> None:
     case = BlockCase(8, 2, 64, dtype, ctx=112, filled=101)  # the kernels are those of the first shape above
     whole = case.native(target, 0, 101, 0.125)
     for past, seq in [(0, 1), (3, 60), (63, 20), (100, 1)]:
         np.testing.assert_array_equal(case.native(target, past, seq, 0.125), whole[past : past + seq])
     np.testing.assert_array_equal(case.native(target, 100, 1, 0.125, rows_static=1), whole[100:])
-
-
-def test_what_cannot_be_read_is_refused() -> None:
-    with pytest.raises(CompileError, match="heads of 80 do not fit q8_0 caches"):
-        attention(4, 2, 80, LEVELS[0], kv_dtype=Q8_0, scale=1.0)
-    with pytest.raises(CompileError, match="q4_k caches"):
-        attention(4, 2, 256, LEVELS[0], kv_dtype=Q4_K, scale=1.0)
-    for build in (lambda: kv_write(2, 80, Q4_0), lambda: rope(2, 80, 8, "neox", store="k_tiles", kv_dtype="q8_0")):
-        with pytest.raises(ShapeError, match="heads of 80 hold no whole blocks"):
-            build()
 
 
 # ---------------------------------------------------------------------------------------------------- writers
@@ -220,13 +186,3 @@ def test_turned_keys_become_the_blocks_of_turned_rows(
     np.testing.assert_allclose(decoded(rows[places], dtype), turned, rtol=0, atol=1.01 * step)
     untouched = written(np.full_like(cache, 0x5A), dtype, row, "k_tiles")
     np.testing.assert_array_equal(np.delete(rows, places, axis=0), untouched[SEQ:])
-
-
-@compiled
-@types
-def test_writers_units_are_independent(form: Form, dtype: DType) -> None:
-    x = hard_rows(64)
-    cache = np.zeros(HEADS * CTX * dtype.row_bytes(64), np.uint8)
-    for layout in ("rows", "k_tiles"):
-        kernel = kv_write(HEADS, 64, dtype, layout)
-        assert_any_split(form, kernel, [x], cache, end=SEQ * HEADS, past=0, ctx=CTX)

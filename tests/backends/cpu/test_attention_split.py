@@ -17,10 +17,9 @@ from test_attention import Case, label
 from rlx.backends.cpu.kernels.attention.attention import attention
 from rlx.backends.cpu.kernels.attention.bf16_dots import DottedAttention
 from rlx.backends.cpu.kernels.attention.bf16_row import DottedRow
-from rlx.backends.cpu.kernels.attention.split import UNITS, WORTH, Pieces, Split, scratch_bytes, split
+from rlx.backends.cpu.kernels.attention.split import Pieces, Split, scratch_bytes
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import I64, Emitter
-from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, F32, DType
 
 Array = NDArray[Any]
@@ -100,29 +99,9 @@ def test_sinks(target: Target) -> None:
         np.testing.assert_array_equal(among[-1:], got)
 
 
-OPTIONS = [{"window": 1}, {"window": 200}, {"softcap": 3.0, "window": 130}, {"softcap": 5.0}]
-
-
 def cyclic(window: int | None) -> Split:
     """Pieces of 64 positions, as many as a window may touch."""
     return Split(4, 64) if window is None else Split(-(-window // 64) + 1, 64, doubles=False)
-
-
-@pytest.mark.parametrize(
-    ("target", "options"),
-    [(target, options) for i, options in enumerate(OPTIONS) for target in widest_and_another(i)],
-    ids=label,
-)
-def test_windows_and_softcap(target: Target, options: dict[str, Any]) -> None:
-    case = Case(4, 2, 48, F16, ctx=400, filled=390)
-    how = cyclic(options.get("window"))
-    ranges = Ranges(case, target, how, **options)
-    for past in (0, 129, 200, 263, 264, 389):
-        want, ceiling = case.reference(past, 1, 0.2, **options)
-        got = ranges(past)
-        assert np.abs(got - want).max() < ceiling, past
-        rows = case.native(target, past - min(past, 70), min(past, 70) + 1, 0.2, split_by=how, **options)
-        np.testing.assert_array_equal(got[0], rows[-1], str(past))
 
 
 @targets
@@ -150,13 +129,6 @@ def test_bits_depend_neither_on_the_order_nor_on_the_workers(target: Target) -> 
             np.testing.assert_array_equal(ranges(past, order, workers=4), want)
     behind = [(0, 5), (5, 6), (6, 40)]  # units behind the last do nothing
     np.testing.assert_array_equal(ranges(639, behind), ranges(639))
-
-
-def test_a_number_that_is_not_finite_is_not_hidden() -> None:
-    for where in ("q", "keys", "values"):
-        case = Case(2, 1, 16, F32, ctx=400, filled=400)
-        {"q": case.q[399, 1], "keys": case.keys[0, 10, 3], "values": case.values[0, 300]}[where][7] = np.nan
-        assert np.isnan(Ranges(case, LEVELS[-1], Split(4, 64))(399)[0, 1, 7])
 
 
 @pytest.mark.parametrize("window", [None, 150])
@@ -207,18 +179,3 @@ def test_piece_numbers(how: Split) -> None:
     np.testing.assert_array_equal(out[:, 1], starts[want])
     ends = np.where(want == how.slots - 1, 1 << 62, starts[want + 1]) if how.doubles else starts[want + 1]
     np.testing.assert_array_equal(out[:, 2], ends)
-
-
-def test_how_heads_are_cut() -> None:
-    assert split(1, None) == Split(32, 2 * WORTH)
-    assert split(8, None) == Split(4, 8 * WORTH)
-    assert split(UNITS, None) is None
-    assert split(1, 512) == Split(3, 2 * WORTH, doubles=False)  # 512 positions may touch three pieces of 256
-    assert split(1, 32 * 512) == Split(30, 576, doubles=False)
-    assert split(8, 512) is None
-    for window in (300, 512, 1000, 1024, 4096, 100_000):
-        for heads in (1, 2, 4, 8, 16):
-            how = split(heads, window)
-            assert how is None or -(-(window - 1) // how.least) + 1 <= how.parts
-    with pytest.raises(CompileError, match="pieces of 100 positions"):
-        Split(4, 100)

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from levels import LEVELS, name
-from native import aligned, load, run
+from native import run
 from numpy.typing import NDArray
 
 from rlx.backends.cpu import vmath
 from rlx.backends.cpu.kernels.rows.elementwise import Expression, elementwise
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import F32X16, Emitter
 from rlx.ir.rounding import round_to
 
 Array = NDArray[Any]
@@ -132,65 +131,6 @@ def test_vector_functions_at_the_ends(target: Target) -> None:
         assert abs(got[7]) < 1e-30
 
 
-@targets
-def test_what_is_exact_is_exact(target: Target) -> None:
-    """A positive part, a bound, a square root; softplus where it is its argument or an exponential."""
-    rng = np.random.default_rng(0)
-    x = (rng.standard_normal(1000) * 10.0 ** rng.integers(-30, 30, 1000)).astype(np.float32)
-    x[:6] = [np.nan, np.inf, -np.inf, 0, -1e-40, 1e-40]
-    for expr in (
-        ("relu", 0),
-        ("clamp", 0, -0.375, None),
-        ("clamp", 0, None, 7.0),
-        ("clamp", 0, -1e9, 0.5),
-        ("sqrt", 0),
-    ):
-        got = np.empty_like(x)
-        run(elementwise(expr, ["full"], x.size, target), target, x, got, end=1, rows=1)
-        with np.errstate(invalid="ignore"):
-            np.testing.assert_array_equal(got, meaning(expr, [x]).astype(np.float32))
-    large, small = np.array([18, 30, 1e30], np.float32), np.array([-20, -60, -86], np.float32)
-    got = np.empty(6, np.float32)
-    x = np.concatenate([large, small])
-    run(elementwise(("softplus", 0), ["full"], 6, target), target, x, got, end=1, rows=1)
-    np.testing.assert_array_equal(got[:3], large)
-    np.testing.assert_allclose(got[3:], np.exp(small.astype(np.float64)), rtol=2e-7)
-
-
-@targets
-def test_exp_reaches_subnormals_and_infinity_at_the_right_place(target: Target) -> None:
-    x = np.array([88.72283, 88.72284, -87.4, -100, -103.2, -104, -1e30, 1e30], np.float32)
-    got = np.empty_like(x)
-    run(elementwise(("exp", 0), ["full"], 8, target), target, x, got, end=1, rows=1)
-    with np.errstate(over="ignore", under="ignore"):
-        want = np.exp(x.astype(np.float64)).astype(np.float32)
-    np.testing.assert_allclose(got, want, rtol=2e-7, atol=1.5e-45)
-
-
-@targets
-@pytest.mark.parametrize(
-    ("function", "base", "error"),
-    [(vmath.exp_of_negative, np.e, vmath.EXP_ERROR), (vmath.exp2_of_few_bits, 2.0, vmath.FEW_BITS_ERROR)],
-    ids=["exp", "exp2"],
-)
-def test_weights_of_softmax_are_zero_instead_of_subnormal(
-    function: Any, base: float, error: float, target: Target
-) -> None:
-    """Masked positions have the power -inf."""
-    least = -126 * np.log(2) / np.log(base)
-    x = np.concatenate([np.linspace(0, least + 0.1, 11), np.linspace(least - 0.1, 1.3 * least, 3), [-1e30, -np.inf]])
-    x = x.astype(np.float32)
-    e = Emitter(target, ["x", "out"], [])
-    e.store(function(e, e.load(F32X16, e.args["x"])), e.args["out"])
-    kernel, got = e.finish("powers", ""), np.empty_like(x)
-    run(kernel, target, x, got, end=1)
-    np.testing.assert_allclose(got[:11], base ** x[:11].astype(np.float64), rtol=error)
-    np.testing.assert_array_equal(got[11:], 0)
-    x[:] = np.nan
-    run(kernel, target, x, got, end=1)
-    assert np.isnan(got).all()
-
-
 EXPRESSIONS: list[tuple[Expression, list[str]]] = [
     (("mul", ("silu", 0), 1), ["full", "full"]),
     (("add", 0, 1), ["full", "row"]),
@@ -230,27 +170,3 @@ def test_the_result_may_take_an_operands_place_and_rows_may_be_split(target: Tar
     for begin, end in [(5, 7), (0, 1), (1, 1), (1, 5)]:
         run(kernel, target, split, y, split, begin=begin, end=end, rows=7)
     np.testing.assert_array_equal(split, whole)
-
-
-def test_equal_text_has_one_name_and_any_difference_another() -> None:
-    one, again = (elementwise(("add", 0, 1), ["full", "row"], 64, LEVELS[0]) for _ in range(2))
-    assert one == again
-    names = {
-        elementwise(("add", 0, 1), kinds, width, LEVELS[0]).symbol
-        for kinds in (["full", "row"], ["full", "full"])
-        for width in (64, 65)
-    }
-    assert len(names) == 4
-    assert all(n.startswith("elementwise_") and len(n) == len("elementwise_") + 10 for n in names)
-    assert "out[row, i] = (a0[row, i] + a1[i])" in one.source
-    bounded = elementwise(("clamp", ("mul", 0, 1), 0.5, None), ["full", "column"], 64, LEVELS[0])
-    assert "out[row, i] = clamp((a0[row, i] * a1[row]), 0.5, None)" in bounded.source
-
-
-def test_calls_release_the_interpreter_lock_and_keep_their_buffers_alone() -> None:
-    """No constants, no globals: the function's bytes run from anywhere, on any buffers."""
-    kernel = elementwise(("add", 0, 0), ["full"], 16, LEVELS[-1])
-    assert "@__KERNEL__" not in kernel.llvm
-    a, out = aligned(np.ones((1, 16), np.float32)), aligned(np.zeros((1, 16), np.float32))
-    load(kernel, LEVELS[-1])(a.ctypes.data, out.ctypes.data, 1, 0, 1)
-    assert (out == 2).all()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import emulated
 import numpy as np
 import pytest
 from gguf.quants import GGMLQuantizationType, dequantize, quantize
-from levels import LEVELS, machine
-from native import aligned, assembly, run
+from native import aligned, run
 from test_experts import EXPERTS, call, chosen, inputs, stacked
-from test_linear_tiles import WIDEST, ceiling, check_products, count, on
+from test_linear_tiles import WIDEST, ceiling, count, on
 from test_linear_tiles import target as target  # a fixture
 
 import rlx
@@ -75,16 +72,6 @@ def test_products(dtype: DType, rows: int, target: Target) -> None:
     check(dtype, target, (33, 512), rows=rows, x_slots=rows == 30)
 
 
-@on(emulated.TARGETS[:-1])
-def test_narrow_vectors(target: Target) -> None:
-    check(Q8_0, target, (17, 96), rows=11)
-
-
-@on(WIDEST)
-def test_gates(target: Target) -> None:
-    check(Q4_K, target, (33, 256), rows=30, gated="silu", x_slots=True)
-
-
 @on(WIDEST)
 def test_an_expert_of_more_rows_than_a_macro_tile(target: Target) -> None:
     check(Q8_0, target, (20, 64), rows=350, slots=4)
@@ -130,40 +117,6 @@ def test_bits_do_not_depend_on_the_split(dtype: DType, k: int, gated: str | None
     for first, last in reversed(list(pairwise([0, 1, 4, 4, 11, 12, 14, 24, 26, 63, end - 1, end]))):
         run(kernel, target, *operands, split, begin=first, end=last, **extents)
     np.testing.assert_array_equal(split, whole)
-
-
-@on(WIDEST)
-def test_a_number_that_is_not_finite_is_not_hidden(target: Target) -> None:
-    n, k, slots = 16, 64, 2
-    packed, _ = stacked(Q8_0, n, k, target=target)
-    kernel = expert_linear(Q8_0, n, k, "bf16", target, experts=EXPERTS, slots=slots)
-    for bad in (np.nan, np.inf):
-        x = np.ones((9, k), np.float32)
-        x[4, 40] = bad
-        rows = aligned((x.view(np.uint32) >> 16).astype(np.uint16))
-        out = call(kernel, target, [rows, aligned(chosen(9, slots)), packed], (9, slots, n))
-        assert not np.isfinite(out[4]).any()
-        assert np.isfinite(np.delete(out, 4, axis=0)).all()
-
-
-@on(WIDEST)
-def test_very_wide_layers_keep_a_small_stack(target: Target) -> None:
-    """The text declares its scratch memory; half a megabyte must do for any width."""
-    for k in (1024, 4096, 16384, 131072):
-        text = expert_linear(Q6_K, 512, k, "bf16", target, experts=3, slots=2, gated="silu").llvm
-        assert 0 < sum(map(int, re.findall(r"alloca \[(\d+) x i8\]", text))) < 1 << 19
-
-
-def test_what_a_machine_with_tiles_runs() -> None:
-    """The products of a linear: four for each 32 k, and three ways to end."""
-    target = machine("amx")
-    if not LEVELS[-1].triple.startswith("x86_64"):
-        pytest.skip("LLVM writes for x86 only where it was built for it")
-    text = assembly(expert_linear(Q8_0, 32, 1024, "bf16", target, experts=3, slots=2), target)
-    check_products(text)
-    assert text.index("tilestored") < text.index("tilerelease")
-    few = assembly(expert_linear(BF16, 32, 64, "bf16", target, experts=3, slots=2, tiles=False), target)
-    assert "tdpbf16ps" not in few and "vdpbf16ps" in few
 
 
 @on(WIDEST)

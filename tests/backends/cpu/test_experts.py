@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 from typing import Any
 
@@ -187,30 +186,3 @@ def test_bits_do_not_depend_on_the_split(dtype: DType, act: str, gated: str | No
     for first, last in reversed(list(pairwise(borders))):
         run(kernel, target, *operands, split, begin=first, end=last, **extents)
     np.testing.assert_array_equal(split, whole)
-
-
-def test_a_number_that_is_not_finite_is_not_hidden() -> None:
-    target, n, k, slots = LEVELS[-1], 16, 64, 2
-    packed, _ = stacked(Q8_0, n, k, target=target)
-    for act, bad in (("f32", np.nan), ("f32", np.inf), ("q8a", np.nan), ("q8a", np.inf)):
-        x = np.ones((9, k), np.float32)
-        x[4, 40] = bad
-        with np.errstate(invalid="ignore"):
-            rows = aligned(layouts.q8a_quantize(x) if act == "q8a" else x)
-        kernel = expert_linear(Q8_0, n, k, act, target, experts=EXPERTS, slots=slots)
-        out = call(kernel, target, [rows, aligned(chosen(9, slots)), packed], (9, slots, n))
-        assert not np.isfinite(out[4]).any()
-        assert np.isfinite(np.delete(out, 4, axis=0)).all()
-
-
-def test_very_wide_layers_keep_a_small_stack() -> None:
-    for k in (1024, 16384):
-        text = expert_linear(Q6_K, 16, k, "q8a", LEVELS[-1], experts=3, slots=2).llvm
-        assert 0 < sum(map(int, re.findall(r"alloca \[(\d+) x i8\]", text))) < 1 << 19
-
-
-@pytest.mark.parametrize("blocks", [1, 15, 16, 17, 44, 48, 88, 896])
-def test_stretches_waste_few_units(blocks: int) -> None:
-    count = units(16 * blocks, experts=1, slots=1)
-    assert blocks <= count <= blocks * 17 / 16
-    assert count % -(-blocks // 16) == 0

@@ -12,9 +12,6 @@ from rlx.backends.cpu.isa import for_triple
 from rlx.backends.cpu.isa.aarch64 import Aarch64
 from rlx.backends.cpu.isa.portable import Portable
 from rlx.backends.cpu.isa.x86 import X86
-from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import I32X16, Emitter
-from rlx.errors import CompileError
 
 PACKAGE = Path(rlx.__file__).parent
 INTRINSIC = re.compile(r"llvm\.(x86|aarch64|arm|riscv|ppc|nvvm|amdgcn)\.")
@@ -38,15 +35,3 @@ def test_only_instruction_sets_name_intrinsics_of_a_machine() -> None:
 )
 def test_a_triple_has_its_instruction_set(triple: str, expected: type) -> None:
     assert for_triple(triple) is expected
-
-
-def test_what_a_target_lacks_is_named() -> None:
-    e = Emitter(Target("generic", Target.host().triple, "x86-64", ""), ["x"], [])
-    lanes = e.load(I32X16, e.args["x"])
-    for ask in (
-        lambda: e.isa.tiles(e),
-        lambda: e.isa.look_up_f32(e, lanes, lanes),
-        lambda: e.isa.dot_bf16(e, lanes, lanes, lanes),
-    ):
-        with pytest.raises(CompileError, match="target generic"):
-            ask()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -180,12 +179,6 @@ def test_more_rows_than_a_macro_tile_of_floats(target: Target) -> None:
     check(F16, 33, 66, "f32", target, (143, 145, 300))
 
 
-@pytest.mark.parametrize(("n", "k"), [(1, 32), (16, 64), (31, 256), (17, 1120)])
-@pytest.mark.parametrize(("dtype", "act"), [(Q8_0, "q8a"), (F16, "f32")], ids=str)
-def test_sizes(dtype: DType, act: str, n: int, k: int) -> None:
-    check(dtype, n, k, act, LEVELS[-1], (1, 2, 7, 13))
-
-
 @pytest.mark.parametrize("dtype", [Q8_0, Q4_K, Q6_K, IQ2_S, NVFP4], ids=str)
 def test_sums_in_the_bits_of_floats_round_like_converted_ones(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     found, rows, n, k = [], 7, 33, 256
@@ -203,23 +196,6 @@ def test_sums_in_the_bits_of_floats_round_like_converted_ones(dtype: DType, monk
         assert symbol != other
         assert theirs.any()
         np.testing.assert_array_equal(mine.view(np.uint32), theirs.view(np.uint32))
-
-
-@pytest.mark.parametrize("target", DOT_TARGETS, ids=name)
-def test_largest_codes_meet_largest_activations(target: Target) -> None:
-    """All codes at either end, all activations at +-127: where a narrower integer would overflow."""
-    n, k = 16, 64
-    raw = np.zeros((n, k // 32, 34), np.uint8)
-    raw[..., :2] = np.array([1.0], np.float16).view(np.uint8)
-    raw[:8, :, 2:], raw[8:, :, 2:] = 127, 128  # 128 is -128
-    packed = aligned(layouts.pack(Q8_0, raw.reshape(-1), n, k, signed=target.isa.signed_codes))
-    x = np.ones((2, k), np.float32)
-    x[1] = -1
-    rows = aligned(layouts.q8a_quantize(x * 127))
-    out = np.empty((2, n), np.float32)
-    run(linear(Q8_0, n, k, "q8a", target), target, rows, packed, out, end=1, rows=2, n=n)
-    want = np.where(np.arange(n) < 8, 127.0, -128.0) * 127 * k
-    np.testing.assert_array_equal(out, [want, -want])
 
 
 @pytest.mark.parametrize("target", DOT_TARGETS, ids=name)
@@ -380,24 +356,3 @@ def test_a_number_that_is_not_finite_is_not_hidden() -> None:
         run(linear(Q8_0, n, k, act, target), target, rows, packed, out, end=1, rows=9, n=n)
         assert not np.isfinite(out[4]).any()
         assert np.isfinite(np.delete(out, 4, axis=0)).all()
-
-
-@pytest.mark.parametrize("target", BF16_TARGETS, ids=name)
-def test_a_bf16_number_that_is_not_finite_is_not_hidden(target: Target) -> None:
-    n, k = 16, 64
-    packed, _ = weights(BF16, n, k)
-    for rows in (1, 9, 40):
-        for bad in (np.nan, np.inf, -np.inf):
-            x = np.ones((rows, k), np.float32)
-            x[rows // 2, 41] = bad
-            out = np.empty((rows, n), np.float32)
-            run(linear(BF16, n, k, "bf16", target), target, bf16(x)[0], packed, out, end=1, rows=rows, n=n)
-            assert not np.isfinite(out[rows // 2]).any()
-            assert np.isfinite(np.delete(out, rows // 2, axis=0)).all()
-
-
-def test_very_wide_layers_keep_a_small_stack() -> None:
-    """The text declares its scratch memory; half a megabyte must do for any width."""
-    for k in (1024, 16384, 131072):
-        text = linear(Q6_K, 16, k, "q8a", LEVELS[-1]).llvm
-        assert 0 < sum(map(int, re.findall(r"alloca \[(\d+) x i8\]", text))) < 1 << 19

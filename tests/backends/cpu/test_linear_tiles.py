@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import emulated
 import numpy as np
 import pytest
-from levels import LEVELS, TILE_TARGETS, machine, name
-from native import aligned, assembly, run
+from levels import TILE_TARGETS, name
+from native import aligned, run
 from test_linear import GATES, activations, bf16, prepared, weights
 
 from rlx.backends.cpu import layouts
@@ -86,12 +85,6 @@ def test_every_type(dtype: DType, target: Target) -> None:
     check(dtype, (33, 16, 40)[TYPES.index(dtype) % 3], k, target, (1, 33))
 
 
-@on(emulated.TARGETS[:-1])
-@pytest.mark.parametrize("dtype", [BF16, Q8_0], ids=str)
-def test_narrow_vectors(dtype: DType, target: Target) -> None:
-    check(dtype, 17, 96, target, (1, 33))
-
-
 @on(WIDEST)
 @pytest.mark.parametrize(("n", "k"), [(1, 32), (16, 64), (48, 96), (31, 288), (17, 1120), (16, 4128)])
 def test_sizes(n: int, k: int, target: Target) -> None:
@@ -133,12 +126,6 @@ def test_more_rows_than_a_macro_tile(target: Target) -> None:
     for begin, end in ((5, 9), (0, 2), (2, 5)):
         run(kernel, target, x, packed, split, begin=begin, end=end, rows=rows, n=n)
     np.testing.assert_array_equal(split, whole)
-
-
-@pytest.mark.parametrize(("k", "rows"), [(64, 512), (1024, 512), (3072, 256), (4096, 192), (14336, 128)])
-def test_macro_tiles_stay_in_the_second_cache(k: int, rows: int) -> None:
-    assert macro_rows(k, "bf16", emulated.TARGETS[-1]) == rows
-    assert macro_rows(k, "q8a", emulated.TARGETS[-1]) is macro_rows(k, "bf16", LEVELS[-1]) is None
 
 
 @on(WIDEST)
@@ -212,50 +199,3 @@ def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, gated: str | N
     alone, one = linear(dtype, n, k, "bf16", target, gated=gated, single=True), np.empty((1, n), np.float32)
     run(alone, target, aligned(x[3:4]), *matrices, one, end=units(n), n=n)
     np.testing.assert_array_equal(one[0], whole[3])
-
-
-@on(WIDEST)
-def test_a_number_that_is_not_finite_is_not_hidden(target: Target) -> None:
-    n, k = 16, 64
-    packed, _ = weights(Q8_0, n, k, target=target)
-    for rows, bad in ((1, np.nan), (20, np.inf), (40, -np.inf)):
-        x = np.ones((rows, k), np.float32)
-        x[rows // 2, 41] = bad
-        out = np.empty((rows, n), np.float32)
-        run(linear(Q8_0, n, k, "bf16", target), target, bf16(x)[0], packed, out, end=1, rows=rows, n=n)
-        assert not np.isfinite(out[rows // 2]).any()
-        assert np.isfinite(np.delete(out, rows // 2, axis=0)).all()
-
-
-@on(WIDEST)
-def test_very_wide_layers_keep_a_small_stack(target: Target) -> None:
-    """The text declares its scratch memory; half a megabyte must do for any width."""
-    for k in (1024, 4096, 16384, 131072):
-        text = linear(Q6_K, 16, k, "bf16", target).llvm
-        assert 0 < sum(map(int, re.findall(r"alloca \[(\d+) x i8\]", text))) < 1 << 19
-
-
-def test_what_a_machine_with_tiles_runs() -> None:
-    """Four products for each 32 k, and three ways to end: 32 rows, more than 16, up to 16."""
-    target = machine("amx")
-    if not target.triple.startswith("x86_64"):
-        pytest.skip("LLVM writes for x86 only where it was built for it")
-    text = assembly(linear(Q8_0, 32, 1024, "bf16", target), target)
-    check_products(text)
-    assert len(re.findall(r"\tldtilecfg", text)) == 3
-    assert text.index("tilestored") < text.index("tilerelease")
-
-
-def check_products(text: str) -> None:
-    """Between two labels of the assembly are four products, or two for up to 16 rows. LLVM may copy a loop."""
-    found = [len(re.findall(r"\ttdpbf16ps", part)) for part in re.split(r"^\.\w+:", text, flags=re.MULTILINE)]
-    assert sorted({count for count in found if count}) == [2, 4], found
-    assert found.count(2) == 1 and 2 <= found.count(4) <= 4, found
-
-
-def test_packed_weights_of_bf16_are_multiplied_where_they_lie() -> None:
-    """Only a short last step is copied, to put zeros behind it."""
-    target = machine("amx")
-    for k, copies in ((1024, False), (1040, True)):
-        text = linear(BF16, 48, k, "bf16", target).llvm
-        assert any(int(size) >= 1024 * 32 for size in re.findall(r"alloca \[(\d+) x i8\]", text)) is copies

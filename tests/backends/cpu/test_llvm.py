@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import Any
 
 import pytest
@@ -46,31 +45,6 @@ def test_modules_side_by_side_are_those_compiled_alone(monkeypatch: pytest.Monke
     assert total(3) == 3 * sum(range(COUNT))
 
 
-def test_modules_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits inside for the other; and who is in LLVM needs none of llvmlite's locks."""
-    from llvmlite.binding import ffi
-
-    usual, both = llvm.optimize, threading.Barrier(2)
-
-    def optimize(module: Any, machine: Any, **few: bool) -> None:
-        both.wait(timeout=60)
-        usual(module, machine, **few)
-
-    monkeypatch.setattr(llvm, "optimize", optimize)
-    monkeypatch.setattr(llvm, "cpu_count", lambda: 2)
-    with Modules(TARGET, {}) as modules:
-        modules.add("two", times(2))
-        modules.add("three", times(3))
-        assert set(modules.results()) == {"two", "three"}
-    seen: list[object] = []
-    version = llvm._unlocked("LLVMPY_GetVersionInfo")
-    with ffi.lib._lock:
-        thread = threading.Thread(target=lambda: seen.append(version()))
-        thread.start()
-        thread.join(timeout=60)
-        assert seen == [version()]
-
-
 def test_equal_modules_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under any names, in one program or in several."""
     usual, count = llvm.optimize, []
@@ -95,43 +69,7 @@ def test_equal_modules_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "times_3" in first["b"].text
 
 
-def test_a_wait_for_modules_can_be_ended() -> None:
-    """The background compile is held up, or given up, between two modules."""
-    known: dict[str, Compiled] = {}
-
-    def waiting() -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError), Modules(TARGET, known) as modules:
-        for number in range(2, 6):
-            modules.add(f"m{number}", times(number))
-        modules.results(waiting)  # the last one is waited for in any case
-    with Modules(TARGET, known) as modules:
-        modules.add("again", times(5))
-        assert "times_5" in modules.results()["again"].text
-
-
 def test_what_llvm_refuses_is_named() -> None:
     for text in ("define nonsense", "define i64 @f() {\n  ret i32 0\n}"):
         with Modules(TARGET, {}) as modules, pytest.raises(CompileError, match="LLVM refuses the program"):
             modules.add("bad", text)
-
-
-def test_what_fails_in_a_thread_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has not begun by then never does."""
-    begun: list[str] = []
-
-    def optimize(module: Any, machine: Any, **few: bool) -> None:
-        begun.append(str(module))
-        raise CompileError("no")
-
-    monkeypatch.setattr(llvm, "optimize", optimize)
-    monkeypatch.setattr(llvm, "cpu_count", lambda: 1)
-    known: dict[str, Compiled] = {}
-    with pytest.raises(CompileError, match="no"), Modules(TARGET, known) as modules:
-        modules.add("two", times(2))
-        with pytest.raises(CompileError, match="no"):
-            modules.results()
-        modules.results()
-    assert len(begun) == 1
-    assert known == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from forms import Form, assert_any_split, call, compiled, in_turn
+from forms import Form, call, compiled, in_turn
 from levels import LEVELS
 from native import Array, load
 from weight_formats import assert_same_bits, random_file_bytes, reference
@@ -12,7 +12,7 @@ from weight_formats import assert_same_bits, random_file_bytes, reference
 from rlx.backends.cpu.kernels.rows.lookup import lookup, pieces
 from rlx.backends.cpu.layouts import PACKED_DTYPES, PACKINGS
 from rlx.backends.cpu.target import Target
-from rlx.ir.dtypes import BF16, F16, Q4_K, Q8_0, DType
+from rlx.ir.dtypes import F16, Q8_0, DType
 
 
 def table(dtype: DType, n: int, k: int, shift: int = 0) -> tuple[Array, Array]:
@@ -33,26 +33,6 @@ def test_rows_are_the_reference(form: Form, case: DType) -> None:
     call(form, lookup(case, k), raw, ids, out, end=4 * pieces(case, k))
     assert_same_bits(out[:4], wanted[ids])
     assert (out[4] == 7).all()
-
-
-@in_turn(PACKED_DTYPES, LEVELS[::-1])
-def test_wide_rows_in_pieces_times_a_scale(form: Form, case: DType) -> None:
-    n, k, scale = 3, 256 * 9, 45.254833
-    raw, wanted = table(case, n, k, shift=3)
-    ids = np.array([2, 0], np.int32)
-    out = np.zeros((2, k), np.float32)
-    assert pieces(case, k) == 2
-    assert_any_split(form, lookup(case, k, scale), [raw, ids], out, end=4)
-    with np.errstate(over="ignore", invalid="ignore"):
-        assert_same_bits(out, wanted[ids] * np.float32(scale))
-
-
-def test_pieces_are_large_enough() -> None:
-    for dtype, widths in {F16: (1, 1023, 10001), Q4_K: (256, 2048, 8192), Q8_0: (32, 1056, 10240)}.items():
-        for width in widths:
-            assert 1 <= pieces(dtype, width) <= max(1, width // 1024)
-    assert pieces(Q4_K, 8960) == 7
-    assert pieces(BF16, 8192) == 8
 
 
 @compiled

@@ -178,11 +178,3 @@ def test_a_region_begins_after_the_end_of_the_one_before(target: Target) -> None
     assert regions and counters == {"monotonic"}
     ranges = range_step(kernels(target)[0])[1]
     assert [order for _, operation, _, order in accesses(ranges) if operation == "atomicrmw"] == ["monotonic"]
-
-
-@pytest.mark.parametrize("level", [each.name for each in AARCH64.levels][:: len(AARCH64.levels) - 1])
-def test_the_clock_of_steps_is_one_that_programs_may_read(level: str) -> None:
-    """CNTVCT_EL0. Linux does not let programs read the counter of cycles, PMCCNTR_EL0."""
-    row = next(each for each in AARCH64.levels if each.name == level)
-    target = Target(level, TRIPLE, row.cpu, feature_string(row, row.usable))
-    assert re.findall(r"\tmrs\tx\d+, (\w+)", compiled(runtime_llvm(TRIPLE, "futex"), target)) == ["CNTVCT_EL0"]

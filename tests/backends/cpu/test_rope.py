@@ -111,16 +111,6 @@ def test_rope_with_norm(form: Form, style: str) -> None:
 
 
 @forms
-def test_x_may_be_a_slice_of_wider_rows(form: Form) -> None:
-    x, _, angles = data(16, 16)
-    wide = np.full((SEQ, 7 + HEADS * 16 + 2), np.nan, np.float32)
-    wide[:, : HEADS * 16] = x.reshape(SEQ, -1)
-    out = np.zeros_like(x)
-    call(form, rope(HEADS, 16, 16, "neox", x_stride=wide.shape[1]), wide, angles, out, end=SEQ * HEADS)
-    np.testing.assert_allclose(out, reference(x, angles, "neox"), rtol=0, atol=TURN_REL * np.abs(x).max() * 2)
-
-
-@forms
 @pytest.mark.parametrize("norm_eps", [None, 1e-6])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_rope_into_the_cache(form: Form, dtype: str, norm_eps: float | None) -> None:

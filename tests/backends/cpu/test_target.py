@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from inspect import unwrap
-
 import pytest
 
 from rlx import platform
 from rlx.backends.cpu import target as targets
-from rlx.backends.cpu.levels import LEVELS, TILES, X86, architecture, with_implied
+from rlx.backends.cpu.levels import X86
 from rlx.backends.cpu.target import Target, supported_levels
 from rlx.errors import TargetError
 from rlx.platform import cpu_count
@@ -16,12 +14,6 @@ from rlx.platform import cpu_count
 REQUIRED = {level.name: level.required for level in X86.levels}
 AVX2 = REQUIRED["avx2"]
 LINUX = "x86_64-unknown-linux-gnu"
-
-
-def test_native_is_the_widest_level_of_this_machine() -> None:
-    levels = supported_levels()
-    assert Target.host("native").level == levels[-1] and set(levels) <= set(LEVELS)
-    assert [Target.host(level).level for level in levels] == list(levels)
 
 
 @pytest.mark.parametrize("level", supported_levels())
@@ -58,11 +50,6 @@ def test_a_level_that_the_machine_lacks_is_refused_with_what_it_has(monkeypatch:
     assert Target.host("native").level == "avx2"
     with pytest.raises(TargetError, match=r"lacks avx512bw, avx512dq, avx512f, avx512vl.*generic, avx2\.$"):
         Target.host("avx512")
-
-
-def test_other_architectures_get_portable_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_host", lambda: ("riscv64-unknown-linux-gnu", frozenset({"v"})))
-    assert Target.host("native") == Target("generic", "riscv64-unknown-linux-gnu", "generic", "")
 
 
 def test_dot_product_instructions_are_used_when_present(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,38 +96,6 @@ def test_a_name_leaves_features_out(monkeypatch: pytest.MonkeyPatch) -> None:
         Target.host("pentium-vnni")
 
 
-def test_vector_registers() -> None:
-    assert [Target(level, LINUX, "", "").vector_bits for level in X86.names] == [128, 256, 512, 512]
-    assert [Target(level, LINUX, "", "").vector_room for level in X86.names] == [16 // 4, 16 // 2, 32, 32]
-
-
-def test_tiles_are_a_level_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_host", lambda: ("x86_64-unknown-linux-gnu", REQUIRED["amx"]))
-    assert Target.host("native").level == "amx" and Target.host("native").has_bf16_tiles
-    plain = Target.host("avx512")
-    assert not plain.has_bf16_tiles and plain.vectors == Target.host("amx").vectors == "avx512"
-
-
-def test_dots_of_bf16_are_used_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processors with tiles have them at half the rate of multiply-adds."""
-    tiles = {"amx-tile", "amx-int8", "amx-bf16"}
-    for features in (REQUIRED["amx"], REQUIRED["amx"] - tiles):
-        monkeypatch.setattr(targets, "_host", lambda features=features: ("x86_64-unknown-linux-gnu", features))
-        assert Target.host("avx512").has_bf16_dots == (not tiles & features)
-
-
-@pytest.mark.parametrize("permitted", [False, True])
-def test_tiles_count_where_the_kernel_permits_them(permitted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    import llvmlite.binding as llvm
-
-    monkeypatch.setattr(llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
-    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(REQUIRED["amx"], True))
-    monkeypatch.setattr(platform.current(), "permit_tiles", lambda: permitted)
-    features = unwrap(targets._host)()[1]
-    assert [level.name for level in X86.supported(features)] == list(X86.names if permitted else X86.names[:-1])
-    assert ("avx512bf16" in features) == permitted  # tiles round with it; without them f32 is faster
-
-
 @pytest.mark.parametrize(
     ("allowed", "quota", "count"),
     [(8, float("inf"), 4), (8, 7.65, 4), (8, 3.99, 3), (8, 0.5, 1), (3, float("inf"), 2), (1, float("inf"), 1)],
@@ -181,11 +136,6 @@ def test_a_name_requires_features(monkeypatch: pytest.MonkeyPatch) -> None:
             Target.host(name)
 
 
-def test_dots_that_are_slow_beside_tiles_can_be_required(monkeypatch: pytest.MonkeyPatch) -> None:
-    on(monkeypatch, LINUX, *REQUIRED["amx"])
-    assert not Target.host("avx512").has_bf16_dots and Target.host("avx512+bf16").has_bf16_dots
-
-
 def test_a_feature_that_is_masked_and_one_that_is_not_there_give_equal_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """So tests with masks use the very code of other machines, and machines that share a folder share programs."""
     on(monkeypatch, LINUX, *REQUIRED["avx512"], "avx512vnni", "bmi2")
@@ -210,28 +160,3 @@ def test_levels_of_aarch64(features: tuple[str, ...], level: str, monkeypatch: p
     assert target.level == level and target.vectors in ("generic", "neon")
     with pytest.raises(TargetError, match=r"avx2 is a level of x86_64, and this machine is aarch64.*It has: generic"):
         Target.host("avx2")
-
-
-def test_a_level_of_another_architecture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    on(monkeypatch, LINUX, *AVX2)
-    with pytest.raises(TargetError, match=r"i8mm is a level of aarch64, and this machine is x86_64.*generic, avx2\.$"):
-        Target.host("i8mm")
-
-
-def test_avx10_is_avx512_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    features = with_implied({*AVX2, "avx10.1"})
-    on(monkeypatch, LINUX, *features)
-    target = Target.host("native")
-    assert (target.level, target.has_vnni512, target.has_bf16_dots) == ("avx512", True, True)
-    assert with_implied(AVX2) == AVX2 and not with_implied({"avx10.2"}) & TILES
-
-
-def test_a_big_endian_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets.sys, "byteorder", "big")
-    with pytest.raises(TargetError, match="this machine is big-endian"):
-        unwrap(targets._host)()
-
-
-def test_other_architectures_have_portable_code_only() -> None:
-    assert architecture("ppc64le-unknown-linux-gnu").names == ("generic",)
-    assert architecture("arm64-apple-darwin24").name == "aarch64"

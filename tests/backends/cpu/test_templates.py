@@ -15,7 +15,6 @@ from rlx.backends.cpu.kernels.cache import kv
 from rlx.backends.cpu.kernels.packing import pack
 from rlx.backends.cpu.kernels.rows import embedding, norm, quantize, reduce, rope
 from rlx.backends.cpu.templates import Template
-from rlx.errors import CompileError
 from rlx.ir import dtypes
 from rlx.scalars import HOLE, Ptr, Scalar, f32, i32
 
@@ -103,24 +102,6 @@ def test_any_number_can_be_filled_in(count: int, factor: float, wide: bool) -> N
     assert template.llvm() == from_numba(template, holes)
 
 
-def test_kernels_that_differ_in_numbers_are_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    count, usual = [], Template.lower
-
-    def lower(self: Template) -> str:
-        count.append(self)
-        return usual(self)
-
-    monkeypatch.setattr(Template, "lower", lower)
-    monkeypatch.setattr(templates, "_known", {})
-    texts = set()
-    for wide, number in ((True, 3), (True, 4), (False, 3), (False, 5)):
-        holes = {"COUNT": number, "FACTOR": float(number), "WIDE": wide}
-        types = ("*f32", "*f32", "i64", "i64")
-        texts.add(Template(_sums, holes, (scaled,), types, (), False, loops.specialize).llvm())
-    assert len(texts) == 4
-    assert len(count) == 2, "one with WIDE and one without"
-
-
 @pytest.mark.usefixtures("archive_fits")
 def test_the_archive_has_every_template() -> None:
     """In a process of its own, because kernels without code must not stay in the caches of this one."""
@@ -150,49 +131,6 @@ def test_a_changed_source_or_version_is_another_template(monkeypatch: pytest.Mon
             other = made(KERNELS["norm"], changed)
             assert other.digest != template.digest
             assert other.shipped() is None
-
-
-def test_with_other_versions_the_archive_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "_packages", lambda: {"numba": "0.68.99", "llvmlite": "0.50.99"})
-    assert templates.archive_versions() != templates.installed_versions()
-    template = made(KERNELS["quantize"], monkeypatch)
-    assert template.shipped() is None
-    assert template.llvm() == from_numba(template, template.holes)
-
-
-def test_a_source_tree_without_the_archive_lowers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(templates, "ARCHIVE", tmp_path / "none.xz")
-    templates._archive.cache_clear()
-    try:
-        template = made(KERNELS["quantize"], monkeypatch)
-        assert template.shipped() is None
-        assert template.llvm() == from_numba(template, template.holes)
-    finally:
-        templates._archive.cache_clear()
-
-
-def test_a_damaged_archive_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(templates, "ARCHIVE", tmp_path / "damaged.xz")
-    (tmp_path / "damaged.xz").write_bytes(b"nothing of the kind")
-    templates._archive.cache_clear()
-    try:
-        with pytest.raises(CompileError, match=r"damaged.*Install rlx again"):
-            made(KERNELS["quantize"], monkeypatch)
-    finally:
-        templates._archive.cache_clear()
-
-
-def test_an_archive_written_twice_is_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    template = made(KERNELS["quantize"], monkeypatch)
-    for name in ("a", "b"):
-        assert templates.write_archive([template, template], tmp_path / name) == 1
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    monkeypatch.setattr(templates, "ARCHIVE", tmp_path / "a")
-    templates._archive.cache_clear()
-    try:
-        assert template.shipped() == template.lower()
-    finally:
-        templates._archive.cache_clear()
 
 
 @pytest.mark.usefixtures("archive_fits")

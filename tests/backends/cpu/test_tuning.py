@@ -7,21 +7,18 @@ from dataclasses import replace
 import emulated
 import numpy as np
 import pytest
-from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, name
+from levels import DOT_TARGETS, LEVELS, name
 from native import aligned, run
 from test_linear import activations, weights
 
 import rlx
-from rlx.backends.cpu.autotune import Bench, Case
 from rlx.backends.cpu.kernels.experts import experts
 from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, units
-from rlx.backends.cpu.launch.threads import WorkerPool
-from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.compiler.compile import Compiler
 from rlx.errors import ArgumentError
-from rlx.ir.dtypes import BF16, IQ4_NL, Q4_K, Q8_0, DType
+from rlx.ir.dtypes import BF16, Q4_K, Q8_0, DType
 from rlx.passes.options import Options
 from rlx.store.cache import CompileCache
 
@@ -59,28 +56,6 @@ def test_results_are_the_same_bit_for_bit(target: Target) -> None:
     check(*((Q8_0, "q8a"), (BF16, "f32"), (Q4_K, "q8a"))[turn % 3], target)
 
 
-@pytest.mark.parametrize("target", BF16_TARGETS, ids=name)
-def test_bf16_activations_too(target: Target) -> None:
-    check(BF16, "bf16", target)
-
-
-@pytest.mark.parametrize("gated", [None, "silu"])
-@pytest.mark.parametrize(("dtype", "act"), [(Q4_K, "q8a"), (BF16, "f32")])
-def test_streams_of_one_row(dtype: DType, act: str, gated: str | None) -> None:
-    target, n, k = LEVELS[-1], 11 * 16 - 5, 768
-    packed, other = weights(dtype, n, k)[0], weights(dtype, n, k, seed=2)[0]
-    x, results = activations(act, 1, k)[0], []
-    for streams in (1, 2, 5, 8):
-        chosen = replace(target, tuned=replace(target.tuning, streams=streams))
-        kernel = linear(dtype, n, k, act, chosen, gated=gated, residual=True, single=True)
-        out = np.arange(n, dtype=np.float32)
-        for begin, end in ((0, 1), (1, 3), (3, 10), (10, 11)):  # the results are where the residual was
-            run(kernel, chosen, x, *[packed, other][: 2 if gated else 1], out, out, begin=begin, end=end, n=n)
-        results.append(out)
-    for out in results[1:]:
-        np.testing.assert_array_equal(out.view(np.uint32), results[0].view(np.uint32))
-
-
 def test_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
     emulated.use(monkeypatch)
     target, rows, results = emulated.TARGETS[-1], 150, []
@@ -93,37 +68,6 @@ def test_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
         results.append((macro, out))
     assert results[0][0] > rows > results[1][0]
     np.testing.assert_array_equal(results[1][1].view(np.uint32), results[0][1].view(np.uint32))
-
-
-def test_the_tool_times_all_of_a_linear_on_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of units depends on the tuning there, and a part that is left out is NaN."""
-    emulated.use(monkeypatch)
-    target, case = emulated.TARGETS[-1], Case(Q4_K, "bf16", 150, 32, 256)
-    with (
-        WorkerPool(2, worker_loop(Compiler(Target.host()))) as pool,
-        Bench(target, pool, case.nbytes, Compiler) as bench,
-    ):
-        for nbytes in (target.tuning.macro_bytes_tiles, 1 << 16):
-            assert bench.prepare(replace(target.tuning, macro_bytes_tiles=nbytes), case)() > 0
-
-
-def test_gated_and_exact_linears_too() -> None:
-    check(Q4_K, "q8a", LEVELS[-1], gated="silu")
-    check(Q8_0, "f32", LEVELS[-1])
-
-
-@pytest.mark.parametrize("target", [t for t in DOT_TARGETS if t.isa.moves_signs], ids=name)
-@pytest.mark.parametrize(("dtype", "gated", "k"), [(Q8_0, None, 288), (IQ4_NL, "silu", 512)])
-def test_magnitudes_and_signs(dtype: DType, gated: str | None, k: int, target: Target) -> None:
-    """Many rows and a single one compute their sums differently, also of weights with levels and of a short chunk."""
-    matrices = [weights(dtype, N, k, seed, target)[0] for seed in range(2 if gated else 1)]
-    x, many, one = activations("q8a", 49, k)[0], np.zeros((49, N), np.float32), np.zeros((49, N), np.float32)
-    run(linear(dtype, N, k, "q8a", target, gated=gated), target, x, *matrices, many, end=units(N), rows=49, n=N)
-    alone = linear(dtype, N, k, "q8a", target, gated=gated, single=True)
-    for row in range(49):
-        run(alone, target, x[row], *matrices, one[row], end=units(N), n=N)
-    assert one.any()
-    np.testing.assert_array_equal(many.view(np.uint32), one.view(np.uint32))
 
 
 @pytest.mark.parametrize("target", [LEVELS[-1], *(t for t in DOT_TARGETS if t.isa.moves_signs)], ids=name)
@@ -139,14 +83,6 @@ def test_experts_too(target: Target) -> None:
         results.append(out)
     assert results[0].any()
     np.testing.assert_array_equal(results[1].view(np.uint32), results[0].view(np.uint32))
-
-
-@pytest.mark.parametrize("target", LEVELS, ids=name)
-def test_the_default_is_the_level_s(target: Target) -> None:
-    assert target.tuning == target.default_tuning
-    assert replace(target, tuned=TUNINGS[0]).tuning == TUNINGS[0]
-    same = replace(target, tuned=target.default_tuning)
-    assert linear(Q8_0, N, K, "q8a", same).llvm == linear(Q8_0, N, K, "q8a", target).llvm
 
 
 @pytest.mark.parametrize("field", Tuning())

@@ -11,18 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.backends.cpu.calls import CHUNKS, Units
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.llvm_text import Text
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.work_stealing import (
-    FEWEST,
     SHARES,
     TAKE,
     WorkStealing,
     counter_bytes,
-    grain,
     stride,
 )
 from rlx.compiler.executable import compile
@@ -119,15 +116,6 @@ def test_every_unit_is_done_once(units: int, workers: list[int]) -> None:
     step = Step(units, 3, SHARES)
     done = [r for w in workers for r in step.run(w)[0]]
     assert sorted(u for start, end in done for u in range(start, end)) == list(range(units))
-
-
-def test_ranges_and_counters() -> None:
-    assert grain(Units(100 * CHUNKS), {}) == 100 and grain(Units(3), {}) == 1
-    assert grain(Units(SEQ, per=2), {"SEQ": (1, 4 * CHUNKS)}) == 2
-    assert grain(Units(6 * CHUNKS, together=4), {}) == 8
-    assert grain(Units(4 * FEWEST, together=4), {}) == 4 and grain(Units(4 * FEWEST - 1, together=4), {}) == 1
-    assert stride(2) == 128 and stride(17) == 256
-    assert counter_bytes({"regions": [[0, 0], [0]]}) == SHARES * 128 + 2 * 8
 
 
 @pytest.mark.parametrize("threads", [1, 2, SHARES + 3])
