@@ -52,7 +52,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("args", [["cache", "stats"], ["--version"], ["run", "--no-stdin", "-n", "1", "Hi"]])
+@pytest.mark.parametrize("args", [["cache", "stats"], ["run", "--no-stdin", "-n", "1", "Hi"]])
 def test_an_interrupt_during_any_import_is_quiet(args: list[str], tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-c", HOOK, json.dumps(["rlx", *args])]

@@ -176,35 +176,17 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
         ModelFileError,
         ["no model.safetensors, no model.safetensors.index.json and no .gguf file; it holds notes", "Give the path"],
     ),
-    "empty folder": (lambda m, p: folder(p), ModelFileError, ["it holds nothing", "Give the path of the model file"]),
-    "empty file": (lambda m, p: head_of(m, p, 0), ModelFileError, ["the file is empty", AGAIN]),
     "no model": (
         lambda m, p: folder(p.parent / "d", x="hello, this is text") / "x",
         ModelFileError,
         ["neither a GGUF nor a safetensors file; it begins with b'hello, this", "Give a .gguf file"],
     ),
-    "no GGUF": (
-        lambda m, p: p.write_bytes(b"GUFF" + m.read_bytes()[4:]) and p,
-        GgufError,
-        ["byte 0: the file does not begin with b'GGUF'", "This is no GGUF file, whatever its name says"],
-    ),
-    "cut in the version": (lambda m, p: head_of(m, p, 7), GgufError, ["byte 4: the version needs 4 bytes", AGAIN]),
-    "cut in the counts": (lambda m, p: head_of(m, p, 100), GgufError, ["the tensor count is 46, too many", AGAIN]),
     "cut in a string": (lambda m, p: head_of(m, p, 5000), GgufError, ["tokens' runs past the end of the file", AGAIN]),
-    "cut in the table": (lambda m, p: head_of(m, p, 11880), GgufError, ["needs 8 bytes, the file has 3 left", AGAIN]),
-    "cut after the header": (lambda m, p: head_of(m, p, 15000), GgufError, ["takes 65536 bytes, the whole", AGAIN]),
-    "cut in the middle": (lambda m, p: head_of(m, p, 200_000), GgufError, [" ends at byte ", "has 200000", AGAIN]),
     "cut in the data": (lambda m, p: data_cut(m, p, 1000), GgufError, ["tensor 'blk.3.", "the file has 426456", AGAIN]),
-    "a byte short": (lambda m, p: data_cut(m, p, 257), GgufError, [" ends at byte 427200, the file has 427199", AGAIN]),
     "unknown architecture": (
         lambda m, p: broken.rewrite(m, p, keys={"general.architecture": "nonsense"}),
         UnsupportedModelError,
         ["the architecture 'nonsense' (general.architecture) is unknown", "Supported: "],
-    ),
-    "architecture to come": (
-        lambda m, p: broken.rewrite(m, p, keys={"general.architecture": "qwen2moe"}),
-        UnsupportedModelError,
-        ["'qwen2moe' (general.architecture) is known but not supported yet: it is a mixture of experts", "Supported: "],
     ),
     "unknown tensor type": (
         lambda m, p: broken.with_tensor_type(m, p, Q, 99),
@@ -216,55 +198,25 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
         UnsupportedModelError,
         [f"tensor '{Q}' has type q8_1, which rlx has no kernel for", "Use a file in F32, F16"],
     ),
-    "tensor of integers": (
-        lambda m, p: broken.with_tensor_type(m, p, Q, 24),
-        UnsupportedModelError,
-        [f"tensor '{Q}' has type i8", "Use a checkpoint in BF16, F16 or F32"],
-    ),
     "missing tensor": (
         lambda m, p: broken.rewrite(m, p, drop=(Q,)),
         WeightError,
         [f"{Q}: the tensor is missing, expected shape [128, 64]", "The file is incomplete, or its metadata is of"],
-    ),
-    "missing norm": (
-        lambda m, p: broken.rewrite(m, p, drop=("output_norm.weight",)),
-        WeightError,
-        ["output_norm.weight: the tensor is missing, expected shape [64]", "download or convert it again"],
-    ),
-    "a layer too many": (
-        lambda m, p: broken.rewrite(m, p, keys={"qwen3.block_count": 5}),
-        WeightError,
-        ["blk.4.attn_norm.weight: the tensor is missing", "its metadata is of another model"],
     ),
     "missing key": (
         lambda m, p: broken.rewrite(m, p, drop=("qwen3.block_count",)),
         ConfigError,
         ["the key 'qwen3.block_count' is missing, expected an integer from 1 to 1024"],
     ),
-    "absurd key": (
-        lambda m, p: broken.rewrite(m, p, keys={"qwen3.embedding_length": 2**31}),
-        ConfigError,
-        ["qwen3.embedding_length is 2147483648, expected 1 to 1048576"],
-    ),
     "wrong rows": (
         lambda m, p: broken.rewrite(m, p, change=with_shape(Q, lambda d: d[:-1])),
         WeightError,
         [f"{Q}: expected shape [128, 64], found [127, 64]", MISMATCH],
     ),
-    "transposed": (
-        lambda m, p: broken.rewrite(m, p, change=with_shape("blk.1.ffn_up.weight", np.transpose)),
-        WeightError,
-        ["blk.1.ffn_up.weight: expected shape [96, 64], found [64, 96]", MISMATCH],
-    ),
     "quantized norm": (
         lambda m, p: broken.rewrite(m, p, change=quantized("output_norm.weight", gguf.GGMLQuantizationType.Q8_0)),
         WeightError,
         ["output_norm.weight: expected f32, f16, bf16, found q8_0"],
-    ),
-    "checkpoint with a layer too many": (
-        lambda m, p: hf_with(m.parent / "hf", p, num_hidden_layers=5, layer_types=None),
-        WeightError,
-        ["model.safetensors, model.layers.4.input_layernorm.weight: the tensor is missing, expected shape [64]"],
     ),
     "checkpoint of other sizes": (
         lambda m, p: hf_with(m.parent / "hf", p, intermediate_size=100),
@@ -322,16 +274,10 @@ WHOLE = "expected a whole number from 1 to"
 # Options of `auto_runner` -> error, what it says; and the arguments for the command line with what that says, if other.
 OPTIONS: list[tuple[dict[str, Any], type[RlxError], str, list[str]]] = [
     ({"threads": 0}, ArgumentError, f"threads is 0, {WHOLE} 1024", ["--threads", "0"]),
-    ({"threads": -1}, ArgumentError, f"threads is -1, {WHOLE} 1024", ["--threads=-1"]),
-    ({"threads": 5000}, ArgumentError, f"threads is 5000, {WHOLE} 1024", []),
     ({"threads": 1.5}, ArgumentError, f"threads is 1.5, {WHOLE} 1024", ["--threads", "1.5"]),
-    ({"threads": True}, ArgumentError, f"threads is True, {WHOLE} 1024", []),
     ({"threads": "2"}, ArgumentError, f"threads is '2', {WHOLE} 1024", ["--threads", "two"]),
-    ({"max_seq": 0}, ArgumentError, f"max_seq is 0, {WHOLE} 1048576", ["--max-seq", "0"]),
     ({"max_seq": 2**40}, ArgumentError, f"max_seq is {2**40}, {WHOLE} 1048576", []),
-    ({"max_seq": 10.0}, ArgumentError, f"max_seq is 10.0, {WHOLE} 1048576", ["--max-seq", "ten"]),
     ({"kv_dtype": "f8"}, ArgumentError, "kv_dtype is 'f8', expected one of f32, f16, bf16,", ["--kv-dtype", "f8"]),
-    ({"kv_dtype": 16}, ArgumentError, "kv_dtype is 16, expected a string", []),
     ({"precision": "fast"}, ArgumentError, "precision is 'fast', expected one of auto, exact", ["--precision", "fast"]),
     ({"cache": "no"}, ArgumentError, "cache is 'no', expected one of on, off, redo, readonly", ["--cache", "no"]),
 ]  # fmt: skip
