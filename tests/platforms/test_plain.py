@@ -7,10 +7,10 @@ from as_machine import passes
 #: What no plain system can do is left out: locks that end with their process, folders by descriptor.
 CHOSEN = [
     "tests/runtime/test_threads.py::test_callers_in_several_threads_queue",
-    "tests/runtime/test_memory.py::test_bandwidth_reads_everything",
+    "tests/runtime/test_memory.py::test_closing_gives_the_memory_back",
     "tests/runtime/test_store.py::test_where_the_platform_has_no_descriptors_of_folders",
     "tests/runtime/test_store.py::test_the_default_folder",
-    "tests/runtime/test_foreign_entries.py::test_a_read_only_cache_names_it_and_keeps_it",
+    "tests/runtime/test_foreign_entries.py::test_what_is_no_code_is_compiled_again",
     "tests/text/test_confined.py",
     "tests/cli/test_prompt.py::test_a_pipe_is_put_before_the_prompt",
 ]
