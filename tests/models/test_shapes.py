@@ -68,9 +68,13 @@ AWKWARD: dict[str, tuple[str, Config]] = {
         "top_k_experts": 2, "moe_intermediate_size": 12,
     }),
 }  # fmt: skip
+#: What these show, others show, too, or a lower level does.
+REPEATED = ("every expert is used", "experts in a hybrid", "heads of two sizes")
 
 
-@pytest.mark.parametrize("name", AWKWARD)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in REPEATED)) for name in AWKWARD]
+)
 def test_awkward_shapes(name: str, tmp_path: Path, cache: CompileCache) -> None:
     model_type, changes = AWKWARD[name]
     check(tmp_path, checkpoint(tmp_path, model_type, 1, **changes), CHUNKS, cache)

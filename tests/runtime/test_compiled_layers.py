@@ -16,7 +16,7 @@ from rlx.store.cache import CompileCache
 LENGTH, CHUNKS = 37, (7, 1, 20, 1, 8)
 FOUND = levels()
 # Each type on one level and in one precision: tests/backends/cpu has every pair.
-PRECISE = (("f32", "exact"), ("q8_0", "auto"), ("q4_k", "exact"), ("f16", "exact"), ("mxfp4", "auto"), ("q6_k", "auto"))
+PRECISE = (("f32", "exact"), ("q8_0", "auto"), ("q4_k", "exact"), ("mxfp4", "auto"))
 EXPERTS = [(FOUND[i % len(FOUND)], *each) for i, each in enumerate(PRECISE)]
 
 

@@ -150,8 +150,6 @@ def attention_graph(dtype: DType, window: int | None = None, pictures: bool = Fa
 
 KINDS_OF_ATTENTION = [
     *((dtype, None, False) for dtype in KV_DTYPES),
-    (KV_DTYPES[0], 100, False),
-    (KV_DTYPES[0], None, True),
     (KV_DTYPES[0], 100, True),
 ]
 
