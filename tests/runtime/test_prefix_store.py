@@ -180,7 +180,7 @@ def _hammer(folder: str, seed: int, problems: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             store, rng = opened(Path(folder), limit=40_000), np.random.default_rng(seed)
-            for _ in range(60):
+            for _ in range(30):
                 keys = np.concatenate(
                     [KEYS[: int(rng.integers(0, 4)) * 200], KEYS[1000 + int(rng.integers(3)) :][:300]]
                 )
@@ -193,7 +193,7 @@ def _hammer(folder: str, seed: int, problems: Any) -> None:
 def test_processes_share_a_folder(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork" if sys.platform != "win32" else "spawn")
     problems = context.Queue()
-    processes = [context.Process(target=_hammer, args=(str(tmp_path), seed, problems)) for seed in range(3)]
+    processes = [context.Process(target=_hammer, args=(str(tmp_path), seed, problems)) for seed in range(2)]
     for process in processes:
         process.start()
     for process in processes:

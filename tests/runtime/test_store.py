@@ -363,9 +363,10 @@ def crashing(at: int, before: bool, action: Callable[[], object]) -> int:
     return in_child(run)
 
 
-@each_kind
 @pytest.mark.system("descriptors")
-@pytest.mark.parametrize(("before", "replace"), [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("of_kind", "before", "replace"), [("weights", True, False), ("program", False, True)], indirect=["of_kind"]
+)
 def test_a_writer_that_dies_at_any_step_leaves_all_or_nothing(
     before: bool, replace: bool, store: Store, no_sync: None
 ) -> None:
