@@ -207,7 +207,6 @@ def end_of_process(code: str, tmp_path: Path, demo_model: Path) -> subprocess.Co
 
 ENDS: dict[str, tuple[str, tuple[int, ...]]] = {
     "the script ends": ("", (0,)),
-    "an error": ("raise SystemExit(3)", (3,)),
     "an interrupt": ("import signal; signal.raise_signal(signal.SIGINT)", (-2, 1, 130)),  # Python's, which differ
 }
 

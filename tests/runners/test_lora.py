@@ -31,7 +31,8 @@ TARGETS = {
 
 @contextmanager
 def opened(model: Path, **options: Any) -> Iterator[Model]:
-    with auto_runner(model, **{"precision": "exact", "max_seq": 96, **options}) as runner:
+    options = {"precision": "exact", "max_seq": 96, "profile": {"buckets": {"seq": [1, 32]}}, **options}
+    with auto_runner(model, **options) as runner:
         yield runner
 
 
@@ -46,7 +47,7 @@ def check_close(found: list[tuple[int, float]], expected: list[tuple[int, float]
     np.testing.assert_allclose([each for _, each in found], [each for _, each in expected], atol=CEILING)
 
 
-@pytest.mark.parametrize("family", TARGETS)
+@pytest.mark.parametrize("family", [pytest.param(f, marks=[pytest.mark.slow] * (f == "gemma3")) for f in TARGETS])
 def test_an_answer_is_that_of_merged_weights(goldens: Path, tmp_path: Path, family: str) -> None:
     """Of several adapters of different ranks, one after the other and in the same steps, natively and with drafts."""
     checkpoint = goldens / family / "hf"

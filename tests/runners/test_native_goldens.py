@@ -32,7 +32,7 @@ FLOATS = [
     pytest.param("gemma3", "model-f16.gguf", GemmaRunner, marks=pytest.mark.slow),
 ]
 QUANTIZED = [
-    ("llama-k256", "Q4_K_M", Llama32Runner),
+    pytest.param("llama-k256", "Q4_K_M", Llama32Runner, marks=pytest.mark.slow),
     ("qwen35-k256", "Q4_K_M", Qwen35Runner),
     ("gemma4-k256", "Q4_K_M", GemmaRunner),
 ]
