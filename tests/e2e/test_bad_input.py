@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
 import shutil
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -259,15 +257,6 @@ def test_broken_numbers_are_named(model: Path, tmp_path: Path, cli: Rlx) -> None
     assert "is nan. The weights or the arithmetic are broken: check the file" in found.err
 
 
-def test_a_rewritten_file_is_as_good_as_the_first(model: Path, tmp_path: Path, goldens: Path) -> None:
-    """Else the cases above would prove nothing."""
-    expected = np.load(goldens / "qwen3" / "golden.npz")
-    path = broken.rewrite(model, tmp_path / "model.gguf")
-    with rlx.auto_runner(path, precision="exact") as runner:
-        found = runner.predict_logits(expected["tokens"])
-    assert np.abs(found - expected["logits"][-1]).max() < 2e-4 * np.abs(found).max()
-
-
 # ---------------------------------------------------------------------------------------------------- options
 
 WHOLE = "expected a whole number from 1 to"
@@ -290,13 +279,6 @@ def test_options(case: Any, model: Path, cli: Rlx) -> None:
         rlx.auto_runner(model, **options)
     if arguments:
         misused(cli("run", model, "Hi", *arguments), arguments[0].partition("=")[0], arguments[-1].partition("=")[2])
-
-
-def test_options_that_only_the_engine_can_judge(model: Path, cli: Rlx) -> None:
-    refused(cli("run", model, "Hi", "--threads", "5000"), f"threads is 5000, {WHOLE} 1024")
-    refused(cli("run", model, "Hi", "--max-seq", 2**40), f"--max-seq is {2**40}, {WHOLE} 1048576")
-    for option in ("--prompt", "--generate", "--repeat", "--threads"):
-        misused(cli("bench", model, option, "0"), option, "0 is not in the range x>=1")
 
 
 # A profile's text -> what is said about it; all of the rules are in tests/profile.
@@ -324,19 +306,6 @@ def test_profiles(text: str, model: Path, tmp_path: Path, cli: Rlx) -> None:
     refused(cli("run", model, "Hi", "--profile", path), str(path), PROFILES[text])
 
 
-def test_profiles_that_are_no_files(model: Path, tmp_path: Path, cli: Rlx) -> None:
-    missing = tmp_path / "missing.toml"
-    message = "the file cannot be read: No such file or directory"
-    with raising(ProfileError, f"missing.toml: {message}"):
-        rlx.auto_runner(model, profile=missing)
-    refused(cli("compile", model, "--profile", missing), str(missing), message)
-    refused(cli("run", model, "Hi", "--profile", tmp_path), str(tmp_path), "cannot be read: Is a directory")
-    with raising(ProfileError, "profile: 3 is no profile. Give the path of a TOML file, a table, or a"):
-        rlx.auto_runner(model, profile=3)
-    with raising(ProfileError, "profile [precision]: mode is 'fast'"):
-        rlx.auto_runner(model, profile={"precision": {"mode": "fast"}})
-
-
 VARIABLES = [
     ("RLX_TARGET", "nonsense", TargetError, "RLX_TARGET: unknown target level 'nonsense'. Use native or one of"),
     ("RLX_CACHE", "nonsense", ArgumentError, "'nonsense' is no cache policy. Use one of on, off, redo, readonly"),
@@ -356,15 +325,6 @@ def test_environment_variables(
     refused(cli("run", model, "Hi"), message)
 
 
-def test_a_folder_for_the_ir_that_is_none(model: Path, tmp_path: Path, cli: Rlx) -> None:
-    file = tmp_path / "file"
-    file.write_text("x")
-    message = "the text after the passes cannot be written: Not a directory. Give {} another folder."
-    with rlx.auto_runner(model, dump_ir=file) as runner, raising(ArgumentError, message.format("dump_ir")):
-        runner.prefill_logits([1])
-    refused(cli("run", model, "Hi", "--dump-ir", file), f"{file}/prefill-2-16: {message.format('--dump-ir')}")
-
-
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
@@ -372,16 +332,6 @@ def test_a_folder_for_the_ir_that_is_none(model: Path, tmp_path: Path, cli: Rlx)
 def runner(model: Path) -> Any:
     with rlx.auto_runner(model, max_seq=64) as runner:
         yield runner
-
-
-def test_prompts_on_the_command_line(model: Path, cli: Rlx) -> None:
-    refused(cli("run", model, ""), "prompt: it is empty. Give the text that the model shall answer")
-    refused(cli("run", model, "word " * 300, "--max-seq", 100), "tokens, and the context holds 100. Shorten it")
-    misused(cli("run"), "Missing PROMPT")
-    misused(cli("run", "tell", "me", "more"), "put the prompt in quotes")
-    misused(cli("run", model), "is a model, and there is no prompt: rlx run ")
-    misused(cli("walk"), "No such command 'walk'")
-    misused(cli("run", model, "Hi", "--top-k", "3"), "--top-k does nothing at temperature 0: add --temperature")
 
 
 # ---------------------------------------------------------------------------------------------------- cache folder
@@ -426,20 +376,6 @@ def test_a_folder_that_cannot_be_used_costs_the_cache_and_nothing_else(
     refused(cli("cache", "ls"), f"{path}: {why}")
 
 
-def test_the_command_line_runs_without_a_cache(
-    model: Path, tmp_path: Path, cli: Rlx, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RLX_CACHE_DIR", str(shared(tmp_path / "cache")))
-    found = cli("run", model, "Hi", "--max-tokens", "4")
-    assert found.code == 0
-    assert [line for line in found.err.splitlines() if "Warning" in line] == [
-        f"Warning: the compile cache {tmp_path / 'cache'} is not used: other users can write it (mode 0777)"
-    ]
-    assert "compiled 5 pieces of code" in found.err
-    assert found.out.strip()
-    assert os.listdir(tmp_path / "cache") == []
-
-
 # ---------------------------------------------------------------------------------------------------- the real process
 
 
@@ -450,10 +386,3 @@ def test_no_traceback_without_debug_and_one_with_it(tmp_path: Path) -> None:
     assert re.fullmatch(r"Error: .*missing\.gguf: there is no such file or directory\. .*\n", plain.stderr)
     assert "Traceback" in debug.stderr
     assert debug.stderr.endswith(plain.stderr)
-
-
-def test_warnings_of_libraries_stay_as_they_were(model: Path, cli: Rlx) -> None:
-    """The command line changes how warnings look while it runs, and only then."""
-    before = warnings.showwarning
-    cli("run", model, "")
-    assert warnings.showwarning is before

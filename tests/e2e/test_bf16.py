@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import rlx
 from rlx import CTX, SEQ, dtypes, ops
@@ -14,8 +11,6 @@ from rlx.backends.cpu.target import Target, supported_levels
 from rlx.compiler.compile import Compiler
 from rlx.ir.meaning import round_to
 from rlx.passes.options import Options
-
-Array = NDArray[Any]
 
 N, K = 40, 96
 SHAPES = {"gate": (N, K), "up": (N, K), "down": (K, N)}

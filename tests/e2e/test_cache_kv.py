@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -182,33 +181,6 @@ os._exit(9)
         assert read(again) == len(SYSTEM)
 
 
-def test_a_process_that_ends_without_close_keeps_them(goldens: Path, tmp_path: Path) -> None:
-    code = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from pathlib import Path
-from test_cache_kv import *
-runner = opened(Path({str(model(goldens))!r}), cache_kv={str(tmp_path)!r})
-runner.submit(rlx.Request(question(1), 4, stop_at_eog=False)).result()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=200, env={**os.environ})
-    with opened(model(goldens), cache_kv=tmp_path) as again:
-        again.prefill_logits(question(7))
-        assert read(again) == len(SYSTEM)
-
-
-def test_long_sequences_are_written_when_they_end(
-    goldens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk_kv_cache, "LONG", 300)
-    with opened(model(goldens, "qwen35"), cache_kv=tmp_path) as runner:
-        runner.submit(rlx.Request(question(1), 4, stop_at_eog=False)).result()
-        end = time.monotonic() + 100
-        while not files(tmp_path, "states") and time.monotonic() < end:
-            time.sleep(0.01)
-        assert files(tmp_path, "states")
-
-
 @pytest.mark.usefixtures("measured")
 def test_reading_that_is_slower_than_computing_is_left(goldens: Path, tmp_path: Path) -> None:
     filled(model(goldens), tmp_path)
@@ -224,47 +196,6 @@ def test_reading_that_is_slower_than_computing_is_left(goldens: Path, tmp_path: 
         runner._engine.pool.index.clear()
         runner.prefill_logits(question(6))
         assert read(runner) == len(SYSTEM)
-
-
-@pytest.mark.system("fork")
-def test_a_forked_child_writes_nothing(goldens: Path, tmp_path: Path) -> None:
-    with opened(model(goldens), cache_kv=tmp_path) as runner:
-        runner.submit(rlx.Request(question(1), 4, stop_at_eog=False)).result()
-        child = os.fork()
-        if child == 0:
-            runner._engine.prefix_writer.close()
-            os._exit(0 if not files(tmp_path) else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert not files(tmp_path)
-    assert files(tmp_path)
-
-
-def test_a_pool_without_room_computes(goldens: Path, tmp_path: Path) -> None:
-    """Reading finds no room while others need all of it."""
-    path = model(goldens)
-    filled(path, tmp_path)
-    with opened(path) as runner:
-        alone = [runner.generate(IDS[i : i + 250], 30, stop_at_eog=False) for i in range(3)]
-        last = runner.generate(question(5), 6, stop_at_eog=False)
-        page = runner._engine.pool.sizes.page_bytes
-    with opened(path, cache_kv=tmp_path, kv_bytes=9 * page) as small:
-        handles = [small.submit(rlx.Request(IDS[i : i + 250], 30, stop_at_eog=False)) for i in range(3)]
-        handle = small.submit(rlx.Request(question(5), 6, stop_at_eog=False))
-        assert [each.result() for each in handles] == alone and handle.result() == last
-
-
-def test_aborted_while_it_is_read(goldens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_kv_cache, "PIECE_BYTES", 1)
-    filled(model(goldens), tmp_path)
-    with opened(model(goldens), cache_kv=tmp_path) as runner:
-        used = runner._engine.pool.pages.used
-        for _ in range(5):
-            with runner.submit(rlx.Request(question(5), 6, stop_at_eog=False)):
-                pass
-        found = runner.submit(rlx.Request(question(6), 6, stop_at_eog=False)).result()
-        assert len(found) == 6 and runner._engine.pool.pages.used >= used
-        runner._engine.pool.recover()
-        assert not [*runner._engine.pool._sequences], "no sequence is left open"
 
 
 def test_options_and_folders(goldens: Path, tmp_path: Path) -> None:
@@ -288,19 +219,6 @@ def test_options_and_folders(goldens: Path, tmp_path: Path) -> None:
     with warnings.catch_warnings(), opened(path) as runner:
         warnings.simplefilter("error")
         assert "cache_kv_bytes" not in runner.stats()
-
-
-def test_prompts_are_kept_after_the_decode_cache_was_switched_off(goldens: Path, tmp_path: Path) -> None:
-    """`disable_decode_compile_cache` replaces the loop; what writes states then asks the new one."""
-    with opened(model(goldens), cache_kv=tmp_path) as runner:
-        runner.submit(rlx.Request(question(0), 2, stop_at_eog=False)).result()
-        runner.disable_decode_compile_cache()
-        engine = runner._engine
-        engine.kept.used_again(runner._loop.call(engine.pool.index.ends)[0][: len(SYSTEM)])
-        end = time.monotonic() + 60
-        while not files(tmp_path) and time.monotonic() < end:
-            time.sleep(0.01)
-        assert files(tmp_path), "written while the runner is open"
 
 
 def test_prompts_on_disk_are_kept_apart_by_their_salt(goldens: Path, tmp_path: Path) -> None:

@@ -12,17 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toy
 
 import rlx
-from rlx.backends.cpu.target import Target, supported_levels
-from rlx.engine import engine as engine_module
-from rlx.engine.model_runner import ModelRunner
-from rlx.errors import ArgumentError, BusyError, PromptError, TargetError
-from rlx.ir import ops
-from rlx.ir.dims import SEQ
-from rlx.passes import pipeline
-from rlx.passes.options import FUSIONS, Options
+from rlx.backends.cpu.target import Target
+from rlx.errors import PromptError, TargetError
+from rlx.passes.options import FUSIONS
 from rlx.store.cache import CompileCache
 from rlx.store.store import Store, default_root
 from tests.single_sequence import SingleEngine
@@ -109,26 +103,6 @@ def test_every_split_of_a_prompt_gives_the_same_logits(
     assert error(rows_of(engine, tokens, split, all_rows=False), whole[-1]) <= SAME
 
 
-@pytest.mark.parametrize("most", [4, 1])
-def test_all_rows_of_a_large_vocabulary_come_in_smaller_chunks(
-    engine: SingleEngine, tokens: list[int], monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    whole = engine.forward(tokens, all_rows=True)
-    engine.reset()
-    monkeypatch.setattr(engine_module, "ALL_ROWS_VALUES", most * engine.config.vocab_size)
-    monkeypatch.setattr(engine.model_runner, "limits", engine._limits())
-    seen: list[int] = []
-    run = ModelRunner.run
-
-    def counted(self: ModelRunner, sequence: Any, ids: Sequence[int], *options: Any) -> Array:
-        seen.append(len(ids))
-        return run(self, sequence, ids, *options)
-
-    monkeypatch.setattr(ModelRunner, "run", counted)
-    assert error(engine.forward(tokens, all_rows=True), whole) <= SAME
-    assert set(seen) == {most}
-
-
 def test_the_context_may_be_filled_to_the_last_position_and_no_further(engine: SingleEngine, tokens: list[int]) -> None:
     engine.forward(tokens)
     with pytest.raises(PromptError, match=r"49 tokens after 48 do not fit the context of 96\. Shorten"):
@@ -157,14 +131,6 @@ def test_trimming_and_going_on_equals_a_fresh_start(
     assert error(rest[-1], rows_of(engine, tokens, [48], all_rows=False)) <= SAME
 
 
-@pytest.mark.parametrize("length", [-1, 4])
-def test_trimming_to_what_is_not_there_is_refused(engine: SingleEngine, length: int) -> None:
-    engine.forward([1, 2, 3])
-    with pytest.raises(ArgumentError, match=f"cannot trim to {length}: the cache holds 3"):
-        engine.trim(length)
-    assert engine.past == 3
-
-
 def test_what_was_in_the_cache_before_does_not_matter(engine: SingleEngine, tokens: list[int]) -> None:
     """Positions beyond the session are never read, whatever lies there: NaN times a weight of 0 would be NaN."""
     whole = rows_of(engine, tokens[:30], [30])
@@ -175,19 +141,6 @@ def test_what_was_in_the_cache_before_does_not_matter(engine: SingleEngine, toke
     one_by_one = [engine.forward([token]) for token in tokens[30:]]
     assert np.isfinite(one_by_one).all()
     assert error(one_by_one[-1], rows_of(engine, tokens, [48], all_rows=False)) <= SAME
-
-
-def test_predict_logits_changes_nothing_between_decodes(goldens: Path, expected: dict[str, Array]) -> None:
-    tokens = expected["tokens"].tolist()
-    path = goldens / "gemma3" / "model-f16.gguf"
-    with rlx.auto_runner(path, max_seq=96, precision="exact", profile=LADDER) as runner:
-        runner.prefill_logits(tokens[:20])
-        for at in range(20, 28):
-            assert error(runner.predict_logits(tokens[:5]), expected["logits"][4]) <= GOLDEN
-            assert error(runner.predict_logits(tokens[40:], all_positions=True)[:1], expected["logits"][:1]) > GOLDEN
-            assert runner.past_seq == at
-            assert error(runner.decode_logits(tokens[at]), expected["logits"][at]) <= GOLDEN
-        assert runner.generate(tokens, 6, stop_at_eog=False) == expected["greedy"][:6].tolist()
 
 
 # ---------------------------------------------------------------------------------------------------- machines
@@ -216,26 +169,6 @@ def test_every_level_agrees_with_transformers(goldens: Path, family: str, monkey
         assert error(runner.predict_logits(tokens, all_positions=True)[kept], expected["logits"]) <= GOLDEN
         rows = [runner.prefill_logits(tokens[:1]), *map(runner.decode_logits, tokens[1:])]
         assert error(np.stack(rows)[kept], expected["logits"]) <= GOLDEN
-
-
-def test_levels_do_not_share_programs(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digests = set()
-    present = supported_levels()
-    for level in present:
-        target = Target.host(level)
-        monkeypatch.setenv("RLX_TARGET", level)
-        with rlx.compile(small_graph()) as exe:
-            assert f"{level}," in repr(exe)
-            digests.add(exe._compiled.key.digest)
-            assert target.describe() == exe._compiled.key.as_dict()["target"]
-    assert len(digests) == len(present)
-
-
-def small_graph() -> rlx.Graph:
-    graph = rlx.Graph("small")
-    x = graph.input("x", [rlx.SEQ, 32])
-    graph.output("y", rlx.ops.silu(x))
-    return graph
 
 
 @pytest.mark.parametrize("model", ["gemma3", "demo"])
@@ -284,42 +217,6 @@ def test_kv_types_stay_within_their_errors(goldens: Path) -> None:
 def records(path: Path, profile: Any = None, **options: Any) -> dict[tuple[int, int], Any]:
     with rlx.auto_runner(path, profile=profile, load=False, **options) as runner:
         return {record.bucket: record for record in runner.compile()}
-
-
-def test_profiles_choose_programs(goldens: Path, tmp_path: Path) -> None:
-    path = goldens / "qwen3" / "model-f16.gguf"
-    file = tmp_path / "qwen3.rlx.toml"
-    file.write_text(
-        '[buckets]\nseq = [1, 32]\n[precision]\nmode = "exact"\nkv_dtype = "f32"\n[backend.cpu]\nthreads = 1\n'
-    )
-    base = records(path, PAIR)
-    assert list(base) == [(1, 1), (2, 32)]
-    assert [record.phase for record in base.values()] == ["greedy", "prefill"], "the last program of each bucket"
-    assert list(records(path, LADDER, precision="exact")) == [(1, 1), (2, 4), (5, 16)]
-    exact = records(path, file)
-    assert {r.digest for r in exact.values()} == {
-        r.digest for r in records(path, PAIR, precision="exact", kv_dtype="f32").values()
-    }, "a profile counts by what it chooses"
-    assert records(path, file, kv_dtype="f16")[1, 1].digest not in (exact[1, 1].digest, base[1, 1].digest)
-    with rlx.auto_runner(path, profile=file) as runner:
-        stats = runner.stats()
-        assert (stats["threads"], stats["precision"], stats["kv_dtype"]) == (1, "exact", "f32")
-    with rlx.auto_runner(path, profile=file, threads=2) as runner:
-        assert runner.stats()["threads"] == 2
-
-
-@pytest.mark.parametrize("switch", [name for name in FUSIONS if name != "custom"])  # tests/runtime/test_custom_ops.py
-def test_each_fusion_switch_changes_the_program(switch: str) -> None:
-    graph = toy.build(toy.Toy(layers=1, head_norms=True, biases=True))
-    graph.output("more", rlx.ops.softcap(rlx.ops.scale(graph.outputs["logits"], 2.0), 5.0))  # two elementwise ops
-    head = ops.linear(graph.input("row", [SEQ, 64]), graph.weight("row head", [8, 64]))
-    graph.output("token", ops.pick(head))
-    everything = pipeline.lower(graph, Options("auto"))
-    without = pipeline.lower(graph, Options("auto", fusions=tuple(name for name in FUSIONS if name != switch)))
-    if switch == "prologue":
-        assert len(without.regions) > len(everything.regions) and not any(without.prologues)
-    else:
-        assert len(without.graph.nodes()) > len(everything.graph.nodes())
 
 
 def test_fusions_change_kernels_and_not_the_result(goldens: Path) -> None:
@@ -402,23 +299,6 @@ def test_a_cache_of_one_program_works(goldens: Path, expected: dict[str, Array])
 # ---------------------------------------------------------------------------------------------------- threads
 
 
-def test_a_runner_may_move_between_threads(goldens: Path, expected: dict[str, Array]) -> None:
-    tokens = expected["tokens"].tolist()
-    path = goldens / "gemma3" / "model-f16.gguf"
-
-    def elsewhere(work: Any, *args: Any, **options: Any) -> Any:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(work, *args, **options).result()
-
-    runner = elsewhere(rlx.auto_runner, path, max_seq=96, precision="exact", profile=LADDER)
-    assert error(elsewhere(runner.prefill_logits, tokens[:20]), expected["logits"][19]) <= GOLDEN
-    assert error(runner.decode_logits(tokens[20]), expected["logits"][20]) <= GOLDEN
-    assert error(elsewhere(runner.decode_logits, tokens[21]), expected["logits"][21]) <= GOLDEN
-    elsewhere(runner.close)
-    with pytest.raises(BusyError, match=r"the runner was closed\. Open the model again"):
-        runner.decode_logits(1)
-
-
 def test_threads_share_a_runner(goldens: Path, expected: dict[str, Array]) -> None:
     """While one waits in its callback, others generate, stream, read logits and reset the session."""
     tokens, path = expected["tokens"].tolist(), goldens / "gemma3" / "model-f16.gguf"
@@ -440,15 +320,3 @@ def test_threads_share_a_runner(goldens: Path, expected: dict[str, Array]) -> No
         checked.set()
         assert generating.result() == greedy[:9]
         assert next(stream).token == greedy[3]
-
-
-def test_two_runners_work_side_by_side(goldens: Path, demo_model: Path, expected: dict[str, Array]) -> None:
-    """Each has workers and memory of its own; the programs in the cache are shared."""
-    tokens, path = expected["tokens"].tolist(), goldens / "gemma3" / "model-f16.gguf"
-    options: dict[str, Any] = {"max_seq": 96, "precision": "exact", "profile": LADDER}
-    cache = CompileCache.default()
-    with rlx.auto_runner(path, **options, cache=cache) as one, rlx.auto_runner(path, **options, cache=cache) as other:
-        with ThreadPoolExecutor(2) as pool:
-            answers = [pool.submit(r.generate, tokens, 8, stop_at_eog=False) for r in (one, other)]
-            assert [a.result() for a in answers] == [expected["greedy"][:8].tolist()] * 2
-        assert cache.stats.hits_memory > 0

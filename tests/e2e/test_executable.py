@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -105,17 +104,6 @@ def test_float_weights(dtype: dtypes.DType, given: Array, values: Array) -> None
         assert close_to(exe(x=X)["y"], X.astype(np.float64) @ values.astype(np.float64).T)
 
 
-def test_f32_weights_are_rounded_to_bf16_to_nearest_even() -> None:
-    values = np.zeros((ROWS, WIDTH), np.float32)
-    values[:, 0] = np.float32(1) + np.arange(ROWS, dtype=np.float32) * 2.0**-10  # between 1, 1 + 2^-7, ...
-    ties = {4: 1.0, 12: 1 + 2 * 2.0**-7, 20: 1 + 2 * 2.0**-7, 28: 1 + 4 * 2.0**-7}
-    with rlx.compile(projection(dtypes.BF16), bind={"w": values}) as exe:
-        found = exe(x=np.eye(1, WIDTH))["y"][0]
-    nearest = np.round(values[:, 0].astype(np.float64) * 128) / 128  # np.round takes ties to even
-    assert np.array_equal(found, nearest)
-    assert {i: found[i] for i in ties} == ties
-
-
 @pytest.mark.parametrize("form", ["as_rows", "flat"])
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0"])
 def test_quantized_weights_are_the_blocks_of_a_gguf_file(name: str, form: str) -> None:
@@ -133,22 +121,6 @@ def test_weights_may_come_later_with_the_call_and_again(plain: rlx.Executable) -
         assert close_to(exe(x=X)["y"], 2 * Y), "they stay"
         assert close_to(exe.bind(w=W)(x=X)["y"], Y)
         assert close_to(plain(x=X)["y"], Y), "the other executable has weights of its own"
-
-
-def test_sizes_and_outputs() -> None:
-    with rlx.compile(projection(), bind={"SEQ": (2, 6), "w": W}) as exe:
-        first = exe(x=X)["y"]
-        kept = first.copy()
-        exe(x=2 * X)
-        assert np.array_equal(first, kept), "an output is the caller's own"
-        assert exe(x=X, SEQ=5)["y"].shape == (5, ROWS)
-        for rows in (1, 7):
-            with pytest.raises(ArgumentError, match=f"SEQ is {rows}, expected a whole number from 2 to 6"):
-                exe(x=np.ones((rows, WIDTH)))
-    with rlx.compile(of_size("N"), bind={"N": (1, 8)}) as exe:
-        assert exe(x=np.ones((8, WIDTH)))["y"].shape == (8, WIDTH)
-        with pytest.raises(ArgumentError, match="N is 9, expected a whole number from 1 to 8"):
-            exe(x=np.ones((9, WIDTH)))
 
 
 # ---------------------------------------------------------------------------------------------------- states
@@ -185,16 +157,6 @@ def test_a_step_beyond_the_caches_is_refused(remembering: rlx.Executable, past: 
     assert np.array_equal(remembering(x=rows, PAST_SEQ=28)["y"], before)
 
 
-def test_caches_of_a_size_of_their_own() -> None:
-    rows = np.ones((4, 2, 16))
-    with rlx.compile(memory(32, symbol("N")), bind={"N": (0, 64)}) as exe:
-        assert exe(x=rows, N=28)["y"].shape == (4, 32)
-        with pytest.raises(ArgumentError, match="positions 29 to 32 do not fit a cache of 32"):
-            exe(x=rows, N=29)
-    with pytest.raises(GraphError, match=r"'keys': the cache has 20 positions\. Keys lie in tiles of 16"):
-        rlx.compile(memory(20))
-
-
 # ---------------------------------------------------------------------------------------------------- what it refuses
 
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
@@ -220,27 +182,6 @@ def test_calls_that_are_refused(plain: rlx.Executable, case: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
         plain(**values)
     assert close_to(plain(x=X)["y"], Y), "a refused call changes nothing"
-
-
-def test_a_transposed_weight_without_values_is_named_as_it_was_declared() -> None:
-    graph = rlx.Graph("transposed")
-    graph.output("y", graph.input("x", [SEQ, WIDTH]) @ graph.weight("w", [WIDTH, ROWS]))
-    with rlx.compile(graph) as exe, pytest.raises(ArgumentError, match=r"weights have no values: w\. Give them"):
-        exe(x=X)
-
-
-def test_unknown_arguments_are_named_with_ours() -> None:
-    for name, advice in (("weights", "Use bind="), ("num_threads", "Use threads="), ("treads", "Did you mean thre")):
-        with pytest.raises(rlx.UnknownArgumentError, match=rf"compile: there is no argument '{name}'\. {advice}"):
-            rlx.compile(projection(), **{name: {}})  # type: ignore[arg-type]
-
-
-def test_a_fixed_shape_is_said_once() -> None:
-    graph = rlx.Graph("fixed")
-    graph.output("y", graph.input("x", [4, WIDTH]) * 2.0)
-    with rlx.compile(graph) as exe, pytest.raises(ArgumentError) as refused:
-        exe(X[:3])
-    assert (refused.value.what, refused.value.hint) == ("expected shape [4, 64], found [3, 64]", None)
 
 
 BLOCKS = gguf.quants.quantize(W, gguf.GGMLQuantizationType.Q8_0)
@@ -318,25 +259,6 @@ def test_compiles_that_are_refused(case: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- the rest
-
-
-def test_argmax_may_choose_rows() -> None:
-    with rlx.compile(argmax_of(16), bind={"table": np.arange(512.0).reshape(16, 32)}) as exe:
-        assert exe(x=np.eye(16)[[3, 14]])["y"][:, 0].tolist() == [96.0, 448.0]
-
-
-def test_profiles_take_effect(tmp_path: Path) -> None:
-    file = tmp_path / "p.toml"
-    file.write_text('[precision]\nmode = "auto"\n[backend.cpu]\nthreads = 1\nlevel = "generic"\n')
-    graph, bind = projection(dtypes.Q8_0), {"w": BLOCKS}
-    values = gguf.quants.dequantize(BLOCKS, gguf.GGMLQuantizationType.Q8_0).astype(np.float64)
-    expected = X.astype(np.float64) @ values.T
-    with rlx.compile(graph, bind, profile=file) as exe:
-        assert "quantize" in exe.ir("quantize").split("graph", 1)[1]
-        assert "generic" in repr(exe)
-        assert not close_to(exe(x=X)["y"], expected), "int8 activations"
-    with rlx.compile(graph, bind, profile=file, precision="exact", target="native") as exe:
-        assert close_to(exe(x=X)["y"], expected)
 
 
 def test_looking_inside(plain: rlx.Executable) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx import dtypes, ops
+from rlx import ops
 from rlx.errors import ArgumentError, GraphError, RlxError, ShapeError
 
 RNG = np.random.default_rng(0)
@@ -92,26 +92,6 @@ def test_functions_are_those_of_numpy(results: dict[str, np.ndarray], name: str)
     np.testing.assert_allclose(results[name], want, rtol=3e-6, atol=3e-6 * np.abs(want).max())
 
 
-def test_numbers_join_the_ops_around_them() -> None:
-    graph = rlx.Graph()
-    x = graph.input("x", [rlx.SEQ, 16])
-    graph.output("y", 1.0 / (1.0 + ops.exp(-x * 2.0)) - 0.5)
-    with rlx.compile(graph) as exe:
-        assert [node.op for node in exe.graph.nodes()] == ["input", "elementwise"]
-        np.testing.assert_allclose(exe(X)["y"], np.tanh(X) / 2, atol=3e-7)
-
-
-def test_what_is_not_a_number_stays_so() -> None:
-    graph = rlx.Graph()
-    x, y = graph.input("x", [rlx.SEQ, 3]), graph.input("y", [rlx.SEQ, 3])
-    graph.output("most", ops.maximum(x, y))
-    graph.output("least", ops.minimum(x, y))
-    with rlx.compile(graph) as exe:
-        found = exe([[np.nan, 1, 2]], [[1, np.nan, 3]])
-    np.testing.assert_array_equal(found["most"], [[np.nan, np.nan, 3]])
-    np.testing.assert_array_equal(found["least"], [[np.nan, np.nan, 2]])
-
-
 def test_a_weight_in_both_directions_and_in_blocks() -> None:
     from gguf.quants import GGMLQuantizationType, dequantize, quantize
 
@@ -129,14 +109,6 @@ def test_a_weight_in_both_directions_and_in_blocks() -> None:
         np.testing.assert_allclose(found["blocks"], rows @ dequantize(blocks, GGMLQuantizationType.Q8_0).T, atol=1e-4)
         exe.bind(w=np.zeros((16, 16)))
         assert not exe(X, rows)["both"].any()
-
-
-def test_names_of_types() -> None:
-    for name in ("f32", "float32", "F32", np.float32, np.dtype("float32"), dtypes.F32, float, "torch.float32"):
-        assert dtypes.dtype(name) is dtypes.F32
-    assert (dtypes.dtype("bfloat16"), dtypes.dtype(np.int32), dtypes.dtype("Q4_K")) == (
-        dtypes.BF16, dtypes.I32, dtypes.Q4_K
-    )  # fmt: skip
 
 
 G = rlx.Graph()

@@ -12,14 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 import rlx
-from rlx import ArgumentError, ResourceError, platform
-from rlx.backends.host import HOST, address
+from rlx import ResourceError, platform
 from rlx.cli.main import cli
-from rlx.compiler.packed_cache import ALIGNMENT, DATA, PackedWeightCache
+from rlx.compiler.packed_cache import DATA
 from rlx.env import Policy
 from rlx.store.cache import CompileCache
 from rlx.store.entry import Listing
-from rlx.store.key import CompileKey
 from rlx.store.kinds import CacheWarning
 from rlx.store.store import Store
 from rlx.weights import open_weights
@@ -76,14 +74,6 @@ def test_the_first_start_packs_into_a_file_that_all_map(model: Path, store: Stor
     assert [row.digest for row in copies(store)] == [copy.digest]
 
 
-def test_nothing_writes_into_a_copy(model: Path, store: Store) -> None:
-    start(model, store)
-    (copy,) = copies(store)
-    before = (copy.folder / DATA).read_bytes()
-    start(model, store)
-    assert (copy.folder / DATA).read_bytes() == before and not store.verify()
-
-
 @pytest.mark.parametrize("damage", ["cut", "gone", "layout"])
 def test_a_damaged_copy_is_made_again(model: Path, store: Store, damage: str) -> None:
     expected = start(model, store)[0]
@@ -124,13 +114,6 @@ def test_another_file_of_the_same_name_and_size_gets_a_copy_of_its_own(model: Pa
     assert not np.array_equal(before, after)
 
 
-def test_precisions_share_what_they_pack_alike(model: Path, store: Store) -> None:
-    """The key holds how weights lie, not what is computed with them."""
-    start(model, store)
-    assert start(model, store, precision="exact")[2] > 0
-    assert len(copies(store)) == 1
-
-
 def test_a_read_only_cache_is_read_and_not_written(model: Path, store: Store) -> None:
     start(model, store, keep=False)
     assert start(model, store, "readonly")[2] == 0 and not copies(store)
@@ -141,39 +124,6 @@ def test_a_read_only_cache_is_read_and_not_written(model: Path, store: Store) ->
     with pytest.warns(CacheWarning, match="is damaged"):
         assert start(model, store, "readonly")[2] == 0
     assert len(copies(store)) == 1
-
-
-def make(cache: PackedWeightCache, **matrices: bytes) -> None:
-    """Stores these packed matrices."""
-    mapped = cache.make({name: len(data) for name, data in matrices.items()}, lambda name: memoryview(matrices[name]))
-    assert mapped is not None
-    mapped.close()
-
-
-def test_redo_makes_it_again(tmp_path: Path) -> None:
-    store, key = Store(tmp_path), CompileKey("weights", "some model")
-    make(PackedWeightCache(CompileCache(store=store), key, HOST), a=bytes(64))
-    redo = PackedWeightCache(CompileCache(store=store, policy="redo"), key, HOST)
-    assert redo.find() is None
-    make(redo, a=b"x" * 64, b=b"y" * 5000, c=b"z")
-    found = PackedWeightCache(CompileCache(store=store), key, HOST).find()
-    assert found is not None and found.nbytes == 4 * ALIGNMENT
-    for name, expected in (("a", b"x" * 64), ("b", b"y" * 5000), ("c", b"z")):
-        assert address(found.buffers[name]) % ALIGNMENT == 0
-        assert found.buffers[name].read()[: len(expected)].tobytes() == expected
-    found.close()
-
-
-def test_without_a_folder_it_is_an_error(model: Path) -> None:
-    with pytest.raises(ArgumentError, match="packed weights cannot be kept: the compile cache is off"):
-        rlx.auto_runner(model, cache=CompileCache(policy="off"), keep_packed=True)
-
-
-def test_a_copy_beyond_the_limit_is_not_kept(model: Path, store: Store) -> None:
-    small = Store(store.root, limit=2_000_000)
-    with pytest.warns(CacheWarning, match=r"bytes are not kept.*RLX_CACHE_LIMIT raises it"):
-        start(model, small)
-    assert not copies(small)
 
 
 def test_weights_beyond_the_memory_are_an_error_or_mapped(

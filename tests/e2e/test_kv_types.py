@@ -39,17 +39,6 @@ def test_a_trained_model_writes_on_as_with_f32() -> None:
         assert (found.argmax(-1) == want.argmax(-1)).mean() >= same, dtype
 
 
-def test_generation_in_auto_precision() -> None:
-    with rlx.auto_runner(demo.path(), kv_dtype="q8_0", max_seq=128) as runner:
-        stats = runner.stats()
-        assert stats["kv_dtype"] == "q8_0"
-        ids = runner.tokenizer.encode(PROMPT)
-        first = list(runner.generate(ids, 20, stop_at_eog=False))
-    with rlx.auto_runner(demo.path(), kv_dtype="f32", max_seq=128) as runner:
-        assert stats["kv_bytes"] == runner.stats()["kv_bytes"] * 8.5 / 32
-        assert first == list(runner.generate(ids, 20, stop_at_eog=False))
-
-
 @pytest.mark.parametrize(("family", "dtype"), [("qwen3", "q4_0"), ("gemma3", "q8_0")])
 def test_sessions_go_back_and_are_copied(goldens: Path, family: str, dtype: str) -> None:
     """The bits of a session that never left its path; Gemma's windows are rings."""

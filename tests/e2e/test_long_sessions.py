@@ -14,9 +14,7 @@ import pytest
 
 import rlx
 from rlx import models
-from rlx.engine.programs import reporting
 from rlx.engine.programs.programs import DECODE
-from rlx.errors import ArgumentError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
 from rlx.runners import CachedRunner
@@ -131,15 +129,6 @@ def test_what_was_cut_is_not_read(family: Family) -> None:
     assert goes_on(family, family.engine)
 
 
-def test_what_was_there_before_a_reset_is_not_read(family: Family) -> None:
-    talk(family.engine, 110, 112)
-    for buffer in family.engine.pool.memory.buffers.values():
-        buffer.view().fill(0xFF)
-    family.engine.reset()
-    assert error(family.engine.forward(IDS[:150]), family.expected[149]) <= SAME
-    assert goes_on(family, family.engine, 1)
-
-
 @pytest.mark.parametrize("length", [7, 150])
 def test_snapshots_go_to_other_engines(family: Family, length: int) -> None:
     talk(family.engine, 5, length)
@@ -159,26 +148,6 @@ def test_snapshots_go_to_other_engines(family: Family, length: int) -> None:
         for state in family.engine.pool.memory.table.values()
     )
     other.close()
-
-
-def test_snapshots_of_other_models_and_formats_are_refused(family: Family, goldens: Path) -> None:
-    family.engine.forward(IDS[:9])
-    snapshot = family.engine.snapshot()
-    half = SingleEngine.open(family.path, precision="exact", kv_dtype="f16", profile=LADDER, max_seq=64)
-    with pytest.raises(ArgumentError, match=r"the snapshot has (full|ring) f32 .*Open the model with the cache type"):
-        half.restore(snapshot)
-    half.close()
-    with pytest.raises(ArgumentError, match=r"of another model \(0123"):
-        family.engine.restore(dataclasses.replace(snapshot, model="0123"))
-    assert goes_on(family, family.engine)
-
-
-def test_measuring_a_step_changes_nothing(family: Family) -> None:
-    talk(family.engine, 60, 140)
-    assert reporting.profile_step(family.engine, [1], repeat=3)
-    assert reporting.profile_step(family.engine, IDS[:16], repeat=2)
-    assert reporting.step_bytes(family.engine, 140) > 0
-    assert goes_on(family, family.engine)
 
 
 def test_runners_keep_their_session(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from rlx.engine.kv import pool_size
 from rlx.engine.kv.pool_size import pool_bytes
 from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.engine.model_runner import Batch, Segment
-from rlx.errors import ArgumentError, BusyError, PoolFullError, PromptError, ResourceError
+from rlx.errors import ArgumentError, BusyError, PoolFullError, ResourceError
 from rlx.platform import Platform
 from rlx.platform.linux import Linux
 
@@ -98,20 +98,6 @@ def test_a_common_prefix_is_computed_and_stored_once(engine: Engine) -> None:
     again = engine.open_sequence(prompts[3])
     assert len(again) >= 1000
     assert same(fed(engine, again, prompts[3]), alone(engine, prompts[3]))
-
-
-def test_prompts_that_nobody_described_branch_where_they_part(engine: Engine) -> None:
-    """The third prompt finds a checkpoint at the place where the first two parted."""
-    prompts = [[*IDS[:100], *IDS[at : at + 20]] for at in (300, 400, 500)]
-    for i, prompt in enumerate(prompts):
-        sequence = engine.open_sequence(prompt)
-        assert len(sequence) == (100 if i == 2 else 0 if i == 0 or engine.pool.memory.has_slots else 100)
-        assert same(fed(engine, sequence, prompt), alone(engine, prompt))
-        sequence.close()
-    longer = [*prompts[1], *IDS[600:610]]
-    sequence = engine.open_sequence(longer)
-    assert len(sequence) == 120, "a text that goes on begins where it ended"
-    assert same(fed(engine, sequence, longer), alone(engine, longer))
 
 
 def test_segments_of_every_size_share_a_step(engine: Engine) -> None:
@@ -194,16 +180,6 @@ def test_a_small_pool_forgets_and_refuses(goldens: Path) -> None:
         engine.close()
 
 
-def test_a_request_that_is_larger_than_the_pool(goldens: Path) -> None:
-    engine = opened(goldens, "llama", kv_bytes="1MiB")
-    sequence = engine.open_sequence()
-    with pytest.raises(PoolFullError, match=r"has no room for .* are free") as caught:
-        engine.step(Batch([Segment(sequence, IDS[:1000])]))
-    assert caught.value.needed > caught.value.total == 1 << 20, "waiting does not help"
-    assert same(fed(engine, sequence, IDS[:50]), alone(engine, IDS[:50]))
-    engine.close()
-
-
 def test_a_nan_stays_in_its_sequence(engine: Engine) -> None:
     """NaN in the states of one: the others keep their bits, and so does whoever gets its memory next."""
     broken, sound = engine.open_sequence(), engine.open_sequence()
@@ -223,21 +199,6 @@ def test_a_nan_stays_in_its_sequence(engine: Engine) -> None:
     assert not any(memory._pages_of(name).take(pages).any() for name in memory.full)
     again = engine.open_sequence(IDS[:70])
     assert same(fed(engine, again, IDS[:70]), alone(engine, IDS[:70]))
-
-
-def test_bad_batches(goldens: Path) -> None:
-    engine = opened(goldens, "llama")
-    sequence = engine.open_sequence()
-    for tokens, match in (([], "no token ids"), ([10**6], "out of range"), (IDS[:1101], "do not fit the context")):
-        with pytest.raises(PromptError, match=match):
-            engine.step(Batch([Segment(sequence, tokens)]))
-    with pytest.raises(ArgumentError, match="two segments are of one sequence"):
-        engine.step(Batch([Segment(sequence, [1]), Segment(sequence, [2])]))
-    sequence.close()
-    with pytest.raises(BusyError, match="the sequence was closed"):
-        engine.step(Batch([Segment(sequence, [1])]))
-    assert engine.step(Batch([])) == []
-    engine.close()
 
 
 def refuse(*_: Any, **__: Any) -> Any:

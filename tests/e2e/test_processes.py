@@ -223,15 +223,6 @@ def test_a_damaged_entry_is_rebuilt_with_one_warning(damage: str, filled: Path, 
     assert (tokens, stats.compiles) == (usual, 0)
 
 
-def test_the_command_line_says_it_in_a_line(filled: Path, model: Path) -> None:
-    flip(entry_of(filled, "decode") / "program.o")
-    process = python("import sys; sys.argv = ['rlx', 'cache', 'verify']; from rlx.cli import main; main()", filled)
-    out, err = process.communicate(timeout=HANGS)
-    assert process.returncode == 1, err
-    assert "wrong checksum of program.o" in out
-    assert "1 entry of 5 damaged and removed" in out
-
-
 # ---------------------------------------------------------------------------------------------------- evicted entries
 
 
@@ -272,25 +263,6 @@ def test_a_model_that_was_compiled_ahead_runs_from_a_read_only_cache(folder: Pat
         assert runner.generate_batch([[1, 2, 3], [4]], 4, stop_at_eog=False) == alone
     assert cache.stats.compiles == 0
     assert cache.stats.hits_disk == len(Store(folder).entries()) == 7
-
-
-# ---------------------------------------------------------------------------------------------------- read-only
-
-
-def test_a_read_only_cache_runs_what_it_has_and_names_what_it_lacks(
-    filled: Path, model: Path, usual: list[int]
-) -> None:
-    tokens, stats = tokens_of(model, CompileCache(store=Store(filled), policy="readonly"))
-    assert (tokens, stats.compiles) == (usual, 0)
-    entry = entry_of(filled, "decode")
-    shutil.rmtree(entry)
-    before = sorted(filled.rglob("*"))
-    with pytest.raises(CacheError, match="read-only cache has no entry") as caught:
-        tokens_of(model, CompileCache(store=Store(filled), policy="readonly"))
-    assert entry.name[:12] in str(caught.value)
-    assert "decode" in str(caught.value)
-    assert "RLX_CACHE=on" in str(caught.value)
-    assert sorted(filled.rglob("*")) == before
 
 
 # ---------------------------------------------------------------------------------------------------- interrupts
@@ -363,21 +335,3 @@ def test_an_interrupted_generation_keeps_what_it_said(folder: Path, model: Path,
     found = re.search(r"answer: (\d+) tokens.*; interrupted; ", err)
     assert found is not None, err
     assert 1 <= int(found[1]) < 500, "three were chosen; a busy machine may not have shown the newest yet"
-
-
-def test_an_interrupt_in_a_callback_leaves_a_usable_runner(model: Path, usual: list[int]) -> None:
-    """From Python: KeyboardInterrupt comes through, and the runner goes on."""
-
-    def interrupted(token: int) -> None:
-        seen.append(token)
-        if len(seen) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    seen: list[int] = []
-    with rlx.auto_runner(model, max_seq=64) as runner:
-        before = runner.predict_logits(PROMPT)
-        with pytest.raises(KeyboardInterrupt):
-            runner.generate(PROMPT, 8, interrupted, stop_at_eog=False)
-        assert seen == usual[:3]
-        assert runner.generate(PROMPT, 8, stop_at_eog=False) == usual
-        assert np.array_equal(runner.predict_logits(PROMPT), before)

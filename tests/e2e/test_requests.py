@@ -89,16 +89,6 @@ def test_one_that_fails_fails_alone(runner: Any, monkeypatch: pytest.MonkeyPatch
     assert gone.result().finish_reason == "aborted"
 
 
-def test_what_follows_the_first_turn_is_computed_alone(runner: Any) -> None:
-    """The second prompt with a system part takes it over, also where states cannot go back."""
-    end = min(runner.stop_ids)
-    system = [*COMMON[:90], end]
-    for i, known in ((3, 0), (7, len(system)), (11, len(system))):
-        before = runner.stats()["reused_tokens"]
-        runner.generate([*system, i, *COMMON[:20]], 2)
-        assert runner.stats()["reused_tokens"] - before == known
-
-
 @pytest.mark.parametrize("thinks", [False, True])
 def test_each_turn_of_a_conversation_computes_only_what_is_new(runner: Any, thinks: bool) -> None:
     """Four conversations at once with one system prompt. A template that drops the thinking of earlier answers leaves

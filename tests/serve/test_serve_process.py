@@ -1,4 +1,4 @@
-"""`rlx serve` as a process: what it says, how it ends, and that a restart changes no byte of an answer."""
+"""`rlx serve` as a process: its options, its end, and that a restart changes no byte of an answer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,13 @@ def test_an_answer_is_the_same_alone_after_a_hit_beside_others_and_after_a_resta
         assert ask(client)[0] == alone
         for thread in beside:
             thread.join()
-        server.send_signal(signal.SIGTERM)
+        story = {"prompt": "The fox", "max_tokens": 300, "min_tokens": 300, "stream": True}
+        with client.stream("POST", "/v1/completions", json=story) as answer:
+            events = (line for line in answer.iter_lines() if line.startswith("data: "))
+            next(events)
+            server.send_signal(signal.SIGTERM)
+            *_, end = events
+        assert end == "data: [DONE]", "a signal lets running requests finish"
         assert server.wait(TIMEOUT) == 0
     with process(*options) as (_, client):
         restarted, cached = ask(client)
@@ -78,38 +84,12 @@ def test_an_answer_is_the_same_alone_after_a_hit_beside_others_and_after_a_resta
         assert restarted == alone
 
 
-def test_a_signal_lets_running_requests_finish() -> None:
-    with process() as (server, client):
-        body = {"prompt": "The fox", "max_tokens": 400, "min_tokens": 400, "stream": True}
-        with client.stream("POST", "/v1/completions", json=body) as answer:
-            events = (line for line in answer.iter_lines() if line.startswith("data: "))
-            next(events)
-            server.send_signal(signal.SIGTERM)
-            *_, end = events
-        assert end == "data: [DONE]"
-        assert server.wait(TIMEOUT) == 0
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
-def test_sighup_goes_on_with_a_new_log(tmp_path: Path) -> None:
+@pytest.mark.skipif(not (hasattr(signal, "SIGHUP") and socket.has_ipv6), reason="this system has no SIGHUP or no IPv6")
+def test_it_listens_on_every_host_answers_as_its_options_say_and_goes_on_with_a_new_log(tmp_path: Path) -> None:
     log, old = tmp_path / "log", tmp_path / "old"
-    with process("--log", str(log)) as (server, client):
-        client.get("/version")
-        while '"path": "/version"' not in log.read_text():
-            time.sleep(0.01)
-        log.rename(old)
-        server.send_signal(signal.SIGHUP)
-        while not log.exists():
-            client.get("/version").raise_for_status()
-        assert server.poll() is None
-
-
-def test_it_listens_on_every_host_and_answers_as_its_options_say() -> None:
-    if not socket.has_ipv6:
-        pytest.skip("this machine has no IPv6")
     body = {"messages": [{"role": "user", "content": "Tell me a story."}]}
-    hosts = ("--host", "127.0.0.1", "--host", "::1")
-    with process(*hosts, "--temp", "0.9", "--seed", "5", "--max-tokens", "12") as (_, client):
+    hosts = ("--host", "127.0.0.1", "--host", "::1", "--log", str(log))
+    with process(*hosts, "--temp", "0.9", "--seed", "5", "--max-tokens", "12") as (server, client):
         first = client.post("/v1/chat/completions", json=body).raise_for_status().json()
         url = f"http://[::1]:{client.base_url.port}/v1/chat/completions"
         second = httpx.post(url, json={**body, "max_tokens": 99}, timeout=TIMEOUT).raise_for_status().json()
@@ -119,3 +99,9 @@ def test_it_listens_on_every_host_and_answers_as_its_options_say() -> None:
         assert (params["temperature"], params["seed"], params["n_predict"]) == (0.9, 5, 12)
         other = client.post("/v1/chat/completions", json={**body, "seed": 6}).raise_for_status().json()
         assert other["choices"] != first["choices"]
+
+        log.rename(old)
+        server.send_signal(signal.SIGHUP)
+        while not log.exists():
+            client.get("/version").raise_for_status()
+        assert '"path": "/v1/chat/completions"' in old.read_text() and server.poll() is None
