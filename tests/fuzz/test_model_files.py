@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlx.engine.opening.setup import open_model
-from rlx.errors import ModelFileError, RlxError
+from rlx.errors import ModelFileError
 from rlx.weights import open_weights
 from rlx.weights.safetensors import parse_header
 
@@ -39,12 +39,6 @@ def test_many_tensors_are_opened_or_refused_by_a_limit() -> None:
     assert len(parse_header(header(20_000), "f")[0]) == 20_000
     with pytest.raises(ModelFileError, match=r"at most 33554432 are allowed"):
         parse_header(header(1_000_000), "f")
-
-
-def test_many_parts_in_a_few_bytes_are_refused_before_they_are_parsed() -> None:
-    raw = b'{"a":[' + b"[]," * 9_000_000 + b"1]}"
-    with pytest.raises(ModelFileError, match="9000002 objects and arrays, too many"):
-        parse_header(struct.pack("<Q", len(raw)) + raw, "f")
 
 
 NAMES = [
@@ -113,14 +107,6 @@ def test_files_that_are_no_files(checkpoint: Path, name: str, change: Callable[[
     change(checkpoint / name)
     with pytest.raises(ModelFileError):
         open_(checkpoint)
-
-
-@pytest.mark.parametrize("change", [fifo, loop, dangling, folder, device, cut, empty])
-def test_gguf_files_that_are_no_files(goldens: Path, tmp_path: Path, change: Callable[[Path], None]) -> None:
-    path = Path(shutil.copyfile(goldens / "llama" / "model-f16.gguf", tmp_path / "m.gguf"))
-    change(path)
-    with pytest.raises(RlxError):
-        open_(path)
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {

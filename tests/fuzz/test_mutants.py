@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from tests.fuzz import mutate
 
 RUN = Path(__file__).parent / "run.py"
 KINDS = ("gguf", "safetensors", "tokenizer", "template", "snapshot", "json", "profile", "image")
@@ -63,15 +60,3 @@ def test_the_driver_sees_every_way_to_end() -> None:
 
 def _environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(RUN.parents[2]), **more}
-
-
-def test_the_same_seed_makes_the_same_mutant(goldens: Path) -> None:
-    data = (goldens / "llama" / "model-f16.gguf").read_bytes()
-    one, two, other = (mutate.mutated_gguf(random.Random(seed), data) for seed in (1, 1, 2))
-    assert one == two != other
-
-
-def test_a_gguf_file_is_taken_apart_and_put_together(goldens: Path) -> None:
-    data = (goldens / "llama" / "model-f16.gguf").read_bytes()
-    head, values, records, rest = mutate.gguf_parts(data)
-    assert head + b"".join(values + records) + rest == data and len(values) > 20 and len(records) > 10

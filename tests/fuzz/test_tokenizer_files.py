@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 import pytest
 
 from rlx.errors import TokenizerError
-from rlx.text import Tokenizer, from_hf, load_tokenizer
+from rlx.text import Tokenizer, load_tokenizer
 from rlx.text.confined import Confined
-from rlx.text.fast import may_read
 from rlx.text.pretokenizers import KNOWN_EXPRESSIONS
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -140,28 +138,6 @@ def test_who_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: 
     assert bool(calls) == confined
 
 
-def test_words_cannot_be_hidden_from_the_test() -> None:
-    raw = json.dumps(tokenizer_json(pre_tokenizer=split("(a+)+$"))).encode()
-    for hidden in (raw, raw.replace(b'"Regex":', b'"Regex" \n\t:'), raw.replace(b"Regex", b"\\u0052egex")):
-        assert json.loads(hidden)["pre_tokenizer"]["pattern"] == {"Regex": "(a+)+$"}
-        assert not may_read(hidden, KNOWN_EXPRESSIONS)
-
-
-def test_no_panic_leaves_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same expression in our own process, as if it were a published one."""
-    monkeypatch.setattr(from_hf, "KNOWN_EXPRESSIONS", frozenset({"(a+)+$"}))
-    tokenizer = open_(tmp_path, tokenizer_json(pre_tokenizer=split("(a+)+$")))
-    with pytest.raises(TokenizerError, match="the tokenizers package failed"):
-        tokenizer.encode("a" * 40 + "b")
-
-
-def test_a_tokenizer_may_not_be_huge(tmp_path: Path) -> None:
-    with (tmp_path / "tokenizer.json").open("wb") as file:
-        file.truncate(from_hf.MAX_BYTES + 1)
-    with pytest.raises(TokenizerError, match=f"at most {from_hf.MAX_BYTES}"):
-        load_tokenizer(tmp_path)
-
-
 TEXTS: dict[str, tuple[dict[str, bytes], str]] = {
     "template_no_utf8": ({"chat_template__jinja": b"\xff\xfe"}, "chat_template.jinja: the file is no UTF-8"),
     "config_deep": ({"tokenizer_config__json": b'{"a":' * 99_999}, "nested too deeply"),
@@ -181,15 +157,6 @@ def test_files_beside_it(tmp_path: Path, name: str) -> None:
     files, what = TEXTS[name]
     with pytest.raises(TokenizerError, match=what):
         open_(tmp_path, tokenizer_json(), **files)
-
-
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja", "tokenizer.json"])
-def test_a_fifo_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
-    (tmp_path / name).unlink(missing_ok=True)
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(TokenizerError, match=r"not a regular file|holds no tokenizer\.json"):
-        load_tokenizer(tmp_path)
 
 
 def test_a_lone_surrogate_is_no_text_to_encode(tmp_path: Path) -> None:
