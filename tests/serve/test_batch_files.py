@@ -16,7 +16,7 @@ from rlx.errors import BatchError
 from rlx.serve.batch.results import Progress, Results, answer_all
 from rlx.serve.batch.source import BatchRequest, LineProblem, Source
 from rlx.serve.body import MAX_VALUES
-from rlx.serve.prefixes import PIECE, prefix_keys, prompt_text
+from rlx.serve.prefixes import PIECE
 
 CHAT = "/v1/chat/completions"
 
@@ -123,18 +123,6 @@ def test_a_cancelled_run_keeps_what_it_has(tmp_path: Path) -> None:
     assert sorted(echo.asked) == ["n18", "n19"] and len(read(out)) == 20
 
 
-def test_a_failing_app_ends_the_run_with_its_error(tmp_path: Path) -> None:
-    async def broken(request: BatchRequest, request_id: str) -> tuple[int, Any]:
-        raise RuntimeError("the engine is gone")
-
-    with (
-        Source.open(a_file(tmp_path, a_line("a")), "demo") as source,
-        Results(str(tmp_path / "out.jsonl"), source) as results,
-        pytest.raises(RuntimeError, match="the engine is gone"),
-    ):
-        asyncio.run(answer_all(source, results, broken, 4))
-
-
 @pytest.mark.parametrize("content", ["something else", "something else\n", '{"id": "batch_req_1_0000000000000000"}\n'])
 def test_an_output_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
     out = tmp_path / "out.jsonl"
@@ -163,17 +151,6 @@ def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
         pytest.raises(BatchError, match="another process writes"),
     ):
         Results(str(tmp_path / "out"), source)
-
-
-@pytest.mark.parametrize("content", [b"", b"\n \n"])
-def test_an_input_without_requests_is_refused(content: bytes) -> None:
-    with pytest.raises(BatchError, match="there are no requests"):
-        Source(io.BytesIO(content), "demo")
-
-
-def test_a_line_may_end_the_file_without_a_newline() -> None:
-    source = Source(io.BytesIO(f"{a_line('a')}\n{a_line('b')}".encode()), "demo")
-    assert [source.request(i).custom_id for i in range(len(source))] == ["a", "b"]
 
 
 @pytest.mark.parametrize("part", [b"[],", b"{},", "\u0122,[],".encode("utf-16-le")])
@@ -210,19 +187,3 @@ def test_requests_with_a_common_prefix_come_together(monkeypatch: pytest.MonkeyP
     order = list(source.ordered(bytearray(6)))
     assert order == [3, 0, 5, 1, 2, 4] or order == [3, 0, 5, 4, 1, 2]
     assert list(source.ordered(bytearray([1, 0, 1, 0, 1, 1]))) == [3, 1]
-
-
-@given(st.text(max_size=3 * PIECE), st.text(max_size=3 * PIECE), st.integers(0, 3 * PIECE))
-def test_equal_keys_are_equal_prefixes(a: str, b: str, same: int) -> None:
-    b = a[:same] + b
-    shared = next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b)))
-    keys = zip(prefix_keys(a), prefix_keys(b), strict=False)
-    assert sum(x == y for x, y in keys) == shared // PIECE
-
-
-def test_a_conversation_that_goes_on_keeps_its_prefix() -> None:
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    first = prompt_text({"messages": messages, "tools": [{"name": "f"}]})
-    messages += [{"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Bye"}]
-    assert prompt_text({"tools": [{"name": "f"}], "messages": messages}).startswith(first)
-    assert prompt_text({"instructions": "Be brief.", "input": "Hi"}) == "Be brief.\nHi\n"

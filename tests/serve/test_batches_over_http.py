@@ -105,23 +105,6 @@ def test_a_batch(server: Any) -> None:
     assert batch.id in [each.id for each in client.batches.list(limit=1)]
 
 
-def test_other_paths_and_one_path_a_batch(server: Any) -> None:
-    client = server.openai
-    data = lines({"input": "Hi", "max_tokens": None}, url="/v1/embeddings")
-    data = data.replace(b', "max_tokens": null', b"").replace(b'"max_tokens": null, ', b"")
-    found = ended(client, asked(client, data, "/v1/embeddings"))
-    assert len(rows_of(client, found.output_file_id)["a"]["response"]["body"]["data"][0]["embedding"]) > 10
-    found = ended(client, asked(client, data))
-    assert found.request_counts.failed == 1 and found.output_file_id is None
-    assert "the batch is for" in rows_of(client, found.error_file_id)["a"]["response"]["body"]["error"]["message"]
-
-
-def test_a_file_without_requests_fails(server: Any) -> None:
-    batch = ended(server.openai, asked(server.openai, b"\n"))
-    assert batch.status == "failed" and batch.errors.data[0].code == "invalid_file"
-    assert "there are no requests" in batch.errors.data[0].message and "in.jsonl" in batch.errors.data[0].message
-
-
 def test_a_file_with_too_many_lines_fails(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlx.serve.batch.jobs.MOST_LINES", 3)
     batch = ended(server.openai, asked(server.openai, lines(*[{"messages": QUESTION}] * 4)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -12,7 +11,7 @@ import httpx
 import openai
 import pytest
 from exchanges import QUESTION, STORY
-from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field, SecretStr
 
 TIMEOUT = 120
@@ -23,25 +22,6 @@ def client_of(server: Any, **options: Any) -> openai.AsyncOpenAI:
 
 
 # ---------------------------------------------------------------------------------------------------- openai
-
-
-def test_streams_of_the_client(server: Any) -> None:
-    body = {"model": "demo", "messages": QUESTION, "temperature": 0}
-    whole = server.openai.chat.completions.create(**body).choices[0].message.content
-    pieces = list(server.openai.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
-    assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == whole
-    assert pieces[-1].usage.completion_tokens == 12
-    with server.openai.chat.completions.stream(**body) as stream:
-        said = "".join(event.delta for event in stream if event.type == "content.delta")
-        assert stream.get_final_completion().choices[0].message.content == said == whole
-
-
-def test_raw_answers_have_the_id_of_the_request(server: Any) -> None:
-    raw = server.openai.chat.completions.with_raw_response.create(
-        model="demo", messages=QUESTION, max_tokens=2, extra_headers={"x-request-id": "mine-1"}
-    )
-    assert raw.headers["x-request-id"] == "mine-1"
-    assert raw.parse().choices[0].finish_reason == "length"
 
 
 def test_fields_of_other_servers_go_through_the_client(server: Any) -> None:
@@ -71,33 +51,6 @@ def test_many_requests_at_the_same_time_give_the_same_answers(server: Any) -> No
     choices = [found.choices[0].model_dump() for found in asyncio.run(run())]
     assert choices[0] == choices[1] == choices[2]
     assert len(choices[0]["logprobs"]["content"]) == 40 or choices[0]["finish_reason"] == "stop"
-
-
-def test_a_client_that_goes_away_frees_its_place(server: Any) -> None:
-    """200 of them, streams and whole answers; afterwards the engine is idle and answers."""
-
-    async def run() -> None:
-        async with client_of(server, max_retries=0) as client:
-
-            async def cancelled(i: int) -> None:
-                body = {"model": "demo", "messages": STORY, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
-                task = asyncio.create_task(client.chat.completions.create(**body, stream=bool(i % 2)))
-                await asyncio.sleep(0.002 * (i % 20))
-                if task.done():
-                    await task.result().close()
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-            for start in range(0, 200, 40):
-                await asyncio.gather(*(cancelled(i) for i in range(start, start + 40)))
-            found = await client.chat.completions.create(model="demo", messages=QUESTION, max_tokens=3)
-            assert found.usage is not None and found.usage.completion_tokens == 3
-
-    asyncio.run(run())
-    end = time.monotonic() + TIMEOUT
-    while any(server.model.runner.stats()["requests"][name] for name in ("running", "queue")):
-        assert time.monotonic() < end, server.model.runner.stats()["requests"]
-        time.sleep(0.05)
 
 
 class _Flaky(BaseHTTPRequestHandler):
@@ -161,21 +114,7 @@ def test_langchain_answers_and_streams(chat: ChatOpenAI) -> None:
     assert [each.content for each in chat.batch(["What is 27 + 45?"] * 3)] == [answer.content] * 3
 
 
-def test_langchain_gets_structured_output(chat: ChatOpenAI) -> None:
-    for method in ("json_schema", "function_calling"):
-        found = chat.with_structured_output(Weather, method=method).invoke("How is the weather in Paris?")
-        assert isinstance(found, Weather), method
-
-
 def test_langchain_calls_tools(chat: ChatOpenAI) -> None:
     bound = chat.bind_tools([Weather], tool_choice="required")
     (call, *_) = bound.invoke("How is the weather in Paris?").tool_calls
     assert call["name"] == "Weather" and Weather(**call["args"])
-
-
-def test_langchain_embeds(server: Any) -> None:
-    embeddings = OpenAIEmbeddings(
-        model="demo", base_url=f"{server.url}/v1", api_key=SecretStr("none"), check_embedding_ctx_length=False
-    )
-    vectors = embeddings.embed_documents(["The fox", "The owl"])
-    assert embeddings.embed_query("The fox") == vectors[0] != vectors[1]

@@ -147,10 +147,6 @@ def test_the_path_of_llama_server(server: Any) -> None:
     assert error_of(server, path="/completion", prompt="a", echo=True)["param"] == "echo"
 
 
-def test_grammars(server: Any) -> None:
-    assert texts(server, prompt=TEXT, guided_choice=["left", "right"])[0] in ("left", "right")
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -267,9 +263,3 @@ def test_tokens_of_a_conversation(server: Any) -> None:
 )
 def test_wrong_tokens_are_named(server: Any, path: str, fields: dict[str, Any], param: str) -> None:
     assert error_of(server, path=path, **fields)["param"] == param
-
-
-def test_the_model_has_sizes(server: Any) -> None:
-    (found,) = server.http.get("/models").json()["data"]
-    assert found["max_model_len"] == found["meta"]["n_ctx"] == server.model.runner.max_seq
-    assert found["meta"]["n_vocab"] == server.model.runner.vocab_size and found["meta"]["n_params"] > 4_000_000

@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rlx import demo
 from rlx.serve import http
-from rlx.serve.body import MAX_BIASES, MAX_BREAKERS, MAX_STOP_IDS, MAX_TOOLS, MAX_VALUES, Body, parsed, shown, validated
+from rlx.serve.body import MAX_BIASES, MAX_BREAKERS, MAX_STOP_IDS, MAX_TOOLS, MAX_VALUES, Body, parsed, validated
 from rlx.serve.errors import ApiError
 from rlx.serve.messages.routes import MessagesBody
 from rlx.serve.model import TEXTS_AT_ONCE
 from rlx.serve.ollama.requests import GenerateBody
 from rlx.serve.openai.bodies import ChatBody, CompletionBody
 from rlx.serve.responses.routes import ResponsesBody
-from rlx.text import load_tokenizer
 
 MANY = 50_000
 MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -36,14 +34,6 @@ def test_the_number_of_values_is_bounded(part: str) -> None:
     with pytest.raises(ApiError, match=f"more than {MAX_VALUES} values") as caught:
         parsed(many)
     assert caught.value.status == 413
-
-
-def test_texts_do_not_count() -> None:
-    """Code has many braces and commas, quotes and backslashes."""
-    code = 'f({"a": [1, 2], "b": \\"\\\\"}, [[{}]]);\n' * 100_000
-    assert parsed(json.dumps({"messages": [code]}).encode()) == {"messages": [code]}
-    deep = "[" * 10_000 + '"' + "{" * 10_000
-    assert parsed(json.dumps({"x": deep}).encode()) == {"x": deep}
 
 
 @pytest.mark.parametrize("end", ["", '"', "\\", '\\"', ']"'])
@@ -101,27 +91,6 @@ def test_lists_have_limits(server: Any, field: str, value: Any, most: int) -> No
     assert f"expected at most {most} entries" in found.json()["error"]["message"]
 
 
-def test_the_limits_stand_in_the_document(server: Any) -> None:
-    schemas = server.app.openapi()["components"]["schemas"]
-    fields = next(each for name, each in schemas.items() if name.endswith("openai__bodies__ChatBody"))["properties"]
-    limits = {name: json.dumps(fields[name]) for name in ("stop_token_ids", "dry_sequence_breakers", "tools")}
-    for name, most in (("stop_token_ids", MAX_STOP_IDS), ("dry_sequence_breakers", MAX_BREAKERS), ("tools", MAX_TOOLS)):
-        assert f'"maxItems": {most}' in limits[name]
-    assert f'"maxItems": {MAX_BIASES}' in json.dumps(fields["logit_bias"])
-    assert f'"maxProperties": {MAX_BIASES}' in json.dumps(fields["logit_bias"])
-
-
-def test_a_value_is_shown_without_writing_all_of_it() -> None:
-    seen = []
-
-    class Loud:
-        def __str__(self) -> str:
-            seen.append(self)
-            return "loud"
-
-    assert shown([Loud() for _ in range(1000)]).endswith("...") and len(seen) < 50
-
-
 # ------------------------------------------------------------------------------------------------ where it is read
 
 
@@ -137,29 +106,6 @@ def test_large_bodies_are_read_beside_the_event_loop(server: Any, monkeypatch: p
     for text in ("x", "x" * http.LARGE):
         server.post("/v1/completions", prompt=text, max_tokens=1)
     assert threads[1].startswith("AnyIO") and not threads[0].startswith("AnyIO")
-
-
-def test_sampling_options_are_made_beside_the_event_loop(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of `logit_bias` and of breakers are encoded."""
-    threads = []
-    encode = type(server.model.tokenizer).encode
-
-    def noted(self: Any, *args: Any, **options: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return encode(self, *args, **options)
-
-    monkeypatch.setattr(type(server.model.tokenizer), "encode", noted)
-    for path, prompt in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": MESSAGES})):
-        found = server.post(path, **prompt, max_tokens=1, logit_bias=[["a text", 1.0]])
-        assert found.status_code == 200, found.text
-    assert threads and all(name.startswith("AnyIO") for name in threads)
-
-
-def test_a_text_is_searched_in_all_pieces_at_once() -> None:
-    tokenizer = load_tokenizer(demo.path())
-    pieces = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
-    for text in ("\n", "a", "th", " t", "e" * 50):
-        assert tokenizer.tokens_with(text) == {i for i, piece in enumerate(pieces) if text.encode() in piece}
 
 
 # ------------------------------------------------------------------------------------------------ before it is encoded

@@ -44,19 +44,6 @@ def test_a_hostile_grammar_is_an_error_of_its_request(server: Any, field: str) -
     assert server.post(PATH, **BODY).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("choice", "strict", "status"), [("auto", False, 200), ("auto", True, 400), ("required", False, 400)]
-)
-def test_a_hostile_schema_of_a_tool(server: Any, choice: str, strict: bool, status: int) -> None:
-    """Where the model decides whether it calls, a schema is a help for it, unless the tool is strict."""
-    pattern = {"type": "string", "pattern": "((a{1000}){1000}){1000}"}
-    parameters = {"type": "object", "properties": {"a": pattern}, "required": ["a"], "additionalProperties": False}
-    function = {"name": "f", "parameters": parameters, "strict": strict}
-    answer = server.post(PATH, **BODY, tools=[{"type": "function", "function": function}], tool_choice=choice)
-    assert answer.status_code == status, answer.text
-    assert status == 200 or "tool f: its parameters cannot be enforced: it takes" in answer.text
-
-
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Grammars take until the event is set."""

@@ -15,14 +15,3 @@ def test_answers_are_as_the_document_says(server: Any, tmp_path: Path) -> None:
     found = sent(server.url, tmp_path, 2, *options)
     assert found.returncode == 0, found.stdout
     assert server.http.get("/health").status_code == 200
-
-
-def test_no_route_documents_what_nobody_sends(server: Any) -> None:
-    document = server.app.openapi()
-    operations = [each for methods in document["paths"].values() for each in methods.values()]
-    assert not any("422" in each["responses"] for each in operations)
-    for each in operations:
-        answer = each["responses"].get("200", {}).get("content", {}).get("application/json", {})
-        assert answer.get("schema") or each["operationId"].startswith(("metrics", "stored", "content")), each[
-            "operationId"
-        ]

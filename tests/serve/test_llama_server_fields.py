@@ -39,25 +39,6 @@ def test_hints_of_llama_server_are_accepted_and_named(server: Any, path: str) ->
     assert IGNORED not in server.post(path, **body, max_tokens=1, **same).headers
 
 
-def test_what_an_answer_was_generated_with(server: Any) -> None:
-    found = completion(server, seed=7, top_k=3, stop=["owl"], logit_bias=[[5, False], [6, 1.5]], ignore_eos=True)
-    asked = found["generation_settings"]
-    assert (asked["seed"], asked["temperature"], asked["top_k"], asked["n_predict"]) == (7, 0, 3, 6)
-    assert asked["logit_bias"] == [{"token": 5, "bias": None}, {"token": 6, "bias": 1.5}]
-    assert (asked["stop"], asked["ignore_eos"], asked["stream"]) == (["owl"], True, False)
-    assert (asked["repeat_penalty"], asked["repeat_last_n"]) == (1.0, 64)
-    assert completion(server)["generation_settings"]["logit_bias"] == []
-    assert json.loads(completion(server, json_schema={"type": "null"})["generation_settings"]["grammar"])
-
-
-def test_whether_an_answer_has_a_line_break_or_was_cut(server: Any) -> None:
-    found = completion(server, grammar='root ::= "a\\n"', n_predict=9)
-    assert found["content"] == "a\n" and found["has_new_line"] is True
-    found = completion(server)
-    assert found["has_new_line"] is ("\n" in found["content"]) and found["truncated"] is False
-    assert completion(server, n_predict=-1, ignore_eos=True)["truncated"] is True
-
-
 def test_only_the_fields_that_are_named(server: Any) -> None:
     names = ["content", "generation_settings/n_predict", "no/such", "timings/cache_n/deeper"]
     found = completion(server, response_fields=names)
@@ -96,15 +77,6 @@ def test_the_tokens_of_a_conversation_are_counted(server: Any) -> None:
     assert found == {"object": "response.input_tokens", "input_tokens": usage["prompt_tokens"]}
 
 
-def test_lists_of_models_have_both_forms(server: Any, server_that_sees: Any) -> None:
-    found = server.http.get("/models").json()
-    (model,) = found["models"]
-    assert model["name"] == found["data"][0]["id"] == "demo" and "completion" in model["capabilities"]
-    assert "multimodal" not in model["capabilities"]
-    assert "multimodal" in server_that_sees.http.get("/v1/models").json()["models"][0]["capabilities"]
-    assert server.http.get("/props").json()["model_path"].endswith(".gguf")
-
-
 def test_prompts_with_images(server_that_sees: Any) -> None:
     server, data = server_that_sees, [base64.b64encode(picture(seed)).decode() for seed in (5, 6)]
     text = "<start_of_turn>user\n<__media__>What is this?<end_of_turn>\n<start_of_turn>model\n"
@@ -115,16 +87,3 @@ def test_prompts_with_images(server_that_sees: Any) -> None:
     assert both[0]["content"] == expected and both[2]["content"] == both[3]["content"]
     found = server.post("/v1/completions", prompt=prompts[0], temperature=0, max_tokens=6).json()
     assert found["choices"][0]["text"] == expected
-
-
-def test_images_that_a_prompt_has_no_place_for(server: Any, server_that_sees: Any) -> None:
-    data = base64.b64encode(picture()).decode()
-    for text, images, param in (("a", [data], "prompt"), ("<__media__>", [data, data], "prompt")):
-        prompt = {"prompt_string": text, "multimodal_data": images}
-        error = error_of(server_that_sees, path="/completion", prompt=prompt)
-        assert error["param"] == f"{param}.multimodal_data" and "<__media__>" in error["message"]
-    bad = {"prompt_string": "<__media__>", "multimodal_data": ["malformed"]}
-    assert "base64" in error_of(server_that_sees, path="/completion", prompt=bad)["message"]
-    prompt = {"prompt_string": "<__media__>", "multimodal_data": [data]}
-    assert "takes no images" in error_of(server, path="/completion", prompt=prompt)["message"]
-    assert completion(server, prompt={"prompt_string": TEXT})["content"] == completion(server)["content"]

@@ -78,13 +78,6 @@ def test_no_other_form_reaches_the_template(part: dict[str, Any], sentence: str)
     assert "messages[1].content[0]" in str(found.value)
 
 
-def test_a_model_for_text_refuses_images_and_downloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", None)
-    options = MediaOptions(domains=("example.com",))
-    with pytest.raises(MultimodalError, match="takes no images"):
-        loaded("https://example.com/a.png", options=options, takes_images=False)
-
-
 @pytest.mark.parametrize(
     "url, sentence",
     [
@@ -146,16 +139,6 @@ class TestFiles:
         for url in (f"file:{name}", f"file://{name}"):
             message = refusal(url, options=options)
             assert "not below the folder" in message and "secret" not in message.partition("not below")[2]
-
-    @pytest.mark.parametrize("name", ["missing.png", "pipe.png", "loop.png", "sub", "a%00.png", "a" * 5000])
-    def test_what_is_no_file_is_refused(self, options: MediaOptions, name: str) -> None:
-        refusal(f"file:{name}", options=options)
-
-    def test_a_large_file_is_not_read(self, options: MediaOptions) -> None:
-        assert options.path is not None
-        with open(options.path / "large.png", "wb") as file:
-            file.truncate(1 << 40)
-        assert "at most" in refusal("file:large.png", options=options)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -264,21 +247,3 @@ class TestAddresses:
         monkeypatch.setattr(socket, "getaddrinfo", None)
         with pytest.raises(ImageError, match=r"downloads no images|malformed"):
             self.fetch(url, "example.com", "images.example.com", ".example.org")
-
-    @pytest.mark.parametrize(
-        "url",
-        ["http://", "http:///a", "http://user@example.com/", "http://example.com@evil.com/",
-         "http://example.com:99999/", "http://[::1/", "http://example.com/\r\nHost: evil", "http://example.com:0/"],
-    )  # fmt: skip
-    def test_malformed_addresses_are_refused(self, url: str) -> None:
-        with pytest.raises(ImageError):
-            self.fetch(url, "example.com")
-
-    def test_the_list(self) -> None:
-        allowed = Allowed.of(["Example.com", "*.example.org", "10.0.0.0/8"])
-        assert allowed.has_name("example.com") and not allowed.has_name("a.example.com")
-        assert (
-            allowed.has_name("a.example.org")
-            and allowed.has_name("a.b.example.org")
-            and not allowed.has_name("example.org")
-        )

@@ -103,29 +103,10 @@ def test_no_key_learns_how_the_prompts_of_another_begin(make: Make) -> None:
     assert cached(shares, other, KEY) < 8 < 60 < cached(shares, other, "another-key")
 
 
-def test_the_official_client_names_a_wrong_key(make: Make) -> None:
-    client = openai.OpenAI(base_url=f"{make(api_key=(KEY,)).base_url}/v1", api_key="wrong-key", max_retries=0)
-    with pytest.raises(openai.AuthenticationError, match="API key is wrong"):
-        client.models.list()
-
-
-def test_errors_have_the_shape_of_the_api(make: Make) -> None:
-    client = make(api_key=(KEY,))
-    found = client.post("/v1/messages", json={}).json()
-    assert found["type"] == "error" and found["error"]["type"] == "authentication_error"
-    assert isinstance(client.post("/api/chat", json={}).json()["error"], str)
-
-
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.0.0.1:80", "127.0.0.1.evil.example"])
 def test_another_name_is_refused_on_this_machine(make: Make, host: str) -> None:
     response = make().get("/v1/models", headers={"Host": host})
     assert response.status_code == 403 and "--allowed-host" in response.json()["error"]["message"]
-
-
-def test_names_of_this_machine_and_those_that_are_named(make: Make) -> None:
-    client = make(allowed_host=("model.example",))
-    for host in ("localhost", "localhost:8080", "127.0.0.1", "[::1]:8080", "app.localhost", "model.example:443"):
-        assert client.get("/v1/models", headers={"Host": host}).status_code == 200, host
 
 
 def test_pages_of_this_machine_may_ask(make: Make) -> None:
@@ -145,11 +126,6 @@ def test_pages_of_this_machine_may_ask(make: Make) -> None:
 def test_pages_of_others_may_not(make: Make, origin: str) -> None:
     response = make().post(CHAT, json=SHORT, headers={"Origin": origin})
     assert response.status_code == 403 and "access-control-allow-origin" not in response.headers
-
-
-@pytest.mark.parametrize("path", ["/../pyproject.toml", "/%2e%2e/%2e%2e/etc/passwd", "/static/..%2f..%2fetc/passwd"])
-def test_no_path_leads_to_files(server: Any, path: str) -> None:
-    assert raw(server.url, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")[0] == 404
 
 
 # ------------------------------------------------------------------------------------------------ what may come in
@@ -205,16 +181,6 @@ def test_nesting_has_a_limit_that_every_python_keeps() -> None:
             parsed(nested(levels))
 
 
-def test_many_messages_and_deep_nesting(server: Any) -> None:
-    messages = [{"role": ("user", "assistant")[i % 2], "content": "Hi"} for i in range(10_001)]
-    found = server.post(CHAT, messages=messages)
-    assert found.status_code == 400 and found.json()["error"]["code"] == "context_length_exceeded"
-    for deep in ("[" * 100_000, '{"messages":' * 50_000, '{"messages": ' + "[" * 900 + "]" * 900 + "}"):
-        found = server.http.post(CHAT, content=deep, headers={"Content-Type": "application/json"})
-        assert found.status_code == 400, found.text[:200]
-    assert server.post(CHAT, **SHORT).status_code == 200
-
-
 # ------------------------------------------------------------------------------------------------ time
 
 
@@ -236,13 +202,6 @@ def test_a_request_id_is_kept_or_made(server: Any) -> None:
     bad = ("", "a b", "x" * 999)
     own = {server.http.get("/health", headers={"X-Request-Id": each}).headers["x-request-id"] for each in bad}
     assert len(own) == 3 and all(re.fullmatch(r"req-[0-9a-f]{32}", each) for each in own)
-
-
-def test_server_timing_says_where_the_time_went(server: Any) -> None:
-    parts = server.post(CHAT, **SHORT).headers["server-timing"].split(", ")
-    assert [part.split(";")[0] for part in parts] == ["prepare", "queue", "prompt", "decode", "total"]
-    times = [float(part.split("dur=")[1]) for part in parts]
-    assert sum(times[:-1]) <= times[-1] + 1
 
 
 # ------------------------------------------------------------------------------------------------ clients that go away
@@ -368,26 +327,6 @@ def test_while_the_first_programs_are_compiled(make: Make, monkeypatch: pytest.M
     assert client.get("/health").json() == {"status": "ok"}
     warm = False
     assert client.get("/health").status_code == 200, "once is enough"
-
-
-def test_a_server_that_is_warm_when_everything_is_compiled(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    complete = False
-    monkeypatch.setattr(ServedModel, "is_compiled", property(lambda model: complete))
-    monkeypatch.setattr(ServedModel, "is_warm", property(lambda model: True))
-    client = make(warm="all")
-    assert client.get("/health").status_code == 503
-    complete = True
-    assert client.get("/health").status_code == 200
-
-
-@pytest.mark.parametrize(
-    "path", ["/health", "/v1/models", "/v1/models/demo", "/ping", "/props", "/metrics", "/api/tags", "/"]
-)
-def test_head_is_answered_as_get(server: Any, path: str) -> None:
-    head, get = server.http.head(path), server.http.get(path)
-    assert head.status_code == get.status_code == 200 and not head.content
-    assert head.headers["content-type"] == get.headers["content-type"]
-    assert server.http.head(CHAT).status_code == 405
 
 
 def test_a_model_that_cannot_be_opened(serve: Any) -> None:

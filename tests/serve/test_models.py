@@ -27,12 +27,6 @@ def strict(server: Any, serve: Any) -> Iterator[str]:
         yield url
 
 
-def test_the_model_is_listed(server: Any) -> None:
-    (found,) = server.openai.models.list().data
-    assert found.id == "demo"
-    assert server.openai.models.retrieve("demo") == found
-
-
 @pytest.mark.parametrize("name", ["demo", "gpt-4o", "x", "org/any-model:7b"])
 def test_it_answers_to_any_name(server: Any, name: str) -> None:
     """With its own, as llama-server does; Ollama's API repeats the name."""

@@ -20,10 +20,6 @@ from rlx.serve.model import fill_in_ids
 from rlx.serve.ollama.output import OllamaWriter, joined
 from rlx.serve.ollama.requests import (
     ChatBody,
-    EmbedBody,
-    EmbeddingsBody,
-    GenerateBody,
-    ShowBody,
     messages_of,
     options_of,
 )
@@ -72,34 +68,10 @@ def test_generate_with_a_template_and_raw(client: Any, server: Any) -> None:
     assert raw.prompt_eval_count == len(server.model.tokenizer.encode(prompt, parse_special=True))
 
 
-def test_the_context_continues_a_conversation(client: Any) -> None:
-    first = client.generate("demo", prompt="Hi", options=GREEDY)
-    assert first.context
-    second = client.generate("demo", prompt="And now?", context=first.context, options={**GREEDY, "num_predict": 8})
-    chat = [*HI, {"role": "assistant", "content": first.response}, {"role": "user", "content": "And now?"}]
-    assert second.response == client.chat("demo", messages=chat, options={**GREEDY, "num_predict": 8}).message.content
-
-
 def test_an_empty_request_loads_the_model(client: Any) -> None:
     assert client.generate("demo").done_reason == "load"
     assert client.chat("demo", messages=[], keep_alive=0).done_reason == "unload"
     assert client.chat("demo", messages=HI, options={"num_predict": 1}, keep_alive="5m").done
-
-
-def test_text_follows_a_format(client: Any) -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
-    for found in (
-        client.chat("demo", messages=HI, format=schema, options=GREEDY).message.content,
-        client.generate("demo", prompt="Hi", format=schema, options=GREEDY).response,
-    ):
-        assert json.loads(found)["a"] in (1, 2)
-    assert client.chat("demo", messages=HI, format="json", options={"num_predict": 3}).message.content.startswith("{")
-
-
-def test_log_probabilities(client: Any) -> None:
-    found = client.chat("demo", messages=HI, logprobs=True, top_logprobs=2, options={**GREEDY, "num_predict": 4})
-    assert "".join(each.token for each in found.logprobs) == found.message.content
-    assert all(len(each.top_logprobs) == 2 and each.logprob <= 0 for each in found.logprobs)
 
 
 def test_vectors(client: Any, server: Any) -> None:
@@ -132,12 +104,6 @@ def test_the_model_is_described(client: Any, server: Any) -> None:
 def test_a_model_that_sees_says_so(server_that_sees: Any) -> None:
     client = ollama.Client(host=server_that_sees.url, timeout=120)
     assert "vision" in client.show("demo-vision").capabilities
-
-
-@pytest.mark.parametrize("path", ["pull", "push", "create", "copy", "delete"])
-def test_there_is_no_registry(server: Any, path: str) -> None:
-    found = server.http.request("DELETE" if path == "delete" else "POST", f"/api/{path}", json={"model": "x"})
-    assert found.status_code == 501 and "rlx serve MODEL" in found.json()["error"]
 
 
 CHAT = {"model": "demo", "messages": HI, "stream": False}
@@ -180,13 +146,6 @@ def test_what_cannot_be_done_is_refused_by_its_field(
 ) -> None:
     found = server.post(f"/api/{path}", **body)
     assert found.status_code == 400 and sentence in found.json()["error"], found.text
-
-
-def test_a_client_that_goes_away_frees_its_sequence(client: Any, server: Any, idle: Any) -> None:
-    for _ in range(5):
-        with server.http.stream("POST", "/api/chat", json={"model": "demo", "messages": HI}) as stream:
-            next(stream.iter_lines())
-    idle(server)
 
 
 # ---------------------------------------------------------------------------------------------- without a server
@@ -239,20 +198,6 @@ def test_an_option_that_cannot_be_honoured_is_refused(options: dict[str, Any], s
     assert found.value.status == 400 and str(found.value).startswith(sentence)
 
 
-def test_hints_are_accepted_and_named(server: Any) -> None:
-    """What Open WebUI and editors send with every request."""
-    loading = {"num_ctx": 131072, "num_thread": 8, "num_gpu": 99, "num_batch": 512, "num_keep": 24, "use_mlock": True}
-    for path, body in (("chat", CHAT), ("generate", {"model": "demo", "prompt": "Hi"})):
-        options = {**loading, "num_predict": 1}
-        found = server.post(f"/api/{path}", **body, options=options, shift=True, truncate=True)
-        assert found.status_code == 200, found.text
-        assert set(found.headers["x-rlx-ignored"].split(", ")) == {f"options.{name}" for name in loading} | {"shift"}
-    found = server.post("/api/embed", model="demo", input="Hi", options=loading)
-    assert "options.num_ctx" in found.headers["x-rlx-ignored"]
-    same = {"num_ctx": 512, "num_thread": 0, "num_gpu": 0, "use_mmap": True, "num_predict": 1}
-    assert "x-rlx-ignored" not in server.post("/api/chat", **CHAT, options=same).headers
-
-
 def long_talk(turns: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{"role": "system", "content": "Answer briefly."}]
     for i in range(turns):
@@ -281,13 +226,6 @@ def test_the_oldest_turns_of_a_conversation_that_is_too_long_go(client: Any, ser
     assert streamed == found.json()["message"]["content"]
 
 
-def test_turns_stay_where_the_request_says_so_or_nothing_else_would_help(server: Any) -> None:
-    found = server.post("/api/chat", model="demo", messages=long_talk(40), truncate=False)
-    assert found.status_code == 400 and "the context holds" in found.json()["error"]
-    talk = [*long_talk(3)[:-1], {"role": "user", "content": "Hi " * 3000}]
-    assert server.post("/api/chat", model="demo", messages=talk).status_code == 400
-
-
 class Filler:
     """A tokenizer with tokens for filling in."""
 
@@ -309,35 +247,6 @@ def test_a_suffix_asks_for_what_stands_between(server: Any) -> None:
     for more in ({"raw": True}, {"system": "x"}):
         found = server.post("/api/generate", model="demo", prompt="a", suffix="b", **more)
         assert found.status_code == 400 and "cannot be together with suffix" in found.json()["error"]
-
-
-def test_the_models_own_template_may_be_sent_back(client: Any, server: Any) -> None:
-    options = {"num_predict": 3, "temperature": 0}
-    plain = client.generate("demo", "Hi", options=options).response
-    assert client.generate("demo", "Hi", template=client.show("demo").template, options=options).response == plain
-    found = server.post("/api/generate", model="demo", prompt="Hi", template="{{ .Prompt }}")
-    assert found.status_code == 400 and "--chat-template" in found.json()["error"]
-
-
-@pytest.mark.parametrize(
-    "request_type, body",
-    [
-        ("ChatRequest", ChatBody), ("GenerateRequest", GenerateBody), ("EmbedRequest", EmbedBody),
-        ("EmbeddingsRequest", EmbeddingsBody), ("ShowRequest", ShowBody),
-    ],
-)  # fmt: skip
-def test_every_field_of_the_client_is_known(request_type: str, body: Any) -> None:
-    """A new version of the client may have new ones: decide about each."""
-    fields = set(getattr(ollama._types, request_type).model_fields)
-    assert not fields - set(body.model_fields)
-
-
-def test_every_option_of_the_client_is_known() -> None:
-    for name in ollama.Options.model_fields:
-        try:
-            asked({name: "wrong"}, SampleOpts(), 128)
-        except ApiError as error:
-            assert "there is no such field" not in str(error), name
 
 
 def test_messages_become_those_of_chat() -> None:

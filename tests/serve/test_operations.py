@@ -23,7 +23,6 @@ from rlx.serve.record import Answered, RequestRecord
 
 CHAT = "/v1/chat/completions"
 SHORT = {"messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 7, "ignore_eos": True}
-DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 
 
 @pytest.fixture
@@ -121,27 +120,6 @@ def test_slots_say_what_is_computed_without_texts(server: Any, logged: tuple[htt
     assert every[0]["n_prompt_tokens"] == every[0]["n_prompt_tokens_processed"] and "story" not in found.text
     off = logged[0].get("/slots")
     assert off.status_code == 501 and off.json()["error"]["type"] == "not_supported_error"
-
-
-def test_props_say_how_requests_are_answered(server: Any) -> None:
-    found = server.http.get("/props").json()
-    assert found["total_slots"] == server.model.slots and found["chat_template"] == server.model.tokenizer.chat_template
-    params = found["default_generation_settings"]["params"]
-    assert params["temperature"] == server.model.default_sample.temperature
-    assert found["default_generation_settings"]["n_ctx"] == server.model.runner.max_seq
-    assert found["modalities"] == {"vision": False, "audio": False}
-    assert server.http.get("/version").json() == {"version": rlx.__version__}
-
-
-def test_the_dashboard_asks_for_metrics_that_there_are(logged: tuple[httpx.Client, Path]) -> None:
-    client, _ = logged
-    assert client.post(CHAT, json=SHORT).status_code == 200
-    text = client.get("/metrics").text
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
-    asked = {name for query in queries for name in re.findall(r"rlx:\w+", query)}
-    there = {re.sub("_(bucket|sum|count)$", "", name) for name in re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)}
-    assert len(panels) > 8 and {re.sub("_(bucket|sum|count)$", "", name) for name in asked} <= there
 
 
 def test_a_request_becomes_a_span_of_the_callers_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import jsonschema
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
-from rlx.errors import RlxError
 from rlx.serve.errors import ApiError
 from rlx.serve.events import Delta, End, Finished, Progress
 from rlx.serve.media import ImageSource
 from rlx.serve.responses.output import ResponseWriter
-from rlx.serve.responses.routes import choice_of, functions_of, messages_of
+from rlx.serve.responses.routes import messages_of
 from rlx.text.tool_calls import ToolCallDelta
 
 GREEDY = {"model": "demo", "temperature": 0}
@@ -33,14 +31,6 @@ def test_a_response_has_the_shapes_of_the_client(server: Any) -> None:
     assert found.usage.total_tokens == found.usage.input_tokens + 6
     whole = server.openai.responses.create(input="Hi", **GREEDY)
     assert whole.status == "completed" and whole.error is None and whole.completed_at is not None
-
-
-def test_a_text_and_its_item_are_the_same_and_hit_the_cache(server: Any) -> None:
-    items = [{"role": "user", "content": [{"type": "input_text", "text": "Tell me a short story."}]}]
-    first = server.openai.responses.create(input="Tell me a short story.", max_output_tokens=9, **GREEDY)
-    again = server.openai.responses.create(input=items, max_output_tokens=9, **GREEDY)
-    assert first.output_text == again.output_text
-    assert again.usage.input_tokens_details.cached_tokens > 0
 
 
 def test_a_stream_is_the_response_in_order(server: Any) -> None:
@@ -59,17 +49,6 @@ def test_a_stream_is_the_response_in_order(server: Any) -> None:
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
 
 
-def test_a_stream_has_the_lines_of_the_protocol(server: Any) -> None:
-    body = {"input": "Hi", "stream": True, "max_output_tokens": 3, **GREEDY}
-    with server.http.stream("POST", "/v1/responses", json=body) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        blocks = response.read().decode().strip().split("\n\n")
-    for block in blocks:
-        event, data = block.split("\n")
-        assert event.removeprefix("event: ") == json.loads(data.removeprefix("data: "))["type"]
-    assert "[DONE]" not in blocks[-1] and "response.incomplete" in blocks[-1]
-
-
 def test_the_conversation_goes_on_with_the_output(server: Any) -> None:
     conversation: list[Any] = [{"role": "user", "content": "Hi"}]
     found = server.openai.responses.create(input=conversation, **GREEDY)
@@ -77,20 +56,6 @@ def test_the_conversation_goes_on_with_the_output(server: Any) -> None:
     conversation.append({"role": "user", "content": "And now?"})
     more = server.openai.responses.create(input=conversation, max_output_tokens=4, **GREEDY)
     assert more.output_text and more.usage.input_tokens > found.usage.input_tokens
-
-
-class Point(BaseModel):
-    x: int
-    is_good: bool
-
-
-def test_text_follows_a_schema(server: Any) -> None:
-    found = server.openai.responses.parse(input="A point, please.", text_format=Point, max_output_tokens=300, **GREEDY)
-    assert isinstance(found.output_parsed, Point) or found.status == "incomplete"
-    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
-    form: Any = {"format": {"type": "json_schema", "name": "a", "schema": schema}}
-    text = server.openai.responses.create(input="Hi", text=form, **GREEDY).output_text
-    assert json.loads(text)["a"] in (1, 2)
 
 
 WEATHER = {
@@ -115,20 +80,6 @@ def test_a_call_that_is_asked_for_is_valid_and_its_result_goes_back(server: Any)
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sun."}
     items: Any = [{"role": "user", "content": "Hi"}, call.model_dump(exclude_none=True), result]
     assert server.openai.responses.create(input=items, tools=tools, max_output_tokens=3, **GREEDY).output_text
-
-
-def test_log_probabilities(server: Any) -> None:
-    options: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "max_output_tokens": 4}
-    found = server.openai.responses.create(input="Hi", **options, **GREEDY)
-    part = found.output[0].content[0]
-    assert "".join(each.token for each in part.logprobs) == part.text
-    assert all(len(each.top_logprobs) == 2 and each.logprob <= 0 for each in part.logprobs)
-
-
-def test_tokens_are_counted(server: Any) -> None:
-    count = server.openai.responses.input_tokens.count(model="demo", input="Hi there", instructions="Be kind.")
-    found = server.openai.responses.create(input="Hi there", instructions="Be kind.", max_output_tokens=1, **GREEDY)
-    assert count.input_tokens == found.usage.input_tokens
 
 
 @pytest.mark.parametrize(
@@ -165,23 +116,6 @@ def test_what_cannot_be_done_is_refused_by_its_field(server: Any, body: dict[str
     for path in ("/v1/responses", "/responses"):
         found = server.post(path, **body)
         assert found.status_code == 400 and sentence in found.json()["error"]["message"], found.text
-
-
-def test_errors_have_the_classes_of_the_client(server: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as found:
-        server.openai.responses.create(input="Hi " * 3000, stream=True, **GREEDY)
-    assert found.value.code == "context_length_exceeded"
-    with pytest.raises(openai.NotFoundError, match="stores no responses"):
-        server.openai.responses.retrieve("resp_1")
-
-
-def test_a_client_that_goes_away_frees_its_sequence(server: Any, idle: Any) -> None:
-    for _ in range(5):
-        with server.openai.responses.create(input="Tell me a story.", stream=True, **GREEDY) as stream:
-            next(iter(stream))
-    with pytest.raises(httpx.ReadTimeout):
-        server.http.post("/v1/responses", json={"input": "Tell me a story.", **GREEDY}, timeout=0.001)
-    idle(server)
 
 
 def test_an_agents_request_is_answered(server: Any) -> None:
@@ -261,19 +195,6 @@ def test_items_become_messages_with_one_system_message() -> None:
     assert messages_of(encrypted, None) == [{"role": "user", "content": "Hi"}]
 
 
-def test_tools_are_functions_and_the_choice_may_leave_some() -> None:
-    tools = [{"type": "function", "name": name, "parameters": {}, "strict": True} for name in "ab"]
-    functions = functions_of([{"type": "web_search"}, *tools])
-    assert [each["function"]["name"] for each in functions] == ["a", "b"]
-    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "b"}]}
-    assert choice_of(allowed, functions) == ("required", functions[1:])
-    named = {"type": "function", "function": {"name": "a"}}
-    assert choice_of({"type": "function", "name": "a"}, functions)[0] == named
-    assert choice_of("auto", []) == (None, [])
-    with pytest.raises(RlxError):
-        choice_of({"type": "mcp"}, functions)
-
-
 def events_of(*events: Any, fail: ApiError | None = None) -> tuple[list[Any], Response]:
     """The events of a stream, each checked against the client's types, and the response."""
     builder = ResponseWriter(FIELDS)
@@ -306,11 +227,6 @@ def test_reasoning_text_and_calls_are_items_of_their_own() -> None:
     assert added == done == [item.id for item in response.output]
     assert response.usage is not None and response.usage.output_tokens_details.reasoning_tokens == 2
     assert response.usage.input_tokens_details.cached_tokens == 3 and response.usage.total_tokens == 12
-
-
-def test_an_empty_answer_has_an_empty_message() -> None:
-    _, response = events_of(End(0, "stop"), DONE)
-    assert response.status == "completed" and response.output[0].type == "message" and response.output_text == ""
 
 
 def test_a_cut_call_is_incomplete() -> None:

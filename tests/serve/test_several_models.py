@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import ollama
 import openai
 import pytest
 from click.testing import CliRunner
@@ -22,7 +20,7 @@ from rlx import demo
 from rlx.cli.main import cli
 from rlx.errors import ArgumentError
 from rlx.serve import ServedModel, ServerOptions, create_app
-from rlx.serve.server import check_names, split_name
+from rlx.serve.server import check_names
 
 NAMES = ["demo", "demo-vision"]
 QUESTION: Any = [{"role": "user", "content": "Tell me a story."}]
@@ -86,31 +84,6 @@ def test_a_batch_leaves_half_of_the_slots_of_its_model(both: str, server: Any) -
     assert now["running"] + now["queue"] <= server.model.slots // 2
 
 
-def test_models_that_answer_at_the_same_time(both: str) -> None:
-    client = client_of(both)
-
-    def ask(name: str) -> str:
-        body: Any = {"messages": QUESTION, "temperature": 0, "max_tokens": 60, "extra_body": {"ignore_eos": True}}
-        return str(client.chat.completions.create(model=name, **body).choices[0].message.content)
-
-    alone = list(map(ask, NAMES))
-    with ThreadPoolExecutor() as pool:
-        assert list(pool.map(ask, NAMES * 3)) == alone * 3
-
-
-def test_ollamas_client_finds_both(both: str) -> None:
-    client = ollama.Client(both)
-    assert [each.model for each in client.list().models] == ["demo", "gpt-4o", "demo-vision"]
-    assert [each.model for each in client.ps().models] == NAMES
-    assert "vision" in (client.show("demo-vision:latest").capabilities or [])
-    assert "vision" not in (client.show("demo").capabilities or [])
-    answers = [client.chat(name, messages=QUESTION, options={"temperature": 0}) for name in ("demo", "demo-vision")]
-    assert answers[0].message.content != answers[1].message.content
-    assert (
-        client.chat("demo-vision:latest", messages=QUESTION, options={"temperature": 0}).message == answers[1].message
-    )
-
-
 def test_lists_have_both(both: str, server: Any, server_that_sees: Any) -> None:
     client = client_of(both)
     assert [each.id for each in client.models.list().data] == NAMES
@@ -150,17 +123,6 @@ def test_metrics_have_the_name_of_the_model(both: str) -> None:
     assert {name for metric, name in after if metric == "rlx:slots"} == set(NAMES)
 
 
-def test_a_strict_server_names_all_models(strict: str) -> None:
-    client = client_of(strict)
-    for name in ("demo", "gpt-4o", "demo-vision"):
-        assert client.completions.create(model=name, prompt="Once", max_tokens=1).model in NAMES
-    with pytest.raises(openai.NotFoundError, match="There is 'demo', 'gpt-4o', 'demo-vision'"):
-        client.chat.completions.create(model="gpt-9", messages=QUESTION)
-    with pytest.raises(ollama.ResponseError, match="'demo-vision'"):
-        ollama.Client(strict).chat("gpt-9", messages=QUESTION)
-    assert httpx.get(f"{strict}/props?model=gpt-9").status_code == 404
-
-
 def test_while_the_second_model_loads(server: Any, server_that_sees: Any, serve: Serve) -> None:
     first, second = pair(server, server_that_sees)
     begun, go = threading.Event(), threading.Event()
@@ -190,15 +152,6 @@ def test_names_must_differ(server: Any) -> None:
     with pytest.raises(ArgumentError, match="there is no model"):
         create_app([])
     check_names([["a", "b", "a"], ["c"]])
-
-
-def test_a_name_in_front_of_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert split_name("small=models/m.gguf") == ("small", "models/m.gguf")
-    for whole in ("m.gguf", "=m.gguf", "m=", "runs/lr=3/m.gguf"):
-        assert split_name(whole) == (None, whole)
-    monkeypatch.chdir(tmp_path)
-    Path("a=b.gguf").touch()
-    assert split_name("a=b.gguf") == (None, "a=b.gguf"), "a file that is called so"
 
 
 @pytest.mark.parametrize(
@@ -242,9 +195,3 @@ def test_the_command_serves_both(tmp_path: Path) -> None:
         ]
         assert [each.json()["model"] for each in answers] == ["main", "demo-vision"]
         assert client.post("/v1/chat/completions", json={**body, "model": "demo"}).status_code == 404
-
-
-def test_a_file_that_cannot_be_opened_ends_the_start(tmp_path: Path) -> None:
-    (tmp_path / "bad.gguf").write_bytes(b"GGUF")
-    result = CliRunner().invoke(cli, ["serve", "--port", "0", "--log", "none", "demo", str(tmp_path / "bad.gguf")])
-    assert result.exit_code == 2 and "bad.gguf" in result.stderr and "ready" not in result.stderr

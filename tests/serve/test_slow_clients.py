@@ -86,12 +86,6 @@ def test_a_slow_body_is_refused(server: Any, serve: Any, monkeypatch: pytest.Mon
     assert b"connection: close" in answer.lower()
 
 
-def test_the_deadline_of_a_request_counts_for_its_body(server: Any, serve: Any) -> None:
-    with serve(app_of(server, timeout=0.1)) as url, connected(url, CHUNKED + b"1\r\n{\r\n") as connection:
-        answer = received(connection)
-    assert answer.startswith(b"HTTP/1.1 408") and b"deadline_exceeded" in answer
-
-
 def test_a_body_needs_a_least_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time that it has follows from what has come of it."""
     monkeypatch.setattr(admission, "GRACE", 0.0)
@@ -193,17 +187,6 @@ def test_chunks_of_one_byte_are_read_in_turns(server: Any, monkeypatch: pytest.M
     assert max(pieces) <= MOST_PIECE
 
 
-def test_a_connection_that_ends_in_its_turn_keeps_nobody_waiting(server: Any, serve: Any) -> None:
-    """A refused body is dropped while its connection waits for its next turn."""
-    with serve(app_of(server, api_key=("sk-0123456789",))) as url:
-        with connected(url, CHUNKED + b"ffff\r\n" + b" " * 0xFFFF + b"\r\n") as connection:
-            assert received(connection).startswith(b"HTTP/1.1 401")
-        key, large = "Authorization: Bearer sk-0123456789\r\n", {**SHORT, "user": "x" * 100_000}
-        with connected(url, whole(large, key, "Connection: close\r\n")) as connection:
-            connection.settimeout(10)
-            assert received(connection).startswith(b"HTTP/1.1 200")
-
-
 def test_a_connection_that_fails_in_its_turn_ends_alone() -> None:
     calls, ended, read = list[Callable[[], None]](), [], []
 
@@ -234,14 +217,6 @@ def test_a_connection_that_fails_in_its_turn_ends_alone() -> None:
     assert ended == connections[:1] and read == connections[1:] * 2 and not calls
 
 
-def test_a_large_body_with_a_length_is_read_at_once(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces: list[int] = []
-    read = BoundedProtocol._read
-    monkeypatch.setattr(BoundedProtocol, "_read", lambda self, data: (pieces.append(len(data)), read(self, data))[1])
-    answer = server.post(CHAT, **SHORT, user="x" * 3_000_000)
-    assert answer.status_code == 200 and len(pieces) < 200
-
-
 # ------------------------------------------------------------------------------------------------ half of a connection
 
 
@@ -251,12 +226,6 @@ def test_a_client_that_sends_no_more_gets_its_answer(server: Any, stream: bool) 
         connection.shutdown(socket.SHUT_WR)
         answer = received(connection).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200") and b'"finish_reason":"length"' in answer
-
-
-def test_a_request_without_a_body_gets_its_answer(server: Any) -> None:
-    with connected(server.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
-        connection.shutdown(socket.SHUT_WR)
-        assert b"HTTP/1.1 200" in received(connection)
 
 
 @pytest.mark.parametrize("stream", [False, True])

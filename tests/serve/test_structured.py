@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jsonschema
 import pytest
-from exchanges import PATH, QUESTION, chunks_of, error_of, text_of
-from pydantic import BaseModel
+from exchanges import PATH, chunks_of, error_of, text_of
 
 SCHEMA = {
     "type": "object",
@@ -116,25 +115,9 @@ def test_every_api_gives_the_answer_of_a_free_run(server: Any, name: str) -> Non
     assert text(found.json()) == said(server, **CHAT) == '{"name": "Mira", "age": 12}'
 
 
-def test_any_object(server: Any) -> None:
-    """A small model may write an object without end; what it wrote up to there begins one."""
-    text = said(server, response_format={"type": "json_object"}, max_tokens=300)
-    assert text.startswith("{")
-
-
 def test_a_stream_says_the_same(server: Any) -> None:
     body = {**BODY, "response_format": FORMAT, "temperature": 1.2, "seed": 11}
     assert text_of(chunks_of(server, **body)) == said(server, **body)
-
-
-class Animal(BaseModel):
-    name: Literal["Foxy", "Owly"]
-    legs: int
-
-
-def test_the_official_client_parses(server: Any) -> None:
-    found = server.openai.chat.completions.parse(model="demo", messages=QUESTION, response_format=Animal, max_tokens=60)
-    assert isinstance(found.choices[0].message.parsed, Animal)
 
 
 @pytest.mark.parametrize(

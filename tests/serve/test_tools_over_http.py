@@ -69,18 +69,6 @@ def test_a_stream_says_the_same(server: Any) -> None:
     assert found[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_the_official_client(server: Any) -> None:
-    fields = {**BODY, "model": "demo", "tool_choice": "required"}
-    found = server.openai.chat.completions.create(**fields).choices[0]
-    assert found.finish_reason == "tool_calls"
-    assert found.message.tool_calls[0].function.name in SCHEMAS
-    with server.openai.chat.completions.stream(**fields) as stream:
-        events = list(stream)
-        last = stream.get_final_completion()
-    assert any(event.type == "tool_calls.function.arguments.delta" for event in events)
-    assert last.choices[0].message.tool_calls[0].function.arguments == found.message.tool_calls[0].function.arguments
-
-
 def test_conversations_with_results_go_on(server: Any) -> None:
     (call, *_) = calls_of(server, tool_choice="required", parallel_tool_calls=False)
     said = [
@@ -100,23 +88,6 @@ def test_choices_about_tools(server: Any) -> None:
     assert none.json()["choices"][0]["message"] == plain["choices"][0]["message"]
     auto = server.post(PATH, **{**BODY, "tool_choice": "auto"})
     assert auto.status_code == 200, auto.text
-
-
-def test_tools_beside_a_form_of_the_answer(server: Any) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    for seed in range(4):
-        choice = server.post(PATH, **{**BODY, "response_format": form, "seed": seed}).json()["choices"][0]
-        if choice["finish_reason"] == "stop":
-            jsonschema.validate(json.loads(choice["message"]["content"]), schema)
-        else:
-            assert choice["finish_reason"] == "tool_calls"
-    calls_of(server, response_format=form, tool_choice="required")
 
 
 @pytest.mark.parametrize(

@@ -91,23 +91,3 @@ def test_a_foreign_file_brings_nothing_but_known_fields(page: Any) -> None:
     page.set_input_files("#import-file", {"name": "x.json", "mimeType": "application/json", "buffer": buffer})
     expect(page.locator(".answer")).to_have_text("<img src=x>")
     assert page.locator("#messages img").count() == 0
-
-
-def test_another_tab_sees_what_this_one_wrote(page: Any, watched: Watched, double: Double) -> None:
-    other = watched.context.new_page()
-    other.goto(watched.url)
-    other.wait_for_selector("#model:not(:empty)")
-    send(page, "Alpha")
-    answered(page)
-    expect(other.locator(".conversation .open")).to_have_text("Alpha")
-
-
-def test_the_list_is_searched(page: Any, double: Double) -> None:
-    for number in range(8):
-        page.click("#new")
-        send(page, f"Number {number}")
-        answered(page)
-    page.fill("#search", "number 3")
-    expect(page.locator(".conversation")).to_have_count(1)
-    page.fill("#search", "nowhere")
-    expect(page.locator("#conversations")).to_have_text("Nothing found.")

@@ -27,31 +27,12 @@ def test_a_key_is_asked_for_and_used(watched: Watched, double: Double) -> None:
     expect(answered(page).locator(".answer")).to_have_text("Hello.")
 
 
-def test_a_key_that_is_not_given_leaves_the_question(page: Any, double: Double) -> None:
-    double.key = "secret-key"
-    send(page, "Go")
-    page.wait_for_selector("dialog[open]")
-    page.keyboard.press("Escape")
-    expect(answered(page).locator(".problem")).to_contain_text("a valid API key is missing")
-    double.key = ""
-    page.click("text=Try again")
-    expect(answered(page).locator(".answer")).to_have_text("Hello.")
-
-
 @pytest.mark.parametrize(("status", "words"), [(429, "The server is busy. Trying again in"), (503, "loading. Trying")])
 def test_a_busy_server_is_asked_again(page: Any, double: Double, status: int, words: str) -> None:
     double.answers = [(status, "the model is loading", {"Retry-After": "1"}), ["Here."]]
     send(page, "Go")
     expect(page.locator(".status")).to_contain_text(words)
     expect(answered(page).locator(".answer")).to_have_text("Here.")
-
-
-def test_waiting_for_a_busy_server_can_be_stopped(page: Any, double: Double) -> None:
-    double.answers = [(429, "full", {"Retry-After": "30"})]
-    send(page, "Go")
-    expect(page.locator(".status")).to_contain_text("busy")
-    page.keyboard.press("Escape")
-    expect(answered(page).locator(".status")).to_have_text("Stopped.")
 
 
 def test_a_full_context_says_the_way_out(page: Any, double: Double) -> None:
@@ -88,24 +69,6 @@ def test_a_page_that_closes_keeps_what_had_arrived(page: Any, double: Double) ->
     page.reload()
     expect(page.locator(".answer")).to_have_text("Once upon")
     expect(page.locator(".problem")).to_contain_text("cut off")
-
-
-def test_refusals_and_errors_are_shown_in_the_servers_words(page: Any, double: Double) -> None:
-    double.answers = [(400, "top_k: -3 is too small"), (500, "the server has failed")]
-    send(page, "Go")
-    expect(answered(page).locator(".problem")).to_contain_text("top_k: -3 is too small")
-    page.click("text=Try again")
-    expect(answered(page).locator(".problem")).to_contain_text("the server has failed")
-
-
-def test_a_server_that_comes_back_with_another_model(page: Any, double: Double) -> None:
-    double.model, double.answers = "other", [(404, "the model 'double' does not exist here"), ["Here."]]
-    send(page, "Go")
-    expect(answered(page).locator(".problem")).to_contain_text("does not exist here")
-    expect(page.locator("#model")).to_have_text("other")
-    page.click("text=Try again")
-    expect(answered(page).locator(".answer")).to_have_text("Here.")
-    assert [body["model"] for body in double.requests] == ["double", "other"]
 
 
 def test_a_server_that_is_gone(page: Any, watched: Watched) -> None:

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from page_browser import GIVE, STREAM, Watched, answered, expect, picture, send
+from page_browser import GIVE, STREAM, answered, expect, picture, send
 from page_double import Double
 from PIL import Image
 
@@ -79,31 +79,6 @@ def test_images(page: Any, double: Double, how: str) -> None:
     assert text == {"type": "text", "text": "What is it?"}
 
 
-def test_text_files(watched: Watched, double: Double) -> None:
-    double.props["modalities"] = {"vision": False}
-    page = watched.open()
-    code = {"name": "add.py", "mimeType": "text/x-python", "buffer": "# \u00e4 ```\nprint(1)\n".encode()}
-    page.set_input_files("#attach-file", [code, {"name": "notes", "mimeType": "", "buffer": b"x"}])
-    expect(page.locator("#attachments .file")).to_have_count(2)
-    page.click("[aria-label='Remove notes']")
-    expect(page.locator("#attachments .file")).to_have_text(["add.py"])
-    send(page, "What does it do?")
-    expect(answered(page)).to_be_visible()
-    sent = double.requests[0]["messages"][0]["content"]
-    assert sent == "add.py:\n````py\n# \u00e4 ```\nprint(1)\n````\n\nWhat does it do?"
-    expect(page.locator("#attachments li")).to_have_count(0)
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [(b"\xff\xfe\x00", "bad.txt is no text"), (b"a\0b", "bad.txt is no text"), (b"a" * 300_000, "is too large")],
-)
-def test_what_is_no_text_file(page: Any, data: bytes, said: str) -> None:
-    page.set_input_files("#attach-file", {"name": "bad.txt", "mimeType": "text/plain", "buffer": data})
-    expect(page.locator("#toasts")).to_contain_text(said)
-    expect(page.locator("#attachments li")).to_have_count(0)
-
-
 def test_large_images_are_made_smaller_and_others_refused(page: Any, double: Double) -> None:
     file = io.BytesIO()
     Image.new("RGB", (3000, 30), "red").save(file, "BMP")
@@ -117,11 +92,3 @@ def test_large_images_are_made_smaller_and_others_refused(page: Any, double: Dou
     kind, data = url.split(",")
     assert kind == "data:image/png;base64"
     assert Image.open(io.BytesIO(base64.b64decode(data))).size[0] == 2048
-
-
-def test_a_model_without_images_takes_none(watched: Watched, double: Double) -> None:
-    double.props["modalities"] = {"vision": False}
-    page = watched.open()
-    expect(page.locator("#attach")).to_have_attribute("aria-label", "Add a text file")
-    page.locator("#message").evaluate(GIVE, ["paste", base64.b64encode(picture()).decode(), "image/png"])
-    expect(page.locator("#toasts")).to_contain_text("takes no images")
