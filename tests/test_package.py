@@ -117,6 +117,3 @@ def test_every_error_is_an_rlx_error_with_a_place_and_a_way_out(error: type[RlxE
     assert str(raised) == "model.gguf: found 3, expected 4. Download it again."
     assert (raised.what, raised.where, raised.hint) == ("found 3, expected 4", "model.gguf", "Download it again.")
     assert str(error("found 3")) == "found 3"
-
-
-# ---------------------------------------------------------------------------------------------------- dtypes

@@ -125,6 +125,3 @@ def test_mistakes_are_one_message(args: list[str], said: str) -> None:
     result = rlx("Hi", *args)
     assert result.exit_code == 2, result.output
     assert said in result.stderr and "Traceback" not in result.output
-
-
-# ---------------------------------------------------------------------------------------------------- the end

@@ -164,6 +164,3 @@ def test_no_error_names_the_argument_of_an_option(name: str) -> None:
             if re.search(spelled, said):
                 wrong.append((place, argument, said))
     assert not wrong
-
-
-# ---------------------------------------------------------------------------------------------------- tables

@@ -191,6 +191,3 @@ def test_the_text_of_a_program(program: str) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(found, encoding="utf-8")
     assert found == path.read_text(encoding="utf-8")
-
-
-# --- options ----------------------------------------------------------------------------------------------------------

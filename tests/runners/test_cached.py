@@ -245,9 +245,6 @@ def test_a_closed_runner_refuses_everything() -> None:
             call()
 
 
-# ---------------------------------------------------------------------------------------------------- families
-
-
 # ---------------------------------------------------------------------------------------------------- prefixes
 
 
@@ -360,6 +357,3 @@ def test_a_text_is_a_vector_of_its_hidden_states(pooling: str) -> None:
     assert runner.past_seq == 1, "the session stays"
     with pytest.raises(ArgumentError, match="pooling is 'max'"):
         runner.embed(PROMPT, "max")
-
-
-# ---------------------------------------------------------------------------------------------------- without a cache

@@ -182,9 +182,6 @@ def test_native_programs_verify(goldens: Path, monkeypatch: pytest.MonkeyPatch, 
         assert counters["drafted"] > counters["accepted"]
 
 
-# ---------------------------------------------------------------------------------------------------- several at a time
-
-
 # ---------------------------------------------------------------------------------------------------- prompt lookup
 
 

@@ -120,7 +120,6 @@ def test_bf16_dots_of_a_linear() -> None:
     assert not spilled(found)
 
 
-
 def test_halves_are_converted_by_instructions() -> None:
     assert "\tfcvtl\t" in assembly(linear(F16, 16, 64, "f32", host("neon"), single=True), host("neon"))
 

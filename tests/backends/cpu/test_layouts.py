@@ -117,14 +117,12 @@ def test_rows_that_pad_the_last_block_are_zero_bytes(dtype: DType) -> None:
     assert (padded == ones).mean() <= 3 / BLOCK_ROWS + (ones == zeros).mean()
 
 
-
 def test_packed_sizes() -> None:
     assert [PACKINGS[t].nbytes for t in (Q8_0, Q4_K, MXFP4, NVFP4, F8_E4M3)] == [544, 2368, 272, 576, 576]
     found = {t: PACKINGS[t].nbytes * 8 / (BLOCK_ROWS * PACKINGS[t].superblock) for t in QUANTIZED}
     assert found == PACKED_BITS
     assert [packed_bytes(t, 17, 6) for t in (F32, F16, BF16)] == [2 * 6 * 64, 2 * 6 * 32, 2 * 6 * 32]
     assert packed_bytes(Q4_K, 33, 512) == 3 * 2 * 2368
-
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([32, 64, 96, 256]), st.integers(1, 5), st.floats(-30, 30))

@@ -182,6 +182,3 @@ def test_writers_units_are_independent(form: Form) -> None:
     tiles = rope(HEADS, 16, 16, "interleaved", norm_eps=1e-6, store="k_tiles", kv_dtype="f16")
     assert_any_split(form, tiles, [x, w, angles], cache, end=end, **extents)
     assert_any_split(form, kv_write(HEADS, 16, "bf16"), [x], cache, end=end, **extents)
-
-
-# ---------------------------------------------------------------------------------------------------- refusals
