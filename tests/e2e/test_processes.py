@@ -179,17 +179,17 @@ def test_processes_that_compile_the_same_at_once(folder: Path, tmp_path: Path, m
 # ---------------------------------------------------------------------------------------------------- damage
 
 
-def flip(path: Path) -> None:
-    """One bit in the middle of a file."""
+def flip(path: Path, behind: bytes = b"") -> None:
+    """One bit in the middle of a file, or some characters behind a text."""
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[data.index(behind) + len(behind) + 8 if behind else len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "a bit of program.o": lambda entry: flip(entry / "program.o"),
     "a bit of manifest.json": lambda entry: flip(entry / "manifest.json"),
-    "a bit of checksums.json": lambda entry: flip(entry / "checksums.json"),
+    "a bit of checksums.json": lambda entry: flip(entry / "checksums.json", b"program.o"),
     "a bit of key.json": lambda entry: flip(entry / "key.json"),
     "no program.o": lambda entry: (entry / "program.o").unlink(),
     "half a program.o": lambda entry: os.truncate(entry / "program.o", (entry / "program.o").stat().st_size // 2),
