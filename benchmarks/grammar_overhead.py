@@ -23,7 +23,7 @@ from rlx import demo
 from rlx.grammar import Grammar, GrammarCompiler
 from rlx.sampling.choice import masked
 from rlx.text import Tokenizer, load_tokenizer
-from rlx.text.vocabulary import BYTE_ALPHABET, Spelling, TokenType, Vocabulary
+from rlx.text.tokenizer import BYTE_ALPHABET, Spelling, TokenType, Vocabulary
 
 TEXT = {"type": "string", "maxLength": 40}
 SCHEMA = {

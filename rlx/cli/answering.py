@@ -22,7 +22,7 @@ from rlx.engine.request.context import PromptLike
 from rlx.errors import ArgumentError
 from rlx.grammar import Grammar, after_thinking
 from rlx.runners import CachedRunner
-from rlx.runners.requests import SPECULATIONS, checked_speculation
+from rlx.runners.base import SPECULATIONS, checked_speculation
 from rlx.sampling import SampleOpts
 from rlx.text import Tokenizer
 from rlx.text.chat import thinking_variables

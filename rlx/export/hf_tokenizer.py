@@ -21,7 +21,7 @@ from rlx.export.hf_config import TextConfig
 from rlx.export.hf_keys import GgufType, Metadata
 from rlx.text.from_hf import read_object
 from rlx.text.pretokenizers import PRE_TOKENIZERS
-from rlx.text.vocabulary import SPACE, TokenType, is_byte_token
+from rlx.text.tokenizer import SPACE, TokenType, is_byte_token
 
 if TYPE_CHECKING:
     from gguf import SpecialVocab

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rlx.text.vocabulary import TokenType
+from rlx.text.tokenizer import TokenType
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer

@@ -25,8 +25,7 @@ from rlx.errors import BusyError, TokenizerError, UnsupportedModelError, named_r
 from rlx.notebook import Stats, card
 from rlx.prompt import Prompt, read_images
 from rlx.runners import session
-from rlx.runners.base import GREEDY, LmRunner
-from rlx.runners.requests import DRAFT_MODEL, checked_speculation
+from rlx.runners.base import DRAFT_MODEL, GREEDY, LmRunner, checked_speculation
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
 

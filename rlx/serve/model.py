@@ -19,8 +19,8 @@ from rlx.engine.request.context import Context
 from rlx.errors import DeadlineError, PromptError
 from rlx.prompt import Prompt
 from rlx.runners import Request
+from rlx.runners.base import submitted_group
 from rlx.runners.encoder import as_encoder
-from rlx.runners.requests import submitted_group
 from rlx.sampling import SampleOpts
 from rlx.serve import record
 from rlx.serve.errors import ApiError, context_overflow

@@ -17,9 +17,8 @@ from rlx.errors import ArgumentError, ChatTemplateError, MultimodalError
 from rlx.json_file import read_text
 from rlx.text.confined import NOT_STARTED, Confined, ConfinedError
 from rlx.text.escape import EscapedMessages
-from rlx.text.tokenizer import Tokenizer
+from rlx.text.tokenizer import Tokenizer, TokenType
 from rlx.text.tool_calls.messages import has_calls, prompted, with_calls
-from rlx.text.vocabulary import TokenType
 
 if TYPE_CHECKING:
     from rlx.text.image_parts import ImageTokens

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from rlx.text.tokenizer import Tokenizer
-from rlx.text.vocabulary import SpecialSplitter
+from rlx.text.tokenizer import SpecialSplitter, Tokenizer
 
 if TYPE_CHECKING:
     from rlx.text.image_parts import ImageTokens

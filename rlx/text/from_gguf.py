@@ -19,8 +19,7 @@ from rlx import text as readers
 from rlx.errors import TokenizerError
 from rlx.text.chat import turn_ends
 from rlx.text.pretokenizers import PRE_TOKENIZERS, Encode, PreTokenizer, byte_level_bpe, gemma4_bpe
-from rlx.text.tokenizer import Tokenizer
-from rlx.text.vocabulary import SpecialSplitter, Spelling, TokenType, Vocabulary, end_ids, is_byte_token
+from rlx.text.tokenizer import SpecialSplitter, Spelling, Tokenizer, TokenType, Vocabulary, end_ids, is_byte_token
 
 _GGML = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"

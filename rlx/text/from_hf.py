@@ -18,8 +18,7 @@ from rlx.text.chat import turn_ends
 from rlx.text.confined import Confined
 from rlx.text.fast import FastTokenizer, may_read
 from rlx.text.pretokenizers import KNOWN_EXPRESSIONS
-from rlx.text.tokenizer import Tokenizer
-from rlx.text.vocabulary import SPACE, Spelling, TokenType, Vocabulary, end_ids, is_byte_token
+from rlx.text.tokenizer import SPACE, Spelling, Tokenizer, TokenType, Vocabulary, end_ids, is_byte_token
 
 MAX_BYTES = 128 << 20  # of a tokenizer.json
 _MEMORY, _MEMORY_A_BYTE = 512 << 20, 24  # of the process that reads it

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from rlx.text.vocabulary import SPACE, Spelling, TokenType, Vocabulary
+from rlx.text.tokenizer import SPACE, Spelling, TokenType, Vocabulary
 
 _SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
 _METASPACE = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rlx.errors import TokenizerError
 from rlx.text.fast import no_panic, plain_ids
-from rlx.text.vocabulary import BYTE_ALPHABET, SPACE, Vocabulary
+from rlx.text.tokenizer import BYTE_ALPHABET, SPACE, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers

@@ -13,7 +13,7 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
 from rlx.errors import TokenizerError
-from rlx.text.vocabulary import SPACE
+from rlx.text.tokenizer import SPACE
 
 _INNER_SPACE = re.compile(f"[^{SPACE}]{SPACE}")
 _WORD = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")

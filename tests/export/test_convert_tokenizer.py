@@ -15,7 +15,7 @@ from rlx.errors import TokenizerError
 from rlx.export.hf_config import TextConfig
 from rlx.export.hf_tokenizer import pre_tokenizer_name, tokenizer_metadata
 from rlx.text.from_gguf import tokenizer_from_gguf
-from rlx.text.vocabulary import TokenType
+from rlx.text.tokenizer import TokenType
 
 TEXTS = [
     "Hello world",

@@ -15,7 +15,7 @@ from rlx import demo
 from rlx.errors import GrammarError
 from rlx.grammar import Constraint, Grammar, GrammarCompiler, after_thinking
 from rlx.text import Tokenizer, load_tokenizer
-from rlx.text.vocabulary import Spelling, TokenType, Vocabulary
+from rlx.text.tokenizer import Spelling, TokenType, Vocabulary
 
 TOKENIZER = load_tokenizer(demo.path())
 WIDTH = TOKENIZER.vocab_size + 7  # more logits than tokens

@@ -19,7 +19,7 @@ from heads import echo, random_head, with_head
 import rlx
 from rlx.grammar import Grammar
 from rlx.text import Tokenizer
-from rlx.text.vocabulary import Spelling, TokenType, Vocabulary
+from rlx.text.tokenizer import Spelling, TokenType, Vocabulary
 
 FORM = Grammar.regex("([a-m]{3}<the rest is forced>){4}")
 IDS = np.random.default_rng(5).integers(0, 500, 40).tolist()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.text.spm import SentencePieceMerger, best_pieces
-from rlx.text.vocabulary import SPACE, SpecialSplitter
+from rlx.text.tokenizer import SPACE, SpecialSplitter
 
 ALPHABET = "ab" + SPACE
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from rlx.text.vocabulary import BYTE_ALPHABET
+from rlx.text.tokenizer import BYTE_ALPHABET
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 

@@ -25,7 +25,7 @@ from rlx.engine.programs.programs import expected_programs
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts, ModelHits
 from rlx.errors import ArgumentError, NumericalError, PoolFullError
 from rlx.text import Tokenizer
-from rlx.text.vocabulary import TokenType
+from rlx.text.tokenizer import TokenType
 from rlx.weights import WeightLoader, open_weights
 
 if TYPE_CHECKING:
