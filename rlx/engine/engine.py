@@ -159,11 +159,10 @@ class Engine:
             if setup.cache_kv is not None:
                 made = kv.prefix_writer.keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
                 self.kept, self.prefix_writer = made
-            self.check_fits = self.pool.check_fits
             self._programs.bind(self.pool.memory)
             self.model_runner = ModelRunner(self._programs, self.pool, bucketing, self._limits(), self.load)
             self.model_runner.is_pending = self.ahead.is_pending
-            self.step = self.model_runner.step
+            self.step, self.check_fits = self.model_runner.step, self.pool.check_fits
             self.model_runner.adapters = None if plan.adapters is None else plan.adapters.low_rank
         except BaseException:
             self.close(keep_file=True)

@@ -1,8 +1,8 @@
 """Text stage: tokenizers, streaming detokenization and chat templates.
 
-`from_gguf.py` and `from_hf.py` read the pieces, `pretokenizers.py` and `spm.py` encode, `tokenizer.py` is what they become,
-and streams text; `chat.py` and `dialect.py` render conversations; `confined.py` runs what is not trusted in a process
-with limits. Importing this package imports neither `tokenizers` nor `jinja2`.
+`from_gguf.py` and `from_hf.py` read the pieces, `pretokenizers.py` and `spm.py` encode, `tokenizer.py` is what they
+become, and streams text; `chat.py` and `dialect.py` render conversations; `confined.py` runs what is not trusted in a
+process with limits. Importing this package imports neither `tokenizers` nor `jinja2`.
 """
 
 from typing import TYPE_CHECKING
