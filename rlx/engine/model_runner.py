@@ -24,7 +24,7 @@ from rlx.engine.kv.pages import Pages
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.programs.programs import GREEDY, HIDDEN, LOGITS, Bucketing, ProgramSpec
+from rlx.engine.programs.programs import GREEDY, HIDDEN, LOGITS, Bucketing, Programs, ProgramSpec
 from rlx.engine.request.output import Logits
 from rlx.errors import ArgumentError, NumericalError, PromptError
 from rlx.models.variants import EmbeddedRows, LowRank
@@ -98,12 +98,6 @@ def packed(lengths: Ids[int], rows: int, texts: int) -> Iterator[list[int]]:
         yield chosen
 
 
-class ProgramSource(Protocol):
-    """The programs of a model; `rlx.engine.programs.programs.Programs` implements it."""
-
-    def __getitem__(self, spec: ProgramSpec) -> Program: ...
-
-
 class Listener(Protocol):
     """Receives the hidden states of each step of a sequence."""
 
@@ -161,7 +155,7 @@ class ModelRunner:
     adapters: LowRank | None = None
 
     def __init__(
-        self, programs: ProgramSource, pool: CachePool, bucketing: Bucketing, limits: Limits, load: Callable[[], None]
+        self, programs: Programs, pool: CachePool, bucketing: Bucketing, limits: Limits, load: Callable[[], None]
     ) -> None:
         self.programs, self.pool, self.bucketing, self.limits = programs, pool, bucketing, limits
         self.listener: Listener | None = None
