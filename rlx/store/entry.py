@@ -1,6 +1,6 @@
 """One entry of the store: a folder that is written whole, and checked before it is used.
 
-Store: `key.json` says what the entry is. `checksums.json` holds the SHA-256 of every other file. The time of the empty
+Store: `key.json` says what the entry is. `checksums.json` holds the SHA-256 of every other file and its own. The time of the empty
 file `last_used` says when the entry was used last. The other files are the caller's: object code, IR after each pass,
 kernel sources. Those that only people read (`TEXTS`), most of the bytes, are read and checked when somebody asks for
 them. The store (`rlx.store.store`) decides where entries lie, which are kept, and what happens to a damaged one.
@@ -223,12 +223,13 @@ def _check(folder: Folder, key: CompileKey, root: Path, whole: bool) -> tuple[di
     """The parts of an entry, all of them checked: its files, the store's folder, the checksums."""
     text = folder.read(CHECKSUMS)
     sums = _parse_checksums(text)
-    files = {name: folder.read(name) for name in sums if whole or not TEXTS.fullmatch(name)}
+    whole = whole or CHECKSUMS not in sums  # an earlier version wrote it
+    files = {name: folder.read(name) for name in sums if name != CHECKSUMS and (whole or not TEXTS.fullmatch(name))}
     wrong = [name for name, data in files.items() if sha256(data) != sums[name]]
     if wrong:
         raise Damage(f"wrong checksum of {', '.join(wrong)}")
     # As bytes, so that a change of any byte of checksums.json itself is seen too.
-    if text != _checksums(sums):
+    if text != (_checksums(sums) if CHECKSUMS in sums else _written(sums)):
         raise Damage(f"{CHECKSUMS} was changed")
     if not _is_of(key, files.pop(KEY, b"")):
         raise Damage(f"{KEY} is of another program")
@@ -259,7 +260,7 @@ def _parse_checksums(text: bytes) -> dict[str, str]:
     except (ValueError, RecursionError) as error:
         raise Damage(f"{CHECKSUMS} cannot be read") from error
     if not isinstance(sums, dict) or not all(
-        name in (KEY, LARGE) or (_PLAIN.fullmatch(name) and name not in _OWN) for name in sums
+        name in (KEY, LARGE, CHECKSUMS) or (_PLAIN.fullmatch(name) and name not in _OWN) for name in sums
     ):
         raise Damage(f"{CHECKSUMS} was changed")
     return sums
@@ -446,6 +447,12 @@ def publish(base: Folder, name: str, shelf: Folder, digest: str, sync: bool) -> 
 
 
 def _checksums(sums: Mapping[str, str]) -> bytes:
+    """The file of checksums, with one of its other rows."""
+    others = {name: digest for name, digest in sums.items() if name != CHECKSUMS}
+    return _written({**others, CHECKSUMS: sha256(_written(others))})
+
+
+def _written(sums: Mapping[str, str]) -> bytes:
     return json.dumps(sums, indent=1, sort_keys=True).encode() + b"\n"
 
 

@@ -278,21 +278,16 @@ def test_a_damaged_file(name: str, harm: str, store: Store, stored: Path) -> Non
 @pytest.mark.parametrize("name", CHECKED)
 def test_a_flip_of_any_byte_is_seen(name: str, store: Store, stored: Path) -> None:
     data = (stored / name).read_bytes()
-    generator, seen = random.Random(name), 0
+    generator = random.Random(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CacheWarning)
         for i in range(len(data)):
             flipped = bytes([*data[:i], data[i] ^ 1 << generator.randrange(8), *data[i + 1 :]])
             (stored / name).write_bytes(flipped)
-            got = store.get(key(), discard=False)
-            seen += got is None
-            if got is not None:  # the flip is in what it says of a text that only people read
-                assert name == "checksums.json", i
-                with pytest.raises(CacheError, match=r"is gone|changed since it was stored"):
-                    contents(got)
+            assert store.get(key(), discard=False) is None, i
     (stored / name).write_bytes(data)
     assert store.get(key()) is not None
-    assert store.damaged == seen
+    assert store.damaged == len(data)
 
 
 @each_kind
