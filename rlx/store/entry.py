@@ -1,9 +1,10 @@
 """One entry of the store: a folder that is written whole, and checked before it is used.
 
-Store: `key.json` says what the entry is. `checksums.json` holds the SHA-256 of every other file and its own. The time of the empty
-file `last_used` says when the entry was used last. The other files are the caller's: object code, IR after each pass,
-kernel sources. Those that only people read (`TEXTS`), most of the bytes, are read and checked when somebody asks for
-them. The store (`rlx.store.store`) decides where entries lie, which are kept, and what happens to a damaged one.
+Store: `key.json` says what the entry is. `checksums.json` holds the SHA-256 of every other file and of itself. The time
+of the empty file `last_used` says when the entry was used last. The other files are the caller's: object code, IR after
+each pass, kernel sources. Those that only people read (`TEXTS`), most of the bytes, are read and checked when somebody
+asks for them. The store (`rlx.store.store`) decides where entries lie, which are kept, and what happens to a damaged
+one.
 
 A large file is mapped or read in pieces, and never read as a whole. `large.json` holds its size, which is checked
 before each use, and a digest of each piece, which `read_pieces` and `problem` (`rlx cache verify`) check.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import random
 import shutil
@@ -264,6 +265,17 @@ def test_a_damaged_text_is_seen_by_whoever_reads_or_verifies_it(
     ((digest, _),) = store.verify()
     assert digest == key().digest
     assert store.entries() == []
+
+
+def test_texts_of_an_entry_of_an_earlier_version_are_checked_before_use(store: Store, stored: Path) -> None:
+    """Its checksums have none of their own, so all that they say is looked at."""
+    sums = json.loads((stored / "checksums.json").read_bytes())
+    del sums["checksums.json"]
+    (stored / "checksums.json").write_bytes(json.dumps(sums, indent=1, sort_keys=True).encode() + b"\n")
+    got = store.get(key())
+    assert got is not None and contents(got) == CONTENTS
+    damage(stored / "program.ll", "longer")
+    assert_damaged(store, "wrong checksum of program.ll")
 
 
 @each_kind
