@@ -32,7 +32,8 @@ from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
-from rlx.compiler.profiling import OpTime, op_times, region_seconds
+from rlx.compiler.measuring import clocked
+from rlx.compiler.profiling import OpTime, op_times
 from rlx.engine.engine import Engine
 from rlx.engine.programs import reporting
 from rlx.ir.dtypes import BF16, F16, Q4_K, Q6_K, Q8_0, DType
@@ -132,11 +133,13 @@ def region_times(engine: Engine, token: int) -> list[OpTime]:
     engine.append(sequence, [token])
     spec, middle = engine.model_runner.bucketing.spec(1, TOKENS // 2), {"SEQ": 1, "PAST_SEQ": TOKENS // 2}
     program, graph = engine._programs[spec], engine._programs.final_graph(spec)
-    steps = []
-    for _ in range(TOKENS):
+
+    def run() -> float:
         start = time.perf_counter()
         engine.append(sequence, [token])
-        steps.append(region_seconds(program, time.perf_counter() - start))
+        return time.perf_counter() - start
+
+    steps = clocked(program, run, TOKENS)
     return op_times(program, graph, middle, np.median(steps, axis=0))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlx import debug_output, env
 from rlx.backends.device import Target
-from rlx.backends.program import Observer, Program
+from rlx.backends.program import Observer, Program, StepLog
 from rlx.backends.verify import Verifier
 from rlx.compiler.inspection import Inspectable
 from rlx.compiler.profiling import OpTime, op_times, region_seconds
@@ -71,13 +71,17 @@ class StepTimes(Observer):
     steps: int = 0
     seconds: float = 0.0
     kinds: dict[str, OpTime] = field(default_factory=dict)
+    logs: bool = field(default=True, init=False)
 
     def after(self, program: Program, seconds: float, steps: int) -> None:
-        """Adds steps that took `seconds` together, in equal parts; the last one gives the division by kind."""
+        """Adds steps that took `seconds` together."""
         self.steps, self.seconds = self.steps + steps, self.seconds + seconds
-        extents = program.extents
+
+    def logged(self, program: Program, log: StepLog) -> None:
+        """Adds the kinds of work of the steps of a call."""
+        extents, steps = program.extents, log.steps
         env = {**extents, "PAST_SEQ": extents.get("PAST_SEQ", 0) + steps // 2}  # the middle step
-        for kind in op_times(program, self.graph, env, region_seconds(program, seconds)):
+        for kind in op_times(program, self.graph, env, region_seconds(log).sum(0)):
             total = self.kinds.setdefault(kind.label, OpTime(kind.label))
             total.seconds += kind.seconds
             total.bytes += kind.bytes * steps

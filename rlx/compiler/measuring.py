@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from rlx.backends.program import Observer, Program, StepClocks, StepLog
+from rlx.compiler.profiling import region_seconds
 from rlx.report.source import StepTimes
 
 MEMORY_BYTES = 512 << 20  # of a buffer that is read for the bandwidth of memory: several times the last-level cache
@@ -59,6 +60,17 @@ def measure_step(
         float(np.median([np.ptp(each.bounds()[0]) for each in found])) / 1e9,
         np.median([_prologues(each.marks[0], calls) for each in found], axis=0).tolist(),
     )
+
+
+def clocked(program: Program, run: Callable[[], float], repeat: int) -> np.ndarray:
+    """Runs a step several times: seconds of each region, float64 [repeat, regions]."""
+    steps = _Steps()
+    program.observe(steps)
+    try:
+        _seconds(run, repeat, 0.0)
+    finally:
+        program.ignore(steps)
+    return np.concatenate([region_seconds(log) for log in steps.logs_of_steps])
 
 
 def _seconds(run: Callable[[], float], repeat: int, least: float) -> list[float]:

@@ -1,5 +1,5 @@
-"""Profile of a step: time per kind of work from the cycle counts that every step records, with operations, bytes and
-the nearest limit of the machine.
+"""Profile of a step: time per kind of work from the clocks of its regions, with operations, bytes and the nearest limit
+of the machine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlx.backends.program import Program
+from rlx.backends.program import Program, StepLog
 from rlx.ir.costs import arithmetic, cost, filled, kind_of, peak, stored_bytes
 from rlx.ir.graph import Graph
 
@@ -84,10 +84,9 @@ class Limit:
         return self.name if self.name in ("barrier", "cache") else f"{self.name} {self.share:.0%}"
 
 
-def region_seconds(program: Program, seconds: float) -> np.ndarray:
-    """Distributes the last step's `seconds` over its regions, float64 [regions]."""
-    marks = program.times[0].astype(np.float64)
-    spent: np.ndarray = np.diff(marks) * (seconds / max(1.0, marks[-1] - marks[0]))
+def region_seconds(log: StepLog) -> np.ndarray:
+    """The time of each region in each step of a call, float64 [steps, regions]."""
+    spent: np.ndarray = np.diff(log.read().bounds()) / 1e9
     return spent
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rlx.backends.cuda import driver, layouts, packing, ptx, target
+from rlx.backends.cuda import clocks, driver, layouts, packing, ptx, target
 from rlx.backends.cuda.build import build_program
 from rlx.backends.cuda.chooser import choose_rows
 from rlx.backends.cuda.formats import CardFormats
@@ -88,6 +88,12 @@ class Cuda(Backend):
 
     def chooser(self, workers: Stream, builder: Builder) -> Choose:
         return choose_rows
+
+    def bandwidth(self, workers: Stream, nbytes: int) -> float:
+        return clocks.copy_bandwidth(self.card(), nbytes)
+
+    def peaks(self, workers: Stream, builder: Builder) -> dict[str, float]:
+        return clocks.peaks(self.card(), builder.target.level)
 
     def assembly(self, text: str, target: Target) -> str:
         """The PTX of a module: what the driver makes of it depends on the card."""

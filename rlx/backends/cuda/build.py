@@ -128,7 +128,7 @@ def _row(program: Lowered, number: int, at: int, node: Node, launch: Launch) -> 
     blocks = launch.blocks
     counts = [str(blocks.count), blocks.per, blocks.times, blocks.split]
     sizes = {"scratch": str(launch.scratch), "counters": str(launch.counters)}
-    return {"pointers": pointers, "blocks": counts, "sizes": sizes}
+    return {"pointers": pointers, "blocks": counts, "sizes": sizes, "region": number}
 
 
 def _compiled(modules: dict[str, str], target: Target, link: Link | None) -> dict[str, bytes | str]:

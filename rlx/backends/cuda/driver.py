@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -187,16 +187,30 @@ class Context:
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def event(self) -> c_void_p:
-        """A new event, which nothing has to wait for."""
+    def event(self, *, timed: bool = False) -> c_void_p:
+        """A new event, which nothing has to wait for.
+
+        Args:
+            timed: `seconds` takes it.
+        """
         self.use()
         found = c_void_p()
-        self._call("cuEventCreate", byref(found), 2)  # without a time
+        self._call("cuEventCreate", byref(found), 0 if timed else 2)
         return found
 
-    def record(self, event: c_void_p) -> None:
-        """The event comes when what was begun so far is done."""
-        self._begin("cuEventRecord", event, self._stream)
+    def record(self, event: c_void_p, *, in_graph: bool = False) -> None:
+        """The event comes when what was begun so far is done.
+
+        Args:
+            in_graph: it is a part of the step that is being recorded, and comes each time that this runs.
+        """
+        self._begin("cuEventRecordWithFlags", event, self._stream, int(in_graph))
+
+    def seconds(self, begin: c_void_p, end: c_void_p) -> float:
+        """The time between two events that have come."""
+        found = c_float()
+        self._call("cuEventElapsedTime", byref(found), begin, end)
+        return found.value / 1e3
 
     def wait_for(self, event: c_void_p) -> None:
         """Returns when an event has come, or was never recorded.

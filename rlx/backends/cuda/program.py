@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.cuda import driver
+from rlx.backends.cuda.clocks import ClockedStep
 from rlx.backends.cuda.code import THREADS
 from rlx.backends.cuda.driver import Card
 from rlx.backends.cuda.kernels.loop import COUNT, FOUND_AT, STOP_COUNT, STOPS, STOPS_AT, TABLE
@@ -24,7 +25,7 @@ from rlx.backends.cuda.memory import address
 from rlx.backends.cuda.packing import Ring
 from rlx.backends.cuda.select import ADDED, SPLITS
 from rlx.backends.memory import Buffer, Memory
-from rlx.backends.program import Manifest, Program, TokenRun
+from rlx.backends.program import Manifest, Program, StepLog, TokenRun
 from rlx.errors import CompileError, DeviceError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
@@ -103,6 +104,7 @@ class _Kernel:
 class _Launch:
     entry: str
     shared: int
+    region: int
     kernels: tuple[_Kernel, ...]
 
 
@@ -120,6 +122,9 @@ class CardProgram(Program):
         self._own = memory.allocate(_ALIGN)  # the extents
         self._loop: Buffer | None = None
         self._records: OrderedDict[tuple[Any, ...], c_void_p | None] = OrderedDict()
+        self._logs = False
+        self._log: StepLog | None = None
+        self._clocked: tuple[tuple[Any, ...], ClockedStep] | None = None
         self._pin_inputs()
 
     def _pin_inputs(self) -> None:
@@ -162,6 +167,9 @@ class CardProgram(Program):
             if record is not None:
                 self._card.forget(record)
         self._records.clear()
+        if self._clocked:
+            self._clocked[1].close()
+            self._clocked = None
 
     def _address(self, kind: str, place: Any, splits: int) -> int:
         if kind == "arena":
@@ -185,8 +193,34 @@ class CardProgram(Program):
 
     def launch(self) -> None:
         extents = self._begin(1)
+        if self._logs:
+            self._log = self._clocked_step(extents).run()
+            return
         self._step(extents, loops=False)
         self._card.wait()
+
+    def record(self, logs: bool) -> None:
+        self._logs, self._log = logs, None
+        if not logs and self._clocked:
+            self._clocked[1].close()
+            self._clocked = None
+
+    @property
+    def log(self) -> StepLog | None:
+        return self._log
+
+    def _clocked_step(self, extents: Mapping[str, int]) -> ClockedStep:
+        """A step of this kind with clocks."""
+        key = self._key(extents, loops=False)
+        if self._clocked is None or self._clocked[0] != key:
+            self.record(False)
+            for each in self._launches:
+                self._arguments(each, extents)  # its memory is allocated before a step is recorded
+            calls = [len(region) for region in self.manifest["regions"]]
+            step = ClockedStep(self._card, calls, lambda after: self._launch_all(extents, loops=False, after=after))
+            self._clocked = key, step
+            self._logs = True
+        return self._clocked[1]
 
     def _begin(self, steps: int) -> dict[str, int]:
         """Sends the values of the symbols for some steps."""
@@ -197,7 +231,7 @@ class CardProgram(Program):
 
     def _step(self, extents: Mapping[str, int], *, loops: bool) -> None:
         """Begins a step; with `loops` its token goes to the next one."""
-        key = (loops, *(v for name, v in extents.items() if name != "PAST_SEQ"), *self._slots)
+        key = self._key(extents, loops=loops)
         if key not in self._records:
             self._launch_all(extents, loops=loops)
             self._remember(key)
@@ -207,6 +241,10 @@ class CardProgram(Program):
         if record is None:
             record = self._records[key] = self._card.recorded(lambda: self._launch_all(extents, loops=loops))
         self._card.replay(record)
+
+    def _key(self, extents: Mapping[str, int], *, loops: bool) -> tuple[Any, ...]:
+        """What steps of one kind have in common."""
+        return (loops, *(v for name, v in extents.items() if name != "PAST_SEQ"), *self._slots)
 
     def repeat(self, run: TokenRun) -> list[int]:
         if "loop" not in self.manifest or run.carried or run.first or self.observers or len(run.stops) > STOPS:
@@ -244,20 +282,34 @@ class CardProgram(Program):
             if record is not None:
                 self._card.forget(record)
 
-    def _launch_all(self, extents: Mapping[str, int], *, loops: bool) -> None:
+    def _launch_all(
+        self, extents: Mapping[str, int], *, loops: bool, after: Callable[[int], object] = lambda region: None
+    ) -> None:
+        """Begins all kernels of a step.
+
+        Args:
+            after: called with the number of each region after its kernels.
+        """
         self._card.use()
-        for each in self._launches:
-            arguments, end = list[int](), 0
-            for kernel in each.kernels:
-                end += kernel.blocks(extents)
-                arguments.append(end)
-                arguments += (self._address(kind, place, extents[SPLITS]) for kind, place in kernel.pointers)
+        for each, following in zip(self._launches, [*self._launches[1:], None], strict=True):
+            end, arguments = self._arguments(each, extents)
             if end:
                 self._launch(each.entry, end, each.shared, arguments)
+            if following is None or following.region != each.region:
+                after(each.region)
         if loops:
             assert self._loop is not None
             places = (address(self.arena) + offset for _, offset in self.manifest["loop"])
             self._launch("advance", 1, 0, [1, address(self._loop), *places])
+
+    def _arguments(self, launch: _Launch, extents: Mapping[str, int]) -> tuple[int, list[int]]:
+        """The number of blocks of a launch, and what it takes."""
+        arguments, end = list[int](), 0
+        for kernel in launch.kernels:
+            end += kernel.blocks(extents)
+            arguments.append(end)
+            arguments += (self._address(kind, place, extents[SPLITS]) for kind, place in kernel.pointers)
+        return end, arguments
 
     def _launch(self, entry: str, blocks: int, shared: int, arguments: list[int]) -> None:
         given, memory = driver.pointers([*arguments, address(self._own)])
@@ -292,7 +344,7 @@ def _launch(row: Mapping[str, Any]) -> _Launch:
         count, per, times, split = each["blocks"]
         pointers = tuple((str(kind), place) for kind, place in each["pointers"])
         kernels.append(_Kernel(pointers, dims.parse_dim(count), per, times, split))
-    return _Launch(row["entry"], row["shared"], tuple(kernels))
+    return _Launch(row["entry"], row["shared"], row["kernels"][0]["region"], tuple(kernels))
 
 
 def _scratch_sizes(manifest: Manifest) -> dict[tuple[str, int], int]:

@@ -15,8 +15,8 @@ import numpy as np
 
 from rlx.backends.program import Program
 from rlx.compiler import profiling
-from rlx.compiler.measuring import LEAST_BYTES, MEMORY_BYTES, measure_step
-from rlx.compiler.profiling import OpTime, op_times, region_seconds
+from rlx.compiler.measuring import LEAST_BYTES, MEMORY_BYTES, clocked, measure_step
+from rlx.compiler.profiling import OpTime, op_times
 from rlx.engine.programs.batch_steps import MOST_SEQUENCES, ROOM, batch_steps
 from rlx.engine.programs.programs import DECODE, GREEDY, ProgramSpec
 from rlx.engine.programs.ready import compile_tower
@@ -60,7 +60,8 @@ def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5, pas
     spec, env = engine.bucketing.spec(len(ids), past), {"SEQ": len(ids), "PAST_SEQ": past}
     program, graph = engine._programs[spec], engine._programs.final_graph(spec)
     with steps_after(engine, past, ids) as run:
-        steps = [region_seconds(program, run()) for _ in range(repeat)]
+        run()
+        steps = clocked(program, run, repeat)
     found = op_times(program, graph, env, np.median(steps, axis=0))
     each = [{kind.label: kind.seconds for kind in op_times(program, graph, env, step)} for step in steps]
     for kind in found:
