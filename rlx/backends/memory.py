@@ -20,7 +20,8 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Shape = int | Sequence[int]
 
-_SLAB = 64 << 20  # bytes per slab; the unused part takes no memory
+_SLAB = 64 << 20  # bytes per slab; the unused part takes no memory where memory is lazy
+_LARGE = 4 << 20  # bytes of a block that has a buffer of its own where it is not
 _BLOCK = 4096  # alignment of a slab's blocks: different blocks share no page
 
 
@@ -229,7 +230,10 @@ class Slabs:
         Raises:
             ResourceError: there is not enough memory.
         """
-        if not self._buffers or self._end + nbytes > self._buffers[-1].nbytes:
+        if nbytes >= _LARGE and not self._memory.lazy:
+            self._buffers.insert(0, self._memory.allocate(nbytes, True))
+            return self._buffers[0]
+        if not self._end or self._end + nbytes > self._buffers[-1].nbytes:
             self._buffers.append(self._memory.allocate(max(nbytes, _SLAB), True))
             self._end = 0
         block = self._buffers[-1].part(self._end, nbytes)

@@ -85,10 +85,10 @@ class PaperDriver:
 
     _cuMemFreeHost = _cuMemFree_v2
 
-    def _cuMemcpyHtoDAsync_v2(self, target: Any, source: Any, nbytes: Any, stream: Any) -> None:
+    def _cuMemcpyHtoDAsync_v2(self, target: Any, source: Any, nbytes: Any, stream: Any = None) -> None:
         ctypes.memmove(target.value, source.value, nbytes.value)
 
-    _cuMemcpyDtoHAsync_v2 = _cuMemcpyDtoDAsync_v2 = _cuMemcpyHtoDAsync_v2
+    _cuMemcpyDtoH_v2 = _cuMemcpyHtoD_v2 = _cuMemcpyDtoDAsync_v2 = _cuMemcpyHtoDAsync_v2
 
     def _cuMemsetD8Async(self, target: Any, value: int, nbytes: Any, stream: Any) -> None:
         ctypes.memset(target.value, value, nbytes.value)

@@ -23,6 +23,7 @@ from rlx.ir.dtypes import DType
 def paper(monkeypatch: pytest.MonkeyPatch) -> PaperDriver:
     found = PaperDriver()
     monkeypatch.setattr(driver, "_library", lambda: found)
+    monkeypatch.setattr(driver, "_quick", lambda: found)
     monkeypatch.setattr(driver, "WAIT_SECONDS", 0.15)
     return found
 

@@ -15,6 +15,7 @@ import rlx
 from rlx.backends.cuda import driver, ptx
 from rlx.backends.cuda.target import LEVELS, named
 from rlx.errors import CompileError, TargetError
+from rlx.ir.dtypes import BF16, F8_E4M3, F16, F32, Q4_K, Q6_K, Q8_0, DType
 from rlx.store.cache import CompileCache
 
 #: Windows and soft caps, recurrent states, experts with sinks, latent attention, quantized weights.
@@ -66,6 +67,16 @@ def test_the_code_can_be_read(card: paper_card.PaperCard) -> None:
         assert "define ptx_kernel void @region_" in exe.llvm()
         assert "mma.sync.aligned.m16n8k16" in exe.asm()
         np.testing.assert_allclose(exe(np.ones((3, 64), np.float32))["y"], 64)
+
+
+@pytest.mark.parametrize("dtype", [Q4_K, Q6_K, Q8_0, F8_E4M3, F32, F16, BF16], ids=str)
+def test_rows_of_each_kind_are_looked_up(card: paper_card.PaperCard, dtype: DType) -> None:
+    graph = rlx.Graph("lookup")
+    table = graph.weight("table", [40, 256], dtype)
+    graph.output("y", rlx.ops.embedding(table, graph.input("ids", [rlx.SEQ], "i32"), scale=1.0))
+    with rlx.compile(graph, device="paper", cache=CompileCache(policy="off")) as exe:
+        assert "@embedding_" in exe.llvm()
+    assert card.ptx
 
 
 @pytest.mark.parametrize(

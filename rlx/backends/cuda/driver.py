@@ -28,6 +28,7 @@ _OUT_OF_MEMORY, _NOT_READY = 2, 600
 
 #: How long a wait may last, in seconds. The longest steps, prompts of large models on small cards, take a few.
 WAIT_SECONDS = 60.0
+_STAGED = 64 << 10  # bytes that the driver takes at once, of any memory
 _SPIN_SECONDS, _TRIES = 0.05, 4000  # how long a wait asks without a pause, and how often in one native call
 
 _BUG = "this is a bug of rlx, please report it"
@@ -97,6 +98,14 @@ def no_card(library: Any, code: int) -> TargetError:
     """The error of a driver that finds no card."""
     hint = f'Choose device="cpu". {_NO_CARD[code][0].upper()}{_NO_CARD[code][1:]}.' if code in _NO_CARD else ""
     return TargetError(f"NVIDIA's driver finds no card: {_name(library, code)}", where="device cuda", hint=hint)
+
+
+@cache
+def _quick() -> Any:
+    """The driver again, for what returns at once: such calls keep Python's lock. Else another thread could take it, and
+    they would wait for it for 5 ms.
+    """
+    return ctypes.PyDLL(_LIBRARY)
 
 
 @cache
@@ -221,7 +230,7 @@ class Context:
         self._check_lost()
         self.use()
         begin, asks = time.monotonic(), _library().cuEventQuery
-        while (code := asks(event)) == _NOT_READY:
+        while (code := _quick().cuEventQuery(event)) == _NOT_READY:
             seconds = time.monotonic() - begin
             if seconds > WAIT_SECONDS:
                 self.lost = _too_long(seconds)
@@ -245,8 +254,9 @@ class Context:
 
     def _begin(self, function: str, *arguments: Any, what: str = "") -> None:
         """As `_call`, of what runs in the stream: not while another thread records a step, which would contain it."""
+        self._check_lost()
         with self._alone:
-            self._call(function, *arguments, what=what)
+            self._check(function, getattr(_quick(), function)(*arguments), what)
 
     def _check_lost(self) -> None:
         if self.lost is not None:
@@ -317,16 +327,23 @@ class Card(Context):
         """Frees memory of `pinned`."""
         self._end("cuMemFreeHost", c_void_p(address))
 
+    def write(self, target: int, source: int, nbytes: int) -> None:
+        """Copies from memory of the host that need not be pinned."""
+        self.wait()  # the copy itself would wait without an end
+        if nbytes <= _STAGED:
+            self.send(target, source, nbytes)
+        else:
+            self._call("cuMemcpyHtoD_v2", c_uint64(target), c_void_p(source), c_size_t(nbytes))
+
     def send(self, target: int, source: int, nbytes: int) -> None:
-        """Begins to copy from the host, whose memory must stay as it is until `wait`."""
+        """Begins to copy from pinned memory, which must stay as it is until `wait`."""
         self.use()
         self._begin("cuMemcpyHtoDAsync_v2", c_uint64(target), c_void_p(source), c_size_t(nbytes), self._stream)
 
     def fetch(self, target: int, source: int, nbytes: int) -> None:
         """Copies to the host."""
-        self.wait()  # the copy itself would wait without an end
-        self._begin("cuMemcpyDtoHAsync_v2", c_void_p(target), c_uint64(source), c_size_t(nbytes), self._stream)
-        self.wait()
+        self.wait()  # as for `write`
+        self._call("cuMemcpyDtoH_v2", c_void_p(target), c_uint64(source), c_size_t(nbytes))
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Begins to copy within the card."""

@@ -56,9 +56,7 @@ class CardMemory(Memory):
         if target.nbytes != values.nbytes:
             raise ArgumentError(f"{values.nbytes} bytes for a buffer of {target.nbytes}", where="Buffer.write")
         if values.nbytes:
-            self._card().wait()  # a copy of memory that is not pinned would wait without an end
-            self._card().send(address(target), values.ctypes.data, values.nbytes)
-            self._card().wait()
+            self._card().write(address(target), values.ctypes.data, values.nbytes)
 
     def copy(self, source: Buffer, target: Buffer) -> None:
         if source.nbytes:

@@ -10,24 +10,27 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from ctypes import PYFUNCTYPE, c_size_t, c_void_p
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cuda import driver, ptx
 from rlx.backends.cuda.code import THREADS
 from rlx.backends.cuda.driver import Card
-from rlx.backends.cuda.layouts import LAYOUTS, ROWS, form_of
+from rlx.backends.cuda.layouts import DEPTH, LAYOUTS, ROWS, form_of
 from rlx.backends.cuda.memory import address
 from rlx.backends.device import Builder, Files, Stored
 from rlx.backends.memory import Buffer
 from rlx.ir.dtypes import DType
 from rlx.platform import cpu_count
 
-_PIECE = 16 << 20  # bytes of the file that are copied at a time
+_PIECE = 32 << 20  # bytes of the file that are copied at a time
 _SLOTS = 3  # pieces in the ring
+_ALONE = 8 << 20  # bytes that are copied without other threads, which would have to wait for Python's lock
 _COPIERS = min(8, cpu_count())  # threads that copy a piece: one alone reads 6 GB/s, eight 20 (an H100's host)
-_LEAST = 512 << 10  # bytes that a thread copies at least
 _ENTRY = "pack"
 
 
@@ -94,6 +97,12 @@ def kernel(builder: Builder, dtype: DType, link: Callable[[str], bytes], card: C
     return builder.once(what, build, load, kind="pack", name=dtype.name, options={"layout": LAYOUTS.matrices})
 
 
+@cache
+def _copy() -> Callable[[int, int, int], object]:
+    """Copies memory, and keeps Python's lock."""
+    return PYFUNCTYPE(c_void_p, c_void_p, c_void_p, c_size_t)(ctypes.cast(ctypes.memmove, c_void_p).value or 0)
+
+
 class Loaded:
     """A kernel that packs, on the card. It stays there as long as this object."""
 
@@ -125,14 +134,20 @@ class Ring:
         number, self._next = self._next, (self._next + 1) % _SLOTS
         self._card.wait_for(self._copied[number])
         slot = self._slots[number][: piece.nbytes]
-        step = max(_LEAST, -(-piece.nbytes // _COPIERS))
-        parts = [slice(at, at + step) for at in range(0, piece.nbytes, step)]
-        for _ in self._pool.map(lambda part: np.copyto(slot[part], piece[part]), parts):
-            pass
+        self._fill(slot, piece)
         target = self.place("piece", piece.nbytes)
         self._card.send(target, slot.ctypes.data, piece.nbytes)
         self._card.record(self._copied[number])
         return target
+
+    def _fill(self, slot: NDArray[np.uint8], piece: NDArray[np.uint8]) -> None:
+        if piece.nbytes <= _ALONE:
+            _copy()(slot.ctypes.data, piece.ctypes.data, piece.nbytes)
+            return
+        step = -(-piece.nbytes // _COPIERS)
+        parts = [slice(at, at + step) for at in range(0, piece.nbytes, step)]
+        for _ in self._pool.map(lambda part: np.copyto(slot[part], piece[part]), parts):
+            pass
 
     def place(self, name: str, nbytes: int) -> int:
         """The address of memory on the card of at least this size; what is in it is lost when it grows."""
@@ -178,8 +193,6 @@ def packing(dtype: DType, ring: Ring, card: Card, loaded: Callable[[], Loaded]) 
     Args:
         loaded: the kernel; called when it is needed.
     """
-    from rlx.backends.cuda.kernels.pack import scratch_bytes, units
-
     form = form_of(dtype)
 
     def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:
@@ -200,6 +213,19 @@ def packing(dtype: DType, ring: Ring, card: Card, loaded: Callable[[], Loaded]) 
             del memory  # the driver has copied the arguments
 
     return pack
+
+
+def scratch_bytes(dtype: DType, rows: int, k: int) -> int:
+    """Bytes of scratch memory for so many rows."""
+    if not dtype.is_quantized:
+        return 0
+    return -(-rows // ROWS) * (k // PACKINGS[dtype].superblock) * PACKINGS[dtype].nbytes
+
+
+def units(dtype: DType, rows: int, k: int) -> int:
+    """Units of so many rows."""
+    width = PACKINGS[dtype].superblock if dtype.is_quantized else DEPTH
+    return -(-rows // ROWS) * ROWS * -(-k // width)
 
 
 def begun(make: Callable[[], Loaded]) -> Callable[[], Loaded]:

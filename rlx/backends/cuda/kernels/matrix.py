@@ -227,7 +227,7 @@ def _element8(k: Code, base: Value, start: Value, lane: Value, half: Value, h: V
 def _element4(k: Code, base: Value, start: Value, lane: Value, half: Value, h: Value, j: Value, q: Value) -> Value:
     word = k.load(base, I32, (start * LANES + lane) * 4 + q * 2 + half, constant=True)
     nibble = (j % 2 * 2 + j // 2) * 2 + h
-    return (word >> (nibble * 4) & 15).to(F32)
+    return (word >> (nibble.to(I32) * 4) & 15).to(F32)
 
 
 def _element16(type_: str) -> Element:
