@@ -7,11 +7,13 @@ Runs in any environment that has `llama_cpp`; rlx need not be there.
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 import numpy as np
 from sides import Ids, Missing, main
 
+ON_CARD = os.environ.get("VERSUS_DEVICE") == "cuda"
 BATCH = 2048  # most tokens that one call of llama_decode takes
 
 
@@ -33,6 +35,8 @@ class LlamaSide:
             import llama_cpp  # type: ignore[import-not-found,unused-ignore]
         except (ImportError, OSError, RuntimeError) as error:
             raise Missing(f"llama_cpp cannot be imported: {error}") from error
+        if ON_CARD and not llama_cpp.llama_supports_gpu_offload():
+            raise Missing("this build of llama_cpp has no CUDA: CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python")
         self.lib: Any = llama_cpp
         self.log = llama_cpp.llama_log_callback(quiet)  # held, because the library keeps only its address
         llama_cpp.llama_log_set(self.log, ctypes.c_void_p(0))
@@ -46,7 +50,7 @@ class LlamaSide:
 
     def open(self, model: str, threads: int, context: int) -> dict[str, Any]:
         params = self.lib.llama_model_default_params()
-        params.n_gpu_layers = 0
+        params.n_gpu_layers = 999 if ON_CARD else 0
         self.model = self.lib.llama_model_load_from_file(model.encode(), params)
         if not self.model:
             raise Missing(f"llama.cpp does not load {model}")
@@ -70,7 +74,7 @@ class LlamaSide:
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = int(flash)
         params.swa_full = False  # windowed layers keep their window only, as llama.cpp's own tools have it
-        params.offload_kqv = params.op_offload = False
+        params.offload_kqv = params.op_offload = ON_CARD
         params.no_perf = True
         self.context = self.lib.llama_init_from_model(self.model, params)
         if not self.context:
@@ -117,7 +121,7 @@ class LlamaSide:
         return np.ctypeslib.as_array(self.lib.llama_get_logits_ith(self.context, -1), (self.vocab,)).copy()
 
     def open_api(self, model: str, threads: int, context: int) -> None:
-        both = {"n_threads": threads, "n_threads_batch": threads}
+        both = {"n_threads": threads, "n_threads_batch": threads, "n_gpu_layers": -1 if ON_CARD else 0}
         self.api = self.lib.Llama(model_path=model, n_ctx=context, n_gpu_layers=0, verbose=False, **both)
 
     def generate(self, ids: Ids, tokens: int) -> list[int]:

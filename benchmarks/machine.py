@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 import rlx
-from rlx import ops
+from rlx import backends, ops
 from rlx.backends.cpu import machine
 from rlx.backends.cpu.launch.threads import WorkerPool
-from rlx.backends.cpu.steps import worker_loop
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
+from rlx.compiler.measuring import MEMORY_BYTES
 
 FEATURES = ("avx2", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "avx512fp16", "amx-int8", "amx-bf16")
 FLAGS = {"avxvnni": "avx_vnni", "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16",
@@ -36,20 +36,26 @@ FLAGS = {"avxvnni": "avx_vnni", "avx512vnni": "avx512_vnni", "avx512bf16": "avx5
 
 
 class Machine:
-    """Workers that measure. Idle they sleep, so one may stay open while others are measured."""
+    """Workers that measure. Idle they sleep, so one may stay open while others are measured.
 
-    def __init__(self, threads: int | None = None) -> None:
+    Args:
+        device: the CPU, or that of another backend that is made for speed.
+    """
+
+    def __init__(self, threads: int | None = None, device: str = "cpu") -> None:
         self.threads = worker_count(threads)
-        self.compiler = Compiler()
-        self.pool = WorkerPool(self.threads, worker_loop(self.compiler))
+        self.compiler = Compiler(backends.backend(device).target())
+        self.pool = self.compiler.workers(self.threads)
 
     def read_bandwidth(self, seconds: float = 0.3) -> float:
         """In GB/s, of all workers together."""
-        return machine.read_bandwidth(self.pool, seconds)
+        if isinstance(self.pool, WorkerPool):
+            return machine.read_bandwidth(self.pool, seconds)
+        return self.compiler.backend.bandwidth(self.pool, MEMORY_BYTES)
 
     def peaks(self) -> dict[str, float]:
-        """Multiplications and additions a second, in 10^9, of every kind of arithmetic that the CPU has."""
-        return machine.arithmetic_peaks(self.compiler, self.pool)
+        """Multiplications and additions a second, in 10^9, of every kind of arithmetic that the device has."""
+        return self.compiler.backend.peaks(self.pool, self.compiler)
 
     def close(self) -> None:
         self.pool.close()

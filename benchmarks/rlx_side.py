@@ -12,6 +12,8 @@ from rlx import SampleOpts, __version__, auto_runner
 from rlx.engine.engine import Engine
 from rlx.engine.programs import reporting
 
+DEVICE = os.environ.get("VERSUS_DEVICE", "cpu")
+
 
 class RlxSide:
     """See `sides.Side`."""
@@ -19,7 +21,7 @@ class RlxSide:
     engine: Engine
 
     def open(self, model: str, threads: int, context: int) -> dict[str, Any]:
-        self.engine = Engine.open(model, threads=threads, max_seq=context)
+        self.engine = Engine.open(model, threads=threads, max_seq=context, device=DEVICE)
         self.sequence = self.engine.open_sequence()
         stats, config = self.engine.stats(), self.engine.config
         facts = {key: stats[key] for key in ("kv_bytes", "weights_bytes", "target", "precision", "kv_dtype")}
@@ -43,7 +45,7 @@ class RlxSide:
         return self._logits
 
     def open_api(self, model: str, threads: int, context: int) -> None:
-        self.runner = auto_runner(model, threads=threads, max_seq=context)
+        self.runner = auto_runner(model, threads=threads, max_seq=context, device=DEVICE)
 
     def generate(self, ids: Ids, tokens: int) -> list[int]:
         return self.runner.generate(ids, tokens, sample=SampleOpts.greedy(), stop_at_eog=False)

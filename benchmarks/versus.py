@@ -358,6 +358,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="FOLDER",
         help="of openvino_model.py, one a MODEL",
     )
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: rlx and llama.cpp alone, if its build has CUDA")
     add("--threads", type=int, help="of each side; the physical cores that this process may use by default")
     add("--repeat", type=int, help="turns (default 5)")
     add("--row-seconds", type=float, metavar="S", help="no further turn of a row begins after so many")
@@ -372,6 +373,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name, value in {"row_seconds": float("inf"), **usual}.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
+    if args.device != "cpu":
+        args.torch_python = args.openvino_python = args.ik_bench = ""
+    os.environ["VERSUS_DEVICE"] = args.device  # for the processes of the sides
     if args.torch_python is None and find_spec("torch") and find_spec("transformers"):
         args.torch_python = sys.executable
     args.patience = Patience(args.repeat, args.row_seconds, time.monotonic() + args.minutes * 60, args.quick)
@@ -397,7 +401,7 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 def main() -> int:
     args = arguments()
     results: dict[str, Any] = {"machine": facts(), "models": []}
-    with Machine(args.threads) as machine:
+    with Machine(args.threads, args.device) as machine:
         args.threads = machine.threads
         try:
             if "demo" in args.only:

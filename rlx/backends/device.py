@@ -353,6 +353,15 @@ class Backend(ABC):
         """The machine code, as text, of a module that `build` put into its files as "<name>.ll"."""
         raise NotImplementedError
 
+    def form(self, name: str, text: str, target: Any) -> str:
+        """As `assembly`, in another form that this device has: "ptx" or "sass" of a card.
+
+        Raises:
+            ArgumentError: it has no such form, or what makes it is not installed.
+        """
+        hint = "Choose --device cuda, or --emit asm."
+        raise ArgumentError(f"no code has the form {name}", where=f"device {self.name!r}", hint=hint)
+
     def stored_assembly(self, described: Mapping[str, Any], text: str, code: bytes) -> str:
         """As `assembly`, of stored code for any target; the first line says so if it is made by another LLVM.
 

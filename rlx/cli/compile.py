@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from rlx.weights.locate import models_in
 PHASES = ("prefill", "decode", "greedy", "batch", "tower")
 # What --emit takes: IR after a pass, which needs no code to be made, or a form of the code.
 _STAGES = {"ir": "graph", "fused": "fuse", "schedule": "memory"}
-_CODE = ("python", "llvm", "asm")
+_CODE = ("python", "llvm", "asm", "ptx", "sass")
 
 
 def _rows(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
@@ -70,7 +71,7 @@ _OPTIONS: dict[str, Decorator] = {
         help="Print the decode program, or that of --phase and --bucket, in this form.",
     ),
     "kernel": click.option(
-        "--kernel", metavar="NAME", help="With --emit python, llvm or asm: only the kernels with NAME in their names."
+        "--kernel", metavar="NAME", help="With --emit python or other code: only the kernels with NAME in their names."
     ),
     "stop_after": click.option("--stop-after", metavar="PASS", help="Print the IR after this pass, and end."),
 }
@@ -142,6 +143,8 @@ class Shown:
                     "python": program.source,
                     "llvm": program.llvm,
                     "asm": program.asm,
+                    "ptx": partial(program.asm, form="ptx"),
+                    "sass": partial(program.asm, form="sass"),
                 }
                 _print(f"{program.name} as {self.emit}", forms[str(self.emit)](self.kernel))
 

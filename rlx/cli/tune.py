@@ -8,12 +8,14 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from math import isfinite
+from typing import Any
 
 import click
 
 from rlx import backends, env
 from rlx.backends.device import Outcome, Row, Target
 from rlx.cli.command import Command
+from rlx.cli.options import some_engine_options
 from rlx.cli.output import Bars, counted, printable, table
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
@@ -32,7 +34,10 @@ from rlx.store.store import Store, default_root
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=45.0, show_default=True, help="Approximate duration."
 )
-def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: float) -> None:
+@some_engine_options("device")
+def tune(
+    show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: float, engine: dict[str, Any]
+) -> None:
     """Measure which numbers suit this machine, and use them.
 
     A few numbers in the kernels of linear layers, such as how far ahead memory is asked for, depend on the machine.
@@ -43,17 +48,17 @@ def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: f
         raise click.UsageError("--show, --reset and --dry-run exclude each other.")
     if not isfinite(seconds):
         raise click.UsageError(f"--seconds is {seconds}, expected a number")
+    target = backends.backend(engine["device"]).target()
     if show:
-        _show()
+        _show(target)
     elif reset:
         _reset()
     else:
-        _tune(threads, seconds, dry_run)
+        _tune(target, threads, seconds, dry_run)
 
 
-def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
-    store = None if dry_run else _writable()
-    target, workers = backends.backend().target(), worker_count(threads)
+def _tune(target: Target, threads: int | None, seconds: float, dry_run: bool) -> None:
+    store, workers = None if dry_run else _writable(), worker_count(threads)
     _warn_if_busy()
     outcome = _measure(target, workers, seconds)
     heads = "number", "value", "speed", "time", ""
@@ -80,8 +85,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     return row.name, str(row.value), f"{row.speed:.1f} {row.unit}", f"{row.ratio - 1:+.1%}", mark
 
 
-def _show() -> None:
-    target, store = backends.backend().target(), CompileCache.default().store
+def _show(target: Target) -> None:
+    store = CompileCache.default().store
     found = find(store, target) if store is not None else None
     default = target.backend.default_tuning(target)
     force = found.tuning if found else default

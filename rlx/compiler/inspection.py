@@ -89,18 +89,19 @@ class Inspectable:
         """
         return "\n".join(f"; {name}\n{text}" for name, text in self._modules(kernel))
 
-    def asm(self, kernel: str | None = None) -> str:
+    def asm(self, kernel: str | None = None, form: str | None = None) -> str:
         """The machine code as assembly, module by module.
 
         Args:
             kernel: as in `llvm`.
+            form: "ptx" or "sass", for a card; by default what is assembly for the device.
 
         Raises:
-            ArgumentError, CacheError: as `source`.
+            ArgumentError, CacheError: as `source`; `ArgumentError` also if the device lacks the form.
         """
-        target = self._target
-        parts = [f"# {name}\n{target.backend.assembly(text, target)}" for name, text in self._modules(kernel)]
-        return "\n".join(parts)
+        target, backend = self._target, self._target.backend
+        write = backend.assembly if form is None else partial(backend.form, form)
+        return "\n".join(f"# {name}\n{write(text, target)}" for name, text in self._modules(kernel))
 
     def report(self, path: str | Path | None = None) -> ReportPage:
         """The report as one HTML page: graph, passes, schedule, kernels and memory.

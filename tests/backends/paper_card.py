@@ -68,6 +68,9 @@ class PaperCard(Backend):
     def assembly(self, text: str, target: Any) -> str:
         return cuda.BACKEND.assembly(text, target)
 
+    def form(self, name: str, text: str, target: Any) -> str:
+        return cuda.BACKEND.form(name, text, target)
+
     def load(self, stored: Loadable) -> Code:
         lowered = pipeline.place(stored.graph(), stored.options)
         return Code(partial(PaperProgram, lowered, stored.manifest, self.memory), 0)

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import paper_card
 import pytest
+from click.testing import CliRunner
 
 import rlx
-from rlx.backends.cuda import driver, ptx
+from rlx.backends.cuda import driver, ptx, sass
 from rlx.backends.cuda.target import LEVELS, named
-from rlx.errors import CompileError, TargetError
+from rlx.cli.main import cli
+from rlx.errors import ArgumentError, CompileError, TargetError
 from rlx.ir.dtypes import BF16, F8_E4M3, F16, F32, Q4_K, Q6_K, Q8_0, DType
 from rlx.store.cache import CompileCache
 
@@ -65,8 +67,20 @@ def test_the_code_can_be_read(card: paper_card.PaperCard) -> None:
     values = np.ones((32, 64), np.float32)
     with rlx.compile(graph, {"w": values}, device="paper", cache=CompileCache(policy="off")) as exe:
         assert "define ptx_kernel void @region_" in exe.llvm()
-        assert "mma.sync.aligned.m16n8k16" in exe.asm()
+        assert "mma.sync.aligned.m16n8k16" in exe.asm() == exe.asm(form="ptx")
+        with pytest.raises(ArgumentError, match="for a card, and there is none"):
+            exe.asm(form="sass")
         np.testing.assert_allclose(exe(np.ones((3, 64), np.float32))["y"], 64)
+
+
+def test_forms_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = CliRunner().invoke(cli, ["compile", "--emit", "sass"])
+    assert result.exit_code and "device 'cpu': no code has the form sass" in result.stderr
+    result = CliRunner().invoke(cli, ["tune", "--device", "reference", "--dry-run"])
+    assert result.exit_code and "there is nothing to tune" in result.stderr
+    monkeypatch.setattr(sass, "tool", lambda name: None)
+    with pytest.raises(ArgumentError, match=r"nvdisasm\) is not there.*Install a CUDA toolkit"):
+        sass.disassembled(b"")
 
 
 @pytest.mark.parametrize("dtype", [Q4_K, Q6_K, Q8_0, F8_E4M3, F32, F16, BF16], ids=str)

@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ import pytest
 import rlx
 from rlx.backends.cuda import ptx
 from rlx.backends.cuda.packing import module_of
+from rlx.backends.cuda.sass import tool
 from rlx.backends.cuda.target import LEVELS
 from rlx.ir.dtypes import BF16, F8_E4M3, IQ3_XXS, Q4_K, Q6_K, Q8_0
 from rlx.platform import cpu_count
@@ -32,21 +30,7 @@ MODELS = {"llama-k256": "model-Q4_K_M.gguf", "qwen35": "hf"}
 SPILLS = 0
 
 
-@cache
-def assembler() -> str | None:
-    """The path of ptxas: of the package nvidia-cuda-nvcc, or of a toolkit."""
-    for name in ("nvidia.cu13", "nvidia.cuda_nvcc"):
-        try:
-            spec = importlib.util.find_spec(name)
-        except ModuleNotFoundError:
-            continue
-        for folder in (spec.submodule_search_locations or ()) if spec else ():
-            if (found := Path(folder) / "bin" / "ptxas").exists():
-                return str(found)
-    return shutil.which("ptxas")
-
-
-pytestmark = pytest.mark.skipif(assembler() is None, reason="there is no ptxas (the package nvidia-cuda-nvcc has it)")
+pytestmark = pytest.mark.skipif(tool("ptxas") is None, reason="there is no ptxas (the package nvidia-cuda-nvcc has it)")
 
 
 @pytest.fixture
@@ -89,7 +73,7 @@ def _check(modules: dict[str, str], level: str) -> None:
 
 def _assembled(text: str, card: str) -> tuple[int, int, int]:
     """Registers, and bytes of spill stores and loads, of a module."""
-    command = [str(assembler()), f"-arch={card}", "-v", "-o", "/dev/null", "/dev/stdin"]
+    command = [str(tool("ptxas")), f"-arch={card}", "-v", "-o", "/dev/null", "/dev/stdin"]
     run = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert run.returncode == 0, f"ptxas refuses it: {run.stderr}"
     registers = re.search(r"Used (\d+) registers", run.stderr)

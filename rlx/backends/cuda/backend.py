@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rlx.backends.cuda import clocks, driver, layouts, packing, ptx, target
+from rlx.backends.cuda import clocks, driver, layouts, packing, ptx, sass, target
 from rlx.backends.cuda.build import build_program
 from rlx.backends.cuda.chooser import choose_rows
 from rlx.backends.cuda.formats import CardFormats
@@ -16,6 +16,7 @@ from rlx.backends.cuda.program import CardCode, CardProgram, Stream
 from rlx.backends.cuda.target import Target, dotted
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
 from rlx.backends.program import Manifest
+from rlx.errors import ArgumentError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.passes import pipeline
@@ -98,6 +99,14 @@ class Cuda(Backend):
     def assembly(self, text: str, target: Target) -> str:
         """The PTX of a module: what the driver makes of it depends on the card."""
         return ptx.compiled([text], target.level, target.ptx)[0]
+
+    def form(self, name: str, text: str, target: Target) -> str:
+        code = self.assembly(text, target)
+        if name == "ptx":
+            return code
+        if not target.driver:
+            raise ArgumentError("machine code is made for a card, and there is none", where="--emit sass")
+        return sass.disassembled(self._linked(code))
 
     def formats(self, manifest: Manifest) -> CardFormats:
         return CardFormats(layouts.LAYOUTS)
