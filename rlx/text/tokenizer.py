@@ -460,5 +460,5 @@ def _check_text(text: str) -> None:
     except UnicodeEncodeError as error:
         raise TokenizerError(
             f"character {error.start} is half a surrogate pair (U+{ord(text[error.start]):04X})", where="text",
-            hint="decode the bytes with errors='replace' first",
+            hint="cut texts between characters, or decode their bytes with errors='replace'",
         ) from None  # fmt: skip

@@ -156,8 +156,9 @@ def test_truncation_leaves_out_the_oldest_turns(server: Any) -> None:
     found, context = raw.parse(), server.model.runner.max_seq
     assert found.truncation == "auto" and context // 2 < found.usage.input_tokens <= context - 8
     assert raw.headers["x-rlx-ignored"].startswith("messages[1..")
-    with pytest.raises(openai.BadRequestError, match="the context holds"):
+    with pytest.raises(openai.BadRequestError, match="the context holds") as caught:
         server.openai.responses.create(input="Hi " * 3000, truncation="auto", **GREEDY)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
 
 
 # ---------------------------------------------------------------------------------------------- without a server

@@ -146,17 +146,21 @@ def _prompt(model: ServedModel, body: InputBody, most: int | None = None) -> tup
     choice, functions = choice_of(body.tool_choice, functions)
     effort = body.reasoning.effort if body.reasoning is not None else None
     variables = effort_variables(model, effort, "reasoning.effort")
-    prompt = fitting_prompt(
-        model,
-        messages_of(body.input, body.instructions),
-        most,
-        cuts=body.truncation == "auto",
-        tools=functions or None,
-        tool_choice=choice,
-        parallel=body.parallel_tool_calls is not False,
-        variables=variables,
-        custom=frozenset(custom_of(body.tools)),
-    )
+    try:
+        prompt = fitting_prompt(
+            model,
+            messages_of(body.input, body.instructions),
+            most,
+            cuts=body.truncation == "auto",
+            tools=functions or None,
+            tool_choice=choice,
+            parallel=body.parallel_tool_calls is not False,
+            variables=variables,
+            custom=frozenset(custom_of(body.tools)),
+        )
+    except ApiError as error:
+        error.param = "input" if error.param == "messages" else error.param
+        raise
     return prompt, functions
 
 
