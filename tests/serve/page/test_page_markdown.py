@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from page_browser import Watched
 from page_double import serving
@@ -179,6 +179,7 @@ def test_a_text_that_grows_is_drawn_as_if_it_came_at_once(harness: Any, texts: l
     assert different == []
 
 
+@example(texts=["$$**$$", r"$$\frac{\sqrt[3]{x}}{\hat{y}_1^2}$$", r"$\mathrm{a}\;\text{b}\begin{matrix}1\end{matrix}$"])
 @settings(max_examples=15)
 @given(texts=st.lists(markdown | st.text(), min_size=10, max_size=20))
 def test_no_text_becomes_an_element_of_its_own(harness: Any, texts: list[str]) -> None:
@@ -187,7 +188,8 @@ def test_no_text_becomes_an_element_of_its_own(harness: Any, texts: list[str]) -
         """async (texts) => {
           const {MarkdownView} = await import("/scripts/markdown_view.js");
           const tags = "a, blockquote, br, button, code, del, div, em, h4, h5, h6, hr, input[type=checkbox], li, ol, " +
-            "p, path, pre, span, strong, svg, table, tbody, td, th, thead, tr, ul";
+            "p, path, pre, span, strong, svg, table, tbody, td, th, thead, tr, ul, math, mfrac, mi, mn, mo, mover, " +
+            "mphantom, mroot, mrow, mspace, msqrt, msub, msubsup, msup, mtable, mtd, mtext, mtr, munder, munderover";
           return texts.filter((text) => {
             const view = new MarkdownView();
             view.show(text);
