@@ -131,7 +131,8 @@ def from_bytes(data: bytes, *, where: str | Path | None = None, max_pixels: int 
         _check_webp(data, where, max_pixels)
     if kind == "JPEG" and (scans := sum(_scans(data))) > MAX_SCANS:
         raise ImageError(f"the JPEG file has {scans} scans, at most {MAX_SCANS} are read", where=where, hint=_CONVERT)
-    with _named_errors(kind, where), library.open(io.BytesIO(data), formats=[kind]) as image:
+    max_pixels = min(max_pixels, 2 * (library.MAX_IMAGE_PIXELS or max_pixels))  # beyond it Pillow itself refuses
+    with _named_errors(kind, where, max_pixels), library.open(io.BytesIO(data), formats=[kind]) as image:
         return _decoded(image, where, max_pixels)
 
 
@@ -205,7 +206,7 @@ def pillow(where: str | Path | None = None) -> Any:
 
 
 @contextmanager
-def _named_errors(kind: str, where: str | Path | None) -> Iterator[None]:
+def _named_errors(kind: str, where: str | Path | None, max_pixels: int = MAX_PIXELS) -> Iterator[None]:
     """Turns errors of Pillow into `ImageError`: its decoders raise anything for a damaged file."""
     try:
         with named_refusals(where):
@@ -215,7 +216,7 @@ def _named_errors(kind: str, where: str | Path | None) -> Iterator[None]:
     except Exception as error:
         name, text = type(error).__name__, str(error)
         if name == "DecompressionBombError":
-            raise ImageError("the image has too many pixels", where=where, hint=_smaller(MAX_PIXELS)) from error
+            raise ImageError("the image has too many pixels", where=where, hint=_smaller(max_pixels)) from error
         why = "its header is damaged" if name == "UnidentifiedImageError" else text[:200] or name
         raise ImageError(f"the {kind} image cannot be read: {why}", where=where, hint=_DAMAGED) from error
 

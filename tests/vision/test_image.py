@@ -150,6 +150,13 @@ def test_what_is_no_image_is_refused_by_name(name: str) -> None:
     assert isinstance(caught.value, MultimodalError) and len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize(("most", "said"), [(1 << 27, "at most 128 mega"), (1 << 40, "at most 171 mega")])
+def test_a_bomb_is_refused_with_the_limit_that_holds(most: int, said: str) -> None:
+    """Of the caller's and Pillow's own the smaller."""
+    with pytest.raises(ImageError, match=f"(?i){said}"):
+        decode.from_bytes(png(60_000, 60_000), max_pixels=most)
+
+
 def test_strips_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "STRIP", 100)
     for name in ("PNG RGBA", "JPEG, orientation 6", "PNG P"):
