@@ -128,6 +128,14 @@ def test_the_digest_of_llvm_is_that_of_the_library() -> None:
     assert versions()["llvm"] == "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
+def test_settings_of_numba_that_change_code_are_in_the_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "CPU_NAME", "CPU_FEATURES", "BOUNDSCHECK", "ENABLE_AVX"):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"NUMBA_{name}", "1")
+            patch.setenv("NUMBA_NUM_THREADS", "7")
+            assert versions()["numba_settings"] == {name: "1"}
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     for part in ("ir", "passes", "backends/cpu/kernels", "runtime"):
