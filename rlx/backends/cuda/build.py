@@ -41,7 +41,8 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
         CompileError: an op has no kernel for its types.
     """
     start = time.perf_counter()
-    context = Context((*program.symbols, *ADDED), program.graph.bounds, target.overlaps)
+    symbols = *program.symbols, *ADDED
+    context = Context(symbols, program.graph.bounds, target.overlaps, target.shared, target.together)
     nodes, own = [node for region in program.regions for node in region], dict[Node, Launch]()
     launches: dict[Node, list[Launch]] = {}
     for i, region in enumerate(program.regions):

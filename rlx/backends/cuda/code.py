@@ -320,9 +320,9 @@ class Builder:
         place = self.at(pointer, value.type, index)
         self.line(f"store {value.type} {value.text}, {place.type} {place.text}, align {align or _size(value.type)}")
 
-    def share(self, nbytes: int) -> Value:
+    def share(self, nbytes: int, align: int = 16) -> Value:
         """Shared memory of the block."""
-        start = -(-self.shared // 16) * 16
+        start = -(-self.shared // align) * align
         self.shared = start + nbytes
         return self.op(f"getelementptr i8, {SHARED} @shared, i64 {start}", SHARED)
 

@@ -60,6 +60,8 @@ class Context:
         symbols: of the program.
         bounds: of its symbols.
         overlaps: whether kernels of the target start before the one before them ends.
+        shared: bytes of shared memory that a block of the target can have.
+        together: whether four warps can multiply together.
         places: values of the region that each block computes for itself, and where they are in shared memory.
         own: the launches that compute them, in order.
         start: first byte of shared memory that is free.
@@ -69,6 +71,8 @@ class Context:
     symbols: tuple[str, ...]
     bounds: Bounds
     overlaps: bool
+    shared: int
+    together: bool
     places: Mapping[Node, int] = field(default_factory=dict)
     own: Mapping[Node, Launch] = field(default_factory=dict)
     start: int = 0

@@ -158,3 +158,22 @@ def bf16_parts(k: Code, x: Value) -> tuple[Value, Value]:
     high = x.to("bfloat")
     low = (x - high.to(F32)).to("bfloat")
     return high.bits("i16"), low.bits("i16")
+
+
+def pair_parts(k: Code, x: Value, y: Value, kind: str, count: int = 2) -> list[Value]:
+    """Two f32 as a sum of `count` registers, each of two numbers of bf16 or f16; x is in the low half.
+
+    Two parts of bf16 are within 2^-17, three within 2^-25; two parts of f16 within 2^-22 and 2^-25, up to 65,504.
+    """
+    found = []
+    for i in range(count):
+        found.append(k.pure_assembly(I32, f"cvt.rn.{kind}x2.f32 $0, $1, $2;", "=r,f,f", y, x))
+        if i + 1 == count:
+            break
+        if kind == "bf16":
+            kept = (found[-1] << 16).bits(F32), (found[-1] & -0x10000).bits(F32)
+        else:
+            first, second = k.lanes(found[-1].bits("<2 x half>"))
+            kept = first.to(F32), second.to(F32)
+        x, y = x - kept[0], y - kept[1]
+    return found

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from rlx.backends.cuda import many_rows
 from rlx.backends.cuda.code import I32, THREADS, WARPS, Code, Value
 from rlx.backends.cuda.kernels import attention as attentions
 from rlx.backends.cuda.kernels import cache as caches
@@ -33,7 +34,6 @@ from rlx.passes.program import maker, root
 SPLITS = "SPLITS"
 #: All symbols that programs add.
 ADDED = (SPLITS, states.RUNS)
-_SPLIT_ROWS = 64  # up to so many rows, several blocks share one
 
 
 def elements(node: Node) -> DimLike:
@@ -228,7 +228,13 @@ def _linear(n: Node, c: Context) -> list[Launch]:
     names = ["x", *(f"w{i}" for i in range(parts)), *(f"b{i}" for i in range(parts * n["bias"]))]
     names += ["residual"] * n["residual"]
     args: dict[str, Arg] = {**dict(zip(names, n.inputs, strict=True)), "out": RESULT}
-    return [_linear_launch(n, c, weight, n.shape[0], args, n["gated"], n["out"])]
+    many = _many(n, c) and many_rows.linear(n, c, weight, args)
+    return many or [_linear_launch(n, c, weight, n.shape[0], args, n["gated"], n["out"])]
+
+
+def _many(n: Node, c: Context) -> bool:
+    """Whether a call may have many rows."""
+    return c.most(n.inputs[0].shape[0]) > many_rows.MANY and n.inputs[0].dtype.name == "f32"
 
 
 def _linear_launch(
@@ -270,6 +276,10 @@ def _expert_linear(n: Node, c: Context) -> list[Launch]:
     x, ids, *weights = n.inputs
     slots, own_rows = static(ids, 1), len(x.shape) == 3
     names = ["x", "ids", *(f"w{i}" for i in range(len(weights))), "out"]
+    if _many(n, c):
+        args: dict[str, Arg] = {**dict(zip(names, n.inputs, strict=False)), "out": RESULT}
+        if many := many_rows.experts(n, c, _source(weights[0]), args):
+            return many
 
     def place(k: Code, unit: Value) -> tuple[Value, Value]:
         k.wait()  # the numbers of experts come from the kernel before
@@ -283,7 +293,11 @@ def _linear_of_heads(n: Node, c: Context) -> list[Launch]:
     x, weight = n.inputs
     heads = static(x, 1)
     count = rows(x)
-    return _matrix_for_each(n, c, ["x", "w0", "out"], weight, count, lambda k, unit: (unit % heads, unit), None)
+    args: dict[str, Arg] = {"x": x, "w0": weight, "out": RESULT}
+    many = _many(n, c) and many_rows.heads(n, c, _source(weight), args)
+    return many or _matrix_for_each(
+        n, c, list(args), weight, count, lambda k, unit: (unit % heads, unit), None
+    )  # fmt: skip
 
 
 def _matrix_for_each(
@@ -462,12 +476,13 @@ def _attention(n: Node, c: Context) -> list[Launch]:
         wrap = n["window"] is not None
         return _cache(k, n, keys, "keys", s, wrap=wrap), _cache(k, n, values, "values", s, wrap=wrap)
 
-    def whole(k: Code) -> None:
+    def whole(k: Code, changed: Callable[[Segment], Segment] = lambda segment: segment) -> None:
         row = k.block // a.parts
-        attentions.attention(k, a, *caches_of(k), s.segment(k, row), row)
+        attentions.attention(k, a, *caches_of(k), changed(s.segment(k, row)), row)
 
-    if c.most(q.shape[0]) > _SPLIT_ROWS:
-        return [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), whole)]
+    if c.most(q.shape[0]) > many_rows.MANY:
+        many = many_rows.attention(n, c, a, args, s.columns, s.count, caches_of, whole)
+        return many or [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), whole)]
     joined = {maker(node): node for node in (q, keys, values) if maker(node) in c.own and maker(node).op in _JOINED}
     for node, name in zip((q, keys, values), ("q", "k", "v"), strict=True):
         args |= _joined_args(maker(node), name) if maker(node) in joined else {}

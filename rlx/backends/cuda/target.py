@@ -30,6 +30,7 @@ LEVELS: Mapping[str, tuple[int, int]] = {
     "sm_87": (74, 11040),
     "sm_89": (78, 11080),
     "sm_90": (78, 11080),
+    "sm_90a": (80, 12000),
     "sm_100": (86, 12070),
     "sm_103": (88, 12090),
     "sm_120": (87, 12080),
@@ -42,7 +43,7 @@ class Target:
     """One kind of card.
 
     Attributes:
-        level: its machine language, such as "sm_90".
+        level: its machine language, such as "sm_90"; "sm_90a" has what only cards of sm_90 have.
         driver: the CUDA version of the driver; 0 where there is no card, and code is only looked at.
     """
 
@@ -72,6 +73,18 @@ class Target:
         """Whether a kernel can start while the one before it ends (programmatic dependent launch)."""
         return _number(self.level) >= 90
 
+    @property
+    def together(self) -> bool:
+        """Whether four warps can multiply together (wgmma)."""
+        return self.level == "sm_90a"
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that a block can have (CUDA C++ programming guide, compute capabilities)."""
+        number = _number(self.level)
+        kibibytes = 163 if number in (80, 87) else 227 if 90 <= number < 120 else 99
+        return kibibytes << 10
+
     def describe(self) -> dict[str, str]:
         """What changes code."""
         return {"level": self.level, "ptx": str(self.ptx), "driver": str(self.driver)}
@@ -88,7 +101,8 @@ def of_card(card: Card) -> Target:
     if not known:
         hint = f'Cards from {next(iter(LEVELS))} on serve, up to {list(LEVELS)[-1]}. Choose device="cpu".'
         raise TargetError(f"{card.name} is a card of sm_{major}{minor}", where="device cuda", hint=hint)
-    level, found = known[-1], driver.version()
+    found = driver.version()
+    level = next((level for level in reversed(known) if LEVELS[level][1] <= found), known[0])
     if found < LEVELS[level][1]:
         what = f"the driver supports CUDA {dotted(found)}, and {level} needs {dotted(LEVELS[level][1])}"
         raise TargetError(what, where="device cuda", hint='Install a newer driver, or choose device="cpu".')

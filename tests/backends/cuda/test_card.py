@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_checks import check_golden, golden
+from weight_bytes import random_bytes
 
 import rlx
 from rlx.backends.cuda import layouts
@@ -16,7 +17,7 @@ from rlx.backends.cuda.backend import BACKEND
 from rlx.backends.cuda.program import CardCode, CardProgram, Stream
 from rlx.compiler.compile import Compiler
 from rlx.ir import ops
-from rlx.ir.dtypes import BF16, DTYPES, F16, F32, DType
+from rlx.ir.dtypes import DTYPES, DType
 from rlx.ir.stored import dequantize
 from rlx.passes import pipeline
 from rlx.passes.options import Options
@@ -72,27 +73,30 @@ def test_every_kernel_computes_its_op(opened: Any, family: str, monkeypatch: pyt
     assert len(opened(family).generate([5, 9, 2, 7, 1], 3, stop_at_eog=False)) == 3
 
 
-def _raw(dtype: DType, n: int, k: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Random bytes of a matrix, whose values are no NaN and below 1e4."""
-    if dtype in (F32, F16):
-        return rng.standard_normal((n, k)).astype(str(dtype.numpy)).view(np.uint8).reshape(-1)
-    if dtype is BF16:
-        bits = rng.standard_normal((n, k)).astype(np.float32).view(np.uint32) >> 16
-        return bits.astype(np.uint16).view(np.uint8).reshape(-1)
-    raw = rng.integers(0, 256, dtype.size((n, k)), dtype=np.uint8)
-    blocks = raw.reshape(-1, dtype.nbytes)
-    with np.errstate(all="ignore"):
-        sizes = np.abs(dequantize(raw, dtype, (n, k))).reshape(-1, dtype.block).max(1)
-    good = np.flatnonzero(sizes < 1e4)
-    bad = np.setdiff1d(np.arange(len(blocks)), good)
-    blocks[bad] = blocks[rng.choice(good, len(bad))]
-    return raw
+MANY: dict[str, Any] = {"profile": {"buckets": {"seq": [1, 128]}}, "max_seq": 192}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen35", "gpt-oss", "deepseek-v3", "qwen3moe"])
+@pytest.mark.parametrize("more", [{}, {"kv_dtype": "f16"}, {"kv_dtype": "q8_0"}], ids=["f32", "f16", "q8_0"])
+def test_calls_of_many_rows(opened: Any, family: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_VERIFY", "1")
+    runner, ids = opened(family, **MANY, **more), [3 + i * i % 29 for i in range(100)]
+    assert len(runner.generate(ids, 2, stop_at_eog=False)) == 2
+    assert len(runner.generate_batch([ids[1:80], ids[2:22], ids[3:7]], 2, stop_at_eog=False)) == 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_tokens_of_many_rows(opened: Any, family: str) -> None:
+    runner, ids = opened(family, **MANY), [3 + i * i % 29 for i in range(100)]
+    some = (ids, ids[1:60], ids[2:30], ids[3:7])
+    alone = [runner.generate(each, 6, stop_at_eog=False) for each in some]
+    assert runner.generate_batch(some, 6, stop_at_eog=False) == alone
 
 
 @pytest.mark.parametrize("dtype", layouts.TYPES, ids=str)
 def test_packing_on_the_card(dtype: DType) -> None:
     n, k = 40, 768
-    raw = _raw(dtype, n, k, np.random.default_rng(0))
+    raw = random_bytes(dtype, n, k, np.random.default_rng(0))
     compiler = Compiler(BACKEND.target(), CompileCache(policy="off"))
     packer = compiler.packer(dtype, compiler.workers(1))
     target = BACKEND.memory.allocate(packer.nbytes(n, k))
@@ -119,7 +123,7 @@ def test_linears_of_every_type(rows: int) -> None:
     weights, buffers = {}, {}
     for name, row in built.manifest["weights"].items():
         dtype = DTYPES[row["dtype"]]
-        raw = _raw(dtype, n, k, rng)
+        raw = random_bytes(dtype, n, k, rng)
         weights[dtype.name] = dequantize(raw, dtype, (n, k)).astype(np.float64)
         buffers[name] = BACKEND.memory.adopt(layouts.pack(dtype, raw, n, k))
     program.bind(buffers)

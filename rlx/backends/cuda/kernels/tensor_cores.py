@@ -1,0 +1,121 @@
+"""Tensor cores: copies to shared memory, operands from there, products by a warp or by four."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.backends.cuda.code import F32, I32, I64, Code, Value
+
+# -- copies to shared memory -------------------------------------------------------------------------------------------
+
+
+def copy_async(k: Code, target: Value, source: Value, kept: Value | None = None, size: int = 16) -> None:
+    """Begins to copy 16 bytes to shared memory, or 8.
+
+    Args:
+        kept: how many of them; the others become zeros.
+    """
+    name = f"llvm.nvvm.cp.async.{'cg' if size == 16 else 'ca'}.shared.global.{size}"
+    if kept is None:
+        k.call("void", name, target, source)
+    else:
+        k.call("void", f"{name}.s", target, source, kept)
+
+
+def commit_copies(k: Code) -> None:
+    """Ends a group of copies."""
+    k.call("void", "llvm.nvvm.cp.async.commit.group")
+
+
+def wait_copies(k: Code, left: int) -> None:
+    """Waits for the copies of this thread but the last `left` groups. Others see them after a barrier."""
+    k.call("void", "llvm.nvvm.cp.async.wait.group", k.number(left))
+
+
+def fence_copies(k: Code) -> None:
+    """Makes what this thread copied to shared memory visible to `begin_products`, after a barrier."""
+    k.line('call void asm sideeffect "fence.proxy.async.shared::cta;", "~{memory}"() convergent')
+
+
+# -- by a warp ---------------------------------------------------------------------------------------------------------
+
+
+def matrices(k: Code, place: Value, *, turned: bool = False) -> list[Value]:
+    """Four 8 x 8 matrices of 16-bit numbers from shared memory, a register of each (ldmatrix).
+
+    Args:
+        place: lane 8 i + j has the address of row j of matrix i.
+        turned: whether they are transposed.
+    """
+    name = f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4{'.trans' * turned}.b16.p3"
+    return _fields(k, k.call("{i32, i32, i32, i32}", name, place), I32)
+
+
+def product(k: Code, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value], kind: str = "bf16") -> list[Value]:
+    """c + a b of 16 x 16 and 16 x 8 numbers of f16 or bf16 (mma.sync m16n8k16)."""
+    name = f"llvm.nvvm.mma.m16n8k16.row.col.{'bf16' if kind == 'bf16' else 'f32.f32'}"
+    given = [*a, *b] if kind == "bf16" else [x.bits("<2 x half>") for x in (*a, *b)]
+    return _fields(k, k.call("{float, float, float, float}", name, *given, *c), F32)
+
+
+# -- by four warps -----------------------------------------------------------------------------------------------------
+
+
+def matrix_descriptor(k: Code, place: Value, stride: int) -> Value:
+    """Describes numbers in shared memory to `begin_products`: rows of 128 bytes, 16 bytes c at c xor row % 8.
+
+    Args:
+        place: of the first row; eight rows begin at a multiple of 1024.
+        stride: bytes from eight rows to the next eight.
+    """
+    address = k.op(f"ptrtoint {place.type} {place.text} to i32", I32)
+    return ((address & 0x3FFFF) >> 4).to(I64) | (1 << 62 | (stride >> 4) << 32 | 1 << 16)
+
+
+def begin_products(
+    k: Code, pairs: Sequence[tuple[Sequence[Value], int]], b: Value, n: int, c: Sequence[Value] | None
+) -> list[Value]:
+    """Begins c + a b of 64 x 16 and 16 x n numbers of bf16, summed over pairs (wgmma, sm_90a).
+
+    What it returns may be used after `finish_products` only.
+
+    Args:
+        pairs: the registers of a, 16 rows a warp, and how many times 16 bytes its b lies after the place of `b`.
+        n: columns: a multiple of 8.
+        c: the lane's n / 2 numbers, in fours for eight columns; zeros if there are none.
+    """
+    count = n // 2
+    sums = ", ".join(f"${i}" for i in range(count))
+    lines, given = ["wgmma.fence.sync.aligned;"], list[Value]()
+    first = 2 * count if c is not None else count
+    for i, (a, offset) in enumerate(pairs):
+        registers = ", ".join(f"${first + 1 + len(given) + j}" for j in range(4))
+        given += a
+        lines.append(
+            f"{{ .reg .b64 d; .reg .pred p; setp.ne.b32 p, {int(i > 0 or c is not None)}, 0; "
+            f"add.s64 d, ${first}, {offset}; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 "
+            f"{{{sums}}}, {{{registers}}}, d, p, 1, 1, 0; }}"
+        )
+    lines.append("wgmma.commit_group.sync.aligned;")
+    return _together(k, lines, "=&f", count, [*(c or ())], ["l"] + ["r"] * len(given), [b, *given])
+
+
+def finish_products(k: Code, values: Sequence[Value], left: int) -> list[Value]:
+    """The results of `begin_products`; only the `left` last ones that were begun may still be under way."""
+    return _together(k, [f"wgmma.wait_group.sync.aligned {left};"], "=f", len(values), values, [], [])
+
+
+def _together(
+    k: Code, lines: Sequence[str], kind: str, count: int, tied: Sequence[Value], kinds: list[str],
+    given: Sequence[Value],
+) -> list[Value]:  # fmt: skip
+    constraints = [kind] * count + [str(i) for i in range(len(tied))] + kinds + ["~{memory}"]
+    result = f"{{{', '.join(['float'] * count)}}}"
+    operands = ", ".join(f"{v.type} {v.text}" for v in (*tied, *given))
+    text = f'call {result} asm sideeffect "{" ".join(lines)}", "{",".join(constraints)}"({operands}) convergent'
+    return _fields(k, k.op(text, result), F32)
+
+
+def _fields(k: Code, found: Value, type_: str) -> list[Value]:
+    count = found.type.count(",") + 1
+    return [k.op(f"extractvalue {found.type} {found.text}, {i}", type_) for i in range(count)]

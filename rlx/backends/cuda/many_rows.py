@@ -1,0 +1,185 @@
+"""Kernel selection for calls of many rows: products by tiles, experts whose rows are sorted, attention of prompts.
+
+A function returns no launches if its kernels do not serve, as where shared memory is too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+
+from rlx.backends.cuda.code import I8, I64, THREADS, Code, Value
+from rlx.backends.cuda.kernels import attention_prompt as prompts
+from rlx.backends.cuda.kernels import groups
+from rlx.backends.cuda.kernels import matrix_large as larges
+from rlx.backends.cuda.kernels.attention import Attention
+from rlx.backends.cuda.kernels.cache import Cache, Segment
+from rlx.backends.cuda.kernels.matrix_large import Rows, Shape
+from rlx.backends.cuda.launches import SCRATCH, Arg, Blocks, Context, Launch
+from rlx.backends.cuda.layouts import ROWS, form_of
+from rlx.backends.sizes import extent, rows, static
+from rlx.ir.dims import DimLike
+from rlx.ir.node import Node
+from rlx.ir.segments import is_segmented
+
+MANY = 64  # rows: programs of more take these kernels
+
+
+def linear(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[Launch]:
+    """A linear layer."""
+    height, count = static(weight, 0), n.shape[0]
+    shape = larges.shape_of(c.most(count), height, _parts(args), c.together)
+
+    def place(k: Code, block: Value) -> Rows:
+        first, some = block * shape.rows, k.number(k.dim(count))
+        return Rows(
+            row=lambda i: k.smaller(first + i, some - 1),
+            valid=lambda i: first + i < some,
+            start=lambda i: (first + i) * height,
+        )
+
+    return _products(n, c, args, weight, shape, count, Blocks(count, shape.rows), place)
+
+
+def heads(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[Launch]:
+    """Of x [rows, heads, k] each head has its own matrix."""
+    x = n.inputs[0]
+    count, height, number = x.shape[0], static(weight, 1), static(x, 1)
+    shape = larges.shape_of(c.most(count), height * number, 1, c.together)
+
+    def place(k: Code, block: Value) -> Rows:
+        first, head, some = block // number * shape.rows, block % number, k.number(k.dim(count))
+        return Rows(
+            row=lambda i: k.smaller(first + i, some - 1) * number + head,
+            valid=lambda i: first + i < some,
+            start=lambda i: ((first + i) * number + head) * height,
+            matrix=head,
+        )
+
+    return _products(n, c, args, weight, shape, rows(x), Blocks(count, shape.rows, number), place)
+
+
+def experts(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[Launch]:
+    """Rows that each go to some experts: those of one are computed together."""
+    x, ids = n.inputs[:2]
+    slots, own_rows, units = static(ids, 1), len(x.shape) == 3, extent(ids.shape, ids)
+    count, height = static(weight, 0), static(weight, 1)
+    shape = larges.shape_of_experts(c.most(units), count, _parts(args), c.together)
+    before = -(-4 * (c.most(units) + count + 1) // 256) * 256  # bytes of the groups, in front of the rows
+
+    def place(k: Code, block: Value) -> Rows:
+        k.wait()  # the groups come from the kernel before
+        table = k.pointers["x"]
+        found = groups.find(k, table, count, shape.rows, block)
+
+        def unit(i: Value) -> Value:
+            return groups.unit(k, table, count, k.smaller(found.start + i, found.end - 1))
+
+        return Rows(
+            row=lambda i: unit(i) if own_rows else unit(i) // slots,
+            valid=lambda i: found.start + i < found.end,
+            start=lambda i: unit(i) * height,
+            matrix=found.expert,
+            some=found.start < found.end,
+        )
+
+    given = {name: arg for name, arg in args.items() if name != "ids"}
+    blocks = Blocks(units + count * shape.rows, shape.rows)
+    launches = _products(n, c, given, weight, shape, units if own_rows else x.shape[0], blocks, place, before)
+    if not launches:
+        return []
+
+    def group(k: Code) -> None:
+        groups.group(k, k.dim(units), count)
+
+    pointers: dict[str, Arg] = {"ids": ids, "groups": SCRATCH}
+    first = c.launch(n, "group", pointers, Blocks(count + 1), group, launches[0].scratch)
+    return [first, *launches]
+
+
+def _parts(args: Mapping[str, Arg]) -> int:
+    """Weights of a layer: 2 if it is gated."""
+    return len([name for name in args if name[0] == "w"])
+
+
+def _products(
+    n: Node, c: Context, args: Mapping[str, Arg], weight: Node, shape: Shape, x_rows: DimLike, blocks: Blocks,
+    place: Callable[[Code, Value], Rows], before: int = 0,
+) -> list[Launch]:  # fmt: skip
+    """The kernel that stores rows of x, and that of the products.
+
+    Args:
+        args: the pointers of the products; "x" is the rows of x.
+        x_rows: number of these.
+        blocks: without those for tiles of the weights.
+        place: number among them -> the rows of a block.
+        before: bytes in front of the stored rows.
+    """
+    attrs, form = dict(n.attrs), form_of(weight.dtype)
+    gated, out, parts = attrs.get("gated"), attrs.get("out", "f32"), _parts(args)
+    height, width = static(weight, -2), static(weight, -1)
+    stored, each, stages = larges.parts_of(width, form), shape.tiles(parts), larges.stages_of(form, shape, c.shared)
+    if not stages or c.own:
+        return []
+    tiles = -(-height // (ROWS * each))
+
+    def split(k: Code) -> None:
+        larges.write_parts(k, stored, k.dim(x_rows), k.at(k.pointers["parts"], I8, before))
+
+    def body(k: Code) -> None:
+        some, of = place(k, k.block // tiles), k.pointers
+        weights = [of[name] for name in args if name[0] == "w"]
+        if some.matrix is not None:
+            start = some.matrix.to(I64) * form.places(height, width)[2]
+            weights = [k.at(each, I8, start) for each in weights]
+        at = larges.Operands(
+            weights=weights,
+            x=k.at(of["x"], I8, before),
+            rows=some,
+            out=of["out"],
+            tile=(k.block % tiles) * each,
+            bias=[of[name] for name in args if name[0] == "b"],
+            residual=of.get("residual"),
+        )
+        with k.when(some.some) if some.some else nullcontext():
+            larges.Large(k, form, height, width, shape, stages, gated, out).emit(at)
+
+    scratch = extent([x_rows, stored.nbytes], n) + before
+    items = Blocks(extent([x_rows, stored.padded // larges.SPLIT], n), THREADS)
+    return [
+        c.launch(n, "parts", {"x": n.inputs[0], "parts": SCRATCH}, items, split, scratch),
+        c.launch(n, n.op, {**args, "x": SCRATCH}, replace(blocks, times=blocks.times * tiles), body, scratch),
+    ]
+
+
+def attention(
+    n: Node, c: Context, a: Attention, args: Mapping[str, Arg], columns: int, count: DimLike,
+    caches_of: Callable[[Code], tuple[Cache, Cache]], few: Callable[[Code, Callable[[Segment], Segment]], None],
+) -> list[Launch]:  # fmt: skip
+    """Attention of prompts; sequences of few rows in a call are computed by another kernel.
+
+    Args:
+        columns, count: of the table of segments.
+        few: the kernel for any rows, of segments that a function changes.
+    """
+    q, keys, values = n.inputs[:3]
+    tiles = prompts.tiles_of(a, keys.dtype, values.dtype, c.shared)
+    if tiles is None or c.own:
+        return []
+    size, some = prompts.rows_of(a), q.shape[0]
+    if is_segmented(n):  # each sequence may begin a block
+        some = some + count * size
+
+    def body(k: Code) -> None:
+        segment, first = prompts.find_rows(k, a, k.pointers.get("segments"), columns, count)
+        prompts.prompt_attention(k, a, tiles, *caches_of(k), segment, first)
+
+    launches = [c.launch(n, n.op, args, Blocks(some, size, prompts.parts_of(a)), body)]
+    if not is_segmented(n):
+        return launches
+
+    def only_few(segment: Segment) -> Segment:
+        return replace(segment, found=segment.found & (segment.env["SEQ"] <= prompts.MANY))
+
+    return [*launches, c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), lambda k: few(k, only_few))]

@@ -1,0 +1,590 @@
+"""Runs kernels of the device "cuda" on paper: NumPy interprets their LLVM assembly, all threads of a block in step.
+
+Threads that went different ways meet again, because those that are behind in the text run first. A word of shared
+memory that two warps use between two barriers, one of them to write, is an error; copies that run by themselves arrive
+when they are waited for, so that a missing wait is seen.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rlx.backends.cuda.code import THREADS, WARP, WARPS
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Run: TypeAlias = Callable[["Block"], None]
+
+_NUMPY = {"i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "half": np.float16,
+          "bfloat": np.int16, "float": np.float32, "double": np.float64}  # fmt: skip
+_UNSIGNED = {"i8": np.uint8, "i16": np.uint16, "i32": np.uint32, "i64": np.uint64}
+_POINTER = re.compile(r"ptr(?: addrspace\(\d\))?")
+_TYPE = r"(?:ptr(?: addrspace\(\d\))?|<\d+ x \w+>|\{[^}]*\}|\w+)"
+_BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor, "fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide,
+}  # fmt: skip
+_COMPARED: dict[str, Callable[[Array, Array], Array]] = {
+    "eq": np.equal, "ne": np.not_equal, "slt": np.less, "sle": np.less_equal, "sgt": np.greater,
+    "sge": np.greater_equal, "oeq": np.equal, "olt": np.less, "ole": np.less_equal, "ogt": np.greater,
+    "oge": np.greater_equal, "une": np.not_equal,
+}  # fmt: skip
+_LANES = np.arange(THREADS)
+
+
+class Memory:
+    """The memory of a card: arrays at addresses.
+
+    Attributes:
+        raw: its bytes.
+    """
+
+    def __init__(self, nbytes: int = 1 << 24) -> None:
+        self.raw = np.full(nbytes, 0xCD, np.uint8)
+        self._end = 256
+
+    def put(self, values: Array) -> int:
+        """The address of a copy of an array."""
+        found, flat = self._end, np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        self.raw[found : found + flat.nbytes] = flat
+        self._end = -(-(found + flat.nbytes + 64) // 256) * 256
+        assert self._end <= len(self.raw), "the card on paper is too small"
+        return found
+
+    def get(self, address: int, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+        """The array at an address."""
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return self.raw[address : address + count].view(dtype).reshape(shape)
+
+
+class Program:
+    """A kernel that can be run: its text, compiled to closures."""
+
+    def __init__(self, text: str) -> None:
+        head, *lines = text.strip().splitlines()
+        self.parameters = re.findall(r"%([\w.]+)", head[head.index("(") :])
+        self.code: list[Run | None] = []
+        self.labels: dict[str, int] = {}
+        for line in lines:
+            line = line.strip()
+            if line.endswith(":"):
+                self.labels[line[:-1]] = len(self.code)
+            elif line and line != "}":
+                self.code.append(_compiled(line))
+
+    def __call__(self, memory: Memory, blocks: int | Sequence[int], arguments: Mapping[str, int],
+                 extents: Sequence[int], shared: int) -> None:  # fmt: skip
+        """Runs some blocks, one after the other.
+
+        Args:
+            arguments: addresses of the pointers.
+            shared: bytes of shared memory.
+        """
+        table = memory.put(np.array([*extents, 0], np.int32))
+        for block in range(blocks) if isinstance(blocks, int) else blocks:
+            given = {f"p.{name}": at for name, at in arguments.items()} | {"block": block, "extents": table}
+            assert set(given) >= set(self.parameters), set(self.parameters) - set(given)
+            Block(self, memory, given, shared).run()
+
+
+class Block:
+    """A block that runs."""
+
+    def __init__(self, program: Program, memory: Memory, given: Mapping[str, int], shared: int) -> None:
+        self.program, self.memory = program, memory
+        self.shared = np.full(max(shared, 16), 0xCD, np.uint8)
+        self.values: dict[str, Any] = {
+            name: np.full(THREADS, value, np.int32 if name == "block" else np.int64) for name, value in given.items()
+        }
+        self.at = np.zeros(THREADS, np.int64)
+        self.active = np.ones(THREADS, np.bool_)
+        self.written = np.zeros((len(self.shared) // 4 + 1, WARPS), np.bool_)
+        self.used = np.zeros_like(self.written)
+        self.pending: list[list[tuple[Array, Array]]] = [[]]
+
+    def run(self) -> None:
+        """Until all threads end."""
+        code = self.program.code
+        while (place := int(self.at.min())) < len(code):
+            self.active = self.at == place
+            self.at[self.active] = place + 1
+            run = code[place]
+            assert run is not None
+            run(self)
+
+    def get(self, text: str, type_: str) -> Any:
+        """The value of an operand."""
+        if text.startswith("%"):
+            return self.values[text[1:]]
+        if text == "@shared":
+            return np.zeros(THREADS, np.int64)
+        if type_.startswith("<"):
+            count, element = type_[1:-1].split(" x ")
+            return np.zeros((THREADS, int(count)), _NUMPY[element])
+        if type_ in ("float", "double"):
+            number = struct.unpack("<d", struct.pack("<Q", int(text, 16)))[0] if text[:2] == "0x" else float(text)
+            return np.full(THREADS, number, _NUMPY[type_])
+        number = {"true": 1, "false": 0, "poison": 0}.get(text)
+        return np.full(THREADS, int(text) if number is None else number).astype(_NUMPY.get(type_, np.int64))
+
+    def set(self, name: str, value: Any) -> None:
+        """Sets a value in the threads that run."""
+        before = self.values.get(name)
+        if before is None or self.active.all():
+            self.values[name] = value
+        elif isinstance(value, list):
+            self.values[name] = [np.where(self.active, x, y) for x, y in zip(value, before, strict=True)]
+        else:
+            self.values[name] = np.where(self.active if value.ndim == 1 else self.active[:, None], value, before)
+
+    def goto(self, label: str, which: Array) -> None:
+        """Sends some of the threads that run to a label."""
+        self.at[self.active & which] = self.program.labels[label]
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def bytes_at(self, pointer: str, addresses: Array, size: int) -> tuple[Array, Array]:
+        """The memory of a pointer, and the addresses in it of those that run, [threads, size]."""
+        raw = self.shared if "(3)" in pointer else self.memory.raw
+        own = addresses[self.active]
+        if len(own) and (own.min() < 0 or own.max() + size > len(raw)):
+            raise IndexError(f"{size} bytes at {own.min()} to {own.max()} of {len(raw)}, {pointer}")
+        assert not (own % min(size, 16)).any(), f"{size} bytes at addresses that are not aligned: {own[:8]}"
+        return raw, np.where(self.active, addresses, 0)[:, None] + np.arange(size)
+
+    def note(self, addresses: Array, size: int, *, writes: bool, warps: Array | None = None) -> None:
+        """Notes a use of shared memory.
+
+        Raises:
+            AssertionError: another warp may use the same words at the same time.
+        """
+        words = (addresses[self.active][:, None] // 4 + np.arange(-(-size // 4))).reshape(-1)
+        own = (_LANES[self.active] // WARP if warps is None else warps)[:, None]
+        own = np.broadcast_to(own, (len(own), -(-size // 4))).reshape(-1)
+        others = np.ones((len(words), WARPS), np.bool_)
+        others[np.arange(len(words)), own] = False
+        table = self.used | self.written if writes else self.written
+        clash = (table[words] & others).any(1)
+        assert not clash.any(), f"warps meet in shared memory at {words[clash][:4] * 4}"
+        (self.written if writes else self.used)[words, own] = True
+
+    def barrier(self) -> None:
+        """All threads that have not ended meet."""
+        waiting = self.at < len(self.program.code)
+        assert (self.active == waiting).all() or self.active.all(), "a barrier that not all threads reach"
+        self.written[:], self.used[:] = False, False
+
+
+def _compiled(line: str) -> Run:
+    for pattern, make in _FORMS:
+        if found := pattern.fullmatch(line):
+            return make(*found.groups())
+    raise ValueError(f"not understood: {line}")
+
+
+def _set(name: str, value: Callable[[Block], Any]) -> Run:
+    return lambda b: b.set(name, value(b))
+
+
+def _binary(name: str, op: str, type_: str, first: str, second: str) -> Run:
+    def run(b: Block) -> None:
+        x, y = b.get(first, type_), b.get(second, type_)
+        with np.errstate(all="ignore"):
+            if op in _BINARY:
+                b.set(name, _BINARY[op](x, y))
+                return
+            bits = 8 * x.dtype.itemsize
+            wide = _UNSIGNED[type_]
+            if op in ("udiv", "urem"):
+                y = np.where(y == 0, 1, y)
+                found = (np.floor_divide if op == "udiv" else np.remainder)(x.view(wide), y.astype(x.dtype).view(wide))
+            else:
+                shift = y.view(wide) % bits
+                found = np.left_shift(x.view(wide), shift) if op == "shl" else np.right_shift(x.view(wide), shift)
+            b.set(name, found.astype(wide).view(x.dtype))
+
+    return run
+
+
+def _compare(name: str, kind: str, op: str, type_: str, first: str, second: str) -> Run:
+    return _set(name, lambda b: _COMPARED[op](b.get(first, type_), b.get(second, type_)))
+
+
+def to_bf16(x: Array) -> Array:
+    """Bits of bf16 of f32, as int16."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16).view(np.int16)
+
+
+def from_bf16(x: Array) -> Array:
+    """f32 of bits of bf16."""
+    return (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _convert(name: str, op: str, old: str, text: str, new: str) -> Run:
+    def value(b: Block) -> Array:
+        x = b.get(text, old)
+        if op == "bitcast":
+            return _bitcast(x, new)
+        if op == "zext" and old != "i1":
+            return x.view(_UNSIGNED[old]).astype(_NUMPY[new])
+        x = from_bf16(x) if old == "bfloat" else x
+        with np.errstate(all="ignore"):
+            return to_bf16(x) if new == "bfloat" else x.astype(_NUMPY[new])
+
+    return _set(name, value)
+
+
+def _bitcast(x: Array, new: str) -> Array:
+    element = new[1:-1].split(" x ")[1] if new.startswith("<") else new
+    found = np.ascontiguousarray(x).view(_NUMPY[element])
+    return found.reshape(THREADS, -1) if new.startswith("<") else found.reshape(THREADS)
+
+
+def _size(type_: str) -> tuple[int, Any]:
+    if type_.startswith("<"):
+        count, element = type_[1:-1].split(" x ")
+        return int(count), _NUMPY[element]
+    return 1, _NUMPY[type_]
+
+
+def _gep(name: str, type_: str, pointer: str, base: str, index: str, number: str) -> Run:
+    count, dtype = _size(type_)
+    size = count * np.dtype(dtype).itemsize
+    return _set(name, lambda b: b.get(base, pointer) + b.get(number, index).astype(np.int64) * size)
+
+
+def _load(name: str, type_: str, pointer: str, place: str) -> Run:
+    count, dtype = _size(type_)
+    size = count * np.dtype(dtype).itemsize
+
+    def run(b: Block) -> None:
+        if pointer == "ptr":
+            b.set(name, b.values[place[1:]])
+            return
+        addresses = b.get(place, pointer)
+        raw, at = b.bytes_at(pointer, addresses, size)
+        if "(3)" in pointer:
+            b.note(addresses, size, writes=False)
+        found = raw[at].view(dtype)
+        b.set(name, found if type_.startswith("<") else found[:, 0])
+
+    return run
+
+
+def _store(type_: str, text: str, pointer: str, place: str) -> Run:
+    count, dtype = _size(type_)
+    size = count * np.dtype(dtype).itemsize
+
+    def run(b: Block) -> None:
+        value = b.get(text, type_)
+        if pointer == "ptr":
+            b.set(place[1:], value)
+            return
+        addresses = b.get(place, pointer)
+        raw, at = b.bytes_at(pointer, addresses, size)
+        if "(3)" in pointer:
+            b.note(addresses, size, writes=True)
+        raw[at[b.active]] = np.ascontiguousarray(value).view(np.uint8).reshape(THREADS, size)[b.active]
+
+    return run
+
+
+def _branch(condition: str, yes: str, no: str) -> Run:
+    def run(b: Block) -> None:
+        holds = b.get(condition, "i1")
+        b.goto(yes, holds)
+        b.goto(no, ~holds)
+
+    return run
+
+
+def _end(b: Block) -> None:
+    b.at[b.active] = len(b.program.code)
+
+
+def _operands(text: str) -> list[tuple[str, str]]:
+    return [(m[1], m[2]) for m in re.finditer(rf"({_TYPE}) ([%@]?[\w.+-]+)", text)]
+
+
+def _call(name: str | None, result: str, function: str, text: str) -> Run:
+    operands = _operands(text)
+
+    def run(b: Block) -> None:
+        found = CALLS[function](b, *(b.get(value, type_) for type_, value in operands))
+        if name is not None:
+            b.set(name, found)
+
+    return run
+
+
+def _assembly(name: str | None, result: str, text: str, constraints: str, given: str) -> Run:
+    operands = _operands(given)
+    kind = _fetched if text.startswith("ld.") else _begun if "wgmma.mma_async" in text else _finished
+    known = ASSEMBLY.get(text) or partial(kind, text, constraints)
+
+    def run(b: Block) -> None:
+        found = known(b, *(b.get(value, type_) for type_, value in operands))
+        if name is not None:
+            b.set(name, found)
+
+    return run
+
+
+_PRODUCT = re.compile(
+    r"setp\.ne\.b32 p, (\d), 0; add\.s64 d, \$(\d+), (\d+); wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.bf16"
+    r"\.bf16 \{[^}]*\}, \{\$(\d+), \$(\d+), \$(\d+), \$(\d+)\}, d, p, 1, 1, 0;"
+)
+
+
+def _fetched(text: str, constraints: str, b: Block, addresses: Array) -> Any:
+    """Loads of memory that nobody writes, as one word or several."""
+    found = re.fullmatch(r"ld\.global\.nc(?:\.L1::no_allocate)?(?:\.v(\d))?\.[ub](16|32) .*;", text)
+    assert found, f"not understood: {text}"
+    count, size = int(found[1] or 1), int(found[2]) // 8
+    raw, at = b.bytes_at("ptr addrspace(1)", addresses, count * size)
+    values = raw[at].view(np.int16 if size == 2 else np.int32)
+    return [values[:, i] for i in range(count)] if count > 1 else values[:, 0]
+
+
+def _finished(text: str, constraints: str, b: Block, *given: Array) -> list[Array]:
+    """`Code.finish_products`."""
+    assert re.fullmatch(r"wgmma\.wait_group\.sync\.aligned \d;", text), f"not understood: {text}"
+    return list(given)
+
+
+def _begun(text: str, constraints: str, b: Block, *given: Array) -> list[Array]:
+    """`Code.begin_products`: all warps of a block."""
+    outputs = constraints.count("=&f")
+    products = _PRODUCT.findall(text)
+    assert len(products) == text.count("wgmma.mma_async") > 0, f"not understood: {text}"
+    assert b.active.all(), "wgmma of a part of a block"
+    values: list[Array] = [np.zeros(THREADS, np.float32)] * outputs
+    for added, place, offset, n, *registers in products:
+        operands = dict(enumerate(given, outputs))
+        if int(added) and products[0] == (added, place, offset, n, *registers) and int(place) == 2 * outputs:
+            values = [operands[outputs + i] for i in range(outputs)]
+        a = matrix_a([operands[int(r)] for r in registers], "bf16")
+        descriptor = operands[int(place)] + int(offset)
+        assert ((descriptor >> 62) == 1).all() and ((descriptor >> 32 & 0x3FFF) == 64).all()
+        right = _described(b, (descriptor & 0x3FFF) << 4, int(n))
+        with np.errstate(all="ignore"):
+            product = a @ right
+        new = [product[:, _G + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * _T + i % 2].reshape(-1) for i in range(outputs)]
+        values = [x + y for x, y in zip(values, new, strict=True)]
+    return values
+
+
+def _described(b: Block, start: Array, n: int) -> Array:
+    """The operand [16, n] of each warp: rows of 128 bytes, whose 16 bytes are swapped by bits 7 to 9 of the address."""
+    found = np.zeros((WARPS, 16, n), np.float32)
+    for warp in range(WARPS):
+        at = int(start[warp * WARP])
+        assert (start[warp // 4 * 128 : warp // 4 * 128 + 128] == at).all(), "four warps with different operands"
+        rows, k = np.arange(n)[:, None], np.arange(16)[None]
+        places = at + rows * 128 + 2 * k
+        places = places ^ ((places >> 7 & 7) << 4)
+        others = np.ones(WARPS, np.bool_)
+        others[warp] = False
+        assert not (b.written[np.unique(places // 4)] & others).any(), "warps meet in shared memory"
+        b.used[np.unique(places // 4), warp] = True
+        bits = np.stack([b.shared[places], b.shared[places + 1]], -1).view(np.int16)[..., 0]
+        found[warp] = from_bf16(np.ascontiguousarray(bits)).T
+    return found
+
+
+def _inserted(name: str, type_: str, vector: str, element: str, value: str, number: str) -> Run:
+    def run(b: Block) -> Array:
+        found = b.get(vector, type_).copy()
+        found[:, int(number)] = b.get(value, element)
+        return found
+
+    return _set(name, run)
+
+
+_FLOAT_OPS = "fadd|fsub|fmul|fdiv"
+_INTEGER_OPS = "add|sub|mul|udiv|urem|and|or|xor|shl|lshr"
+_CONVERSIONS = "fpext|fptrunc|sext|zext|trunc|fptosi|sitofp|uitofp|bitcast"
+_FORMS: list[tuple[re.Pattern[str], Callable[..., Run]]] = [
+    (re.compile(rf"%(\S+) = ({_INTEGER_OPS}|{_FLOAT_OPS}) ({_TYPE}) (\S+), (\S+)"), _binary),
+    (re.compile(r"%(\S+) = fneg (\w+) (\S+)"), lambda n, t, x: _set(n, lambda b: -b.get(x, t))),
+    (re.compile(rf"%(\S+) = (icmp|fcmp) (\w+) ({_TYPE}) (\S+), (\S+)"), _compare),
+    (re.compile(rf"%(\S+) = ({_CONVERSIONS}) ({_TYPE}) (\S+) to ({_TYPE})"), _convert),
+    (re.compile(r"%(\S+) = ptrtoint (ptr addrspace\(3\)) (\S+) to i32"),
+     lambda n, t, x: _set(n, lambda b: b.get(x, t).astype(np.int32))),
+    (re.compile(rf"%(\S+) = getelementptr ({_TYPE}), ({_TYPE}) (\S+), (\w+) (\S+)"), _gep),
+    (re.compile(rf"%(\S+) = load (?:volatile )?({_TYPE}), ({_TYPE}) (\S+?)(?:, align.*)?"), _load),
+    (re.compile(rf"store ({_TYPE}) (\S+), ({_TYPE}) (\S+?)(?:, align \d+)?"), _store),
+    (re.compile(r"br i1 (\S+), label %(\S+), label %(\S+)"), _branch),
+    (re.compile(r"br label %(\S+)"), lambda label: lambda b: b.goto(label, b.active)),
+    (re.compile(r"ret void"), lambda: _end),
+    (re.compile(r"%(\S+) = alloca (\w+)"), lambda n, t: _set(n, lambda b: np.zeros(THREADS, _NUMPY[t]))),
+    (re.compile(rf"%(\S+) = select i1 (\S+), ({_TYPE}) (\S+), {_TYPE} (\S+)"),
+     lambda n, c, t, x, y: _set(n, lambda b: np.where(b.get(c, "i1"), b.get(x, t), b.get(y, t)))),
+    (re.compile(rf"%(\S+) = extractelement ({_TYPE}) (\S+), i32 (\d+)"),
+     lambda n, t, x, i: _set(n, lambda b: b.get(x, t)[:, int(i)])),
+    (re.compile(rf"%(\S+) = insertelement ({_TYPE}) (\S+), (\w+) (\S+), i32 (\d+)"), _inserted),
+    (re.compile(rf"%(\S+) = extractvalue {_TYPE} (\S+), (\d+)"),
+     lambda n, x, i: _set(n, lambda b: b.values[x[1:]][int(i)])),
+    (re.compile(rf"(?:%(\S+) = )?call ({_TYPE}) asm (?:sideeffect )?\"(.*?)\", \"(.*?)\"\((.*)\)(?: convergent)?"),
+     _assembly),
+    (re.compile(rf"(?:%(\S+) = )?call ({_TYPE}) @([\w.]+)\((.*)\)"), _call),
+]  # fmt: skip
+
+
+# -- functions of LLVM -------------------------------------------------------------------------------------------------
+
+
+def _f32(function: Callable[..., Array]) -> Callable[..., Array]:
+    def run(b: Block, *x: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return function(*x).astype(x[0].dtype)
+
+    return run
+
+
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    return a.astype(np.float64) * b + c
+
+
+def _prmt(a: Array, b: Array, selector: Array) -> Array:
+    source = np.stack([a, b], 1).view(np.uint8).reshape(THREADS, 8)
+    digits = (selector[:, None] >> (4 * np.arange(4))) & 7
+    return np.ascontiguousarray(np.take_along_axis(source, digits, 1)).view(np.int32)[:, 0]
+
+
+def _halves(x: Sequence[Array], kind: str) -> Array:
+    """Registers of two 16-bit numbers each -> f32 [warps, lanes, registers, 2]."""
+    bits = np.stack(x, 1).view(np.int16).reshape(WARPS, WARP, len(x), 2)
+    return from_bf16(bits) if kind == "bf16" else bits.view(np.float16).astype(np.float32)
+
+
+_G, _T = np.arange(WARP) // 4, np.arange(WARP) % 4
+
+
+def matrix_a(registers: Sequence[Array], kind: str) -> Array:
+    """The operand of 16 rows and 16 columns of each warp."""
+    found, parts = np.zeros((WARPS, 16, 16), np.float32), _halves(registers, kind)
+    for i in range(4):
+        for j in range(2):
+            found[:, _G + 8 * (i % 2), 2 * _T + j + 8 * (i // 2)] = parts[:, :, i, j]
+    return found
+
+
+def _mma(kind: str) -> Callable[..., list[Array]]:
+    def run(b: Block, *x: Array) -> list[Array]:
+        assert b.active.reshape(WARPS, WARP).all(1).sum() * WARP == b.active.sum(), "mma of a part of a warp"
+        a, parts = matrix_a(x[:4], kind), _halves(x[4:6], kind)
+        right = np.zeros((WARPS, 16, 8), np.float32)
+        for i in range(2):
+            for j in range(2):
+                right[:, 2 * _T + j + 8 * i, _G] = parts[:, :, i, j]
+        with np.errstate(all="ignore"):
+            product = a @ right
+            return [x[6 + i] + product[:, _G + 8 * (i // 2), 2 * _T + i % 2].reshape(-1) for i in range(4)]
+
+    return run
+
+
+def _ldmatrix(count: int, transposed: bool) -> Callable[..., Any]:
+    def run(b: Block, addresses: Array) -> Any:
+        own = np.ascontiguousarray(addresses.reshape(WARPS, WARP)[:, : 8 * count])
+        assert not (own % 16).any() and own.min() >= 0 and own.max() + 16 <= len(b.shared)
+        flat = own.reshape(-1)
+        words = (flat[:, None] // 4 + np.arange(4)).reshape(-1)
+        warps = np.repeat(np.arange(WARPS), 8 * count * 4)
+        others = np.ones((len(words), WARPS), np.bool_)
+        others[np.arange(len(words)), warps] = False
+        assert not (b.written[words] & others).any(), "warps meet in shared memory"
+        b.used[words, warps] = True
+        rows = b.shared[flat[:, None] + np.arange(16)].view(np.int16).reshape(WARPS, count, 8, 8)
+        if transposed:
+            rows = rows.swapaxes(2, 3)
+        found = np.ascontiguousarray(rows).view(np.int32).reshape(WARPS, count, 32)  # lane: row l / 4, pair l % 4
+        registers = [np.ascontiguousarray(found[:, i]).reshape(-1) for i in range(count)]
+        return registers if count > 1 else registers[0]
+
+    return run
+
+
+def _shuffle(b: Block, lanes: Array, value: Array) -> Array:
+    return np.take_along_axis(value.reshape(WARPS, WARP), lanes.reshape(WARPS, WARP), 1).reshape(-1)
+
+
+def _copy(b: Block, target: Array, source: Array, kept: Array | None = None, size: int = 16) -> None:
+    """A copy that arrives when it is waited for; bytes after the first `kept` are zeros."""
+    b.note(target, size, writes=True)
+    raw, at = b.bytes_at("ptr addrspace(1)", np.where(kept > 0, source, 0) if kept is not None else source, size)
+    values = raw[at]
+    if kept is not None:
+        values = np.where(np.arange(size) < kept[:, None], values, 0)
+    _, places = b.bytes_at("ptr addrspace(3)", target, size)
+    b.pending[-1].append((places[b.active], values[b.active]))
+
+
+def _wait_group(b: Block, count: Array) -> None:
+    ready = len(b.pending) - 1 - int(count[0])
+    for group in b.pending[: max(ready, 0)]:
+        for places, values in group:
+            b.shared[places] = values
+    b.pending = b.pending[max(ready, 0) :]
+
+
+def _lg2(x: Array) -> Array:
+    return np.log2(x)
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "llvm.nvvm.read.ptx.sreg.tid.x": lambda b: _LANES.astype(np.int32),
+    "llvm.nvvm.barrier.cta.sync.aligned.all": lambda b, n: b.barrier(),
+    "llvm.nvvm.bar.warp.sync": lambda b, n: None,
+    "llvm.nvvm.griddepcontrol.wait": lambda b: None,
+    "llvm.nvvm.shfl.sync.bfly.i32": lambda b, m, x, d, w: _shuffle(b, (_LANES % WARP) ^ d, x),
+    "llvm.nvvm.shfl.sync.idx.i32": lambda b, m, x, d, w: _shuffle(b, d, x),
+    "llvm.nvvm.ex2.approx.f": _f32(np.exp2),
+    "llvm.nvvm.lg2.approx.f": _f32(_lg2),
+    "llvm.nvvm.prmt": lambda b, x, y, s: _prmt(x, y, s),
+    "llvm.nvvm.mma.m16n8k16.row.col.bf16": _mma("bf16"),
+    "llvm.nvvm.mma.m16n8k16.row.col.f32.f32": lambda b, *x: _mma("f16")(
+        b, *(np.ascontiguousarray(v).view(np.int32)[:, 0] for v in x[:6]), *x[6:]
+    ),
+    "llvm.fma.f32": _f32(_fma), "llvm.fma.f64": _f32(_fma),
+    "llvm.maxnum.f32": _f32(np.fmax), "llvm.minnum.f32": _f32(np.fmin),
+    "llvm.fabs.f32": _f32(np.abs), "llvm.fabs.f64": _f32(np.abs),
+    "llvm.sqrt.f32": _f32(np.sqrt), "llvm.rint.f64": _f32(np.rint),
+    "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.b16.p3": _ldmatrix(4, False),
+    "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.trans.b16.p3": _ldmatrix(4, True),
+    "llvm.nvvm.cp.async.cg.shared.global.16": _copy,
+    "llvm.nvvm.cp.async.cg.shared.global.16.s": _copy,
+    "llvm.nvvm.cp.async.ca.shared.global.8": partial(_copy, size=8),
+    "llvm.nvvm.cp.async.commit.group": lambda b: b.pending.append([]),
+    "llvm.nvvm.cp.async.wait.group": _wait_group,
+}  # fmt: skip
+
+
+def _fma_bf16x2(b: Block, x: Array, y: Array, z: Array) -> Array:
+    parts = [from_bf16(np.stack([v], 1).view(np.int16)) for v in (x, y, z)]
+    return np.ascontiguousarray(to_bf16(parts[0] * parts[1] + parts[2])).view(np.int32)[:, 0]
+
+
+def _pack_bf16(b: Block, high: Array, low: Array) -> Array:
+    return np.ascontiguousarray(np.stack([to_bf16(low), to_bf16(high)], 1)).view(np.int32)[:, 0]
+
+
+def _pack_f16(b: Block, high: Array, low: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return np.ascontiguousarray(np.stack([low, high], 1).astype(np.float16)).view(np.int32)[:, 0]
+
+
+ASSEMBLY: dict[str, Callable[..., Any]] = {
+    "fma.rn.bf16x2 $0, $1, $2, $3;": _fma_bf16x2,
+    "cvt.rn.bf16x2.f32 $0, $1, $2;": _pack_bf16,
+    "fence.proxy.async.shared::cta;": lambda b: None,
+    "cvt.rn.f16x2.f32 $0, $1, $2;": _pack_f16,
+}  # fmt: skip

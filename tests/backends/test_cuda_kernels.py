@@ -1,0 +1,220 @@
+"""Kernels of the device "cuda" for many rows, run on paper (`simt.py`) and compared with NumPy in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import simt
+from weight_bytes import random_bytes
+
+from rlx.backends.cuda import layouts
+from rlx.backends.cuda.code import THREADS, Code, Kernel, kernel_of
+from rlx.backends.cuda.kernels import attention_prompt as prompts
+from rlx.backends.cuda.kernels import groups
+from rlx.backends.cuda.kernels import matrix_large as larges
+from rlx.backends.cuda.kernels.attention import Attention
+from rlx.backends.cuda.kernels.cache import Cache
+from rlx.backends.cuda.kernels.matrix_large import Shape
+from rlx.ir.dims import PAST_SEQ, SEQ
+from rlx.ir.dtypes import DTYPES
+from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT
+from rlx.ir.stored import dequantize
+
+PAGE = 64
+CAUSAL = Attention(
+    heads=2, kv_heads=1, width=32, scale=0.3, window=None, cap=None, mask="causal", length=0, rows=0, bias_heads=1,
+    sinks=False, out="f32",
+)  # fmt: skip
+#: What differs from it, the type of the cache, rows and positions before them.
+ATTENTIONS: dict[str, tuple[dict[str, Any], str, int, int]] = {
+    "f16": ({}, "f16", 70, 30),
+    "bf16, window": ({"window": 40}, "bf16", 70, 90),
+    "f32, odd groups, cap, sinks": ({"heads": 3, "width": 48, "cap": 5.0, "sinks": True}, "f32", 25, 40),
+    "wide heads": ({"width": 160}, "f16", 33, 40),
+    "several key heads, all positions": ({"heads": 4, "kv_heads": 2, "mask": "none"}, "f16", 20, 0),
+    "last visible positions": ({"mask": "visible"}, "f16", 40, 9),
+    "more heads than a block has": ({"heads": 70, "width": 16}, "f16", 2, 60),
+}
+
+
+def run(kernel: Kernel, memory: simt.Memory, blocks: int, arguments: dict[str, int]) -> None:
+    simt.Program(kernel.text)(memory, blocks, arguments, [0, 0], kernel.shared)  # the sizes of a call are not used
+
+
+def cache_of(k: Code, name: str, a: Attention, dtype: str, capacity: int) -> Cache:
+    return Cache(
+        base=k.pointers[name], dtype=DTYPES[dtype], heads=a.kv_heads, width=a.width, capacity=capacity, page=PAGE,
+        pages=k.pointers["pages"], table=capacity // PAGE,
+    )  # fmt: skip
+
+
+def stored(values: np.ndarray[Any, Any], dtype: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Values as a cache has them, and what they are then."""
+    if dtype == "f16":
+        return values.astype(np.float16), values.astype(np.float16).astype(np.float32)
+    if dtype == "bf16":
+        bits = simt.to_bf16(values)
+        return bits, simt.from_bf16(bits)
+    return values, values
+
+
+def expected_attention(
+    a: Attention, q: np.ndarray[Any, Any], k: np.ndarray[Any, Any], v: np.ndarray[Any, Any],
+    sinks: np.ndarray[Any, Any], visible: np.ndarray[Any, Any],
+) -> np.ndarray[Any, Any]:  # fmt: skip
+    rows, length, group = len(q), k.shape[1], a.heads // a.kv_heads
+    own, keys = length - rows + np.arange(rows), np.arange(length)
+    scores = np.einsum("rhd,htd->hrt", q.astype(np.float64), np.repeat(k, group, 0)) * a.scale
+    if a.cap is not None:
+        scores = a.cap * np.tanh(scores / a.cap)
+    last = {"causal": own, "none": np.full(rows, length), "visible": visible}[a.mask]
+    hidden = keys > last[:, None]
+    if a.window is not None:
+        hidden |= own[:, None] - keys >= a.window
+    weights = np.exp(np.where(hidden, -np.inf, scores))
+    total = weights.sum(-1) + (np.exp(sinks.astype(np.float64))[:, None] if a.sinks else 0)
+    return np.einsum("hrt,htd->rhd", weights / total[..., None], np.repeat(v, group, 0))
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_of_prompts(name: str) -> None:
+    changes, dtype, rows, past = ATTENTIONS[name]
+    length, rng = rows + past, np.random.default_rng(len(name))
+    a = replace(CAUSAL, **changes, length=length, rows=rows)
+    tiles = prompts.tiles_of(a, DTYPES[dtype], DTYPES[dtype], 99 << 10)
+    assert tiles is not None
+    capacity = -(-length // PAGE) * PAGE
+    code = Code("kernel", dict.fromkeys(["q", "keys", "values", "pages", "sinks", "operand", "out"]), [])
+    segment, first = prompts.find_rows(code, a, None, 0, 0)
+    caches = [cache_of(code, which, a, dtype, capacity) for which in ("keys", "values")]
+    prompts.prompt_attention(code, a, tiles, caches[0], caches[1], segment, first)
+    q = rng.standard_normal((rows, a.heads, a.width)).astype(np.float32)
+    (keys, k), (values, v) = (
+        stored(rng.standard_normal((a.kv_heads, capacity, a.width)).astype(np.float32), dtype) for _ in range(2)
+    )
+    sinks, visible = rng.standard_normal(a.heads).astype(np.float32), rng.integers(0, length, rows).astype(np.int32)
+    pages = rng.permutation(capacity // PAGE).astype(np.int32)
+    memory = simt.Memory()
+    given = {"q": q, "sinks": sinks, "operand": visible, "pages": pages, "out": np.full_like(q, np.nan)}
+    for which, each in (("keys", keys), ("values", values)):
+        paged = np.empty_like(each).reshape(a.kv_heads, -1, PAGE, a.width)
+        paged[:, pages] = each.reshape(paged.shape)
+        given[which] = paged
+    places = {name: memory.put(each) for name, each in given.items()}
+    run(kernel_of(code), memory, -(-rows // prompts.rows_of(a)) * prompts.parts_of(a), places)
+    expected = expected_attention(a, q, k[:, :length], v[:, :length], sinks, visible)
+    assert np.abs(memory.get(places["out"], q.shape) - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+def test_sequences_share_no_block() -> None:
+    """Each sequence of more than `MANY` rows has its blocks; what a row gets does not depend on the others."""
+    a, rng = replace(CAUSAL, length=0, rows=0), np.random.default_rng(1)
+    sizes, columns = (40, prompts.MANY, 17), 4
+    table = np.zeros((3, columns), np.int32)
+    table[:, ROWS], table[:, PAST], table[:, SLOT] = sizes, 0, [2, 0, 1]
+    table[:, FIRST_ROW] = np.cumsum((0, *sizes))[:3]
+    rows, capacity = sum(sizes), PAGE
+    q = rng.standard_normal((rows, a.heads, a.width)).astype(np.float32)
+    cache = rng.standard_normal((3, 1, capacity, a.width)).astype(np.float16)
+    a = replace(a, length=PAST_SEQ + SEQ, rows=SEQ)
+    tiles = prompts.tiles_of(a, DTYPES["f16"], DTYPES["f16"], 99 << 10)
+    assert tiles is not None
+    code = Code("kernel", dict.fromkeys(["q", "keys", "segments", "out"]), ["SEQ", "PAST_SEQ"])
+    segment, first = prompts.find_rows(code, a, code.pointers["segments"], columns, 3)
+    own = Cache(code.pointers["keys"], DTYPES["f16"], 1, a.width, capacity, slotted=True)
+    prompts.prompt_attention(code, a, tiles, own, own, segment, first)
+    memory = simt.Memory()
+    given = {"q": q, "keys": cache, "segments": table, "out": np.full_like(q, np.nan)}
+    places = {name: memory.put(each) for name, each in given.items()}
+    size = prompts.rows_of(a)
+    run(kernel_of(code), memory, -(-(rows + 3 * size) // size), places)
+    found = memory.get(places["out"], q.shape)
+    for start, count, slot in zip(table[:, FIRST_ROW], sizes, table[:, SLOT], strict=True):
+        mine = found[start : start + count]
+        if count <= prompts.MANY:
+            assert np.isnan(mine).all(), "sequences of few rows are computed by another kernel"
+            continue
+        k = cache[slot, :, :count].astype(np.float32)
+        expected = expected_attention(a, q[start : start + count], k, k, np.zeros(2), np.zeros(count))
+        assert np.abs(mine - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "shape", "gated"),
+    [
+        ("q8_0", 256, Shape(2, 2), None),
+        ("q4_k", 512, Shape(4, 4), "silu"),
+        ("bf16", 300, Shape(4, 2), None),
+        ("q6_k", 768, Shape(8, 4, 1, True), None),
+        ("q5_k", 512, Shape(4, 4, 2, True), "silu"),
+        ("f16", 200, Shape(4, 4, 1, True), None),
+        ("f32", 256, Shape(8, 8, 1, True), None),
+    ],
+)
+def test_linears_of_many_rows(dtype: str, width: int, shape: Shape, gated: str | None) -> None:
+    rows, n, rng, parts = 41, 40, np.random.default_rng(width), 2 if gated else 1
+    type_ = DTYPES[dtype]
+    form, stored_as = layouts.form_of(type_), larges.parts_of(width, layouts.form_of(type_))
+    split = Code("split", dict.fromkeys(["x", "parts"]), [])
+    larges.write_parts(split, stored_as, rows, split.pointers["parts"])
+    code = Code("kernel", dict.fromkeys(["x", "w0", "w1", "b0", "b1", "residual", "out"]), [])
+    tiles = -(-n // (layouts.ROWS * shape.tiles(parts)))
+    first, of = code.block // tiles * shape.rows, code.pointers
+    at = larges.Operands(
+        weights=[of["w0"], of["w1"]][:parts],
+        x=of["x"],
+        rows=larges.Rows(
+            row=lambda i: code.smaller(first + i, rows - 1),
+            valid=lambda i: first + i < rows,
+            start=lambda i: (first + i) * n,
+        ),
+        out=of["out"],
+        tile=code.block % tiles * shape.tiles(parts),
+        bias=[of["b0"], of["b1"]][:parts],
+        residual=of["residual"],
+    )
+    larges.Large(code, form, n, width, shape, larges.stages_of(form, shape, 227 << 10), gated).emit(at)
+    x, residual = (rng.standard_normal(size).astype(np.float32) for size in ((rows, width), (rows, n)))
+    raw = [random_bytes(type_, n, width, rng) for _ in range(2)]
+    biases = rng.standard_normal((2, n)).astype(np.float32)
+    memory = simt.Memory()
+    placed = memory.put(np.zeros(rows * stored_as.nbytes, np.uint8))
+    items = rows * (stored_as.padded // larges.SPLIT)
+    run(kernel_of(split), memory, -(-items // THREADS), {"x": memory.put(x), "parts": placed})
+    given = {"b0": biases[0], "b1": biases[1], "residual": residual, "out": np.full((rows, n), np.nan, np.float32)}
+    given |= {f"w{i}": layouts.pack(type_, each, n, width) for i, each in enumerate(raw)}
+    places = {name: memory.put(each) for name, each in given.items()} | {"x": placed}
+    run(kernel_of(code), memory, tiles * -(-rows // shape.rows), places)
+    results = [x.astype(np.float64) @ dequantize(each, type_, (n, width)).T for each in raw]
+    results = [result + bias for result, bias in zip(results, biases, strict=True)]
+    gate = np.clip(results[0], -500, None)
+    expected = (gate / (1 + np.exp(-gate)) * results[1] if gated else results[0]) + residual
+    found = memory.get(places["out"], (rows, n))
+    assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
+
+
+def test_pairs_of_rows_and_experts() -> None:
+    experts, units, rows, rng = 13, 700, 32, np.random.default_rng(0)
+    ids = rng.integers(0, experts, units).astype(np.int32)
+    ids[ids == 5] = 6
+    code = Code("kernel", dict.fromkeys(["ids", "groups"]), [])
+    groups.group(code, units, experts)
+    memory = simt.Memory()
+    places = {"ids": memory.put(ids), "groups": memory.put(np.zeros(units + experts + 1, np.int32))}
+    run(kernel_of(code), memory, experts + 1, places)
+    table, order = memory.get(places["groups"], (units + experts + 1,), np.int32), np.argsort(ids, kind="stable")
+    assert table[: experts + 1].tolist() == [(ids < e).sum() for e in range(experts + 1)]
+    assert table[experts + 1 :].tolist() == order.tolist()
+    code = Code("kernel", dict.fromkeys(["groups", "out"]), [])
+    found = groups.find(code, code.pointers["groups"], experts, rows, code.block)
+    for i, value in enumerate((found.expert, found.start, found.end)):
+        code.store(code.pointers["out"], value, code.block * 3 + i)
+    blocks = (units + experts * rows) // rows
+    out = memory.put(np.zeros((blocks, 3), np.int32))
+    run(kernel_of(code), memory, blocks, {"groups": places["groups"], "out": out})
+    spans = memory.get(out, (blocks, 3), np.int32).tolist()
+    covered = [(expert, place) for expert, start, end in spans for place in range(start, end)]
+    assert sorted(covered) == sorted((ids[unit], place) for place, unit in enumerate(order))
