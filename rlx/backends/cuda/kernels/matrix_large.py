@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rlx.backends.cuda.code import F32, I8, I32, I64, THREADS, WARP, WARPS, Code, Operand, Value, Variable
@@ -40,6 +41,7 @@ _ATOM = 8 * _LINE  # bytes of eight rows
 SPLIT = 16  # elements of x that a thread of the first kernel has
 _COPIED = 8  # elements of x that a thread copies at a time
 _STAGES = 3  # chunks in shared memory, or 2
+_FOUR = "<4 x i32>"
 _ENOUGH_BLOCKS = 128  # about as many as a large card has multiprocessors
 
 
@@ -227,6 +229,54 @@ def _codes(form: Form) -> int:
     return CHUNK // form.unit * form.loads * WARP * 16
 
 
+class Weights:
+    """The tiles of a warp, whose codes come to shared memory in chunks.
+
+    Args:
+        pairs: matrix and tile of each.
+        stages: chunks in shared memory.
+        units: of a row.
+    """
+
+    def __init__(
+        self, code: Code, form: Form, pairs: Sequence[tuple[Matrix, Value]], stages: int, units: int
+    ) -> None:  # fmt: skip
+        self.code, self.form, self.pairs, self.units = code, form, pairs, units
+        self.memory = code.share(stages * WARPS * len(pairs) * _codes(form))
+
+    def _units(self, number: Value) -> list[Value]:
+        """The units of a chunk; those after the last are the last, which zeros of x are multiplied with."""
+        per_chunk = CHUNK // self.form.unit
+        return [self.code.smaller(number * per_chunk + i, self.units - 1) for i in range(per_chunk)]
+
+    def numbers(self, number: Value) -> list[list[Any]]:
+        """Begins to load the scales of a chunk: for each unit, for each tile."""
+        return [[matrix.numbers(tile, unit) for matrix, tile in self.pairs] for unit in self._units(number)]
+
+    def _words(self, stage: Value, tile: int, unit: int, load: int) -> Value:
+        """Where 16 bytes of the lane lie."""
+        k = self.code
+        place = (stage * WARPS + k.warp) * len(self.pairs) + tile
+        own = k.lane * 16 + (unit * self.form.loads + load) * WARP * 16
+        return k.at(self.memory, I8, place * _codes(self.form) + own)
+
+    def bring(self, number: Value, stage: Value) -> None:
+        """Begins to copy the codes of a chunk to shared memory."""
+        k, loads = self.code, self.form.loads
+        for tile, (matrix, place) in enumerate(self.pairs):
+            for i, unit in enumerate(self._units(number)):
+                first = (place * self.units + unit) * loads * WARP + k.lane
+                for load in range(loads):
+                    source = k.at(matrix.base, _FOUR, first + load * WARP)
+                    copy_async(k, self._words(stage, tile, i, load), source)
+
+    def unpacked(self, tile: int, unit: int, stage: Value, numbers: list[list[Any]]) -> Iterator[Group]:
+        """The groups of a tile in a unit of a chunk."""
+        k, loads = self.code, range(self.form.loads)
+        words = [w for i in loads for w in k.lanes(k.load(self._words(stage, tile, unit, i), _FOUR))]
+        return self.pairs[tile][0].unpacked(words, numbers[unit][tile])
+
+
 class Large:
     """The second kernel.
 
@@ -246,15 +296,13 @@ class Large:
         self.code, self.form, self.n, self.width, self.shape, self.stages, self.gated, self.out = (
             code, form, n, width, shape, stages, gated, out,
         )  # fmt: skip
-        self.units, self.stored = form.units(width), parts_of(width, form)
-        self.per_chunk, self.chunks = CHUNK // form.unit, self.stored.padded // CHUNK
+        self.stored = parts_of(width, form)
+        self.chunks = self.stored.padded // CHUNK
         self.part_bytes = shape.rows * _LINE
-        self.stage, self.tile_bytes = 2 * self.part_bytes, _codes(form)
+        self.stage = 2 * self.part_bytes
         self.memory = code.share(stages * self.stage, align=_ATOM)
-        self.codes = code.share(stages * WARPS * shape.each * self.tile_bytes)
         self.sums = code.share(stages * shape.rows * 16) if self.stored.sums else self.memory
         self.line, self.rank = code.warp % shape.lines, code.warp // shape.lines
-        self.matrices: list[Matrix] = []  # of a warp's tiles
 
     def emit(self, at: Operands) -> None:
         """The whole computation of a block."""
@@ -263,42 +311,40 @@ class Large:
         both = [Matrix(k, base, self.form, self.n, self.width) for base in at.weights]
         first = at.tile + self.line * (self.shape.each // len(both))
         pairs = [(both[i % len(both)], k.smaller(first + i // len(both), last)) for i in range(self.shape.each)]
-        self.matrices = [matrix for matrix, _ in pairs]
-        sums, numbers = self._zeros(), [self._numbers(pairs, k.number(min(i, self.chunks - 1))) for i in range(2)]
+        weights = Weights(k, self.form, pairs, self.stages, self.form.units(self.width))
+        last_chunk = self.chunks - 1
+        sums, numbers = self._zeros(), [weights.numbers(k.number(min(i, last_chunk))) for i in range(2)]
         ahead = [[k.variable(value.type, 0) for value in _flat(numbers[0])] for _ in range(2)]
         for variables, values in zip(ahead, numbers, strict=True):
-            for variable, value in zip(variables, _flat(values), strict=True):
-                variable.set(value)
+            _set(variables, _flat(values))
         for i in range(self.stages - 1):
-            self._bring_weights(pairs, k.number(min(i, self.chunks - 1)), k.number(i))
+            weights.bring(k.number(min(i, last_chunk)), k.number(i))
         k.wait()
         rows = self._rows_of(at)
         for i in range(self.stages - 1):
-            self._bring(at, rows, k.number(min(i, self.chunks - 1)), k.number(i))
+            self._bring(at, rows, k.number(min(i, last_chunk)), k.number(i))
             commit_copies(k)
         stage = k.variable(I32, 0)
         with k.loop(0, self.chunks) as number:
             now = _shaped(numbers[0], [variable.get() for variable in ahead[0]])
-            later = _flat(self._numbers(pairs, k.smaller(number + 2, self.chunks - 1)))
+            later = _flat(weights.numbers(k.smaller(number + 2, last_chunk)))
             wait_copies(k, self.stages - 2)
             if self.shape.together:
                 fence_copies(k)
             k.barrier()
             with k.when(number + (self.stages - 1) < self.chunks):
-                following = self._wrapped(stage.get() + (self.stages - 1))
-                self._bring_weights(pairs, number + (self.stages - 1), following)
+                following = _wrapped(k, stage.get() + (self.stages - 1), self.stages)
+                weights.bring(number + (self.stages - 1), following)
                 self._bring(at, rows, number + (self.stages - 1), following)
             commit_copies(k)
-            self._add_chunk(self._weights(now, stage.get()), stage.get(), sums)
-            for variable, other in zip(*ahead, strict=True):
-                variable.set(other.get())
-            for variable, value in zip(ahead[1], later, strict=True):
-                variable.set(value)
-            stage.set(self._wrapped(stage.get() + 1))
+            if self.shape.together:
+                self._add_together(weights, now, stage.get(), sums)
+            else:
+                self._add_chunk(weights, now, stage.get(), sums)
+            _set(ahead[0], [variable.get() for variable in ahead[1]])
+            _set(ahead[1], later)
+            stage.set(_wrapped(k, stage.get() + 1, self.stages))
         self._write(at, sums)
-
-    def _wrapped(self, stage: Value) -> Value:
-        return self.code.select(stage >= self.stages, stage - self.stages, stage)
 
     def _zeros(self) -> list[list[list[Variable]]]:
         """For each tile of a warp, for each eight rows of x."""
@@ -306,44 +352,6 @@ class Large:
         return [[[k.variable(F32, 0.0) for _ in range(4)] for _ in range(shape.columns)] for _ in range(shape.each)]
 
     # -- what comes ---------------------------------------------------------------------------------------------------
-
-    def _units(self, number: Value) -> list[Value]:
-        """The units of a chunk; those after the last are the last, which zeros of x are multiplied with."""
-        return [self.code.smaller(number * self.per_chunk + i, self.units - 1) for i in range(self.per_chunk)]
-
-    def _numbers(self, pairs: Sequence[tuple[Matrix, Value]], number: Value) -> list[list[Any]]:
-        """Begins to load the scales of a chunk: for each unit, for each tile."""
-        return [[matrix.numbers(tile, unit) for matrix, tile in pairs] for unit in self._units(number)]
-
-    def _words(self, stage: Value, tile: int, unit: int, load: int) -> Value:
-        """Where 16 bytes of the lane lie."""
-        k = self.code
-        place = (stage * WARPS + k.warp) * self.shape.each + tile
-        return k.at(self.codes, I8, place * self.tile_bytes + k.lane * 16 + (unit * self.form.loads + load) * WARP * 16)
-
-    def _bring_weights(self, pairs: Sequence[tuple[Matrix, Value]], number: Value, stage: Value) -> None:
-        """Begins to copy the codes of a chunk to shared memory."""
-        k, loads = self.code, self.form.loads
-        for tile, (matrix, place) in enumerate(pairs):
-            for i, unit in enumerate(self._units(number)):
-                first = (place * self.units + unit) * loads * WARP + k.lane
-                for load in range(loads):
-                    source = k.at(matrix.base, "<4 x i32>", first + load * WARP)
-                    copy_async(k, self._words(stage, tile, i, load), source)
-
-    def _weights(self, numbers: list[list[Any]], stage: Value) -> list[list[Any]]:
-        """The weights of a chunk: for each unit, for each tile, registers and what its scales are made of."""
-        k, four = self.code, "<4 x i32>"
-        return [
-            [
-                (
-                    [w for i in range(self.form.loads) for w in k.lanes(k.load(self._words(stage, tile, u, i), four))],
-                    own,
-                )
-                for tile, own in enumerate(some)
-            ]
-            for u, some in enumerate(numbers)
-        ]
 
     def _rows_of(self, at: Operands) -> list[tuple[Value, Value]]:
         """For each time that a thread copies, its row of x, and where it goes in a chunk, in bytes."""
@@ -375,12 +383,11 @@ class Large:
 
     # -- products -----------------------------------------------------------------------------------------------------
 
-    def _add_chunk(self, now: list[list[Any]], stage: Value, sums: list[list[list[Variable]]]) -> None:
-        if self.shape.together:
-            self._add_together(now, stage, sums)
-            return
-        for i, some in enumerate(now):
-            groups = [list(matrix.unpacked(*each)) for matrix, each in zip(self.matrices, some, strict=True)]
+    def _add_chunk(
+        self, weights: Weights, now: list[list[Any]], stage: Value, sums: list[list[list[Variable]]]
+    ) -> None:  # fmt: skip
+        for i in range(len(now)):
+            groups = [list(weights.unpacked(tile, i, stage, now)) for tile in range(self.shape.each)]
             for q in range(self.form.unit // DEPTH):
                 self._add_group([each[q] for each in groups], stage, i * (self.form.unit // DEPTH) + q, sums)
 
@@ -393,8 +400,7 @@ class Large:
                 start = [[[v.get() for v in own[c]] for c in columns] for own in sums]
                 found = self._products(groups, base, columns, [2 * place, 2 * place + 1], start)
                 for own, values in zip(sums, found, strict=True):
-                    for variable, value in zip(_flat(own[first : first + 2]), _flat(values), strict=True):
-                        variable.set(value)
+                    _set(_flat(own[first : first + 2]), _flat(values))
                 continue
             for s, some in enumerate(self._steps(place)):
                 found = self._products(groups, base, columns, some, None)
@@ -425,7 +431,9 @@ class Large:
                             found[tile][c] = product(k, group.parts[step % 2][i], right, found[tile][c])
         return found
 
-    def _add_together(self, now: list[list[Any]], stage: Value, sums: list[list[list[Variable]]]) -> None:
+    def _add_together(
+        self, weights: Weights, now: list[list[Any]], stage: Value, sums: list[list[list[Variable]]]
+    ) -> None:  # fmt: skip
         """Adds a chunk by four warps. While they multiply, the products before are scaled."""
         k, n = self.code, 8 * self.shape.columns
         place = k.at(self.memory, I8, stage * self.stage + self.rank * (self.shape.columns * _ATOM))
@@ -433,10 +441,9 @@ class Large:
 
         def finish(left: int) -> None:
             done, values = begun.pop(0)
-            values = finish_products(k, values, left)
-            done([values[4 * c : 4 * c + 4] for c in range(self.shape.columns)])
+            done(finish_products(k, values, left))
 
-        for job in self._jobs(now, stage, sums):
+        for job in self._jobs(weights, now, stage, sums):
             begun.append((job[0], begin_products(k, job[1], x, n, job[2])))
             if len(begun) > 1:
                 finish(1)
@@ -444,47 +451,37 @@ class Large:
             finish(len(begun) - 1)
 
     def _jobs(
-        self, now: list[list[Any]], stage: Value, sums: list[list[list[Variable]]]
+        self, weights: Weights, now: list[list[Any]], stage: Value, sums: list[list[list[Variable]]]
     ) -> Iterator[tuple[Callable[[Any], None], list[tuple[list[Value], int]], list[Value] | None]]:
         """What four warps multiply at a time: what to do with the results, the operands, and what they are added to."""
         if not self.form.scales:
             for tile, own in enumerate(sums):
                 parts = [
                     pair
-                    for i, some in enumerate(now)
-                    for group in self.matrices[tile].unpacked(*some[tile])
+                    for i in range(len(now))
+                    for group in weights.unpacked(tile, i, stage, now)
                     for step in (2 * i, 2 * i + 1)
                     for pair in self._operands(group, step)
                 ]
-                yield self._set_of(own), parts, [value.get() for value in _flat(own)]
+                yield partial(_set, _flat(own)), parts, [value.get() for value in _flat(own)]
             return
-        for i, some in enumerate(now):
+        for i in range(len(now)):
             for tile, own in enumerate(sums):
-                for q, group in enumerate(self.matrices[tile].unpacked(*some[tile])):
+                for q, group in enumerate(weights.unpacked(tile, i, stage, now)):
                     place = i * (self.form.unit // DEPTH) + q
                     for s, steps in enumerate(self._steps(place)):
                         parts = [pair for step in steps for pair in self._operands(group, step)]
-                        yield self._scale_of(group, s, own, stage, place), parts, None
+                        yield partial(self._scale, group, s, own, stage, place), parts, None
 
     def _operands(self, group: Group, step: int) -> list[tuple[list[Value], int]]:
         parts = group.parts[step % 2]
         return [(part, (step * 32 + j * self.part_bytes) // 16) for i, part in enumerate(parts) for j in range(2 - i)]
 
-    def _set_of(self, own: list[list[Variable]]) -> Callable[[Any], None]:
-        def done(values: Any) -> None:
-            for variable, value in zip(_flat(own), _flat(values), strict=True):
-                variable.set(value)
-
-        return done
-
-    def _scale_of(
-        self, group: Group, s: int, own: list[list[Variable]], stage: Value, place: int
-    ) -> Callable[[Any], None]:
-        def done(values: Any) -> None:
-            for c, four in enumerate(values):
-                self._scaled(group, s, four, own[c], self._sums_of(stage, place, s, c))
-
-        return done
+    def _scale(
+        self, group: Group, s: int, own: list[list[Variable]], stage: Value, place: int, values: list[Value]
+    ) -> None:  # fmt: skip
+        for c, variables in enumerate(own):
+            self._scaled(group, s, values[4 * c : 4 * c + 4], variables, self._sums_of(stage, place, s, c))
 
     def _scaled(
         self, group: Group, s: int, values: list[Value], sums: list[Variable], totals: list[Value]
@@ -540,6 +537,15 @@ class Large:
         if at.residual is not None:
             result = result + k.load(at.residual, F32, place)
         k.store(at.out, rounded(result, self.out), place)
+
+
+def _wrapped(k: Code, stage: Value, stages: int) -> Value:
+    return k.select(stage >= stages, stage - stages, stage)
+
+
+def _set(variables: Sequence[Variable], values: Sequence[Value]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.set(value)
 
 
 def _flat(some: Any) -> list[Any]:
