@@ -545,6 +545,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "llvm.nvvm.barrier.cta.sync.aligned.all": lambda b, n: b.barrier(),
     "llvm.nvvm.bar.warp.sync": lambda b, n: None,
     "llvm.nvvm.griddepcontrol.wait": lambda b: None,
+    "llvm.nvvm.griddepcontrol.launch.dependents": lambda b: None,
     "llvm.nvvm.shfl.sync.bfly.i32": lambda b, m, x, d, w: _shuffle(b, (_LANES % WARP) ^ d, x),
     "llvm.nvvm.shfl.sync.idx.i32": lambda b, m, x, d, w: _shuffle(b, d, x),
     "llvm.nvvm.ex2.approx.f": _f32(np.exp2),
