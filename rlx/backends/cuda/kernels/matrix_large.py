@@ -216,12 +216,16 @@ class Operands:
 def stages_of(form: Form, shape: Shape, shared: int) -> int:
     """How many chunks of x and the weights a block has in shared memory; 0 if it has not the room.
 
+    Two blocks of a multiprocessor hide more than a third chunk of one.
+
     Args:
         shared: bytes of shared memory that a block can have.
     """
     nbytes = shape.rows * (2 * _LINE + 16) + WARPS * shape.each * _codes(form)
-    found = min(_STAGES, (shared - _ATOM) // nbytes)
-    return found if found > 1 else 0
+    for room in (shared // 2, shared):
+        if (found := min(_STAGES, (room - _ATOM) // nbytes)) > 1:
+            return found
+    return 0
 
 
 def _codes(form: Form) -> int:
