@@ -32,8 +32,8 @@ from hf_folder import write_folder
 from model_vocab import add_tokenizer
 from numpy.typing import NDArray
 
-from rlx.export.mix import FILE_TYPES
-from rlx.export.unwritten import header_of_shape
+from rlx.export.convert import header_of_shape
+from rlx.export.quantize import FILE_TYPES
 from rlx.ir.dtypes import BF16, DType
 from rlx.models.shapes import SHAPES, Shape, metadata, rope_freqs
 

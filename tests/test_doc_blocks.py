@@ -23,7 +23,7 @@ import yaml
 from pages import DOCS, ROOT, Block, blocks, shell_lines
 
 import rlx
-from rlx.cli.bench_compare import SLOWER
+from rlx.cli.bench import SLOWER
 from rlx.ir import custom
 
 GUIDES = sorted([*DOCS.glob("*.md"), ROOT / "README.md"])

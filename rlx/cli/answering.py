@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import click
 
 from rlx.arguments import without_none
+from rlx.cli.command import Parsed
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.options import Decorator, Function, collected
 from rlx.cli.output import counted, printable
 from rlx.engine.programs.programs import TOWER
 from rlx.engine.request.context import PromptLike
-from rlx.errors import ArgumentError
 from rlx.grammar import Grammar, after_thinking
 from rlx.runners import CachedRunner
 from rlx.runners.base import SPECULATIONS, checked_speculation
@@ -41,21 +41,10 @@ thinking_option = click.option(
 )
 
 
-class _Speculation(click.ParamType):  # type: ignore[type-arg]
-    """`prompt-lookup`, `mtp` or `model:PATH`."""
-
-    name = "speculation"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | None:
-        try:
-            return checked_speculation(value)
-        except ArgumentError:
-            self.fail(f"{value!r} is not one of {', '.join(map(repr, SPECULATIONS))}, 'model:PATH'", param, ctx)
-
-
+_SPECULATION = Parsed(checked_speculation, f"not one of {', '.join(map(repr, SPECULATIONS))}, 'model:PATH'")
 speculative_option = click.option(
     "--speculative",
-    type=_Speculation(),
+    type=_SPECULATION,
     metavar=f"[{'|'.join(SPECULATIONS)}|model:PATH]",
     help="Guess tokens and check several at once; mtp: by the model's own head; model: by a smaller model with the "
     "same vocabulary. Same answer.",

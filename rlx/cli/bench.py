@@ -1,27 +1,278 @@
-"""`rlx bench MODEL`: measures speed, compares it with the limits of the machine, and shows where the time goes."""
+"""`rlx bench MODEL`: measures speed, compares it with the limits of the machine, and shows where the time goes.
+
+With `--rows` it measures steps of several sequences, each kind of work beside what it takes at least; with `--compare
+FILE` an earlier measurement stands beside this one, and what of the difference is noise.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
-from rlx import demo
-from rlx.cli import bench_compare, bench_rows
+from rlx import demo, json_file
 from rlx.cli.answering import read_images
-from rlx.cli.command import Command, json_option
+from rlx.cli.command import Command, Parsed, json_option
 from rlx.cli.options import model_argument, some_engine_options
 from rlx.cli.output import Bars, counted, size, table
 from rlx.compiler.profiling import OpTime
+from rlx.compiler.tuned import machine
 from rlx.engine.engine import Engine
 from rlx.engine.programs import reporting
+from rlx.engine.programs.batch_steps import ROOM, BatchStep, batch_steps
+from rlx.errors import ArgumentError
 from rlx.runners.auto import runner_class
+from rlx.store.key import versions
 from rlx.vision.image import Image
 from rlx.weights import open_weights
+
+_HEADS = "kernel", "regions", "ms", "share", "prologue", "waiting", "least ms", "of", "reached"
+
+
+_REST = {
+    "uneven_ms": "regions slower than their median",
+    "waking_ms": "waking and joining the workers",
+    "choice_ms": "choice of tokens",
+    "between_ms": "between steps",
+}
+
+
+def _counts(value: str) -> list[int]:
+    """Whole numbers above 0, separated by commas."""
+    found = [int(part) for part in value.split(",")]
+    if min(found) < 1:
+        raise ValueError
+    return found
+
+
+COUNTS = Parsed(_counts, "no list of numbers above 0, such as 1,8,32")
+
+
+@contextmanager
+def _opened(model: str | None, usual: str, max_seq: int, options: Mapping[str, Any]) -> Iterator[tuple[Engine, Bars]]:
+    """An engine to measure, with the bars that show how far it is; the embedded model `usual` if none is named."""
+    loader = open_weights(model if model is not None else demo.path(usual))
+    runner_class(loader)  # whether there is one
+    with Bars("opening the model") as bars:
+        engine = Engine.open(loader, max_seq=max_seq, progress=bars, **options)
+        try:
+            bars.waiting("measuring")
+            yield engine, bars
+        finally:
+            engine.close()
+
+
+def bench_rows(
+    model: str | None, rows: Sequence[int], depths: Sequence[int], as_json: bool, options: Mapping[str, Any]
+) -> None:
+    """Measures steps of so many sequences after so many tokens each, and shows them."""
+    with _opened(model, demo.TEXT, max(depths) + ROOM, options) as (engine, _):
+        peaks = reporting.arithmetic_peaks(engine)
+        found = [_described(engine, step, peaks) for depth in depths for step in batch_steps(engine, rows, depth)]
+        stats = engine.stats()
+    result = {"threads": stats["threads"], "target": stats["target"], "peak_gop_per_s": peaks, "steps": found}
+    click.echo(json.dumps(result)) if as_json else _show_rows(result)
+
+
+def _described(engine: Engine, step: BatchStep, peaks: Mapping[str, float]) -> dict[str, Any]:
+    """A step as plain data, with the least time of each kind of work; rates are those of as many bytes as it reads."""
+    moved = sum(kind.bytes for kind in step.kinds)
+    bandwidth = reporting.read_bandwidth(engine, moved)
+    kinds, least = [], 0.0
+    for kind in step.kinds:
+        bound, limit = kind.bound(bandwidth, peaks)
+        least += bound
+        kinds.append({
+            "kernel": kind.label, "regions": kind.regions, "ms": kind.seconds * 1e3,
+            "prologue_ms": kind.prologues * 1e3, "waiting_ms": kind.waits * 1e3, "least_ms": bound * 1e3,
+            "limit": limit, "bytes": kind.bytes, "operations": dict(kind.operations),
+        })  # fmt: skip
+    rest = {name: getattr(step, name.removesuffix("_ms")) * 1e3 for name in _REST}
+    times = {"rows": step.rows, "depth": step.depth, "ms": step.seconds * 1e3, **rest, "least_ms": least * 1e3}
+    return {**times, "read_bytes": moved, "read_gb_per_s": bandwidth, "kernels": kinds}
+
+
+def _show_rows(result: Mapping[str, Any]) -> None:
+    peaks = ", ".join(f"{kind} {rate:.0f}" for kind, rate in result["peak_gop_per_s"].items())
+    click.echo(f"{counted(result['threads'], 'thread')}, {result['target']}; peaks in GOP/s: {peaks}")
+    for step in result["steps"]:
+        rows, ms = step["rows"], step["ms"]
+        click.echo(f"\n{counted(rows, 'row')} at depth {step['depth']}: {ms:.2f} ms, {rows / ms * 1e3:.0f} tokens/s, "
+                   f"{step['least_ms'] / ms:.0%} of the limit at {step['read_gb_per_s']:.1f} GB/s")  # fmt: skip
+        lines = [_row_cells(row, ms) for row in step["kernels"]]
+        for name, label in _REST.items():
+            lines.append((label, "", f"{step[name]:.3f}", f"{step[name] / ms:.0%}", *[""] * 5))
+        table(_HEADS, lines, right=[head for head in _HEADS[1:] if head != "of"])
+
+
+def _row_cells(row: Mapping[str, Any], ms: float) -> tuple[str, ...]:
+    """The line of a kind of work in a step of so many milliseconds."""
+    parts = (f"{row[name]:.3f}" for name in ("prologue_ms", "waiting_ms", "least_ms"))
+    times = f"{row['ms']:.3f}", f"{row['ms'] / ms:.0%}", *parts
+    return row["kernel"], str(row["regions"]), *times, row["limit"], f"{row['least_ms'] / row['ms']:.0%}"
+
+
+SLOWER = 3
+"""Exit code where `--at-least` is not reached."""
+
+NOISE = "noise"
+_CONDITIONS = ("model", "conditions", "machine", "versions")
+_PHASES = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of two measurements.
+
+    Attributes:
+        name: of the task or kernel.
+        unit: of the values.
+        old, new: the medians.
+        is_noise: whether the ranges of their runs overlap.
+        more_is_better: whether it is a rate, not a time.
+    """
+
+    name: str
+    unit: str
+    old: float
+    new: float
+    is_noise: bool
+    more_is_better: bool
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast the new one is."""
+        return self.new / self.old if self.more_is_better else self.old / self.new
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "name": self.name, "unit": self.unit, "old": self.old, "new": self.new, "times_as_fast": self.ratio,
+            "noise": self.is_noise,
+        }  # fmt: skip
+
+
+def about(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str, Any]:
+    """Model, conditions, machine and versions of a measurement."""
+    stats, path = engine.stats(), engine.weights.loader.path
+    described = engine._compiler.target.describe()
+    return {
+        "model": {"name": path.name, "bytes": path.stat().st_size if path.is_file() else None,
+                  "parameters": stats["parameters"]},
+        "conditions": {"prompt": prompt, "generate": generate, "repeat": repeat, "threads": stats["threads"],
+                       "precision": stats["precision"], "kv_dtype": stats["kv_dtype"], "profile": stats["profile"]},
+        "machine": {"cpu": machine(), "cpus": os.cpu_count(), "target": stats["target"],
+                    "features": described.get("features", ""), "system": platform.platform()},
+        "versions": {name: value for name, value in versions().items() if value},
+    }  # fmt: skip
+
+
+def earlier(path: str) -> Mapping[str, Any]:
+    """The measurement in a file that `rlx bench --json` wrote.
+
+    Raises:
+        ArgumentError: it cannot be read, or holds something else.
+    """
+    found = json_file.read_object(Path(path), ArgumentError)
+    try:
+        for phase in _PHASES:
+            _range(found[phase]["runs"])
+            for row in found[f"{phase}_kernels"]:
+                _range(row["ms_range"])
+                float(row["ms"]), str(row["kernel"])
+        if not all(isinstance(found[each], dict) for each in _CONDITIONS):
+            raise TypeError("conditions")
+    except (KeyError, TypeError, ValueError) as error:
+        hint = "Write one: rlx bench MODEL --json > FILE"
+        raise ArgumentError("this is no measurement of this version of rlx bench", where=path, hint=hint) from error
+    return found
+
+
+def _range(values: Any) -> tuple[float, float]:
+    numbers = [float(value) for value in values]
+    return min(numbers), max(numbers)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The conditions that differ: "machine cpu: A, now B"."""
+    found = []
+    for part in _CONDITIONS:
+        for name in {**old[part], **new[part]}:
+            before, now = old[part].get(name), new[part].get(name)
+            if before != now:
+                found.append(f"{part} {name}: {_brief(before)}, now {_brief(now)}")
+    return found
+
+
+def _brief(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def figures(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Figure]:
+    """The figures that both have measured: tasks first, then kernels by phase."""
+    for phase in _PHASES:
+        yield _figure(phase, "tokens/s", old[phase], new[phase], "tokens_per_s", "runs", more=True)
+    if "image" in old and "image" in new:
+        yield _figure("image", "ms", old["image"], new["image"], "encode_ms", "encode_ms_runs", more=False)
+    for phase in _PHASES[::-1]:
+        before = {row["kernel"]: row for row in old[f"{phase}_kernels"]}
+        for row in new[f"{phase}_kernels"]:
+            if row["kernel"] in before:
+                name = f"{phase}: {row['kernel']}"
+                yield _figure(name, "ms", before[row["kernel"]], row, "ms", "ms_range", more=False)
+
+
+def _figure(
+    name: str, unit: str, old: Mapping[str, Any], new: Mapping[str, Any], value: str, runs: str, *, more: bool
+) -> Figure:
+    (low, high), (least, most) = _range(old[runs]), _range(new[runs])
+    return Figure(name, unit, old[value], new[value], low <= most and least <= high, more)
+
+
+def compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The comparison as plain JSON data."""
+    return {"differences": differences(old, new), "figures": [each.as_dict() for each in figures(old, new)]}
+
+
+def show(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Prints the comparison; warns on stderr of conditions that differ."""
+    for each in differences(old, new):
+        click.echo(f"Warning: {each}", err=True)
+    rows = [
+        (
+            each.name,
+            each.unit,
+            f"{each.old:.4g}",
+            f"{each.new:.4g}",
+            f"{each.ratio:.2f}x",
+            NOISE if each.is_noise else "",
+        )
+        for each in figures(old, new)
+    ]
+    click.echo("\nbeside the earlier measurement:")
+    table(("task or kernel", "unit", "old", "new", "speed", ""), rows, right=("old", "new", "speed"))
+    gone = {row["kernel"] for phase in _PHASES for row in old[f"{phase}_kernels"]}
+    here = {row["kernel"] for phase in _PHASES for row in new[f"{phase}_kernels"]}
+    for what, names in (("only before", gone - here), ("only now", here - gone)):
+        if names:
+            click.echo(f"{what}: {', '.join(sorted(names))}")
+
+
+def too_slow(old: Mapping[str, Any], new: Mapping[str, Any], least: float) -> list[Figure]:
+    """The tasks that are slower than `least` times the earlier speed, by more than noise."""
+    tasks = (each for each in figures(old, new) if ":" not in each.name)
+    return [each for each in tasks if each.ratio < least and not each.is_noise]
+
 
 _COUNT = click.IntRange(1)
 
@@ -35,12 +286,10 @@ BUSY_CPU = 0.75  # so were threads that got less than this share of their time f
 @click.option("--generate", type=_COUNT, default=64, show_default=True, metavar="N", help="Number of tokens to decode.")
 @click.option("--repeat", type=_COUNT, default=3, show_default=True, metavar="N", help="Runs; the median is shown.")
 @click.option("--image", metavar="FILE", help="Also measure the encoding of an image.")
-@click.option(
-    "--rows", type=bench_rows.COUNTS, metavar="N,...", help="Measure only steps of N sequences, one token each."
-)
+@click.option("--rows", type=COUNTS, metavar="N,...", help="Measure only steps of N sequences, one token each.")
 @click.option(
     "--depth",
-    type=bench_rows.COUNTS,
+    type=COUNTS,
     default="64",
     show_default=True,
     metavar="N,...",
@@ -84,35 +333,28 @@ def bench(
     if rows is not None:
         if image is not None or compare is not None:
             raise click.UsageError("--rows measures neither images (--image) nor a comparison (--compare)")
-        bench_rows.bench_rows(model, rows, depth, as_json, engine)
+        bench_rows(model, rows, depth, as_json, engine)
         return
-    old = None if compare is None else bench_compare.earlier(compare)
+    old = None if compare is None else earlier(compare)
     images = read_images([] if image is None else [image])
-    usual = demo.path(demo.VISION if images else demo.TEXT)
-    loader = open_weights(model if model is not None else usual)
-    runner_class(loader)  # whether there is one
-    with Bars("opening the model") as bars:
-        opened = Engine.open(loader, max_seq=prompt + generate + 16, progress=bars, **engine)
-        try:
-            bars.waiting("measuring")
-            seen = [measure_image(opened, each, repeat) for each in images]
-            result = measure(opened, prompt, generate, repeat, bars.close)  # they are gone when the clock runs
-            result |= {"image": seen[0]} if seen else {}
-            result |= bench_compare.about(opened, prompt, generate, repeat)
-        finally:
-            opened.close()
+    usual = demo.VISION if images else demo.TEXT
+    with _opened(model, usual, prompt + generate + 16, engine) as (opened, bars):
+        seen = [measure_image(opened, each, repeat) for each in images]
+        result = measure(opened, prompt, generate, repeat, bars.close)  # they are gone when the clock runs
+        result |= {"image": seen[0]} if seen else {}
+        result |= about(opened, prompt, generate, repeat)
     if reasons := disturbances(result):
         click.echo(f"Warning: the machine is busy: {', '.join(reasons)}. Measure again when it is idle.", err=True)
     if as_json:
-        click.echo(json.dumps(result | ({} if old is None else {"compared": bench_compare.compared(old, result)})))
+        click.echo(json.dumps(result | ({} if old is None else {"compared": compared(old, result)})))
     else:
         _show(result)
         if old is not None:
-            bench_compare.show(old, result)
-    if old is not None and at_least is not None and (slow := bench_compare.too_slow(old, result, at_least)):
+            show(old, result)
+    if old is not None and at_least is not None and (slow := too_slow(old, result, at_least)):
         for each in slow:
             click.echo(f"slower: {each.name}, {each.ratio:.2f} times the earlier speed", err=True)
-        ctx.exit(bench_compare.SLOWER)
+        ctx.exit(SLOWER)
 
 
 def measure(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import click
 
 from rlx.arguments import nearest
-from rlx.errors import AmbiguousModelError, ProfileError, RlxError, file_error
+from rlx.errors import AmbiguousModelError, ArgumentError, ProfileError, RlxError, file_error
 
 COMMAND = "rlx.command"
 """Key of `click.Context.meta`: the subcommand that is run."""
@@ -88,6 +88,24 @@ debug_option = click.option(
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+class Parsed(click.ParamType):  # type: ignore[type-arg]
+    """The type of an option that a function parses.
+
+    Args:
+        parse: the value of a text; raises a `ValueError` or `ArgumentError` if it is none.
+        expected: completes "... is", for the error.
+    """
+
+    def __init__(self, parse: Callable[[str], Any], expected: str) -> None:
+        self._parse, self._expected, self.name = parse, expected, parse.__name__.strip("_")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except (ValueError, ArgumentError):
+            self.fail(f"{value!r} is {self._expected}", param, ctx)
 
 
 class Command(click.Command):

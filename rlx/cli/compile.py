@@ -33,7 +33,7 @@ from rlx.compiler.inspection import unknown
 from rlx.engine.opening.source import family_without_model
 from rlx.engine.programs.programs import ProgramRecord, programs_of
 from rlx.errors import ArgumentError
-from rlx.export.unwritten import header_of_config, header_of_shape
+from rlx.export.convert import header_of_config, header_of_shape
 from rlx.models.shapes import USUAL
 from rlx.passes import pipeline
 from rlx.passes.effective import effective

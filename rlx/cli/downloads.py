@@ -11,9 +11,8 @@ from rlx.cli.command import Command, json_option
 from rlx.cli.output import Bars, ago, counted, is_terminal, printable, size, table
 from rlx.errors import AmbiguousModelError, ModelFileError
 from rlx.weights import hub
-from rlx.weights.downloaded import downloaded, find, remove
 from rlx.weights.locate import can_be_downloaded, resolve_model_path
-from rlx.weights.pull import models_of, plan, repository_of
+from rlx.weights.pull import downloaded, find, models_of, plan, remove, repository_of
 from rlx.weights.pull import pull as download
 
 

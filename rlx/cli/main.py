@@ -58,7 +58,7 @@ def _import_file(path: Path) -> None:
 # Subcommand -> where it is, and the first sentence of its help: to list them imports none.
 _COMMANDS = {
     "run": ("rlx.cli.run:run", "Answer PROMPT."),
-    "chat": ("rlx.cli.chat.command:chat", "Talk with MODEL, by default the demo model."),
+    "chat": ("rlx.cli.chat.commands:chat", "Talk with MODEL, by default the demo model."),
     "serve": ("rlx.cli.serve:serve", "Serve MODEL over HTTP, by default the demo model."),
     "compile": ("rlx.cli.compile:compile_", "Compile the programs of MODEL ahead of its first run."),
     "profile": ("rlx.cli.profile:profile", "Write and show compile profiles."),
@@ -69,17 +69,17 @@ _COMMANDS = {
     "embed": ("rlx.cli.embed:embed", "Make vectors of the texts in FILE."),
     "rerank": ("rlx.cli.embed:rerank", "Order the texts in FILE by how well they answer QUERY."),
     "ppl": ("rlx.cli.ppl:ppl", "Measure the perplexity of the text in FILE."),
-    "eval": ("rlx.cli.eval:eval_", "Measure how often MODEL finds the right choice likeliest."),
+    "eval": ("rlx.cli.ppl:eval_", "Measure how often MODEL finds the right choice likeliest."),
     "trace": ("rlx.cli.run:trace", "Answer PROMPT, and write a time line of what is done."),
     "tune": ("rlx.cli.tune:tune", "Measure which numbers suit this machine, and use them."),
     "devices": ("rlx.cli.devices:devices", "List the devices that programs run on."),
-    "doctor": ("rlx.cli.doctor.page:doctor", "Show what rlx finds on this machine, for bug reports."),
+    "doctor": ("rlx.cli.doctor:doctor", "Show what rlx finds on this machine, for bug reports."),
     "pull": ("rlx.cli.downloads:pull", "Download a model from the Hugging Face hub."),
     "list": ("rlx.cli.downloads:list_", "List the downloaded models, the most recently used first."),
     "rm": ("rlx.cli.downloads:rm", "Remove downloaded models."),
     "convert": ("rlx.cli.convert:convert", "Write the safetensors model IN as the GGUF file OUT."),
     "quantize": ("rlx.cli.convert:quantize", "Write the model IN as the GGUF file OUT of another TYPE."),
-    "imatrix": ("rlx.cli.imatrix:imatrix", "Write the importance of MODEL's inputs as the GGUF file OUT."),
+    "imatrix": ("rlx.cli.ppl:imatrix", "Write the importance of MODEL's inputs as the GGUF file OUT."),
     "cache": ("rlx.cli.cache:cache", "Look into the compile cache, and clean it up."),
 }
 INTERRUPTED = 130  # exit code after SIGINT

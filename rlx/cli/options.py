@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from rlx import demo
+from rlx.cli.command import Parsed
 from rlx.cli.downloads import download_if_agreed
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan
@@ -205,29 +206,24 @@ def adapter_option(text: str, *, multiple: bool = False) -> Decorator:
 answering_adapter = adapter_option("The LoRA adapter that answers: a PEFT folder or a GGUF file.")
 
 
-class _Window(click.ParamType):  # type: ignore[type-arg]
-    """A number of tokens, or `all`."""
-
-    name = "window"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value == _ALL else click.INT.convert(value, param, ctx)
-
-
-class _Bias(click.ParamType):  # type: ignore[type-arg]
-    """`ID=BIAS`."""
-
-    name = "bias"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        token, _, bias = value.partition("=")
-        try:
-            return int(token), float(bias)
-        except ValueError:
-            self.fail(f"{value!r} is no ID=BIAS, such as 42=-1.5 or 42=-inf", param, ctx)
-
-
 _ALL = "all"
+
+
+def _window(value: str) -> int | str:
+    """A number of tokens, or `all`."""
+    return value if value == _ALL else int(value)
+
+
+def _bias(value: str) -> tuple[int, float]:
+    """`ID=BIAS`."""
+    token, _, bias = value.partition("=")
+    return int(token), float(bias)
+
+
+_WINDOW, _BIAS = (
+    Parsed(_window, "not a valid integer, and not 'all'"),
+    Parsed(_bias, "no ID=BIAS, such as 42=-1.5 or 42=-inf"),
+)
 # Parameter name -> type, metavar and help; the defaults are the model's own.
 _VALUES: dict[str, tuple[Any, str, str]] = {
     "temperature": (float, "T", "Randomness; 0 always takes the likeliest token (greedy)."),
@@ -241,11 +237,11 @@ _VALUES: dict[str, tuple[Any, str, str]] = {
     "repetition_penalty": (float, "R", "Above 1: penalize tokens in the window."),
     "frequency_penalty": (float, "F", "Subtracted for each occurrence of a token in the window."),
     "presence_penalty": (float, "F", "Subtracted once for a token in the window."),
-    "repetition_window": (_Window(), "N", "Size of the window in tokens, or 'all'; 64 by default."),
+    "repetition_window": (_WINDOW, "N", "Size of the window in tokens, or 'all'; 64 by default."),
     "dry_multiplier": (float, "M", "Strength of DRY, which penalizes repeated sequences; 0 is off."),
     "dry_base": (float, "B", "Growth of DRY with the length of the sequence; 1.75 by default."),
     "dry_allowed_length": (int, "N", "DRY ignores sequences shorter than N tokens; 2 by default."),
-    "dry_penalty_last_n": (_Window(), "N", "Tokens that DRY searches, or 'all', the default."),
+    "dry_penalty_last_n": (_WINDOW, "N", "Tokens that DRY searches, or 'all', the default."),
     "mirostat": (int, "2", "2 turns on Mirostat 2, which replaces top-k, top-p and the other filters."),
     "mirostat_tau": (float, "T", "Target surprise of Mirostat in bits; 5 by default."),
     "mirostat_eta": (float, "E", "Learning rate of Mirostat; 0.1 by default."),
@@ -261,7 +257,7 @@ _SAMPLING: dict[str, Decorator] = {
         help="A repeated sequence ends at TEXT; may be given again. A line break, : \" and * by default.",
     ),
     "logit_bias": click.option(
-        "--logit-bias", type=_Bias(), multiple=True, metavar="ID=BIAS",
+        "--logit-bias", type=_BIAS, multiple=True, metavar="ID=BIAS",
         help="Add BIAS to the logit of token ID; -inf bans it; may be given again.",
     ),
 }  # fmt: skip

@@ -1,4 +1,6 @@
-"""`rlx ppl FILE`: how well a model predicts a text, and how far its predictions are from those of another."""
+"""`rlx ppl FILE`: the perplexity of a text; `rlx eval FILE`: which of several choices a model finds likeliest, and how
+often that is the right one; `rlx imatrix TEXT OUT`: how important the inputs of its linear layers are.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,16 @@ from typing import Any
 import click
 
 from rlx.cli.command import Command, json_option
-from rlx.cli.options import model_argument, model_path, some_engine_options
-from rlx.cli.output import Bars, counted, printable
+from rlx.cli.options import model_argument, model_path, open_runner, some_engine_options
+from rlx.cli.output import Bars, counted, printable, size
 from rlx.cli.prompt import STDIN
 from rlx.engine.engine import Engine
+from rlx.engine.importance import PROFILE, WINDOW, importance
 from rlx.errors import ArgumentError, PromptError, file_error
+from rlx.export.imatrix import write_importance
+from rlx.export.model import check_output
 from rlx.runners.auto import runner_class
+from rlx.runners.choices import Answers, Question, answers
 from rlx.runners.perplexity import Window, halved_windows, score, sliding_windows
 from rlx.weights import open_weights
 
@@ -163,3 +169,95 @@ def show(found: dict[str, Any]) -> None:
     click.echo(f"KL divergence: mean {kl['mean']:.3e} +/- {kl['error']:.0e}, median {kl['median']:.3e}, ", nl=False)
     click.echo(f"99% {kl['p99']:.3e}, maximum {kl['max']:.3e} nats")
     click.echo(f"same likeliest token: {kl['same_top']:.2%}")
+
+
+@click.command("eval", cls=Command)
+@click.argument("file", metavar="FILE")
+@model_argument
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N questions.")
+@click.option("--delimiter", default=" ", metavar="TEXT", help="Put it between query and choice; a space by default.")
+@some_engine_options("max_seq", "threads", "precision", "kv_dtype", "profile", "device")
+@json_option
+def eval_(
+    file: str, model: str | None, limit: int | None, delimiter: str, as_json: bool, engine: dict[str, Any]
+) -> None:
+    """Measure how often MODEL finds the right choice likeliest.
+
+    Each line of FILE is a question in JSON, with a query, choices and the number of the right one. acc takes the
+    log-likelihood of each choice, acc_norm divides it by its characters, as lm-evaluation-harness does.
+
+    \b
+    rlx eval questions.jsonl model.gguf
+    rlx eval questions.jsonl model.gguf --limit 100 --json
+    """
+    questions, start = read_questions(file)[:limit], time.perf_counter()
+    path = model_path(model, engine, tell_demo=True)
+    with Bars("opening the model") as bars, closing(open_runner(path, engine, bars)) as runner:
+        result = answers(runner, questions, delimiter, lambda count: bars("answering questions", count, len(questions)))
+    found = {"model": path, **result.as_dict(), "seconds": time.perf_counter() - start}
+    click.echo(json.dumps(found) if as_json else _page(result))
+
+
+def read_questions(name: str) -> list[Question]:
+    """The questions in a file, one a line.
+
+    Raises:
+        PromptError: it cannot be read, has none, or a line is no question.
+    """
+    found = []
+    for number, line in enumerate(read_text(name).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(Question.of(json.loads(line)))
+        except PromptError as error:
+            raise PromptError(error.what, where=f"{name}, line {number}", hint=error.hint) from error
+        except (ValueError, RecursionError) as error:
+            what, hint = "it is no JSON", "write a question a line"
+            raise PromptError(what, where=f"{name}, line {number}", hint=hint) from error
+    if not found:
+        raise PromptError("there is no question", where=Path(name), hint="write one a line, in JSON")
+    return found
+
+
+def _page(result: Answers) -> str:
+    found = result.as_dict()
+    lines = [f"{name:8} {found[name]:.4f} +/- {found[f'{name}_stderr']:.4f}" for name in ("acc", "acc_norm")]
+    return "\n".join([*lines, counted(found["questions"], "question")])
+
+
+@click.command(cls=Command)
+@click.argument("file", metavar="TEXT")
+@click.argument("out", metavar="OUT")
+@model_argument
+@click.option("--window", type=click.IntRange(2), default=WINDOW, metavar="N", help="Tokens of a window. Default: 512.")
+@click.option("--windows", type=click.IntRange(1), metavar="N", help="Only the first N windows of the text.")
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@some_engine_options("threads", "device")
+def imatrix(
+    file: str, out: str, model: str | None, window: int, windows: int | None, force: bool, engine: dict[str, Any]
+) -> None:
+    """Write the importance of MODEL's inputs as the GGUF file OUT.
+
+    TEXT is a file with text of the kind that the model will read (`-` is stdin); some hundred windows are enough. MODEL
+    is best in F32, F16 or BF16. OUT has the form of llama.cpp's llama-imatrix.
+
+    \b
+    rlx imatrix text.txt imatrix.gguf model-bf16.gguf
+    rlx quantize model-bf16.gguf model.gguf Q4_K_M --imatrix imatrix.gguf
+    """
+    text, start = read_text(file), time.perf_counter()
+    path = model_path(model, engine, tell_demo=True)
+    check_output(Path(out), Path(path), force=force)
+    with (
+        Bars("opening the model") as bars,
+        closing(Engine.open(path, max_seq=window, progress=bars, profile=PROFILE, **engine)) as opened,
+    ):
+        ids = opened.tokenizer.encode(text, add_special_tokens=False)
+        ids = ids if windows is None else ids[: windows * window]
+        total = len(ids) // window
+        found = importance(opened, ids, window, lambda done: bars("reading windows", done, total))
+    nbytes = write_importance(found, out, text=Path(file).name, windows=total, window=window)
+    what = f"{counted(len(found), 'tensor')}, {counted(total, 'window')} of {window} tokens"
+    click.echo(f"{out}: {what}, {size(nbytes)}")
+    click.echo(f"in {time.perf_counter() - start:.1f} s", err=True)

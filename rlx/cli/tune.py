@@ -35,9 +35,7 @@ from rlx.store.store import Store, default_root
     "--seconds", type=click.FloatRange(0, min_open=True), default=45.0, show_default=True, help="Approximate duration."
 )
 @some_engine_options("device")
-def tune(
-    show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: float, engine: dict[str, Any]
-) -> None:
+def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: float, engine: dict[str, Any]) -> None:
     """Measure which numbers suit this machine, and use them.
 
     A few numbers in the kernels of linear layers, such as how far ahead memory is asked for, depend on the machine.

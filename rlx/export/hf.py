@@ -13,10 +13,8 @@ from functools import partial
 from math import prod
 from pathlib import Path
 
-from rlx.export.hf_config import TextConfig, metadata_from_config
-from rlx.export.hf_keys import GgufType, Metadata
-from rlx.export.hf_required import check_tensors
-from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensors
+from rlx.export.hf_config import GgufType, Metadata, TextConfig, metadata_from_config
+from rlx.export.hf_tensors import changes, check_tensors, export_tensor, in_layer, rope_tensors
 from rlx.export.hf_tokenizer import tokenizer_metadata
 from rlx.export.model import ExportModel, ExportTensor, model_from_gguf
 from rlx.weights import ModelWeights, WeightLoader, open_weights

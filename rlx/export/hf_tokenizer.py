@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ConfigError, TokenizerError, file_error
-from rlx.export.hf_config import TextConfig
-from rlx.export.hf_keys import GgufType, Metadata
+from rlx.export.hf_config import GgufType, Metadata, TextConfig
 from rlx.text.from_hf import read_object
 from rlx.text.pretokenizers import PRE_TOKENIZERS
 from rlx.text.tokenizer import SPACE, TokenType, is_byte_token

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rlx.export.model import ExportModel
-from rlx.export.writer import Bytes, Planned, write_gguf
+from rlx.export.model import Bytes, ExportModel, Planned, write_gguf
 from rlx.ir.dtypes import F32
 from rlx.weights.importance import COUNTS, SUMS, Importance
 

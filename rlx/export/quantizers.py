@@ -1,7 +1,7 @@
 """Encoders: float32 numbers to the bytes of a GGUF type, compiled and run by worker threads.
 
-Part of the export stage: `mix.py` chooses a tensor's type, this module encodes its values, `writer.py` writes them. An
-encoder is a loop kernel like those that pack weights: it uses the compile cache, and workers share its blocks.
+Part of the export stage: `quantize.py` chooses a tensor's type, this module encodes its values, `model.py` writes
+them. An encoder is a loop kernel like those that pack weights: it uses the compile cache, and workers share its blocks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from rlx.compiler.limits import worker_count
 from rlx.errors import ArgumentError, WeightError
 from rlx.export import k_quants
 from rlx.export import simple_quants as simple
-from rlx.export.model import ExportTensor
-from rlx.export.writer import Planned
+from rlx.export.model import ExportTensor, Planned
 from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, U8, DType
 from rlx.store.cache import CompileCache
 from rlx.store.key import digest_text

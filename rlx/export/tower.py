@@ -18,17 +18,16 @@ import numpy.typing as npt
 
 from rlx.errors import INCOMPLETE, UnsupportedModelError, WeightError
 from rlx.export.hf import general_metadata
-from rlx.export.hf_config import TextConfig
-from rlx.export.hf_keys import Metadata, Writer
+from rlx.export.hf_config import Metadata, TextConfig, Writer
 from rlx.export.hf_tensors import Change, export_tensor
 from rlx.export.model import ExportModel, ExportTensor
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.models.gguf_config import MMPROJ
 from rlx.models.vision_config import MERGE, VISION_FAMILIES, VisionConfig
 from rlx.models.vision_hf_config import vision_from_hf
+from rlx.vision.weights import checkpoint_names, tower_names
 from rlx.weights import WeightLoader
 from rlx.weights.locate import image_processor
-from rlx.weights.tower_names import checkpoint_names, tower_names
 
 _ANY_SIZE = 224  # readers want an image_size of families whose images have any; nothing depends on it
 _MOST = (1 << 32) - 1  # the largest number that a key of type u32 holds

@@ -112,7 +112,7 @@ def build_predictor(
         hint = 'Use speculative="prompt-lookup", which needs none, or a file with the tensors "nextn" ("mtp").'
         raise UnsupportedModelError("the model has no MTP head", where=where, hint=hint)
     with _placed(config, place):
-        graph: Graph = import_module(f"{__name__}.qwen35_mtp").build_predictor(config, weights, kv_dtype, rows)
+        graph: Graph = import_module(f"{__name__}.qwen35").build_predictor(config, weights, kv_dtype, rows)
     return graph
 
 

@@ -1,4 +1,4 @@
-"""Granite 3 and 4: dense, with experts, and with a shared expert. `granite_hybrid.py` has the row for Mamba-2.
+"""Granite 3 and 4: dense, with experts, with a shared expert, and with Mamba-2 in place of attention in most layers.
 
 A family file: the equations of one decoder, top to bottom, and what its files say. It is llama with factors on the
 embeddings, the residual branches, the scores and the logits. Source: the published implementation in transformers.
@@ -6,19 +6,21 @@ embeddings, the residual branches, the scores and the logits. Source: the publis
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from rlx.ir import ops
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.models.architectures import Architecture
+from rlx.models.architectures import QKVO, Architecture
 from rlx.models.blocks import attention, embedding, feed_forward, head, mlp, norm, rope_angles, shared_expert
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
-from rlx.models.keys import FACTOR
-from rlx.models.mamba import mamba
-from rlx.models.names import LAYER, MOE, PRE_NORMS, WHOLE, Row, Table, shared_expert_names
+from rlx.models.keys import FACTOR, Keys
+from rlx.models.names import LAYER, MOE, PRE_NORMS, WHOLE, Row, Table, mamba_names, shared_expert_names
+from rlx.models.recurrent import IN_OUT, mamba
 from rlx.models.settings import Key
 
 
@@ -42,6 +44,17 @@ def _forward(layer: Model, x: Node) -> Node:
     return feed_forward(layer, x) + shared_expert(layer, x) if experts.shared else feed_forward(layer, x)
 
 
+def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
+    """Layers with Mamba-2 around them have no rope."""
+    has = keys.text("position_embedding_type", "rope") == "rope" and keys.flag("rope.scaling.finetuned", True)
+    return [has] * len(windows)
+
+
+def _spelled(keys: Keys) -> dict[str, Any]:
+    """Without experts the width of the shared one is that of the dense block."""
+    return {"intermediate_size": keys.get("shared_intermediate_size")} if not keys.get("num_local_experts", 0) else {}
+
+
 _EXPERTS = (
     Row("ffn_gate_inp", "block_sparse_moe.router.layer"),
     Row("ffn_gate_up_exps.weight", "block_sparse_moe.input_linear.weight", WHOLE),
@@ -59,13 +72,35 @@ _GRANITE = Architecture(
         "logit_divisor": Key("logit_scale", "logits_scaling", FACTOR, 1.0),
     },
 )
+_MOE = replace(
+    _GRANITE,
+    names=Table((*LAYER, *PRE_NORMS, *_EXPERTS, *MOE, *shared_expert_names())),
+    model_types=("granitemoe", "granitemoeshared"),
+    experts="may",
+    shared_expert="may",
+)
 ARCHITECTURES = {
     "granite": _GRANITE,
-    "granitemoe": replace(
-        _GRANITE,
-        names=Table((*LAYER, *PRE_NORMS, *_EXPERTS, *MOE, *shared_expert_names())),
-        model_types=("granitemoe", "granitemoeshared"),
-        experts="may",
-        shared_expert="may",
+    "granitemoe": _MOE,
+    "granitehybrid": replace(
+        _MOE,
+        names=Table((*_MOE.names.layer, *mamba_names("mamba"))),
+        model_types=("granitemoehybrid",),
+        hybrid="mamba",
+        rope_layers=_rope_layers,
+        hf_spelling=_spelled,
+        hf_biases={"attention_bias": QKVO, "mamba_conv_bias": ("ssm_conv1d",), "mamba_proj_bias": IN_OUT},
+        hf_keys={
+            "value_heads": "mamba_n_heads",
+            "key_heads": "mamba_n_groups",
+            "key_dim": "mamba_d_state",
+            "value_dim": "mamba_d_head",
+        },
+        hf_defaults={
+            "position_embedding_type": "nope",
+            "mamba_n_groups": 1,
+            "mamba_d_conv": 4,
+            "mamba_conv_bias": True,
+        },
     ),
 }

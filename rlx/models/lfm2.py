@@ -1,10 +1,11 @@
-"""LFM2: short gated convolutions in place of attention in most layers.
+"""LFM2: short gated convolutions in place of attention in most layers; also with experts, which sigmoids choose.
 
 A family file: the equations of one decoder, top to bottom, and what its files say. Source: LFM2 (arXiv 2511.23404).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rlx.ir import ops
@@ -16,7 +17,7 @@ from rlx.models.blocks import attention, embedding, feed_forward, head, linear, 
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.keys import POSITIVE, WIDTH, Keys
-from rlx.models.names import FUSED_QKV, LINEAR, Row, Table
+from rlx.models.names import FUSED_QKV, LINEAR, SCALED, WHOLE, Row, Table
 from rlx.models.settings import Key
 
 
@@ -76,23 +77,42 @@ _LAYER = (
     Row("ffn_up", "feed_forward.w3", LINEAR),
     Row("ffn_down", "feed_forward.w2", LINEAR),
 )
+_EXPERTS = (
+    Row("ffn_gate_inp", "feed_forward.gate"),
+    Row("exp_probs_b.bias", "feed_forward.expert_bias", WHOLE),
+    Row("ffn_gate_exps", "feed_forward.experts.{}.w1", SCALED),
+    Row("ffn_up_exps", "feed_forward.experts.{}.w3", SCALED),
+    Row("ffn_down_exps", "feed_forward.experts.{}.w2", SCALED),
+    Row("ffn_gate_up_exps.weight", "feed_forward.experts.gate_up_proj", WHOLE),
+    Row("ffn_down_exps.weight", "feed_forward.experts.down_proj", WHOLE),
+)
+_LFM2 = Architecture(
+    build,
+    Table(_LAYER, _DECODER),
+    ("lfm2",),
+    hybrid="convolution",
+    hf_base=1_000_000.0,
+    hf_spelling=_spelled,
+    hf_keys={"eps": "norm_eps"},
+    keys={"taps": Key("shortconv.l_cache", "conv_L_cache", (2, 64))},
+    hf_defaults={
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "block_auto_adjust_ff_dim": True,
+        "block_multiple_of": 256,
+        "norm_eps": 1e-5,
+        "conv_L_cache": 3,
+    },
+)
 ARCHITECTURES = {
-    "lfm2": Architecture(
-        build,
-        Table(_LAYER, _DECODER),
-        ("lfm2",),
-        hybrid="convolution",
-        hf_base=1_000_000.0,
-        hf_spelling=_spelled,
-        hf_keys={"eps": "norm_eps"},
-        keys={"taps": Key("shortconv.l_cache", "conv_L_cache", (2, 64))},
-        hf_defaults={
-            "hidden_act": "silu",
-            "tie_word_embeddings": True,
-            "block_auto_adjust_ff_dim": True,
-            "block_multiple_of": 256,
-            "norm_eps": 1e-5,
-            "conv_L_cache": 3,
-        },
-    )
+    "lfm2": _LFM2,
+    "lfm2moe": replace(
+        _LFM2,
+        names=Table((*_LAYER, *_EXPERTS), _DECODER),
+        model_types=("lfm2_moe",),
+        experts="must",
+        router="sigmoid",
+        hf_keys={**_LFM2.hf_keys, "dense_layers": "num_dense_layers"},
+        hf_defaults={"hidden_act": "silu", "tie_word_embeddings": True, "norm_eps": 1e-5, "conv_L_cache": 3},
+    ),
 }

@@ -17,8 +17,8 @@ from rlx.models.blocks import Angles, attention, embedding, feed_forward, head, 
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.keys import Keys
-from rlx.models.mamba import IN_OUT, mamba
 from rlx.models.names import LINEAR, SCALED, WHOLE, Row, Table, mamba_names, shared_expert_names
+from rlx.models.recurrent import IN_OUT, mamba
 
 
 def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:

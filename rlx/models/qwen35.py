@@ -2,7 +2,8 @@
 
 A family file: the equations of one decoder, top to bottom. Sources: gated delta networks (arXiv 2412.06464), the
 technical report of Qwen 3 (arXiv 2505.09388) for the rest; the shared expert, which every token uses, is that of
-DeepSeekMoE (arXiv 2401.06066).
+DeepSeekMoE (arXiv 2401.06066). The MTP head, which predicts the token after the next, is one more layer with the
+model's embedding and head (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlx.ir import ops
+from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.architectures import Architecture
 from rlx.models.blocks import Angles, attention, embedding, feed_forward, head, linear, norm, rope_angles, shared_expert
-from rlx.models.builder import Model, Weights, start
+from rlx.models.builder import DRAFT_HEAD, Model, Weights, start
 from rlx.models.config import ModelConfig
-from rlx.models.delta_net import delta_net
 from rlx.models.names import (
     ATTENTION,
     ATTN_NORM,
@@ -32,6 +33,7 @@ from rlx.models.names import (
     Table,
     shared_expert_names,
 )
+from rlx.models.recurrent import delta_net
 
 
 def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
@@ -95,3 +97,19 @@ ARCHITECTURES = {
         shared_expert="must",
     ),
 }
+
+
+def build_predictor(config: ModelConfig, weights: Weights, kv_dtype: DType, rows: int) -> Graph:
+    """The graph of the head; see `rlx.models.build_predictor`."""
+    model = start(config.predictor, weights, kv_dtype)
+    here = replace(model, layer=config.layers)
+    hidden = model.graph.input("hidden", [SEQ, config.hidden])
+    joined = ops.concat(norm(here, embedding(model), "nextn.enorm"), norm(here, hidden, "nextn.hnorm"))
+    x = block(here, linear(here, joined, "nextn.eh_proj", config.hidden), rope_angles(model))
+    own_norm = here.has("nextn.shared_head_norm.weight")
+    x = norm(here, x, "nextn.shared_head_norm") if own_norm else norm(model, x, "output_norm")
+    model.graph.output("next_hidden", x)
+    table = model.weight(f"{'token_embd' if config.tied else 'output'}.weight", config.vocab_size, config.hidden)
+    first = model.graph.weight(DRAFT_HEAD, (rows, config.hidden), table.dtype)
+    model.graph.output("token", ops.pick(ops.linear(x, first, bf16=config.bf16)))
+    return model.graph

@@ -36,12 +36,10 @@ FILES: dict[str, tuple[str, str]] = {
     "ernie45": ("ernie4_5", "ernie4_5"),
     "mistral3": ("mistral3", "ministral3 mistral3"),
     "phi3": ("phi3", "phi3"),
-    "lfm2": ("lfm2", "lfm2"),
-    "lfm2moe": ("lfm2moe", "lfm2_moe"),
+    "lfm2": ("lfm2 lfm2moe", "lfm2 lfm2_moe"),
     "gpt_oss": ("gpt-oss", "gpt_oss"),
     "deepseek": ("deepseek2", "deepseek_v3 kimi_k2"),
-    "granite": ("granite granitemoe", "granite granitemoe granitemoeshared"),
-    "granite_hybrid": ("granitehybrid", "granitemoehybrid"),
+    "granite": ("granite granitemoe granitehybrid", "granite granitemoe granitemoeshared granitemoehybrid"),
     "nemotron_h": ("nemotron_h nemotron_h_moe", "nemotron_h"),
 }
 

@@ -13,9 +13,19 @@ from typing import Any, ClassVar, TypeAlias
 
 from rlx.errors import ProfileError
 from rlx.passes.options import FUSIONS, PASSES, Options, check_precision
-from rlx.profile.keys import BUCKETS, FAMILIES, PHASES, check_names, check_value
+from rlx.profile.keys import (
+    BUCKETS,
+    FAMILIES,
+    PHASES,
+    Flat,
+    Found,
+    check_names,
+    check_value,
+    read_file,
+    read_table,
+    to_toml,
+)
 from rlx.profile.option import ProfileOptions
-from rlx.profile.toml import Flat, Found, read_file, read_table, to_toml
 
 ProfileLike: TypeAlias = "CompileProfile | Mapping[str, Any] | str | Path | None"
 """A profile, or what makes one: a table, the path of a file, None for the defaults."""

@@ -17,13 +17,12 @@ from rlx.errors import ArgumentError
 from rlx.serve import check_installed as check_server
 
 if TYPE_CHECKING:
-    from rlx.ray.data import generate
+    from rlx.ray.data import embed, generate
     from rlx.ray.serving import deployment
-    from rlx.ray.vectors import embed
 
 __all__ = ["deployment", "embed", "generate"]
 
-_HOMES = {"deployment": "rlx.ray.serving", "embed": "rlx.ray.vectors", "generate": "rlx.ray.data"}
+_HOMES = {"deployment": "rlx.ray.serving", "embed": "rlx.ray.data", "generate": "rlx.ray.data"}
 
 
 def __getattr__(name: str) -> Any:

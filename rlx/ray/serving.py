@@ -23,9 +23,8 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError
-from rlx.ray.places import at_least_one, cpus_of, path_on_nodes, range_of
-from rlx.ray.relay import Relay
-from rlx.ray.replica import Replica
+from rlx.ray.batch import at_least_one, cpus_of, path_on_nodes, range_of
+from rlx.ray.relay import Relay, Replica
 from rlx.serve.options import ServerOptions, served
 from rlx.serve.prefixes import PrefixTable
 from rlx.serve.server import names_of

@@ -20,12 +20,12 @@ from rlx.passes import pipeline
 from rlx.passes.options import BACKEND
 from rlx.passes.program import Program
 from rlx.passes.report import PassReport, ranges
-from rlx.report import drawing, findings, layers
-from rlx.report.findings import changes
+from rlx.report import drawing, work
 from rlx.report.source import KernelText, Problem, Source, StepTimes, Subject
 from rlx.report.work import (
     RegionWork,
     budget,
+    changes,
     kernel_rows,
     mean_wait,
     memory_rows,
@@ -119,7 +119,7 @@ def _region_of(program: Program | None) -> dict[Node, int]:
 
 def _drawing(graph: Graph, regions: Mapping[Node, int]) -> dict[str, Any]:
     """A graph as boxes with their places: see `rlx.report.page.scripts`, `drawing.js`."""
-    folded = layers.fold(graph)
+    folded = drawing.fold(graph)
     boxes = [_box(box, regions) for box in folded.boxes]
     sizes = [(box.pop("w"), box.pop("h")) for box in boxes]
     groups = [box.group for box in folded.boxes]
@@ -147,7 +147,7 @@ def _title(numbers: Sequence[int]) -> str:
     return f"{len(numbers)} equal layers: {ranges(numbers)[1:-1].replace(',', ', ')}"
 
 
-def _box(box: layers.Box, regions: Mapping[Node, int]) -> dict[str, Any]:
+def _box(box: drawing.Box, regions: Mapping[Node, int]) -> dict[str, Any]:
     node = box.node
     shown = _brief(box.name)
     leaves = [
@@ -195,7 +195,7 @@ def _pass(name: str, done: PassReport | None, program: Program | None) -> dict[s
         {"rule": e.rule, "n": e.where, "detail": e.detail, "layers": list(e.layers), "count": e.count}
         for e in done.done
     ]
-    row |= {"done": events, "missed": findings.missed_rows(done, program), "facts": dict(done.facts)}
+    row |= {"done": events, "missed": work.missed_rows(done, program), "facts": dict(done.facts)}
     return row | {"nodes": list(done.nodes), "changed": done.changed, "note": done.note, "seconds": done.seconds}
 
 
@@ -278,7 +278,7 @@ def _groups(graphs: Mapping[str, Graph], source: Source, program: Program) -> li
     before = names[names.index("fuse") - 1]
     env = step_extents(program.graph, source.rows, source.times.extents if source.times else None)
     used = {event.rule for done in source.report.passes for event in done.done} if source.report else set()
-    return findings.groups(graphs[before], before, program, source.options, env, used)
+    return work.groups(graphs[before], before, program, source.options, env, used)
 
 
 def kernel_problem(error: RlxError, stage: str) -> Problem:

@@ -5,9 +5,9 @@ of its answer become the answer of that API:
 
     HTTP body -> Request -> engine loop -> events -> JSON or server-sent events
 
-`events.py` has the events, `answers.py` what writes them, `model.py` a model, `server.py` all of them, `app.py` the
-application; each folder is one API. The packages of the extra `serve` are imported by the modules here, and by nothing
-outside.
+`answers.py` has the events and what writes them, `model.py` a model, `server.py` all of them, `app.py` the application;
+`openai`, `responses.py`, `messages.py` and `ollama.py` are the APIs. The packages of the extra `serve` are imported by
+the modules here, and by nothing outside.
 """
 
 from __future__ import annotations

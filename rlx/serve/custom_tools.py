@@ -14,8 +14,8 @@ from typing import Any
 
 from rlx.errors import GrammarError
 from rlx.grammar import Grammar
-from rlx.serve.body import shown
 from rlx.serve.errors import invalid
+from rlx.serve.http import shown
 from rlx.text.answer import AnswerParser, AnswerPart
 from rlx.text.tool_calls import Part, ToolCallDelta
 

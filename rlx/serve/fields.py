@@ -17,8 +17,8 @@ from rlx.arguments import as_float
 from rlx.errors import GrammarError, SamplingError, ToolError
 from rlx.grammar import Grammar
 from rlx.sampling import SampleOpts
-from rlx.serve.body import MAX_BIAS_TEXT, MAX_BIAS_TEXTS, Body, shown
 from rlx.serve.errors import invalid
+from rlx.serve.http import MAX_BIAS_TEXT, MAX_BIAS_TEXTS, Body, shown
 from rlx.text.tool_calls import checked_tools
 
 if TYPE_CHECKING:

@@ -1,7 +1,10 @@
-"""Routes and responses: JSON bodies, streams of server-sent events or lines, and clients that go away.
+"""HTTP bodies: their JSON, the types of fields that APIs share, what is wrong with one in words; routes and responses.
 
-Server stage, below the APIs. A body that is no JSON object of the right form is a 400 that names the field. A stream
-ends when its client goes away.
+Server stage, below the APIs. What a body may become in memory is bounded before it is parsed. Bodies are pydantic
+models that convert nothing and refuse unknown names: a wrong one is a 400 that names the field. A field of a published
+API that rlx does nothing with is one of two kinds. `only` is for what would change the answer: another value than the
+one that is so anyway is an error. `hint` is for what cannot: it is accepted, and the header `X-Rlx-Ignored` of the
+response names it. A stream ends when its client goes away.
 """
 
 from __future__ import annotations
@@ -9,20 +12,359 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, NoReturn, TypeGuard, TypeVar, get_args
 
+import numpy as np
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rlx.arguments import nearest
 from rlx.serve import record
-from rlx.serve.body import Body, body_of, ignored_fields, parsed, validated
-from rlx.serve.errors import ApiError
+from rlx.serve.errors import ApiError, invalid
+
+MAX_DEPTH = 200  # of nested arrays and objects
+MAX_VALUES = 1 << 19  # values and names of a body; parsed, they take 20 to 200 bytes each
+VALUE_BYTES = 100  # what a value takes in memory
+_MARKS = (b",", b":", b"[", b"{")  # one of them stands before each value and each name
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+MAX_CHOICES = 128
+MAX_STOPS = 64
+MAX_STOP_IDS = 4096
+MAX_BREAKERS = 64  # each is searched in the last tokens, at each token
+MAX_BIASES = 16_384
+MAX_BIAS_TEXTS = 1024  # of those, that are texts and no ids
+MAX_BIAS_TEXT = 1 << 16  # characters of them
+MAX_TOOLS = 1024
+MAX_PAIRS = 64  # of metadata
+MAX_TEXTS = 2048  # of one request for vectors
+MAX_MESSAGES = 65_536
+MAX_TEXT = 1 << 20  # characters of a text whose tokens are asked for
+MAX_SHOWN = 80
+MAX_ERRORS = 1000  # of pydantic that are looked at
+
+# ---------------------------------------------------------------------------------------------- JSON
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body.
+
+    Raises:
+        ApiError: it is something else, not in UTF-8, nested too deeply, or has too many values.
+    """
+    if not body.strip():
+        raise invalid(None, "the body is empty", "send a JSON object")
+    if not (encoding := json.detect_encoding(body)).startswith("utf-8"):  # `check_size` reads bytes of UTF-8
+        raise invalid(None, f"the body is in {encoding}", "send JSON in UTF-8")
+    check_size(body)
+    try:
+        found = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        what = str(error).partition("; use sys.")[0]  # Python's advice about long numbers is not for clients
+        raise invalid(None, f"the body is no JSON: {what}") from None
+    if not isinstance(found, dict):
+        raise invalid(None, f"the body is a JSON {_NAMES[type(found)]}", "send a JSON object")
+    return found
+
+
+def count_of(body: bytes | bytearray) -> int:
+    """How many values and names the JSON of a body has at most: an estimate in which texts may count, too."""
+    return sum(map(body.count, _MARKS))
+
+
+def check_size(body: bytes, what: str = "the body") -> None:
+    """Refuses a body that would take far more memory, or deeper calls, than its length says.
+
+    Texts do not count: code has many braces. A body is cut at its quotes only if it may be too large with them. Up to
+    the first error of a malformed one everything is counted as the parser would read it, and there the parser stops.
+
+    Args:
+        what: what the message calls it.
+
+    Raises:
+        ApiError: it has too many values or levels.
+    """
+    many = count_of(body) > MAX_VALUES
+    if not many and body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    if bare.count(b'"') > 2 * MAX_VALUES:
+        raise _too_many(what)
+    outside = b"".join(bare.split(b'"')[::2])
+    if many and count_of(outside) > MAX_VALUES:
+        raise _too_many(what)
+    steps = _STEPS[np.frombuffer(outside.translate(None, _NOT_BRACKETS), np.uint8)]
+    if len(steps) and np.cumsum(steps, dtype=np.int64).max() > MAX_DEPTH:
+        raise invalid(None, f"{what} is nested more than {MAX_DEPTH} levels deep")
+
+
+def _too_many(what: str) -> ApiError:
+    hint = "send it in several requests"
+    return ApiError(413, f"{what} has more than {MAX_VALUES} values", code="body_too_large", hint=hint)
+
+
+_NAMES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+# ---------------------------------------------------------------------------------------------- fields
+
+B = TypeVar("B", bound="Body")
+
+
+def _bounded(schema: Any) -> Any:
+    """A schema whose arrays have a limit and end at their first error."""
+    if isinstance(schema, list):
+        return [_bounded(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _bounded(value) for name, value in schema.items()}
+    return {"max_length": MAX_VALUES, **found, "fail_fast": True} if found.get("type") == "list" else found
+
+
+class Body(BaseModel):
+    """A request body: a wrong type and an unknown name are errors.
+
+    A body with a million errors costs no more than one with a few: an array ends at its first one, and of unknown names
+    the first counts.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        found: CoreSchema = _bounded(handler(source))
+        return found
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, found: Any) -> Any:
+        if not isinstance(found, dict) or len(found) <= len(cls.model_fields):
+            return found
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        first = next((name for name in found if name not in known), None)
+        return {name: value for name, value in found.items() if name in known or name == first}
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Bounds the entries of a field that is an array or an object, before one of them is looked at."""
+
+    count: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = handler(schema)
+        for each in found.get("anyOf", [found]):
+            if name := {"array": "maxItems", "object": "maxProperties"}.get(each.get("type")):
+                each[name] = self.count
+        return found
+
+    def _check(self, found: Any) -> Any:
+        if isinstance(found, dict | list) and len(found) > self.count:
+            raise PydanticCustomError("too_many", "at most {count} entries", {"count": self.count})
+        return found
+
+
+def validated(kind: type[B], found: dict[str, Any]) -> B:
+    """The body that a JSON object is.
+
+    Raises:
+        ApiError: it is none; the error names the field.
+    """
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        raise body_error(error.errors(include_url=False)[:MAX_ERRORS], found, kind) from None
+
+
+def only(*values: Any, instead: str = "leave the field out") -> AfterValidator:
+    """A field of other servers that rlx has no use for: these values, and null, change nothing; others are refused.
+
+    Args:
+        instead: the way out.
+    """
+
+    def check(found: Any) -> Any:
+        if found is None or is_one_of(found, values):
+            return found
+        raise PydanticCustomError("unsupported", "is not supported", {"instead": instead})
+
+    return AfterValidator(check)
+
+
+@dataclass(frozen=True, eq=False)  # `Annotated` takes equal ones for the same, and 0 equals false
+class Hint:
+    """Marks a field that cannot change the answer: any value is accepted, and a header of the response names the field
+    if its value asks for something (`ignored_fields`).
+
+    Attributes:
+        same: values that ask for what is so anyway.
+    """
+
+    same: tuple[Any, ...] = ()
+
+
+def hint(*same: Any) -> Hint:
+    """A field that rlx has no use for, as a hint; these values, and null, ask for what is so anyway."""
+    return Hint(same)
+
+
+Ignored = Annotated[Any, hint()]
+"""A hint that rlx never does anything with."""
+
+Anyway = Any
+"""A field that rlx does as it says, without being asked, or that the answer repeats."""
+
+
+def ignored_fields(kind: type[Body], body: Mapping[str, Any]) -> list[str]:
+    """The names of hints that a body has and that change nothing, such as `text.verbosity`."""
+    found = []
+    for name, same, inner in _hints(kind):
+        value = body.get(name)
+        if value is not None and same is not None and not is_one_of(value, same):
+            found.append(name)
+        elif inner is not None and isinstance(value, Mapping):
+            found += [f"{name}.{each}" for each in ignored_fields(inner, value)]
+    return found
+
+
+@cache
+def _hints(kind: type[Body]) -> list[tuple[str, tuple[Any, ...] | None, type[Body] | None]]:
+    """The fields that are hints, with the values that ask for what is so anyway, and those that are bodies."""
+    found = []
+    for own, field in kind.model_fields.items():
+        same = next((each.same for each in field.metadata if isinstance(each, Hint)), None)
+        inner = next((each for each in (field.annotation, *get_args(field.annotation)) if _is_body(each)), None)
+        if same is not None or inner is not None:
+            found.append((field.alias or own, same, inner))
+    return found
+
+
+def is_one_of(value: Any, values: Sequence[Any]) -> bool:
+    """Whether a value is one of several, of the same type: 0 is not false."""
+    return any(type(value) is type(each) and value == each for each in values)
+
+
+def _is_body(kind: Any) -> TypeGuard[type[Body]]:
+    return isinstance(kind, type) and issubclass(kind, Body)
+
+
+def body_error(errors: Sequence[Mapping[str, Any]], body: Any, kind: type[Body] | None = None) -> ApiError:
+    """The 400 of a body that does not validate; it names the first field.
+
+    Args:
+        errors: of pydantic.
+        body: what was sent.
+        kind: what it should be.
+    """
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    field = [part for part in (unknown or errors)[0]["loc"] if part != "body"][:1]
+    of_field = [error for error in unknown or errors if [part for part in error["loc"] if part != "body"][:1] == field]
+    first = max(of_field, key=lambda error: len(_place(error, body)[0]))  # the deepest one knows most
+    place, found = _place(first, body)
+    if first["type"] == "missing":
+        return invalid(place, "it is required", code="missing_required_parameter")
+    if first["type"] == "extra_forbidden":
+        close = nearest(place, _known(kind, first["loc"])) if kind is not None else []
+        hint = f"did you mean {close[0]}?" if close else "leave it out"
+        return invalid(place, "there is no such field", hint, code="unknown_parameter")
+    if first["type"] == "unsupported":
+        what = f"{shown(found)} is not supported"
+        return invalid(place, what, first["ctx"]["instead"], code="unsupported_parameter")
+    same = [error for error in errors if _place(error, body)[0] == place]
+    return invalid(place, f"expected {' or '.join(dict.fromkeys(map(_expected, same)))}, found {shown(found)}")
+
+
+def body_of(route: Any) -> type[Body] | None:
+    """The class of the bodies of a route; None if it has none."""
+    found = getattr(getattr(getattr(route, "body_field", None), "field_info", None), "annotation", None)
+    return found if _is_body(found) else None
+
+
+def _known(kind: type[Body], place: Sequence[Any]) -> list[str]:
+    """The fields that there are where an unknown one stands."""
+    prefix = ""
+    for part in place[:-1]:
+        inner = next((each for name, _, each in _hints(kind) if name == part), None)
+        if inner is not None:
+            prefix, kind = f"{prefix}{part}.", inner
+    return [f"{prefix}{name}" for name in kind.model_fields]
+
+
+_EXPECTED = {
+    "string_type": "a string", "int_type": "an integer", "int_from_float": "an integer", "float_type": "a number",
+    "bool_type": "true or false", "list_type": "an array", "dict_type": "an object", "model_type": "an object",
+    "model_attributes_type": "an object", "finite_number": "a finite number", "int_parsing": "an integer",
+}  # fmt: skip
+
+
+def _expected(error: Mapping[str, Any]) -> str:
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "greater_than_equal":
+            return f"at least {context['ge']:g}"
+        case "greater_than":
+            return f"more than {context['gt']:g}"
+        case "less_than_equal":
+            return f"at most {context['le']:g}"
+        case "string_too_short":
+            return "a string that is not empty"
+        case "literal_error":
+            return str(context["expected"]).replace("False", "false")
+        case "too_short":
+            return "at least one entry" if context["min_length"] == 1 else f"at least {context['min_length']} entries"
+        case "too_long":
+            return f"at most {context['max_length']} entries"
+        case kind:
+            return _EXPECTED.get(kind, str(error["msg"]))
+
+
+def _place(error: Mapping[str, Any], body: Any) -> tuple[str, Any]:
+    """The name of a field such as `messages[2].content`, and its value. Names of pydantic's branches are left out."""
+    name, value = "", body
+    parts = [part for part in error["loc"] if part != "body"]
+    for i, part in enumerate(parts):
+        if isinstance(part, int):
+            if not (isinstance(value, list) and part < len(value)):
+                continue
+            name, value = f"{name}[{part}]", value[part]
+        elif isinstance(value, dict) and (part in value or (i == len(parts) - 1 and error["type"] == "missing")):
+            name, value = f"{name}.{part}".lstrip("."), value.get(part)
+    return name, value
+
+
+def shown(value: Any) -> str:
+    """A value as JSON, shortened; no more of it is written than that."""
+    text = ""
+    for part in _ENCODER.iterencode(value):
+        text += part[: MAX_SHOWN + 1]
+        if len(text) > MAX_SHOWN:
+            return f"{text[:MAX_SHOWN]}..."
+    return text
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
+
 
 T = TypeVar("T")
 

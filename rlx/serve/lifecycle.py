@@ -1,6 +1,9 @@
-"""The HTTP server around the application: where it listens, and how it ends.
+"""The HTTP server around the application: where it listens, how long a connection may say nothing, and how it ends.
 
-Server stage. `run` is what `rlx serve` calls: a server that is told to end finishes what it computes first.
+Server stage. `run` is what `rlx serve` calls: a server that is told to end finishes what it computes first. uvicorn
+bounds the time between two requests of a connection; here are the bounds of a request's head and of an answer that
+nobody reads, and what becomes of a client that sends no more: it may still read. The time of a body is bounded in
+`middleware.py`.
 """
 
 from __future__ import annotations
@@ -11,21 +14,290 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rlx import platform
 from rlx.errors import ArgumentError
-from rlx.serve.protocol import BoundedProtocol, Turns, most_connections
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from rlx.serve.options import ServerOptions
     from rlx.serve.server import Server
+
+
+HEAD_SECONDS = 30.0  # from the begin of a connection, or of a request, to the end of the request's head
+LINGER_SECONDS = 2.0  # in which a client may read an answer although it has not sent its whole body
+STALLED_SECONDS = 5.0  # in which a client may take nothing of its answer while others wait
+SILENT = (60, 15, 4)  # seconds until a silent connection is probed, between two probes, and number of probes
+LEAST_PIECE, MOST_PIECE = 1 << 10, 8 << 10  # bytes of a chunked body that are read in one turn of the event loop
+PIECE_SECONDS = 0.002  # how long that is to take
+
+
+def most_connections() -> int:
+    """How many connections there may be: half of the files that the process may open, at most 4096."""
+    most = platform.current().open_files()
+    return max(16, min(4096, most // 2 or 4096))
+
+
+class Turns:
+    """Connections that have received more than is read in one turn of the event loop. In each, one of them goes on.
+
+    A body in chunks of one byte costs tens of microseconds a byte. However many of them come, others have their turns.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[BoundedProtocol] = deque()
+
+    def add(self, connection: BoundedProtocol) -> None:
+        """Puts a connection at the end."""
+        self._waiting.append(connection)
+        if len(self._waiting) == 1:
+            connection.loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        connection, more = self._waiting[0], False
+        try:
+            more = connection.read_piece()
+        except Exception:
+            connection.transport.abort()  # as the event loop does where reading fails
+            raise
+        finally:
+            self._waiting.popleft()
+            if more:
+                self._waiting.append(connection)
+            if self._waiting:
+                connection.loop.call_soon(self._next)
+
+
+class Transport:
+    """The transport of a connection, which closes when the client has read the answer.
+
+    To close a socket with unread bytes discards the answer on its way.
+
+    Args:
+        transport: asyncio's.
+        closing: called in place of `close`; returns whether it does that itself.
+    """
+
+    def __init__(self, transport: asyncio.Transport, closing: Callable[[], bool]) -> None:
+        self._transport, self._closing = transport, closing
+        self._paused = {"flow": False, "turns": False}
+        self.lingers = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        """Closes it, unless the client still sends; then soon."""
+        if not self.lingers:
+            self.lingers = self._closing()
+            if not self.lingers:
+                self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self.lingers or self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self.pause("flow", True)
+
+    def resume_reading(self) -> None:
+        self.pause("flow", False)
+
+    def pause(self, who: str, whether: bool) -> None:
+        """Reads no more while anybody wants that."""
+        self._paused[who] = whether
+        if any(self._paused.values()):
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection.
+
+    The loop pauses whoever writes when the client does not read, so that no more than a buffer is held for it.
+    """
+
+    send_seconds = 60.0
+    """How long a client may leave its answer unread."""
+
+    turns = Turns()
+    """The connections that have more to read."""
+
+    others_wait: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether other requests wait for those that are answered."""
+
+    transport: Any
+    _reading: asyncio.TimerHandle | None = None
+    _writing: asyncio.TimerHandle | None = None
+    _watching: asyncio.TimerHandle | None = None
+    _expects: str = ""
+    _received = b""
+    _piece = LEAST_PIECE
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(Transport(transport, self._closes))  # type: ignore[arg-type]
+        _probe_silence(transport.get_extra_info("socket"), self.send_seconds)
+        self._expect("head")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._received = b""
+        self._expect("")
+        for timer in (self._writing, self._watching):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    # ---------------------------------------------------------------------------------------------- reading
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.lingers:
+            return
+        if self._received or (len(data) > LEAST_PIECE and not self._has_length):
+            is_first, self._received = not self._received, self._received + data
+            if is_first:
+                self.transport.pause("turns", True)
+                self.turns.add(self)
+        else:
+            self._read(data)
+
+    def read_piece(self) -> bool:
+        """Reads a part of what was received; returns whether there is more."""
+        if not self._received:  # the connection has ended since
+            return False
+        piece, start = self._received[: self._piece], time.perf_counter()
+        self._received = self._received[len(piece) :]
+        self._read(piece)
+        is_slow = time.perf_counter() - start > PIECE_SECONDS
+        self._piece = max(LEAST_PIECE, self._piece // 2) if is_slow else min(MOST_PIECE, 2 * self._piece)
+        if self.transport.is_closing():
+            self._received = b""
+        elif self._received and self._has_length:
+            rest, self._received = self._received, b""
+            self._read(rest)
+        if not self._received:
+            self.transport.pause("turns", False)
+        return bool(self._received)
+
+    @property
+    def _has_length(self) -> bool:
+        """Whether what comes is the rest of a body without chunks."""
+        return (
+            self._is_answering
+            and self.cycle.more_body
+            and not any(name == b"transfer-encoding" for name, _ in self.headers)
+        )
+
+    def _read(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.transport.is_closing():
+            self._expect(self._awaited())
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._expect(self._awaited())
+
+    def _closes(self) -> bool:
+        """Ends the side of the server first where the client still sends: it is to read the answer."""
+        cycle: Any = self.cycle
+        if cycle is None or not (cycle.response_complete and cycle.more_body) or not self.transport.can_write_eof():
+            return False
+        self._received = b""
+        for who in ("flow", "turns"):
+            self.transport.pause(who, False)
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+        return True
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. It gets its answer if it still reads; whether it does, it shows by no reset."""
+        if self.transport.lingers or not self._is_answering or self.cycle.more_body:
+            return False
+        cycle = self.cycle
+        cycle.keep_alive = False
+        if not cycle.response_started and cycle.scope["http_version"] == "1.1":
+            self.transport.write(
+                self.conn.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+            )
+        cycle.message_event.set()  # a stream sends something, too
+        self._watch(0.02)
+        return True
+
+    def _watch(self, seconds: float) -> None:
+        """Ends the connection of a client that has closed it completely: what is sent to it then fails."""
+        connection = self.transport.get_extra_info("socket")
+        if self.transport.is_closing() or connection is None:
+            return
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        else:
+            self._watching = self.loop.call_later(seconds, self._watch, min(1.0, 2 * seconds))
+
+    # ---------------------------------------------------------------------------------------------- writing
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_writing_timer()
+        self._stalled(time.monotonic())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_writing_timer()
+
+    def _stalled(self, since: float) -> None:
+        """Ends the connection of a client that takes nothing: sooner if others wait for its place."""
+        stalled = time.monotonic() - since
+        if stalled >= self.send_seconds or (stalled >= STALLED_SECONDS and self.others_wait()):
+            self.transport.abort()
+        else:
+            seconds = min(1.0, self.send_seconds - stalled)
+            self._writing = self.loop.call_later(seconds, self._stalled, since)
+
+    def _stop_writing_timer(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    # ---------------------------------------------------------------------------------------------- time
+
+    @property
+    def _is_answering(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _awaited(self) -> str:
+        """The part that the client has to send next: the rest of a head, or nothing."""
+        return "" if self._is_answering or self.timeout_keep_alive_task is not None else "head"
+
+    def _expect(self, what: str) -> None:
+        """Starts the time for it, unless it runs."""
+        if what == self._expects:
+            return
+        if self._reading is not None:
+            self._reading.cancel()
+        self._expects = what
+        self._reading = self.loop.call_later(HEAD_SECONDS, self.transport.close) if what else None
+
+
+def _probe_silence(connection: Any, send_seconds: float) -> None:
+    """Has the system end a connection whose other side is gone without a word."""
+    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    for name, value in zip(names, (*SILENT, int(1000 * send_seconds)), strict=True):
+        if hasattr(socket, name):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
 
 BACKLOG = 512
 CUT_SECONDS = 2.0  # for requests that were cut to say so to their clients

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,10 @@ from rlx.runners.base import submitted_group
 from rlx.runners.encoder import as_encoder
 from rlx.sampling import SampleOpts
 from rlx.serve import record
+from rlx.serve.answers import Asked, EventStream
 from rlx.serve.errors import ApiError, context_overflow
-from rlx.serve.events import Asked, EventStream
 from rlx.serve.http import in_thread
-from rlx.serve.media import MediaOptions
+from rlx.serve.options import ServerOptions
 from rlx.text.answer import AnswerParser, ThinkingTags, tool_format
 
 if TYPE_CHECKING:
@@ -62,14 +62,9 @@ class ServedModel:
     Attributes:
         names: the name in answers, and the others.
         created: Unix time at which it was opened.
-        media: what images of requests may be.
+        options: how it is served; requests override the sampling options.
         grammar_turns: how many grammars are made at once. Costly ones leave the threads to other requests.
-        sample: sampling options that the server sets, by name; requests override them.
-        max_tokens: as `ServerOptions.max_tokens`.
     """
-
-    sample: Mapping[str, Any] = {}
-    max_tokens: int | None = None
 
     def __init__(
         self, runner: CachedRunner, name: str, aliases: Sequence[str] = (), adapter: str | None = None
@@ -77,7 +72,7 @@ class ServedModel:
         self.runner, self.name, self.aliases, self.adapter = runner, name, tuple(aliases), adapter
         self.names = (name, *aliases)
         self.created = int(time.time())
-        self.media, self.grammar_turns = MediaOptions(), CapacityLimiter(GRAMMARS_AT_ONCE)
+        self.options, self.grammar_turns = ServerOptions(), CapacityLimiter(GRAMMARS_AT_ONCE)
         self.text_turns = CapacityLimiter(TEXTS_AT_ONCE)
 
     @property
@@ -173,14 +168,14 @@ class ServedModel:
         """The sampling options of requests that give none: the server's, before the model's own recommendation, before
         those of OpenAI's API.
         """
-        return replace(self.runner.recommended_sample or SampleOpts(), **self.sample)
+        return replace(self.runner.recommended_sample or SampleOpts(), **self.options.sample)
 
     def limit(self, tokens: int | None) -> int | None:
         """How many tokens an answer may have, where a request says `tokens`; None for what the context has room for.
 
         It is a number that fits a metric and a span, whatever the request says.
         """
-        given = [each for each in (tokens, self.max_tokens) if each is not None]
+        given = [each for each in (tokens, self.options.max_tokens) if each is not None]
         return min(*given, self._room) if given else None
 
     @property

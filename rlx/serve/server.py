@@ -24,16 +24,13 @@ from rlx.engine.opening.options import SLOTS
 from rlx.errors import ArgumentError, BusyError, RlxError
 from rlx.grammar import trial
 from rlx.serve import record, status
-from rlx.serve.admission import ConcurrencyLimiter
 from rlx.serve.batch.jobs import BatchJobs, FileStore
 from rlx.serve.errors import ApiError
-from rlx.serve.log import Log
-from rlx.serve.media import MediaOptions
-from rlx.serve.metrics import Metrics
-from rlx.serve.middleware import Access
+from rlx.serve.middleware import Access, ConcurrencyLimiter
 from rlx.serve.model import ServedModel
 from rlx.serve.options import ServerOptions
-from rlx.serve.record import RequestRecord
+from rlx.serve.record import Log, RequestRecord
+from rlx.serve.status import Metrics
 
 if TYPE_CHECKING:
     from rlx.serve.telemetry import Telemetry
@@ -193,8 +190,7 @@ class Server:
         found = [model for each in opened for model in each.with_adapters]
         check_names([each.names for each in found])
         for model in found:
-            model.media, model.sample = MediaOptions.of(self.options), self.options.sample
-            model.max_tokens = self.options.max_tokens
+            model.options = self.options
             with suppress(RlxError):  # of a file without one: the requests that need it say so
                 model.tokenizer.encode("")  # built now, not in the first request
         self.limiter.slots = sum(each.slots for each in opened)

@@ -1,29 +1,331 @@
-"""The state of a server and of its models: health, properties, slots, versions, metrics, `/v1/models`.
+"""The state of a server and of its models: health, properties, slots, versions, `/v1/models`; metrics for Prometheus.
 
 Server stage, beside the APIs. The fields follow OpenAI, llama-server and vLLM, whose clients and probes ask for them.
+Requests are counted when they end; what the engine knows is read when somebody asks for the metrics, so a token costs
+nothing here. Names and labels of metrics follow vLLM's, with the prefix `rlx:`; options repeat them as `vllm:`, and
+under the names of llama-server, for dashboards and scripts that read those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Sample
 
 import rlx
-from rlx.errors import RlxError
+from rlx.engine.loop.executor import GAP_BOUNDS
+from rlx.errors import BusyError, RlxError
 from rlx.serve.errors import ApiError, openai_body
 from rlx.serve.http import json_bytes, new_router
-from rlx.serve.metrics import CONTENT_TYPE
 from rlx.serve.model import ServedModel
-from rlx.serve.ollama.routes import tag
-from rlx.serve.openai.native import sampling_settings
+from rlx.serve.ollama import tag
+from rlx.serve.openai.completions import sampling_settings
+from rlx.serve.record import Answered, RequestRecord
 
 if TYPE_CHECKING:
     from rlx.engine.request.record import ActiveRequest
     from rlx.serve.server import Server
+
+
+LLAMA = "llamacpp:"
+
+Value = Callable[[Mapping[str, float]], float]
+
+
+def _per(count: float, other: float) -> float:
+    return count / other if other else 0.0
+
+
+def _computed(totals: Mapping[str, float]) -> float:
+    return totals["prompt_tokens_total"] - totals["prompt_tokens_cached_total"]
+
+
+#: Name -> meaning, and the value from the totals of the server's own metrics: a function of them, or their name.
+_COUNTERS: dict[str, tuple[str, Value | str]] = {
+    "prompt_tokens": ("Tokens of prompts that were computed", _computed),
+    "prompt_tokens_cached": ("Tokens of prompts that the cache knew", "prompt_tokens_cached_total"),
+    "prompt_seconds": ("Time of prompts", "request_prefill_time_seconds_sum"),
+    "tokens_predicted": ("Tokens of answers", "generation_tokens_total"),
+    "tokens_predicted_seconds": ("Time of answers", "request_decode_time_seconds_sum"),
+    "n_decode": ("Calls of the engine", "engine_steps_total"),
+    "spec_decode_num_drafts": ("Steps with drafts", "spec_decode_num_drafts_total"),
+    "spec_decode_num_draft_tokens": ("Tokens that were drafted", "spec_decode_num_draft_tokens_total"),
+    "spec_decode_num_accepted_tokens": ("Drafts that were right", "spec_decode_num_accepted_tokens_total"),
+}
+_GAUGES: dict[str, tuple[str, Value | str]] = {
+    "prompt_tokens_seconds": (
+        "Tokens of prompts a second",
+        lambda totals: _per(_computed(totals), totals["request_prefill_time_seconds_sum"]),
+    ),
+    "predicted_tokens_seconds": (
+        "Tokens of answers a second",
+        lambda totals: _per(totals["generation_tokens_total"], totals["request_decode_time_seconds_sum"]),
+    ),
+    "requests_processing": ("Choices that are computed", "num_requests_running"),
+    "requests_deferred": ("Choices that wait for a slot", "num_requests_waiting"),
+    "n_busy_slots_per_decode": (
+        "Tokens of a call of the engine",
+        lambda totals: _per(totals["engine_tokens_total"], totals["engine_steps_total"]),
+    ),
+}
+
+
+def llama_metrics(metrics: Iterable[Metric]) -> Iterator[Metric]:
+    """The metrics of llama-server.
+
+    Args:
+        metrics: those of the server.
+    """
+    totals = defaultdict[str, float](float)
+    for metric in metrics:
+        for each in metric.samples:
+            totals[each.name.removeprefix(PREFIX)] += each.value
+    for family, rows in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
+        for name, (text, of) in rows.items():
+            yield family(LLAMA + name, text, value=totals[of] if isinstance(of, str) else of(totals))
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: Upper ends in seconds, from half a millisecond (a small model) to minutes (a long prompt).
+SECONDS = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+    600.0,
+)  # fmt: skip
+TOKENS = tuple(2.0**power for power in range(18))
+PREFIX, ALIAS = "rlx:", "vllm:"
+
+#: The metrics that vLLM has under the same name.
+SHARED = frozenset(
+    "num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries prefix_cache_hits "
+    "prompt_tokens prompt_tokens_cached generation_tokens num_preemptions request_success spec_decode_num_drafts "
+    "spec_decode_num_draft_tokens spec_decode_num_accepted_tokens time_to_first_token_seconds "
+    "inter_token_latency_seconds request_time_per_output_token_seconds e2e_request_latency_seconds "
+    "request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds "
+    "request_inference_time_seconds request_prompt_tokens request_generation_tokens request_params_n "
+    "request_params_max_tokens".split()
+)
+
+
+class Metrics:
+    """The metrics of a server, in a registry of its own.
+
+    The name of a model is a label of each metric.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)  # memory, descriptors and CPU time, as every exporter has them
+        self._histograms = {name: self._histogram(name, text, of) for name, (text, of) in _HISTOGRAMS.items()}
+        self._prompt = self._counter("prompt_tokens", "Tokens of prompts, those that the cache knew included")
+        self._cached = self._counter("prompt_tokens_cached", "Tokens of prompts that the cache knew")
+        self._tokens = self._counter("generation_tokens", "Tokens of answers that clients were given")
+        self._ends = self._counter("request_success", "Choices that ended, by reason", "finished_reason")
+        self._requests = self._counter("http_requests", "Requests over HTTP", "method", "path", "status")
+        self._gone = self._counter("http_requests_gone", "Requests whose client went away before the end")
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(PREFIX + name, text, ("model_name",), registry=self._registry, buckets=buckets)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, text, ("model_name", *labels), registry=self._registry)
+
+    def count(self, found: RequestRecord) -> None:
+        """Counts a request that has ended."""
+        model = found.model or self._server.default_name
+        self._requests.labels(model, found.method, found.route, str(found.status)).inc()
+        if found.gone:
+            self._gone.labels(model).inc()
+        if found.answered:
+            self._observe(model, "e2e_request_latency_seconds", found.seconds)
+        for each in found.answered:
+            self._count_answer(model, each)
+
+    def _count_answer(self, model: str, each: Answered) -> None:
+        first = each.first
+        self._prompt.labels(model).inc(first.prompt_tokens)
+        self._cached.labels(model).inc(first.cached_tokens)
+        self._tokens.labels(model).inc(each.tokens)
+        for reason in each.reasons:
+            self._ends.labels(model, reason).inc()
+        self._observe(model, "request_params_n", len(each.stats))
+        self._observe(model, "request_prompt_tokens", first.prompt_tokens)
+        self._observe(model, "request_generation_tokens", each.tokens)
+        self._observe(model, "request_preparation_seconds", each.prepared)
+        self._observe(model, "request_queue_time_seconds", first.queued_s)
+        if each.max_tokens is not None:
+            self._observe(model, "request_params_max_tokens", each.max_tokens)
+        if each.first_token is None:
+            return
+        decode = max(one.decode_s for one in each.stats)
+        self._observe(model, "time_to_first_token_seconds", each.first_token)
+        self._observe(model, "request_prefill_time_seconds", first.prompt_s)
+        self._observe(model, "request_decode_time_seconds", decode)
+        self._observe(model, "request_inference_time_seconds", first.prompt_s + decode)
+        for one in each.stats:
+            if one.tokens > 1:
+                self._observe(model, "request_time_per_output_token_seconds", one.decode_s / (one.tokens - 1))
+
+    def _observe(self, model: str, name: str, value: float) -> None:
+        self._histograms[name].labels(model).observe(value)
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        registry: Any = self  # all that is asked of it is `collect`
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, and those of other servers that the options ask for."""
+        own, options = [*self._engines(), *self._registry.collect()], self._server.options
+        yield from own
+        if options.vllm_metrics:
+            yield from (_renamed(metric) for metric in own if metric.name.removeprefix(PREFIX) in SHARED)
+        if options.llama_metrics:
+            yield from llama_metrics(own)
+
+    def _engines(self) -> Iterable[Metric]:
+        """The counters of the engines, each with a sample a model. Those of the server have the first one's name."""
+        found = dict[str, Metric]()
+        for metric in self._of_each():
+            if (known := found.setdefault(metric.name, metric)) is not metric:
+                known.samples += metric.samples
+        return found.values()
+
+    def _of_each(self) -> Iterator[Metric]:
+        label, limiter = self._server.default_name, self._server.limiter
+        yield _gauge("num_requests_inside", "Requests that came in and are not answered", limiter.inside, label)
+        yield _gauge("queue_limit", "How many requests may wait beside them", limiter.queue, label)
+        yield _count("request_rejections", "Requests that got 429", limiter.rejected, label)
+        info = GaugeMetricFamily(f"{PREFIX}build_info", "Versions", labels=["model_name", "version"])
+        info.add_metric([label, rlx.__version__], 1)
+        yield info
+        for model in self._server.without_adapters:
+            with suppress(BusyError):  # closed meanwhile
+                yield from _of_runner(model.runner.stats(), model.name)
+
+
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From the arrival of a request to its first token", SECONDS),
+    "request_time_per_output_token_seconds": ("Mean time between two tokens of a choice", SECONDS),
+    "e2e_request_latency_seconds": ("From the arrival of a request to the end of its answer", SECONDS),
+    "request_preparation_seconds": ("From the arrival of a request until the engine has it", SECONDS),
+    "request_queue_time_seconds": ("From there to the begin of the prompt, images included", SECONDS),
+    "request_prefill_time_seconds": ("From there to the first token", SECONDS),
+    "request_decode_time_seconds": ("From the first token to the last", SECONDS),
+    "request_inference_time_seconds": ("From the begin of the prompt to the last token", SECONDS),
+    "request_prompt_tokens": ("Tokens of a prompt", TOKENS),
+    "request_generation_tokens": ("Tokens of all choices of a request", TOKENS),
+    "request_params_n": ("Choices of a request", TOKENS),
+    "request_params_max_tokens": ("The limit of tokens that a request gives", TOKENS),
+}
+
+
+def _used(stats: Mapping[str, Any]) -> float:
+    return stats["kv_used_bytes"] / stats["kv_bytes"] if stats["kv_bytes"] else 0
+
+
+#: Name, meaning, and where the statistics of an engine have the value: a path, or a function of them.
+_ENGINE_GAUGES: tuple[tuple[str, str, str | Callable[[Mapping[str, Any]], float]], ...] = (
+    ("slots", "How many choices the engine computes at once", "requests.slots"),
+    ("num_requests_running", "Choices that are computed", "requests.running"),
+    ("num_requests_waiting", "Choices that wait for a slot", "requests.queue"),
+    ("kv_cache_usage_perc", "Used part of the cache, 0 to 1", _used),
+    ("kv_cache_bytes", "Bytes of the cache that are in use", "kv_used_bytes"),
+    ("kv_cache_limit_bytes", "Bytes that the cache may take", "kv_bytes"),
+    ("paused_bytes", "Bytes of paused choices", "paused_bytes"),
+)
+_ENGINE_COUNTERS = (
+    ("prefix_cache_queries", "Tokens of prompts that were looked up in the cache", "prefix_tokens_asked"),
+    ("prefix_cache_hits", "Tokens of prompts that the cache knew", "prefix_tokens_hit"),
+    ("prefix_cache_evictions", "Prefixes that made room", "prefix_evictions"),
+    ("num_preemptions", "Choices that were paused to make room", "requests.paused"),
+    ("engine_steps", "Calls of the engine", "requests.steps"),
+    ("engine_tokens", "Tokens that were chosen", "requests.tokens"),
+    ("engine_prompt_tokens", "Prompt tokens that were computed", "requests.prompt_tokens"),
+    ("spec_decode_num_drafts", "Steps with drafts", "speculation.steps"),
+    ("spec_decode_num_draft_tokens", "Tokens that were drafted", "speculation.drafted"),
+    ("spec_decode_num_accepted_tokens", "Drafts that were right", "speculation.accepted"),
+)
+# States of prompts on disk, where there are some (`cache_kv`).
+_DISK_GAUGES = (
+    ("disk_cache_bytes", "Bytes of the files with states of prompts", "cache_kv_used_bytes"),
+    ("disk_cache_limit_bytes", "Bytes that these files may take", "cache_kv_bytes"),
+)
+_DISK_COUNTERS = (
+    ("disk_cache_tokens_hit", "Tokens of prompts that were read from disk", "cache_kv_tokens_hit"),
+    ("disk_cache_read_bytes", "Bytes that were read from these files", "cache_kv_read_bytes"),
+    ("disk_cache_written_bytes", "Bytes that were written to these files", "cache_kv_written_bytes"),
+    ("disk_cache_evictions", "Files that made room", "cache_kv_evictions"),
+    ("disk_cache_damaged", "Files that were damaged", "cache_kv_damaged"),
+)
+
+
+def _of_runner(stats: Mapping[str, Any], label: str) -> Iterator[Metric]:
+    """The counters of one engine."""
+    if "kv_bytes" not in stats:  # an encoder, which has no caches
+        for name, text, path in _ENGINE_COUNTERS:
+            if name in ("engine_steps", "engine_prompt_tokens"):
+                yield _count(name, text, _at(stats, path), label)
+        return
+    has_disk = "cache_kv_bytes" in stats
+    for name, text, where in (*_ENGINE_GAUGES, *(_DISK_GAUGES if has_disk else ())):
+        yield _gauge(name, text, _at(stats, where) if isinstance(where, str) else where(stats), label)
+    for name, text, path in (*_ENGINE_COUNTERS, *(_DISK_COUNTERS if has_disk else ())):
+        yield _count(name, text, _at(stats, path), label)
+    yield _gaps(stats["requests"], label)
+
+
+def _at(stats: Mapping[str, Any], path: str) -> float:
+    found: Any = stats
+    for name in path.split("."):
+        found = found[name]
+    return float(found)
+
+
+def _gauge(name: str, text: str, value: float, label: str) -> Metric:
+    found = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
+    found.add_metric([label], value)
+    return found
+
+
+def _count(name: str, text: str, value: float, label: str) -> Metric:
+    found = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
+    found.add_metric([label], value)
+    return found
+
+
+def _gaps(requests: Mapping[str, Any], label: str) -> Metric:
+    """The times between two tokens of a choice, as the engine counted them."""
+    found = HistogramMetricFamily(
+        f"{PREFIX}inter_token_latency_seconds", "Time between two tokens of a choice", labels=["model_name"]
+    )
+    total, buckets = 0, list[tuple[str, float]]()
+    for bound, count in zip((*map(str, GAP_BOUNDS), "+Inf"), requests["gap_counts"], strict=True):
+        total += count
+        buckets.append((bound, total))
+    found.add_metric([label], buckets, requests["gap_seconds"])
+    return found
+
+
+def _renamed(metric: Metric) -> Metric:
+    name = ALIAS + metric.name.removeprefix(PREFIX)
+    found = Metric(name, metric.documentation, metric.type)
+    found.samples = [
+        Sample(ALIAS + each.name.removeprefix(PREFIX), {**each.labels, "engine": "0"}, each.value, each.timestamp)
+        for each in metric.samples
+    ]
+    return found
+
 
 PROBES = frozenset({"/health", "/v1/health", "/ping", "/metrics", "/slots", "/favicon.ico"})
 """Paths that are asked all the time: the log has them only where they fail."""
@@ -124,7 +426,7 @@ def properties(model: ServedModel) -> dict[str, Any]:
 def _sampling(model: ServedModel) -> dict[str, Any]:
     """The sampling options of requests that give none, also under llama-server's names."""
     params = {**sampling_settings(model.default_sample), "n_predict": model.limit(None) or -1}
-    source = "server" if model.sample else "default" if model.runner.recommended_sample is None else "model"
+    source = "server" if model.options.sample else "default" if model.runner.recommended_sample is None else "model"
     return {**params, "source": source}
 
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlx.errors import ChatTemplateError
-from rlx.text import channels
 from rlx.text.chat import template_of
 from rlx.text.tokenizer import Tokenizer
-from rlx.text.tool_calls import Part, Tool, ToolCallDelta, ToolFormat, new_call_id
+from rlx.text.tool_calls import Part, Tool, ToolCallDelta, ToolFormat, headed, new_call_id
 from rlx.text.tool_calls.bare import GRANITE, LLAMA, MISTRAL_LIST, NEMOTRON, PROMPTED
 from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
 from rlx.text.tool_calls.headed import DEEPSEEK, HARMONY, KIMI, MISTRAL
@@ -70,9 +69,9 @@ class ThinkingTags:
 
 #: Of answers in channels: around reasoning that the answer follows.
 CHANNELS = ThinkingTags(
-    f"{channels.CHANNEL}analysis{channels.MESSAGE}",
-    f"{channels.END}{channels.START}assistant{channels.CHANNEL}final{channels.MESSAGE}",
-    channels.TOKENS,
+    f"{headed.CHANNEL}analysis{headed.MESSAGE}",
+    f"{headed.END}{headed.START}assistant{headed.CHANNEL}final{headed.MESSAGE}",
+    headed.TOKENS,
 )
 
 
@@ -90,7 +89,7 @@ class Splitter(Protocol):
 
 def splitter(tags: ThinkingTags | None, is_open: bool = False) -> Splitter:
     """The splitter of an answer; arguments as for `ThinkingSplitter`."""
-    return channels.ChannelSplitter() if tags == CHANNELS else ThinkingSplitter(tags, is_open)
+    return headed.ChannelSplitter() if tags == CHANNELS else ThinkingSplitter(tags, is_open)
 
 
 class ThinkingSplitter:

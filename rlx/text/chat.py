@@ -18,7 +18,7 @@ from rlx.json_file import read_text
 from rlx.text.confined import NOT_STARTED, Confined, ConfinedError
 from rlx.text.escape import EscapedMessages
 from rlx.text.tokenizer import Tokenizer, TokenType
-from rlx.text.tool_calls.messages import has_calls, prompted, with_calls
+from rlx.text.tool_calls.tools import has_calls, prompted, with_calls
 
 if TYPE_CHECKING:
     from rlx.text.image_parts import ImageTokens
@@ -386,7 +386,7 @@ def chat_ids(
     that a user cannot close a turn and speak for the system; assistant messages and, with `trust_content`, all of them
     are parsed like the template. No message can write an image: a part `{"type": "image"}` is one placeholder id.
 
-    A template that knows no tools gets messages that describe them; see `rlx.text.tool_calls.messages`.
+    A template that knows no tools gets messages that describe them; see `rlx.text.tool_calls.tools`.
 
     Args:
         images: the tokens of images; None if the model takes none.

@@ -3,6 +3,10 @@
 Second step of the vision stage: `Image` -> `Patches`, equal to the image processors of transformers. This file has the
 interface, what all families share, and the rules of size of each family. Sources: `Qwen2VLImageProcessorPil`,
 `Gemma3ImageProcessorPil`, `Gemma4ImageProcessorPil` and `Gemma4UnifiedImageProcessorPil` of transformers.
+
+Pillow resizes, antialiased: first the width, then the height. The models were trained on what Pillow up to 12.3
+computes. Pillow 13 chooses the order by the sizes, so its pixels differ; two calls in this order give the same with all
+versions.
 """
 
 from __future__ import annotations
@@ -14,15 +18,69 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from math import isqrt
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import ArgumentError, ImageError
 from rlx.models.vision_config import QWEN_PIXELS, VisionConfig
+from rlx.vision.decode import pillow
 from rlx.vision.image import Image, ImageOptions, Pixels
-from rlx.vision.resize import BICUBIC, BILINEAR, finish, resize_steps
+
+Steps: TypeAlias = Generator[None, None, Pixels]
+Result = TypeVar("Result")
+
+BILINEAR, BICUBIC = 2, 3  # `PIL.Image.Resampling`: a triangle, and the cubic of Keys (1981) with a = -0.5
+STRIP = 1 << 18  # pixels that are resized at a time: a few milliseconds
+
+
+def resize(pixels: Pixels, height: int, width: int, method: int) -> Pixels:
+    """An image of another size; the sides are scaled each by itself.
+
+    Args:
+        pixels: uint8 [rows, columns, 3].
+        height, width: the new size, at least 1.
+        method: the weights; where the image becomes smaller they are as wide as a new pixel (antialiasing).
+
+    Returns:
+        uint8 [height, width, 3].
+
+    Raises:
+        ImageError: Pillow is not installed.
+    """
+    return finish(resize_steps(pixels, height, width, method))
+
+
+def resize_steps(pixels: Pixels, height: int, width: int, method: int) -> Steps:
+    """As `resize`, piece by piece: a generator that pauses every few milliseconds and returns the pixels."""
+    pixels = yield from _along_rows(pixels, width, method)
+    turned = yield from _along_rows(pixels.swapaxes(0, 1), height, method)
+    return np.ascontiguousarray(turned.swapaxes(0, 1))
+
+
+def _along_rows(pixels: Pixels, width: int, method: int) -> Steps:
+    rows, columns, channels = pixels.shape
+    if width == columns:
+        return pixels
+    image, step = pillow(), max(1, STRIP // max(columns, width))
+    result = np.empty((rows, width, channels), np.uint8)
+    for at in range(0, rows, step):
+        strip = image.fromarray(np.ascontiguousarray(pixels[at : at + step]))
+        result[at : at + step] = strip.resize((width, strip.height), method)
+        yield
+    return result
+
+
+def finish(steps: Generator[None, None, Result]) -> Result:
+    """Runs work to its end: what the generator returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
 
 Floats: TypeAlias = NDArray[np.float32]
 

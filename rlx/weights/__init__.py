@@ -1,9 +1,9 @@
 """Weights: maps model files, checks them, and gives tensors canonical names. Knows no models.
 
-`mapped.py` holds the bytes, `gguf.py` and `safetensors.py` read the formats, `checks.py` checks the hyper-parameters,
-`locate.py` finds the file of a path or name, `loader.py` opens it, `prediction.py` appends the MTP block to the layers,
-`names.py` gives every tensor its canonical name, `composed.py` and `fp8.py` make one tensor of several, and `model.py`
-offers the result as `ModelWeights`.
+`mapped.py` holds the bytes, `gguf.py` and `safetensors.py` read the formats, `gguf_values.py` checks the
+hyper-parameters, `locate.py` finds the file of a path or name, `loader.py` opens it, `prediction.py` appends the MTP
+block to the layers, `names.py` gives every tensor its canonical name, `composed.py` and `scaled_codes.py` make one
+tensor of several, and `model.py` offers the result as `ModelWeights`.
 """
 
 from typing import TYPE_CHECKING
@@ -15,14 +15,13 @@ from rlx.weights.model import ModelWeights
 
 if TYPE_CHECKING:
     from rlx.weights import (
-        fp8,
         hub,
-        mxfp4,
         packed,
         prediction,
         quantization,
         recommended,
         safetensors,
+        scaled_codes,
         sentence_modules,
     )
 
@@ -30,9 +29,7 @@ __all__ = [
     "ModelWeights",
     "TensorInfo",
     "WeightLoader",
-    "fp8",
     "hub",
-    "mxfp4",
     "open_weights",
     "packed",
     "prediction",
@@ -40,6 +37,7 @@ __all__ = [
     "recommended",
     "resolve_model_path",
     "safetensors",
+    "scaled_codes",
     "sentence_modules",
 ]
 

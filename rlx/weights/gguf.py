@@ -25,8 +25,7 @@ import numpy as np
 
 from rlx.errors import CUT_SHORT, GgufError, ModelFileError, UnsupportedModelError
 from rlx.ir.dtypes import BY_GGML, DType
-from rlx.weights.checks import check_hyperparameters
-from rlx.weights.gguf_values import GgufMetadata, Numbers, Strings
+from rlx.weights.gguf_values import GgufMetadata, Numbers, Strings, check_hyperparameters
 from rlx.weights.mapped import Buffer, MappedFile, MappedTensors, TensorInfo
 
 MAX_PARTS = 99_999

@@ -156,9 +156,9 @@ def _part(loader: WeightLoader, canonical: str, name: str) -> Composed:
     info = loader.tensors[name]
     if loader.format == CHECKPOINT:  # codes and their scales may be two tensors there
         if info.dtype is weights.quantization.CODES:
-            return weights.fp8.fp8(loader, name)
-        if name.endswith(weights.mxfp4.CODES_END):
-            return weights.mxfp4.mxfp4(loader, name)
+            return weights.scaled_codes.fp8(loader, name)
+        if name.endswith(weights.scaled_codes.CODES_END):
+            return weights.scaled_codes.mxfp4(loader, name)
     if not info.dtype.is_quantized and info.dtype not in FLOATS:
         hint = "use a checkpoint in BF16, F16 or F32, or a GGUF file of the model"
         raise UnsupportedModelError(f"tensor {info.name!r} has type {info.dtype}", where=loader.path, hint=hint)

@@ -1,24 +1,216 @@
 """Checkpoints by GPTQ, AWQ, compressed-tensors or bitsandbytes, as tensors that the model can use.
 
-Weights stage, under `model.py`; `schemes.py` reads the layers. A linear layer is several tensors there: codes, several
-in an integer, scales, zero points, and which group an input belongs to. Here it is one tensor `weight`: in the smallest
-of Q4_0, Q5_0 and Q8_0 in which the numbers are exact, else in float32.
+Weights stage, under `model.py`. A linear layer is several tensors there: codes, several in an integer, scales, zero
+points, and which group an input belongs to. Here it is one tensor `weight`: in the smallest of Q4_0, Q5_0 and Q8_0 in
+which the numbers are exact, else in float32. Sources: the layouts of AutoAWQ (`gemm`), GPTQModel, compressed-tensors
+and bitsandbytes.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rlx.errors import RlxError, UnsupportedModelError, WeightError
 from rlx.ir.dtypes import F32, I8, Q4_0, Q5_0, Q8_0, DType
+from rlx.ir.stored import FLOATS, to_float32
 from rlx.weights.loader import LoaderOver, WeightLoader
 from rlx.weights.mapped import Bytes, TensorInfo
-from rlx.weights.quantization import scheme_of
-from rlx.weights.schemes import PARTS, READERS, FloatLayer, Layer, Read
+from rlx.weights.quantization import group_sizes, scheme_of
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+
+_AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which output each four bits of an integer belong to
+_WORD = 32  # bits
+_STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+_NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")
+PARTS = {  # ending of the codes -> endings of what else belongs to them
+    ".qweight": (".qzeros", ".scales", ".g_idx"),
+    ".weight_packed": (".weight_scale", ".weight_shape", ".weight_g_idx", ".weight_zero_point"),
+    ".weight": (
+        *(".weight_scale", ".weight_zero_point", ".weight_g_idx"),
+        *(".weight.absmax", ".weight.quant_map", *_NESTED, *_STATES),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of a linear layer: code times the scale of its group.
+
+    Attributes:
+        codes: reads the integers [n, k], the zero point subtracted.
+        scales: [n, groups].
+        groups: the group of each input, [k].
+        lowest, highest: bounds of the codes.
+    """
+
+    codes: Callable[[], Array]
+    scales: Floats
+    groups: Array
+    lowest: int
+    highest: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.scales), len(self.groups)
+
+
+@dataclass(frozen=True)
+class FloatLayer:
+    """The weights of a linear layer that no type of integers holds.
+
+    Attributes:
+        shape: [n, k].
+        values: reads them, float32.
+    """
+
+    shape: tuple[int, ...]
+    values: Callable[[], Floats]
+
+
+Read = Callable[[WeightLoader, str], Layer | FloatLayer]
+
+
+def _array(loader: WeightLoader, name: str) -> Array:
+    """The numbers of a tensor; `KeyError` if it is missing."""
+    info = loader.tensors[name]
+    if info.dtype in FLOATS:
+        return to_float32(loader.raw(name), info.dtype).reshape(info.shape)
+    return loader.raw(name).view(str(info.dtype.numpy)).reshape(info.shape)
+
+
+def _split(words: Array, bits: int = 4) -> Array:
+    """int32 [..., m] -> [..., m, 32 // bits]: numbers of so many bits each, the lowest first."""
+    shifts = np.arange(0, _WORD - bits + 1, bits, dtype=np.uint32)
+    return (words[..., None].view(np.uint32) >> shifts & np.uint32((1 << bits) - 1)).astype(np.int16)
+
+
+def _groups(loader: WeightLoader, name: str, k: int, count: int) -> Array:
+    """The group of each of k inputs: what the tensor says, else `count` groups in order."""
+    if name in loader.tensors:
+        found = _array(loader, name)
+        if found.shape != (k,) or found.min() < 0 or found.max() >= count:
+            raise ValueError(f"{name!r} is no list of {k} numbers below {count}, the number of groups")
+        return found
+    sizes = group_sizes(scheme_of(loader.metadata))
+    if k % count or (count > 1 and sizes and k // count not in sizes):
+        said = f", and group_size is {' or '.join(map(str, sorted(sizes)))}" if sizes else ""
+        raise ValueError(f"{count} scales a row for {k} inputs{said}")
+    return np.arange(k) // (k // count)
+
+
+def _awq(loader: WeightLoader, layer: str) -> Layer:
+    order, scales = np.argsort(_AWQ_ORDER), _array(loader, f"{layer}.scales")
+
+    def read(part: str) -> Array:
+        found = _split(_array(loader, f"{layer}.{part}"))
+        return found[..., order].reshape(len(found), -1)
+
+    zeros, k = read("qzeros"), loader.tensors[f"{layer}.qweight"].shape[0]
+    groups = _groups(loader, "", k, len(scales))
+    return Layer(lambda: (read("qweight") - zeros[groups]).T, scales.T, groups, *_bounds(zeros, 4))
+
+
+def _gptq(loader: WeightLoader, layer: str) -> Layer:
+    scheme, scales = scheme_of(loader.metadata), _array(loader, f"{layer}.scales")
+    bits = int(scheme.get("bits", 4))
+    zeros = _split(_array(loader, f"{layer}.qzeros"), bits).reshape(len(scales), -1)
+    if scheme.get("checkpoint_format", "gptq") != "gptq_v2":
+        zeros = zeros + 1  # stored less 1
+    if scheme.get("desc_act") is True:
+        _ = loader.tensors[f"{layer}.g_idx"]  # without it the groups would be others
+    words, n = loader.tensors[f"{layer}.qweight"].shape
+    groups = _groups(loader, f"{layer}.g_idx", _WORD // bits * words, len(scales))
+
+    def codes() -> Array:
+        found = _split(_array(loader, f"{layer}.qweight"), bits).swapaxes(1, 2).reshape(-1, n)
+        return (found - zeros[groups]).T
+
+    return Layer(codes, scales.T, groups, *_bounds(zeros, bits))
+
+
+def _bounds(zeros: Array, bits: int) -> tuple[int, int]:
+    """The bounds of codes from 0 on after their zero points are subtracted."""
+    return -int(zeros.max()), (1 << bits) - 1 - int(zeros.min())
+
+
+def _compressed(loader: WeightLoader, layer: str) -> Layer:
+    name = f"{layer}.weight"
+    packed = f"{name}_packed" in loader.tensors
+    n, k = _array(loader, f"{name}_shape").tolist() if packed else loader.tensors[name].shape
+    bits = _packed_bits(loader.tensors[f"{name}_packed"].shape[1], k) if packed else 8
+    middle, scales = 1 << (bits - 1), _array(loader, f"{name}_scale")
+    scales = np.broadcast_to(scales, (n, 1)) if scales.size == 1 else scales.reshape(n, -1)
+    groups = _groups(loader, f"{name}_g_idx", k, scales.shape[1])
+    zeros = _zero_points(loader, f"{name}_zero_point", scales.shape, bits if packed else 0)
+
+    def codes() -> Array:
+        if packed:
+            found = _split(_array(loader, f"{name}_packed"), bits).reshape(n, -1)[:, :k] - np.int16(middle)
+        else:
+            found = _array(loader, name)
+        return found if zeros is None else found - zeros[:, groups]
+
+    lowest, highest = (0, 2 * middle - 1) if zeros is None else _bounds(zeros, bits)
+    return Layer(codes, scales, groups, lowest - middle, highest - middle)
+
+
+def _packed_bits(words: int, k: int) -> int:
+    """Bits of a code where so many integers hold a row of k codes."""
+    found = next((bits for bits in range(8, 1, -1) if -(-k // (_WORD // bits)) == words), None)
+    if found is None:
+        raise ValueError(f"{words} integers for a row of {k} codes")
+    return found
+
+
+def _zero_points(loader: WeightLoader, name: str, shape: tuple[int, ...], bits: int) -> Array | None:
+    """The zero points of compressed-tensors, int16 [n, groups]; several rows in an integer if they have `bits`."""
+    if name not in loader.tensors:
+        return None
+    found = _array(loader, name)
+    if bits:
+        found = _split(found, bits).swapaxes(1, 2).reshape(-1, found.shape[1])[: shape[0]] - (1 << (bits - 1))
+    return np.broadcast_to(found.astype(np.int16), shape)
+
+
+def _four_bit_floats(loader: WeightLoader, layer: str) -> FloatLayer:
+    name, states = f"{layer}.weight", [layer + each for each in _STATES]
+    key = next((each for each in states if each in loader.tensors), None)
+    if key is None:
+        raise KeyError(states[0])
+    state = json.loads(loader.raw(key).tobytes())
+    shape, size = tuple(state["shape"]), int(state["blocksize"])
+    table, scales = _array(loader, f"{name}.quant_map"), _array(loader, f"{name}.absmax")
+    if "nested_blocksize" in state:  # the scales are quantized, too
+        outer = _array(loader, f"{name}.nested_absmax").repeat(state["nested_blocksize"])[: len(scales)]
+        scales = _array(loader, f"{name}.nested_quant_map")[scales] * outer + np.float32(state["nested_offset"])
+
+    def values() -> Floats:
+        packed = loader.raw(name)
+        found = table[np.stack([packed >> 4, packed & 15], 1).reshape(-1)][: prod(shape)]
+        return np.ascontiguousarray((found.reshape(-1, size) * scales[:, None]).reshape(shape), np.float32)
+
+    return FloatLayer(shape, values)
+
+
+#: quant_method -> how its layers are read.
+READERS: Mapping[str, Read] = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": _compressed,
+    "bitsandbytes": _four_bit_floats,
+}
+
 
 _BLOCK = Q4_0.block
 _SMALLEST_CODE = {Q4_0: -8, Q5_0: -16, Q8_0: -128}  # of codes of 4, 5 and 8 bits; the smallest type first

@@ -1,7 +1,7 @@
 """What a `config.json` says about quantized weights (`quantization_config`), and which schemes are refused.
 
-Part of the weights stage: `safetensors.py` asks when a checkpoint is opened, `fp8.py` and `packed.py` when they join
-codes and scales, `rlx inspect` for a description.
+Part of the weights stage: `safetensors.py` asks when a checkpoint is opened, `scaled_codes.py` and `packed.py` when
+they join codes and scales, `rlx inspect` for a description.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from talker import Talker
 
-from rlx.cli.chat import command, editor
+from rlx.cli.chat import commands, editor
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.main import cli
 from rlx.runners import CachedRunner
@@ -67,6 +67,6 @@ class Desk:
                 self._patch.setattr(edit._session, "prompt", typing)
                 yield edit.messages()
 
-            self._patch.setattr(command, "_messages", messages)
-            self._patch.setattr(command, "is_terminal", lambda stream: True)
+            self._patch.setattr(commands, "_messages", messages)
+            self._patch.setattr(commands, "is_terminal", lambda stream: True)
             return CliRunner().invoke(cli, ["chat", *args])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rlx.cli import bench_compare
+from rlx.cli import bench
 from rlx.cli.main import cli
 
 QUICK = ["bench", "--prompt", "8", "--generate", "2", "--repeat", "2", "--threads", "1"]
@@ -33,7 +33,7 @@ NEW = measured([199, 200, 201], [10, 10.5, 12], linear=1.0, attention=1.05)
 
 
 def test_ratios_and_noise() -> None:
-    found = {each.name: each for each in bench_compare.figures(OLD, NEW)}
+    found = {each.name: each for each in bench.figures(OLD, NEW)}
     assert found["prefill"].ratio == pytest.approx(2) and not found["prefill"].is_noise
     assert found["decode"].ratio == pytest.approx(1.05) and found["decode"].is_noise
     assert found["decode: linear"].ratio == pytest.approx(2) and not found["decode: linear"].is_noise
@@ -45,7 +45,7 @@ def test_ratios_and_noise() -> None:
     (OLD, NEW, 1.0, []), (NEW, OLD, 0.95, ["prefill"]), (NEW, OLD, 0.4, []), (NEW, OLD, 10.0, ["prefill"]),
 ])  # fmt: skip
 def test_only_tasks_beyond_noise_are_too_slow(old: Any, new: Any, least: float, slow: list[str]) -> None:
-    assert [each.name for each in bench_compare.too_slow(old, new, least)] == slow
+    assert [each.name for each in bench.too_slow(old, new, least)] == slow
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faster["versions"]["rlx"] = "0.0.1"
     (tmp_path / "faster.json").write_text(json.dumps(faster))
     found = CliRunner().invoke(cli, [*QUICK, "--compare", str(tmp_path / "faster.json"), "--at-least", "0.5"])
-    assert found.exit_code == bench_compare.SLOWER
+    assert found.exit_code == bench.SLOWER
     assert "Warning: versions rlx: 0.0.1, now " in found.stderr and "slower: decode, 0.00 times" in found.stderr
     assert "beside the earlier measurement:" in found.stdout and "prefill" in found.stdout
     same = CliRunner().invoke(cli, [*QUICK, "--compare", str(before), "--json"])

@@ -14,9 +14,8 @@ from click.testing import CliRunner
 
 from rlx.backends.cpu.feature_use import feature_use
 from rlx.backends.cpu.target import Target
-from rlx.cli.doctor import examination
-from rlx.cli.doctor.examination import Findings
-from rlx.cli.doctor.page import lines
+from rlx.cli import doctor as examination
+from rlx.cli.doctor import Findings, lines
 from rlx.cli.main import cli
 from rlx.errors import TargetError
 

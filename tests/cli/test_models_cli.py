@@ -13,8 +13,7 @@ from click.testing import CliRunner, Result
 
 from rlx.cli import downloads
 from rlx.cli.main import cli
-from rlx.weights.downloaded import downloaded
-from rlx.weights.pull import pull
+from rlx.weights.pull import downloaded, pull
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "weights"))
 from fake_hub import COMMIT, FakeHub

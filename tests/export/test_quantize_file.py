@@ -17,10 +17,8 @@ from gguf.quants import quantize as reference
 from rlx.errors import ArgumentError, RlxError, WeightError
 from rlx.export import quantize as stage
 from rlx.export.hf import open_model
-from rlx.export.mix import FILE_TYPES
-from rlx.export.model import ExportModel, ExportTensor
-from rlx.export.quantize import quantize
-from rlx.export.writer import check_output
+from rlx.export.model import ExportModel, ExportTensor, check_output
+from rlx.export.quantize import FILE_TYPES, quantize
 from rlx.ir.dtypes import BF16, F16, F32, Q4_0, DType
 from rlx.weights import open_weights
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlx.export.mix import FILE_TYPES, kept_type, more_bits, tensor_types
+from rlx.export.quantize import FILE_TYPES, kept_type, more_bits, tensor_types
 from rlx.ir.dtypes import BF16, DTYPES, F8_E4M3, F16, F32, F64, Q8_0, DType
 
 

@@ -16,7 +16,7 @@ from rlx.compiler.compile import Compiler
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan
 from rlx.errors import ArgumentError, ConfigError, UnsupportedModelError, WeightError
-from rlx.export.unwritten import header_of_config, header_of_shape
+from rlx.export.convert import header_of_config, header_of_shape
 from rlx.models.shapes import SHAPES
 from rlx.store.store import Store
 from rlx.weights import WeightLoader, open_weights

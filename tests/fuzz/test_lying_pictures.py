@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 import pytest
 
 from rlx.errors import ImageError
-from rlx.serve.download import Allowed, download
+from rlx.serve.media import Allowed, download
 
 PICTURE = b"\x89PNG and so on"
 SECRET = b"secret"

@@ -16,7 +16,7 @@ import rlx
 import rlx.ray
 from rlx import demo as rlx_demo
 from rlx.errors import ArgumentError
-from rlx.ray.vectors import Texts
+from rlx.ray.data import Texts
 from rlx.serve import ServerOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own use of pydantic

@@ -12,7 +12,7 @@ from rlx.ir.graph import Graph
 from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.passes.report import PassReport
-from rlx.report.findings import Change, changes
+from rlx.report.work import Change, changes
 
 
 def by_pass(graph: Graph, options: Options) -> dict[str, list[Change]]:

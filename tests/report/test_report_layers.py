@@ -11,7 +11,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes import pipeline
 from rlx.passes.options import Options
-from rlx.report.layers import fold
+from rlx.report.drawing import fold
 
 
 def chain(widths: list[int], *, acts: dict[int, str] | None = None) -> Graph:

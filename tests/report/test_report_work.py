@@ -16,7 +16,7 @@ from rlx.ir.graph import Graph
 from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.passes.program import Program
-from rlx.report import findings
+from rlx.report import work
 from rlx.report.source import Machine, StepTimes
 from rlx.report.work import (
     RegionWork,
@@ -109,10 +109,10 @@ def test_what_a_group_of_fusions_saves_is_what_a_compile_without_it_has() -> Non
     assert isinstance(last, Program) and isinstance(stages[before], Graph)
     env = step_extents(last.graph, (1, 1))
     used = {"prologue", "gated-silu", "residual"}
-    rows = findings.groups(stages[before], before.split("-", 1)[1], last, DECODE, env, used)  # type: ignore[arg-type]
+    rows = work.groups(stages[before], before.split("-", 1)[1], last, DECODE, env, used)  # type: ignore[arg-type]
     assert [row["group"] for row in rows] == ["gated", "residual", "prologue"]
     for row in rows:
         others = tuple(name for name in DECODE.fusions if name != row["group"])
         without = pipeline.lower(graph, Options(seq=(1, 1), fusions=others))
-        assert row["without"] == vars(findings.Totals.of(without, env))
-        assert row["with"] == vars(findings.Totals.of(last, env)) and row["on"]
+        assert row["without"] == vars(work.Totals.of(without, env))
+        assert row["with"] == vars(work.Totals.of(last, env)) and row["on"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlx.errors import BatchError
 from rlx.serve.batch.results import Progress, Results, answer_all
 from rlx.serve.batch.source import BatchRequest, LineProblem, Source
-from rlx.serve.body import MAX_VALUES
+from rlx.serve.http import MAX_VALUES
 from rlx.serve.prefixes import PIECE
 
 CHAT = "/v1/chat/completions"

@@ -12,13 +12,13 @@ import pytest
 from pydantic import ValidationError
 
 from rlx.serve import http
-from rlx.serve.body import MAX_BIASES, MAX_BREAKERS, MAX_STOP_IDS, MAX_TOOLS, MAX_VALUES, Body, parsed, validated
 from rlx.serve.errors import ApiError
-from rlx.serve.messages.routes import MessagesBody
+from rlx.serve.http import MAX_BIASES, MAX_BREAKERS, MAX_STOP_IDS, MAX_TOOLS, MAX_VALUES, Body, parsed, validated
+from rlx.serve.messages import MessagesBody
 from rlx.serve.model import TEXTS_AT_ONCE
-from rlx.serve.ollama.requests import GenerateBody
+from rlx.serve.ollama import GenerateBody
 from rlx.serve.openai.bodies import ChatBody, CompletionBody
-from rlx.serve.responses.routes import ResponsesBody
+from rlx.serve.responses import ResponsesBody
 
 MANY = 50_000
 MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]

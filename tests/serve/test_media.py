@@ -19,8 +19,8 @@ import pytest
 from PIL import Image as PillowImage
 
 from rlx.errors import ImageError, MultimodalError
-from rlx.serve.download import Allowed, download
-from rlx.serve.media import ImageSource, MediaOptions, base64_source, load_images
+from rlx.serve.media import Allowed, ImageSource, base64_source, download, load_images
+from rlx.serve.options import ServerOptions
 
 RNG = np.random.default_rng(3)
 PIXELS = RNG.integers(0, 256, (6, 8, 3), np.uint8)
@@ -36,13 +36,13 @@ def uri(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-def loaded(*urls: str, options: MediaOptions | None = None, takes_images: bool = True) -> list[Any]:
+def loaded(*urls: str, options: ServerOptions | None = None, takes_images: bool = True) -> list[Any]:
     parts = [ImageSource(url, f"input[{i}]").part for i, url in enumerate(urls)]
-    (message,) = load_images([{"role": "user", "content": parts}], options or MediaOptions(), takes_images)
+    (message,) = load_images([{"role": "user", "content": parts}], options or ServerOptions(), takes_images)
     return [part["image"].pixels for part in message["content"]]
 
 
-def refusal(*urls: str, options: MediaOptions | None = None) -> str:
+def refusal(*urls: str, options: ServerOptions | None = None) -> str:
     with pytest.raises(ImageError) as found:
         loaded(*urls, options=options)
     return str(found.value)
@@ -51,10 +51,12 @@ def refusal(*urls: str, options: MediaOptions | None = None) -> str:
 def test_an_image_comes_as_a_data_uri_or_in_base64() -> None:
     text = base64.b64encode(png()).decode()
     for source in (ImageSource(uri(png()), ""), base64_source(text, ""), base64_source(uri(png()), "")):
-        message = load_images([{"role": "user", "content": [source.part]}], MediaOptions(), True)[0]
+        message = load_images([{"role": "user", "content": [source.part]}], ServerOptions(), True)[0]
         np.testing.assert_array_equal(message["content"][0]["image"].pixels, PIXELS)
     part = {"type": "image_url", "image_url": {"url": uri(png())}}
-    message = load_images([{"role": "user", "content": [{"type": "text", "text": "a"}, part]}], MediaOptions(), True)[0]
+    message = load_images([{"role": "user", "content": [{"type": "text", "text": "a"}, part]}], ServerOptions(), True)[
+        0
+    ]
     assert message["content"][0] == {"type": "text", "text": "a"}
     np.testing.assert_array_equal(message["content"][1]["image"].pixels, PIXELS)
 
@@ -74,7 +76,7 @@ def test_an_image_comes_as_a_data_uri_or_in_base64() -> None:
 )
 def test_no_other_form_reaches_the_template(part: dict[str, Any], sentence: str) -> None:
     with pytest.raises(MultimodalError, match=sentence) as found:
-        load_images([{"role": "user", "content": "x"}, {"role": "user", "content": [part]}], MediaOptions(), True)
+        load_images([{"role": "user", "content": "x"}, {"role": "user", "content": [part]}], ServerOptions(), True)
     assert "messages[1].content[0]" in str(found.value)
 
 
@@ -101,17 +103,17 @@ def test_what_is_no_image_is_refused_by_its_field(url: str, sentence: str) -> No
 
 
 def test_bytes_pixels_and_number_are_bounded() -> None:
-    small = MediaOptions(max_images=2, max_bytes=400, max_pixels=100)
+    small = ServerOptions(max_images=2, max_image_mb=0.001, max_image_megapixels=0.001)
     assert len(loaded(uri(png()), uri(png()), options=small)) == 2
     assert "more than 2 images" in refusal(*[uri(png())] * 3, options=small)
     assert "MB" in refusal(uri(png(RNG.integers(0, 256, (20, 20, 3), np.uint8))), options=small)
-    flat = png(np.zeros((7, 8, 3), np.uint8))
-    assert "8 x 7 pixels" in refusal(uri(png()), uri(flat), options=small)  # 48 and 56 are more than 100 together
+    flat = [uri(png(np.zeros((*size, 3), np.uint8))) for size in ((30, 30), (12, 13))]
+    assert "13 x 12 pixels" in refusal(*flat, options=small)  # 900 and 156 are more than 1048 together
 
 
 class TestFiles:
     @pytest.fixture
-    def options(self, tmp_path: Path) -> MediaOptions:
+    def options(self, tmp_path: Path) -> ServerOptions:
         folder = tmp_path / "images"
         (folder / "sub").mkdir(parents=True)
         for path in (folder / "a b.png", folder / "sub" / "c.png", tmp_path / "secret.png"):
@@ -123,11 +125,11 @@ class TestFiles:
         (folder / "folder").symlink_to(tmp_path)
         (folder / "loop.png").symlink_to(folder / "loop.png")
         os.mkfifo(folder / "pipe.png")
-        return MediaOptions(path=folder)
+        return ServerOptions(media_path=folder)
 
     @pytest.mark.parametrize("name", ["a%20b.png", "sub/c.png", "inside.png", "sub/../sub/c.png"])
-    def test_a_file_below_the_folder_is_read(self, options: MediaOptions, name: str) -> None:
-        for url in (f"file:{name}", f"file://{name}", f"file://{options.path}/{name}"):
+    def test_a_file_below_the_folder_is_read(self, options: ServerOptions, name: str) -> None:
+        for url in (f"file:{name}", f"file://{name}", f"file://{options.media_path}/{name}"):
             np.testing.assert_array_equal(loaded(url, options=options)[0], PIXELS)
 
     @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ class TestFiles:
         ["../secret.png", "..%2Fsecret.png", "outside.png", "folder/secret.png", "sub/../../secret.png",
          "../images2/d.png", "../missing.png", "/etc/passwd", "", ".", "..", "%2e%2e/secret.png"],
     )  # fmt: skip
-    def test_nothing_outside_is_read_or_found_out(self, options: MediaOptions, name: str) -> None:
+    def test_nothing_outside_is_read_or_found_out(self, options: ServerOptions, name: str) -> None:
         for url in (f"file:{name}", f"file://{name}"):
             message = refusal(url, options=options)
             assert "not below the folder" in message and "secret" not in message.partition("not below")[2]
@@ -204,7 +206,7 @@ class TestAddresses:
             assert self.fetch(f"http://{host}:{port}/a.png", domain) == png()
         assert self.fetch(f"http://127.0.0.1:{port}/a.png?x=%20y#part", "127.0.0.1") == png()
         assert self.fetch(f"http://127.0.0.1:{port}/to-image", "127.0.0.1") == png()
-        options = MediaOptions(domains=("127.0.0.1",))
+        options = ServerOptions(media_domains=("127.0.0.1",))
         np.testing.assert_array_equal(loaded(f"http://127.0.0.1:{port}/a.png", options=options)[0], PIXELS)
 
     @pytest.mark.parametrize(

@@ -12,11 +12,10 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from rlx.serve.answers import Delta, End, Finished, Progress
 from rlx.serve.errors import ApiError
-from rlx.serve.events import Delta, End, Finished, Progress
 from rlx.serve.media import ImageSource
-from rlx.serve.messages.output import MessageWriter
-from rlx.serve.messages.routes import messages_of
+from rlx.serve.messages import MessageWriter, messages_of
 from rlx.text.tool_calls import ToolCallDelta
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)

@@ -19,10 +19,10 @@ import openai
 import pytest
 
 from rlx.errors import BusyError, DeadlineError, PoolFullError, PromptError, ResourceError, RlxError
-from rlx.serve import ServedModel, create_app
-from rlx.serve.admission import ConcurrencyLimiter
-from rlx.serve.body import MAX_DEPTH, parsed
+from rlx.serve import ServedModel, create_app, lifecycle
 from rlx.serve.errors import ApiError, api_error
+from rlx.serve.http import MAX_DEPTH, parsed
+from rlx.serve.middleware import ConcurrencyLimiter
 from rlx.serve.options import ServerOptions
 
 KEY = "sk-0123456789"
@@ -277,9 +277,7 @@ def test_a_slow_reader_holds_little_and_is_cut(server: Any, serve: Any, idle: An
 
 
 def test_half_open_connections_end(server: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlx.serve import protocol
-
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(lifecycle, "HEAD_SECONDS", 0.2)
     with serve(create_app(server.model, ServerOptions(log="none"))) as url:
         own = httpx.URL(url)
         for piece in ("", "GET / HT"):

@@ -12,14 +12,15 @@ import ollama
 import pytest
 
 from rlx.sampling import SampleOpts
-from rlx.serve.body import validated
+from rlx.serve.answers import Delta, End, Finished
 from rlx.serve.errors import ApiError
-from rlx.serve.events import Delta, End, Finished
+from rlx.serve.http import validated
 from rlx.serve.media import ImageSource
 from rlx.serve.model import fill_in_ids
-from rlx.serve.ollama.output import OllamaWriter, joined
-from rlx.serve.ollama.requests import (
+from rlx.serve.ollama import (
     ChatBody,
+    OllamaWriter,
+    joined,
     messages_of,
     options_of,
 )

@@ -17,9 +17,9 @@ from starlette.datastructures import Headers
 import rlx
 from rlx.runners import RequestStats
 from rlx.serve import create_app
-from rlx.serve.metrics import SHARED
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import Answered, RequestRecord
+from rlx.serve.status import SHARED
 
 CHAT = "/v1/chat/completions"
 SHORT = {"messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 7, "ignore_eos": True}

@@ -14,10 +14,10 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import input_token_count_params, response_create_params
 
-from rlx.serve.body import Body
-from rlx.serve.messages.routes import CountBody, MessagesBody
+from rlx.serve.http import Body
+from rlx.serve.messages import CountBody, MessagesBody
 from rlx.serve.openai.bodies import ChatBody, CompletionBody, EmbeddingBody
-from rlx.serve.responses.routes import InputBody, ResponsesBody
+from rlx.serve.responses import InputBody, ResponsesBody
 
 HEADER = "x-rlx-ignored"
 CHAT = {"messages": QUESTION, "max_tokens": 1}

@@ -11,11 +11,10 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from rlx.serve.answers import Delta, End, Finished, Progress
 from rlx.serve.errors import ApiError
-from rlx.serve.events import Delta, End, Finished, Progress
 from rlx.serve.media import ImageSource
-from rlx.serve.responses.output import ResponseWriter
-from rlx.serve.responses.routes import messages_of
+from rlx.serve.responses import ResponseWriter, messages_of
 from rlx.text.tool_calls import ToolCallDelta
 
 GREEDY = {"model": "demo", "temperature": 0}

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rlx.serve import ServerOptions, admission, create_app, protocol
-from rlx.serve.admission import BodyBudget
-from rlx.serve.protocol import MOST_PIECE, BoundedProtocol
+from rlx.serve import ServerOptions, create_app, lifecycle, middleware
+from rlx.serve.lifecycle import MOST_PIECE, BoundedProtocol
+from rlx.serve.middleware import BodyBudget
 
 HANGS = 60  # seconds: only against a hang
 CHAT = "/v1/chat/completions"
@@ -79,7 +79,7 @@ def test_a_body_that_is_not_complete_has_no_place_in_the_queue(server: Any, serv
 
 @pytest.mark.parametrize("head", [CHUNKED + b"1\r\n{\r\n", HEAD.encode() + b"Content-Length: 9999\r\n\r\n{"])
 def test_a_slow_body_is_refused(server: Any, serve: Any, monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
-    monkeypatch.setattr(admission, "GRACE", 0.1)
+    monkeypatch.setattr(middleware, "GRACE", 0.1)
     with serve(app_of(server)) as url, connected(url, head) as connection:
         answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 408") and b"body_too_slow" in answer
@@ -88,7 +88,7 @@ def test_a_slow_body_is_refused(server: Any, serve: Any, monkeypatch: pytest.Mon
 
 def test_a_body_needs_a_least_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time that it has follows from what has come of it."""
-    monkeypatch.setattr(admission, "GRACE", 0.0)
+    monkeypatch.setattr(middleware, "GRACE", 0.0)
     ends: list[float] = []
 
     async def main() -> None:
@@ -102,13 +102,13 @@ def test_a_body_needs_a_least_rate(monkeypatch: pytest.MonkeyPatch) -> None:
             ends.append((end or 0.0) - loop.time())
             return await step
 
-        monkeypatch.setattr(admission, "_until", until)
+        monkeypatch.setattr(middleware, "_until", until)
         with room.share() as place:
-            found = await admission.read(receive, 1 << 20, place, None)
+            found = await middleware.read(receive, 1 << 20, place, None)
         assert found == b"x" * 70_000
 
     asyncio.run(main())
-    waits = [round(each * admission.LEAST_RATE, -4) for each in ends]
+    waits = [round(each * middleware.LEAST_RATE, -4) for each in ends]
     assert waits[:3] == [0, 60_000, waits[2]] and 70_000 in waits
 
 
@@ -206,7 +206,7 @@ def test_a_connection_that_fails_in_its_turn_ends_alone() -> None:
         def abort(self) -> None:
             ended.append(self)
 
-    turns, connections = protocol.Turns(), [Connection(True), Connection(False)]
+    turns, connections = lifecycle.Turns(), [Connection(True), Connection(False)]
     for each in connections:
         turns.add(each)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="broken"):
@@ -250,7 +250,7 @@ def test_one_that_stops_reading_keeps_no_place_from_others(
     server: Any, serve: Any, idle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle(server)
-    monkeypatch.setattr(protocol, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(lifecycle, "STALLED_SECONDS", 0.2)
     app = app_of(server, send_timeout=10 * HANGS)
     with serve(app) as url:
         own, connection = httpx.URL(url), socket.socket()

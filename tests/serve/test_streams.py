@@ -30,7 +30,7 @@ def blocked(server: Any) -> Any:
 
 
 def test_comments_keep_a_silent_stream_open(server: Any, blocked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlx.serve.events.PROGRESS_SECONDS", 0.02)
+    monkeypatch.setattr("rlx.serve.answers.PROGRESS_SECONDS", 0.02)
     body = {"messages": QUESTION, "temperature": 0, "stream": True, "sse_ping_interval": 0.05}
     lines: list[str] = []
     with server.http.stream("POST", PATH, json=body) as answer:

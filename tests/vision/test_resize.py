@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlx.vision import resize as module
-from rlx.vision.resize import BICUBIC, BILINEAR, resize
+from rlx.vision import processors as module
+from rlx.vision.processors import BICUBIC, BILINEAR, resize
 
 pillow = pytest.importorskip("PIL.Image")
 

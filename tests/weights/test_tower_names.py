@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlx.errors import WeightError
-from rlx.weights.tower_names import checkpoint_names, tower_name, tower_names
+from rlx.vision.weights import checkpoint_names, tower_name, tower_names
 
 SIGLIP = "vision_tower.vision_model."
 NAMES = {  # family, name in a checkpoint -> name in an mmproj

@@ -26,7 +26,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from rlx import platform
 from rlx.cli.chat.commands import COMMANDS
-from rlx.cli.chat.lines import AGAIN, PROMPT, is_unfinished, message
+from rlx.cli.chat.conversation import AGAIN, PROMPT, is_unfinished, message
 from rlx.cli.chat.session import DEFAULT, Settings
 from rlx.cli.interrupts import Interrupts
 

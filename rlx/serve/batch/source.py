@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from rlx.errors import BatchError
 from rlx.json_file import open_regular
-from rlx.serve.body import check_size
 from rlx.serve.errors import ApiError
+from rlx.serve.http import check_size
 from rlx.serve.prefixes import prefix_keys, prompt_text
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")

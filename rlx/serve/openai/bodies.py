@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlx.serve.body import (
+from rlx.serve.http import (
     MAX_BIASES,
     MAX_BREAKERS,
     MAX_CHOICES,

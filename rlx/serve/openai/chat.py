@@ -10,18 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from rlx.serve.answers import answered
-from rlx.serve.body import shown
-from rlx.serve.conversation import checked_messages
+from rlx.json_file import JsonObject
+from rlx.serve.answers import Asked, Choice, Delta, End, Finished, Progress, answered
 from rlx.serve.custom_tools import as_function
 from rlx.serve.errors import invalid
-from rlx.serve.events import Asked, Choice, Delta, End, Finished, Progress
 from rlx.serve.fields import most_tokens, named_grammar, text_grammar
-from rlx.serve.http import event, in_thread, json_bytes, new_router
+from rlx.serve.http import event, in_thread, json_bytes, new_router, shown
 from rlx.serve.openai.bodies import ChatBody
-from rlx.serve.openai.common import OpenAIWriter, asked_fields, logprob_dicts, progress_dict, timings_dict, usage_dict
-from rlx.serve.openai.native import verbose, verbose_end
-from rlx.serve.prompts import ChatPrompt, chat_prompt, effort_variables, grammar_maker, switch_variables
+from rlx.serve.openai.completions import (
+    OpenAIWriter,
+    asked_fields,
+    logprob_dicts,
+    progress_dict,
+    timings_dict,
+    usage_dict,
+    verbose,
+    verbose_end,
+)
+from rlx.serve.prompts import (
+    ChatPrompt,
+    chat_prompt,
+    checked_messages,
+    effort_variables,
+    grammar_maker,
+    switch_variables,
+)
 
 if TYPE_CHECKING:
     from rlx.serve.model import ServedModel
@@ -257,9 +270,6 @@ class ChatWriter(OpenAIWriter):
             calls = [self._tools.call_json(call) for call in choice.tool_calls]
             found |= {"function_call": calls[0]["function"]} if self._tools.legacy else {"tool_calls": calls}
         return found
-
-
-JsonObject = dict[str, Any]
 
 
 @dataclass(frozen=True)

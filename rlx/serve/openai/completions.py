@@ -1,33 +1,403 @@
-"""/v1/completions and /completion: the continuation of texts. Server stage, OpenAI's and llama-server's paths."""
+"""/v1/completions and /completion: the continuation of texts. Server stage, OpenAI's and llama-server's paths.
+
+`OpenAIWriter` is also that of `chat.py`: what ends an answer, and what it says beside the text. The answer of
+`/completion` has llama-server's form; others have it as `__verbose`, where they are asked. The fields are the same; by
+default `/completion` has no limit of tokens.
+"""
 
 from __future__ import annotations
 
+import time
+import uuid
+from abc import abstractmethod
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from json.encoder import encode_basestring
-from math import isnan
+from math import isinf, isnan
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
+import rlx
 from rlx.engine.request.context import Context
 from rlx.engine.request.output import candidate
 from rlx.runners import TokenLogprob
-from rlx.serve.answers import answered
-from rlx.serve.errors import invalid
-from rlx.serve.events import Asked, Choice, Delta, End, Finished, Progress, TokenInfo
-from rlx.serve.fields import most_tokens, named_grammar, text_grammar
-from rlx.serve.http import in_thread, new_router, while_connected
+from rlx.sampling import SampleOpts
+from rlx.serve.answers import Asked, Choice, Delta, End, Event, Finished, Progress, TokenInfo, Writer, answered
+from rlx.serve.errors import ApiError, invalid, openai_body
+from rlx.serve.fields import ending, most_tokens, named_grammar, sample_opts, text_grammar
+from rlx.serve.http import comment, event, in_thread, json_bytes, new_router, while_connected
 from rlx.serve.openai.bodies import CompletionBody, MediaPrompt
-from rlx.serve.openai.common import OpenAIWriter, asked_fields, progress_dict, timings_dict, usage_dict
-from rlx.serve.openai.native import NativeWriter, verbose, verbose_end
 from rlx.serve.prompts import filled_in, grammar_maker, media_prompt, prompt_ids, prompts
 
 if TYPE_CHECKING:
+    from rlx.runners import TokenLogprob
     from rlx.serve.model import ServedModel
+    from rlx.serve.openai.bodies import CommonFields
     from rlx.serve.server import Server
+
+
+FINGERPRINT = f"rlx-{rlx.__version__}"
+DONE = event("[DONE]")
+
+
+class OpenAIWriter(Writer):
+    """Writes chunks as server-sent events, `[DONE]` at the end; or the choices of an answer in one piece.
+
+    Nearly all chunks differ in the text only, so the rest of them is made once.
+
+    Args:
+        model: computes it.
+        body: what is asked for.
+        asked: what is to be generated.
+        ident: the beginning of ids of answers.
+        noun: what a chunk is called.
+        text: what stands before and behind the text of a chunk.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        body: CommonFields,
+        asked: Sequence[Asked],
+        ident: str,
+        noun: str,
+        text: tuple[bytes, bytes],
+    ) -> None:
+        super().__init__(asked)
+        self.ping = body.sse_ping_interval
+        self.model, self.body, options = model, body, body.stream_options
+        self._head = {
+            "id": f"{ident}-{body.request_id or uuid.uuid4().hex}",
+            "object": noun,
+            "created": int(time.time()),
+            "model": model.name,
+            "system_fingerprint": FINGERPRINT,
+        }
+        self.choices = [Choice(i) for i in range(sum(each.n for each in asked))]
+        self.finished = Finished()
+        self._with_usage = bool(options and options.include_usage)
+        self._as_ids = bool(body.return_tokens_as_token_ids)
+        start = b'data: %s,"choices":[{"index":' % json_bytes(self._head)[:-1]
+        self._starts = [start + b"%d" % i + text[0] for i in range(len(self.choices))]
+        usage = b',"usage":null' if self._with_usage else b""
+        self._tail = text[1] + b',"logprobs":null,"finish_reason":null}]%s}\n\n' % usage
+        self._left, self._last = len(self.choices), End(0, "stop")
+        self.table = {
+            Delta: self._delta, End: self._end_of, Finished: self._finish, Progress: self._progress,
+        }  # fmt: skip
+
+    def _end_of(self, end: End) -> bytes:
+        """The chunk of the end of a choice, unless it is the last one: that tells what the request took, too."""
+        self._left -= 1
+        if self._left:
+            return self._ended(end, {})
+        self._last = end
+        return b""
+
+    @abstractmethod
+    def _delta(self, delta: Delta) -> bytes:
+        """The chunks of new tokens."""
+
+    def _ended(self, end: End, more: dict[str, Any]) -> bytes:
+        """The chunk of the end of a choice.
+
+        Args:
+            more: further fields.
+        """
+        return b""
+
+    def _finish(self, finished: Finished) -> bytes:
+        """The chunks of the end."""
+        more = {"timings": timings_dict(finished)}
+        usage = {"usage": usage_dict(finished)}
+        piece = self._ended(self._last, more | self._verbose_end(self._last, finished))
+        return piece + self._chunk([], usage | more) if self._with_usage else piece
+
+    def _verbose_end(self, end: End, finished: Finished) -> dict[str, Any]:
+        """Further fields of the last chunk of a choice."""
+        return {}
+
+    def _progress(self, progress: Progress) -> bytes:
+        """The chunk that says how much of the prompt is computed, where it is asked for."""
+        return b""
+
+    def _chunk(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        usage = {"usage": None} if self._with_usage else {}
+        return event(json_bytes({**self._head, "choices": choices, **usage, **more}))
+
+    def waiting(self, progress: Progress) -> bytes:
+        """A comment, which clients ignore."""
+        return comment(f"{progress.processed} of {progress.total} prompt tokens")
+
+    def failed(self, error: ApiError) -> bytes:
+        return event(json_bytes(openai_body(error))) + DONE
+
+    def last(self) -> bytes:
+        return DONE
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, Delta):
+            self.choices[event.index].add(event)
+        elif isinstance(event, End):
+            found = self.choices[event.index]
+            found.finish_reason, found.stop = event.finish_reason, event.stop
+        elif isinstance(event, Finished):
+            self.finished = event
+
+
+def asked_fields(model: ServedModel, body: CommonFields, keep_ids: frozenset[int] = frozenset()) -> dict[str, Any]:
+    """The arguments of `ServedModel.asked` that chat and completions give in the same way.
+
+    Args:
+        keep_ids: control tokens that are read.
+
+    Raises:
+        ApiError: a value is out of its range.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "it needs stream", "set stream to true, or leave it out")
+    return {
+        "sample": sample_opts(body, model.default_sample, model.tokenizer, model.runner.vocab_size),
+        "n": body.n or 1,
+        "priority": -(body.priority or 0),  # vLLM's are the other way round
+        "timeout": body.timeout,
+        "cache_salt": uuid.uuid4().hex if body.cache_prompt is False else body.cache_salt or "",
+        "keep_ids": keep_ids if body.skip_special_tokens is not False else model.tokenizer.special_ids,
+        **ending(body, model.runner.vocab_size),
+    }
+
+
+def usage_dict(found: Finished) -> dict[str, Any]:
+    """Numbers of tokens as OpenAI's clients read them."""
+    return {
+        "prompt_tokens": found.prompt_tokens,
+        "completion_tokens": found.completion_tokens,
+        "total_tokens": found.prompt_tokens + found.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": found.cached_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": found.reasoning_tokens, "audio_tokens": 0},
+    }
+
+
+def timings_dict(found: Finished) -> dict[str, Any]:
+    """Times as llama-server gives them."""
+    computed = found.prompt_tokens - found.cached_tokens
+    return {
+        "queue_ms": round(found.queue_ms, 3),
+        "cache_n": found.cached_tokens,
+        "prompt_n": computed,
+        **_rates("prompt", found.prompt_ms, computed),
+        "predicted_n": found.completion_tokens,
+        **_rates("predicted", found.decode_ms, found.decode_steps),
+    }
+
+
+def progress_dict(progress: Progress) -> dict[str, Any]:
+    """How much of a prompt is computed, as llama-server says it."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.processed,
+        "time_ms": round(progress.ms, 3),
+    }
+
+
+def _rates(name: str, ms: float, tokens: int) -> dict[str, float]:
+    """A time, and how it relates to the tokens that were computed in it."""
+    return {
+        f"{name}_ms": round(ms, 3),
+        f"{name}_per_token_ms": round(ms / tokens, 4) if tokens else 0.0,
+        f"{name}_per_second": round(1000 * tokens / ms, 2) if ms else 0.0,
+    }
+
+
+def token_dict(found: TokenLogprob, as_id: bool) -> dict[str, Any]:
+    """A token with its log-probability.
+
+    Args:
+        as_id: write `token_id:15` in place of its text.
+    """
+    text = f"token_id:{found.token}" if as_id else found.text
+    return {"token": text, "logprob": found.logprob, "bytes": list(found.bytes)}
+
+
+def logprob_dicts(infos: Iterable[TokenInfo], as_id: bool) -> list[dict[str, Any]]:
+    """The entries of chat's `logprobs.content`."""
+    return [
+        {**token_dict(info.chosen, as_id), "top_logprobs": [token_dict(each, as_id) for each in info.top]}
+        for info in infos
+    ]
+
+
+class NativeWriter(OpenAIWriter):
+    """Writes answers in llama-server's form.
+
+    Args:
+        model: computes it.
+        body: what is asked for.
+        asked: what is to be generated, one for each prompt.
+    """
+
+    def __init__(self, model: ServedModel, body: CommonFields, asked: Sequence[Asked]) -> None:
+        super().__init__(model, body, asked, "cmpl", "completion", (b"", b""))
+        self._prompts = [each.request.ids.ids for each in self._each if isinstance(each.request.ids, Context)]
+        self._counts, self._ends = [0] * len(self.choices), list[End]()
+        self._has_new_line = [False] * len(self.choices)
+
+    @property
+    def _each(self) -> list[Asked]:
+        """The request of each choice."""
+        return [each for each in self.asked for _ in range(each.n)]
+
+    def _end_of(self, end: End) -> bytes:
+        self._ends.append(end)
+        return b""
+
+    def _delta(self, delta: Delta) -> bytes:
+        self._count(delta.index, delta.text, len(delta.tokens))
+        if not delta.text and not (delta.logprobs or (self.body.return_tokens and delta.tokens)):
+            return b""
+        choice = Choice(delta.index, delta.text, tokens=list(delta.tokens), logprobs=list(delta.logprobs))
+        return self._event(self._native(choice, with_tokens=True))
+
+    def _finish(self, finished: Finished) -> bytes:
+        return b"".join(self._event(self._selected(self._over(end, finished))) for end in self._ends)
+
+    def last(self) -> bytes:
+        """Nothing: the last piece says that it is."""
+        return b""
+
+    def whole(self) -> Any:
+        each = [self._selected(self.one(choice, self.finished)) for choice in self.choices]
+        return each[0] if len(each) == 1 else each
+
+    def one(self, choice: Choice, finished: Finished) -> dict[str, Any]:
+        """A complete choice."""
+        self._count(choice.index, choice.text, len(choice.tokens))
+        end = End(choice.index, choice.finish_reason, choice.stop)
+        piece = self._native(choice, with_tokens=bool(self.body.return_tokens))
+        return {**self._over(end, finished), **piece, "stop": True}
+
+    def _selected(self, found: dict[str, Any]) -> dict[str, Any]:
+        """The fields of an answer that `response_fields` names: all without it. A slash leads into an object."""
+        names = getattr(self.body, "response_fields", None)
+        if not names:
+            return found
+        chosen = {}
+        for name in names:
+            value: Any = found
+            for part in name.split("/"):
+                value = value.get(part, self) if isinstance(value, dict) else self
+            if value is not self:  # which stands for a field that there is not
+                chosen[name] = value
+        return chosen
+
+    def _count(self, index: int, text: str, tokens: int) -> None:
+        self._counts[index] += tokens
+        self._has_new_line[index] |= "\n" in text
+
+    def _native(self, choice: Choice, *, with_tokens: bool = False) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "index": choice.index,
+            "content": choice.text,
+            "tokens": choice.tokens if with_tokens else [],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": self._counts[choice.index],
+            "tokens_evaluated": len(self._prompts[choice.index]),
+        }
+        if choice.logprobs:
+            entries = logprob_dicts(choice.logprobs, as_id=False)
+            found["completion_probabilities"] = [
+                {"id": info.chosen.token, **each, "top_logprobs": _with_ids(each["top_logprobs"], info)}
+                for info, each in zip(choice.logprobs, entries, strict=True)
+            ]
+        return found
+
+    def _over(self, end: End, finished: Finished) -> dict[str, Any]:
+        word = end.stop if isinstance(end.stop, str) else ""
+        kind = "limit" if end.finish_reason == "length" else "word" if word else "eos"
+        asked, count = self._each[end.index], self._counts[end.index]
+        return {
+            **self._native(Choice(end.index)),
+            "stop": True,
+            "model": self.model.name,
+            "prompt": self.model.tokenizer.decode(self._prompts[end.index]),
+            "has_new_line": self._has_new_line[end.index],
+            "stop_type": kind,
+            "stopping_word": word,
+            "truncated": kind == "limit" and (asked.limit is None or count < asked.limit),
+            "tokens_cached": len(self._prompts[end.index]) + count,
+            "generation_settings": settings(asked, self.model.runner.max_seq, bool(self.body.stream)),
+            "timings": timings_dict(finished),
+        }
+
+    def _progress(self, progress: Progress) -> bytes:
+        if not self.body.return_progress:
+            return b""
+        return self._event({**self._native(Choice(0)), "prompt_progress": progress_dict(progress)})
+
+    def _event(self, found: dict[str, Any]) -> bytes:
+        return event(json_bytes(found))
+
+
+def _with_ids(entries: list[dict[str, Any]], info: TokenInfo) -> list[dict[str, Any]]:
+    return [{"id": each.token, **entry} for each, entry in zip(info.top, entries, strict=True)]
+
+
+def verbose(writer: OpenAIWriter) -> dict[str, Any]:
+    """The field `__verbose` of an answer, where the request says `verbose`: the first choice in llama-server's form."""
+    if not writer.body.verbose:
+        return {}
+    found = NativeWriter(writer.model, writer.body, writer.asked)
+    return {"__verbose": found.one(writer.choices[0], writer.finished)}
+
+
+def verbose_end(writer: OpenAIWriter, end: End, finished: Finished) -> dict[str, Any]:
+    """As `verbose`, for the last piece of a stream: without the text, which the pieces had."""
+    if not writer.body.verbose:
+        return {}
+    counted = Choice(end.index, tokens=[0] * finished.completion_tokens, finish_reason=end.finish_reason, stop=end.stop)
+    found = NativeWriter(writer.model, writer.body, writer.asked).one(counted, finished)
+    return {"__verbose": {**found, "tokens": []}}
+
+
+def sampling_settings(opts: SampleOpts) -> dict[str, Any]:
+    """Sampling options under their own names, and under llama-server's where those differ. -1 is a whole context."""
+    found = {each.name: getattr(opts, each.name) for each in fields(opts) if each.name != "logit_bias"}
+    window = -1 if opts.repetition_window is None else opts.repetition_window
+    return {**found, "repeat_penalty": opts.repetition_penalty, "repeat_last_n": window}
+
+
+def settings(asked: Asked, context: int, is_stream: bool) -> dict[str, Any]:
+    """The options that an answer was generated with.
+
+    Args:
+        context: tokens that the context holds.
+    """
+    request, limit = asked.request, -1 if asked.limit is None else asked.limit
+    opts = request.sample
+    assert isinstance(opts, SampleOpts)
+    biases: Any = opts.logit_bias  # it is stored as pairs
+    return {
+        **sampling_settings(opts),
+        "logit_bias": [{"token": i, "bias": None if isinf(bias) else bias} for i, bias in biases],
+        "n_predict": limit,
+        "max_tokens": limit,
+        "n_ctx": context,
+        "n_keep": 0,
+        "n_discard": 0,
+        "n_probs": request.top_logprobs or 0,
+        "min_tokens": request.min_tokens,
+        "min_keep": 0,
+        "ignore_eos": not request.stop_at_eog,
+        "stop": list(request.stop),
+        "stream": is_stream,
+        "grammar": "" if request.grammar is None else request.grammar.text,
+    }
+
 
 MAX_TOKENS = 16  # OpenAI's default for this path
 MAX_CHOICES = 2048  # of all prompts of a request

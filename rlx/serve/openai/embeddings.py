@@ -1,26 +1,36 @@
-"""/v1/embeddings: texts as vectors. Server stage, one of OpenAI's paths; Ollama's use `vectors_of`, too."""
+"""/v1/embeddings, /v1/rerank and /api/embed: texts as vectors, and documents by how well they answer a query.
+
+Server stage. The first is OpenAI's path, the last are Ollama's. The second has the shape that Jina's and Cohere's
+clients share.
+"""
 
 from __future__ import annotations
 
 import base64
+import time
+import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
+from rlx.engine.request.context import Context
 from rlx.engine.request.output import of_unit_length
 from rlx.runners.encoder import as_encoder
 from rlx.serve.errors import invalid
-from rlx.serve.http import in_thread, json_rows, new_router, while_connected
-from rlx.serve.openai.bodies import EmbeddingBody
+from rlx.serve.http import MAX_TEXTS, Body, Ignored, OpenRoute, in_thread, json_rows, new_router, while_connected
+from rlx.serve.ollama import KeepAlive, ModelBody, Options, named, options_of
+from rlx.serve.openai.bodies import EmbeddingBody, Text
 from rlx.serve.prompts import prompt_ids, prompts
 
 if TYPE_CHECKING:
-    from rlx.engine.request.context import Context
     from rlx.engine.request.output import Logits
     from rlx.serve.model import ServedModel
     from rlx.serve.server import Server
+
 
 TOGETHER = 256  # texts that an encoder gets at once
 
@@ -87,3 +97,153 @@ def _entry(index: int, vector: Logits, as_base64: bool) -> dict[str, Any]:
     raw = vector.astype("<f4")
     found: Any = base64.b64encode(raw.tobytes()).decode() if as_base64 else raw.tolist()
     return {"object": "embedding", "index": index, "embedding": found}
+
+
+MAX_DOCUMENTS = 2048
+
+
+class Document(Body):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankBody(Body):
+    """The body of `/v1/rerank`."""
+
+    query: str
+    documents: Annotated[list[str | Document], Field(max_length=MAX_DOCUMENTS)]
+    model: Text = None
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+    truncate: bool | None = None
+
+    user: Ignored = None
+    priority: Ignored = None
+
+
+def rerank_router(server: Server) -> APIRouter:
+    """`POST /rerank`."""
+    found = new_router(tags=["embeddings"])
+
+    @found.post("/rerank")
+    async def rerank(body: RerankBody, request: Request) -> dict[str, Any]:
+        """Documents, the best first, each with its score from 0 to 1."""
+        model = server.named(body.model)
+        texts = [each if isinstance(each, str) else each.text for each in body.documents]
+        scores, count = await while_connected(request, in_thread(partial(_scores, model, body, texts)))
+        best = sorted(range(len(texts)), key=lambda number: -scores[number])[: body.top_n]
+        return {
+            "id": f"rerank-{uuid.uuid4().hex}",
+            "model": model.name,
+            "object": "list",
+            "results": [_result(number, scores[number], texts[number], body) for number in best],
+            "usage": {"prompt_tokens": count, "total_tokens": count},
+            "meta": {"billed_units": {"search_units": 1}},
+        }
+
+    return found
+
+
+def _scores(model: ServedModel, body: RerankBody, texts: list[str]) -> tuple[list[float], int]:
+    """Probabilities, and how many tokens the model has read. Classifiers give logits."""
+    model.check_length([body.query, *texts], "documents")
+    found = model.without_adapter().rerank(body.query, texts, truncate=body.truncate is True)
+    scores = np.array(found)
+    if (encoder := as_encoder(model.runner)) is not None and encoder.width == 1:
+        scores = 1 / (1 + np.exp(-scores))
+    return [float(score) for score in scores], found.tokens
+
+
+def _result(number: int, score: float, text: str, body: RerankBody) -> dict[str, Any]:
+    shown = {} if body.return_documents is False else {"document": {"text": text}}
+    return {"index": number, "relevance_score": score, **shown}
+
+
+# ---------------------------------------------------------------------------------------------- Ollama
+
+
+class EmbedBody(ModelBody):
+    """The body of `/api/embed`."""
+
+    input: str | Annotated[list[str], Field(max_length=MAX_TEXTS)]
+    truncate: bool | None = None
+    dimensions: Annotated[int, Field(ge=0)] | None = None
+    options: Options | None = None
+    keep_alive: KeepAlive = None
+
+
+class EmbeddingsBody(ModelBody):
+    """The body of `/api/embeddings`, the older form of `/api/embed`."""
+
+    prompt: Text = None
+    options: Options | None = None
+    keep_alive: KeepAlive = None
+
+
+LONGEST = 16  # characters of a token at most, where a text is cut to what the context holds
+
+
+def ollama_router(server: Server) -> APIRouter:
+    """`POST /api/embed` and `POST /api/embeddings`."""
+    found = APIRouter(route_class=OpenRoute, tags=["ollama"])
+
+    @found.post("/api/embed")
+    async def embed(body: EmbedBody, request: Request) -> Response:
+        """A vector of length 1 for each text."""
+        started, model = time.perf_counter(), named(server, body)
+        options_of(body.options, model.default_sample, model.runner.max_seq)
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        size = _size(model, body.dimensions)
+        vectors, tokens = await while_connected(request, _of_texts(model, texts, body.truncate is True, size))
+        fields = {
+            "model": body.model or body.name,
+            "total_duration": int((time.perf_counter() - started) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": tokens,
+        }
+        rows = (vector.tolist() for vector in vectors)
+        written = await in_thread(lambda: json_rows(fields, "embeddings", rows))
+        return Response(written, media_type="application/json")
+
+    @found.post("/api/embeddings")
+    async def embeddings(body: EmbeddingsBody, request: Request) -> dict[str, list[float]]:
+        """The vector of one text, of length 1."""
+        model = named(server, body)
+        options_of(body.options, model.default_sample, model.runner.max_seq)
+        if not body.prompt:
+            return {"embedding": []}
+        vectors, _ = await while_connected(request, _of_texts(model, [body.prompt], False, None, "prompt"))
+        return {"embedding": vectors[0].tolist()}
+
+    return found
+
+
+def _size(model: ServedModel, dimensions: int | None) -> int | None:
+    """The number of leading elements that a vector keeps; None for all."""
+    hidden = model.width
+    if dimensions and dimensions > hidden:
+        raise invalid("dimensions", f"found {dimensions}, and vectors of the model have {hidden} elements")
+    return dimensions or None
+
+
+async def _of_texts(
+    model: ServedModel, texts: list[str], cut: bool, size: int | None, field: str = "input"
+) -> tuple[list[Logits], int]:
+    """The vectors of texts, and how many tokens these have.
+
+    Args:
+        cut: cut texts to what the context holds, as the request asks for.
+    """
+    contexts = await in_thread(lambda: [_context(model, text, cut, field, i) for i, text in enumerate(texts)])
+    vectors = await vectors_of(model, contexts, size)
+    return vectors, sum(len(each) for each in contexts)
+
+
+def _context(model: ServedModel, text: str, cut: bool, field: str, number: int) -> Context:
+    if not cut:
+        model.check_length([text], field)
+    ids = model.tokenizer.encode(text[: LONGEST * model.runner.max_seq] if cut else text)
+    if not ids:
+        raise invalid(f"{field}[{number}]" if field == "input" else field, "the text has no tokens")
+    return model.checked(ids[: model.runner.max_seq] if cut else ids, field)

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from rlx.serve.body import MAX_MESSAGES, MAX_TEXT, Body
-from rlx.serve.conversation import checked_messages, checked_variables, merged_system
 from rlx.serve.errors import invalid
-from rlx.serve.http import in_thread, json_response, new_router
+from rlx.serve.http import MAX_MESSAGES, MAX_TEXT, Body, in_thread, json_response, new_router
 from rlx.serve.openai.bodies import Tools
-from rlx.serve.prompts import chat_prompt
+from rlx.serve.prompts import chat_prompt, checked_messages, checked_variables, merged_system
 from rlx.text.chat import chat_text
 
 if TYPE_CHECKING:

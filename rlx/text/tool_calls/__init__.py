@@ -1,7 +1,7 @@
 """Tool calls: the formats in which models write them, found from the chat template and vocabulary of a model.
 
-Text stage. `format.py` is the interface; each format is a file; `tools.py` checks what a caller gives; `messages.py`
-brings conversations with calls into the form that chat templates take.
+Text stage. `format.py` is the interface; each format is a row; `tools.py` checks what a caller gives, and brings
+conversations with calls into the form that chat templates take.
 """
 
 from typing import TYPE_CHECKING

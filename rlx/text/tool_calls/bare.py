@@ -195,7 +195,7 @@ PROMPTED = replace(
     LLAMA, name="prompted", markers=FENCES, reader=partial(BareReader, dict.fromkeys(FENCES, FENCE), False),
     separator="\n",
 )  # fmt: skip
-"""The JSON that the prompt asks for, where the chat template knows nothing of tools: see `messages.py`."""
+"""The JSON that the prompt asks for, where the chat template knows nothing of tools: see `tools.py`."""
 
 
 def _list_entry(lark: Lark, tool: Tool, arguments: str) -> str:

@@ -15,9 +15,16 @@ Text stage. DeepSeek V3.1, DeepSeek V3 and R1, gpt-oss, Mistral since 2025, Kimi
 
     <|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>
 
-The header of gpt-oss has other forms, too: `rlx/text/channels.py` turns them into this one. Source: the chat templates
-of DeepSeek-V3, -R1 and -V3.1 (MIT), Mistral-Small-3.2 and Ministral 3 (Apache-2.0), and Kimi-K2 (modified MIT) on the
-Hugging Face hub, and the harmony format of gpt-oss (Apache-2.0).
+Source: the chat templates of DeepSeek-V3, -R1 and -V3.1 (MIT), Mistral-Small-3.2 and Ministral 3 (Apache-2.0), and
+Kimi-K2 (modified MIT) on the Hugging Face hub, and the description of gpt-oss's harmony format by OpenAI (Apache-2.0).
+
+The answers of gpt-oss are several messages in channels, each with a header that says what it is:
+
+    <|channel|>analysis<|message|>A greeting.<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>
+
+What is in the channel `analysis`, or sent to a tool of the model's own, is reasoning; what is in `final` or
+`commentary` is text. A call of a function is a message to `functions.NAME`, in several forms: it becomes a text with
+one form of header.
 """
 
 from __future__ import annotations
@@ -26,15 +33,102 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlx.text.channels import CALL, CALL_HEADER, CHANNEL, CONSTRAIN, MESSAGE, START
 from rlx.text.tool_calls.format import ToolFormat
 from rlx.text.tool_calls.lark import Lark, literal
-from rlx.text.tool_calls.reader import BLANKS, CallReader, Reading, Unreadable
+from rlx.text.tool_calls.reader import BLANKS, CallReader, Reading, Unreadable, tail_of
 from rlx.text.tool_calls.tools import Tool
+
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+CALL, RETURN, CONSTRAIN = "<|call|>", "<|return|>", "<|constrain|>"
+TOKENS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
+FUNCTIONS = "functions."
+CALL_HEADER = f"{CHANNEL}commentary to={FUNCTIONS}"
+
+_MARKERS = (END, CALL, RETURN, START, CHANNEL)  # where a message ends
+_ENDS = re.compile("|".join(map(re.escape, _MARKERS)))
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+_MAX_HEADER = 1000
+
+
+class ChannelSplitter:
+    """Splits the text of an answer, piece by piece, into reasoning and the rest. A text without a header is the rest.
+
+    Several messages of one kind have a line break between them.
+    """
+
+    def __init__(self) -> None:
+        self._held, self._kind = "", "header"
+        self._begun = ""  # the header of a call, to be given out
+        self._last = ""  # the kind of the message before that was reasoning or text
+        self._given = {"thinking": False, "text": False}
+
+    def push(self, text: str) -> tuple[str, str]:
+        """More text: what is certainly reasoning, and what is certainly not."""
+        self._held += text
+        return self._read(final=False)
+
+    def finish(self) -> tuple[str, str]:
+        """No more text: the rest."""
+        return self._read(final=True)
+
+    def _read(self, final: bool) -> tuple[str, str]:
+        found = {"thinking": "", "text": ""}
+        while self._kind != "header" or self._has_header(final):
+            end = _ENDS.search(self._held)
+            waits = 0 if final or end else tail_of(self._held, _MARKERS)
+            said = self._held[: end.start()] if end else self._held[: len(self._held) - waits]
+            found["thinking" if self._kind == "thinking" else "text"] += self._separated(said)
+            self._held = self._held[len(said) :]
+            if end is None:
+                break
+            self._after(end[0], found)
+        return found["thinking"], found["text"]
+
+    def _separated(self, said: str) -> str:
+        """A piece of a message, after a line break if another message of its kind came before."""
+        if self._kind == "call":
+            header, self._begun = self._begun, ""
+            return header + said
+        if not said:
+            return said
+        breaks = "\n" if self._last != self._kind and self._given[self._kind] else ""
+        self._last, self._given[self._kind] = self._kind, True
+        return breaks + said
+
+    def _after(self, marker: str, found: dict[str, str]) -> None:
+        """The end of a message."""
+        if self._kind == "call":
+            found["text"] += CALL
+        if marker in (END, CALL, RETURN):
+            self._held = self._held[len(marker) :]
+        self._kind, self._last = "header", ""
+
+    def _has_header(self, final: bool) -> bool:
+        """Reads a header, if all of it is there; what cannot be one is text."""
+        head, found, rest = self._held.partition(MESSAGE)
+        if not found:
+            begins = (START, CHANNEL, " to=", "assistant")
+            is_header = any(head.startswith(begin) or begin.startswith(head) for begin in begins)
+            if not head or (is_header and not final and len(head) < _MAX_HEADER):
+                return False
+            if is_header and head.startswith((START, CHANNEL)):  # cut off
+                self._held = ""
+                return False
+            self._kind = "text"
+            return True
+        recipient = _RECIPIENT.search(head)
+        if recipient and recipient[1].startswith(FUNCTIONS):
+            self._kind, self._held = "call", rest
+            self._begun = CALL_HEADER + recipient[1].removeprefix(FUNCTIONS) + MESSAGE
+            return True
+        self._kind = "thinking" if recipient or f"{CHANNEL}analysis" in head else "text"
+        self._held = rest
+        return True
+
 
 _FENCE = "```"
 _NAME = r"([^<>\[\]\s]{1,200})"
-_MAX_HEADER = 600
+_MAX_CALL_HEADER = 600
 
 
 @dataclass(frozen=True)
@@ -70,7 +164,9 @@ class HeadedReader(CallReader):
         if marker != header.begin:
             return
         while (found := header.pattern.match(self._held, self._at)) is None:
-            if len(self._rest) > _MAX_HEADER or any(end in self._rest for end in (header.begin, *header.ends[-1:])):
+            if len(self._rest) > _MAX_CALL_HEADER or any(
+                end in self._rest for end in (header.begin, *header.ends[-1:])
+            ):
                 raise Unreadable
             yield from self._wait()
         self._at = found.end()

@@ -241,24 +241,20 @@ class CallReader(ABC):
         self._at += 1
         give(lead + char)
         end = "}" if char == "{" else "]"
+        lead, inner = "", schema
         try:
-            yield from self._json_entries(give, end, schema, depth + 1)
+            while (char := (yield from self._peek(self.space))) != end:
+                key = (yield from self._key()) if end == "}" else None
+                if schema is not None:
+                    inner = child(schema, None if key is None else json.loads(key), self._root)
+                yield from self.json(give, lead if key is None else f"{lead}{key}: ", inner, depth + 1)
+                char, lead = (yield from self._peek(self.space)), ", "
+                if char not in ("," + end):
+                    raise Unreadable
+                self._at += char == ","
+            self._at += 1
         finally:
             give(end)
-
-    def _json_entries(self, give: Give, end: str, schema: Any, depth: int) -> Reading[None]:
-        """The entries of an object or an array, and its end."""
-        lead, inner = "", schema
-        while (char := (yield from self._peek(self.space))) != end:
-            key = (yield from self._key()) if end == "}" else None
-            if schema is not None:
-                inner = child(schema, None if key is None else json.loads(key), self._root)
-            yield from self.json(give, lead if key is None else f"{lead}{key}: ", inner, depth)
-            char, lead = (yield from self._peek(self.space)), ", "
-            if char not in ("," + end):
-                raise Unreadable
-            self._at += char == ","
-        self._at += 1
 
     def _single(self, give: Give, lead: str, schema: Any, char: str) -> Reading[None]:
         """Reads a value that is no object and no array.
@@ -270,8 +266,17 @@ class CallReader(ABC):
             self._at += 1
             give(lead + char)
             yield from self.json_string(give)
-        else:
-            give(lead + (yield from self._json_literal()))
+            return
+        found = ""  # a number or a word, which is whole where another character follows
+        while match := _LITERAL.match(self._held, self._at):
+            found, self._at = found + match[0], match.end()
+            if len(found) > 400:
+                break
+            yield from self._peek()
+        word = _WORDS.get(found) or (found if _NUMBER.fullmatch(found) else None)
+        if word is None:
+            raise Unreadable
+        give(lead + word)
 
     def _key(self) -> Reading[str]:
         """A key, as JSON, and its colon."""
@@ -283,19 +288,6 @@ class CallReader(ABC):
             raise Unreadable
         self._at += 1
         return "".join(found)
-
-    def _json_literal(self) -> Reading[str]:
-        """A number or a word, which is whole where another character follows."""
-        found = ""
-        while match := _LITERAL.match(self._held, self._at):
-            found, self._at = found + match[0], match.end()
-            if len(found) > 400:
-                break
-            yield from self._peek()
-        word = _WORDS.get(found) or (found if _NUMBER.fullmatch(found) else None)
-        if word is None:
-            raise Unreadable
-        return word
 
     def json_string(self, give: Give) -> Reading[None]:
         """A string after its first quote."""

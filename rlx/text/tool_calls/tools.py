@@ -1,18 +1,33 @@
-"""The functions that a model may call, as a caller describes them.
+"""The functions that a model may call, as a caller describes them; conversations with calls, as templates take them.
 
-Text stage. The form is that of the OpenAI API, also without the outer object:
+Text stage. The form of a tool is that of the OpenAI API, also without the outer object:
 
     {"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema of an object}}
+
+Callers write messages as that API does, too: calls in `tool_calls` of an assistant's message, with arguments as JSON
+text, and each result in a message of the role `tool`. Chat templates differ:
+
+- All take arguments as an object, and many need the name of the function beside a result.
+- Some take one call a message.
+- Mistral's take ids of nine letters and digits, Kimi's such as `functions.f:0`.
+- Gemma 4's first templates take results in the assistant's message, as `tool_responses`.
+- Templates without tools get texts: `prompted`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ToolError
+
+if TYPE_CHECKING:
+    from rlx.text.chat import ChatTemplate
+
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
 CHOICES = ("auto", "none", "required")
@@ -127,3 +142,212 @@ def checked_choice(choice: Any, tools: Sequence[Tool], where: str = "tool_choice
         known = ", ".join(tool.name for tool in tools)
         raise ToolError(f"there is no tool {name!r}", where=where, hint=f"the tools are {known}")
     return ToolChoice("required", name) if name is not None else ToolChoice(choice)
+
+
+Messages = list[dict[str, Any]]
+_ANSWERS_TOOLS = re.compile(r"""==\s*['"]tool['"]""")  # in a template that knows the role
+_INSTRUCTIONS = """You can call functions. To call one, answer with a JSON object of this form and nothing else:
+{"name": "name of the function", "parameters": {"name of a parameter": its value}}
+To call several, write one object a line. If you need no function, answer in words.
+The functions:"""
+
+
+def has_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a conversation has calls or results of tools."""
+    return any(message.get("tool_calls") or message["role"] == "tool" for message in messages)
+
+
+def with_calls(messages: Sequence[dict[str, Any]], template: ChatTemplate) -> Messages:
+    """Messages whose calls and results have the form that a template with tools takes.
+
+    Raises:
+        ToolError: a call has no name, or its arguments are no JSON object.
+    """
+    found = _plain(messages)
+    for text, new_id in _IDS:
+        if text in template.source:
+            found = _with_ids(found, new_id)
+    if "tool_responses" in template.source and not _ANSWERS_TOOLS.search(template.source):
+        return _with_responses(found)
+    if any(len(message.get("tool_calls") or ()) > 1 for message in found) and not template.takes_several_calls:
+        return _one_call_each(found)
+    return found
+
+
+def _plain(messages: Sequence[dict[str, Any]]) -> Messages:
+    """Messages with arguments as objects, results with names, and texts as contents."""
+    names: dict[str, str] = {}
+    found = []
+    for i, message in enumerate(messages):
+        if message["role"] == "tool":
+            name = message.get("name") or names.get(str(message.get("tool_call_id")))
+            message = {**message, "content": message.get("content") or ""} | ({"name": name} if name else {})
+        elif message.get("tool_calls"):
+            calls = message["tool_calls"]
+            if not isinstance(calls, list):
+                raise ToolError(f"expected a list, found a {type(calls).__name__}", where=f"messages[{i}].tool_calls")
+            calls = [_call(call, f"messages[{i}].tool_calls[{j}]") for j, call in enumerate(calls)]
+            names |= {str(call.get("id")): call["function"]["name"] for call in calls}
+            message = {**message, "tool_calls": calls, "content": message.get("content") or ""}
+        found.append(message)
+    return found
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    if not isinstance(call, dict):
+        raise ToolError(f"expected a JSON object, found a {type(call).__name__}", where=where)
+    function, inner = call.get("function", call), f"{where}.function" if "function" in call else where
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise ToolError("a call needs the name of a function", where=f"{inner}.name")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise ToolError(f"the arguments are no JSON: {error}", where=f"{inner}.arguments") from None
+    if arguments is not None and not isinstance(arguments, dict):
+        what = f"expected a JSON object, found a {type(arguments).__name__}"
+        raise ToolError(what, where=f"{inner}.arguments")
+    named = {"name": function["name"], "arguments": arguments or {}}
+    return {**({"id": call["id"]} if "id" in call else {}), "type": "function", "function": named}
+
+
+def _nine(old: str, name: str, index: int) -> str:
+    return old if re.fullmatch("[A-Za-z0-9]{9}", old) else hashlib.sha256(old.encode()).hexdigest()[:9]
+
+
+def _numbered(old: str, name: str, index: int) -> str:
+    return f"functions.{name}:{index}"
+
+
+#: What the template has in it -> `(id, name of the function, number of the call)`: the id that it takes.
+_IDS: tuple[tuple[str, Callable[[str, str, int], str]], ...] = (
+    ("[TOOL_CALLS]", _nine),
+    ("<|tool_call_argument_begin|>", _numbered),
+)
+
+
+def _with_ids(messages: Messages, new_id: Callable[[str, str, int], str]) -> Messages:
+    """Calls and results with other ids."""
+    ids: dict[str, str] = {}
+    found = []
+    for message in messages:
+        if message["role"] == "tool" and str(message.get("tool_call_id")) in ids:
+            message = {**message, "tool_call_id": ids[str(message["tool_call_id"])]}
+        elif message.get("tool_calls"):
+            calls = []
+            for call in message["tool_calls"]:
+                old = str(call.get("id", f"call {len(ids)}"))
+                ids[old] = new_id(old, call["function"]["name"], len(ids))
+                calls.append({**call, "id": ids[old]})
+            message = {**message, "tool_calls": calls}
+        found.append(message)
+    return found
+
+
+def _with_responses(messages: Messages) -> Messages:
+    """Results as `tool_responses` of a message of the assistant."""
+    found: Messages = []
+    for message in messages:
+        if message["role"] != "tool":
+            found.append(message)
+            continue
+        response = {"name": message.get("name", "unknown"), "response": _value(message["content"])}
+        if not found or found[-1]["role"] != "assistant":
+            found.append({"role": "assistant", "content": ""})
+        last = found[-1]
+        found[-1] = {**last, "tool_responses": [*last.get("tool_responses", ()), response]}
+    return found
+
+
+def _value(content: Any) -> Any:
+    """A result as an object, if it is the text of one."""
+    try:
+        found = json.loads(content) if isinstance(content, str) and content.lstrip().startswith("{") else content
+    except (ValueError, RecursionError):
+        return content
+    return found if isinstance(found, dict) else content
+
+
+def _one_call_each(messages: Messages) -> Messages:
+    """Each call in a message of its own, followed by its result."""
+    found: Messages = []
+    waiting: Messages = []  # further calls of the last message that had several
+    for message in messages:
+        if message["role"] == "tool" and waiting:
+            at = next((k for k, each in enumerate(waiting) if _id(each) == message.get("tool_call_id")), None)
+            if at is not None:
+                found.append(waiting.pop(at))
+            found.append(message)
+            continue
+        found += waiting
+        waiting = []
+        calls = message.get("tool_calls") or []
+        if len(calls) > 1:
+            waiting = [{"role": message["role"], "content": "", "tool_calls": [call]} for call in calls[1:]]
+            message = {**message, "tool_calls": calls[:1]}
+        found.append(message)
+    return found + waiting
+
+
+def _id(message: Mapping[str, Any]) -> Any:
+    return message["tool_calls"][0].get("id")
+
+
+def prompted(
+    messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], template: ChatTemplate
+) -> Messages:
+    """The conversation for a template that knows no tools: texts describe the tools, the calls and the results.
+
+    A result is a message of the user. It is joined with the user's next one, because many templates take no two
+    messages of one role in a row.
+
+    Raises:
+        ToolError: a call has no name, or its arguments are no JSON object.
+    """
+    found: Messages = []
+    after_result = False
+    for message in _plain(messages):
+        is_result, said = message["role"] == "tool", _said(message)
+        if found and found[-1]["role"] == said["role"] == "user" and (is_result or after_result):
+            said = {**said, "content": _joined(found.pop()["content"], said["content"], "\n\n")}
+        found.append(said)
+        after_result = is_result
+    return _described(found, tools, template) if tools else found
+
+
+def _said(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without calls and results: texts take their place."""
+    if message["role"] == "tool":
+        name = f" of {message['name']}" if message.get("name") else ""
+        return {"role": "user", "content": _joined(f"Result{name}:", message["content"])}
+    lines = [_line(call["function"]) for call in message.get("tool_calls") or ()]
+    said = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**said, "content": _joined(message["content"], "\n".join(lines))} if lines else said
+
+
+def _line(function: Mapping[str, Any]) -> str:
+    return json.dumps({"name": function["name"], "parameters": function["arguments"]}, ensure_ascii=False)
+
+
+def _described(messages: Messages, tools: Sequence[Mapping[str, Any]], template: ChatTemplate) -> Messages:
+    """The conversation with a description of the tools at its beginning."""
+    functions = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
+    text = "\n".join([_INSTRUCTIONS, *functions])
+    first = messages[0]
+    if first["role"] in ("system", "developer"):
+        return [{**first, "content": _joined(first["content"], text, "\n\n")}, *messages[1:]]
+    if template.takes_system:
+        return [{"role": "system", "content": text}, *messages]
+    return [{**first, "content": _joined(text, first["content"], "\n\n")}, *messages[1:]]
+
+
+def _joined(a: Any, b: Any, between: str = "\n") -> Any:
+    """Two contents as one: texts, or lists of parts."""
+    if isinstance(a, str) and isinstance(b, str):
+        return between.join(text for text in (a, b) if text)
+    return [*_parts(a), *_parts(between), *_parts(b)]
+
+
+def _parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
