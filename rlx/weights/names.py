@@ -140,6 +140,7 @@ def _translated(path: str, rows: tuple[Row, ...]) -> tuple[str, int | None] | No
     return None
 
 
+@cache
 def _table(family: str) -> Table:
     if family in ENCODERS:
         return ENCODERS[family].names

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -248,12 +249,12 @@ class Plan:
         warn_beyond(config.context, plan.setup.max_seq)
         return plan
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """Memory that the weights take."""
         return weight_bytes(weight_table(self.graph, self.setup.layouts), self.setup.layouts)
 
-    @property
+    @cached_property
     def sizes(self) -> Sizes:
         """Those of the model's states."""
         return Sizes.of(self.graph, self.setup.layouts, self.setup.max_seq, self.setup.profile.buckets[-1])
