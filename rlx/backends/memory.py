@@ -21,7 +21,7 @@ Bytes = npt.NDArray[np.uint8]
 Shape = int | Sequence[int]
 
 _SLAB = 64 << 20  # bytes per slab; the unused part takes no memory where memory is lazy
-_LARGE = 4 << 20  # bytes of a block that has a buffer of its own where it is not
+_LARGE = 16 << 20  # bytes of a block that has a buffer of its own where it is not
 _BLOCK = 4096  # alignment of a slab's blocks: different blocks share no page
 
 

@@ -16,17 +16,18 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cuda import driver, ptx
 from rlx.backends.cuda.code import THREADS
 from rlx.backends.cuda.driver import Card
-from rlx.backends.cuda.layouts import LAYOUTS, ROWS, form_of
+from rlx.backends.cuda.layouts import DEPTH, LAYOUTS, ROWS, form_of
 from rlx.backends.cuda.memory import address
 from rlx.backends.device import Builder, Files, Stored
 from rlx.backends.memory import Buffer
 from rlx.ir.dtypes import DType
 from rlx.platform import cpu_count
 
-_PIECE = 32 << 20  # bytes of the file that are copied at a time
+_PIECE = 16 << 20  # bytes of the file that are copied at a time
 _SLOTS = 3  # pieces in the ring
 _ALONE = 8 << 20  # bytes that are copied without other threads, which would have to wait for Python's lock
 _COPIERS = min(8, cpu_count())  # threads that copy a piece: one alone reads 6 GB/s, eight 20 (an H100's host)
@@ -192,8 +193,6 @@ def packing(dtype: DType, ring: Ring, card: Card, loaded: Callable[[], Loaded]) 
     Args:
         loaded: the kernel; called when it is needed.
     """
-    from rlx.backends.cuda.kernels.pack import scratch_bytes, units
-
     form = form_of(dtype)
 
     def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:
@@ -214,6 +213,19 @@ def packing(dtype: DType, ring: Ring, card: Card, loaded: Callable[[], Loaded]) 
             del memory  # the driver has copied the arguments
 
     return pack
+
+
+def scratch_bytes(dtype: DType, rows: int, k: int) -> int:
+    """Bytes of scratch memory for so many rows."""
+    if not dtype.is_quantized:
+        return 0
+    return -(-rows // ROWS) * (k // PACKINGS[dtype].superblock) * PACKINGS[dtype].nbytes
+
+
+def units(dtype: DType, rows: int, k: int) -> int:
+    """Units of so many rows."""
+    width = PACKINGS[dtype].superblock if dtype.is_quantized else DEPTH
+    return -(-rows // ROWS) * ROWS * -(-k // width)
 
 
 def begun(make: Callable[[], Loaded]) -> Callable[[], Loaded]:

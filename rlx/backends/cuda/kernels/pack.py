@@ -85,20 +85,6 @@ def pack(dtype: DType) -> Kernel:
     return replace(kernel, llvm=grids.define(kernel.llvm))
 
 
-def scratch_bytes(dtype: DType, rows: int, k: int) -> int:
-    """Bytes of scratch memory for so many rows."""
-    if dtype not in BLOCKS:
-        return 0
-    packing = PACKINGS[dtype]
-    return -(-rows // 16) * (k // packing.superblock) * packing.nbytes
-
-
-def units(dtype: DType, rows: int, k: int) -> int:
-    """Units of so many rows."""
-    form, width = form_of(dtype), PACKINGS[dtype].superblock if dtype in BLOCKS else DEPTH
-    return -(-rows // 16) * 16 * (-(-k // width) if dtype in BLOCKS else form.units(k) * (form.unit // DEPTH))
-
-
 def _pack_blocks(
     raw: Ptr, scratch: Ptr, out: Ptr, n: int, k: int, first: int, fields: int, heads: int, begin: int, end: int
 ) -> None:
