@@ -349,18 +349,16 @@ class Backend(ABC):
         """
         raise ArgumentError("no speed to measure", where=f"device {self.name!r}", hint="Choose another device.")
 
-    def assembly(self, text: str, target: Any) -> str:
-        """The machine code, as text, of a module that `build` put into its files as "<name>.ll"."""
-        raise NotImplementedError
+    def assembly(self, text: str, target: Any, form: str | None = None) -> str:
+        """The machine code, as text, of a module that `build` put into its files as "<name>.ll".
 
-    def form(self, name: str, text: str, target: Any) -> str:
-        """As `assembly`, in another form that this device has: "ptx" or "sass" of a card.
+        Args:
+            form: "ptx" or "sass", of a card; by default what is assembly for the device.
 
         Raises:
-            ArgumentError: it has no such form, or what makes it is not installed.
+            ArgumentError: the device has no such form (`no_form`), or what makes it is not installed.
         """
-        hint = "Choose --device cuda, or --emit asm."
-        raise ArgumentError(f"no code has the form {name}", where=f"device {self.name!r}", hint=hint)
+        raise NotImplementedError
 
     def stored_assembly(self, described: Mapping[str, Any], text: str, code: bytes) -> str:
         """As `assembly`, of stored code for any target; the first line says so if it is made by another LLVM.
@@ -446,6 +444,12 @@ class Backend(ABC):
         units.
         """
         raise ArgumentError("no loop kernels", where=f"device {self.name!r}", hint="Choose another device.")
+
+
+def no_form(device: str, form: str) -> ArgumentError:
+    """The error of a form of machine code that a device does not have."""
+    hint = "Choose --device cuda, or --emit asm."
+    return ArgumentError(f"no code has the form {form}", where=f"device {device!r}", hint=hint)
 
 
 def manifest_of(program: Lowered, symbol: Callable[[Node], str]) -> dict[str, Any]:

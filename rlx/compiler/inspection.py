@@ -99,9 +99,9 @@ class Inspectable:
         Raises:
             ArgumentError, CacheError: as `source`; `ArgumentError` also if the device lacks the form.
         """
-        target, backend = self._target, self._target.backend
-        write = backend.assembly if form is None else partial(backend.form, form)
-        return "\n".join(f"# {name}\n{write(text, target)}" for name, text in self._modules(kernel))
+        target = self._target
+        parts = [f"# {name}\n{target.backend.assembly(text, target, form)}" for name, text in self._modules(kernel)]
+        return "\n".join(parts)
 
     def report(self, path: str | Path | None = None) -> ReportPage:
         """The report as one HTML page: graph, passes, schedule, kernels and memory.

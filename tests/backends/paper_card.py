@@ -65,11 +65,8 @@ class PaperCard(Backend):
         self.ptx |= {name: str(text) for name, text in built.files.items() if name.endswith(".ptx")}
         return built
 
-    def assembly(self, text: str, target: Any) -> str:
-        return cuda.BACKEND.assembly(text, target)
-
-    def form(self, name: str, text: str, target: Any) -> str:
-        return cuda.BACKEND.form(name, text, target)
+    def assembly(self, text: str, target: Any, form: str | None = None) -> str:
+        return cuda.BACKEND.assembly(text, target, form)
 
     def load(self, stored: Loadable) -> Code:
         lowered = pipeline.place(stored.graph(), stored.options)

@@ -33,6 +33,7 @@ from rlx.backends.device import (
     OnKernel,
     Outcome,
     Packer,
+    no_form,
 )
 from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.host import HOST, address
@@ -106,7 +107,9 @@ class Cpu(Backend):
 
         return machine.arithmetic_peaks(builder, workers)
 
-    def assembly(self, text: str, target: Target) -> str:
+    def assembly(self, text: str, target: Target, form: str | None = None) -> str:
+        if form is not None:
+            raise no_form(self.name, form)
         return str(steps.compiling().assembly(text, target))
 
     def formats(self, manifest: Manifest) -> Formats:

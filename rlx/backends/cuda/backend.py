@@ -96,13 +96,10 @@ class Cuda(Backend):
     def peaks(self, workers: Stream, builder: Builder) -> dict[str, float]:
         return clocks.peaks(self.card(), builder.target.level)
 
-    def assembly(self, text: str, target: Target) -> str:
-        """The PTX of a module: what the driver makes of it depends on the card."""
-        return ptx.compiled([text], target.level, target.ptx)[0]
-
-    def form(self, name: str, text: str, target: Target) -> str:
-        code = self.assembly(text, target)
-        if name == "ptx":
+    def assembly(self, text: str, target: Target, form: str | None = None) -> str:
+        """The PTX of a module, and with "sass" what the driver makes of it."""
+        code = ptx.compiled([text], target.level, target.ptx)[0]
+        if form != "sass":
             return code
         if not target.driver:
             raise ArgumentError("machine code is made for a card, and there is none", where="--emit sass")
