@@ -226,7 +226,8 @@ class Bench:
         out = AlignedBuffer(4 * case.rows * case.n)
         extents = [case.n] if single else [case.rows, case.n]
         x, w = self._input(case).address, self._weights.address
-        size = grain(Units(count, together=parts(target, 1) if single else together(target, 1)), {})
+        at_once = parts(target, 1) if single else together(case.act, case.k, 1, target)
+        size = grain(Units(count, together=at_once), {})
         words = np.array([x, w, out.address, *extents, count, size, 0], np.int64)
 
         def run() -> float:

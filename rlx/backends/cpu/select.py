@@ -78,12 +78,12 @@ def _linear(n: Node, target: Target) -> Call:
     flags = {name: n[name] for name in ("residual", "bias", "gated", "out")}
     single = rows(n) == 1
     kernel = linear.linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
-    again = linear.macro_rows(width(w), x.dtype.name, target)
-    if again is None:
-        at_once = (stream.parts if single else linear.together)(target, 2 if n["gated"] else 1)
-        count = Units(width(n), BLOCK_ROWS, together=at_once)
-    else:
-        count = Units(rows(n), again, linear.units(width(n)))
+    act, k, matrices = x.dtype.name, width(w), 2 if n["gated"] else 1
+    again = linear.macro_rows(k, act, target)
+    streams = single and again is None
+    at_once = stream.parts(target, matrices) if streams else linear.together(act, k, matrices, target)
+    count = Units(width(n), BLOCK_ROWS) if again is None else Units(rows(n), again, linear.units(width(n)))
+    count = replace(count, together=at_once)
     return _call(n, kernel, count, *([] if single else [rows(n)]), width(n))
 
 

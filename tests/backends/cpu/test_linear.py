@@ -183,7 +183,7 @@ def test_more_rows_than_a_macro_tile_of_floats(target: Target) -> None:
 def test_sums_in_the_bits_of_floats_round_like_converted_ones(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     found, rows, n, k = [], 7, 33, 256
     x, _ = activations("q8a", rows, k)
-    for target in [t for t in DOT_TARGETS if t.level == "avx2"]:
+    for target in [t for t in DOT_TARGETS if t.vectors in ("avx2", "avx512")]:
         packed, _ = weights(dtype, n, k, target=target)
         for _ in ("from the origin", "converted"):
             kernel = linear.__wrapped__(dtype, n, k, "q8a", target)  # type: ignore[attr-defined]

@@ -53,9 +53,12 @@ def units(n: int) -> int:
     return -(-n // BLOCK_ROWS)
 
 
-def together(target: Target, matrices: int) -> int:
+def together(act: str, k: int, matrices: int, target: Target) -> int:
     """Units that several rows are multiplied by at once, with 1 or 2 matrices. Fewer units take as long."""
-    return max(1, _blocks(target) // matrices)
+    if linear_tiles.fits(act, k, target):
+        return linear_tiles.BLOCKS // matrices
+    streams = act == "q8a" and target.tuning.unpack_from_int8 > target.tuning.macro_rows_int8
+    return 1 if streams else max(1, _blocks(target) // matrices)
 
 
 def _blocks(target: Target) -> int:

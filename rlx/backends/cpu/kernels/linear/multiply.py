@@ -196,12 +196,12 @@ class Multiplier:
     def origin(self) -> int:
         """The start value of integer sums: the bits of the origin, or 0.
 
-        It is 0 where the origin saves nothing (AVX-512, single rows), and for e8m0 scales, because their product with
-        the origin may overflow.
+        It is 0 where the origin saves nothing (single rows), and for e8m0 scales, because their product with the origin
+        may overflow.
         """
         format_ = self.shape.format
         fits = format_ is not None and format_.row.scales != "e8m0" and not self.shape.single
-        return ORIGIN_BITS if fits and self.target.vectors == "avx2" else 0
+        return ORIGIN_BITS if fits and self.target.vectors in ("avx2", "avx512") else 0
 
     @cached_property
     def zero(self) -> int:
@@ -226,13 +226,15 @@ class Multiplier:
         """Stores a row's terms: origin - zero * sums of its codes (i32); for types with lows, -scale * sums (f32)."""
         e, k = self.e, self.shape.k
         scales, sums = e.at(x, k), e.at(x, k + k // 8)
-        whole = k // CHUNK * (CHUNK // SUB)
-        for first, last, width in ((0, whole, 8), (whole, k // SUB, 1)):
+        first = 0
+        for width in (16, 8, 1):  # sub-blocks at once
+            last = k // SUB // width * width
             if first < last:
                 with e.loop(first, last, width) as s:
                     both = e.load(vector(I32, 2 * width), e.at(sums, (s.i, 8)))
                     value = self._terms(both, e.at(scales, (s.i, 4)), width)
                     e.store(value, e.at(terms, (s.i, 4 * self.terms_a_sub)))
+            first = last
 
     def _terms(self, sums: ir.Value, scales: ir.Value, width: int) -> ir.Value:
         e = self.e

@@ -17,7 +17,8 @@ Products occupy the tile unit and leave the vector units idle. So results are wr
 products of the next 32 rows, and the weights of the next panel are prefetched there.
 
 int8 products are not used here. They would have to scale each tile of sums every 32 k, which costs more than unpacking
-saves once there are more than a few rows. Also, bf16 rounds activations less than int8 does.
+saves once there are more than a few rows. Also, bf16 rounds activations less than int8 does. For the few rows of a
+batch, which have the bits of int8 rows, vector code is faster where others use the same cores (docs/batch.md).
 
 The order of each sum does not depend on the number of rows or the split of the units. `linear.py` sums in another order
 and rounds different values. So a program of one row and a program of many rows agree only within rounding.
@@ -45,7 +46,7 @@ from rlx.ir.dtypes import BF16
 #: Rows of the 2 x 2 register tile, and bytes of a row of its sums.
 PAIR, TOTALS = 2 * ROWS, 2 * ROW_BYTES
 
-_BLOCKS = 2  # row blocks of a panel: two units, or the two matrices of a gated linear
+BLOCKS = 2  # row blocks of a panel: two units, or the two matrices of a gated linear
 _SUMS, _X, _W = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by row and block, activations, weights
 _PANEL = 4096  # most k of a panel: 256 KiB of the L2 cache
 _FEWEST, _MOST = 4 * PAIR, 16 * PAIR  # rows of a macro tile: more share the unpacking, but need more scratch memory
@@ -123,7 +124,7 @@ class Delayed:
         row, count, unit, last = (e.load(I64, place, 8) for place in (self._row, self._count, self._unit, self._last))
         with e.loop(first, e.smin(stop, count)) as r:
             sums = e.at(e.load(POINTER, self._totals, 8), (r.i, TOTALS))
-            for block in range(0, _BLOCKS, products):
+            for block in range(0, BLOCKS, products):
                 number = e.b.add(unit, e.i64(block // products))
                 with e.when(e.b.icmp_signed("<", number, last)):
                     places = [e.at(sums, ROW_BYTES * j) for j in range(block, block + products)]
@@ -155,7 +156,7 @@ class TileWriter(ResultWriter):
         self.panel_steps = self.panel_chunks * CHUNK // DEPTH
         self.tail = shape.k % DEPTH  # k of the last step, if it is a short one
         self.as_packed = shape.dtype is BF16 and not self.tail  # packed weights are tiles already
-        self.panel = None if self.as_packed else e.stack(self.panel_steps * _BLOCKS * BYTES)
+        self.panel = None if self.as_packed else e.stack(self.panel_steps * BLOCKS * BYTES)
         self.ends = e.stack(macro_rows(shape.k, e.target) * ROW_BYTES) if self.tail else None
         self.delayed = Delayed(self)
         fewest = shape.k // DEPTH - (self.panels - 1) * self.panel_steps  # steps of the last panel
@@ -180,7 +181,7 @@ class TileWriter(ResultWriter):
     @contextmanager
     def loop_units(self, first: ir.Value, last: ir.Value) -> Iterator[tuple[ir.Value, ir.Value]]:
         """A loop over the units [first, last), two row blocks at a time. Yields the first unit and the end."""
-        e, together = self.e, _BLOCKS // len(self.shape.weights)
+        e, together = self.e, BLOCKS // len(self.shape.weights)
         with e.loop(first, last, together) as u:
             yield u.i, e.smin(e.b.add(u.i, e.i64(together)), last)
 
@@ -190,7 +191,7 @@ class TileWriter(ResultWriter):
             self._multiply(piece, self._packed_operands(piece))
             return
         self._unpack(piece)
-        self._multiply(piece, [Operand(self.e.at(self.panel, j * BYTES), _BLOCKS * BYTES) for j in range(_BLOCKS)])
+        self._multiply(piece, [Operand(self.e.at(self.panel, j * BYTES), BLOCKS * BYTES) for j in range(BLOCKS)])
 
     def _copy_ends(self, macro: ir.Value, count: ir.Value) -> None:
         """Copies the last, short step of the rows of a macro tile, with zeros after it."""
@@ -224,7 +225,7 @@ class TileWriter(ResultWriter):
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
                 step = e.mul_add(c.i, CHUNK // SUB, s.i)
                 for i, pairs in enumerate(self._weights(start, header, s.i)):
-                    e.store(pairs, e.at(target, (step, _BLOCKS * BYTES), ROW_BYTES * i), 64)
+                    e.store(pairs, e.at(target, (step, BLOCKS * BYTES), ROW_BYTES * i), 64)
         if self.tail:
             with e.when(self._is_last(panel)):
                 self._unpack_tail(block, target)
@@ -236,20 +237,20 @@ class TileWriter(ResultWriter):
         for i in range(ROWS):
             place = e.at(block, PACKINGS[dtype].nbytes * (whole + 2 * i) // PACKINGS[dtype].superblock)
             pairs = dots.bf16_pairs(e, dtype, place) if 2 * i < self.tail else e.f32(0.0)
-            e.store(pairs, e.at(target, step * _BLOCKS * BYTES + ROW_BYTES * i), 64)
+            e.store(pairs, e.at(target, step * BLOCKS * BYTES + ROW_BYTES * i), 64)
 
     def _packed_operands(self, at: Piece) -> list[Operand]:
         """The blocks of a panel where they lie. A single unit stands for the other block, too."""
         e, names = self.e, self.shape.weights
         other = e.smin(e.b.add(at.unit, e.i64(1)), e.b.sub(at.last, e.i64(1)))
-        units = (at.unit,) if len(names) == _BLOCKS else (at.unit, other)
+        units = (at.unit,) if len(names) == BLOCKS else (at.unit, other)
         offset = (at.panel, self.panel_steps * BYTES)
         return [Operand(e.at(self._block(name, unit), offset), BYTES) for unit in units for name in names]
 
     def _next_blocks(self, at: Piece) -> list[ir.Value]:
         """Addresses of the weights after those of a piece, which are prefetched meanwhile."""
         e, names = self.e, self.shape.weights
-        units = [e.b.add(at.last, e.i64(i)) for i in range(_BLOCKS // len(names))]
+        units = [e.b.add(at.last, e.i64(i)) for i in range(BLOCKS // len(names))]
         return [self._block(name, unit) for unit in units for name in names]
 
     def _is_last(self, panel: ir.Value) -> ir.Value:
@@ -299,7 +300,7 @@ class TileWriter(ResultWriter):
         e, tiles, strides = self.e, self.tiles, self.strides
         x = e.at(at.x, (row, strides.tile // ROWS))
         totals = e.at(at.totals, (row, TOTALS)) if self.panels > 1 else at.totals
-        sums = [(i, j, _SUMS[i * _BLOCKS + j]) for i in range(len(parts)) for j in range(_BLOCKS)]
+        sums = [(i, j, _SUMS[i * BLOCKS + j]) for i in range(len(parts)) for j in range(BLOCKS)]
         places = [e.at(totals, i * ROWS * TOTALS + j * ROW_BYTES) for i, j, _ in sums]
         self._start(at.panel, [c for *_, c in sums], places)
         count_steps = self.steps(at.panel)
@@ -338,7 +339,7 @@ class TileWriter(ResultWriter):
             for j, w in enumerate(weights):
                 if i == 0:
                     tiles.load(_W[j], e.at(w.first, (step, w.stride)), ROW_BYTES)
-                tiles.dot_bf16(_SUMS[i * _BLOCKS + j], part, _W[j])
+                tiles.dot_bf16(_SUMS[i * BLOCKS + j], part, _W[j])
 
     def _start(self, panel: ir.Value, sums: Sequence[int], places: Sequence[ir.Value]) -> None:
         """Initializes the sums: zeros for the first panel, else the totals of the earlier panels."""
