@@ -130,7 +130,10 @@ def test_a_stream_says_the_same(server: Any) -> None:
             "response_format",
         ),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": None}}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
+            "response_format.json_schema.schema",
+        ),
         ({"guided_regex": "(?=x)y"}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": [f"x{i}" for i in range(20_000)]}, "guided_choice"),
