@@ -80,6 +80,7 @@ class Capabilities:
         own_cost_rows: the same in programs of several rows, whose rows the workers could share.
         own_writes: whether every worker that reads a cache may write the one row of a step into it.
         own_seen: whether the host sees what a worker computes for itself; if not, `RLX_VERIFY` does without.
+        many_differ: whether kernels for many rows round otherwise than those for few, unless `deterministic` is chosen.
         layouts: how values lie in its memory.
     """
 
@@ -93,4 +94,5 @@ class Capabilities:
     own_cost_rows: int = 1 << 16
     own_writes: bool = False
     own_seen: bool = True
+    many_differ: bool = False
     layouts: Layouts = field(default_factory=Layouts)

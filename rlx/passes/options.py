@@ -77,8 +77,8 @@ class Options:
             dot products.
         bf16_tiles: whether activations may be bf16 over quantized weights, and bf16 experts multiplied in tiles, if the
             target has tiles.
-        deterministic: whether the arithmetic of a row must not depend on the number of rows of a call. Without tiles it
-            never does, so there the option has no effect.
+        deterministic: whether the arithmetic of a row must not depend on the number of rows of a call. Where it never
+            does, the option has no effect.
         capabilities: those of the target, which the compile key describes.
 
     Raises:
@@ -135,10 +135,11 @@ class Options:
     def effective(self, capabilities: Capabilities) -> Options:
         """The options for a target, without those that have no effect on it: equal programs have equal options.
 
-        For example, without tiles every program is deterministic. With tiles, only a prefill rounds activations to bf16
-        if it need not be. `rlx.passes.effective` goes further: it knows the graph.
+        For example, on a CPU without tiles every program is deterministic. With tiles, only a prefill rounds
+        activations to bf16 if it need not be. `rlx.passes.effective` goes further: it knows the graph.
         """
-        same = self.deterministic or not capabilities.bf16_tiles or self.precision == "exact"
+        differs = capabilities.many_differ or (capabilities.bf16_tiles and self.precision != "exact")
+        same = self.deterministic or not differs
         rounds = self.precision == "auto" and (same or not self.decodes)
         keeps_all = self.all_rows or self.seq[1] == 1
         return replace(

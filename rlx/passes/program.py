@@ -47,6 +47,7 @@ class Program:
         arena: bytes of the arena.
         replicated: the places of the nodes of prologues, in private memory of a worker. Their region reads them there.
         private: bytes of that memory.
+        deterministic: whether the arithmetic of a row must not depend on the number of rows of a call.
     """
 
     graph: Graph
@@ -57,6 +58,7 @@ class Program:
     arena: int = 0
     replicated: dict[Node, Buffer] | None = None
     private: int = 0
+    deterministic: bool = False
 
     @property
     def symbols(self) -> list[str]:

@@ -46,7 +46,8 @@ def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) ->
     load = tuple(n for n in nodes if n.op == "pack")
     for node in private:
         log.done("prologue", names[node], "each worker computes it" + (", and a region" if node in shared else ""))
-    program = Program(graph, tuple(map(tuple, regions)), tuple(map(tuple, before)), load)
+    parallel, own = (tuple(map(tuple, some)) for some in (regions, before))
+    program = Program(graph, parallel, own, load, deterministic=options.deterministic)
     log.fact("regions", depth)
     log.fact(
         "distinct regions", len({*zip(*(map(signature, p) for p in (program.prologues, program.regions)), strict=True)})

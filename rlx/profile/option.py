@@ -260,7 +260,7 @@ class ProfileOptions:
     )
     deterministic: bool | None = option(
         None,
-        "Same bits in every batch on CPUs with AMX, too; prompts take longer there",
+        "Same bits in every batch on CPUs with AMX and on cards, too; prompts take longer there",
         default="false",
         key="precision.deterministic",
         kind=bool,

@@ -60,6 +60,17 @@ def test_other_cards(card: paper_card.PaperCard, goldens: Path, level: str, monk
     assert bool(waits) == (level == "sm_120"), "older cards do not overlap kernels"
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_programs_have_no_kernels_for_many_rows(
+    card: paper_card.PaperCard, goldens: Path, deterministic: bool
+) -> None:
+    options = {**OPTIONS, "device": "paper", "cache": CompileCache(policy="off"), "deterministic": deterministic}
+    with rlx.auto_runner(goldens / "llama" / "hf", **options) as runner:
+        runner.predict_logits([1 + i % 60 for i in range(70)])
+        assert runner.stats()["deterministic"] is deterministic
+    assert any("ldmatrix" in text for text in card.ptx.values()) is not deterministic
+
+
 def test_the_code_can_be_read(card: paper_card.PaperCard) -> None:
     graph = rlx.Graph("product")
     weight = graph.weight("w", [32, 64])

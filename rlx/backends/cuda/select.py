@@ -233,8 +233,8 @@ def _linear(n: Node, c: Context) -> list[Launch]:
 
 
 def _many(n: Node, c: Context) -> bool:
-    """Whether a call may have many rows."""
-    return c.most(n.inputs[0].shape[0]) > many_rows.MANY and n.inputs[0].dtype.name == "f32"
+    """Whether a call may have many rows, and kernels for them may serve it."""
+    return not c.deterministic and c.most(n.inputs[0].shape[0]) > many_rows.MANY and n.inputs[0].dtype.name == "f32"
 
 
 def _linear_launch(
@@ -481,7 +481,7 @@ def _attention(n: Node, c: Context) -> list[Launch]:
         attentions.attention(k, a, *caches_of(k), changed(s.segment(k, row)), row)
 
     if c.most(q.shape[0]) > many_rows.MANY:
-        many = many_rows.attention(n, c, a, args, s.columns, s.count, caches_of, whole)
+        many = not c.deterministic and many_rows.attention(n, c, a, args, s.columns, s.count, caches_of, whole)
         return many or [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), whole)]
     joined = {maker(node): node for node in (q, keys, values) if maker(node) in c.own and maker(node).op in _JOINED}
     for node, name in zip((q, keys, values), ("q", "k", "v"), strict=True):

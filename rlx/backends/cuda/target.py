@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: What a block computes for itself lies in its shared memory; of several rows nothing does: a block is small.
 CAPABILITIES = Capabilities(
     bf16_dots=False, bf16_tiles=False, own_cost=1 << 17, own_cost_rows=0, own_writes=True, own_seen=False,
-    layouts=LAYOUTS,
+    many_differ=True, layouts=LAYOUTS,
 )  # fmt: skip
 
 #: Level -> the lowest version of PTX that has it, and the CUDA version of the driver that takes it. The lowest version
