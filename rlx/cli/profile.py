@@ -19,9 +19,10 @@ from rlx.profile import CompileProfile
 #: Keys whose default depends on the machine, the environment or other keys. Written as values they would override it.
 _DEPENDENT = (
     "precision.kv_dtype", "backend.cpu.level", "backend.cpu.threads", "engine.kv_bytes", "engine.cache_kv",
-    "engine.cache_kv_bytes", "cache.policy",
+    "engine.cache_kv_bytes", "engine.device", "cache.policy",
 )  # fmt: skip
 _FOLDER, _MOST = "~/.cache/rlx-kv", "20GiB"  # examples for `cache_kv`: nothing is kept by default
+_DEVICE = "auto"  # an example
 
 
 @click.group(cls=Group)
@@ -53,7 +54,7 @@ def init(model: str, output: str | None, force: bool) -> None:
         weights = plan.weights.loader.path
         path = Path(output) if output not in (None, "-") else _folder(weights) / f"{plan.config.family}.rlx.toml"
         full = replace(effective(plan), model=_from(path, weights), kv_bytes=pools_of([plan])[0])
-        full = replace(full, cache_kv=_FOLDER, cache_kv_bytes=_MOST)
+        full = replace(full, cache_kv=_FOLDER, cache_kv_bytes=_MOST, device=_DEVICE)
         text = full.to_toml(comments=True, commented_out=_DEPENDENT)
     if output == "-":
         click.echo(text, nl=False)

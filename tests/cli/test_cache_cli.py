@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from rlx.cli import cache as cli_cache
 from rlx.cli.main import cli
 from rlx.engine.kv.prefix_store import PrefixStore
 from rlx.ir import ops
@@ -213,3 +214,19 @@ def test_verify_removes_damage_and_says_so(store: Store) -> None:
 def test_a_folder_that_cannot_be_trusted_is_an_error(command: list[str], store: Store) -> None:
     store.root.chmod(0o777)
     assert "other users can write it" in refused(*command)
+
+
+def test_rm_all_asks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "say --yes" in refused("prune", "--all")  # no terminal: nothing is removed without a word
+    monkeypatch.setattr(cli_cache, "is_terminal", lambda stream: True)
+    for answer, code, left in (("n\n", 1, 3), ("", 1, 3), ("y\n", 0, 0)):
+        result = CliRunner().invoke(cli, ["cache", "prune", "--all"], input=answer)
+        assert f"Remove 3 entries of {store.stats().nbytes / 1000:.3g} kB in {store.root}" in result.output or not left
+        assert (result.exit_code, len(store.entries())) == (code, left)
+
+
+def test_rm_refuses(store: Store) -> None:
+    for args in ([], ["--all", DECODE.digest], ["--yes", DECODE.digest], ["--all"]):
+        assert "--all" in refused("prune", *args)
+    assert "no entry starts with 'ffff0'" in refused("prune", DECODE.digest, "ffff0")
+    assert len(store.entries()) == 3

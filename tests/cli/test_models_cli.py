@@ -112,3 +112,14 @@ def test_in_a_terminal_a_question_with_the_size(
     assert names() == {"org/repo:Q8_0"}
     again = rlx(*named)
     assert again.exit_code == 0 and "not on this machine" not in again.stderr
+
+
+def test_rm_asks(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.files = {"m-Q8_0.gguf": BIG}
+    pull("org/repo")
+    refused = rlx("rm", "org/repo")
+    assert refused.exit_code == 2 and "say --yes" in refused.stderr
+    in_terminal(monkeypatch)
+    said_no = rlx("rm", "org/repo", input="n\n")
+    assert said_no.exit_code == 1 and "Remove org/repo:Q8_0 (10.2 kB)?" in said_no.output and names()
+    assert rlx("rm", "org/repo", input="y\n").exit_code == 0 and not names()

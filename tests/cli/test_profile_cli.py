@@ -57,7 +57,7 @@ def test_init_writes_what_holds_already(model: Path, beside: Path) -> None:
     written = rlx.CompileProfile.load(beside)
     assert written.family == "gemma"
     machine = {"precision.kv_dtype", "backend.cpu.level", "backend.cpu.threads", "engine.kv_bytes", "cache.policy"}
-    machine |= {"engine.cache_kv", "engine.cache_kv_bytes"}
+    machine |= {"engine.cache_kv", "engine.cache_kv_bytes", "engine.device"}
     assert {*written.common(), *written.prefill.flat()} == {*KEYS} - machine
     for path in machine:
         assert re.search(rf"^# {KEYS[path].name} = ", beside.read_text(), re.MULTILINE), path
@@ -165,3 +165,23 @@ def test_a_config_alone_or_a_shape_is_compiled(goldens: Path, tmp_path: Path) ->
     assert f"{profile}: fits {config};" in check("--profile", profile)
     assert "fits tiny-gemma3-Q4_K_M; target" in check("--shape", "tiny-gemma3")
     assert "fits tiny-gemma3-Q8_0; target" in check("--shape", "tiny-gemma3", "--weights", "q8_0")
+
+
+def test_init_writes_nothing_into_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, ["profile", "init", "demo"])
+    assert (result.exit_code, [path.name for path in tmp_path.iterdir()]) == (0, ["qwen3.rlx.toml"]), result.output
+
+
+def test_init_writes_over_nothing(model: Path, beside: Path, tmp_path: Path) -> None:
+    beside.write_text("# mine\n")
+    result = run("profile", "init", model)
+    assert result.exit_code == 2
+    assert f"{beside}: the file is there already. --force writes over it" in result.stderr
+    assert beside.read_text() == "# mine\n"
+    text = run("profile", "init", model, "-o", "-").stdout
+    for args in (("--force",), ("-o", tmp_path / "p.toml")):
+        assert run("profile", "init", model, *args).exit_code == 0
+    assert beside.read_text() == text
+    assert (tmp_path / "p.toml").read_text() == text.replace('model = "model.gguf"', f'model = "{model}"')
+    assert text.startswith("# A compile profile for rlx.")

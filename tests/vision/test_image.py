@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -161,3 +162,13 @@ def test_strips_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "STRIP", 100)
     for name in ("PNG RGBA", "JPEG, orientation 6", "PNG P"):
         np.testing.assert_array_equal(Image.of(FILES[name]).pixels, expected(FILES[name]))
+
+
+def test_files_have_a_limit(tmp_path: Path) -> None:
+    with (tmp_path / "large.png").open("wb") as file:
+        file.truncate(192 << 20)  # no disk blocks
+    with pytest.raises(ImageError, match=r"large\.png: the image file has 192.0 MiB, at most 128 are read"):
+        Image.of(tmp_path / "large.png")
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for ever
+    with pytest.raises(ImageError, match="no regular file"):
+        Image.of(tmp_path / "pipe")
