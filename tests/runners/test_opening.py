@@ -79,7 +79,7 @@ def test_a_cold_run_makes_the_programs_that_it_runs(
     assert sorted(found) == [("decode" if watched else "greedy", output), ("prefill", "logits")]
 
 
-@pytest.mark.parametrize("part", ["Tensors", "CachePool", "check_plan", "ModelRunner"])
+@pytest.mark.parametrize("part", ["Tensors", "CachePool", "ModelRunner"])
 def test_an_engine_that_cannot_be_made_closes_its_parts(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
