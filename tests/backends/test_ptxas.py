@@ -26,8 +26,8 @@ from rlx.store.cache import CompileCache
 
 CARDS = {level: level for level in ("sm_80", "sm_86", "sm_89", "sm_100", "sm_120")} | {"sm_90": "sm_90a"}
 MODELS = {"llama-k256": "model-Q4_K_M.gguf", "qwen35": "hf"}
-#: Bytes that a kernel may store and load again because it has too few registers. A few cost nothing where a kernel waits
-#: for memory; more is a mistake in its shape.
+#: Bytes that a kernel may store and load again because it has too few registers. A few cost nothing where it waits for
+#: memory; more is a mistake in its shape.
 SPILLS = 96
 #: The cards and model that `make test` assembles for; the others take half a minute each.
 QUICK = {("sm_80", "llama-k256"), ("sm_90", "llama-k256")}
