@@ -20,8 +20,9 @@ from rlx.errors import ArgumentError, CompileError, TargetError
 from rlx.ir.dtypes import BF16, F8_E4M3, F16, F32, Q4_K, Q6_K, Q8_0, DType
 from rlx.store.cache import CompileCache
 
-#: Windows and soft caps, recurrent states, experts with sinks, latent attention, quantized weights.
+#: Windows and soft caps, recurrent states, quantized weights; latent attention and experts with sinks are slow cases.
 FAMILIES = {"gemma2": "hf", "deepseek-v3": "hf", "qwen35": "hf", "gpt-oss": "hf", "llama-k256": "model-Q4_K_M.gguf"}
+SLOW = ("deepseek-v3", "gpt-oss")
 OPTIONS: dict[str, Any] = {
     "precision": "exact", "max_seq": 96, "profile": {"buckets": {"seq": [1, 32, 128]}}, "compile_ahead": False,
 }  # fmt: skip
@@ -34,7 +35,9 @@ def card() -> Iterator[paper_card.PaperCard]:
         yield found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=[pytest.mark.slow] if family in SLOW else []) for family in FAMILIES]
+)
 def test_families(card: paper_card.PaperCard, goldens: Path, family: str) -> None:
     expected = np.load(goldens / family / "golden.npz")
     found = []
