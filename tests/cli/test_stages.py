@@ -70,7 +70,7 @@ def test_code_of_one_kernel() -> None:
         (["--stop-after", "fus"], "no pass is called 'fus'. Did you mean fuse? There are: graph, simplify,"),
         (["--stop-after", "last_row"], "decode programs have no pass last_row. Programs of phase prefill have it: add"),
         (["--emit", "asm", "--kernel", "nope"], "no kernel is called 'nope'. There are: "),
-        (["--emit", "ir", "--kernel", "nope"], "--kernel goes with --emit python, llvm or asm"),
+        (["--emit", "ir", "--kernel", "nope"], "--kernel goes with --emit python, llvm, asm, ptx or sass"),
         (["--emit", "ir", "--explain"], "Choose one of --explain and --emit"),
         (["--emit", "ir", "--json"], "--emit and --json exclude each other"),
         (["--emit", "ir", "--phase", "prefill", "--bucket", "4000"], "no program takes 4000 rows. The programs are: "),

@@ -15,9 +15,7 @@ from rlx.models.registry import ARCHITECTURES, FILES, MODEL_TYPES
 _SHARED = ("architectures", "blocks", "builder", "config", "keys", "names", "settings")
 SHARED = {f"rlx.models.{name}" for name in _SHARED}
 # Blocks of single families, and families whose equations another one has.
-BLOCKS = {
-    f"rlx.models.{name}" for name in ("altup", "delta_net", "gemma", "granite", "lfm2", "llama", "mamba", "olmo2")
-}
+BLOCKS = {f"rlx.models.{name}" for name in ("gemma", "granite", "lfm2", "llama", "olmo2", "recurrent")}
 PATHS = [Path(models.__file__).parent / f"{name}.py" for name in FILES]
 FORBIDDEN = ("kernel", "codegen", "numba", "llvm", "gguf", "safetensors", "thread", "simd", "avx", "amx")
 
