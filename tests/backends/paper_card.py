@@ -47,12 +47,14 @@ class PaperCard(Backend):
     Attributes:
         level: of the card.
         ptx: PTX of all programs, by the name of its module.
+        manifests: of all programs.
     """
 
     name, memory, level, native_loops = "paper", FarMemory(), "sm_90", True
 
     def __init__(self) -> None:
         self.ptx: dict[str, str] = {}
+        self.manifests: list[dict[str, Any]] = []
 
     def passes(self, phase: str) -> tuple[pipeline.Pass, ...]:
         return cuda.BACKEND.passes(phase)
@@ -62,6 +64,7 @@ class PaperCard(Backend):
 
     def build(self, program: Lowered, target: Any, on_kernel: OnKernel) -> Built:
         built = build.build_program(program, target, on_kernel, None)
+        self.manifests.append(built.manifest)
         self.ptx |= {name: str(text) for name, text in built.files.items() if name.endswith(".ptx")}
         return built
 

@@ -32,6 +32,7 @@ OPTIONS: dict[str, Any] = {
 def card() -> Iterator[paper_card.PaperCard]:
     with paper_card.registered() as found:
         found.ptx.clear()
+        found.manifests.clear()
         yield found
 
 
@@ -72,6 +73,10 @@ def test_deterministic_programs_have_no_kernels_for_many_rows(
         runner.predict_logits([1 + i % 60 for i in range(70)])
         assert runner.stats()["deterministic"] is deterministic
     assert any("ldmatrix" in text for text in card.ptx.values()) is not deterministic
+    (many,) = (each["launches"] for each in card.manifests if each["bounds"]["SEQ"][1] > 64)
+    splits = [kernel for launch in many for kernel in launch["kernels"] if kernel["blocks"][3]]
+    layers = 4 if deterministic else 1  # the last one computes one row
+    assert len(splits) == layers, "positions are cut as in calls of few rows"
 
 
 def test_the_code_can_be_read(card: paper_card.PaperCard) -> None:

@@ -480,8 +480,8 @@ def _attention(n: Node, c: Context) -> list[Launch]:
         row = k.block // a.parts
         attentions.attention(k, a, *caches_of(k), changed(s.segment(k, row)), row)
 
-    if c.most(q.shape[0]) > many_rows.MANY:
-        many = not c.deterministic and many_rows.attention(n, c, a, args, s.columns, s.count, caches_of, whole)
+    if c.most(q.shape[0]) > many_rows.MANY and not c.deterministic:
+        many = many_rows.attention(n, c, a, args, s.columns, s.count, caches_of, whole)
         return many or [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), whole)]
     joined = {maker(node): node for node in (q, keys, values) if maker(node) in c.own and maker(node).op in _JOINED}
     for node, name in zip((q, keys, values), ("q", "k", "v"), strict=True):

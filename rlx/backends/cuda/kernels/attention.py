@@ -74,8 +74,8 @@ class Seen:
     size: Value
 
 
-def seen(k: Code, a: Attention, row: Value, segment: Segment) -> Seen:
-    """What a row sees."""
+def visible(k: Code, a: Attention, segment: Segment, row: Value) -> tuple[Value, Value]:
+    """The first and the last position that a row sees."""
     length = k.number(k.dim(a.length, segment.env))
     rows = segment.env.get("SEQ", k.number(k.dim(a.rows)))
     own = length - rows + (row - segment.first)
@@ -88,19 +88,56 @@ def seen(k: Code, a: Attention, row: Value, segment: Segment) -> Seen:
         assert a.window is not None
         last = k.smaller(own + (a.window - 1), length - 1)
     low = k.number(0) if a.window is None else k.larger(own - (a.window - 1), 0)
+    return low, last
+
+
+def seen(k: Code, a: Attention, segment: Segment, row: Value) -> Seen:
+    """What a row sees."""
+    low, last = visible(k, a, segment, row)
     return Seen(low, last, ((last + _CHUNKS) // _CHUNKS) * THREADS)
 
 
-class Block:
-    """The work of a block of an attention under construction."""
+class Heads:
+    """The heads of a row that a block computes.
 
-    def __init__(self, k: Code, a: Attention, keys: Cache, values: Cache, segment: Segment, row: Value) -> None:
+    Args:
+        part: which of the `Attention.parts` of the row.
+    """
+
+    q: Value  # shared memory of the queries, [heads, width]
+
+    def __init__(
+        self, k: Code, a: Attention, keys: Cache, values: Cache, segment: Segment, row: Value, part: Value
+    ) -> None:
         self.k, self.a, self.keys, self.values, self.segment, self.row = k, a, keys, values, segment, row
         group, count = a.heads // a.kv_heads, a.together
-        own = k.block % a.parts
         tiles = -(-group // count)
-        self.kv_head, self.first = own // tiles, (own // tiles) * group + (own % tiles) * count
+        self.kv_head, self.first = part // tiles, (part // tiles) * group + (part % tiles) * count
         self.end = (self.kv_head + 1) * group
+
+    def bring_queries(self) -> None:
+        """Puts the queries into shared memory."""
+        k, a = self.k, self.a
+        with k.loop(k.thread, a.together * a.width, THREADS) as i:
+            head = k.smaller(self.first + i // a.width, self.end - 1)
+            k.store(self.q, k.load(k.pointers["q"], F32, (self.row * a.heads + head) * a.width + i % a.width), i)
+
+    def query(self, i: int, start: Value, count: int) -> list[Value]:
+        """Some elements of a query."""
+        k, size = self.k, min(count, 4)
+        found = list[Value]()
+        for at in range(0, count, size):
+            place = k.at(self.q, F32, start + (i * self.a.width + at))
+            found += [k.load(place, F32)] if size == 1 else k.lanes(k.load(place, f"<{size} x float>"))
+        return found
+
+
+class Block(Heads):
+    """The work of a block under construction."""
+
+    def __init__(self, k: Code, a: Attention, keys: Cache, values: Cache, segment: Segment, row: Value) -> None:
+        super().__init__(k, a, keys, values, segment, row, k.block % a.parts)
+        count = a.together
         self.vector = 2 if a.width % 2 == 0 else 1  # elements of the values that a thread reads at a time
         wide = a.width // self.vector
         self.columns = -(-wide // THREADS)  # how many times
@@ -111,14 +148,6 @@ class Block:
         self.places = k.share(4 * THREADS)
         self.warps = k.share(4 * 2 * count * WARPS)
         self.found = k.share(4 * self.sharing * count * a.width)
-
-    def bring_queries(self) -> None:
-        """Puts the queries into shared memory."""
-        k, a = self.k, self.a
-        with k.loop(k.thread, a.together * a.width, THREADS) as i:
-            head = k.smaller(self.first + i // a.width, self.end - 1)
-            k.store(self.q, k.load(k.pointers["q"], F32, (self.row * a.heads + head) * a.width + i % a.width), i)
-        k.barrier()
 
     def range_of(self, seen_: Seen, number: Value) -> tuple[list[Variable], list[Variable]]:
         """Largest scores and sums of weights over a range; the weighted values are then in `found`."""
@@ -164,7 +193,7 @@ class Block:
                 key = self.keys.read(k, row, start + at, count)
                 for i, total in enumerate(found):
                     value = total.get()
-                    for q, x in zip(self._query(i, start + at, count), key, strict=True):
+                    for q, x in zip(self.query(i, start + at, count), key, strict=True):
                         value = k.fma(q, x, value)
                     total.set(value)
         results = []
@@ -173,14 +202,6 @@ class Block:
             score = score if a.cap is None else softcap(k, score, a.cap)
             results.append(score + self._bias(i, position) if a.mask == "bias" else score)
         return results
-
-    def _query(self, i: int, start: Value, count: int) -> list[Value]:
-        k, size = self.k, min(count, 4)
-        return [
-            x
-            for at in range(0, count, size)
-            for x in _lanes(k, k.at(self.q, F32, start + (i * self.a.width + at)), size)
-        ]
 
     def _bias(self, i: int, position: Value) -> Value:
         k, a = self.k, self.a
@@ -261,12 +282,6 @@ class Block:
         return found
 
 
-def _lanes(k: Code, place: Value, count: int) -> list[Value]:
-    if count == 1:
-        return [k.load(place, F32)]
-    return k.lanes(k.load(place, f"<{count} x float>"))
-
-
 def merged(k: Code, before: tuple[Value, Value], after: tuple[Value, Value]) -> tuple[Value, Value, Value, Value]:
     """Largest score and sum of two ranges together, and the factors of both."""
     top = k.fmax(before[0], after[0])
@@ -279,8 +294,9 @@ def attention(k: Code, a: Attention, keys: Cache, values: Cache, segment: Segmen
     """The kernel."""
     with k.when(segment.found):
         block = Block(k, a, keys, values, segment, row)
-        what = seen(k, a, row, segment)
+        what = seen(k, a, segment, row)
         block.bring_queries()
+        k.barrier()
         _all_ranges(k, block, what)
 
 

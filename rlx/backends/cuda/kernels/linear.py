@@ -105,8 +105,13 @@ class Linear:
         self.parts = 2 if gated else 1
         self.units = form.units(width)
         self.sums = max(form.scales, 1) if form.lows else 0  # of x, for each 32 k
-        self.step = shape.groups * DEPTH // form.unit  # units of a slice that are in shared memory
         self.x = INTS if form.kind in ("codes8", "codes4") else FLOATS
+        self.share()
+
+    def share(self) -> None:
+        """Takes the shared memory that a block needs."""
+        code, shape = self.code, self.shape
+        self.step = shape.groups * DEPTH // self.form.unit  # units of a slice that are in shared memory
         self.stride = (shape.groups + 1) * self.x.nbytes  # so that the lanes of a warp read different banks
         x_bytes = shape.at_once * self.x.count * shape.rows * self.stride
         step_bytes = shape.at_once * shape.groups * shape.rows * 4

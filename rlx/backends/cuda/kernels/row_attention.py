@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rlx.backends.cuda.code import F32, I8, I32, I64, LINE, THREADS, WARP, WARPS, Code, Value, Variable
-from rlx.backends.cuda.kernels.attention import Attention, merged, with_sink
+from rlx.backends.cuda.kernels.attention import Attention, Heads, merged, visible, with_sink
 from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment, staged_head
 from rlx.backends.cuda.numbers import exp, rounded, softcap
 from rlx.ir.dims import PAST_SEQ, DimLike
@@ -56,21 +56,15 @@ class Before:
     written: tuple[Written | None, Written | None]
 
 
-class Block:
+class Block(Heads):
     """The work of a block under construction."""
 
     def __init__(
         self, k: Code, a: Attention, keys: Cache, values: Cache, segment: Segment, row: Value, before: Before
     ) -> None:
-        self.k, self.a, self.keys, self.values, self.segment, self.row = k, a, keys, values, segment, row
-        self.before = before
-        group, count = a.heads // a.kv_heads, a.together
-        tiles = -(-group // count)
-        splits = k.dim_named("SPLITS")
-        self.part, self.number = (k.block // splits) % a.parts, k.block % splits
-        self.splits = splits
-        self.kv_head, self.first = self.part // tiles, (self.part // tiles) * group + (self.part % tiles) * count
-        self.end = (self.kv_head + 1) * group
+        self.before, self.splits, count = before, k.dim_named("SPLITS"), a.together
+        self.part, self.number = (k.block // self.splits) % a.parts, k.block % self.splits
+        super().__init__(k, a, keys, values, segment, row, self.part)
         self.low, self.last, self.size = seen(k, a, segment, row)
         self.key_vector, self.value_vector = (_vector(a.width, cache) for cache in (keys, values))
         self.pieces = a.width // self.value_vector  # vectors of a value
@@ -93,9 +87,7 @@ class Block:
         k, a = self.k, self.a
         tasks = a.together + sum(each is not None for each in self.before.written)
         if self.before.rope is None and tasks == a.together:
-            with k.loop(k.thread, a.together * a.width, THREADS) as i:
-                head = k.smaller(self.first + i // a.width, self.end - 1)
-                k.store(self.q, k.load(k.pointers["q"], F32, (self.row * a.heads + head) * a.width + i % a.width), i)
+            self.bring_queries()
         else:
             with k.loop(k.warp, tasks, WARPS) as task:
                 self._task(task)
@@ -202,7 +194,7 @@ class Block:
                 key = [k.select(piece < pieces, x, k.f32(0.0)) for x in key]
             start = piece * size if whole else k.smaller(piece, pieces - 1) * size
             for i, total in enumerate(found):
-                for q, x in zip(self._query(i, start, size), key, strict=True):
+                for q, x in zip(self.query(i, start, size), key, strict=True):
                     total = k.fma(q, x, total)
                 found[i] = total
         results = []
@@ -213,14 +205,6 @@ class Block:
             score = score if a.cap is None else softcap(k, score, a.cap)
             results.append(score + self._bias(i, position) if a.mask == "bias" else score)
         return results
-
-    def _query(self, i: int, start: Value, count: int) -> list[Value]:
-        k, size = self.k, min(count, 4)
-        found = list[Value]()
-        for at in range(0, count, size):
-            place = k.at(self.q, F32, start + (i * self.a.width + at))
-            found += [k.load(place, F32)] if size == 1 else k.lanes(k.load(place, f"<{size} x float>"))
-        return found
 
     def _bias(self, i: int, position: Value) -> Value:
         k, a = self.k, self.a
@@ -367,19 +351,7 @@ def _vector(width: int, cache: Cache) -> int:
 
 def seen(k: Code, a: Attention, segment: Segment, row: Value) -> tuple[Value, Value, Value]:
     """The positions [low, last] that a row sees, and the size of a range."""
-    env = segment.env
-    length = k.number(k.dim(a.length, env))
-    rows = env.get("SEQ", k.number(k.dim(a.rows)))
-    own = length - rows + (row - segment.first)
-    last = own
-    if a.mask in ("none", "bias"):
-        last = length - 1
-    elif a.mask == "visible":
-        last = k.smaller(k.load(k.pointers["operand"], I32, row), length - 1)
-    elif a.mask == "around":
-        assert a.window is not None
-        last = k.smaller(own + (a.window - 1), length - 1)
-    low = k.number(0) if a.window is None else k.larger(own - (a.window - 1), 0)
+    low, last = visible(k, a, segment, row)
     return low, last, ((last + SPLITS * KEYS) // (SPLITS * KEYS)) * KEYS
 
 

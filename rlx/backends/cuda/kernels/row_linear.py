@@ -14,7 +14,7 @@ from itertools import chain
 from rlx.backends.cuda.code import F32, I8, THREADS, WARPS, Code, Value, Variable
 from rlx.backends.cuda.kernels.linear import SLICES, Linear, Loaded, Operands, Shape
 from rlx.backends.cuda.kernels.matrix import Group, Matrix
-from rlx.backends.cuda.kernels.parts import FLOATS, INTS, STEP, sums_of_products
+from rlx.backends.cuda.kernels.parts import STEP, sums_of_products
 from rlx.backends.cuda.layouts import DEPTH, ROWS, Form
 from rlx.backends.cuda.numbers import UNARY, rounded
 
@@ -88,18 +88,17 @@ class RowLinear(Linear):
         self, code: Code, form: Form, n: int, width: int, shape: RowShape, gated: str | None = None, out: str = "f32",
         take: Callable[[Value, Value], None] | None = None,
     ) -> None:  # fmt: skip
-        self.code, self.form, self.n, self.width, self.gated, self.out = code, form, n, width, gated, out
-        self.own, self.shape, self.take = shape, Shape(1, 1, 1), take or self._store
-        self.parts = 2 if gated else 1
-        self.units = form.units(width)
-        self.sums = max(form.scales, 1) if form.lows else 0
-        self.x = INTS if form.kind in ("codes8", "codes4") else FLOATS
-        self.quads = -(-form.groups(width) // 4) * 32  # times four elements of x, for whole warps
+        self.own, self.take = shape, take or self._store
+        super().__init__(code, form, n, width, Shape(1, 1, 1), gated, out)
+        self.begin, self.end = self._slice(code.warp), self._slice(code.warp + 1)
+
+    def share(self) -> None:
+        code = self.code
+        self.quads = -(-self.form.groups(self.width) // 4) * 32  # times four elements of x, for whole warps
         self.place = code.share(self.quads // 8 * _PLACE)
         self.step_place = code.share(self.quads // 8 * 4)
         self.sum_place = code.share(self.quads // 8 * self.sums * 4)
         self.results = code.share(2 * self.parts * WARPS * ROWS * 4)
-        self.begin, self.end = self._slice(code.warp), self._slice(code.warp + 1)
 
     def emit(self, at: Operands) -> None:
         """The whole computation of a block."""
