@@ -41,7 +41,7 @@ class PythonReader(CallReader):
         begin, end: the texts around all calls.
     """
 
-    space = BLANKS
+    space, quotes = BLANKS, "\"'"
 
     def __init__(self, begin: str, end: str, tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
         super().__init__((begin,), new_id)
@@ -49,10 +49,8 @@ class PythonReader(CallReader):
 
     def _call(self, marker: str) -> Reading[None]:
         self._at += (yield from self._peek(BLANKS)) == "["
+        yield from self._peek(BLANKS)
         while (found := _HEAD.match(self._held, self._at)) is None:
-            yield from self._peek(BLANKS)
-            if found := _HEAD.match(self._held, self._at):
-                break
             if not _HEAD_BEGIN.fullmatch(self._held, self._at):
                 raise Unreadable
             yield from self._wait()
@@ -117,7 +115,7 @@ class PythonReader(CallReader):
         return found[1]
 
     def _single(self, give: Give, lead: str, schema: Any, char: str) -> Reading[None]:
-        if char not in "\"'":
+        if char not in self.quotes:
             yield from super()._single(give, lead, schema, char)
             return
         while (found := _QUOTED.match(self._held, self._at)) is None:
@@ -127,17 +125,6 @@ class PythonReader(CallReader):
             yield
         self._at = found.end()
         give(f'{lead}"{quoted(unescaped(found[1] or found[2] or ""))}"')
-
-    def _key(self) -> Reading[str]:
-        """A key of a dict, and its colon."""
-        found = list[str]()
-        if (yield from self._peek(BLANKS)) not in "\"'":
-            raise Unreadable
-        yield from self.json(found.append)
-        if (yield from self._peek(BLANKS)) != ":":
-            raise Unreadable
-        self._at += 1
-        return "".join(found)
 
 
 def unescaped(text: str) -> str:

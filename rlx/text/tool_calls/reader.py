@@ -57,6 +57,9 @@ class CallReader(ABC):
     space = _SPACE
     """What may stand between two tokens of a value."""
 
+    quotes = '"'
+    """What may begin a string."""
+
     _root: Mapping[str, Any] = {}
     """The schema of the arguments, where the type of a value follows from it."""
 
@@ -281,10 +284,10 @@ class CallReader(ABC):
     def _key(self) -> Reading[str]:
         """A key, as JSON, and its colon."""
         found = list[str]()
-        if (yield from self._peek(_SPACE)) != '"':
+        if (yield from self._peek(self.space)) not in self.quotes:
             raise Unreadable
         yield from self.json(found.append)
-        if (yield from self._peek(_SPACE)) != ":":
+        if (yield from self._peek(self.space)) != ":":
             raise Unreadable
         self._at += 1
         return "".join(found)
