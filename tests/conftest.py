@@ -142,10 +142,10 @@ def own_custom_ops() -> Iterator[None]:
     """A test begins without custom ops, and its own are gone after it."""
     from rlx.ir import custom, op_table
 
-    rows, known = dict(op_table.OPS), dict(custom._ops)
-    custom._ops.clear()
+    rows, known = dict(op_table.OPS), dict(custom.CUSTOM)
+    custom.CUSTOM.clear()
     yield
-    for table, before in ((op_table.OPS, rows), (custom._ops, known)):
+    for table, before in ((op_table.OPS, rows), (custom.CUSTOM, known)):
         table.clear()
         table.update(before)  # type: ignore[arg-type]
 

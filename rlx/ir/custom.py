@@ -39,7 +39,6 @@ _VALUES = (bool, int, float, str, type(None))
 #: Ops that passes before `fuse` may put into a graph that has none.
 _MADE = frozenset(("scale", "silu", "last_row", "take_rows"))
 
-_ops = CUSTOM
 _lock = threading.RLock()
 
 
@@ -96,7 +95,7 @@ class CustomOp:
             ShapeError: the operands do not fit the shape rule, or an attribute is missing or unknown.
             CustomOpError: another op has taken its name.
         """
-        if _ops.get(self.name) is not self:
+        if CUSTOM.get(self.name) is not self:
             raise CustomOpError("it was defined anew", where=f"custom op {self.name}", hint="Use the new one.")
         return make(self.name, *operands, **{name: self._value(name, v) for name, v in attributes.items()})
 
@@ -326,7 +325,7 @@ def _checked_name(fn: Callable[..., Any], name: str | None, functions: Mapping[s
 def _register(op: CustomOp, redefine: bool) -> CustomOp:
     where = f"custom op {op.name}"
     with _lock:
-        known = _ops.get(op.name)
+        known = CUSTOM.get(op.name)
         if known is None and op.name in OPS:
             raise CustomOpError("an op of rlx has this name", where=where, hint="Choose another one with name=.")
         if known is not None and known.digest == op.digest:
@@ -335,13 +334,13 @@ def _register(op: CustomOp, redefine: bool) -> CustomOp:
             what = f"another definition has this name, in {known.meaning.__module__}"
             hint = "Choose another name, or pass redefine=True to replace it."
             raise CustomOpError(what, where=where, hint=hint)
-        _ops[op.name], OPS[op.name] = op, op.row()
+        CUSTOM[op.name], OPS[op.name] = op, op.row()
         try:
             _ = op.fuses and _rules(op)
         except BaseException:
-            _ops.pop(op.name), OPS.pop(op.name)
+            CUSTOM.pop(op.name), OPS.pop(op.name)
             if known is not None:
-                _ops[op.name], OPS[op.name] = known, known.row()
+                CUSTOM[op.name], OPS[op.name] = known, known.row()
             raise
     return op
 
@@ -355,7 +354,7 @@ def _rules(op: CustomOp) -> Any:
 def custom_ops() -> dict[str, CustomOp]:
     """The custom ops of this process by name, in the order of their definition."""
     with _lock:
-        return dict(_ops)
+        return dict(CUSTOM)
 
 
 def used_by(nodes: Sequence[Node], *, fused: bool) -> dict[str, CustomOp]:
@@ -364,14 +363,14 @@ def used_by(nodes: Sequence[Node], *, fused: bool) -> dict[str, CustomOp]:
     Args:
         fused: whether formulas are replaced.
     """
-    present = {node.op for node in nodes} if _ops else set[str]()
+    present = {node.op for node in nodes} if CUSTOM else set[str]()
     found = {name: op for name, op in custom_ops().items() if name in present}
     return found | (fused_in(nodes) if fused else {})
 
 
 def fused_in(nodes: Sequence[Node]) -> dict[str, CustomOp]:
     """The custom ops that may replace some of the nodes, by name."""
-    present = {node.op for node in nodes} if _ops else set[str]()
+    present = {node.op for node in nodes} if CUSTOM else set[str]()
     return {name: op for name, op in custom_ops().items() if op.fuses and _may_match(op, present)}
 
 
@@ -382,5 +381,5 @@ def _may_match(op: CustomOp, present: set[str]) -> bool:
     """
     from rlx.ir.custom_rules import ops_of
 
-    traced = any(name in _ops and _ops[name].kernel is None for name in present)
-    return traced or ops_of(op) <= present | _MADE | _ops.keys()
+    traced = any(name in CUSTOM and CUSTOM[name].kernel is None for name in present)
+    return traced or ops_of(op) <= present | _MADE | CUSTOM.keys()

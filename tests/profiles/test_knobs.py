@@ -124,7 +124,7 @@ def capped_formula(x: Any, *, by: float, cap: float) -> Any:
 def own_op() -> Iterator[None]:
     custom_op(shape="x[..., n] -> [..., n]", kernel=capped_kernel, fuses=capped_formula)(capped)
     yield
-    custom._ops.pop("capped")
+    custom.CUSTOM.pop("capped")
     ops.OPS.pop("capped")
 
 
