@@ -143,7 +143,7 @@ class Entry:
         with (
             Folder(self._root) as root,
             root.child(digest[:2]) as shelf,
-            shelf.child(digest) as folder,
+            _undisturbed(shelf, digest) as folder,
             folder.open_file(name) as file,
         ):
             yield file
@@ -194,15 +194,30 @@ def load(root: Path, shelf: Folder, key: CompileKey, *, whole: bool = False) -> 
         OSError: the system failed; that says nothing about the entry.
     """
     for _ in range(3):
-        with open_folder(shelf, key.digest) as folder:
-            try:
+        try:
+            with _undisturbed(shelf, key.digest) as folder:
                 return Entry(key, *_check(folder, key, root, whole))
-            except Damage:
-                # Evicted or replaced during the read: nothing is wrong with it, look again.
-                found = shelf.stat(key.digest)
-                if (found.st_dev, found.st_ino) == folder.identity:
-                    raise
+        except FileNotFoundError:
+            shelf.stat(key.digest)  # replaced: look again; else there is none
     raise FileNotFoundError(shelf.path / key.digest)
+
+
+@contextlib.contextmanager
+def _undisturbed(shelf: Folder, digest: str) -> Iterator[Folder]:
+    """The folder of an entry; damage that is found in it while another process removes the entry is none.
+
+    Raises:
+        FileNotFoundError: there is no entry, or it was evicted or replaced meanwhile.
+        Damage: the folder cannot be trusted.
+    """
+    with open_folder(shelf, digest) as folder:
+        try:
+            yield folder
+        except Damage as error:
+            found = shelf.stat(digest)
+            if (found.st_dev, found.st_ino) == folder.identity:
+                raise
+            raise FileNotFoundError(folder.path) from error
 
 
 @contextlib.contextmanager

@@ -252,9 +252,10 @@ class Store:
             with root.make(key.digest[:2]) as shelf:
                 if replace:
                     self.discard(root, shelf, key.digest)
-                if entry.publish(base, made.path.name, shelf, key.digest, self.budget.is_synced):
-                    return Entry(key, files, self.root)
-                return entry.load(self.root, shelf, key, whole=True)
+                while not entry.publish(base, made.path.name, shelf, key.digest, self.budget.is_synced):
+                    with contextlib.suppress(FileNotFoundError):  # evicted before it was read: the place is free
+                        return entry.load(self.root, shelf, key, whole=True)
+                return Entry(key, files, self.root)
 
     def discard(self, root: Folder, shelf: Folder, digest: str) -> bool:
         """Takes an entry out of sight in one step, then deletes it. False if it was gone."""

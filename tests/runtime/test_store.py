@@ -28,6 +28,7 @@ from rlx.platform import Platform
 from rlx.platform.linux import Linux
 from rlx.platform.macos import Macos
 from rlx.platform.windows import Windows
+from rlx.store import entry
 from rlx.store import store as stores
 from rlx.store.entry import Entry, LargeFile
 from rlx.store.folder import Damage, Folder, temporary
@@ -316,6 +317,40 @@ def test_an_entry_evicted_while_it_is_read_is_a_miss(
     monkeypatch.setattr(Folder, "read", evicting)
     assert store.get(key()) is None
     assert store.damaged == 0
+
+
+@pytest.mark.parametrize("of_kind", ["prefix"], indirect=True)
+def test_a_large_file_whose_entry_is_evicted_while_it_is_opened_is_gone(
+    store: Store, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, child = store.get(key()), Folder.child
+
+    def evicting(folder: Folder, name: str) -> Folder:
+        below = child(folder, name)
+        if below.path == stored:
+            shutil.rmtree(stored)
+        return below
+
+    monkeypatch.setattr(Folder, "child", evicting)
+    assert found is not None
+    with pytest.raises(FileNotFoundError):
+        found.read_pieces("large.bin", 0, memoryview(bytearray(len(LARGE))))
+
+
+@each_kind
+def test_an_entry_of_another_process_that_is_evicted_before_it_is_read_is_written(
+    store: Store, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = entry.load
+
+    def evicting(*arguments: Any, **options: Any) -> Entry:
+        shutil.rmtree(stored)
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(entry, "load", evicting)
+    assert store.put(key(), FILES).folder == stored
+    monkeypatch.undo()
+    assert store.get(key()) is not None
 
 
 @each_kind
