@@ -58,7 +58,8 @@ MAY_NAME_SYSTEMS = ("rlx.platform.", "rlx.text.confined_main")
 MAX_FUNCTION, MAX_FILE, MAX_BYTES = 60, 700, 8_000_000
 MAX_METHODS = 25
 #: Classes that have more methods than that, and how many. Their number may only go down.
-LARGE_CLASSES = {"LmRunner": 26, "Model": 40}  # a public method of `Model` is one call of what it has
+#: A public method of `Model` is one call of what it has; one of `Platform` is one call of the system.
+LARGE_CLASSES = {"LmRunner": 26, "Model": 40, "Platform": 36}
 FORBIDDEN_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 FORBIDDEN_CALLS = {
     "eval", "exec", "builtins.eval", "builtins.exec", "yaml.load", "yaml.unsafe_load", "torch.load", "os.system",

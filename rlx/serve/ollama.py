@@ -126,9 +126,11 @@ class ModelBody(Body):
     name: Text = None
 
 
-class AnswerBody(ModelBody):
+class AnswerBody(Body):
     """The fields that `/api/chat` and `/api/generate` share."""
 
+    model: Text = None
+    name: Text = None
     stream: bool | None = None
     options: Options | None = None
     format: Format = None
@@ -428,7 +430,7 @@ async def _registry() -> Response:
     raise ApiError(501, "the server has the models that were chosen when it started", hint=hint)
 
 
-def named(server: Server, body: ModelBody) -> ServedModel:
+def named(server: Server, body: ModelBody | AnswerBody) -> ServedModel:
     """The model that a request names, also with Ollama's default tag.
 
     Raises:

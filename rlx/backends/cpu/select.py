@@ -13,7 +13,7 @@ from math import prod
 from rlx.backends.cpu import pages, segments
 from rlx.backends.cpu.calls import SCRATCH, Call, Units
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.kernels.attention import attention, bf16_dots, bf16_row, bf16_tiles
+from rlx.backends.cpu.kernels.attention import attention, bf16
 from rlx.backends.cpu.kernels.attention import shape as shape_kernels
 from rlx.backends.cpu.kernels.attention import split as split_kernels
 from rlx.backends.cpu.kernels.cache import kv
@@ -195,7 +195,7 @@ def _attention(n: Node, target: Target, columns: int = 0) -> Call:
     extents: tuple[DimLike, ...] = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
     if q.shape[0] == 1:  # decode needs no tiles of query rows
         # Tiles need many rows: where there are some, a segment of one row keeps f32, as a decode step does.
-        dotted = bf16_row.DottedRow if n["bf16"] and not target.has_bf16_tiles else None
+        dotted = bf16.DottedRow if n["bf16"] and not target.has_bf16_tiles else None
         together = (
             shape_kernels.joined(*shape[:2]) if n["page"] and n["window"] is None and n["mask"] == "causal" else 1
         )
@@ -205,7 +205,7 @@ def _attention(n: Node, target: Target, columns: int = 0) -> Call:
         call = _attention_of_a_row(n, kernel, shape, options["split"], extents)
         return replace(call, reads_past=True, joins=together if columns else 1)
     units = Units(q.shape[0], shape_kernels.row_tile(*shape, bf16=n["bf16"]), static(k, 0))
-    in_bf16 = bf16_tiles.TiledAttention if target.has_bf16_tiles else bf16_dots.DottedAttention
+    in_bf16 = bf16.TiledAttention if target.has_bf16_tiles else bf16.DottedAttention
     writer = in_bf16 if n["bf16"] else None
     return _call(n, attention.attention(*shape, target, writer=writer, **options), units, *extents)
 

@@ -15,9 +15,7 @@ from test_attention import Case, biased, check_bias, check_mask
 
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.attention.attention import attention
-from rlx.backends.cpu.kernels.attention.bf16 import RoundedAttention
-from rlx.backends.cpu.kernels.attention.bf16_dots import DottedAttention
-from rlx.backends.cpu.kernels.attention.bf16_tiles import TiledAttention
+from rlx.backends.cpu.kernels.attention.bf16 import DottedAttention, RoundedAttention, TiledAttention
 from rlx.backends.cpu.kernels.attention.shape import units
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.vmath import FEW_BITS_ERROR

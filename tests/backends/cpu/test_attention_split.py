@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from test_attention import Case, label
 
 from rlx.backends.cpu.kernels.attention.attention import attention
-from rlx.backends.cpu.kernels.attention.bf16_dots import DottedAttention
-from rlx.backends.cpu.kernels.attention.bf16_row import DottedRow
+from rlx.backends.cpu.kernels.attention.bf16 import DottedAttention, DottedRow
 from rlx.backends.cpu.kernels.attention.split import Pieces, Split, scratch_bytes
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import I64, Emitter

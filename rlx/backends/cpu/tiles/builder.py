@@ -1,9 +1,12 @@
-"""The function of a kernel under construction: its parameters, its text, and numbers in it."""
+"""The function of a kernel under construction: types of values, parameters, text, whole numbers, loops, conditions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
+from typing import TypeAlias
 
 from llvmlite import ir
 
@@ -11,7 +14,51 @@ from rlx.backends.cpu.kernel import Kernel, symbol
 from rlx.backends.cpu.llvm_text import WRITTEN
 from rlx.backends.cpu.loops import NoPythonForm, is_python_only
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles.types import F32X16, FLOAT, I1, I32X16, I64, POINTER, Index
+
+LANES = 16
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+FLOAT, HALF, POINTER = ir.FloatType(), ir.HalfType(), ir.PointerType()
+
+
+def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
+    """The type of a vector with this number of lanes."""
+    return ir.VectorType(element, lanes)
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
+    """LLVM's `bfloat`, which llvmlite lacks. Used for operands of dot products, never for constants."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+BFLOAT = _BFloat()
+F32X16, I32X16, I8X64, BF16X32 = vector(FLOAT), vector(I32), vector(I8, 64), vector(BFLOAT, 32)
+
+
+@cache
+def constant(type_: ir.VectorType, numbers: tuple[int, ...] | int = 0) -> ir.Value:
+    """A vector of integers, which may all be equal. Equal constants are one object, whose text llvmlite writes once."""
+    return ir.Constant(type_, [numbers] * type_.count if isinstance(numbers, int) else list(numbers))
+
+
+#: A run-time value, or a number known at compile time.
+Index: TypeAlias = ir.Value | int
+
+
+def mangle(type_: ir.Type) -> str:
+    """The type suffix of an overloaded intrinsic, such as `v16f32`."""
+    if isinstance(type_, ir.VectorType):
+        return f"v{type_.count}{mangle(type_.element)}"
+    return {FLOAT: "f32", HALF: "f16"}.get(type_) or f"i{type_.width}"
+
 
 _PLACEHOLDER = "__KERNEL__"
 
@@ -124,3 +171,74 @@ def _data_layout(target: Target) -> str:
 def is_zero(x: Index) -> bool:
     """Whether x is known to be 0."""
     return isinstance(x, int) and x == 0
+
+
+@dataclass
+class Loop:
+    """A counted loop under construction.
+
+    Attributes:
+        i: the counter.
+        values: the loop-carried values. Assign the values of the next iteration before the loop ends.
+        results: the carried values after the last iteration.
+    """
+
+    i: ir.Value
+    values: list[ir.Value]
+    results: list[ir.Value] = field(default_factory=list)
+
+
+class Control(Builder):
+    """Loops and conditions."""
+
+    @contextmanager
+    def loop(self, start: Index, stop: Index, step: int = 1, carry: Sequence[ir.Value] = ()) -> Iterator[Loop]:
+        """`for i in range(start, stop, step)`, with the carried values `carry`.
+
+        After the loop, `results` holds the carried values and `i` the first value that was not run.
+        """
+        before = self.b.block
+        head, body, done = (self.function.append_basic_block(name) for name in ("head", "loop", "done"))
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        i = self.b.phi(I64)
+        phis = [self.b.phi(value.type) for value in carry]
+        self.b.cbranch(self.b.icmp_signed("<", i, self.i64(stop)), body, done)
+        self.b.position_at_end(body)
+        loop = Loop(i, list(phis), list(phis))
+        yield loop
+        following = self.b.add(i, self.i64(step), flags=["nsw"])
+        for phi, first, later in zip([i, *phis], [self.i64(start), *carry], [following, *loop.values], strict=True):
+            phi.add_incoming(first, before)
+            phi.add_incoming(later, self.b.block)
+        self._loops.append(self.module.add_metadata([ir.Constant(I32, len(self._loops))]))
+        self.b.branch(head).set_metadata("llvm.loop", self._loops[-1])
+        self.b.position_at_end(done)
+
+    def tiled(self, start: Index, stop: Index, sizes: Sequence[int], body: Callable[[int, ir.Value], None]) -> None:
+        """Covers range(start, stop) with tiles of the given sizes, largest first. `body(size, first)` emits a tile.
+
+        A remainder smaller than the last size is not covered.
+        """
+        for size in sizes:
+            with self.loop(start, self.b.sub(self.i64(stop), self.i64(size - 1)), size) as loop:
+                body(size, loop.i)
+            start = loop.i
+
+    @contextmanager
+    def cut(self, length: Index) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:
+        """A loop over the units [begin, end), split at multiples of `length`.
+
+        Yields (number of the piece, its first unit, its end), where units are counted from the start of the piece.
+        """
+        size, begin, end = self.i64(length), self.args["begin"], self.args["end"]
+        less = self.i64(length - 1) if isinstance(length, int) else self.b.sub(length, self.i64(1))
+        with self.loop(self.b.udiv(begin, size), self.b.udiv(self.b.add(end, less), size)) as piece:
+            start = self.b.mul(piece.i, size)
+            yield piece.i, self.b.sub(self.smax(begin, start), start), self.smin(self.b.sub(end, start), length)
+
+    @contextmanager
+    def when(self, condition: ir.Value) -> Iterator[None]:
+        """`if condition:`"""
+        with self.b.if_then(condition):
+            yield
