@@ -142,7 +142,13 @@ class FakeEngine:
         return [*self.remembered, *(each.ids for each in self._open if not each.closed and each.shared)]
 
     def open_sequence(
-        self, prompt: Sequence[int] = (), embeddings: Any = None, *, shared: bool = True, salt: str = ""
+        self,
+        prompt: Sequence[int] = (),
+        embeddings: Any = None,
+        *,
+        shared: bool = True,
+        salt: str = "",
+        adapter: int = 0,
     ) -> Any:
         made = FakeSequence(self, prompt, shared)
         self.prompts.append(list(prompt))

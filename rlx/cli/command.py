@@ -67,7 +67,7 @@ ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("-fa", "--flash-attn", "--jinja", "--mlock", "--no-mmap", "--no-display-prompt"), _NEEDLESS),
     **dict.fromkeys(("--log-disable", "--trust-remote-code", "--simple-io"), _NEEDLESS),
     **dict.fromkeys(("-md", "--model-draft", "--draft-model"), "use --speculative model:PATH"),
-    **dict.fromkeys(("--lora", "--adapter-path"), "adapters are not supported: merge them into the model first"),
+    **dict.fromkeys(("--lora", "--adapter-path"), "use --adapter NAME=PATH"),
     **dict.fromkeys(("-cb", "--cont-batching", "--embeddings", "--embedding", "--enable-auto-tool-choice"), _NEEDLESS),
     **dict.fromkeys(("--ssl-key-file", "--ssl-cert-file", "--ssl-keyfile", "--ssl-certfile"), _TLS),
     **dict.fromkeys(

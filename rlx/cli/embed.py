@@ -12,7 +12,7 @@ import click
 import numpy as np
 
 from rlx.cli.command import Command
-from rlx.cli.options import model_argument, model_path, open_runner, some_engine_options
+from rlx.cli.options import model_argument, model_path, one_adapter, open_runner, some_engine_options
 from rlx.cli.output import Bars, counted, printable
 from rlx.cli.ppl import read_text
 from rlx.cli.prompt import STDIN
@@ -34,6 +34,7 @@ _LINES = ".jsonl"
 @click.option("--pooling", metavar="NAME", help="`mean`, `cls`, `last` or `max`. Default: what the files say.")
 @click.option("--no-normalize", is_flag=True, help="Do not scale vectors to length 1.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model.")
+@one_adapter
 @some_engine_options("threads", "precision", "profile", "device")
 def embed(
     file: str,
@@ -45,6 +46,7 @@ def embed(
     pooling: str | None,
     no_normalize: bool,
     truncate: bool,
+    adapters: dict[str, str] | None,
     engine: dict[str, Any],
 ) -> None:
     """Make vectors of the texts in FILE.
@@ -58,7 +60,7 @@ def embed(
     """
     if out is not None and Path(out).suffix not in (".npy", _LINES):
         raise click.UsageError(f"--out is {out!r}, expected a name that ends in .npy or {_LINES}")
-    texts = read_texts(file)
+    texts, engine["adapters"] = read_texts(file), adapters
     options = {"prompt_name": prompt_name, "prompt": prompt, "dimensions": dimensions, "truncate": truncate or None}
     given = {name: value for name, value in options.items() if value is not None}
     path = model_path(model, engine, tell_demo=True)
@@ -70,14 +72,15 @@ def embed(
 def _vectors(
     runner: Model, texts: list[str], pooling: str | None, normalize: bool, given: dict[str, Any], bars: Bars
 ) -> Rows:
+    adapter = next(iter(runner.adapters), None)
     if (encoder := as_encoder(runner)) is not None:
-        return encoder.embed(texts, pooling=pooling, normalize=normalize, progress=bars, **given)
+        return encoder.embed(texts, pooling=pooling, normalize=normalize, progress=bars, adapter=adapter, **given)
     if given:
         names = ", ".join("--" + name.replace("_", "-") for name in given)
         raise click.UsageError(f"{names}: only an embedding model has that, and this model generates text")
     if not texts:
         return np.empty((0, runner.config.hidden), np.float32)
-    return runner.embed(texts, pooling or "mean", normalize)
+    return runner.embed(texts, pooling or "mean", normalize, adapter=adapter)
 
 
 def _write(vectors: Rows, out: str | None) -> None:
@@ -103,6 +106,7 @@ def _write(vectors: Rows, out: str | None) -> None:
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Print only the best N.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@one_adapter
 @some_engine_options("threads", "precision", "profile", "device")
 def rerank(
     query: str,
@@ -111,6 +115,7 @@ def rerank(
     top: int | None,
     truncate: bool,
     as_json: bool,
+    adapters: dict[str, str] | None,
     engine: dict[str, Any],
 ) -> None:
     """Order the texts in FILE by how well they answer QUERY.
@@ -120,10 +125,10 @@ def rerank(
     \b
     rlx rerank "what is a panda" documents.txt bge-reranker --top 3
     """
-    texts = read_texts(file)
+    texts, engine["adapters"] = read_texts(file), adapters
     path = model_path(model, engine, tell_demo=True)
     with Bars("opening the model") as bars, closing(open_runner(path, engine, bars)) as runner:
-        scores = runner.rerank(query, texts, truncate=truncate)
+        scores = runner.rerank(query, texts, truncate=truncate, adapter=next(iter(runner.adapters), None))
     for number in sorted(range(len(texts)), key=lambda each: -scores[each])[:top]:
         if as_json:
             click.echo(json.dumps({"index": number, "score": scores[number], "text": texts[number]}))

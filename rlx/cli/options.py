@@ -203,7 +203,7 @@ def adapter_option(text: str, *, multiple: bool = False) -> Decorator:
     return click.option("--adapter", "adapters", metavar="NAME=PATH", multiple=True, callback=by_name, help=text)
 
 
-answering_adapter = adapter_option("The LoRA adapter that answers: a PEFT folder or a GGUF file.")
+one_adapter = adapter_option("The LoRA adapter to use: a PEFT folder or a GGUF file.")
 
 
 _ALL = "all"

@@ -36,11 +36,11 @@ from rlx.cli.main import INTERRUPTED
 from rlx.cli.options import (
     Decorator,
     Function,
-    answering_adapter,
     described,
     ending_options,
     engine_options,
     model_path,
+    one_adapter,
     open_runner,
     sample_opts,
     sampling_options,
@@ -73,7 +73,7 @@ from rlx.vision.image import Image
 @thinking_option
 @structured_options
 @speculative_option
-@answering_adapter
+@one_adapter
 @image_option
 @click.option("--raw", is_flag=True, help="No chat template; control tokens written in the prompt count as such.")
 @yes_option

@@ -19,6 +19,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.rounding import to_bf16
 from rlx.models.architectures import Architecture
 from rlx.models.config import ModelConfig
+from rlx.models.encoder import EncoderConfig
+from rlx.models.encoders import encoder_views
 from rlx.models.registry import ARCHITECTURES
 from rlx.models.rope import by_halves, by_neighbours
 from rlx.models.variants import LowRank, with_adapters
@@ -61,23 +63,28 @@ class Adapters:
         )
 
     @staticmethod
-    def of(paths: Mapping[str, Any], config: ModelConfig, weights: ModelWeights, graph: Graph) -> Adapters:
+    def of(
+        paths: Mapping[str, Any], config: ModelConfig | EncoderConfig, weights: ModelWeights, graph: Graph
+    ) -> Adapters:
         """Opens adapters for a model.
 
         Args:
             paths: name -> file or folder.
+            config: of an encoder, whose formats order rows alike, or of a decoder.
 
         Raises:
             ModelFileError, ConfigError, UnsupportedModelError, WeightError: one cannot be read, or is of another model.
         """
         found = {name: open_adapter(path, config.arch) for name, path in paths.items()}
         linears = {node.inputs[1].name: node.inputs[1].shape for node in graph.nodes() if node.op == "linear"}
-        cuts = list(views(config, weights.has))
+        decoder = config if isinstance(config, ModelConfig) else None
+        cuts = list(encoder_views(config) if isinstance(config, EncoderConfig) else views(config, weights.has))
         pairs: dict[str, dict[int, Pair]] = {}
         for number, adapter in enumerate(found.values(), 1):
             for name, (a, b) in adapter.pairs.items():
-                name = "token_embd.weight" if name == "output.weight" and config.tied else _layer_weight(name, adapter)
-                b = _in_order(b, name, adapter, config, weights)
+                tied = decoder is not None and decoder.tied
+                name = "token_embd.weight" if name == "output.weight" and tied else _layer_weight(name, adapter)
+                b = _in_order(b, name, adapter, decoder, weights) if decoder else b
                 parts = dict(_parts(name, b, linears, cuts))
                 if not parts or weights.has(f"{name.removesuffix('.weight')}.scale"):
                     what = f"the adapter changes {name}, which is no plain linear layer of this model"

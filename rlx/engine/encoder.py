@@ -29,6 +29,7 @@ from rlx.engine.opening.setup import compile_cache
 from rlx.errors import NumericalError, named_refusals
 from rlx.ir.graph import Graph
 from rlx.models.encoder import HIDDEN, POOLED, RESULT
+from rlx.models.variants import with_adapters
 from rlx.passes.last_row import ROWS_INPUT
 from rlx.passes.layout import weight_table
 from rlx.passes.options import MAX_SEGMENTS
@@ -80,11 +81,11 @@ class Encoder:
         merged = {**loaded.given(), **options.given()}
         self.profile = replace(loaded.with_precision(options.precision, "auto"), **merged)
         target = backend(self.profile.device).target(self.profile.level)
-        self.plan = EncoderPlan.of(loader, target.capabilities.layouts)
+        self.plan = EncoderPlan.of(loader, target.capabilities.layouts, options.adapters)
         self.compiler = Compiler(target, compile_cache(options.cache, self.profile), options.progress)
         self._dump = Path(options.dump_ir) if options.dump_ir else None
         self._progress, self._lock, self._closed = options.progress, Lock(), False
-        self._programs: dict[tuple[str, int], Program] = {}
+        self._programs: dict[tuple[str, int, bool], Program] = {}
         self.threads = worker_count(self.profile.threads)
         self._workers = self.compiler.workers(self.threads)
         self.steps = self.tokens = 0
@@ -102,17 +103,27 @@ class Encoder:
             table |= {name: row for name, row in weight_table(graph, layouts).items() if name not in graph.constants}
         with named_refusals():
             tensors.load(table, self.plan.source, self._progress)
+            if (adapters := self.plan.adapters) is not None:
+                tensors.load(adapters.rows(self.plan.body, layouts), adapters)
         return tensors
+
+    @cached_property
+    def _adapted(self) -> Graph:
+        """The body with adapters."""
+        assert self.plan.adapters is not None
+        return with_adapters(self.plan.body, self.plan.adapters.low_rank)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weights in memory."""
         return self._tensors.nbytes if "_tensors" in vars(self) else 0
 
-    def _program(self, kind: str, graph: Graph, most: int) -> Program:
-        """The program of a graph for calls of up to `most` rows."""
-        key = kind, most
+    def _program(self, kind: str, most: int, adapted: bool = False) -> Program:
+        """The program of the body or, if `kind` is `RESULT`, of the head, for calls of up to `most` rows."""
+        key = kind, most, adapted
         if key not in self._programs:
+            graph = self.plan.head if kind == RESULT else self._adapted if adapted else self.plan.body
+            assert graph is not None
             capacity = ("CTX", (self._tile, self._capacity(most, MAX_SEGMENTS)))
             options = self.profile.options(
                 (self._least, most),
@@ -121,7 +132,8 @@ class Encoder:
                 symbols=(capacity,) if kind != RESULT else (),
             )
             with named_refusals():
-                dump = self._dump and self._dump / f"{graph.name}-{most}"
+                name = f"{graph.name}-{most}" + "-adapters" * adapted
+                dump = self._dump and self._dump / name
                 compiled = self.compiler.program(graph, options, dump=dump)
                 program = compiled.instance(self._workers)
             names = graph.leaves("weight")
@@ -160,11 +172,12 @@ class Encoder:
 
     # -- computing ----------------------------------------------------------------------------------------------------
 
-    def pooled(self, texts: Sequence[Text], pooling: str, done: Done | None = None) -> Rows:
+    def pooled(self, texts: Sequence[Text], pooling: str, done: Done | None = None, adapter: int = 0) -> Rows:
         """The pooled row of each text, float32 [n, hidden], in the order given; of a text without ids zeros.
 
         Args:
             pooling: "cls", "last", "mean" or "max".
+            adapter: the number of the adapter that all rows get, 0 for none.
             done: called with the number of texts that are done, after each call of a program.
 
         Raises:
@@ -174,7 +187,7 @@ class Encoder:
         for numbers in packed([len(text) for text in texts], ROWS, MAX_SEGMENTS):
             if filled := [number for number in numbers if len(texts[number])]:
                 with self._lock:
-                    found[filled] = self._run([texts[number] for number in filled], pooling)
+                    found[filled] = self._run([texts[number] for number in filled], pooling, adapter)
             count += len(numbers)
             if done is not None:
                 done(count)
@@ -184,12 +197,11 @@ class Encoder:
 
     def through_head(self, rows: Rows) -> Rows:
         """The results of the head for pooled rows, float32 [n, width]; the rows themselves without a head."""
-        head = self.plan.head
-        if head is None or not len(rows):
+        if self.plan.head is None or not len(rows):
             return rows
         parts = []
         with self._lock:
-            program = self._program(RESULT, head, HEAD_ROWS)
+            program = self._program(RESULT, HEAD_ROWS)
             for at in range(0, len(rows), HEAD_ROWS):
                 part = rows[at : at + HEAD_ROWS]
                 count = max(len(part), self._least)
@@ -198,7 +210,7 @@ class Encoder:
                 parts.append(program.output(RESULT, SEQ=count)[: len(part)].copy())
         return np.concatenate(parts)
 
-    def _run(self, texts: Sequence[Text], pooling: str) -> Rows:
+    def _run(self, texts: Sequence[Text], pooling: str, adapter: int) -> Rows:
         """The pooled rows of texts that fit into one call."""
         lengths = np.array([len(text) for text in texts])
         ends = lengths.cumsum()
@@ -206,11 +218,13 @@ class Encoder:
         while most < rows:
             most *= 2
         chosen = {"cls": ends - lengths, "last": ends - 1}.get(pooling)
-        program = self._program(HIDDEN if chosen is None else ROWS_INPUT, self.plan.body, most)
+        program = self._program(HIDDEN if chosen is None else ROWS_INPUT, most, bool(adapter))
         extents = {"SEQ": max(rows, self._least), "PAST_SEQ": 0, "SEGMENTS": len(texts), "OUTS": len(texts), "SLOTS": 1}
         extents["CTX"] = self._fill(program, texts, lengths, ends)
         if chosen is not None:
             program.inputs[ROWS_INPUT][: len(texts)] = chosen
+        if adapter:
+            program.inputs["adapter"][: extents["SEQ"]] = adapter
         program.run(**extents)
         self.steps, self.tokens = self.steps + 1, self.tokens + rows
         found = program.output(HIDDEN, **extents)

@@ -245,6 +245,7 @@ class Engine:
         *,
         shared: bool = True,
         salt: str = "",
+        adapter: int = 0,
     ) -> Sequence:
         """A new sequence, which holds the longest known prefix of a prompt; see `CachePool.open`.
 
@@ -255,6 +256,7 @@ class Engine:
                 there may be any, such as those of the family's placeholder. Grids and two-way attention have no effect
                 in models that do not have them.
             salt: only sequences with the same salt share prefixes.
+            adapter: the number of the adapter that its rows get, 0 for none.
 
         Raises:
             PoolFullError: there is no room for its states.
@@ -266,7 +268,9 @@ class Engine:
             embeddings.check_width(self.model_runner.limits.widths)
             embeddings = embeddings.fitting(bool(kind.sections), kind.two_way != "none")
             embeddings.check_calls(self.most_rows)
-        return self.pool.open(prompt, embeddings=embeddings, shared=shared, salt=salt)
+        sequence = self.pool.open(prompt, embeddings=embeddings, shared=shared, salt=salt)
+        sequence.adapter = adapter
+        return sequence
 
     def append(self, sequence: Sequence, tokens: Ids[int], logits: Rows = "last") -> Logits:
         """`step` of one segment."""

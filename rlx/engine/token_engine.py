@@ -35,8 +35,12 @@ class StepEngine(Protocol):
         """Chooses tokens from rows of logits."""
         ...
 
-    def open_sequence(self, prompt: Ids[int] = (), embeddings: Any = None, *, salt: str = "") -> Any:
-        """A sequence that will hold `prompt`. It begins with the longest prefix that the cache knows for this salt."""
+    def open_sequence(self, prompt: Ids[int] = (), embeddings: Any = None, *, salt: str = "", adapter: int = 0) -> Any:
+        """A sequence that will hold `prompt`. It begins with the longest prefix that the cache knows for this salt.
+
+        Args:
+            adapter: the number of the adapter that its rows get, 0 for none.
+        """
         ...
 
     def step(self, batch: Batch, /) -> Ids[Logits | None]:
@@ -102,7 +106,7 @@ class RecomputeEngine:
         self._logits = logits
 
     def open_sequence(
-        self, prompt: Ids[int] = (), embeddings: Any = None, *, shared: bool = True, salt: str = ""
+        self, prompt: Ids[int] = (), embeddings: Any = None, *, shared: bool = True, salt: str = "", adapter: int = 0
     ) -> ComputedAnew:
         """An empty sequence."""
         return ComputedAnew(embeddings)

@@ -32,6 +32,7 @@ from rlx.sampling import SampleOpts, Sampler
 from rlx.sampling.options import Sample, resolved
 
 if TYPE_CHECKING:
+    from rlx.engine.adapters import Adapters
     from rlx.engine.speculation.drafts import Counters
     from rlx.grammar import GrammarCompiler
     from rlx.runners.session import Session
@@ -314,8 +315,12 @@ class LmRunner(ABC):
         """Makes grammars ready for this model. `grammars.compile(grammar)` ahead of a request saves it the time."""
         return grammar.GrammarCompiler(lambda: self.tokenizer, self.vocab_size)
 
-    def score(self, ids: PromptLike) -> Logits:
+    def score(self, ids: PromptLike, *, adapter: str | None = None) -> Logits:
         """Log-probabilities of a text's tokens, each given the tokens before it. Stateless.
+
+        Args:
+            ids: the text.
+            adapter: as for `generate`.
 
         Returns:
             float32[len(ids) - 1], natural logarithms: element i is that of `ids[i + 1]` after `ids[: i + 1]`. Where
@@ -323,9 +328,10 @@ class LmRunner(ABC):
 
         Raises:
             PromptError: there are fewer than two ids, more than the context holds, or an invalid token id.
+            ArgumentError: there is no such adapter.
             NumericalError: a logit is NaN or infinite.
         """
-        context = self.checked_prompt(ids)
+        context = adapted(self, ids, adapter)
         if len(context) < 2:
             raise PromptError("a single token has no predecessor", where="score", hint="give at least two tokens")
         found = self._scores(context)
@@ -404,7 +410,8 @@ def planned(
     opts = runner.default_sample
     if request.sample is not None:
         opts = resolved(request.sample, runner.recommended_sample, opts)
-    request, adapter = _with_adapter(runner, request)
+    adapter, salt = chosen_adapter(runner, request.adapter, request.cache_salt)
+    request = replace(request, cache_salt=salt)
     speculative = runner._speculative if request.speculative is None and drafts else request.speculative
     embeds = None
     if request.embeds is not None or request.attn_bias is not None:
@@ -483,18 +490,34 @@ def _drafts_of(runner: LmRunner, speculative: str, context: list[int], salt: str
     return lambda sequence: speculation.drafts.Drafts(lookup, counters)
 
 
-def _with_adapter(runner: LmRunner, request: Request) -> tuple[Request, int]:
-    """A request whose salt tells adapters apart, and the number of its adapter, 0 for none."""
-    salt, name = request.cache_salt, request.adapter
+def chosen_adapter(runner: LmRunner, name: str | None, salt: str = "") -> tuple[int, str]:
+    """The number of an adapter, 0 for none, and the salt of a prompt, which tells adapters apart.
+
+    Raises:
+        ArgumentError: there is no adapter of this name.
+    """
     if name is None:
-        return (replace(request, cache_salt=f"\0{salt}") if salt.startswith("\0") else request), 0
+        return 0, f"\0{salt}" if salt.startswith("\0") else salt
     if not runner._cached:
-        raise ArgumentError("an adapter needs a cache", where="generate", hint="leave `adapter` out")
-    if (adapters := runner._engine.adapters) is None:
+        raise ArgumentError("an adapter needs a cache", where="adapter", hint="leave `adapter` out")
+    adapters = runner._engine.adapters
+    return adapter_number(adapters, name), adapters.salt(name, salt)
+
+
+def adapted(runner: LmRunner, prompt: PromptLike, adapter: str | None, what: str = "prompt") -> Context:
+    """A checked prompt whose rows get an adapter."""
+    number, salt = chosen_adapter(runner, adapter)
+    return replace(runner.checked_prompt(prompt, what), adapter=number, salt=salt)
+
+
+def adapter_number(adapters: Adapters | None, name: str | None) -> int:
+    """The number of one of a model's adapters, 0 for none; `ArgumentError` if there is none of this name."""
+    if name is None:
+        return 0
+    if adapters is None:
         hint = "open the model with adapters={...}"
         raise ArgumentError(f"there is no adapter {name!r}", where="adapter", hint=hint)
-    number = adapters.number(name)
-    return replace(request, cache_salt=adapters.salt(name, salt)), number
+    return adapters.number(name)
 
 
 def _embeddings(runner: LmRunner, request: Request, context: Context) -> Any:

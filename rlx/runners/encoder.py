@@ -23,6 +23,7 @@ from rlx.engine.opening.source import open_with
 from rlx.engine.request.context import Context, PromptLike, checked_context
 from rlx.engine.request.output import Scores, of_unit_length
 from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
+from rlx.runners.base import adapter_number
 from rlx.text.rerank import checked_documents, rerank_prompts
 from rlx.weights.sentence_modules import POOLINGS, SentenceModules
 
@@ -48,13 +49,16 @@ class EncoderRunner:
     Args:
         encoder: closed with the runner.
         max_seq: tokens of the longest text; None for as many as the model has positions.
+
+    Attributes:
+        adapters: the names of the LoRA adapters that calls may choose.
     """
 
     slots, supports_multimodal, recommended_sample = 1, False, None
-    adapters: tuple[str, ...] = ()
 
     def __init__(self, encoder: Encoder, max_seq: int | None = None) -> None:
         self._encoder, self._plan = encoder, encoder.plan
+        self.adapters = () if self._plan.adapters is None else tuple(self._plan.adapters.numbers)
         self.max_seq = min(self._plan.config.context, max_seq or self._plan.config.context)
         self._closed = False
 
@@ -74,9 +78,6 @@ class EncoderRunner:
         """
         loader = open_with(path, None)
         try:
-            if options.adapters:
-                hint = "merge them into the model's weights with PEFT"
-                raise UnsupportedModelError("a text encoder takes no adapters", where=loader.path, hint=hint)
             found = cls(Encoder(loader, options), options.max_seq)
         except BaseException:
             loader.close()
@@ -161,6 +162,7 @@ class EncoderRunner:
         pooling: str | None = None,
         truncate: bool = False,
         progress: Progress | None = None,
+        adapter: str | None = None,
     ) -> Rows:
         """Texts as vectors, in the order given; texts of any lengths are computed together.
 
@@ -174,6 +176,7 @@ class EncoderRunner:
             pooling: `mean`, `cls`, `last` or `max`, in place of what the files say.
             truncate: cut texts that are too long; a warning says how many. Otherwise such a text is an error.
             progress: called with ("embedding texts", texts that are done, all texts).
+            adapter: the name of one of `adapters`; None for the model as it is.
 
         Returns:
             float32[n, width]; of one text float32[width].
@@ -193,19 +196,26 @@ class EncoderRunner:
         single = isinstance(texts, str | Context)
         every = [texts] if single else several("texts", texts)
         ids = [self._text(each, before, i) for i, each in enumerate(every)]
-        rows = self._encoder.pooled(self._cut(ids, truncate), chosen, _told(progress, "embedding texts", len(ids)))
+        told, number = _told(progress, "embedding texts", len(ids)), adapter_number(self._plan.adapters, adapter)
+        rows = self._encoder.pooled(self._cut(ids, truncate), chosen, told, number)
         found = self._encoder.through_head(rows).reshape(len(ids), self.width)[:, :kept]
         if normalize:
             found = of_unit_length(found)
         return np.ascontiguousarray(found[0] if single else found)
 
     def rerank(
-        self, query: str, documents: Iterable[str], *, truncate: bool = False, progress: Progress | None = None
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        truncate: bool = False,
+        progress: Progress | None = None,
+        adapter: str | None = None,
     ) -> Scores:
         """How well each document answers a query.
 
         Args:
-            truncate, progress: as for `embed`; it cuts documents, not the query.
+            truncate, progress, adapter: as for `embed`; it cuts documents, not the query.
 
         Returns:
             A list with, for each document in the order given, the logit of the classifier. For decoders that answer yes
@@ -225,11 +235,12 @@ class EncoderRunner:
             raise UnsupportedModelError(what, where="rerank")
         asked, texts = checked_documents(query, documents)
         pairs = self._cut(self._pairs(asked, texts, self.max_seq if truncate else None), truncate, "document")
-        return Scores(self._score(pairs, progress), sum(map(len, pairs)))
+        return Scores(self._score(pairs, progress, adapter_number(self._plan.adapters, adapter)), sum(map(len, pairs)))
 
-    def _score(self, pairs: list[Text], progress: Progress | None = None) -> list[float]:
+    def _score(self, pairs: list[Text], progress: Progress | None = None, adapter: int = 0) -> list[float]:
         """The scores of pairs as ids."""
-        rows = self._encoder.pooled(pairs, self._plan.config.pooling, _told(progress, "scoring documents", len(pairs)))
+        told = _told(progress, "scoring documents", len(pairs))
+        rows = self._encoder.pooled(pairs, self._plan.config.pooling, told, adapter)
         logits = self._encoder.through_head(rows).astype(np.float64).reshape(len(pairs), self.width)
         if self.width == 1:
             return [float(value) for value in logits[:, 0]]

@@ -25,7 +25,7 @@ from rlx.errors import BusyError, TokenizerError, UnsupportedModelError, named_r
 from rlx.notebook import Stats, card
 from rlx.prompt import Prompt, read_images
 from rlx.runners import session
-from rlx.runners.base import DRAFT_MODEL, GREEDY, LmRunner, checked_speculation
+from rlx.runners.base import DRAFT_MODEL, GREEDY, LmRunner, adapted, checked_speculation
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
 
@@ -369,17 +369,18 @@ class Model(LmRunner):
 
     # -- logits -------------------------------------------------------------------------------------------------------
 
-    def predict_logits(self, ids: PromptLike, all_positions: bool = False) -> Logits:
-        return session.predicted(self._engine, self._loop, self.checked_prompt(ids), all_positions)
+    def predict_logits(self, ids: PromptLike, all_positions: bool = False, *, adapter: str | None = None) -> Logits:
+        return session.predicted(self._engine, self._loop, adapted(self, ids, adapter), all_positions)
 
     def _scores(self, context: Context) -> Logits:
         return np.concatenate(session.measured(self._engine, self._loop, context, log_probs))
 
-    def score_steps(self, ids: PromptLike, top_logprobs: int = 0) -> list[Step]:
+    def score_steps(self, ids: PromptLike, top_logprobs: int = 0, *, adapter: str | None = None) -> list[Step]:
         """`score` as steps, with the likeliest tokens at each position. Stateless.
 
         Args:
             top_logprobs: how many of the likeliest tokens each step has.
+            adapter: as for `generate`.
 
         Returns:
             A step for each id but the first: `token`, `logprob`, `text` and `top_logprobs`.
@@ -388,43 +389,54 @@ class Model(LmRunner):
             PromptError, NumericalError: as `score`.
             TokenizerError: the model has no tokenizer.
         """
-        context, steps = self.checked_prompt(ids), partial(session.steps_of, self.tokenizer, top_logprobs)
+        context, steps = adapted(self, ids, adapter), partial(session.steps_of, self.tokenizer, top_logprobs)
         self._check_open("score_steps")
         if len(context) < 2:
             return []
         return [step for piece in session.measured(self._engine, self._loop, context, steps) for step in piece]
 
-    def embed(self, ids: PromptLike | str | Sequence[str], pooling: str = "mean", normalize: bool = True) -> Logits:
+    def embed(
+        self,
+        ids: PromptLike | str | Sequence[str],
+        pooling: str = "mean",
+        normalize: bool = True,
+        *,
+        adapter: str | None = None,
+    ) -> Logits:
         """A text as one vector: the hidden states after the final norm, pooled. Stateless.
 
         Args:
             ids: of one text; or a text; or several.
             pooling: `mean` over all positions, or `last`, the only position that has seen the whole text.
             normalize: scale to length 1, so that the dot product of two vectors is their cosine similarity.
+            adapter: as for `generate`.
 
         Returns:
             float32[hidden], of several texts float32[n, hidden].
 
         Raises:
             PromptError: `ids` is empty, longer than the context, or holds an invalid token id.
-            ArgumentError: `pooling` is unknown.
+            ArgumentError: `pooling` is unknown, or there is no such adapter.
             NumericalError: a hidden state is NaN or infinite.
         """
         session.checked_pooling(pooling)
         self._check_open("embed")
         if (texts := runners.text.several(ids)) is not None:
-            found = [self.checked_prompt(self.tokenizer.encode(each), f"text {i}") for i, each in enumerate(texts)]
+            found = [adapted(self, self.tokenizer.encode(each), adapter, f"text {i}") for i, each in enumerate(texts)]
             return np.stack([session.embedding(self._engine, self._loop, each, pooling, normalize) for each in found])
         ids = self.tokenizer.encode(ids) if isinstance(ids, str) else cast(PromptLike, ids)
-        return session.embedding(self._engine, self._loop, self.checked_prompt(ids), pooling, normalize)
+        return session.embedding(self._engine, self._loop, adapted(self, ids, adapter), pooling, normalize)
 
-    def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> Scores:
+    def rerank(
+        self, query: str, documents: Sequence[str], *, truncate: bool = False, adapter: str | None = None
+    ) -> Scores:
         """How well each document answers a query: the probability that the model says yes. Stateless.
 
         It is meant for Qwen3-Reranker. Encoders that score pairs have an `EncoderRunner`.
 
         Args:
             truncate: cut documents that are too long; a warning says how many.
+            adapter: as for `generate`.
 
         Returns:
             A list in the order of the documents; its `tokens` counts what the model has read.
@@ -441,7 +453,7 @@ class Model(LmRunner):
         most = self.max_seq if truncate else None
         pairs = runners.rerank.checked_documents(query, documents)
         found = runners.rerank.rerank_prompts(self.tokenizer, runners.rerank.QWEN3, *pairs, most)
-        prompts = [self.checked_prompt(ids, f"document {i}").ids for i, ids in enumerate(found)]
+        prompts = [adapted(self, ids, adapter, f"document {i}") for i, ids in enumerate(found)]
         gaps = session.measured_ends(self._engine, self._loop, prompts, lambda row: float(row[no]) - float(row[yes]))
         return Scores((float(1 / (1 + np.exp(gap))) for gap in gaps), sum(map(len, prompts)))
 

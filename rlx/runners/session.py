@@ -179,8 +179,8 @@ def predicted(engine: Engine, loop: EngineLoop, context: Context, all_positions:
 
     def work() -> Generator[None, None, Logits]:
         embeddings, prompt = (yield from embedded(context)), () if all_positions else context.ids
-        yield from _read(engine, prompt, embeddings)
-        sequence = engine.open_sequence(prompt, embeddings, shared=not all_positions)
+        yield from _read(engine, prompt, embeddings, context.salt)
+        sequence = _opened(engine, context, embeddings, shared=not all_positions)
         try:
             if not all_positions:
                 last = yield from last_logits(engine, sequence, context.ids, loop)
@@ -214,7 +214,7 @@ def measured(engine: Engine, loop: EngineLoop, context: Context, measure: Callab
 
     def work() -> Generator[None, None, list[T]]:
         embeddings, found, at = (yield from embedded(context)), list[T](), 1
-        sequence = engine.open_sequence((), embeddings, shared=False)
+        sequence = _opened(engine, context, embeddings)
         try:
             for rows in appended(engine, sequence, context.ids[:-1], "all", loop):
                 found.append(measure(check_finite(rows, "score"), context.ids[at : at + len(rows)]))
@@ -227,20 +227,22 @@ def measured(engine: Engine, loop: EngineLoop, context: Context, measure: Callab
     return loop.call(work)
 
 
-def measured_ends(engine: Engine, loop: EngineLoop, prompts: Ids[list[int]], measure: Callable[[Logits], T]) -> list[T]:
+def measured_ends(engine: Engine, loop: EngineLoop, prompts: Ids[Context], measure: Callable[[Logits], T]) -> list[T]:
     """What `measure` makes of the logits after each of several prompts; short ones are computed together."""
 
     def work() -> Generator[None, None, list[T]]:
         found: dict[int, T] = {}
         most = min(loop.scheduler.task_rows(0), engine.most_rows)
-        for numbers in packed([len(ids) for ids in prompts], most, MAX_SEGMENTS):
+        for numbers in packed([len(each) for each in prompts], most, MAX_SEGMENTS):
             with ExitStack() as stack:
-                opened = [stack.enter_context(closing(engine.open_sequence(prompts[i]))) for i in numbers]
+                every = [_opened(engine, prompts[i], None, shared=True) for i in numbers]
+                opened = [stack.enter_context(closing(each)) for each in every]
                 rows: Ids[Logits | None]
                 if len(numbers) == 1:
-                    rows = [(yield from last_logits(engine, opened[0], prompts[numbers[0]], loop))]
+                    rows = [(yield from last_logits(engine, opened[0], prompts[numbers[0]].ids, loop))]
                 else:
-                    segments = [Segment(each, prompts[i][len(each) :]) for i, each in zip(numbers, opened, strict=True)]
+                    each = zip(numbers, opened, strict=True)
+                    segments = [Segment(own, prompts[i].ids[len(own) :]) for i, own in each]
                     rows = loop.room.made_for(partial(engine.step, Batch(segments)))
                 for i, row in zip(numbers, rows, strict=True):
                     assert row is not None
@@ -265,7 +267,7 @@ def embedding(engine: Engine, loop: EngineLoop, context: Context, pooling: str, 
 
     def work() -> Generator[None, None, list[Logits]]:
         embeddings, pieces = (yield from embedded(context)), list[Logits]()
-        sequence = engine.open_sequence((), embeddings, shared=False)
+        sequence = _opened(engine, context, embeddings)
         try:
             for rows in appended(engine, sequence, context.ids, "hidden", loop):
                 pieces.append(check_finite(rows, "embed"))
@@ -288,10 +290,18 @@ def checked_pooling(pooling: str) -> str:
     return pooling
 
 
-def _read(engine: Engine, prompt: Ids[int], embeddings: PromptEmbeddings | None) -> Generator[None, None, None]:
+def _read(
+    engine: Engine, prompt: Ids[int], embeddings: PromptEmbeddings | None, salt: str = ""
+) -> Generator[None, None, None]:
     """Reads states of a prompt's beginning that are kept on disk."""
-    if engine.kept is not None and (work := engine.kept.reading(prompt, embeddings)) is not None:
+    if engine.kept is not None and (work := engine.kept.reading(prompt, embeddings, salt)) is not None:
         yield from work
+
+
+def _opened(engine: Engine, context: Context, embeddings: PromptEmbeddings | None, *, shared: bool = False) -> Sequence:
+    """A sequence for a prompt, with its adapter."""
+    prompt, salt = context.ids if shared else (), context.salt
+    return engine.open_sequence(prompt, embeddings, shared=shared, salt=salt, adapter=context.adapter)
 
 
 def embedded(context: Context) -> Generator[None, None, PromptEmbeddings | None]:

@@ -24,7 +24,7 @@ from rlx.runners.encoder import as_encoder
 from rlx.sampling import SampleOpts
 from rlx.serve import record
 from rlx.serve.answers import Asked, EventStream
-from rlx.serve.errors import ApiError, context_overflow
+from rlx.serve.errors import context_overflow
 from rlx.serve.http import in_thread
 from rlx.serve.options import ServerOptions
 from rlx.text.answer import AnswerParser, ThinkingTags, tool_format
@@ -79,13 +79,6 @@ class ServedModel:
     def with_adapters(self) -> list[ServedModel]:
         """It, and for each of its adapters a model with the name of the adapter."""
         return [self, *(ServedModel(self.runner, name, adapter=name) for name in self.runner.adapters)]
-
-    def without_adapter(self) -> CachedRunner:
-        """The runner, for what adapters cannot do; `ApiError` if this is one."""
-        if self.adapter is not None:
-            hint = "send it to the model without the adapter"
-            raise ApiError(400, f"{self.name!r} is an adapter, which only generates text", param="model", hint=hint)
-        return self.runner
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from rlx.errors import ConfigError, ModelFileError, UnsupportedModelError, WeightError
 from rlx.ir.stored import dequantize
 from rlx.json_file import read_object
+from rlx.models.registry import TWO_WAY
 from rlx.weights.loader import WeightLoader, model_format, open_weights
 from rlx.weights.names import canonical_name
 
@@ -68,7 +69,7 @@ def open_adapter(path: str | Path, family: str) -> Adapter:
     """Reads an adapter: a GGUF file, or a folder with `adapter_config.json`.
 
     Args:
-        family: the architecture of the model, a key of `rlx.models.registry.ARCHITECTURES`.
+        family: the architecture of the model, a key of `ARCHITECTURES` or `ENCODERS` of `rlx.models.registry`.
 
     Raises:
         ModelFileError: a file is missing or malformed.
@@ -121,7 +122,7 @@ def _from_gguf(path: Path, family: str) -> Adapter:
         if kind != "adapter" or metadata.get("adapter.type") != "lora":
             what = f"it is no LoRA adapter: general.type is {kind!r}, adapter.type {metadata.get('adapter.type')!r}"
             raise UnsupportedModelError(what, where=path)
-        if arch != family:
+        if TWO_WAY.get(str(arch), arch) != family:
             what = f"the adapter is for the architecture {arch!r}, the model is of {family!r}"
             raise UnsupportedModelError(what, where=path, hint="use one that was made for this model")
         if "adapter.alora.invocation_tokens" in metadata:

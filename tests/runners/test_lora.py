@@ -12,7 +12,7 @@ import pytest
 from adapter_files import Array, Pairs, merged, random_pairs, write_gguf, write_peft
 
 from rlx.engine.request.request import Request
-from rlx.errors import UnsupportedModelError, WeightError
+from rlx.errors import ArgumentError, UnsupportedModelError, WeightError
 from rlx.models.rope import by_neighbours
 from rlx.runners import Model, auto_runner
 
@@ -128,6 +128,57 @@ def test_both_formats_on_both_formats(goldens: Path, tmp_path: Path, kind: str, 
         check_close(answer(runner, adapter="one"), expected)
 
 
+def test_what_is_measured_of_a_text(goldens: Path, tmp_path: Path) -> None:
+    """Vectors and log-probabilities of a model that generates."""
+    checkpoint = goldens / "qwen3" / "hf"
+    pairs = random_pairs(checkpoint, LINEARS)
+
+    def measured(runner: Model, **chosen: Any) -> list[Array]:
+        found = [runner.embed(IDS, **chosen), runner.score(IDS, **chosen), runner.predict_logits(IDS, **chosen)]
+        steps = [step.logprob or 0.0 for step in runner.score_steps(IDS, **chosen)]
+        return [*found, np.array(steps)]
+
+    with opened(merged(tmp_path / "merged", checkpoint, pairs, 2.0)) as runner:
+        expected = measured(runner)
+    with opened(checkpoint) as runner:
+        plain = measured(runner)
+        with pytest.raises(ArgumentError, match=r"there is no adapter 'one'\. Open the model with adapters"):
+            runner.score(IDS, adapter="one")
+    with opened(checkpoint, adapters={"one": write_peft(tmp_path / "one", pairs)}) as runner:
+        for found, others in ((measured(runner, adapter="one"), expected), (measured(runner), plain)):
+            for each, other in zip(found, others, strict=True):
+                np.testing.assert_allclose(each, other, atol=CEILING)
+        assert np.abs(plain[1] - expected[1]).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "pooled"),
+    [("qwen3-embedding", LINEARS, True), ("modernbert", ("Wqkv", "Wi"), True), ("bert-reranker", ("query",), False)],
+)
+def test_encoders(goldens: Path, tmp_path: Path, family: str, targets: tuple[str, ...], pooled: bool) -> None:
+    checkpoint = goldens / family / "hf"
+    pairs = random_pairs(checkpoint, targets)
+    texts = ["a text", "another one that is longer", "a third"]
+
+    def vectors(runner: Any, **chosen: Any) -> Array:
+        if pooled:
+            return np.asarray(runner.embed(texts, pooling="mean", **chosen))
+        return np.array(runner.rerank("a query", texts, **chosen))
+
+    with opened(merged(tmp_path / "merged", checkpoint, pairs, 2.0)) as runner:
+        expected = vectors(runner)
+    adapters = {"one": write_peft(tmp_path / "one", pairs)}
+    with opened(checkpoint) as runner:
+        plain = vectors(runner)
+    with opened(checkpoint, adapters=adapters) as runner:
+        found = vectors(runner, adapter="one")
+        np.testing.assert_allclose(found, expected, atol=CEILING)
+        np.testing.assert_array_equal(vectors(runner), plain)
+        with pytest.raises(ArgumentError, match="there is no adapter 'two'"):
+            vectors(runner, adapter="two")
+    assert np.abs(plain - expected).max() > 10 * CEILING
+
+
 def test_what_is_known_of_a_prompt_is_known_for_its_adapter_only(goldens: Path, tmp_path: Path) -> None:
     checkpoint, ids = goldens / "qwen3" / "hf", IDS * 4
     adapters = {
@@ -168,5 +219,5 @@ def test_an_adapter_that_does_not_fit(goldens: Path, tmp_path: Path) -> None:
     delta = write_peft(tmp_path / "delta", random_pairs(hybrid / "hf", ("in_proj_qkv",)))
     with pytest.raises(UnsupportedModelError, match="safetensors and gguf order the rows"):
         auto_runner(hybrid / "model-f16.gguf", adapters={"one": delta})
-    with pytest.raises(UnsupportedModelError, match="a text encoder takes no adapters"):
+    with pytest.raises(UnsupportedModelError, match=r"the model has no 'model\.layers\.0\.self_attn\.q_proj' to adapt"):
         auto_runner(goldens / "bert" / "hf", adapters={"one": other})

@@ -87,7 +87,9 @@ class ToyEngine:
     def clock(self) -> float:
         return self.now
 
-    def open_sequence(self, prompt: Sequence[int] = (), embeddings: Any = None, *, salt: str = "") -> ToySequence:
+    def open_sequence(
+        self, prompt: Sequence[int] = (), embeddings: Any = None, *, salt: str = "", adapter: int = 0
+    ) -> ToySequence:
         known = max((_shared(each.ids, prompt) for each in self.sequences), default=0)
         made = ToySequence(self, prompt[: min(known, len(prompt) - 1)])
         self.check_room(len(made))

@@ -82,17 +82,15 @@ def test_a_server_lists_its_adapters_and_counts_its_model_once(client: httpx.Cli
     assert client.post("/v1/chat/completions", json={"model": "other", "messages": QUESTION}).status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/embeddings", {"input": "fox"}),
-        ("/v1/completions", {"prompt": "fox", "echo": True, "logprobs": 1, "max_tokens": 1}),
-    ],
-)
-def test_an_adapter_generates_only(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
-    answer = client.post(path, json={"model": "fables", **body})
-    assert answer.status_code == 400 and "'fables' is an adapter, which only generates text" in answer.text
-    assert client.post(path, json={"model": "demo", **body}).status_code == 200
+def test_vectors_and_log_probabilities(runner: Any, client: httpx.Client) -> None:
+    ids = runner.tokenizer.encode("A brave fox.")
+    for model, adapter in (("demo", None), ("fables", "fables")):
+        found = client.post("/v1/embeddings", json={"model": model, "input": "A brave fox."}).json()["data"][0]
+        np.testing.assert_allclose(found["embedding"], runner.embed(ids, adapter=adapter), atol=1e-6)
+        body = {"model": model, "prompt": "A brave fox.", "echo": True, "logprobs": 1, "max_tokens": 1}
+        choice = client.post("/v1/completions", json=body).json()["choices"][0]
+        expected = runner.score(ids, adapter=adapter)
+        np.testing.assert_allclose(choice["logprobs"]["token_logprobs"][1 : len(ids)], expected, atol=1e-6)
 
 
 def test_the_command_line(adapter: Path) -> None:

@@ -19,12 +19,12 @@ from rlx.cli.command import Command
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.main import INTERRUPTED, show_mistake
 from rlx.cli.options import (
-    answering_adapter,
     described,
     ending_options,
     engine_options,
     model_argument,
     model_path,
+    one_adapter,
     open_runner,
     sampling_options,
     yes_option,
@@ -222,7 +222,7 @@ _SYNONYMS = {"bye": "exit", "quit": "exit", "?": "help"}
 @system_option
 @thinking_option
 @speculative_option
-@answering_adapter
+@one_adapter
 @display_options
 @click.option("--no-history", is_flag=True, help="Do not keep what is typed for later conversations.")
 @yes_option

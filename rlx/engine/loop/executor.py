@@ -422,9 +422,8 @@ class Executor:
                 self.room.end(job, error)
 
     def _start(self, job: Job) -> None:
-        job.sequence = self.engine.open_sequence(job.prompt, job.embeddings, salt=job.request.cache_salt)
-        if job.adapter:
-            job.sequence.adapter = job.adapter
+        salt, adapter = job.request.cache_salt, job.adapter
+        job.sequence = self.engine.open_sequence(job.prompt, job.embeddings, salt=salt, adapter=adapter)
         for length in job.ends_of_turns:
             job.sequence.mark(length)  # states that cannot go back are copied there
         job.drafts = job.drafts_of(job.sequence) if job.drafts_of else None

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx import models
+from rlx import engine, models
 from rlx.engine.opening.setup import check_types
 from rlx.errors import ModelFileError, UnsupportedModelError
 from rlx.ir.dtypes import F32
@@ -25,6 +25,9 @@ from rlx.passes.capabilities import Layouts
 from rlx.weights import ModelWeights, WeightLoader
 from rlx.weights.sentence_modules import SentenceModules, WithDense, sentence_modules
 
+if TYPE_CHECKING:
+    from rlx.engine.adapters import Adapters
+
 _TWO_WAY_KEY = "use_bidirectional_attention"
 _LABELS = "classifier.output_labels"
 
@@ -33,17 +36,17 @@ class EncoderSource:
     """The tensors of an encoder as `rlx.compiler.tensors.Source`.
 
     Args:
-        config: that of a decoder, which stores some tensors in another form; None for an encoder.
+        decoder: the configuration of a decoder, which stores some tensors in another form; None for an encoder.
     """
 
-    def __init__(self, weights: ModelWeights, config: models.ModelConfig | None) -> None:
+    def __init__(self, weights: ModelWeights, decoder: models.ModelConfig | None) -> None:
         self.raw, self.pieces, self.release = weights.raw, weights.pieces, weights.release
-        self._weights, self._config = weights, config
+        self._weights, self.decoder = weights, decoder
 
     def array(self, name: str) -> npt.NDArray[np.float32]:
         """A small tensor as float32."""
         found = self._weights.array(name)
-        return found if self._config is None else self._config.value(name, found)
+        return found if self.decoder is None else self.decoder.value(name, found)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class EncoderPlan:
         modules: what the files say about pooling and prompts.
         template: how a query and a document become the text of a reranker that was a decoder, with {query} and
             {document}; None for a pair of texts.
+        adapters: those of the body that calls may choose; None if there are none.
     """
 
     config: EncoderConfig
@@ -69,10 +73,14 @@ class EncoderPlan:
     labels: tuple[str, ...]
     modules: SentenceModules
     template: str | None = None
+    adapters: Adapters | None = None
 
     @staticmethod
-    def of(loader: WeightLoader, layouts: Layouts) -> EncoderPlan:
-        """Reads the files of a model and builds the graphs; reads no weights.
+    def of(loader: WeightLoader, layouts: Layouts, adapters: Mapping[str, Any] | None = None) -> EncoderPlan:
+        """Reads the files of a model and builds the graphs; reads no weights but those of adapters.
+
+        Args:
+            adapters: name -> file or folder.
 
         Raises:
             ModelFileError: they cannot be used.
@@ -85,7 +93,10 @@ class EncoderPlan:
         for graph in (plan.body, plan.head):
             if graph is not None:
                 check_types(graph, plan.weights, layouts)
-        return plan
+        if not adapters:
+            return plan
+        sizes = plan.source.decoder or plan.config
+        return replace(plan, adapters=engine.adapters.Adapters.of(adapters, sizes, plan.weights, plan.body))
 
 
 def _of_encoder(loader: WeightLoader, config: EncoderConfig, modules: SentenceModules) -> EncoderPlan:

@@ -30,10 +30,14 @@ class Context:
     Attributes:
         ids: one for each position, 0 for rows of images.
         images: where the images stand, and what is to be computed of them; None if there are none.
+        adapter: the number of the adapter that its rows get, 0 for none.
+        salt: only prompts with the same one share what the cache knows of them.
     """
 
     ids: list[int]
     images: Any = None
+    adapter: int = 0
+    salt: str = ""
 
     @property
     def text_ids(self) -> list[int]:

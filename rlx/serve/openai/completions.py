@@ -514,7 +514,7 @@ def _echo(model: ServedModel, given: Any, asked: Asked) -> Echo:
     text = given if isinstance(given, str) else model.tokenizer.decode(context.ids)
     if asked.request.top_logprobs is None:
         return Echo(text)
-    steps = model.without_adapter().score_steps(context, asked.request.top_logprobs)
+    steps = model.runner.score_steps(context, asked.request.top_logprobs, adapter=model.adapter)
     infos = [
         TokenInfo(candidate(model.tokenizer, step.token, step.logprob or 0.0), step.top_logprobs) for step in steps
     ]

@@ -53,10 +53,11 @@ async def vectors_of(
         For each prompt float32[dimensions].
     """
     if (encoder := as_encoder(model.runner)) is not None:
-        every = partial(encoder.embed, pooling=pooling, dimensions=dimensions, normalize=normalize)
+        how: dict[str, Any] = {"pooling": pooling, "dimensions": dimensions, "normalize": normalize}
+        every = partial(encoder.embed, adapter=model.adapter, **how)
         parts = [contexts[at : at + TOGETHER] for at in range(0, len(contexts), TOGETHER)]
         return [vector for part in parts for vector in await in_thread(partial(every, part))]
-    embed = partial(model.without_adapter().embed, pooling=pooling or "mean", normalize=False)
+    embed = partial(model.runner.embed, pooling=pooling or "mean", normalize=False, adapter=model.adapter)
     kept = [(await in_thread(partial(embed, each)))[:dimensions] for each in contexts]
     return [of_unit_length(each) for each in kept] if normalize else kept
 
@@ -148,7 +149,7 @@ def rerank_router(server: Server) -> APIRouter:
 def _scores(model: ServedModel, body: RerankBody, texts: list[str]) -> tuple[list[float], int]:
     """Probabilities, and how many tokens the model has read. Classifiers give logits."""
     model.check_length([body.query, *texts], "documents")
-    found = model.without_adapter().rerank(body.query, texts, truncate=body.truncate is True)
+    found = model.runner.rerank(body.query, texts, truncate=body.truncate is True, adapter=model.adapter)
     scores = np.array(found)
     if (encoder := as_encoder(model.runner)) is not None and encoder.width == 1:
         scores = 1 / (1 + np.exp(-scores))
