@@ -25,8 +25,7 @@ import numpy as np
 from rlx.engine.engine import Engine
 from rlx.engine.model_runner import Batch, Segment
 from rlx.engine.programs import reporting
-from rlx.sampling.choice import Choice
-from rlx.sampling.options import SampleOpts
+from rlx.sampling.choice import LIKELIEST
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}  # of worker 0: all there is with one thread
 
@@ -71,12 +70,12 @@ def main() -> None:
 def advanced(engine: Engine, sequences: list[Any], tokens: list[list[int]]) -> list[Any]:
     """One step of the engine: the logits after the tokens of each sequence, valid until the next step."""
     segments = [Segment(sequence, ids) for sequence, ids in zip(sequences, tokens, strict=True)]
-    return engine.step(Batch(segments, copies=False))
+    return engine.compute(Batch(segments))
 
 
 def chosen(engine: Engine, rows: list[Any]) -> list[int]:
     """The likeliest token of each row of logits, as the engine's loop finds it."""
-    return [each.token for each in engine.choose(rows, [Choice(SampleOpts.greedy())] * len(rows))]
+    return [each.token for each in engine.choose(rows, [LIKELIEST] * len(rows))]
 
 
 def measured_limits(engine: Engine) -> tuple[float, float]:

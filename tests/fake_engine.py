@@ -20,7 +20,7 @@ from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.programs import ProgramRecord
 from rlx.engine.programs.ready import ReadyPrograms
 from rlx.errors import NumericalError
-from rlx.sampling.choice import choose_rows
+from rlx.sampling.on_host import choose_rows
 
 
 def tokens_as_numbers(eog_ids: Collection[int] = ()) -> Any:
@@ -160,11 +160,13 @@ class FakeEngine:
 
     choose = staticmethod(choose_rows)
 
-    def step(self, batch: Any) -> list[Any]:
+    def compute(self, batch: Any) -> list[Any]:
         self.steps.append(len(batch.segments))
         found = [self._rows(segment.sequence, segment.tokens) for segment in batch.segments]
         wanted = (segment.logits for segment in batch.segments)
         return [{"none": None, "last": rows[-1], "all": rows}[name] for rows, name in zip(found, wanted, strict=True)]
+
+    step = compute
 
     def _rows(self, sequence: FakeSequence, ids: Sequence[int]) -> np.ndarray[Any, Any]:
         assert not self.closed

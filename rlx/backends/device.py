@@ -28,7 +28,8 @@ from rlx.passes import program as passes
 from rlx.passes.capabilities import Capabilities
 from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.options import Options
-from rlx.sampling.choice import Choose, choose_rows
+from rlx.sampling.choice import Choose
+from rlx.sampling.on_host import choose_rows
 from rlx.store.key import sources_of
 
 if TYPE_CHECKING:
@@ -330,7 +331,7 @@ class Backend(ABC):
         return
 
     def chooser(self, workers: Any, builder: Builder) -> Choose:
-        """A function that chooses the tokens of some rows of logits; `choose_rows` is its meaning, to the bit."""
+        """A function that chooses the tokens of some rows of logits."""
         return choose_rows
 
     def bandwidth(self, workers: Any, nbytes: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,39 @@ class Buffer:
     def close(self) -> None:
         """Frees the whole block that it is a part of. Can be called more than once."""
         self.memory.release(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceArray:
+    """Numbers in memory that the host does not see. `numpy.asarray` copies them to the host.
+
+    Attributes:
+        buffer: the memory that holds them, and nothing else.
+        dtype: their type.
+        shape: of the array.
+    """
+
+    buffer: Buffer
+    dtype: npt.DTypeLike
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: int | slice) -> DeviceArray:
+        """A row, or rows that follow each other."""
+        nbytes, found = self.buffer.nbytes // len(self), range(len(self))[index]
+        start, shape = (found, ()) if isinstance(found, int) else (found.start, (len(found),))
+        part = self.buffer.part(start * nbytes, nbytes * prod(shape))
+        return DeviceArray(part, self.dtype, (*shape, *self.shape[1:]))
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        found = self.buffer.read(self.dtype, self.shape)
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+
+#: Numbers where they lie.
+Values = Array | DeviceArray
 
 
 class Grid:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends.memory import Array, Buffer, Memory
+from rlx.backends.memory import Array, Buffer, DeviceArray, Memory, Values
 from rlx.errors import ArgumentError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES
@@ -190,8 +190,8 @@ class Program(ABC):
         self._largest = {symbol: high for symbol, (_, high) in manifest["bounds"].items()}
         self._given = {name: _Value.of(row) for name, row in manifest["inputs"].items()}
         self._results = {name: _Value.of(row) for name, row in manifest["outputs"].items()}
-        # A cache of the views of results, by the values of the symbols in their shapes.
-        self._views: dict[tuple[Any, ...], Array] = {}
+        # A cache of the values of results, by the values of the symbols in their shapes.
+        self._views: dict[tuple[Any, ...], Values] = {}
         self._sees = self.arena.view() is not None
         self._sent: set[str] = set()  # inputs that are in the arena already
         self.inputs = {name: value.input(self.arena, self._largest) for name, value in self._given.items()}
@@ -267,14 +267,17 @@ class Program(ABC):
 
     def output(self, name: str, **extents: int) -> Array:
         """The numbers of a result, valid until the next step."""
+        return np.asarray(self.values(name, **extents))
+
+    def values(self, name: str, **extents: int) -> Values:
+        """The numbers of a result where they lie, valid until the next step."""
         value = self._results[name]
         key = (name, *[extents.get(symbol) for symbol in value.symbols])
-        if key in self._views:
-            return self._views[key]
-        found = self.result(name, **extents).contents(value.numbers, value.sizes(extents))
-        if self._sees:
-            self._views[key] = found
-        return found
+        if key not in self._views:
+            buffer, shape = self.result(name, **extents), value.sizes(extents)
+            view = buffer.view(value.numbers, shape)
+            self._views[key] = DeviceArray(buffer, value.numbers, shape) if view is None else view
+        return self._views[key]
 
     def fill(self, name: str, source: Buffer) -> None:
         """Copies memory of the device into an input, from its start on, in place of what `inputs` has."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from rlx import compiler, text, vision, weights
 from rlx.backends.device import Workers
+from rlx.backends.memory import Values
 from rlx.compiler.compile import Compiler, Progress
 from rlx.compiler.guards import row_numbers
 from rlx.compiler.tensors import Tensors
@@ -94,7 +95,7 @@ class Engine:
         images: how images come into prompts.
         kept: states of prompts on disk; None without the option `cache_kv`.
         profile: the compile profile of the programs.
-        step: computes a batch, see `ModelRunner.step`.
+        step, compute: compute a batch, see `ModelRunner`.
         weights: the open file.
     """
 
@@ -102,6 +103,7 @@ class Engine:
     choose: Choose
     check_fits: Callable[[int], None]
     step: Callable[[Batch], list[Logits | None]]
+    compute: Callable[[Batch], list[Values | None]]
     kept: DiskKVCache | None = None
     prefix_writer: PrefixWriter | None = None
     _workers: Workers
@@ -162,7 +164,8 @@ class Engine:
             self._programs.bind(self.pool.memory)
             self.model_runner = ModelRunner(self._programs, self.pool, bucketing, self._limits(), self.load)
             self.model_runner.is_pending = self.ahead.is_pending
-            self.step, self.check_fits = self.model_runner.step, self.pool.check_fits
+            self.step, self.compute = self.model_runner.step, self.model_runner.compute
+            self.check_fits = self.pool.check_fits
             self.model_runner.adapters = None if plan.adapters is None else plan.adapters.low_rank
         except BaseException:
             self.close(keep_file=True)
@@ -295,7 +298,7 @@ class Engine:
             PromptError, BusyError, PoolFullError: as `step`.
         """
         self.model_runner.reserve(sequence, ids)
-        return np.concatenate(list(self.model_runner.pieces(sequence, ids, False, HIDDEN)))
+        return np.concatenate([np.asarray(each) for each in self.model_runner.pieces(sequence, ids, False, HIDDEN)])
 
     def snapshot_of(self, sequence: Sequence) -> Snapshot:
         """A copy of a sequence: its ids, the used part of every cache, and the recurrent states.

@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.memory import Buffer
+from rlx.backends.memory import Buffer, Values
 from rlx.backends.program import Program, TokenRun
 from rlx.engine.kv.pages import Pages
 from rlx.engine.kv.pool import CachePool
@@ -69,12 +69,10 @@ class Batch:
         ((32000,), None)
 
     Attributes:
-        copies: whether the returned logits are copies. If not, they may be views, valid until the next step: for
-            callers that choose a token and are done with them.
+        segments: at least one.
     """
 
     segments: Ids[Segment]
-    copies: bool = True
 
 
 def packed(lengths: Ids[int], rows: int, texts: int) -> Iterator[list[int]]:
@@ -176,7 +174,7 @@ class ModelRunner:
 
         Returns:
             For each segment float32 [vocab], the logits after its last row; or [rows, vocab] if it asks for all rows;
-            or None. Copies, unless the batch needs none.
+            or None.
 
         Raises:
             PromptError: a segment has no tokens, an invalid one, or more than its context has room for.
@@ -184,22 +182,32 @@ class ModelRunner:
             BusyError: a sequence was closed, or is paused.
             PoolFullError: the pool has no room for all of it; nothing was computed.
         """
-        segments = batch.segments
+        found = self._computed(batch.segments, copies=True)
+        return [None if logits is None else np.asarray(logits) for logits in found]
+
+    def compute(self, batch: Batch) -> list[Values | None]:
+        """As `step`, but the logits stay where they lie, which is valid until the next step.
+
+        It is for callers that choose a token and are done with them.
+        """
+        return self._computed(batch.segments, copies=False)
+
+    def _computed(self, segments: Ids[Segment], *, copies: bool) -> list[Values | None]:
         for segment in segments:
             self.prepare(segment.sequence, segment.tokens)
         if len(segments) == 1:  # quick, for every token of a sequence alone
             (segment,) = segments
             if len(segment.tokens) > 1 or segment.sequence.done < len(segment.sequence.ids):
                 self._bring_up(segment.sequence, len(segment.tokens), _is_speculative(segment))
-            rows = [self._alone(segment, batch.copies)]
+            rows = [self._alone(segment, copies)]
         else:
-            rows = self._several(segments, batch.copies)
+            rows = self._several(segments, copies)
         return [
             None if segment.logits == "none" else logits if segment.logits == "all" else logits[-1]
             for segment, logits in zip(segments, rows, strict=True)
         ]
 
-    def _several(self, segments: Ids[Segment], copies: bool) -> list[Logits]:
+    def _several(self, segments: Ids[Segment], copies: bool) -> list[Values]:
         """The rows of segments of several sequences, as `_alone`."""
         if len({id(segment.sequence) for segment in segments}) < len(segments):
             hint = "Give them one after the other."
@@ -212,7 +220,7 @@ class ModelRunner:
         for segment, (_, count, _) in zip(segments, needs, strict=True):
             if count > len(segment.tokens):
                 self.catch_up(segment.sequence)
-        found: dict[int, Logits] = {}
+        found: dict[int, Values] = {}
         groups = list(self._groups(segments))
         copies = copies or len(groups) > 1  # the next group may run the same program
         for group in groups:
@@ -249,16 +257,18 @@ class ModelRunner:
         special = is_biased or _is_speculative(segment) or hears
         return not special and rows <= self.limits.rows and _outs(segment) <= MAX_SEGMENTS
 
-    def _alone(self, segment: Segment, copies: bool) -> Logits:
+    def _alone(self, segment: Segment, copies: bool) -> Values:
         """The rows of logits of a segment, with the programs of a single sequence; at least the last one."""
         sequence, ids, every = segment.sequence, segment.tokens, segment.logits == "all"
         if len(ids) == 1 or segment.drafts:
             copies = copies and segment.logits != "none"
             return self.run(sequence, ids, every, speculative=segment.drafts, copies=copies)
-        pieces = list(self.pieces(sequence, ids, every))
-        return np.concatenate(pieces) if every else pieces[-1]
+        if every:
+            return np.concatenate([np.asarray(piece) for piece in self.pieces(sequence, ids, every)])
+        *_, last = self.pieces(sequence, ids, copies=copies)
+        return last
 
-    def _together(self, segments: list[Segment], copies: bool) -> list[Logits]:
+    def _together(self, segments: list[Segment], copies: bool) -> list[Values]:
         """The rows of segments that they ask for, with a program for the rows of several sequences."""
         sequences, tokens = [s.sequence for s in segments], [s.tokens for s in segments]
         counts, outs = [len(ids) for ids in tokens], [_outs(s) for s in segments]
@@ -286,8 +296,8 @@ class ModelRunner:
         program.run(**env)
         for sequence, ids in zip(sequences, tokens, strict=True):
             sequence.end(ids)
-        logits = program.output(LOGITS, **env)
-        logits = logits.copy() if copies else logits
+        logits = program.values(LOGITS, **env)
+        logits = np.array(logits) if copies else logits
         return [logits[end - count : end] for count, end in zip(outs, accumulate(outs), strict=True)]
 
     # -- one sequence ---------------------------------------------------------------------------------------------
@@ -357,20 +367,20 @@ class ModelRunner:
             self._advance()
 
     def pieces(
-        self, sequence: Sequence, ids: Ids[int], all_rows: bool = False, output: str = LOGITS
-    ) -> Iterator[np.ndarray]:
-        """Appends ids in chunks that fit the buckets: the output of each chunk, f32 [rows or 1, width]."""
+        self, sequence: Sequence, ids: Ids[int], all_rows: bool = False, output: str = LOGITS, *, copies: bool = True
+    ) -> Iterator[Values]:
+        """Appends ids in chunks that fit the buckets: the output of each chunk, f32 [rows or 1, width], as `run`."""
         most = self.limits.all_rows if all_rows else self.limits.rows
         first, at = sequence.done, 0
         while at < len(ids):
             end = sequence.call_end(first + at, min(most, len(ids) - at)) - first
-            yield self.run(sequence, ids[at:end], all_rows, output)
+            yield self.run(sequence, ids[at:end], all_rows, output, copies=copies)
             at = end
 
     def catch_up(self, sequence: Sequence) -> None:
         """Brings the states up to the sequence's ids: recomputes what a rewind dropped."""
         if sequence.done < len(sequence):
-            for _ in self.pieces(sequence, sequence.ids[sequence.done :]):
+            for _ in self.pieces(sequence, sequence.ids[sequence.done :], copies=False):
                 pass
             sequence.mark()
 
@@ -383,12 +393,12 @@ class ModelRunner:
         *,
         speculative: bool = False,
         copies: bool = True,
-    ) -> np.ndarray:
+    ) -> Values:
         """Appends ids that fit one call: an output of the program, f32 [rows, width] or f32 [1, width].
 
         Args:
             speculative: whether rows after the first may be rejected: recurrent states then stay.
-            copies: whether it is a copy; otherwise it is valid until the next step.
+            copies: whether it is a copy of the host; otherwise it stays where it lies, valid until the next step.
         """
         rows, past, listener = len(ids), sequence.done, self.listener
         speculative = speculative and rows > 1 and sequence.recurrent
@@ -417,8 +427,8 @@ class ModelRunner:
             self._verified.append(_Verified(sequence, program.then))
         if listener is not None:
             listener.hear(past, ids, program.result(HIDDEN, **env))
-        found = program.output(output, **env)
-        return found.copy() if copies else found
+        found = program.values(output, **env)
+        return np.array(found) if copies else found
 
     def _embedded(self, sequences: Ids[Sequence], counts: Ids[int]) -> EmbeddedRows | None:
         """How a call takes the embedded rows among the next ones of some sequences; None if there are none."""

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from rlx.backends.memory import Values
 from rlx.engine.request.context import Logits
 from rlx.errors import ArgumentError
-from rlx.sampling.choice import Choose, choose_rows
+from rlx.sampling.choice import Choose
+from rlx.sampling.on_host import choose_rows
 
 if TYPE_CHECKING:
     from rlx.engine.model_runner import Batch
@@ -43,8 +45,12 @@ class StepEngine(Protocol):
         """
         ...
 
-    def step(self, batch: Batch, /) -> Ids[Logits | None]:
-        """Computes the segments. `PoolFullError`, before anything is computed, if the cache has no room."""
+    def compute(self, batch: Batch, /) -> Ids[Values | None]:
+        """Computes the segments; their logits are valid until the next step.
+
+        Raises:
+            PoolFullError: the cache has no room, and nothing was computed.
+        """
         ...
 
     def greedy(self, sequence: Any, token: int, count: int, stops: Ids[int] = (), loads: bool = True) -> list[int]:
@@ -111,9 +117,9 @@ class RecomputeEngine:
         """An empty sequence."""
         return ComputedAnew(embeddings)
 
-    def step(self, batch: Batch) -> list[Logits | None]:
+    def compute(self, batch: Batch) -> list[Values | None]:
         """Appends the segments; the logits after those that ask for them, float32[vocab]."""
-        found: list[Logits | None] = []
+        found: list[Values | None] = []
         for segment in batch.segments:
             context: Any = segment.sequence
             context.ids.extend(segment.tokens)

@@ -97,13 +97,12 @@ def choose(logits: Logits, choice: Choice) -> Chosen:
     return Chosen(token, is_finite, float(surprises(values, choice)[token]) if choice.opts.mirostat else 0.0)
 
 
-def choose_rows(rows: Sequence[Logits], choices: Sequence[Choice]) -> list[Chosen]:
-    """Chooses a token from each of some rows."""
-    return [choose(row, choice) for row, choice in zip(rows, choices, strict=True)]
+#: Chooses a token from each of some rows, float32[vocab], as `choose`. They lie where the device's programs leave them,
+#: or on the host.
+Choose = Callable[[Sequence[Any], Sequence[Choice]], list[Chosen]]
 
-
-#: As `choose_rows`, of float32[vocab]: what a device has.
-Choose = Callable[[Sequence[npt.NDArray[np.float32]], Sequence[Choice]], list[Chosen]]
+#: The choice of the likeliest token.
+LIKELIEST = Choice(SampleOpts.greedy())
 
 
 def masked(logits: Logits, words: Words) -> Logits:
@@ -173,13 +172,14 @@ def surprise(below: Any, everything: float) -> Any:
 _BITS = 1 / float(np.log(2))
 
 
-def refuse(logits: Logits, choice: Choice) -> NoReturn:
-    """The error for a row from which no token can be chosen.
+def refuse(row: npt.ArrayLike, choice: Choice) -> NoReturn:
+    """The error for a row of logits from which no token can be chosen.
 
     Raises:
         NumericalError: a logit is NaN or +inf, or all are -inf.
         SamplingError: mask, bias and bans leave no token.
     """
+    logits = np.asarray(row)
     with np.errstate(invalid="ignore"):
         top = logits.max()
         if np.isfinite(top):

@@ -13,6 +13,7 @@ from math import isfinite
 from typing import Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from rlx.errors import SamplingError
 from rlx.sampling.choice import (
@@ -123,7 +124,7 @@ class Sampler:
             choice.numbers[UNIFORM] = self._random.random()
         return choice
 
-    def advance(self, chosen: Chosen, logits: Logits) -> int:
+    def advance(self, chosen: Chosen, logits: npt.ArrayLike) -> int:
         """Goes on with what was chosen by the last `choice` from `logits`; the token.
 
         Raises:

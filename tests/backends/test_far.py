@@ -15,7 +15,9 @@ from starlette.testclient import TestClient
 
 import rlx
 from rlx import demo
+from rlx.backends.memory import DeviceArray
 from rlx.engine.kv.disk_kv_cache import DiskKVCache
+from rlx.engine.model_runner import Batch, Segment
 from rlx.runners import CachedRunner
 from rlx.serve import ServedModel, create_app
 from rlx.store.cache import CompileCache
@@ -73,6 +75,31 @@ def test_the_host_does_not_see_its_memory(device: far.Far) -> None:
     buffer.part(2, 4).write(np.arange(4, dtype=np.uint8))
     assert buffer.read().tolist() == [0, 0, 0, 1, 2, 3, 0, 0]
     buffer.close()
+
+
+def test_rows_of_an_array_on_the_device(device: far.Far) -> None:
+    numbers = np.arange(12, dtype=np.float32).reshape(3, 4)
+    buffer = device.memory.adopt(numbers.reshape(-1).view(np.uint8))
+    array = DeviceArray(buffer, "f4", (3, 4))
+    np.testing.assert_array_equal(np.asarray(array), numbers)
+    for index in (0, 2, -1, slice(1, 3), slice(2, None), slice(1, 1)):
+        np.testing.assert_array_equal(np.array(array[index]), numbers[index])
+    assert len(array) == 3 and array[1:][0].shape == (4,) and np.asarray(array[1], np.float64).dtype == np.float64
+    with pytest.raises(IndexError):
+        array[3]
+    buffer.close()
+
+
+def test_logits_stay_on_the_device(opened: Any, goldens: Path, device: far.Far) -> None:
+    """What is computed to choose tokens is copied by whoever needs the numbers."""
+    engine, ids = opened("llama")._engine, prompt(goldens, "llama")[:9]
+    sequences = [engine.open_sequence(shared=False) for _ in range(3)]
+    segments = [Segment(each, ids[at:], "last") for at, each in enumerate(sequences[:2])]
+    found = [*engine.compute(Batch(segments)), *engine.compute(Batch([Segment(sequences[2], ids[2:])]))]
+    assert all(isinstance(rows, DeviceArray) and rows.shape == (engine.config.vocab_size,) for rows in found)
+    (alone,) = engine.step(Batch([Segment(engine.open_sequence(shared=False), ids[2:])]))
+    np.testing.assert_array_equal(np.asarray(found[2]), alone)
+    assert isinstance(alone, np.ndarray)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -123,7 +123,7 @@ def test_segments_of_every_size_share_a_step(engine: Engine) -> None:
     assert same(found[0], alone(engine, [*IDS[300:309], 1, 2, 9]))  # type: ignore[arg-type]
     assert same(found[1], alone(engine, [*IDS[100:150], 8]))  # type: ignore[arg-type]
     kept = [rows.copy() for rows in found if rows is not None]
-    views = engine.step(Batch([Segment(sequences[3], [4]), Segment(sequences[1], [5])], copies=False))
+    views = engine.compute(Batch([Segment(sequences[3], [4]), Segment(sequences[1], [5])]))
     assert same(views[0], alone(engine, [*IDS[300:309], 1, 2, 9, 4]))  # type: ignore[arg-type]
     assert np.array_equal(found, kept), "copies outlive the next step"
 

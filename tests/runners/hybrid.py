@@ -23,7 +23,7 @@ from rlx.ir.node import Node
 from rlx.models.variants import EmbeddedRows
 from rlx.passes.capabilities import Layouts
 from rlx.profile import CompileProfile
-from rlx.sampling.choice import choose_rows
+from rlx.sampling.on_host import choose_rows
 from tests.single_sequence import SingleSequence
 
 Array = np.ndarray[Any, Any]
@@ -154,7 +154,7 @@ class Interpreted:
             self.inputs["positions"][0] += 1
         return found
 
-    def output(self, name: str, **env: int) -> Array:
+    def values(self, name: str, **env: int) -> Array:
         return self.logits if self.spec.returns == "all" else self.logits[-1:]
 
 
@@ -272,7 +272,7 @@ class InterpretedEngine(SingleSequence):
         self.model_runner.reserve(sequence, ids)
         try:
             *_, last = self.model_runner.pieces(sequence, ids)
-            return last[0]
+            return np.asarray(last)[0]
         finally:
             sequence.close()
 

@@ -17,7 +17,7 @@ from rlx.engine.request.request import Job, Request
 from rlx.engine.token_engine import ComputedAnew
 from rlx.errors import PoolFullError
 from rlx.sampling import SampleOpts, Sampler
-from rlx.sampling.choice import choose_rows
+from rlx.sampling.on_host import choose_rows
 
 VOCAB = 50
 
@@ -101,7 +101,7 @@ class ToyEngine:
         if used + more > self.room:
             raise PoolFullError("the pool is full", needed=more, available=self.room - used, total=self.room)
 
-    def step(self, batch: Any) -> list[Any]:
+    def compute(self, batch: Any) -> list[Any]:
         rows = [len(segment.tokens) for segment in batch.segments]
         assert max(rows) <= self.most_rows
         assert len({id(segment.sequence) for segment in batch.segments}) == len(rows)
@@ -114,7 +114,7 @@ class ToyEngine:
         for view in self.views:
             view[...] = np.nan  # as a real engine may overwrite them
         found = [self._segment(segment) for segment in batch.segments]
-        self.views = [] if batch.copies else [rows for rows in found if rows is not None]
+        self.views = [rows for rows in found if rows is not None]
         return found
 
     def _segment(self, segment: Any) -> Any:

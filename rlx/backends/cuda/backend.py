@@ -9,7 +9,6 @@ from typing import Any
 
 from rlx.backends.cuda import clocks, driver, layouts, packing, ptx, sass, target
 from rlx.backends.cuda.build import build_program
-from rlx.backends.cuda.chooser import choose_rows
 from rlx.backends.cuda.formats import CardFormats
 from rlx.backends.cuda.memory import CardMemory, CardSource
 from rlx.backends.cuda.program import CardCode, CardProgram, Stream
@@ -23,7 +22,6 @@ from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.passes.quantize import quantize
 from rlx.passes.report import SILENT, Log
-from rlx.sampling.choice import Choose
 from rlx.store.key import compiler_versions
 
 
@@ -86,9 +84,6 @@ class Cuda(Backend):
     def _packing(self, dtype: DType, builder: Builder) -> Callable[[], packing.Loaded]:
         """Begins to make the kernel that packs a type."""
         return packing.begun(partial(packing.kernel, builder, dtype, self._linked, self.card()))
-
-    def chooser(self, workers: Stream, builder: Builder) -> Choose:
-        return choose_rows
 
     def bandwidth(self, workers: Stream, nbytes: int) -> float:
         return clocks.copy_bandwidth(self.card(), nbytes)

@@ -13,17 +13,20 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rlx import env
+from rlx.backends.memory import Values
 from rlx.engine.loop.room import Room
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.model_runner import Batch, Segment
 from rlx.engine.request import record
-from rlx.engine.request.context import Logits, check_finite
+from rlx.engine.request.context import check_finite
 from rlx.engine.request.output import FinishReason
 from rlx.engine.request.request import AHEAD, QUIET, Job, Task
 from rlx.engine.threads import Notifier
 from rlx.errors import DeadlineError, PoolFullError
-from rlx.sampling.choice import Choice
+from rlx.sampling.choice import LIKELIEST, Choice
 from rlx.tracing import span
 
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
 Message = Job | Task | tuple[Job, ...]
 """New jobs or a task, or news of a known job: its consumer has taken tokens, or wants no more."""
+
+Rows = Values | list[Values]
+"""Rows of logits, where they lie."""
 
 BRIEF = 0.05  # seconds: callers compute turns themselves as long as turns take no longer
 
@@ -260,9 +266,10 @@ class Executor:
                 found |= drafts.propose_together(wanted)
         return {job: found[job.drafts] for job in jobs if job.drafts in found}
 
-    def _accept(self, found: Mapping[Job, Logits | None], segments: Mapping[Job, Segment]) -> None:
+    def _accept(self, found: Mapping[Job, Values | None], segments: Mapping[Job, Segment]) -> None:
         """Chooses a token from the first row of each job, then from the next one as long as the draft was right."""
-        logits = {job: rows if rows.ndim == 2 else rows[None] for job, rows in found.items() if rows is not None}
+        given = ((job, rows, segments[job].logits) for job, rows in found.items() if rows is not None)
+        logits = {job: rows if which == "all" else [rows] for job, rows, which in given}
         at = dict.fromkeys(logits, 0)  # the row that the next token comes from
         with span("choose a token", "loop"):
             while at:
@@ -277,36 +284,35 @@ class Executor:
                     elif self._verify(job, chosen[job], logits[job], i, segments[job]):
                         at[job] = i + 1
 
-    def _choose(self, rows: Mapping[Job, Logits]) -> dict[Job, int]:
+    def _choose(self, rows: Mapping[Job, Values]) -> dict[Job, int]:
         """A token from a row of logits of each job, all in one call of the device. Jobs that fail end."""
-        tokens, asked, choices = dict[Job, int](), list[Job](), list[Choice]()
+        tokens, choices = dict[Job, int](), dict[Job, Choice]()
         for job, row in rows.items():
             try:
                 if job.constraint is not None and job.is_forced():
-                    check_finite(row, job.place)
-                    tokens[job] = job.take_forced()
+                    choices[job] = LIKELIEST  # says whether the logits are finite
                 else:
                     banned = job.stop_ids if len(job.tokens) < job.request.min_tokens else ()
-                    choices.append(job.sampler.choice(len(row), banned))
-                    asked.append(job)
+                    choices[job] = job.sampler.choice(len(row), banned)
             except BaseException as error:
                 self.room.end(job, error, job.position)
         try:
-            found = self.engine.choose([rows[job] for job in asked], choices) if asked else ()
+            found = self.engine.choose([rows[job] for job in choices], [*choices.values()]) if choices else ()
         except BaseException as error:
-            for job in asked:
+            for job in choices:
                 self.room.end(job, error, job.position)
             return tokens
-        for job, chosen in zip(asked, found, strict=True):
+        for (job, choice), chosen in zip(choices.items(), found, strict=True):
             try:
                 if not chosen.is_finite:
-                    check_finite(rows[job], job.place)
-                tokens[job] = job.sampler.advance(chosen, rows[job])
+                    check_finite(np.asarray(rows[job]), job.place)
+                forced = choice is LIKELIEST
+                tokens[job] = job.take_forced() if forced else job.sampler.advance(chosen, rows[job])
             except BaseException as error:
                 self.room.end(job, error, job.position)
         return tokens
 
-    def _verify(self, job: Job, token: int, logits: Logits, at: int, segment: Segment) -> bool:
+    def _verify(self, job: Job, token: int, logits: Rows, at: int, segment: Segment) -> bool:
         """Adds a token chosen from one of several rows, or of a job with drafts or a grammar.
 
         Returns:
@@ -441,7 +447,7 @@ class Executor:
             self.scheduler.tasks.append(task)
         return True
 
-    def _compute(self, segments: dict[Job, Segment]) -> dict[Job, Logits | None]:
+    def _compute(self, segments: dict[Job, Segment]) -> dict[Job, Values | None]:
         """Computes the segments of jobs. Those for which the cache has no room are paused and missing in the result.
 
         An error that is not of one sequence ends the jobs of all of them.
@@ -449,7 +455,7 @@ class Executor:
         left = segments
         while left:
             try:
-                found = self.engine.step(Batch([*left.values()], copies=False))
+                found = self.engine.compute(Batch([*left.values()]))
             except PoolFullError as error:
                 if not self.room.make():
                     self.room.end(next(iter(left)), error)

@@ -18,8 +18,7 @@ from rlx.engine.kv.sequence import Sequence as Cached
 from rlx.engine.model_runner import Batch, Segment
 from rlx.engine.programs.programs import ProgramSpec
 from rlx.report.source import StepTimes
-from rlx.sampling.choice import Choice
-from rlx.sampling.options import SampleOpts
+from rlx.sampling.choice import LIKELIEST
 
 if TYPE_CHECKING:
     from rlx.engine.engine import Engine
@@ -94,14 +93,13 @@ class _Native(Observer):
 
 def _measured(engine: Engine, sequences: list[Cached], depth: int) -> BatchStep:
     rows, parts, native = len(sequences), list[tuple[float, float, float]](), _Native()
-    likeliest = [Choice(SampleOpts.greedy())] * rows
     ids = [(7907 * i) % engine.config.vocab_size for i in range(rows)]
 
     def run() -> float:
         start = time.perf_counter()
-        found = engine.step(Batch([Segment(s, [token]) for s, token in zip(sequences, ids, strict=True)], copies=False))
+        found = engine.compute(Batch([Segment(s, [token]) for s, token in zip(sequences, ids, strict=True)]))
         computed = time.perf_counter()
-        chosen = engine.choose([each for each in found if each is not None], likeliest)
+        chosen = engine.choose([each for each in found if each is not None], [LIKELIEST] * rows)
         end = time.perf_counter()
         ids[:] = [max(0, each.token) for each in chosen]
         parts.append((end - computed, computed - start - native.seconds, native.seconds))

@@ -16,7 +16,10 @@ from inspect import Parameter
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import numpy as np
+
 from rlx import grammar
+from rlx.backends.memory import Values
 from rlx.engine.kv.prefix import Keys
 from rlx.engine.kv.prompt_embeddings import keys_of
 from rlx.engine.request.context import Context, Logits, PromptLike
@@ -326,7 +329,7 @@ class Job:
     def _full(self) -> FinishReason:
         return FinishReason.LENGTH if self.limit == self.request.n_new else FinishReason.CONTEXT
 
-    def add(self, token: int, row: Logits | None = None) -> FinishReason | None:
+    def add(self, token: int, row: Values | None = None) -> FinishReason | None:
         """Adds a token, which the sampler has chosen or accepted, and a copy of its logits. The caller notifies.
 
         Returns:
@@ -342,7 +345,7 @@ class Job:
         if reason is not None:
             self.last = count, reason
         if row is not None and self.with_logits:
-            self.rows.append(row.copy())
+            self.rows.append(np.array(row))
         self.tokens.append(token)  # at the end: whoever sees the token finds its row, and that it is the last one
         return reason
 

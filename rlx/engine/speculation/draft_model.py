@@ -24,6 +24,7 @@ from rlx.engine.opening.setup import Plan, Setup, open_model, tokenizer_of
 from rlx.engine.programs.programs import expected_programs
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts, ModelHits
 from rlx.errors import ArgumentError, NumericalError, PoolFullError
+from rlx.sampling.choice import LIKELIEST
 from rlx.text import Tokenizer
 from rlx.text.tokenizer import TokenType
 from rlx.weights import WeightLoader, open_weights
@@ -129,7 +130,7 @@ class DraftModel:
                 rows = self._step(rows, found, wanted)
         except (PoolFullError, NumericalError):
             pass  # fewer drafts: the answer does not depend on them
-        return {each: [*takewhile(lambda token: token < self.ids, tokens)] for each, tokens in found.items()}
+        return {each: [*takewhile(lambda token: 0 <= token < self.ids, tokens)] for each, tokens in found.items()}
 
     def _step(
         self,
@@ -148,10 +149,12 @@ class DraftModel:
             Segment(each.sequence, tokens[:ROWS], "last" if len(tokens) <= ROWS else "none")
             for each, tokens in rows.items()
         ]
-        for each, logits in zip(rows, self.engine.step(Batch(segments, copies=False)), strict=True):
-            if logits is not None:
-                found[each].append(int(logits.argmax()))
-        return {each: found[each][-1:] for each in rows if 0 < len(found[each]) < wanted[each]}
+        computed = zip(rows, self.engine.compute(Batch(segments)), strict=True)
+        ends = {each: logits for each, logits in computed if logits is not None}
+        chosen = self.engine.choose([*ends.values()], [LIKELIEST] * len(ends)) if ends else ()
+        for each, (token, _, _) in zip(ends, chosen, strict=True):
+            found[each].append(token)
+        return {each: found[each][-1:] for each in ends if found[each][-1] >= 0 and len(found[each]) < wanted[each]}
 
 
 def _bytes(loader: WeightLoader) -> int:

@@ -1,4 +1,4 @@
-"""The choice of tokens beside a card: the tokens of the meaning, from few of the logits."""
+"""The choice of tokens by the host: the tokens of the meaning, from few of the logits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.backends.cuda.chooser import choose_rows
 from rlx.sampling.choice import UNIFORM, Changes, Choice, choose
+from rlx.sampling.on_host import choose_rows
 from rlx.sampling.options import SampleOpts
 
 OPTIONS: list[dict[str, Any]] = [

@@ -1,8 +1,8 @@
-"""The choice of tokens by the host, which looks at few of a row's logits.
+"""The choice of tokens by the host, for devices without a chooser of their own. It looks at few of a row's logits.
 
-With top-k, and without randomness, only tokens count that may be among the largest. Of some sets of tokens, those with
-the largest maxima have one each that is at least the least of these maxima: so tokens below this border are too small,
-unless a change raises them.
+Sampling stage, over `choice.py`. With top-k, and without randomness, only tokens count that may be among the largest.
+Of some sets of tokens, those with the largest maxima have one each that is at least the least of these maxima: so
+tokens below this border are too small, unless a change raises them.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
 
 from rlx.sampling.choice import Changes, Choice, Chosen, choose, masked
 
 _BLOCK = 64  # tokens of a set
 
 
-def choose_rows(rows: Sequence[NDArray[np.float32]], choices: Sequence[Choice]) -> list[Chosen]:
-    """As `rlx.sampling.choice.choose_rows`, to the bit."""
-    return [_chosen(row, choice) for row, choice in zip(rows, choices, strict=True)]
+def choose_rows(rows: Sequence[npt.ArrayLike], choices: Sequence[Choice]) -> list[Chosen]:
+    """See `rlx.sampling.choice.Choose`."""
+    return [_chosen(np.asarray(row), choice) for row, choice in zip(rows, choices, strict=True)]
 
 
-def _chosen(logits: NDArray[np.float32], choice: Choice) -> Chosen:
+def _chosen(logits: npt.NDArray[np.float32], choice: Choice) -> Chosen:
     opts, changes = choice.opts, choice.changes
     row = logits if choice.mask is None else masked(logits, choice.mask)
     if opts.is_greedy and not changes:
@@ -38,7 +38,7 @@ def _chosen(logits: NDArray[np.float32], choice: Choice) -> Chosen:
     return Chosen(int(ids[found.token]), bool(np.isfinite(logits).all()), found.surprise)
 
 
-def _useful(row: NDArray[np.float32], choice: Choice) -> NDArray[np.intp] | None:
+def _useful(row: npt.NDArray[np.float32], choice: Choice) -> npt.NDArray[np.intp] | None:
     """The tokens that may be chosen, ascending, if they are known to be few."""
     opts, changes = choice.opts, choice.changes
     count = 1 if opts.is_greedy else 0 if opts.mirostat or opts.top_n_sigma else opts.top_k
@@ -55,7 +55,7 @@ def _useful(row: NDArray[np.float32], choice: Choice) -> NDArray[np.intp] | None
     return ids.astype(np.intp)
 
 
-def _renumbered(changes: Changes, ids: NDArray[np.intp]) -> Changes:
+def _renumbered(changes: Changes, ids: npt.NDArray[np.intp]) -> Changes:
     """Changes of tokens that are named by their places among some, -1 for those that are not there."""
     places = np.minimum(np.searchsorted(ids, changes.ids), len(ids) - 1)
     return changes._replace(ids=np.where(ids[places] == changes.ids, places, -1).astype(np.int32))
