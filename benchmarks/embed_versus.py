@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Texts a second of embedding models: rlx beside torch, ONNX Runtime, OpenVINO and llama.cpp.
 
-    python benchmarks/embed_versus.py [--only bge-small] [--texts 1000] [--threads 2] [--rounds 3] [--type f32]
+    python benchmarks/embed_versus.py [--only bge-small] [--texts 1000] [--batch 32] [--threads 2] [--rounds 3]
 
 The script writes the models that it measures, with the shapes of bge-small, bge-m3 and Qwen3-Embedding-0.6B and random
 weights, into `--folder` (a temporary one by default): a safetensors folder in float32, and a GGUF file in `--type`.
@@ -9,8 +9,8 @@ Texts are random ids of 20 to 400 tokens, so tokenizers are not measured. All si
 fastest counts.
 
 - `rlx f32`: the folder, precision exact. `rlx TYPE`: the GGUF file, precision auto.
-- `rlx f32 padded`: the same texts, each made as long as the longest of the 32 beside it: what packing saves.
-- `torch`: the folder in transformers, batches of 32 texts of similar length, padded, as sentence-transformers computes.
+- `rlx f32 padded`: the same texts, each made as long as the longest of its batch: what packing saves.
+- `torch`: the folder in transformers, batches of texts of similar length, padded, as sentence-transformers computes.
 - `onnxruntime f32` and `int8`: torch's export, and that quantized dynamically; `openvino`: the same export.
 - `llama.cpp TYPE`: the GGUF file in llama-cpp-python, texts packed into batches of 2048 tokens.
 
@@ -39,7 +39,6 @@ from rlx.engine.request.context import Context
 from rlx.platform import cpu_count
 from rlx.weights.names import file_names
 
-BATCH = 32  # texts of a padded batch
 TYPES = {"f32": GGMLQuantizationType.F32, "f16": GGMLQuantizationType.F16, "q8_0": GGMLQuantizationType.Q8_0}
 Ids = list[list[int]]
 Run = Callable[[Ids], np.ndarray]
@@ -174,17 +173,17 @@ def ours(path: Path, precision: str, threads: int) -> Run:
     return lambda texts: runner.embed([Context(ids) for ids in texts])
 
 
-def batches(texts: Ids) -> Iterator[list[int]]:
-    """Numbers of texts of similar length, 32 at a time, the longest first."""
+def batches(texts: Ids, size: int) -> Iterator[list[int]]:
+    """Numbers of texts of similar length, `size` at a time, the longest first."""
     order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
-    yield from (order[at : at + BATCH] for at in range(0, len(order), BATCH))
+    yield from (order[at : at + size] for at in range(0, len(order), size))
 
 
-def padded(texts: Ids) -> Ids:
+def padded(texts: Ids, size: int) -> Ids:
     """Each text as long as the longest of its batch, in the order of a caller who does not sort."""
     found = []
-    for at in range(0, len(texts), BATCH):
-        part = texts[at : at + BATCH]
+    for at in range(0, len(texts), size):
+        part = texts[at : at + size]
         most = max(map(len, part))
         found += [[*ids, *[0] * (most - len(ids))] for ids in part]
     return found
@@ -200,10 +199,12 @@ def filled(texts: Ids, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     return ids, mask
 
 
-def over_batches(texts: Ids, hidden: Callable[[np.ndarray, np.ndarray], np.ndarray], last: bool) -> np.ndarray:
+def over_batches(
+    texts: Ids, hidden: Callable[[np.ndarray, np.ndarray], np.ndarray], last: bool, size: int
+) -> np.ndarray:
     """Vectors of length 1 by a function from a padded batch to its hidden states."""
     found: list[Any] = [None] * len(texts)
-    for numbers in batches(texts):
+    for numbers in batches(texts, size):
         ids, mask = filled(texts, numbers)
         rows = hidden(ids, mask)
         at = mask.sum(1) - 1 if last else np.zeros(len(numbers), int)
@@ -213,7 +214,7 @@ def over_batches(texts: Ids, hidden: Callable[[np.ndarray, np.ndarray], np.ndarr
     return stacked / np.linalg.norm(stacked, axis=1, keepdims=True)
 
 
-def with_torch(folder: Path, s: Shape, threads: int) -> tuple[Run, Any]:
+def with_torch(folder: Path, s: Shape, threads: int, size: int) -> tuple[Run, Any]:
     import torch
     from transformers import AutoModel
 
@@ -225,24 +226,32 @@ def with_torch(folder: Path, s: Shape, threads: int) -> tuple[Run, Any]:
             found = model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
         return np.asarray(found.last_hidden_state.numpy())
 
-    return (lambda texts: over_batches(texts, hidden, s.arch != "bert")), model
+    return (lambda texts: over_batches(texts, hidden, s.arch != "bert", size)), model
 
 
 def exported(model: Any, out: Path) -> Path:
     """Torch's export to ONNX."""
     import torch
 
+    class Hidden(torch.nn.Module):  # tracing passes arguments by position, and transformers takes them by name
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Any, mask: Any) -> Any:
+            return self.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+
     example = torch.ones((2, 8), dtype=torch.int64)
     axes = {0: "batch", 1: "tokens"}
     names = ["input_ids", "attention_mask"]
     torch.onnx.export(
-        model, (example, example), out, input_names=names, output_names=["hidden"], dynamo=False,
+        Hidden().eval(), (example, example), str(out), input_names=names, output_names=["hidden"], dynamo=False,
         dynamic_axes=dict.fromkeys((*names, "hidden"), axes), opset_version=17,
     )  # fmt: skip
     return out
 
 
-def with_onnx(path: Path, s: Shape, threads: int) -> Run:
+def with_onnx(path: Path, s: Shape, threads: int, size: int) -> Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -252,18 +261,18 @@ def with_onnx(path: Path, s: Shape, threads: int) -> Run:
     def hidden(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         return np.asarray(session.run(["hidden"], {"input_ids": ids, "attention_mask": mask})[0])
 
-    return lambda texts: over_batches(texts, hidden, s.arch != "bert")
+    return lambda texts: over_batches(texts, hidden, s.arch != "bert", size)
 
 
 def in_int8(path: Path) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     out = path.with_name("int8.onnx")
-    quantize_dynamic(path, out, weight_type=QuantType.QInt8)
+    quantize_dynamic(path, out, weight_type=QuantType.QInt8, use_external_data_format=True)
     return out
 
 
-def with_openvino(path: Path, s: Shape, threads: int) -> Run:
+def with_openvino(path: Path, s: Shape, threads: int, size: int) -> Run:
     import openvino
 
     hint = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
@@ -272,7 +281,7 @@ def with_openvino(path: Path, s: Shape, threads: int) -> Run:
     def hidden(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         return np.asarray(compiled({"input_ids": ids, "attention_mask": mask})["hidden"])
 
-    return lambda texts: over_batches(texts, hidden, s.arch != "bert")
+    return lambda texts: over_batches(texts, hidden, s.arch != "bert", size)
 
 
 def with_llama(path: Path, s: Shape, threads: int, rows: int = 2048, most: int = 64) -> Run:
@@ -321,21 +330,21 @@ def sides(folder: Path, s: Shape, args: argparse.Namespace) -> tuple[dict[str, R
     model: list[Any] = []
 
     def torch_side() -> Run:
-        run, loaded = with_torch(checkpoint, s, args.threads)
+        run, loaded = with_torch(checkpoint, s, args.threads, args.batch)
         model.append(exported(loaded, onnx))
         return run
 
     peers: dict[str, Callable[[], Run]] = {
         "torch": torch_side,
-        "onnxruntime f32": lambda: with_onnx(model[0], s, args.threads),
-        "onnxruntime int8": lambda: with_onnx(in_int8(model[0]), s, args.threads),
-        "openvino": lambda: with_openvino(model[0], s, args.threads),
+        "onnxruntime f32": lambda: with_onnx(model[0], s, args.threads, args.batch),
+        "onnxruntime int8": lambda: with_onnx(in_int8(model[0]), s, args.threads, args.batch),
+        "openvino": lambda: with_openvino(model[0], s, args.threads, args.batch),
         f"llama.cpp {args.type}": lambda: with_llama(gguf, s, args.threads),
     }
     for name, make in peers.items():
         try:
             found[name] = make()
-        except (ImportError, IndexError) as error:
+        except (ImportError, OSError, IndexError) as error:
             missing.append(f"{name} ({'no export' if isinstance(error, IndexError) else error})")
     return found, missing
 
@@ -347,7 +356,7 @@ def measure(name: str, s: Shape, args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         runs, missing = sides(Path(folder), s, args)
         inputs = dict.fromkeys(runs, texts)
-        runs["rlx f32 padded"], inputs["rlx f32 padded"] = runs["rlx f32"], padded(texts)
+        runs["rlx f32 padded"], inputs["rlx f32 padded"] = runs["rlx f32"], padded(texts, args.batch)
         first = {side: run(texts[:4]) for side, run in runs.items()}
         best = dict.fromkeys(runs, float("inf"))
         for _ in range(args.rounds):
@@ -355,7 +364,7 @@ def measure(name: str, s: Shape, args: argparse.Namespace) -> None:
                 start = time.perf_counter()
                 run(inputs[side])
                 best[side] = min(best[side], time.perf_counter() - start)
-    total, more = int(lengths.sum()), sum(map(len, padded(texts)))
+    total, more = int(lengths.sum()), sum(map(len, padded(texts, args.batch)))
     print(f"\n{name}: {args.texts} texts, {total} tokens ({more} padded), {args.threads} threads")
     for side, seconds in best.items():
         cosine = float(np.einsum("ij,ij->i", first[side], first["rlx f32"]).min())
@@ -372,6 +381,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=cpu_count())
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=32, help="texts of a padded batch")
     parser.add_argument("--type", choices=TYPES, default="q8_0")
     parser.add_argument("--folder", help="where models are written for a while")
     args = parser.parse_args()

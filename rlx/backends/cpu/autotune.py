@@ -26,7 +26,6 @@ from rlx import platform
 from rlx.backends.cpu import steps
 from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.kernels.linear.linear import macro_rows, together, units
-from rlx.backends.cpu.kernels.linear.stream import parts
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import BLOCK_ROWS, packed_bytes, q8a_quantize
 from rlx.backends.cpu.target import Target
@@ -226,7 +225,7 @@ class Bench:
         out = AlignedBuffer(4 * case.rows * case.n)
         extents = [case.n] if single else [case.rows, case.n]
         x, w = self._input(case).address, self._weights.address
-        at_once = parts(target, 1) if single else together(case.act, case.k, 1, target)
+        at_once = together(case.act, case.k, case.n, 1, target, single=single)
         size = grain(Units(count, together=at_once), {})
         words = np.array([x, w, out.address, *extents, count, size, 0], np.int64)
 

@@ -20,7 +20,7 @@ class Units:
 
     Attributes:
         busy: number of units that have work, if fewer than all; they are the first ones.
-        together: preferred number of units that a worker takes at once.
+        together: units that a worker takes at once, because fewer would take as long.
         ranges: most ranges that they are divided into.
     """
 

@@ -19,7 +19,7 @@ from rlx.backends.cpu.kernels.attention import split as split_kernels
 from rlx.backends.cpu.kernels.cache import kv
 from rlx.backends.cpu.kernels.delta import conv, delta
 from rlx.backends.cpu.kernels.experts import experts as experts_kernels
-from rlx.backends.cpu.kernels.linear import linear, pick, stream
+from rlx.backends.cpu.kernels.linear import linear, pick
 from rlx.backends.cpu.kernels.rows import (
     copy,
     custom,
@@ -80,10 +80,8 @@ def _linear(n: Node, target: Target) -> Call:
     kernel = linear.linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
     act, k, matrices = x.dtype.name, width(w), 2 if n["gated"] else 1
     again = linear.macro_rows(k, act, target)
-    streams = single and again is None
-    at_once = stream.parts(target, matrices) if streams else linear.together(act, k, matrices, target)
     count = Units(width(n), BLOCK_ROWS) if again is None else Units(rows(n), again, linear.units(width(n)))
-    count = replace(count, together=at_once)
+    count = replace(count, together=linear.together(act, k, width(n), matrices, target, single=single))
     return _call(n, kernel, count, *([] if single else [rows(n)]), width(n))
 
 
@@ -93,7 +91,13 @@ def _linear_of_heads(n: Node, target: Target) -> Call:
     make = partial(experts_kernels.expert_linear, x_slots=True, each=True, single=single)
     kernel = make(w.dtype, width(n), width(w), x.dtype.name, target, experts=heads, slots=heads)
     count = experts_kernels.units(width(n), experts=heads, slots=heads, single=single)
-    return _call(n, kernel, Units(count), *([] if single else [n.shape[0]]))
+    return _call(n, kernel, _expert_units(n, count, x, w, target, single=single), *([] if single else [n.shape[0]]))
+
+
+def _expert_units(n: Node, count: int, x: Node, w: Node, target: Target, *, single: bool, gated: bool = False) -> Units:
+    matrices = 2 if gated else 1
+    at_once = 1 if single else linear.together(x.dtype.name, width(w), width(n), matrices, target)
+    return Units(count, together=at_once)
 
 
 def _expert_linear(n: Node, target: Target) -> Call:
@@ -105,7 +109,8 @@ def _expert_linear(n: Node, target: Target) -> Call:
         w.dtype, width(n), width(w), x.dtype.name, target, experts=experts, slots=slots, **options
     )
     count = experts_kernels.units(width(n), experts=experts, slots=slots, single=single)
-    return _call(n, kernel, Units(count), *([] if single else [ids.shape[0]]))
+    units = _expert_units(n, count, x, w, target, single=single, gated=n["gated"] is not None)
+    return _call(n, kernel, units, *([] if single else [ids.shape[0]]))
 
 
 def _rms_norm(n: Node, target: Target) -> Call:

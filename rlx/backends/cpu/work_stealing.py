@@ -18,15 +18,13 @@ from rlx.ir import dims
 if TYPE_CHECKING:
     from rlx.backends.cpu.llvm_text import Text
 
-FEWEST = 16  # fewest ranges that remain when ranges are rounded up to `Units.together`
 SHARES = 8  # most shares of a call: an idle worker looks into each of them
 
 
 def grain(units: Units, bounds: dims.Bounds) -> int:
-    """Units per range: a multiple of `units.together` if enough ranges remain."""
-    most = units.most(bounds)
-    size = max(1, most // units.ranges)
-    return size if most < FEWEST * units.together else -(-size // units.together) * units.together
+    """Units per range: a multiple of `units.together`."""
+    size = max(1, units.most(bounds) // units.ranges)
+    return -(-size // units.together) * units.together
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.kernels.linear.linear import together
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.llvm_text import Text
@@ -20,6 +22,7 @@ from rlx.backends.cpu.work_stealing import (
     TAKE,
     WorkStealing,
     counter_bytes,
+    grain,
     stride,
 )
 from rlx.compiler.executable import compile
@@ -137,3 +140,18 @@ def test_any_number_of_workers_finds_the_same_bits(threads: int) -> None:
         expected = (both @ wide["w2"].T + both) @ wide["w3"].T + both
         assert np.abs(first - expected).max() <= CEILING * np.abs(expected).max()
         assert all(np.array_equal(exe(x=row)["y"], first) for _ in range(50))
+
+
+@pytest.mark.parametrize("n", (16, 256, 384, 4096))
+@pytest.mark.parametrize("act", ("f32", "q8a"))
+def test_ranges_of_several_rows_are_whole_groups_of_units(act: str, n: int) -> None:
+    """A group that a range cuts is computed twice: results of 384 took as long as 768."""
+    size = together(act, 512, n, 1, Target.host())
+    assert grain(Units(n, 16, together=size), {}) % size == 0
+
+
+def test_one_row_is_read_in_several_streams_if_enough_ranges_remain() -> None:
+    target = Target.host()
+    few, many = (together("q8a", 512, n, 1, target, single=True) for n in (256, 1 << 16))
+    assert few == 1 or target.has_bf16_tiles
+    assert many >= few

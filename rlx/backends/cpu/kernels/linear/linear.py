@@ -33,7 +33,7 @@ from rlx.backends.cpu.kernels.linear import narrow, unpack
 from rlx.backends.cpu.kernels.linear import tiles as linear_tiles
 from rlx.backends.cpu.kernels.linear.multiply import Rows, Shape, Sub, Sums
 from rlx.backends.cpu.kernels.linear.narrow import Narrow
-from rlx.backends.cpu.kernels.linear.stream import StreamWriter, most_integers
+from rlx.backends.cpu.kernels.linear.stream import StreamWriter, most_integers, parts
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, GROUPS, SUB
 from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
 from rlx.backends.cpu.target import Target
@@ -45,6 +45,7 @@ from rlx.ir.dtypes import BF16, F16, DType
 GATES = ("silu", "gelu_tanh", "gelu_erf")
 
 _FEW_ROWS = 32  # with fewer, tiles over codes prefetch a part of the next weights, and the hardware the rest
+_FEWEST_RANGES = 16  # of a call with one row, before a range is more than one unit for the sake of several streams
 _TERMS = 1 << 18  # most bytes of stack for the rows' terms: very wide layers have smaller macro tiles
 
 
@@ -53,12 +54,15 @@ def units(n: int) -> int:
     return -(-n // BLOCK_ROWS)
 
 
-def together(act: str, k: int, matrices: int, target: Target) -> int:
-    """Units that several rows are multiplied by at once, with 1 or 2 matrices. Fewer units take as long."""
+def together(act: str, k: int, n: int, matrices: int, target: Target, *, single: bool = False) -> int:
+    """Units that are computed at once, with 1 or 2 matrices. Fewer units take as long."""
     if linear_tiles.fits(act, k, target):
         return linear_tiles.BLOCKS // matrices
-    streams = act == "q8a" and target.tuning.unpack_from_int8 > target.tuning.macro_rows_int8
-    return 1 if streams else max(1, _blocks(target) // matrices)
+    if single:  # memory is read faster in several streams, but workers without a range would not read at all
+        streams = parts(target, matrices)
+        return streams if units(n) >= _FEWEST_RANGES * streams else 1
+    streams_rows = act == "q8a" and target.tuning.unpack_from_int8 > target.tuning.macro_rows_int8
+    return 1 if streams_rows else max(1, _blocks(target) // matrices)
 
 
 def _blocks(target: Target) -> int:
