@@ -45,7 +45,8 @@ FILES: dict[str, tuple[str, str]] = {
 
 #: The same of encoders.
 ENCODER_FILES: dict[str, tuple[str, str]] = {
-    "bert": ("bert nomic-bert", "bert roberta xlm-roberta camembert nomic_bert"),
+    "bert": ("bert", "bert roberta xlm-roberta camembert"),
+    "nomic_bert": ("nomic-bert", "nomic_bert"),
     "modernbert": ("modern-bert", "modernbert"),
 }
 #: GGUF architectures of decoders whose attention was opened in both directions -> the decoder.
