@@ -90,7 +90,7 @@ def _linear_of_heads(n: Node, target: Target) -> Call:
     (x, w), heads, single = n.inputs, static(n.inputs[1], 0), n.shape[0] == 1
     make = partial(experts_kernels.expert_linear, x_slots=True, each=True, single=single)
     kernel = make(w.dtype, width(n), width(w), x.dtype.name, target, experts=heads, slots=heads)
-    count = experts_kernels.units(width(n), experts=heads, slots=heads, single=single)
+    count = experts_kernels.units(w.dtype, width(n), width(w), experts=heads, slots=heads, single=single)
     return _call(n, kernel, _expert_units(n, count, x, w, target, single=single), *([] if single else [n.shape[0]]))
 
 
@@ -108,7 +108,7 @@ def _expert_linear(n: Node, target: Target) -> Call:
     kernel = experts_kernels.expert_linear(
         w.dtype, width(n), width(w), x.dtype.name, target, experts=experts, slots=slots, **options
     )
-    count = experts_kernels.units(width(n), experts=experts, slots=slots, single=single)
+    count = experts_kernels.units(w.dtype, width(n), width(w), experts=experts, slots=slots, single=single)
     units = _expert_units(n, count, x, w, target, single=single, gated=n["gated"] is not None)
     return _call(n, kernel, units, *([] if single else [ids.shape[0]]))
 

@@ -53,14 +53,14 @@ def check(
     ids = chosen(rows, slots)
     operands = [x, aligned(ids), *matrices]
     options: dict[str, Any] = {"experts": EXPERTS, "slots": slots, "x_slots": x_slots, "gated": gated}
-    out = call(expert_linear(dtype, n, k, "bf16", target, **options), target, operands, (rows, slots, n))
+    out = call(expert_linear(dtype, n, k, "bf16", target, **options), target, operands, (rows, slots, n), (dtype, k))
     sums = [meaning.expert_linear([abs(x_values), ids, abs(v)], {"gated": None}, {}) for v in values]
     want = meaning.expert_linear([x_values, ids, *values], {"gated": gated}, {})
     most = 2 * ceiling(dtype) * sums[0] * sums[1] + 1e-30 if gated else ceiling(dtype) * sums[0]
     assert (np.abs(out - want) <= most).all(), (np.abs(out - want) / most).max()
     if rows == 1:
         kernel = expert_linear(dtype, n, k, "bf16", target, single=True, **options)
-        np.testing.assert_array_equal(call(kernel, target, operands, (rows, slots, n)), out)
+        np.testing.assert_array_equal(call(kernel, target, operands, (rows, slots, n), (dtype, k)), out)
 
 
 # Weights become bf16, and gates are computed, as in `linear_tiles.py`, which is tested for every type and gate.
@@ -91,7 +91,7 @@ def test_bits_are_those_of_a_linear_of_the_expert(dtype: DType, k: int, gated: s
     x, _ = inputs("bf16", (len(ids), k))
     kernel = expert_linear(dtype, n, k, "bf16", target, experts=len(counts), slots=slots, x_slots=True, gated=gated)
     shape = (len(ids) // slots, slots, n)
-    out = call(kernel, target, [x, aligned(ids), *matrices], shape, len(counts)).reshape(-1, n)
+    out = call(kernel, target, [x, aligned(ids), *matrices], shape, (dtype, k), len(counts)).reshape(-1, n)
     alone = linear(dtype, n, k, "bf16", target, gated=gated)
     for expert, rows in enumerate(counts):
         blocks = [aligned(m.reshape(len(counts), -1)[expert]) for m in matrices]
@@ -111,8 +111,8 @@ def test_bits_do_not_depend_on_the_split(dtype: DType, k: int, gated: str | None
     x, _ = inputs("bf16", (rows, k))
     operands = [x, aligned(chosen(rows, slots)), *matrices]
     kernel = expert_linear(dtype, n, k, "bf16", target, **sizes, gated=gated, single=rows == 1)
-    whole = call(kernel, target, operands, (rows, slots, n))
-    end, extents = units(n, **sizes, single=rows == 1), {} if rows == 1 else {"rows": rows}
+    whole = call(kernel, target, operands, (rows, slots, n), (dtype, k))
+    end, extents = units(dtype, n, k, **sizes, single=rows == 1), {} if rows == 1 else {"rows": rows}
     split = np.zeros_like(whole)
     for first, last in reversed(list(pairwise([0, 1, 4, 4, 11, 12, 14, 24, 26, 63, end - 1, end]))):
         run(kernel, target, *operands, split, begin=first, end=last, **extents)

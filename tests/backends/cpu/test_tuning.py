@@ -79,7 +79,7 @@ def test_experts_too(target: Target) -> None:
     for tuning in (target.tuning, TUNINGS[0]):
         chosen, out = replace(target, tuned=tuning), np.zeros((rows, 2, N), np.float32)
         kernel = experts.expert_linear(Q8_0, N, K, "q8a", chosen, experts=count, slots=2)
-        run(kernel, chosen, x, ids, stack, out, end=experts.units(N, experts=count, slots=2), rows=rows)
+        run(kernel, chosen, x, ids, stack, out, end=experts.units(Q8_0, N, K, experts=count, slots=2), rows=rows)
         results.append(out)
     assert results[0].any()
     np.testing.assert_array_equal(results[1].view(np.uint32), results[0].view(np.uint32))

@@ -16,16 +16,16 @@ from rlx.backends.cpu.kernels.experts.tiles import ExpertTiles
 from rlx.backends.cpu.kernels.linear import linear
 from rlx.backends.cpu.kernels.linear import tiles as linear_tiles
 from rlx.backends.cpu.kernels.linear.multiply import Rows, Shape
-from rlx.backends.cpu.layouts import BLOCK_ROWS
+from rlx.backends.cpu.layouts import BLOCK_ROWS, packed_bytes
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import POINTER, Emitter
 from rlx.errors import CompileError
 from rlx.ir.dtypes import DType
 
 
-def units(n: int, *, experts: int, slots: int, single: bool = False) -> int:
+def units(dtype: DType, n: int, k: int, *, experts: int, slots: int, single: bool = False) -> int:
     """Number of work units of `expert_linear` with the same options."""
-    return Experts(experts, n, slots).units(single=single)
+    return Experts(experts, n, slots, packed_bytes(dtype, BLOCK_ROWS, k)).units(single=single)
 
 
 @once
@@ -67,7 +67,7 @@ def expert_linear(
     ragged, signed = n % BLOCK_ROWS > 0, target.isa.signed_codes
     shape = Shape(dtype, k, act, False, False, gated, ragged=ragged, single=single, signed=signed)
     e = Emitter(target, ["x", *["ids"] * (not each), *shape.weights, "out"], [] if single else ["rows"])
-    used = Experts(experts, n, slots, x_slots, each)
+    used = Experts(experts, n, slots, shape.block_bytes, x_slots, each)
     (ExpertTiles if tiles else _ExpertVectors)(e, shape, used).write()
     return e.finish(f"experts_{dtype}_{act}", _outline(shape, used))
 

@@ -5,7 +5,7 @@ With one row, as in decode, a unit is 16 results of one slot. The kernel reads o
     for slot that has units in begin .. end:
         multiply the row by those blocks of its expert
 
-With more rows, a unit is 16 results of one expert for all rows that chose it. About 16 units of one expert form a
+With more rows, a unit is 16 results of one expert for all rows that chose it. Some units of one expert form a
 stretch. Stretches are ordered by their number first and by expert second. The number of rows differs between experts,
 so this order mixes many experts in each range of units and balances the load.
 
@@ -27,7 +27,8 @@ from rlx.backends.cpu.kernels.linear.results import ResultWriter
 from rlx.backends.cpu.layouts import row_blocks
 from rlx.backends.cpu.tiles import I1, I16, I32, I64, LANES
 
-_STRETCH = 16  # most units of a stretch: enough that the search for an expert's rows takes little of the time
+_UNITS = 16  # of a stretch, at most: enough that the search for an expert's rows takes little of the time
+_BYTES = 1 << 16  # or as many units as have so many bytes of weights: memory reads short stretches slowly
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Experts:
         count: number of experts.
         n: results per expert and row.
         slots: experts per row.
+        unit_bytes: weights of 16 results.
         x_slots: whether each slot has its own row of activations.
         each: slot i is always of expert i, so there are no ids.
     """
@@ -45,6 +47,7 @@ class Experts:
     count: int
     n: int
     slots: int
+    unit_bytes: int
     x_slots: bool = False
     each: bool = False
 
@@ -56,7 +59,8 @@ class Experts:
     @property
     def stretch(self) -> int:
         """Units of a stretch. All stretches are equal; the last one of an expert may have units without work."""
-        return -(-self.blocks // -(-self.blocks // _STRETCH))
+        most = max(_UNITS, _BYTES // self.unit_bytes)
+        return -(-self.blocks // -(-self.blocks // most))
 
     def units(self, *, single: bool) -> int:
         """Number of work units, for a single row or for any number of rows."""
