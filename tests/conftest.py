@@ -110,11 +110,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     lend_thread(to_browser="browser" in getattr(item, "fixturenames", ()))
 
 
-def pytest_collection_finish() -> None:
-    """What is loaded stays: the collector need not look at it again and again while kernels are written."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is loaded stays: the collector need not look at it again and again, now and while kernels are written."""
+    gc.disable()
+    yield
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heapreplace
 
 import pytest
 
@@ -19,8 +20,17 @@ def chosen(cases: Sequence[Sequence[object]]) -> list[int]:
         return list(range(len(cases)))  # each shows something of its own
     shown = [set(enumerate(case)) for case in cases]
     left, found, often = set[object]().union(*shown), list[int](), Counter[object]()
-    while left:
-        best = max(range(len(cases)), key=lambda at: (len(shown[at] & left), -sum(often[each] for each in shown[at])))
+
+    def rank(at: int) -> tuple[int, int, int]:
+        return -len(shown[at] & left), sum(often[each] for each in shown[at]), at
+
+    queue = [rank(at) for at in range(len(cases))]
+    heapify(queue)
+    while left:  # what a case shows only becomes less: where the first one's rank still holds, it is the best
+        if (now := rank(queue[0][-1])) != queue[0]:
+            heapreplace(queue, now)
+            continue
+        best = heappop(queue)[-1]
         found.append(best)
         left -= shown[best]
         often.update(shown[best])

@@ -4,9 +4,7 @@ transformers and llama.cpp; the engine's ways to one position are held to each o
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu.target import Target
-from rlx.errors import PromptError, TargetError
-from rlx.passes.options import FUSIONS
+from rlx.errors import PromptError
 from rlx.store.cache import CompileCache
 from rlx.store.store import Store, default_root
 from tests.single_sequence import SingleEngine
@@ -27,7 +23,6 @@ LADDER = {"buckets": {"seq": [1, 4, 16]}}  # small, so that a prompt of 48 runs 
 PAIR = {"buckets": {"seq": [1, 32]}}
 GOLDEN = 2e-4  # of the largest logit: what exact precision may differ from transformers
 SAME = 1e-6  # the same number by another way
-FAMILIES = {"llama": "generic", "qwen2": "avx2", "qwen3": "avx512", "gemma3": "native"}
 
 
 def slow(value: str) -> Any:
@@ -118,19 +113,6 @@ def test_the_context_may_be_filled_to_the_last_position_and_no_further(engine: S
 # ---------------------------------------------------------------------------------------------------- sessions
 
 
-@pytest.mark.parametrize("keep", [0, 1, 15, 16, 17, 30])
-def test_trimming_and_going_on_equals_a_fresh_start(
-    engine: SingleEngine, tokens: list[int], expected: dict[str, Array], keep: int
-) -> None:
-    engine.forward(tokens[:30])
-    engine.forward([7] * 10)
-    engine.trim(keep)
-    assert engine.past == keep
-    rest = engine.forward(tokens[keep:], all_rows=True)
-    assert error(rest, expected["logits"][keep:]) <= GOLDEN
-    assert error(rest[-1], rows_of(engine, tokens, [48], all_rows=False)) <= SAME
-
-
 def test_what_was_in_the_cache_before_does_not_matter(engine: SingleEngine, tokens: list[int]) -> None:
     """Positions beyond the session are never read, whatever lies there: NaN times a weight of 0 would be NaN."""
     whole = rows_of(engine, tokens[:30], [30])
@@ -144,31 +126,6 @@ def test_what_was_in_the_cache_before_does_not_matter(engine: SingleEngine, toke
 
 
 # ---------------------------------------------------------------------------------------------------- machines
-
-
-def has(level: str) -> bool:
-    try:
-        return bool(Target.host(level))
-    except TargetError:
-        return False
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_level_agrees_with_transformers(goldens: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One family a level, all positions at once and one by one."""
-    level = FAMILIES[family]
-    if not has(level):
-        pytest.skip(f"this machine has no {level}")
-    monkeypatch.setenv("RLX_TARGET", level)
-    expected = golden(goldens, family)
-    tokens = expected["tokens"].tolist()
-    kept = expected["positions"]
-    path = goldens / family / "model-f16.gguf"
-    with rlx.auto_runner(path, max_seq=96, precision="exact", profile=PAIR) as runner:
-        assert runner.stats()["target"] == (level if level != "native" else Target.host("native").level)
-        assert error(runner.predict_logits(tokens, all_positions=True)[kept], expected["logits"]) <= GOLDEN
-        rows = [runner.prefill_logits(tokens[:1]), *map(runner.decode_logits, tokens[1:])]
-        assert error(np.stack(rows)[kept], expected["logits"]) <= GOLDEN
 
 
 @pytest.mark.parametrize("model", ["gemma3", "demo"])
@@ -187,7 +144,7 @@ def test_threads_give_the_same_bits(goldens: Path, demo_model: Path, tokens: lis
 
 
 # Largest error against an f32 cache, as a share of the largest logit; docs/caches.md has the measured ones.
-KV_CEILINGS = {"f32": 0.0, "f16": 1e-3, "bf16": 8e-3, "q8_0": 2e-2, "q4_0": 0.5}
+KV_CEILINGS = {"f32": 0.0, "f16": 1e-3, "q4_0": 0.5}
 
 
 def test_kv_types_stay_within_their_errors(goldens: Path) -> None:
@@ -204,34 +161,9 @@ def test_kv_types_stay_within_their_errors(goldens: Path) -> None:
     assert error(*from_16th(found["f32"], expected)) <= GOLDEN
     for dtype, ceiling in KV_CEILINGS.items():
         assert error(found[dtype], found["f32"]) <= ceiling
-    errors = [error(found[dtype], found["f32"]) for dtype in ("q4_0", "q8_0", "f16", "f32")]
+    errors = [error(found[dtype], found["f32"]) for dtype in ("q4_0", "f16", "f32")]
     assert errors == sorted(set(errors), reverse=True), "they are no f32 in disguise"
-    assert error(found["bf16"], found["f32"]) > error(found["f16"], found["f32"])
-    assert sizes["f16"] == sizes["bf16"] == sizes["f32"] // 2
-    assert [sizes["f32"] * bits // 32 for bits in (8.5, 4.5)] == [sizes["q8_0"], sizes["q4_0"]]
-
-
-# ---------------------------------------------------------------------------------------------------- profiles
-
-
-def records(path: Path, profile: Any = None, **options: Any) -> dict[tuple[int, int], Any]:
-    with rlx.auto_runner(path, profile=profile, load=False, **options) as runner:
-        return {record.bucket: record for record in runner.compile()}
-
-
-def test_fusions_change_kernels_and_not_the_result(goldens: Path) -> None:
-    expected = golden(goldens, "qwen3")
-    tokens = expected["tokens"].tolist()
-    path = goldens / "qwen3" / "model-f16.gguf"
-    plain = {**PAIR, "fusion": dict.fromkeys(FUSIONS, False)}
-    fused = records(path, PAIR, precision="exact")
-    with rlx.auto_runner(path, max_seq=96, precision="exact", profile=plain) as runner:
-        for bucket in ((1, 1), (2, 32)):
-            alone = {record.bucket: record for record in runner.compile()}[bucket]
-            assert alone.digest != fused[bucket].digest
-            assert alone.kernels != fused[bucket].kernels
-        rows = [runner.prefill_logits(tokens[:16]), *map(runner.decode_logits, tokens[16:])]
-    assert error(*from_16th(np.stack(rows), expected)) <= GOLDEN
+    assert [sizes["f32"] * bits // 32 for bits in (16, 4.5)] == [sizes["f16"], sizes["q4_0"]]
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen35", slow("gemma4-k256")])
@@ -296,27 +228,3 @@ def test_a_cache_of_one_program_works(goldens: Path, expected: dict[str, Array])
         assert error(runner.predict_logits(tokens), expected["logits"][-1]) <= GOLDEN
 
 
-# ---------------------------------------------------------------------------------------------------- threads
-
-
-def test_threads_share_a_runner(goldens: Path, expected: dict[str, Array]) -> None:
-    """While one waits in its callback, others generate, stream, read logits and reset the session."""
-    tokens, path = expected["tokens"].tolist(), goldens / "gemma3" / "model-f16.gguf"
-    greedy, inside, checked = expected["greedy"].tolist(), threading.Event(), threading.Event()
-
-    def pause(token: int) -> None:
-        inside.set()
-        assert checked.wait(60)
-
-    with rlx.auto_runner(path, max_seq=96, precision="exact", profile=LADDER) as runner, ThreadPoolExecutor(5) as pool:
-        generating = pool.submit(runner.generate, tokens, 9, pause, stop_at_eog=False)
-        assert inside.wait(60)
-        others = [pool.submit(runner.generate, tokens, count, stop_at_eog=False) for count in (4, 7)]
-        stream = runner.stream(tokens, 4, stop_at_eog=False)
-        assert [next(stream).token for _ in range(3)] == greedy[:3]
-        assert error(runner.predict_logits(tokens), expected["logits"][-1]) <= GOLDEN
-        runner.reset()
-        assert [other.result() for other in others] == [greedy[:4], greedy[:7]]
-        checked.set()
-        assert generating.result() == greedy[:9]
-        assert next(stream).token == greedy[3]

@@ -60,13 +60,6 @@ def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> N
 
 
 @pytest.mark.parametrize(("family", "file"), CASES)
-def test_prefill_in_one_go(family: str, file: str) -> None:
-    expected = golden(family)
-    found = session(load(family, file)).feed(expected["tokens"])
-    assert_close(found[expected["positions"]], expected["logits"], TOLERANCE.get(family, 1e-5))
-
-
-@pytest.mark.parametrize(("family", "file"), CASES)
 def test_prefill_in_chunks_then_decode(family: str, file: str) -> None:
     """Chunks of uneven size, one of a single token; then the tokens that transformers chose, one by one."""
     expected, tolerance = golden(family), TOLERANCE.get(family, 1e-5)

@@ -77,16 +77,6 @@ def test_float_files_compute_what_transformers_does(goldens: Path, family: str, 
         assert runner.generate(tokens, 9, lambda t: (seen.append(t), len(seen) < 3)[1]) == seen == greedy[:3]
 
 
-@pytest.mark.parametrize(("family", "file"), [("qwen35moe", "model-f16.gguf"), ("gemma4-moe", "hf")])
-def test_every_row_at_once(goldens: Path, family: str, file: str) -> None:
-    """By default, too, and with caches of 16 bits, it comes close."""
-    expected = golden(goldens / family)
-    tokens, at = expected["tokens"].tolist(), expected["positions"]
-    with opened(goldens / family / file, kv_dtype="f16") as runner:
-        found = runner.predict_logits(tokens, all_positions=True)[at]
-        assert TOLERANCE < error(found, expected["logits"]) < 5e-3
-
-
 @pytest.mark.parametrize(("family", "quant", "kind"), QUANTIZED)
 def test_quantized_files_in_both_precisions(goldens: Path, family: str, quant: str, kind: type) -> None:
     """Exact arithmetic is that of llama.cpp on dequantized weights; with 8-bit activations the error is no larger than

@@ -207,7 +207,7 @@ def test_a_request_id_is_kept_or_made(server: Any) -> None:
 # ------------------------------------------------------------------------------------------------ clients that go away
 
 
-def test_200_cancelled_requests_and_then_an_answer(server: Any, idle: Any) -> None:
+def test_60_cancelled_requests_and_then_an_answer(server: Any, idle: Any) -> None:
     """Of all kinds: streams and whole answers, running and queued ones."""
 
     async def one(client: httpx.AsyncClient, i: int) -> None:
@@ -221,7 +221,7 @@ def test_200_cancelled_requests_and_then_an_answer(server: Any, idle: Any) -> No
     async def main() -> None:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=HANGS, limits=limits) as client:
-            await asyncio.gather(*(one(client, i) for i in range(200)))
+            await asyncio.gather(*(one(client, i) for i in range(60)))
 
     asyncio.run(main())
     assert server.post(CHAT, **SHORT).status_code == 200
@@ -240,21 +240,6 @@ def test_a_client_that_goes_away_frees_its_slot(server: Any, idle: Any, stream: 
     after = server.model.runner.stats()["requests"]
     assert after["requests"] == requests["requests"] + 1
     assert after["tokens"] - requests["tokens"] < LONG["max_tokens"], "it was computed to the end"
-
-
-def test_one_that_goes_away_while_it_waits(server: Any, idle: Any, make: Make) -> None:
-    idle(server)
-    scheduler = server.model.runner._loop.scheduler
-    before, scheduler.slots = scheduler.slots, 1
-    try:
-        with streaming(make()):
-            connection = sent(server.url, LONG)
-            assert until(lambda: server.model.runner.stats()["requests"]["queue"] == 1)
-            connection.close()
-            assert until(lambda: server.model.runner.stats()["requests"]["queue"] == 0)
-    finally:
-        scheduler.slots = before
-    idle(server)
 
 
 def test_a_slow_reader_holds_little_and_is_cut(server: Any, serve: Any, idle: Any) -> None:

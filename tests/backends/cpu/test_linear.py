@@ -179,23 +179,36 @@ def test_more_rows_than_a_macro_tile_of_floats(target: Target) -> None:
     check(F16, 33, 66, "f32", target, (143, 145, 300))
 
 
-@pytest.mark.parametrize("dtype", [Q8_0, Q4_K, Q6_K, IQ2_S, NVFP4], ids=str)
-def test_sums_in_the_bits_of_floats_round_like_converted_ones(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+SUMS = (Q8_0, Q4_K, Q6_K, IQ2_S, NVFP4)
+WIDE = [t for t in DOT_TARGETS if t.vectors in ("avx2", "avx512")]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target"),
+    [
+        (dtype, target)
+        for i, dtype in enumerate(SUMS)
+        for target in (WIDE if dtype is Q4_K else (WIDE * len(SUMS))[i : i + 1])
+    ],
+    ids=lambda v: name(v) if isinstance(v, Target) else str(v),
+)
+def test_sums_in_the_bits_of_floats_round_like_converted_ones(
+    dtype: DType, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q4_K on every target, the others on one in turn."""
     found, rows, n, k = [], 7, 33, 256
     x, _ = activations("q8a", rows, k)
-    for target in [t for t in DOT_TARGETS if t.vectors in ("avx2", "avx512")]:
-        packed, _ = weights(dtype, n, k, target=target)
-        for _ in ("from the origin", "converted"):
-            kernel = linear.__wrapped__(dtype, n, k, "q8a", target)  # type: ignore[attr-defined]
-            out = np.zeros((rows, n), np.float32)
-            run(kernel, target, x, packed, out, end=units(n), rows=rows, n=n)
-            found.append((kernel.symbol, out))
-            monkeypatch.setattr(Multiplier, "origin", 0)
-        monkeypatch.undo()
-        (symbol, mine), (other, theirs) = found[-2:]
-        assert symbol != other
-        assert theirs.any()
-        np.testing.assert_array_equal(mine.view(np.uint32), theirs.view(np.uint32))
+    packed, _ = weights(dtype, n, k, target=target)
+    for _ in ("from the origin", "converted"):
+        kernel = linear.__wrapped__(dtype, n, k, "q8a", target)  # type: ignore[attr-defined]
+        out = np.zeros((rows, n), np.float32)
+        run(kernel, target, x, packed, out, end=units(n), rows=rows, n=n)
+        found.append((kernel.symbol, out))
+        monkeypatch.setattr(Multiplier, "origin", 0)
+    (symbol, mine), (other, theirs) = found
+    assert symbol != other
+    assert theirs.any()
+    np.testing.assert_array_equal(mine.view(np.uint32), theirs.view(np.uint32))
 
 
 @pytest.mark.parametrize("target", DOT_TARGETS, ids=name)
@@ -309,8 +322,8 @@ def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, tar
 
 @pytest.mark.parametrize(
     ("dtype", "act", "gated", "target"),
-    [(dtype, "q8a", None, t) for t in DOT_TARGETS for dtype in (Q4_K, Q6_K)]
-    + [(Q5_K, "q8a", "silu", t) for t in DOT_TARGETS]
+    [(Q4_K, "q8a", None, t) for t in DOT_TARGETS]
+    + [(dtype, "q8a", gate, t) for dtype, gate in ((Q6_K, None), (Q5_K, "silu")) for t in widest_and_another(1)]
     + [(F16, "f32", gate, t) for t in LEVELS for gate in (None, "silu")]
     + [(BF16, "bf16", gate, t) for t in BF16_TARGETS for gate in (None, "silu")],
     ids=lambda v: name(v) if isinstance(v, Target) else str(v),
