@@ -34,7 +34,7 @@ from rlx.export.model import ExportModel, ExportTensor, Progress, check_output, 
 from rlx.export.quantize import FILE_TYPES, FileType, file_type, is_kept, kept_type, tensor_types
 from rlx.export.quantizers import Quantizer
 from rlx.export.tower import tower_config, tower_from_hf
-from rlx.ir.dtypes import BF16, F16, F32, DType
+from rlx.ir.dtypes import BF16, F16, F32, MXFP4, DType
 from rlx.models import from_hf
 from rlx.models.builder import expected_shapes
 from rlx.models.shapes import SHAPES, Shape, metadata, rope_freqs, tensors
@@ -48,6 +48,7 @@ from rlx.weights.safetensors import read_config
 DEFAULT_TYPE = "Q4_K_M"  # file type for a shape: the one that most people download
 _CHECKPOINTS = {"float32": F32, "float16": F16, "bfloat16": BF16}
 _ROPE = "rope_freqs.weight"
+_MXFP4_MOE = 38  # the type of a file whose experts are in MXFP4
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class Converted:
     Attributes:
         path: the file.
         arch: `general.architecture`.
-        type: the type of most numbers in it: F32, F16 or BF16.
+        type: the type of most numbers in it: F32, F16, BF16 or MXFP4.
         nbytes: its size.
         tensors: (name, type in the checkpoint, type in the file) of each tensor, in the order of the file.
         left_out: names in the checkpoint of tensors that belong to neither the language model nor its vision tower.
@@ -285,9 +286,9 @@ def _write(
     path: Path, model: ExportModel, *, wanted: DType | None, encoder: Quantizer, progress: Progress | None
 ) -> Converted:
     types = [file_dtype(tensor, wanted) for tensor in model.tensors]
-    name = _most(model.tensors, types) if wanted is None else wanted.name.upper()
+    name = "MXFP4" if MXFP4 in types else _most(model.tensors, types) if wanted is None else wanted.name.upper()
     plan = [encoder.planned(t, dtype) for t, dtype in zip(model.tensors, types, strict=True)]
-    nbytes = write_gguf(path, model, plan, FILE_TYPES[name].ggml, progress)
+    nbytes = write_gguf(path, model, plan, FILE_TYPES[name].ggml if name in FILE_TYPES else _MXFP4_MOE, progress)
     tensors = tuple((t.name, t.dtype, dtype) for t, dtype in zip(model.tensors, types, strict=True))
     return Converted(path, model.arch, name, nbytes, tensors, model.left_out)
 
@@ -328,9 +329,14 @@ def _target(name: str) -> DType | None:
 
 
 def file_dtype(tensor: ExportTensor, wanted: DType | None) -> DType:
-    """The type of a tensor in the file: float32 for norms and other small ones, else `wanted` or its own."""
+    """The type of a tensor in the file: float32 for norms and other small ones, else `wanted` or its own.
+
+    Experts in MXFP4 stay as they are, because 16 bits would only make them larger.
+    """
     if kept_type(replace(tensor, dtype=F16)) is F32:
         return F32
+    if tensor.dtype is MXFP4 and wanted is not F32:
+        return MXFP4
     chosen = wanted or (tensor.dtype if tensor.dtype in TYPES.values() else BF16)
     return tensor.instead.get(chosen, chosen)
 

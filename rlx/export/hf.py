@@ -7,20 +7,34 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
 
 from rlx.export.hf_config import GgufType, Metadata, TextConfig, metadata_from_config
-from rlx.export.hf_tensors import changes, check_tensors, export_tensor, in_layer, rope_tensors
+from rlx.export.hf_encoder import as_ranker, encoder_metadata, encoder_tensors, is_qwen3_reranker, pooling_metadata
+from rlx.export.hf_tensors import (
+    Change,
+    changes,
+    check_tensors,
+    differs_by_layer,
+    export_tensor,
+    in_layer,
+    rope_tensors,
+)
 from rlx.export.hf_tokenizer import tokenizer_metadata
 from rlx.export.model import ExportModel, ExportTensor, model_from_gguf
+from rlx.ir.dtypes import F32
+from rlx.models import build, views
+from rlx.models.encoders import encoder_config
+from rlx.models.keys import Keys
 from rlx.weights import ModelWeights, WeightLoader, open_weights
 from rlx.weights.gguf import GgufFile
 from rlx.weights.prediction import WithPrediction, predicting_blocks
 from rlx.weights.recommended import gguf_keys, recommended
+from rlx.weights.sentence_modules import WithDense, sentence_modules
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _EXPERTS = "_exps.weight"
@@ -44,7 +58,7 @@ class Described:
 
     @property
     def arch(self) -> str:
-        return self.config.arch
+        return self.config.file_arch
 
 
 def describe(source: WeightLoader, where: Path) -> Described:
@@ -60,7 +74,9 @@ def describe(source: WeightLoader, where: Path) -> Described:
     config.predicting = predicting_blocks(source, config.arch)
     metadata = metadata_from_config(config)
     weights = ModelWeights(WithPrediction(source, config.layers) if config.predicting else source, config.arch)
-    tensors = _tensors(config, weights)
+    names = [*weights.names]
+    parts = _parts(config, weights) if differs_by_layer(config) else {}
+    tensors = _tensors(config, weights, names, parts)
     check_tensors(config, [tensor.name for tensor in tensors], weights)
     return Described(config, metadata, tensors, weights)
 
@@ -72,31 +88,67 @@ def model_from_hf(source: WeightLoader) -> ExportModel:
         ConfigError, UnsupportedModelError, WeightError, TokenizerError: see `open_model`.
     """
     folder = source.path if source.path.is_dir() else source.path.parent
-    found = describe(source, folder / "config.json")
-    config, tensors = found.config, found.tensors
+    path, close, where = source.path, source.close, folder / "config.json"
+    modules = sentence_modules(source)
+    if modules.folders:
+        source = WithDense(source, modules)
+    encoder = encoder_config(source.format, source.metadata, where)
+    if encoder is None:
+        found = describe(source, where)
+        arch, metadata, tensors = found.arch, found.metadata, found.tensors
+        left_out, tokens_of = _left_out(found.config, found.weights), found.config.arch
+        if arch == "qwen3" and is_qwen3_reranker(folder):
+            tensors, ranking = as_ranker(tensors, arch, folder)
+            metadata = metadata | ranking
+    else:
+        weights, keys = ModelWeights(source, encoder.arch), Keys(source.metadata, where)
+        arch = tokens_of = encoder.arch
+        metadata, tensors = encoder_metadata(encoder, keys, weights), encoder_tensors(encoder, weights)
+        left_out = weights.unused
     rows = next(tensor.shape[0] for tensor in tensors if tensor.name == "token_embd.weight")
     return ExportModel(
-        path=source.path,
-        arch=config.arch,
-        metadata=general_metadata(config.arch, folder, tensors)
+        path=path,
+        arch=arch,
+        metadata=general_metadata(arch, folder, tensors)
         | _sampling(source)
-        | found.metadata
-        | tokenizer_metadata(folder, config, rows),
+        | metadata
+        | pooling_metadata(arch, modules, source)
+        | tokenizer_metadata(folder, source.metadata, tokens_of, rows),
         tensors=tuple(tensors),
-        left_out=tuple(_left_out(config, found.weights)),
-        close=source.close,
+        left_out=tuple(left_out),
+        close=close,
     )
 
 
-def _tensors(config: TextConfig, weights: ModelWeights) -> list[ExportTensor]:
-    """All tensors, those of the whole decoder first, then layer by layer in the checkpoint's order."""
+def _parts(config: TextConfig, weights: ModelWeights) -> dict[str, list[str]]:
+    """Tensor of the checkpoint -> those that GGUF has instead. Builds the graph, which names what is missing."""
+    found: dict[str, list[str]] = {}
+    for view in [*views(config.model, weights.has)]:
+        weights.define(*view)
+        found.setdefault(view.source, []).append(view.name)
+    build(config.model, weights, F32, place=weights.place)
+    return found if config.row.hybrid != "mamba" else {}
+
+
+def _tensors(
+    config: TextConfig, weights: ModelWeights, names: Sequence[str], parts: Mapping[str, Sequence[str]]
+) -> list[ExportTensor]:
+    """All tensors, those of the whole decoder first, then layer by layer in the checkpoint's order.
+
+    Args:
+        names: the tensors of the checkpoint.
+        parts: tensors of the checkpoint -> those that GGUF has instead.
+    """
     found = rope_tensors(config)
-    for canonical in weights.names:
+    for canonical in names:
         if (canonical == "output.weight" and config.tied) or _layer(canonical) in config.left_out:
             continue  # a copy of the embedding table; what predicts further tokens
+        where = weights.place(canonical)
+        for name in parts.get(canonical, ()):
+            found.append(export_tensor(name, weights.info(name), partial(weights.raw, name), Change(), where=where))
         info, raw = weights.info(canonical), partial(weights.raw, canonical)
-        for name, change in changes(config, canonical):
-            found.append(export_tensor(name, info, raw, change, where=weights.place(canonical)))
+        for name, change in () if canonical in parts else changes(config, canonical):
+            found.append(export_tensor(name, info, raw, change, where=where))
     return sorted(found, key=lambda tensor: _layer(tensor.name))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from math import inf, pi
 from statistics import NormalDist
 from typing import Any
@@ -19,7 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import UnsupportedModelError
-from rlx.models.architectures import Architecture, by_period
+from rlx.models import from_hf
+from rlx.models.architectures import Architecture, by_period, none_has_rope
+from rlx.models.config import ModelConfig
 from rlx.models.keys import POSITIVE, Keys, is_integer, plain
 from rlx.models.registry import ARCHITECTURES, MODEL_TYPES
 from rlx.models.rope import Rope, hf_longrope, hf_yarn_scale, yarn_scale
@@ -154,7 +157,7 @@ def write_rope(rope: RopeConfig, arch: str, out: Writer) -> None:
         out.text("rope.scaling.type", rope.kind)
         out.f32("rope.scaling.factor", rope.full.number("factor", _FACTOR))
     if rope.kind == "yarn":
-        _write_yarn(rope, out)
+        _write_yarn(rope, arch, out)
     if rope.kind == "longrope":
         out.u32("rope.scaling.original_context_length", rope.full.integer(_ORIGINAL, _CONTEXT, rope.original))
 
@@ -175,16 +178,23 @@ def long_rope(rope: RopeConfig, head_dim: int) -> Rope:
     return hf_longrope(rope.full, rope.base, int(head_dim * rope.partial), rope.original, rope.context)
 
 
-def _write_yarn(rope: RopeConfig, out: Writer) -> None:
-    context = rope.full.integer("original_max_position_embeddings", _CONTEXT, rope.context)
+def _write_yarn(rope: RopeConfig, arch: str, out: Writer) -> None:
+    context, implied = rope.full.integer(_ORIGINAL, _CONTEXT, rope.context), ARCHITECTURES[arch].gguf_defaults
     out.u32("rope.scaling.original_context_length", context)
-    rope.full.require("truncate", True, "readers of GGUF files round the borders between fast and slow pairs")
+    if (rounds := rope.full.flag("truncate", True)) != implied.get("rope.scaling.yarn_truncate", True):
+        what = "readers of GGUF files of this architecture take another value"
+        rope.full.unsupported("truncate", rounds, f"{what} for whether the borders of YaRN are whole pairs")
     for key, name in (
         ("extrapolation_factor", "yarn_ext_factor"), ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"),
     ):  # fmt: skip
         if key in rope.full:
             out.f32(f"rope.scaling.{name}", rope.full.number(key, (0.0, 1e6)))
-    own = hf_yarn_scale(rope.full) / yarn_scale(rope.full.number("factor", _FACTOR))
+    factor, weight = rope.full.number("factor", _FACTOR), rope.full.number("mscale_all_dim", (0.0, 1e3), 0.0)
+    unit, usual = implied.get("rope.scaling.yarn_log_unit", float(arch == "mistral3")), yarn_scale(factor)
+    if unit and weight:
+        out.f32("rope.scaling.yarn_log_multiplier", unit * weight)
+        usual = yarn_scale(factor, 1.0 if unit == 1 else weight) / yarn_scale(factor, weight)
+    own = hf_yarn_scale(rope.full) / usual
     if own != 1:  # readers multiply YaRN's default by it; they ignore `yarn_attn_factor`
         out.f32("rope.scaling.attn_factor", own)
 
@@ -230,10 +240,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 _SIZE, _LAYERS = (1, 1 << 31), (1, 1024)
+_TWO_WAY = "use_bidirectional_attention"
 _SIGMOID = 2  # of the functions that make scores of a router's logits
 _SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
 # Architectures whose GGUF loaders have a built-in rule for sliding layers: every n-th layer does not slide.
-_PERIODS = {"gemma2": 2, "gemma3": 6}
+_PERIODS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}
 _ACTIVATIONS = {
     "silu": ("silu", "swish"),
     "gelu": ("gelu_pytorch_tanh", "gelu"),  # the first Gemma files say "gelu" and mean the approximation
@@ -255,11 +266,26 @@ class TextConfig(Keys):
         self.arch, self.row = _architecture(config, where)
         nested = config.get("text_config") or {}
         super().__init__({**_DEFAULTS.get(self.arch, {}), **self.row.hf_defaults, **config, **nested}, where)
-        if self.row.hybrid not in ("", "delta rule", "convolution"):
-            self.unsupported("model_type", self.get("model_type"), "rlx convert cannot write its recurrent layers yet")
+        self.whole = config
         if self.row.hf_spelling is not None:
             self.mapping = {**self.mapping, **self.row.hf_spelling(self)}
         self.rope: RopeConfig = rope_config(self, self.row)
+
+    @cached_property
+    def model(self) -> ModelConfig:
+        """The configuration as the model's own code reads it."""
+        return from_hf(self.whole, where=self.where)
+
+    @property
+    def file_arch(self) -> str:
+        """The architecture that GGUF has for this configuration, whose tensors have the same names."""
+        if self.arch == "gemma3" and self.get(_TWO_WAY, None) is True:
+            return "gemma-embedding"
+        if self.arch == "nemotron_h" and self.experts:
+            return "nemotron_h_moe"
+        if self.arch == "granitehybrid" and not any(self.recurrent) and self.model.each[0].has_rope:
+            return "granitemoe" if self.experts else "granite"
+        return self.arch
 
     @property
     def layers(self) -> int:
@@ -300,6 +326,8 @@ class TextConfig(Keys):
     @property
     def layer_types(self) -> list[str]:
         """The attention type of every layer: `layer_types`, else by the architecture's rule."""
+        if self.row.hybrid == "mamba":
+            return [_LINEAR if layer.recurrent else _FULL for layer in self.model.each]
         if "layer_types" in self:
             known = {kind: kind for kind in (_SLIDING, _FULL, _LINEAR)}
             if self.row.hybrid == "convolution":
@@ -370,9 +398,10 @@ def metadata_from_config(config: TextConfig) -> Metadata:
         UnsupportedModelError: a setting that GGUF has no key for and that its readers compute differently.
     """
     _check(config)
-    out = Writer(config.arch)
+    out = Writer(config.file_arch)
     _common(config, out)
-    write_rope(config.rope, config.arch, out)
+    if config.row.rope_layers is not none_has_rope:
+        write_rope(config.rope, config.arch, out)
     if "head_dim" in config:
         out.u32("attention.key_length", config.head_dim)
         out.u32("attention.value_length", config.head_dim)
@@ -397,17 +426,23 @@ def _common(config: TextConfig, out: Writer) -> None:
     out.u32("embedding_length", config.integer("hidden_size", _SIZE))
     _feed_forward(config, out)
     out.u32("attention.head_count", config.heads)
-    if config.row.hybrid == "convolution":
+    if config.row.hybrid == "mamba" and any(config.recurrent):
+        out.integers("attention.head_count_kv", [layer.kv_heads for layer in config.model.each])
+    elif config.row.hybrid == "convolution":
         heads = [0 if recurrent else config.kv_heads for recurrent in config.recurrent]
         out.integers("attention.head_count_kv", heads)
     else:
-        out.u32("attention.head_count_kv", config.kv_heads)
-    eps = config.row.hf_keys.get("eps", "rms_norm_eps")
-    out.f32("attention.layer_norm_rms_epsilon", config.number(eps, (1e-12, 1.0)))
+        out.u32("attention.head_count_kv", 1 if config.row.latent else config.kv_heads)
+    names = config.row.hf_keys.get("eps", "rms_norm_eps").split()
+    eps = config.number(next((name for name in names if name in config), names[0]), (1e-12, 1.0))
+    out.f32(f"attention.layer_norm{'' if config.row.single_blocks else '_rms'}_epsilon", eps)
 
 
 def _feed_forward(config: TextConfig, out: Writer) -> None:
     """One width, or one per layer; a model with experts in every layer may have none."""
+    if config.row.single_blocks:
+        out.integers("feed_forward_length", [layer.ffn for layer in config.model.each])
+        return
     value = plain(config.get("intermediate_size", None if config.experts else 0))
     if value is None:
         return
@@ -429,13 +464,11 @@ def _check(config: TextConfig) -> None:
                 config.unsupported(key, config.get(key), f"GGUF files of {config.arch} mean {allowed[0]}")
             break
     if config.arch != "gemma4":  # for gemma4 it may be "vision", which affects only images
-        config.require("use_bidirectional_attention", False, "attention in both directions is not supported")
-    elif config.get("use_bidirectional_attention", None) is True:
-        config.unsupported("use_bidirectional_attention", True, "attention in both directions is not supported")
+        config.require(_TWO_WAY, config.file_arch == "gemma-embedding", "attention in both directions is not supported")
+    elif config.get(_TWO_WAY, None) is True:
+        config.unsupported(_TWO_WAY, True, "attention in both directions is not supported")
     if config.row.gguf_period is None and _has_windows(config):
         config.unsupported("sliding_window", config.get("sliding_window"), "GGUF has no windows for this architecture")
-    if "kv_lora_rank" in config:
-        config.unsupported("kv_lora_rank", config.get("kv_lora_rank"), "rlx convert cannot write latent attention yet")
     _check_scale(config)
 
 
@@ -474,8 +507,9 @@ def _settings(config: TextConfig, out: Writer) -> None:
         places = [each.rpartition(".") for each in config.row.hf_keys.get(name, key.hf).split()]
         holders = [(config.nested(outer, optional=True) if outer else config, inner) for outer, _, inner in places]
         keys, found = next(((keys, each) for keys, each in holders if each in keys), (config, ""))
-        there = f"{config.arch}.{target}" in out.found or ("expert" in name and not config.experts)
-        if not target or not found or there:
+        there = f"{out.arch}.{target}" in out.found or found in ("intermediate_size", "layer_norm_epsilon")
+        for_experts = target.startswith("expert_") and not config.experts
+        if not target or not found or there or for_experts or keys.get(found) is None:
             continue
         if key.allowed is None:
             out.flag(target, keys.flag(found))
@@ -507,6 +541,45 @@ def _phi3(config: TextConfig, out: Writer) -> None:
     out.u32("attention.sliding_window", config.integer("sliding_window", (0, _SIZE[1]), 0))
     if config.rope.kind == "longrope":
         out.f32("rope.scaling.attn_factor", long_rope(config.rope, config.head_dim).scale)
+
+
+def _gpt_oss(config: TextConfig, out: Writer) -> None:
+    for key in config.row.keys.values():
+        if (found := config.number(key.hf, key.allowed, key.default)) != key.default:
+            config.unsupported(key.hf, found, f"readers of GGUF files compute with {key.default:g}")
+    if config.sliding != by_period(_PERIODS[config.arch], config.layers):
+        config.unsupported("layer_types", config.layer_types, "readers of GGUF files give every other layer a window")
+    out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
+    out.u32("expert_feed_forward_length", config.integer("intermediate_size", _SIZE))
+
+
+def _deepseek(config: TextConfig, out: Writer) -> None:
+    _settings(config, out)
+    latent = config.model.latent
+    assert latent is not None
+    out.u32("attention.key_length", latent.width)
+    out.u32("attention.value_length", latent.keys)
+    out.u32("attention.key_length_mla", latent.plain + latent.rope)
+    out.u32("rope.dimension_count", latent.rope)
+
+
+def _mamba(config: TextConfig, out: Writer) -> None:
+    """Granite 4 and Nemotron-H."""
+    _settings(config, out)
+    if config.row.single_blocks:
+        config.require("mlp_hidden_act", "relu2", "GGUF files of this architecture mean relu2")
+    if (net := config.model.recurrence) is None or not any(config.recurrent):
+        return
+    if net.steps != (0.0, inf):
+        config.unsupported("time_step_limit", list(net.steps), "GGUF has no bounds of time steps")
+    out.u32("ssm.conv_kernel", net.taps)
+    out.u32("ssm.state_size", net.key_dim)
+    out.u32("ssm.group_count", net.key_heads)
+    out.u32("ssm.inner_size", net.values)
+    out.u32("ssm.time_step_rank", net.value_heads)
+    out.u32("rope.dimension_count", config.integer("hidden_size", _SIZE) // config.heads)
+    if not any(layer.has_rope for layer in config.model.each):
+        out.flag("rope.scaling.finetuned", False)
 
 
 def _qwen35(config: TextConfig, out: Writer) -> None:
@@ -588,5 +661,6 @@ def _gemma4(config: TextConfig, out: Writer) -> None:
 _OF_FAMILY: dict[str, Callable[[TextConfig, Writer], None]] = {
     "llama": _llama, "qwen2": _nothing, "qwen3": _nothing, "qwen3moe": _qwen3moe,
     "qwen35": _qwen35, "qwen35moe": _qwen35moe, "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2,
-    "gemma3n": _gemma3n, "gemma4": _gemma4, "phi3": _phi3,
+    "gemma3n": _gemma3n, "gemma4": _gemma4, "phi3": _phi3, "gpt-oss": _gpt_oss, "deepseek2": _deepseek,
+    "granitehybrid": _mamba, "nemotron_h": _mamba,
 }  # fmt: skip

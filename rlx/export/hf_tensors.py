@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,8 @@ def export_tensor(
         return found
 
     def stored() -> Bytes:
+        if change.move is None:
+            return raw()
         return _bytes(moved(raw().view(_STORED[info.dtype]).reshape(info.shape)))
 
     def values() -> Floats:
@@ -78,7 +80,7 @@ def export_tensor(
             found = moved(dequantize(raw(), info.dtype, info.shape))
         return found if change.compute is None else change.compute(found)
 
-    copied = change.compute is None and info.dtype in _STORED
+    copied = change.compute is None and (info.dtype in _STORED or change.move is None)
     return ExportTensor(name, shape, info.dtype, values, stored if copied else None)
 
 
@@ -108,9 +110,13 @@ def changes(config: TextConfig, canonical: str) -> Iterator[tuple[str, Change]]:
     """(GGUF name, conversion) of every output of the tensor with this canonical name."""
     prefix, name = in_layer(canonical)
     kind = name.removeprefix("ffn_gate_up_").removesuffix(".weight")
+    dense = config.arch == "granitehybrid" and not config.experts  # the block is the shared expert only by its name
+    end = "" if dense else f"_{kind}"
     if kind in ("exps", "shexp") and config.arch != "gemma4":
-        yield f"{prefix}ffn_gate_{kind}.weight", _half(0)
-        yield f"{prefix}ffn_up_{kind}.weight", _half(1)
+        yield f"{prefix}ffn_gate{end}.weight", _half(0)
+        yield f"{prefix}ffn_up{end}.weight", _half(1)
+    elif dense and name == "ffn_down_shexp.weight":
+        yield f"{prefix}ffn_down.weight", Change()
     else:
         yield canonical, _change(config, name)
 
@@ -131,6 +137,8 @@ def _change(config: TextConfig, name: str) -> Change:
         return Change(move=lambda array: by_neighbours(array, heads))
     if config.arch in ("qwen35", "qwen35moe"):
         return _delta_rule(config, name)
+    if config.row.hybrid == "mamba":
+        return _mamba(config, name)
     if config.arch == "gemma3n" and name in ("token_embd.weight", "per_layer_token_embd.weight"):
         rows = config.integer("vocab_size", (1, 1 << 31))
         return Change(lambda shape: (max(rows, shape[0]), shape[1]), lambda array: _padded(array, rows))
@@ -176,11 +184,27 @@ def _delta_rule(config: TextConfig, name: str) -> Change:
         "ssm_alpha.weight": Change(move=tiled),
         "ssm_beta.weight": Change(move=tiled),
         "ssm_dt.bias": Change(move=tiled),
-        "ssm_a": Change(move=tiled, compute=lambda values: -np.exp(values, dtype=np.float64).astype(np.float32)),
+        "ssm_a": Change(move=tiled, compute=_decay),
         "ssm_conv1d.weight": Change(move=after_keys),
         "ssm_out.weight": Change(move=lambda array: tiled(array.T).T),
     }
     return table.get(name, Change())
+
+
+def _mamba(config: TextConfig, name: str) -> Change:
+    """Mamba-2: numbers stand in a column, and each group has a row of the norm."""
+    column = Change(lambda shape: (*shape, 1), lambda array: array.reshape(-1, 1))
+    if name == "ssm_a":
+        return replace(column, compute=_decay)
+    if name == "ssm_norm.weight" and (net := config.model.recurrence) is not None:
+        groups = net.key_heads
+        return Change(lambda shape: (groups, shape[0] // groups), lambda array: array.reshape(groups, -1))
+    return column if name == "ssm_d" else Change()
+
+
+def _decay(values: Floats) -> Floats:
+    """The rate of decay, of which checkpoints have the logarithm."""
+    return -np.exp(values, dtype=np.float64).astype(np.float32)
 
 
 _OF_A_LAYER = re.compile(f"(?:{'|'.join(map(re.escape, DECODER_PREFIXES))})layers\\.[0-9]+\\.")
@@ -210,7 +234,7 @@ def check_tensors(config: TextConfig, found: Collection[str], weights: ModelWeig
         UnsupportedModelError: a tensor of a layer that the configuration does not have.
     """
     there = set(found)
-    for name in required(config):
+    for name in () if differs_by_layer(config) else required(config):
         if name not in there:
             _fail_missing(name, config, weights)
     for name in weights.unused:
@@ -224,6 +248,11 @@ def check_tensors(config: TextConfig, found: Collection[str], weights: ModelWeig
         if prefix and int(prefix.split(".")[1]) >= config.layers + config.predicting:
             what = f"{name} belongs to a layer beyond the {config.layers} of 'num_hidden_layers'"
             raise UnsupportedModelError(what, where=weights.loader.path)
+
+
+def differs_by_layer(config: TextConfig) -> bool:
+    """Whether layers differ in their tensors, so that the model's own equations say which there must be."""
+    return config.row.latent or config.row.in_turns or config.row.hybrid == "mamba"
 
 
 def _fail_missing(name: str, config: TextConfig, weights: ModelWeights) -> None:

@@ -1,12 +1,14 @@
 """Converts the tokenizer of a checkpoint to `tokenizer.*` keys.
 
-Export stage, read by `hf.py`. There are three kinds of vocabulary: `llama` (SentencePiece, by scores), `gpt2`
-(byte-level BPE, by merges and a named pre-tokenizer) and `gemma4` (BPE over characters, by merges). Token texts, types
+Export stage, read by `hf.py`. There are five kinds of vocabulary: `llama` (SentencePiece, by scores), `gpt2`
+(byte-level BPE, by merges and a named pre-tokenizer), `gemma4` (BPE over characters, by merges), `bert` (WordPiece) and
+`t5` (Unigram). Token texts, types
 and padding follow the reference converter; the `gguf` package reads special ids, switches and chat templates.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 import re
 import struct
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ConfigError, TokenizerError, file_error
-from rlx.export.hf_config import GgufType, Metadata, TextConfig
+from rlx.export.hf_config import GgufType, Metadata
 from rlx.text.from_hf import read_object
 from rlx.text.pretokenizers import PRE_TOKENIZERS
 from rlx.text.tokenizer import SPACE, TokenType, is_byte_token
@@ -25,7 +27,7 @@ from rlx.text.tokenizer import SPACE, TokenType, is_byte_token
 if TYPE_CHECKING:
     from gguf import SpecialVocab
 
-_NFC_LOST = ("qwen35",)  # its checkpoints normalize text to form C, readers of its GGUF files do not
+_NFC_LOST = ("qwen35", "modern-bert")  # its checkpoints normalize text to form C, readers of its GGUF files do not
 
 
 def pre_tokenizer_name(fast: Mapping[str, Any], where: Path) -> str:
@@ -175,6 +177,7 @@ def _varint(buffer: bytes, at: int) -> tuple[int, int]:
 
 _SENTENCEPIECE_ARCHS = ("llama", "gemma", "gemma2", "gemma3", "gemma3n")
 _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
+_WORD_PIECES = "jina-v2-en"  # what the reference converter calls all of them; readers do not ask
 # Gemma 4: control tokens that programs need in the output.
 _SHOWN = frozenset({
     "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
@@ -191,6 +194,7 @@ class Tokens:
         texts, kinds, scores: one per token; no scores if the model uses merges.
         merges: whether the model uses merges.
         space_prefix: `tokenizer.ggml.add_space_prefix`, or None for the reader's default.
+        more: further keys behind `tokenizer.ggml.`.
     """
 
     model: str
@@ -200,26 +204,31 @@ class Tokens:
     scores: list[float] = field(default_factory=list)
     merges: bool = False
     space_prefix: bool | None = None
+    more: Metadata = field(default_factory=dict)
 
 
-def tokenizer_metadata(folder: Path, config: TextConfig, size: int) -> Metadata:
+def tokenizer_metadata(folder: Path, config: Mapping[str, Any], arch: str, size: int) -> Metadata:
     """The keys `tokenizer.*`.
 
     Args:
+        config: `config.json`.
+        arch: the architecture.
         size: rows of the embedding table; the vocabulary is padded to it.
 
     Raises:
         TokenizerError: there is no tokenizer, or GGUF cannot represent it.
         ConfigError: `vocab_size` is not `size`.
     """
-    if "vocab_size" in config and (said := config.integer("vocab_size", (1, 1 << 31))) != size:
-        raise ConfigError(f"'vocab_size' is {said}, the embedding table has {size} rows", where=config.where)
+    said = {**config, **(config.get("text_config") or {})}.get("vocab_size", size)
+    if said != size:
+        where = folder / "config.json"
+        raise ConfigError(f"'vocab_size' is {said}, the embedding table has {size} rows", where=where)
     try:
-        tokens = _tokens(_Files(folder), config, size)
+        tokens = _tokens(_Files(folder), arch, size)
         found = _entries(tokens) | _special_entries(_special_vocabulary(folder, tokens), tokens, folder)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # JSON with unexpected contents
         raise TokenizerError(f"the tokenizer's files are not what they should be ({error!r})", where=folder) from error
-    if config.arch == "gemma" and "<end_of_turn>" in tokens.texts:  # the one family whose files omit its id
+    if arch == "gemma" and "<end_of_turn>" in tokens.texts:  # the one family whose files omit its id
         found |= _token_id("eot", tokens.texts.index("<end_of_turn>"))
     return found
 
@@ -255,19 +264,23 @@ class _Files:
         return found
 
 
-def _tokens(files: _Files, config: TextConfig, size: int) -> Tokens:
+def _tokens(files: _Files, arch: str, size: int) -> Tokens:
     """The vocabulary, from the most detailed file."""
-    if config.arch in _SENTENCEPIECE_ARCHS and is_sentencepiece(files.sentencepiece):
-        return _from_sentencepiece(files, config, size)
+    if arch in _SENTENCEPIECE_ARCHS and is_sentencepiece(files.sentencepiece):
+        return _from_sentencepiece(files, arch, size)
     if not files.fast:
         raise TokenizerError(
             "the folder holds no tokenizer.json and no SentencePiece tokenizer.model", where=files.folder,
             hint="get these files of the model and put them beside config.json",
         )  # fmt: skip
-    if config.arch == "gemma4":
+    if arch == "gemma4":
         return _gemma4(files, size)
+    if files.model.get("type") == "WordPiece":
+        return _word_pieces(files, size)
+    if files.model.get("type") == "Unigram":
+        return _unigram(files, size)
     if files.model.get("byte_fallback"):
-        return _from_merges(files, config, size)
+        return _from_merges(files, arch, size)
     return _byte_level(files, size)
 
 
@@ -279,7 +292,7 @@ def _check_size(count: int, size: int, where: Path) -> None:
 # -- SentencePiece ----------------------------------------------------------------------------------------------------
 
 
-def _from_sentencepiece(files: _Files, config: TextConfig, size: int) -> Tokens:
+def _from_sentencepiece(files: _Files, arch: str, size: int) -> Tokens:
     model = read_sentencepiece(files.sentencepiece)
     pieces = model.pieces[:size]
     texts = [piece.text for piece in pieces] + [f"[PAD{i}]" for i in range(len(pieces), size)]
@@ -287,7 +300,7 @@ def _from_sentencepiece(files: _Files, config: TextConfig, size: int) -> Tokens:
     scores = [piece.score for piece in pieces] + [_PADDING_SCORE] * (size - len(pieces))
     tokens = Tokens("llama", "default", texts, kinds, scores)
     _add(tokens, files, size)
-    tokens.space_prefix = _space_prefix(files, config, model.space_prefix)
+    tokens.space_prefix = _space_prefix(files, arch, model.space_prefix)
     return tokens
 
 
@@ -319,9 +332,9 @@ def _looks_special(text: str) -> bool:
     )
 
 
-def _space_prefix(files: _Files, config: TextConfig, found: bool) -> bool | None:
+def _space_prefix(files: _Files, arch: str, found: bool) -> bool | None:
     """Gemma never puts a space before a text; readers do by default."""
-    if config.arch != "llama":
+    if arch != "llama":
         return False
     said = files.config.get("add_prefix_space")
     if isinstance(said, bool):
@@ -329,7 +342,7 @@ def _space_prefix(files: _Files, config: TextConfig, found: bool) -> bool | None
     return None if found else False
 
 
-def _from_merges(files: _Files, config: TextConfig, size: int) -> Tokens:
+def _from_merges(files: _Files, arch: str, size: int) -> Tokens:
     """A SentencePiece vocabulary that exists only as tokenizer.json: the rank of a merge replaces the score."""
     vocabulary = files.vocabulary(size)
     ranks: dict[str, int] = {}
@@ -340,7 +353,7 @@ def _from_merges(files: _Files, config: TextConfig, size: int) -> Tokens:
     scores = [_score(text, kind, ranks) for text, kind in zip(texts, kinds, strict=True)]
     tokens = Tokens("llama", "default", texts, kinds, scores)
     _add(tokens, files, size)
-    tokens.space_prefix = _space_prefix(files, config, _prepends(files.fast))
+    tokens.space_prefix = _space_prefix(files, arch, _prepends(files.fast))
     return tokens
 
 
@@ -365,6 +378,47 @@ def _prepends(fast: Mapping[str, Any]) -> bool:
         or (step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never")
         for step in steps
     )
+
+
+# -- encoders -----------------------------------------------------------------------------------------------------
+
+
+def _word_pieces(files: _Files, size: int) -> Tokens:
+    """WordPiece, where GGUF marks the first piece of a word instead of the others."""
+    index, added = files.model["vocab"], files.added()
+    _check_size(max(index.values(), default=-1) + 1, size, files.folder)
+    prefix, normalizer = files.model.get("continuing_subword_prefix", "##"), files.fast.get("normalizer") or {}
+    texts, kinds = [f"[PAD{i}]" for i in range(size)], [int(TokenType.UNUSED)] * size
+    for text, token in index.items():
+        special = token in added and bool(added[token].get("special"))
+        kinds[token] = int(TokenType.CONTROL if special else TokenType.NORMAL)
+        within = text.startswith(prefix)
+        texts[token] = text if special else text.removeprefix(prefix) if within else SPACE + text
+    lowercase = bool(normalizer.get("lowercase", True))
+    return Tokens("bert", _WORD_PIECES, texts, kinds, more={"normalizer.lowercase": (lowercase, GgufType.BOOL)})
+
+
+def _unigram(files: _Files, size: int) -> Tokens:
+    """Unigram, with the table of the characters that its normalizer replaces."""
+    pieces, added, unknown = files.model["vocab"], files.added(), files.model.get("unk_id")
+    _check_size(max(len(pieces), max(added, default=-1) + 1), size, files.folder)
+    texts = [str(text) for text, _ in pieces] + [f"[PAD{i}]" for i in range(len(pieces), size)]
+    scores = [float(score) for _, score in pieces] + [_PADDING_SCORE] * (size - len(pieces))
+    kinds = [int(TokenType.NORMAL)] * len(pieces) + [int(TokenType.UNUSED)] * (size - len(pieces))
+    for token, entry in added.items():
+        texts[token] = str(entry["content"])
+        kinds[token] = int(TokenType.CONTROL if entry.get("special") else TokenType.USER_DEFINED)
+    if unknown is not None:
+        kinds[unknown] = int(TokenType.UNKNOWN)
+    steps = files.fast.get("normalizer") or {}
+    steps = steps.get("normalizers", [steps])
+    table = next((each["precompiled_charsmap"] for each in steps if each.get("type") == "Precompiled"), None)
+    pre = files.fast.get("pre_tokenizer") or {}
+    cuts = any(each.get("type") == "WhitespaceSplit" for each in pre.get("pretokenizers", [pre]))
+    more: Metadata = {"remove_extra_whitespaces": (cuts or len(steps) > 1, GgufType.BOOL)}
+    if table is not None:
+        more["precompiled_charsmap"] = list(base64.b64decode(table)), (GgufType.ARRAY, GgufType.UINT8)
+    return Tokens("t5", "default", texts, kinds, scores, space_prefix=_prepends(files.fast), more=more)
 
 
 # -- BPE by merges ----------------------------------------------------------------------------------------------------
@@ -427,7 +481,7 @@ def _entries(tokens: Tokens) -> Metadata:
     found["tokenizer.ggml.token_type"] = [int(kind) for kind in tokens.kinds], (GgufType.ARRAY, GgufType.INT32)
     if tokens.space_prefix is not None:
         found["tokenizer.ggml.add_space_prefix"] = tokens.space_prefix, GgufType.BOOL
-    return found
+    return found | {f"tokenizer.ggml.{key}": entry for key, entry in tokens.more.items()}
 
 
 def _special_entries(special: SpecialVocab, tokens: Tokens, folder: Path) -> Metadata:
@@ -437,7 +491,8 @@ def _special_entries(special: SpecialVocab, tokens: Tokens, folder: Path) -> Met
     if tokens.merges and not special.merges:
         raise TokenizerError("there are no merges", where=folder / "tokenizer.json")
     keys = GGUFWriter(None, "none")
-    special.add_to_gguf(keys, quiet=True)
+    with _quiet():
+        special.add_to_gguf(keys, quiet=True)
     return {
         key: (each.value, (each.type, each.sub_type or GGUFValueType.get_type(each.value[0])))
         if each.type == GGUFValueType.ARRAY

@@ -78,7 +78,8 @@ _KEPT = re.compile(
 )
 # Those of them that readers expect in float32, as they do all one-dimensional tensors.
 _SMALL = re.compile(
-    r"norm\.weight|ffn_gate_inp|ssm_conv1d|shortconv\.conv|altup_(?:correct|predict)_coef|position_embd|token_types"
+    r"norm\.weight|ffn_gate_inp|ssm_(?:conv1d|a$|d$)|shortconv\.conv|altup_(?:correct|predict)_coef|position_embd"
+    r"|token_types|\.bias$"
 )
 _VALUES = re.compile(r"attn_(?:v|qkv|kv_b)\.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.")

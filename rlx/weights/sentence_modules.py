@@ -19,7 +19,7 @@ from rlx.weights.mapped import Bytes
 from rlx.weights.safetensors import SafetensorsFile
 
 POOLINGS = ("mean", "cls", "last", "max")
-_GGUF_POOLINGS = {1: "mean", 2: "cls", 3: "last"}
+GGUF_POOLINGS = {1: "mean", 2: "cls", 3: "last"}
 RANK = 4  # pooling_type of a GGUF file with a classifier
 _KEYS = {
     "pooling_mode_cls_token": "cls",
@@ -73,12 +73,12 @@ def _from_gguf(loader: WeightLoader) -> SentenceModules:
     arch = loader.metadata.get("general.architecture")
     key = f"{arch}.pooling_type"
     found = loader.metadata.get(key, 0)
-    if found not in (0, RANK, *_GGUF_POOLINGS):
-        known = ", ".join(f"{number} ({name})" for number, name in _GGUF_POOLINGS.items())
+    if found not in (0, RANK, *GGUF_POOLINGS):
+        known = ", ".join(f"{number} ({name})" for number, name in GGUF_POOLINGS.items())
         raise UnsupportedModelError(f"'{key}' is {found!r}: known are {known}, {RANK} (rank)", where=loader.path)
     names = [f"dense_{i}" for i in range(_FIRST_DENSE, _FIRST_DENSE + _MOST_DENSE)]
     dense = tuple((name, None) for name in names if f"{name}.weight" in loader.tensors)
-    return SentenceModules(_GGUF_POOLINGS.get(found), f"the key '{key}'", dense)
+    return SentenceModules(GGUF_POOLINGS.get(found), f"the key '{key}'", dense)
 
 
 def _from_folder(folder: Path) -> SentenceModules:

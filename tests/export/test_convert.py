@@ -60,7 +60,7 @@ def checkpoint(goldens: Path, tmp_path: Path) -> Path:
     return tmp_path / "Tiny-Qwen"
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "bert"])
 def test_f16_is_what_the_reference_converter_writes(goldens: Path, tmp_path: Path, family: str) -> None:
     """Byte for byte, from checkpoints in BF16 and (llama) F32."""
     done = convert(goldens / family / "hf", tmp_path / "out.gguf", "F16")

@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import rlx
 from rlx.errors import ConfigError, UnsupportedModelError, WeightError
 from rlx.export.convert import convert
 from rlx.export.hf import open_model
 from rlx.export.model import ExportModel
+from rlx.ir.stored import dequantize
+from rlx.weights import open_weights
 from tests.models.golden_files import logits_of
 from tests.models.random_checkpoints import FULL, LINEAR, MODEL_TYPES, SLIDING, Config, checkpoint
 
@@ -131,6 +134,7 @@ def test_a_file_computes_what_its_checkpoint_does(made: Make, model_type: str) -
 FIXTURES = (
     *("ernie4.5", "exaone4-swa", "glm4", "glm4-moe", "granite", "granitemoe-shared"),
     *("lfm2", "ministral3", "olmo3", "phi3", "smollm3"),
+    *("deepseek-v3", "granite-hybrid", "nemotron-h"),
 )
 
 
@@ -138,6 +142,75 @@ FIXTURES = (
 def test_a_file_computes_what_a_golden_checkpoint_does(goldens: Path, tmp_path: Path, family: str) -> None:
     (tmp_path / "hf").symlink_to(goldens / family / "hf", target_is_directory=True)
     assert_the_file_computes_the_same(tmp_path / "hf")
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "embeddinggemma", "qwen3-embedding"])
+def test_a_file_of_an_encoder_makes_the_vectors_of_its_checkpoint(goldens: Path, tmp_path: Path, family: str) -> None:
+    done = convert(goldens / family / "hf", tmp_path / "model.gguf", "F32")
+    golden = np.load(goldens / family / "golden.npz")
+    texts = [str(golden["prefix"]) + text for text in json.loads(str(golden["texts"]))]
+    with rlx.auto_runner(done.path, precision="exact") as runner:
+        for i, text in enumerate(texts):
+            assert runner.tokenizer.encode(text) == golden[f"ids_{i}"].tolist()
+        assert np.abs(runner.embed(texts) - golden["embeddings"]).max() < 2e-5
+
+
+def test_experts_of_gpt_oss_stay_in_mxfp4(goldens: Path, tmp_path: Path) -> None:
+    done = convert(goldens / "gpt-oss" / "hf", tmp_path / "model.gguf", "F16")
+    kinds = {name: str(dtype) for name, _, dtype in done.tensors}
+    assert kinds["blk.1.ffn_gate_exps.weight"] == kinds["blk.1.ffn_down_exps.weight"] == done.type.lower() == "mxfp4"
+    assert kinds["blk.1.ffn_gate_exps.bias"] == "f32" and kinds["blk.1.attn_q.weight"] == "f16"
+    golden = np.load(goldens / "gpt-oss" / "golden.npz")
+    with rlx.auto_runner(done.path, precision="exact", max_seq=64) as runner:
+        found = runner.predict_logits(golden["tokens"].tolist())
+    assert np.abs(found - golden["logits"][-1]).max() < 2e-4 * np.abs(golden["logits"]).max()
+
+
+def test_a_reranker_of_qwen_3_keeps_the_rows_of_its_answers(goldens: Path, tmp_path: Path) -> None:
+    """Its name says what it is."""
+    folder = tmp_path / "Qwen3-Reranker-Tiny"
+    shutil.copytree(goldens / "qwen3-embedding" / "hf", folder)
+    (folder / "modules.json").unlink()
+    fast = json.loads((folder / "tokenizer.json").read_text())
+    ids = [fast["model"]["vocab"][word] for word in ("yes", "no")]
+    with open_model(folder) as model:
+        found = {tensor.name: tensor for tensor in model.tensors}
+        assert (numbers(model)["pooling_type"], "output.weight" in found) == (4, False)
+        assert "{document}" in model.metadata["tokenizer.chat_template.rerank"][0]
+        head = found["cls.output.weight"].values()
+    with open_weights(folder) as loader:
+        name = next(name for name in ("lm_head.weight", "embed_tokens.weight") if name in loader.tensors)
+        info = loader.tensors[name]
+        stored = dequantize(loader.raw(name), info.dtype, info.shape)
+    np.testing.assert_array_equal(head, stored[ids])
+
+
+def test_what_gguf_lacks_of_encoders(goldens: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="no place for the pooler of a cross-encoder"):
+        open_model(goldens / "bert-reranker" / "hf")
+    folder = tmp_path / "modernbert"
+    shutil.copytree(goldens / "modernbert" / "hf", folder)
+    say(folder, layer_types=[FULL] * 4)
+    with pytest.raises(UnsupportedModelError, match="not all but every 3rd one"):
+        open_model(folder)
+    say(folder, layer_types=None, classifier_activation="relu")
+    with pytest.raises(UnsupportedModelError, match="classifier_activation"):
+        open_model(folder)
+
+
+@pytest.mark.parametrize(("family", "changes", "named"), [
+    ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
+    ("gpt-oss", {"layer_types": [FULL] * 4}, "layer_types"),
+    ("granite-hybrid", {"time_step_limit": [0.01, 0.5]}, "time_step_limit"),
+])  # fmt: skip
+def test_settings_of_hybrids_that_gguf_lacks(
+    goldens: Path, tmp_path: Path, family: str, changes: Config, named: str
+) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(goldens / family / "hf", folder)
+    say(folder, **changes)
+    with pytest.raises(UnsupportedModelError, match=named):
+        open_model(folder)
 
 
 def test_blocks_of_glm_that_predict_are_left_out_and_said(goldens: Path) -> None:
