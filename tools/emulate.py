@@ -40,7 +40,7 @@ KERNELS = "tests/backends/cpu"
 # What these test is no kernel of Arm: this machine's features, timings, threads, files, Numba's front end, tiles.
 HERE = (
     "test_arm", "test_target", "test_tuning", "test_work_stealing", "test_templates", "test_llvm", "test_layouts",
-    "test_memory_order", "test_registers", "test_isa", "test_loops", "test_linear_tiles", "test_expert_tiles",
+    "test_memory_order", "test_isa", "test_loops", "test_linear_tiles", "test_expert_tiles",
 )  # fmt: skip
 #: Tests of whole programs, in Python for arm64: levels and their names, the worker loop, a checkpoint of each family,
 #: towers, the engine.

@@ -1,4 +1,4 @@
-"""The command itself: help, version, errors and exit codes, progress bars, `rlx compile`."""
+"""The command itself: help, version, errors and exit codes, progress bars, `rlx compile`, `rlx devices`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from fake_engine import FakeEngine, Opened, install
 from terminal import Terminal
 
+import rlx
 from rlx import env
 from rlx.cli.main import Commands, cli, debug_option
 from rlx.cli.output import Bars
@@ -168,3 +169,15 @@ def test_bars_show_in_a_terminal_only() -> None:
         assert ("packing weights" in written) == shown
         assert ("opening [the] model" in written) == shown
         assert bool(written) == shown
+
+
+# ---------------------------------------------------------------------------------------------------------- devices
+
+
+def test_each_device_has_a_line() -> None:
+    done = CliRunner().invoke(cli, ["devices"])
+    assert done.exit_code == 0, done.output
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert list(lines) == ["cpu", "reference", "cuda"]
+    assert "free" in lines["cpu"]
+    assert ("free" in lines["cuda"]) == ("cuda" in rlx.devices())

@@ -1,4 +1,6 @@
-"""Whatever the system refuses, at whatever moment: errors have names, nothing is damaged and nothing is left behind."""
+"""Whatever the system refuses, at whatever moment: errors have names, nothing is damaged and nothing is left behind.
+And a handful of kills, of which `kill_nine.py` does a thousand by hand.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,16 @@ from pathlib import Path
 
 import pytest
 from faults import inject, injected
+from kill_nine import Harness, key, run
 
 import rlx
 from rlx.export.convert import convert
 from rlx.export.quantize import quantize
 from rlx.store.cache import CompileCache
-from rlx.store.key import CompileKey
 from rlx.store.store import Store
 
 FILES: dict[str, bytes | str] = {"program.o": b"x" * 5000, "ir/00-graph.txt": "x", "manifest.json": "{}"}
 MOST = 400  # faults of a kind in one action
-
-
-def key(number: int) -> CompileKey:
-    return CompileKey("program", "tiny", options={"number": number})
 
 
 def whole(root: Path) -> None:
@@ -114,3 +112,29 @@ def test_the_harness_finds_what_it_looks_for(tmp_path: Path) -> None:
     ):
         file.write(b"x")
     assert fault.fired == "write"
+
+
+# ---------------------------------------------------------------------------------------------------------- kill -9
+
+
+@pytest.mark.system("locks")  # without them, what a killed writer leaves goes after a day
+@pytest.mark.filterwarnings("ignore:the limit of the compile cache")
+def test_a_handful_of_kills(goldens: Path, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    harness = run(12, 0, goldens / "qwen3" / "hf", tmp_path / "work")
+    assert harness.problems == []
+    assert (harness.counts["store"], harness.counts["convert"]) == (6, 6)
+
+
+def test_the_harness_sees_damage_and_what_is_left(goldens: Path, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    harness = Harness(tmp_path / "work", goldens / "qwen3" / "hf", 0)
+    harness.look("store")
+    assert harness.problems == []
+    (harness.root / key(0).digest[:2] / key(0).digest / "program.o").write_bytes(b"?")
+    (harness.out.parent / "model.gguf.partial").write_text("x")
+    harness.out.write_bytes(b"?")
+    with pytest.warns(UserWarning, match="damaged"):
+        harness.look("store")
+    assert ["wrong checksum" in harness.problems[0], "file is damaged" in harness.problems[1]] == [True, True]
+    assert "left behind" in harness.problems[2]

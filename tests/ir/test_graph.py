@@ -1,4 +1,4 @@
-"""Graphs: equal nodes are one object, in every thread; names, order, readers."""
+"""Graphs: equal nodes are one object, in every thread; names, order, readers. A node is no array, and says so."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import toy
 from hypothesis import given
 
 from ir.random_graphs import graphs
+from rlx.errors import GraphError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import Q8_0
@@ -109,3 +112,27 @@ def test_graphs_differ_by_bounds_and_phase() -> None:
     assert g.replace(bounds={"SEQ": (1, 2)}) != g
     assert g.replace() == g
     assert g != "graph"
+
+
+# ----------------------------------------------------------------------------------------------- a node is no array
+
+
+X = Graph("tiny").input("x", [SEQ, 32])
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda x: np.exp(x), r"np\.exp needs numbers.*Use rlx\.ops\.exp"),
+        (lambda x: np.sinh(x), r"np\.sinh needs numbers.*Use a function of rlx\.ops"),
+        (lambda x: np.maximum(x, 0), r"np\.maximum needs numbers.*Use rlx\.ops\.maximum"),
+        (lambda x: np.add.reduce(x), r"np\.add needs numbers"),
+        (lambda x: x > 0, "a comparison needs numbers"),
+        (lambda x: x <= x, "a comparison needs numbers"),
+        (lambda x: x > 1, "a comparison needs numbers"),
+        (lambda x: np.float32(1) < x, "needs numbers"),
+    ],
+)
+def test_what_needs_values_is_refused_by_name(use: Callable[[Any], Any], said: str) -> None:
+    with pytest.raises(GraphError, match=said):
+        use(X)

@@ -15,9 +15,10 @@ from gguf import GGUFWriter
 from golden_folder import PACKED
 from safetensors.numpy import save_file
 
+import rlx
 from rlx.engine.engine import Engine
 from rlx.engine.opening.options import RunnerOptions
-from rlx.errors import ConfigError, ModelFileError, UnsupportedModelError
+from rlx.errors import ArgumentError, ConfigError, ModelFileError, UnsupportedModelError
 from rlx.runners import (
     CachedRunner,
     GemmaRunner,
@@ -128,3 +129,12 @@ def test_a_model_that_does_not_say_what_it_is(tmp_path: Path, value: Any) -> Non
 def test_no_model_at_the_path(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(ModelFileError, match=said):
         auto_runner(tmp_path / name)
+
+
+# -------------------------------------------------------------------------------------------------- what is no path
+
+
+@pytest.mark.parametrize("path", [5, True, b"demo", ["demo"], 1.5, object()])
+def test_what_is_no_path(path: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"model: expected a path or a name, found .*Give a \.gguf file"):
+        rlx.auto_runner(path)

@@ -1,28 +1,39 @@
-"""What opening a model needs: how its weights lie is known without a program, so none is made that does not run."""
+"""What opening a model needs: how its weights lie is known without a program, so none is made that does not run; what
+tells models apart; and `runner.programs`, what is ready.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rlx
+from rlx import auto_runner, demo
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.compiler.tensors import Tensors
 from rlx.engine import engine as engine_module
 from rlx.engine.engine import Engine
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.opening.options import EngineOptions
-from rlx.engine.opening.setup import Plan
+from rlx.engine.opening.setup import SAMPLES, Plan, identity
 from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.programs import DECODE, GREEDY, ProgramSpec
+from rlx.errors import ArgumentError
+from rlx.ir import ops
+from rlx.ir.dims import SEQ
+from rlx.ir.graph import Graph
+from rlx.ir.text import loads
 from rlx.models.variants import EmbeddedRows
 from rlx.passes import pipeline
 from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import weight_table
 from rlx.profile import CompileProfile, PhaseProfile
+from rlx.runners import CachedRunner
 from rlx.store.cache import CompileCache
 from rlx.store.store import Store
 from rlx.weights import open_weights
@@ -103,3 +114,92 @@ def test_an_engine_that_cannot_be_made_closes_its_parts(
             Engine.of(loader, EngineOptions(load=False))
         assert sorted(closed) == sorted(made) and "WorkerPool" in made
         assert before == set(loader.tensors) and loader.raw(next(iter(before))).size, "the file stays open"
+
+
+# --------------------------------------------------------------------------------------------------------- identity
+
+
+class Loader:
+    """As much of an open file as is looked at."""
+
+    def __init__(self, tensors: int = 600, **changes: np.ndarray[Any, Any]) -> None:
+        self.tensors = {f"blk.{i}.weight": None for i in range(tensors)} | dict.fromkeys(changes)
+        self._changes, self.read = changes, 0
+
+    def raw(self, name: str) -> np.ndarray[Any, Any]:
+        self.read += 1
+        return self._changes.get(name, np.arange(1000, dtype=np.uint8))
+
+
+def model(eps: float = 1e-6, constant: float = 1.0) -> Graph:
+    graph = Graph("model")
+    x = graph.input("x", [SEQ, 4])
+    graph.output("y", ops.rms_norm(x, graph.constant("scale", np.full(4, constant)), eps=eps))
+    return graph
+
+
+def of(graph: Graph, loader: Any) -> str:
+    return identity(graph, loader)
+
+
+def test_one_model_has_one_identity() -> None:
+    assert of(model(), Loader()) == of(model(), Loader())
+    assert len(of(model(), Loader())) == 64
+
+
+def test_other_models_have_others() -> None:
+    other = np.full(1000, 7, np.uint8)
+    found = {
+        of(model(), Loader()),
+        of(model(eps=1e-5), Loader()),
+        of(model(constant=2.0), Loader()),
+        of(model(), Loader(599)),
+        of(model(), Loader(1, **{"blk.0.weight": other})),
+        of(model(), Loader(1)),
+        of(model(), Loader(0)),
+    }
+    assert len(found) == 7
+
+
+def test_files_of_many_tensors_are_sampled() -> None:
+    loader = Loader(5000)
+    of(model(), loader)
+    assert 200 < loader.read <= SAMPLES
+
+
+# -------------------------------------------------------------------------------------------------- runner.programs
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[CachedRunner]:
+    with auto_runner(demo.path(), load=False) as found:
+        assert not found.programs
+        found.compile(phase="decode")
+        yield found
+
+
+def test_a_program_shows_its_stages(runner: CachedRunner) -> None:
+    program = runner.programs["decode"]
+    assert program.record == runner.programs[0].record == runner.programs["decode-1-1"].record
+    assert "linear-pick" not in str(program.explain()) and "gated-silu" in str(program.explain())
+    assert {report.name for report in program.explain().passes} == {*program.stages} - {"graph"}
+    assert loads(program.ir("fuse")).outputs.keys() == {"logits"}
+    symbol = next(name for name in program.kernels if name.startswith("attention"))
+    assert symbol in program.source(symbol) and f"@{symbol}(" in program.llvm(symbol)
+    assert f"{symbol}:" in program.asm(symbol)
+    assert repr(program) == f"<Program decode-1-1: {program.record.kernels} kernels, {program.record.digest[:12]}>"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"phase": "decoding"}, r"no program is of phase 'decoding'\. The programs are: decode 1-1, prefill 2-16"),
+        (
+            {"phase": "prefill", "rows": 9999},
+            r"no program takes 9999 rows\. The programs are: prefill 2-16",
+        ),
+    ],
+)
+def test_a_program_that_there_is_not(runner: CachedRunner, chosen: dict, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        runner.compile(**chosen)

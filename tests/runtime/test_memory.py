@@ -1,4 +1,4 @@
-"""Buffers: aligned, zeroed, private, never unmapped under a view. The process's size and the machine's bandwidth."""
+"""Buffers: aligned, zeroed, private, never unmapped under a view. The process's size and its workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from resident import rss_bytes
 
 from rlx.backends.host import HOST, HUGE_PAGE, AlignedBuffer, address
 from rlx.backends.memory import Slabs
-from rlx.errors import BusyError
+from rlx.compiler import limits
+from rlx.compiler.limits import MAX_PER_CPU, ThreadsWarning, worker_count
+from rlx.errors import BusyError, ResourceError, named_refusals
 
 MIB = 1 << 20
 
@@ -76,3 +78,35 @@ def test_blocks_of_slabs_are_zeroed_lie_apart_and_share_huge_pages(sizes: list[i
         view[:1] = view[-1:] = 1  # within the buffer
     assert all(int(block.read()[1:2].sum()) == 0 for block in blocks if block.nbytes > 3)
     slabs.close()
+
+
+# ----------------------------------------------------------------------------------------------- numbers of workers
+
+
+@pytest.fixture(autouse=True)
+def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLX_THREADS", raising=False)
+    monkeypatch.setattr(limits, "usable_cpus", lambda: 2.5)
+    monkeypatch.setattr(limits, "cpu_count", lambda: 2)
+
+
+def test_more_is_a_warning_and_far_more_is_cut() -> None:
+    with pytest.warns(ThreadsWarning, match="^3 threads are slower than 2, because this process may use 2 CPUs$"):
+        assert worker_count(3) == 3
+    with pytest.warns(ThreadsWarning, match=r"1024 threads .* 2 CPUs; 16 are used$"):
+        assert worker_count(1024) == 2 * MAX_PER_CPU == 16
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (MemoryError(), "there is not enough memory. Use a smaller model"),
+        (OSError(28, "No space left"), "the disk is full. Make room"),
+        (OSError(24, "Too many open files", "some.file"), "some.file: this process may open no more files.*ulimit -n"),
+        (RuntimeError("can't start new thread"), "starts no more threads. Use fewer threads .RLX_THREADS."),
+    ],
+)
+def test_what_the_system_refuses_gets_a_name(error: Exception, what: str) -> None:
+    with pytest.raises(ResourceError, match=what) as caught, named_refusals():
+        raise error
+    assert caught.value.__cause__ is error

@@ -1,4 +1,6 @@
-"""Chat templates: texts against transformers' renderings, prompt ids, and the checks of messages."""
+"""Chat templates: texts against transformers' renderings, prompt ids, the checks of messages, and templates in place of
+a model's own.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ import make_renders as made
 import pytest
 from golden_folder import goldens
 
-from rlx.errors import ChatTemplateError
+import rlx
+from rlx.errors import ArgumentError, ChatTemplateError
 from rlx.text import ChatTemplate, Tokenizer, chat_ids, load_tokenizer, template_of
+from rlx.text.chat import NAMED, template_text
 
 HERE = Path(__file__).parent
 RENDERS: dict[str, dict[str, str | None]] = json.loads((HERE / "renders.json").read_text(encoding="utf-8"))["renders"]
@@ -147,3 +151,42 @@ def test_malformed_messages(messages: Any, where: str, what: str) -> None:
 def test_errors_of_the_template(source: str, what: str) -> None:
     with pytest.raises(ChatTemplateError, match=what):
         ChatTemplate(source).render(USER)
+
+
+# ------------------------------------------------------------------------------------------------ templates by name
+
+
+TALK = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Yes?"},
+    {"role": "user", "content": "Go"},
+]
+#: The forms as the authors of the models describe them.
+FORMS = {
+    "chatml": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes?<|im_end|>\n<|im_start|>user\nGo<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "llama3": "<s><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\nYes?<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nGo<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    "gemma": "<s><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nYes?<end_of_turn>\n"
+    "<start_of_turn>user\nGo<end_of_turn>\n<start_of_turn>model\n",
+}
+SHOUT = "{% for m in messages %}{{ m.content | upper }}!{% endfor %}"
+
+
+@pytest.mark.parametrize("name", list(NAMED))
+def test_a_name_is_the_form_of_a_family(name: str) -> None:
+    assert ChatTemplate(NAMED[name], bos_token="<s>").render(TALK) == FORMS[name]
+
+
+def test_a_template_is_a_file_a_name_or_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "shout.jinja"
+    file.write_text(SHOUT)
+    assert template_text(file) == template_text(str(file)) == template_text(SHOUT) == SHOUT
+    assert template_text("chatml") == NAMED["chatml"]
+
+
+@pytest.mark.parametrize("value", ["no-such.jinja", ".", "", 5, "chat\0ml"])
+def test_anything_else_is_refused_before_a_model_is_opened(value: Any) -> None:
+    with pytest.raises(ArgumentError, match="chat_template"):
+        rlx.auto_runner("demo", chat_template=value)

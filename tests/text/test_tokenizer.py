@@ -1,4 +1,6 @@
-"""Real vocabularies: ids against llama.cpp's test vectors and against the `tokenizers` package, GGUF against folder."""
+"""Real vocabularies: ids against llama.cpp's test vectors and against the `tokenizers` package, GGUF against folder;
+and SentencePiece merging against its rule.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import tempfile
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,13 @@ import pytest
 import tokenizers
 from golden_folder import goldens
 from hypothesis import example, given
+from hypothesis import strategies as st
 from vocabularies import byte_level, texts, write_gguf
 
 from rlx.errors import ModelFileError
 from rlx.text import Tokenizer, load_tokenizer
+from rlx.text.spm import SentencePieceMerger, best_pieces
+from rlx.text.tokenizer import SPACE, SpecialSplitter
 
 DATA = Path(__file__).parent.parent / "data"
 FAMILIES = ["llama", "llama-k256", "qwen2", "qwen3", "gemma3"]
@@ -155,3 +161,56 @@ def test_load_tokenizer_takes_what_auto_runner_takes(tmp_path: Path) -> None:
     write_gguf(tmp_path / "b.gguf", byte_level(("Hello",)))
     with pytest.raises(ModelFileError, match=r"2 models here: a\.gguf .*b\.gguf"):
         load_tokenizer(tmp_path)
+
+
+# -------------------------------------------------------------------------------------------- SentencePiece merging
+
+
+ALPHABET = "ab" + SPACE
+
+
+def by_the_rule(text: str, cost: dict[str, float]) -> list[str]:
+    """Join the leftmost of the cheapest pairs until no pair is a piece."""
+    symbols = list(text)
+    while True:
+        pairs = [(cost[a + b], i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in cost]
+        if not pairs:
+            return symbols
+        _, at = min(pairs)
+        symbols[at : at + 2] = ["".join(symbols[at : at + 2])]
+
+
+# Few letters and few different costs: many overlaps, ties and pieces that are reached in two ways.
+costs = st.dictionaries(st.text(ALPHABET, min_size=2, max_size=5), st.integers(0, 3).map(float), max_size=25)
+
+
+@given(st.text(ALPHABET, max_size=30), costs)
+def test_best_pieces_follows_the_rule(text: str, cost: dict[str, float]) -> None:
+    assert best_pieces(text, cost) == by_the_rule(text, cost)
+
+
+@given(st.text("ab ", max_size=30), costs)
+def test_cutting_at_words_changes_nothing(text: str, cost: dict[str, float]) -> None:
+    pieces = {piece: i for i, piece in enumerate([*ALPHABET, *cost])}
+    scores = [0.0] * len(ALPHABET) + [-value for value in cost.values()]
+    merger = SentencePieceMerger(pieces, scores, None, None)
+    expected = by_the_rule(text.replace(" ", SPACE), {**dict.fromkeys(ALPHABET, 0.0), **cost})
+    assert merger.encode(text) == [pieces[piece] for piece in expected]
+
+
+@given(st.text("ab", max_size=20), st.sets(st.text("ab", min_size=1, max_size=4), max_size=5))
+def test_splitter_takes_the_leftmost_longest(text: str, specials: set[str]) -> None:
+    ids = {special: number for number, special in enumerate(sorted(specials))}
+    parts = list(SpecialSplitter(ids).split(text))
+    names = {number: special for special, number in ids.items()}
+    assert "".join(part if isinstance(part, str) else names[part] for part in parts) == text
+    at = 0
+    for part in parts:
+        if isinstance(part, int):
+            here = [special for special in specials if text.startswith(special, at)]
+            assert names[part] == max(here, key=len)
+            at += len(names[part])
+        else:
+            assert part
+            assert not any(special in text[at : at + len(part)] for special in specials)
+            at += len(part)

@@ -1,20 +1,24 @@
-"""The packing and embedding kernels against the NumPy layout and the `gguf` package, bit for bit."""
+"""The packing and embedding kernels, and rows of tables as files hold them, against the NumPy layout and the `gguf`
+package, bit for bit.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from forms import Form, assert_any_split, call, forms, in_turn
+from forms import Form, assert_any_split, call, compiled, forms, in_turn
 from levels import LEVELS
-from native import Array
+from native import Array, load
 from test_layouts import every_scale
 from weight_formats import assert_same_bits, random_file_bytes, reference
 
 from rlx.backends.cpu import layouts
 from rlx.backends.cpu.kernels.packing.pack import pack
 from rlx.backends.cpu.kernels.rows.embedding import embedding
+from rlx.backends.cpu.kernels.rows.lookup import lookup, pieces
 from rlx.backends.cpu.layouts import PACKED_DTYPES, PACKINGS
-from rlx.ir.dtypes import MXFP4, NVFP4, Q4_0, Q8_0, DType
+from rlx.backends.cpu.target import Target
+from rlx.ir.dtypes import F16, MXFP4, NVFP4, Q4_0, Q8_0, DType
 
 
 def check_pack(form: Form, dtype: DType, n: int, k: int) -> None:
@@ -99,3 +103,38 @@ def test_signed_codes(form: Form, dtype: DType) -> None:
 @pytest.mark.parametrize("dtype", [MXFP4, NVFP4], ids=str)
 def test_every_scale_of_one_byte(form: Form, dtype: DType) -> None:
     check_table(form, dtype, *every_scale(dtype))
+
+
+# ---------------------------------------------------------------------------------------- tables as files hold them
+
+
+def table(dtype: DType, n: int, k: int, shift: int = 0) -> tuple[Array, Array]:
+    """A file's bytes from an address that is no multiple of anything, and their values by another reader."""
+    raw = random_file_bytes(dtype, n, k, np.random.default_rng([n, k]))
+    place = np.empty(raw.size + 64, np.uint8)
+    start = -place.ctypes.data % 64 + shift
+    place[start : start + raw.size] = raw
+    return place[start : start + raw.size], reference(dtype, raw, n, k)
+
+
+@in_turn(PACKED_DTYPES, [None, *LEVELS])
+def test_rows_are_the_reference(form: Form, case: DType) -> None:
+    n, k = 5, max(PACKINGS[case].superblock, 64)
+    raw, wanted = table(case, n, k, shift=1)
+    ids = np.array([4, 0, 3, 3], np.int32)
+    out = np.full((5, k), 7, np.float32)
+    call(form, lookup(case, k), raw, ids, out, end=4 * pieces(case, k))
+    assert_same_bits(out[:4], wanted[ids])
+    assert (out[4] == 7).all()
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [Q8_0, F16], ids=str)
+def test_rows_far_into_a_large_table(form: Target, dtype: DType) -> None:
+    """Bytes beyond 2^32: the kernel is told that the table begins so far before the row there is."""
+    k, token = 1024, 2**31 - 1
+    raw, wanted = table(dtype, 1, k)
+    ids, out = np.array([token], np.int32), np.zeros((1, k), np.float32)
+    start = raw.ctypes.data - token * dtype.row_bytes(k)
+    load(lookup(dtype, k), form)(start, ids.ctypes.data, out.ctypes.data, 0, 1)
+    assert_same_bits(out, wanted)
