@@ -92,6 +92,7 @@ def kernels() -> Iterator[Callable[[], object]]:
     yield from (partial(reduce.row_reduce, width, kind) for kind in ("sum", "mean", "max"))
     yield from (partial(reduce.column_reduce, 4, width, kind) for kind in ("sum", "mean"))
     yield partial(gather.overlay_rows, width)
+    yield gather.relabel
     yield from (partial(make, width) for make in (reduce.argmax, reduce.pick))
     yield from (partial(make, width) for make in (copy.copy_rows, copy.last_row, copy.take_rows))
     yield choose.choose

@@ -154,6 +154,9 @@ def _ids(node: Node) -> Ids | None:
         return Ids(source.name, rows, negative=numbers.negative)
     if source.op in ("argmax", "top_k") and source.inputs[0].shape[-1] == rows:
         return None
+    choices = {"pick": lambda: source.inputs[0].shape[-1], "linear_pick": lambda: source.inputs[1].shape[0]}
+    if numbers.negative and source.op in choices and choices[source.op]() == rows:
+        return None
     hint = f"Give them as an input, or as argmax or top_k over {rows} values."
     raise CompileError(f"row numbers of a table of {rows} come from {source.op}", where=repr(source), hint=hint)
 

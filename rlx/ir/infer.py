@@ -354,6 +354,12 @@ def take(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     return inputs[1].shape, F32
 
 
+def relabel(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    ok = len(inputs) == 2 and [n.dtype for n in inputs] == [I32, F32] and [len(n.shape) for n in inputs] == [1, 1]
+    _check(ok, "relabel", inputs, "ids i32[rows] and labels f32[n]")
+    return inputs[0].shape, I32
+
+
 def reduce(op: str) -> Rule:
     """One number per row, or with axis 1 one row per matrix."""
 

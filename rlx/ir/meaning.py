@@ -193,6 +193,12 @@ def take(x: list[Array], a: Attrs, env: Env) -> Array:
     return np.take_along_axis(values, ids, -1) if values.ndim == 2 else values[ids]
 
 
+def relabel(x: list[Array], a: Attrs, env: Env) -> Array:
+    """Label ids[r] of each row, a whole number; a negative id stays."""
+    ids, labels = x
+    return np.where(ids < 0, ids, labels[np.maximum(ids, 0)]).astype(np.int32)
+
+
 def slice_(x: list[Array], a: Attrs, env: Env) -> Array:
     return x[0][(slice(None),) * a["axis"] + (slice(a["start"], a["stop"]),)]
 

@@ -165,6 +165,10 @@ OPS: dict[str, Op] = {
             "take", {}, infer.take, meaning.take, flops.each(0),
             in_prologue=True, numbers=RowNumbers(1, table=0, axis=-1),
         ),
+        Op(
+            "relabel", {}, infer.relabel, meaning.relabel, flops.each(0),
+            numbers=RowNumbers(0, table=1, axis=0, negative=True),
+        ),
         Op("mix", {}, infer.mix, meaning.mix, flops.mix, in_prologue=True),
         *(
             Op(name, {"axis": -1}, infer.reduce(name), meant, flops.scan, in_prologue=True)

@@ -272,6 +272,15 @@ def take(x: Node, ids: Node) -> Node:
     return make("take", x, ids)
 
 
+def relabel(ids: Node, labels: Node) -> Node:
+    """labels[id] for each of ids i32[rows], or the id where it is negative -> i32 [rows].
+
+    Args:
+        labels: f32 [n], whole numbers below 2**24, which float32 holds exactly.
+    """
+    return make("relabel", ids, labels)
+
+
 def mix(values: Node, coefficients: Node) -> Node:
     """Row by row coefficients [rows, m, n] times values [rows, n, width] -> [rows, m, width]."""
     return make("mix", values, coefficients)
@@ -582,7 +591,7 @@ __all__ = [
     "add", "argmax", "as_cache", "attention", "causal_conv", "clamp", "concat", "div", "embedding", "exp",
     "expert_linear", "gated_delta", "gelu_erf", "gelu_quick", "gelu_tanh", "index", "kv_write", "last_row",
     "layer_norm", "linear", "matmul", "maximum", "mean", "minimum", "mix", "mul", "neg", "overlay_rows", "pick",
-    "power", "quantize", "reduce_mean", "reduce_sum", "relu",
+    "power", "quantize", "reduce_mean", "reduce_sum", "relabel", "relu",
     "reshape", "rms_norm", "rope", "rope_angles", "scale", "sigmoid", "silu", "slice", "softcap", "softmax", "softplus",
     "sqrt", "sub", "sum", "take", "take_rows", "tanh", "top_k", "transpose",
 ]  # fmt: skip

@@ -166,6 +166,7 @@ CASES = [
     case("gated_delta", *DELTA, G.state("new delta", [4, 8, 16]), scale=0.25, aside=True),
     case("mix", HEADS, G.input("square", [SEQ, 4, 4])),
     case("mix", PAIR, G.input("wide", [SEQ, 5, 2])),
+    case("relabel", INDEX, G.input("labels", [5])),
     case("take", X, CHOICE),
     case("take", ROW, CHOICE),
     *(case(op, x) for op in ("reduce_mean", "reduce_sum") for x in (X, HEADS)),
@@ -184,7 +185,7 @@ CASES = [
 
 
 #: Values of inputs that do not mean any number: a mask shows a key before the row's own, a later one, and its own.
-_CHOSEN = {"index": np.array([-1, 4, 0]), "visible": np.array([1, 4, 4])}
+_CHOSEN = {"index": np.array([-1, 4, 0]), "labels": np.array([7.0, 0.0, 5.0, 9.0, 99_999.0]), "visible": np.array([1, 4, 4])}
 
 
 def arrays(node: Node, seed: int = 0) -> dict[str, Array]:

@@ -296,6 +296,7 @@ STEPS: dict[str, Callable[[Builder], Node]] = {
     "linear_pick": _linear_pick,
     "top_k": lambda b: ops.top_k(b.rows(), b.draw(st.integers(1, 4))),
     "take": _take,
+    "relabel": lambda b: ops.relabel(b.leaf("input", (SEQ,), I32), b.leaf("weight", (48,))),
     "mix": _mix,
     "reduce_mean": lambda b: ops.reduce_mean(b.some()),
     "reduce_sum": lambda b: ops.reduce_sum(b.some()),
@@ -365,4 +366,6 @@ def _choices(reader: Node) -> int:
             return int(str(reader.inputs[0].shape[-1]))
         case "expert_linear":
             return int(str(reader.inputs[2].shape[0]))
+        case "relabel":
+            return int(str(reader.inputs[1].shape[0]))
     return 48

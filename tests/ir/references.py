@@ -370,6 +370,7 @@ REFERENCES: dict[str, Reference] = {
     "causal_conv": causal_conv,
     "gated_delta": gated_delta,
     "mix": mix,
+    "relabel": lambda x, a: np.array([i if i < 0 else int(x[1][i]) for i in x[0].astype(int)]),
     "take": lambda x, a: np.array(
         [[(x[0] if x[0].ndim == 1 else x[0][r])[i] for i in some] for r, some in enumerate(x[1])]
     ),

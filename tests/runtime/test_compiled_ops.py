@@ -124,6 +124,21 @@ def test_a_pick_sees_what_is_not_finite(bad: float, cache: CompileCache) -> None
         assert exe(x=x)["y"].tolist() == [0, -1, 5]
 
 
+@pytest.mark.parametrize("level", levels())
+def test_choices_get_other_numbers(level: str, cache: CompileCache) -> None:
+    """One for each row, and of one row, where the choice joins the head; what is no choice keeps its -1."""
+    labels = np.random.default_rng(16).permutation(1 << 18)[:70]
+    graph = Graph("relabelled")
+    logits = ops.linear(graph.input("x", [SEQ, 64]), graph.weight("w", [70, 64]))
+    graph.output("y", ops.relabel(ops.pick(logits), graph.weight("labels", [70])))
+    x = np.zeros((3, 64), np.float32)
+    x[0, 3], x[1, 5], x[2, 60] = 1, np.nan, 1
+    weights = {"w": np.eye(70, 64, dtype=np.float32), "labels": labels.astype(np.float32)}
+    with compile(graph, weights, target=level, cache=cache) as exe:
+        assert exe(x=x)["y"].tolist() == [labels[3], -1, labels[60]]
+        assert [exe(x=row[None])["y"].tolist() for row in x] == [[labels[3]], [-1], [labels[60]]]
+
+
 def picking(n: int, dtype: DType, cap: float | None) -> Graph:
     """The greedy choice of a head of n tokens."""
     graph = Graph("head")
@@ -481,6 +496,6 @@ def test_every_kernel_is_reached_by_these_tests() -> None:
         "reduce_mean",
         "reduce_sum",
     }
-    covered |= {"layer_norm", "overlay_rows", "as_cache", "take_rows"}
+    covered |= {"layer_norm", "overlay_rows", "as_cache", "take_rows", "relabel"}
     covered |= {"take", "mix", "slice", "concat", "expert_linear", "causal_conv", "gated_delta"}
     assert covered == set(KERNELS)

@@ -251,6 +251,11 @@ def _take(n: Node, target: Target) -> Call:
     return _call(n, gather.take(width(x), width(n), shared=len(x.shape) == 1), Units(rows(n)))
 
 
+def _relabel(n: Node, target: Target) -> Call:
+
+    return _call(n, gather.relabel(), Units(n.shape[0]))
+
+
 def _mix(n: Node, target: Target) -> Call:
 
     values, coefficients = n.inputs
@@ -380,6 +385,7 @@ KERNELS: dict[str, Callable[[Node, Target], Call]] = {
     "reduce_mean": _reduce,
     "reduce_sum": _reduce,
     "take": _take,
+    "relabel": _relabel,
     "mix": _mix,
     "slice": _slice,
     "concat": _concat,

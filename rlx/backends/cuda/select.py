@@ -134,6 +134,11 @@ def _take(n: Node, c: Context) -> list[Launch]:
     )  # fmt: skip
 
 
+def _relabel(n: Node, c: Context) -> list[Launch]:
+    count = elements(n)
+    return _threads(n, c, count, lambda k: row_kernels.relabel(k, k.dim(count)))
+
+
 def _row_bytes(n: Node) -> int:
     nbytes = n.dtype.size(tuple(static(n, axis) for axis in range(1, len(n.shape))) or (1,))
     if nbytes % 4:
@@ -581,6 +586,7 @@ KERNELS: dict[str, Callable[[Node, Context], list[Launch]]] = {
     "reduce_mean": _reduce,
     "reduce_sum": _reduce,
     "take": _take,
+    "relabel": _relabel,
     "mix": _mix,
     "slice": _slice,
     "concat": _concat,

@@ -355,6 +355,20 @@ def take(k: Code, count: Operand, per_row: Operand, width: Operand, shared: bool
     each(k, count, body)
 
 
+def relabel(k: Code, count: Operand) -> None:
+    """The label of each id; a negative id stays."""
+    ids, labels, result = k.pointers.values()
+
+    def body(i: Value) -> None:
+        chosen = k.load(ids, I32, i)
+        with k.when(chosen < 0):
+            k.store(result, chosen, i)
+        with k.when(chosen >= 0):
+            k.store(result, k.load(labels, F32, chosen).to(I32), i)
+
+    each(k, count, body)
+
+
 def take_rows(k: Code, count: Operand, row_bytes: int) -> None:
     """Rows of x, as bytes; an i32 for each thread."""
     x, rows, result = k.pointers.values()

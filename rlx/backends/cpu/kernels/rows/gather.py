@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.loops import loop_kernel
 from rlx.ir.dtypes import F32, I32
-from rlx.scalars import HOLE, Ptr
+from rlx.scalars import HOLE, Ptr, i32
 
 #: Holes: results per row; elements from one row of x to the next, 0 if all rows share one.
 K: int = HOLE
@@ -31,6 +31,20 @@ def overlay_rows(width: int) -> Kernel:
     """
     params = [("x", F32), ("extra", F32), ("index", I32), ("out", F32)]
     return loop_kernel(_overlay_rows, {"WIDTH": width}, params)
+
+
+def relabel() -> Kernel:
+    """ids i32[rows] and labels f32[any] -> i32[rows], the label of each id; a negative id stays.
+
+    Buffers: ids, labels, out. A unit is a row. The kernel does not check that there is a label for each id.
+    """
+    return loop_kernel(_relabel, {}, [("ids", I32), ("labels", F32), ("out", I32)])
+
+
+def _relabel(ids: Ptr, labels: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        chosen = ids[row]
+        out[row] = i32(labels[chosen]) if chosen >= 0 else chosen
 
 
 def _overlay_rows(x: Ptr, extra: Ptr, index: Ptr, out: Ptr, begin: int, end: int) -> None:
