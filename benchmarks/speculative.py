@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Decode speed with and without speculation: prompt lookup on text that repeats itself and on text that does not, and
-the model's own head for further tokens where it has one.
+"""Decode speed with and without speculation: prompt lookup on text that repeats itself and on text that does not, the
+model's own head for further tokens where it has one, and draft models and heads.
 
-    python benchmarks/speculative.py [MODEL] [--tokens 160] [--runs 9] [--threads N] [--clock wall|cpu] [--watched]
+    python benchmarks/speculative.py [MODEL] [--draft PATH ...] [--tokens 160] [--runs 9] [--threads N]
+        [--clock wall|cpu] [--watched]
 
 Greedy, as `generate` does it: where nobody looks at a token before the next one is computed, many tokens are one native
 call, plain ones and those with drafts of the head. With --watched every token comes back to Python, as with a callback
@@ -21,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import rlx
@@ -51,6 +53,7 @@ class Way:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=str(demo.path()))
+    parser.add_argument("--draft", action="append", default=[], help="a draft model or a draft head; may be repeated")
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--threads", type=int)
@@ -61,7 +64,7 @@ def main() -> None:
         what = f"{runner.stats()['threads']} threads, {args.tokens} tokens, {args.runs} runs, {args.clock} time"
         print(f"{args.model}, {what}{', watched' * args.watched}")
         for text, ids in prompts(runner):
-            ways = list(ways_of(runner))
+            ways = list(ways_of(runner, args.draft))
             for _ in range(args.runs + 1):  # the first one compiles
                 compare(runner, ids, ways, args)
             for line in report(ways):
@@ -73,9 +76,11 @@ def prompts(runner: Any) -> Iterator[tuple[str, list[int]]]:
     yield "repetitive text", runner.chat_ids([{"role": "user", "content": QUESTION}])
 
 
-def ways_of(runner: Any) -> Iterator[Way]:
+def ways_of(runner: Any, drafts: list[str]) -> Iterator[Way]:
     yield Way("plain", None)
     yield Way("prompt-lookup", "prompt-lookup")
+    for path in drafts:
+        yield Way("/".join(Path(path).parts[-2:]), f"model:{path}")
     try:
         runner.generate([1, 2], 2, speculative="mtp", stop_at_eog=False)
     except UnsupportedModelError:
@@ -111,10 +116,11 @@ def report(ways: list[Way]) -> Iterator[str]:
     plain = statistics.median(ways[0].seconds[1:])
     for way in ways:
         median, c = statistics.median(way.seconds[1:]), way.counters
-        line = f"{way.name:14} {1 / median:8.1f} tokens/s  {plain / median:5.2f} times"
+        line = f"{way.name:24} {1 / median:8.1f} tokens/s  {plain / median:5.2f} times"
         if c.steps:
             rate = f"{c.accepted / c.drafted:.2f}" if c.drafted else "-"
-            line += f"  {c.steps} steps, {c.accepted} of {c.drafted} drafts accepted ({rate}), {way.equal} tokens equal"
+            line += f"  {c.steps} steps, {c.accepted} of {c.drafted} drafts accepted ({rate}),"
+            line += f" {1 + c.accepted / c.steps:.2f} tokens a step, {way.equal} tokens equal"
         yield line
 
 

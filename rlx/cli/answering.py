@@ -46,8 +46,8 @@ speculative_option = click.option(
     "--speculative",
     type=_SPECULATION,
     metavar=f"[{'|'.join(SPECULATIONS)}|model:PATH]",
-    help="Guess tokens and check several at once; mtp: by the model's own head; model: by a smaller model with the "
-    "same vocabulary. Same answer.",
+    help="Guess tokens and check several at once; mtp: by the model's own head; model: by a smaller model or a "
+    "draft head. Same answer.",
 )
 
 

@@ -65,9 +65,7 @@ if TYPE_CHECKING:
     from rlx.engine.kv.snapshot import Snapshot
     from rlx.engine.opening.options import ModelSource
     from rlx.engine.programs.ready import ReadyPrograms
-    from rlx.engine.speculation.draft_model import DraftModel
-    from rlx.engine.speculation.drafts import Counters
-    from rlx.engine.speculation.mtp import HeadDrafts, Predictor
+    from rlx.engine.speculation.drafts import Drafting
     from rlx.models.vision_config import VisionConfig
     from rlx.vision.opening import MmprojPath, Vision
     from rlx.vision.tower import Tower
@@ -75,7 +73,7 @@ if TYPE_CHECKING:
 
 
 #: The parts of an engine that hold memory or threads; the last one is closed first. Workers read the memory of others.
-_PARTS = ("pool", "_tensors", "_programs", "_vision", "_predictor", "_drafting", "_workers", "prefix_writer", "ahead")
+_PARTS = ("pool", "_tensors", "_programs", "_vision", "_drafting", "_workers", "prefix_writer", "ahead")
 
 
 class Engine:
@@ -108,7 +106,6 @@ class Engine:
     prefix_writer: PrefixWriter | None = None
     _workers: Workers
     _tensors: Tensors
-    _predictor: Predictor | None = None  # created at first use
     _vision: Vision | None = None
 
     def __init__(
@@ -128,7 +125,7 @@ class Engine:
         self._chat_template = chat_template
         self.profile, self.weights, self.adapters = setup.profile, plan.weights, plan.adapters
         bucketing = Bucketing(setup.profile.ranges, setup.max_seq)
-        self._draft_models, self._drafting, self._draft_lock = dict[str, "DraftModel"](), ExitStack(), Lock()
+        self._draftings, self._drafting, self._draft_lock = dict[str, "Drafting"](), ExitStack(), Lock()
         self.ahead = BackgroundCompiler(progress)
         self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell, self.ahead.compiling)
         self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops
@@ -352,41 +349,19 @@ class Engine:
 
     # -- speculative decoding -------------------------------------------------------------------------------------
 
-    def draft_model(self, path: str) -> DraftModel:
-        """The model that drafts for this one; it is opened at first use.
+    def drafting(self, name: str) -> Drafting:
+        """What makes drafts for this model, see `open_drafting`; it is opened at first use.
 
         Raises:
             ModelFileError, TokenizerError: the file cannot be used.
-            ArgumentError: it has another vocabulary.
+            ArgumentError: it is of another model, or has another vocabulary.
         """
         with self._draft_lock:
-            if path not in self._draft_models:
-                self._draft_models[path] = made = speculation.draft_model.DraftModel.open(
-                    path, self, self._setup, self._progress
-                )
-                self._drafting.callback(made.engine.close)
-            return self._draft_models[path]
-
-    def head_drafts(self, sequence: Sequence, counters: Counters) -> HeadDrafts | None:
-        """Drafts of the MTP head for a sequence that begins; None while the head follows another one.
-
-        The head's weights are loaded at first use.
-
-        Raises:
-            UnsupportedModelError: the model has no MTP head.
-            WeightError: a tensor is missing or has the wrong shape.
-        """
-        if self._predictor is None:
-            self.load()
-            where = (self._compiler, self._workers, self._tensors)
-            self._predictor = speculation.mtp.Predictor.of(
-                self.config, self._weights, self._setup, *where, self._progress
-            )
-        if self.model_runner.listener is not None:
-            return None
-        self._predictor.follow(sequence)
-        drafter = speculation.mtp.HeadDrafter(self._predictor, lambda: len(sequence))
-        return speculation.mtp.HeadDrafts(self.model_runner, sequence, drafter, counters)
+            if name not in self._draftings:
+                given = self, self._programs.graph, self._setup, self._tensors, self._progress, len(self._draftings)
+                self._draftings[name] = made = speculation.drafting.open_drafting(name, *given)
+                self._drafting.callback(made.close)
+            return self._draftings[name]
 
     # -- images -----------------------------------------------------------------------------------------------------
 

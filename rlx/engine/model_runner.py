@@ -27,7 +27,7 @@ from rlx.engine.kv.sequence import Sequence
 from rlx.engine.programs.programs import GREEDY, HIDDEN, LOGITS, Bucketing, Programs, ProgramSpec
 from rlx.engine.request.output import Logits
 from rlx.errors import ArgumentError, NumericalError, PromptError
-from rlx.models.variants import EmbeddedRows, LowRank
+from rlx.models.variants import EmbeddedRows, Features, LowRank
 from rlx.passes.options import MAX_SEGMENTS
 
 Ints: TypeAlias = npt.NDArray[Any]
@@ -97,9 +97,14 @@ def packed(lengths: Ids[int], rows: int, texts: int) -> Iterator[list[int]]:
 
 
 class Listener(Protocol):
-    """Receives the hidden states of each step of a sequence."""
+    """Receives the hidden states of each step of a sequence.
+
+    Attributes:
+        reads: which ones, as in `ProgramSpec.hidden`.
+    """
 
     sequence: Sequence
+    reads: bool | Features
 
     def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None:
         """`ids` from position `start` on, and hidden f32 [len(ids), width], which is to be copied."""
@@ -404,7 +409,9 @@ class ModelRunner:
         speculative = speculative and rows > 1 and sequence.recurrent
         if listener is not None and listener.sequence is not sequence:
             listener = None
-        hidden = output == HIDDEN or listener is not None
+        if output == HIDDEN and listener is not None and listener.reads is not True:
+            listener = None  # it misses these rows
+        hidden = output == HIDDEN or (listener is not None and listener.reads)
         adapters = self.adapters if sequence.adapter else None
         if (spans := sequence.embeddings) is None:
             spec = self.bucketing.spec(rows, past, all_rows, hidden, speculative, adapters=adapters)

@@ -32,7 +32,7 @@ from rlx.models.encoders import encoder_config
 from rlx.models.keys import Keys
 from rlx.weights import ModelWeights, WeightLoader, open_weights
 from rlx.weights.gguf import GgufFile
-from rlx.weights.prediction import WithPrediction, predicting_blocks
+from rlx.weights.prediction import predicting_blocks, with_prediction
 from rlx.weights.recommended import gguf_keys, recommended
 from rlx.weights.sentence_modules import WithDense, sentence_modules
 
@@ -73,7 +73,7 @@ def describe(source: WeightLoader, where: Path) -> Described:
     config = TextConfig(source.metadata, where)
     config.predicting = predicting_blocks(source, config.arch)
     metadata = metadata_from_config(config)
-    weights = ModelWeights(WithPrediction(source, config.layers) if config.predicting else source, config.arch)
+    weights = ModelWeights(with_prediction(source, config.layers) if config.predicting else source, config.arch)
     names = [*weights.names]
     parts = _parts(config, weights) if differs_by_layer(config) else {}
     tensors = _tensors(config, weights, names, parts)

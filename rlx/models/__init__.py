@@ -42,6 +42,7 @@ __all__ = [
     "config_from",
     "from_gguf",
     "from_hf",
+    "placed",
     "predictor_head",
     "views",
     "vision_config",
@@ -82,7 +83,7 @@ def build(
         ArgumentError: KV caches cannot have this dtype.
         WeightError: a tensor is missing, or has another shape or dtype than the configuration says.
     """
-    with _placed(config, place):
+    with placed(config, place):
         graph = ARCHITECTURES[config.arch].build(config, weights, kv_dtype)
     return graph if hidden else graph.replace(outputs={"logits": graph.outputs["logits"]})
 
@@ -111,7 +112,7 @@ def build_predictor(
         where = place("output.weight").rpartition(", ")[0] if place else None
         hint = 'Use speculative="prompt-lookup", which needs none, or a file with the tensors "nextn" ("mtp").'
         raise UnsupportedModelError("the model has no MTP head", where=where, hint=hint)
-    with _placed(config, place):
+    with placed(config, place):
         graph: Graph = import_module(f"{__name__}.qwen35").build_predictor(config, weights, kv_dtype, rows)
     return graph
 
@@ -122,8 +123,12 @@ def predictor_head(config: ModelConfig) -> str:
 
 
 @contextmanager
-def _placed(config: ModelConfig, place: Callable[[str], str] | None) -> Iterator[None]:
-    """Adds the file to errors, and replaces the tensor's canonical name by that in the file."""
+def placed(config: ModelConfig, place: Callable[[str], str] | None) -> Iterator[None]:
+    """Adds the file to errors, and replaces the tensor's canonical name by that in the file.
+
+    Args:
+        place: as in `build`; None changes nothing.
+    """
     try:
         yield
     except ModelFileError as error:

@@ -16,6 +16,7 @@ from rlx.models.architectures import Architecture
 if TYPE_CHECKING:
     from rlx.models.encoder import EncoderConfig, EncoderFamily
     from rlx.models.keys import Keys
+    from rlx.models.names import Table
 
 T = TypeVar("T")
 
@@ -49,6 +50,8 @@ ENCODER_FILES: dict[str, tuple[str, str]] = {
     "nomic_bert": ("nomic-bert", "nomic_bert"),
     "modernbert": ("modern-bert", "modernbert"),
 }
+#: The same of heads that draft for models; they have names of tensors only.
+HEAD_FILES: dict[str, tuple[str, str]] = {"eagle3": ("eagle3", "")}
 #: GGUF architectures of decoders whose attention was opened in both directions -> the decoder.
 TWO_WAY = {"gemma-embedding": "gemma3"}
 
@@ -98,6 +101,8 @@ ARCHITECTURES: Mapping[str, Architecture] = _Lazy(FILES, 0, lambda file, name: _
 MODEL_TYPES: Mapping[str, tuple[str, Architecture]] = _Lazy(FILES, 1, _of_model_type)
 #: `general.architecture` of an encoder -> its family.
 ENCODERS: Mapping[str, EncoderFamily] = _Lazy(ENCODER_FILES, 0, lambda file, name: _file(file).FAMILIES[name])
+#: Name of a kind of head -> the names of its tensors.
+HEADS: Mapping[str, Table] = _Lazy(HEAD_FILES, 0, lambda file, name: _file(file).NAMES[name])
 #: `model_type` of an encoder -> the reader of its `config.json`.
 ENCODER_TYPES: Mapping[str, Callable[[Keys], EncoderConfig]] = _Lazy(
     ENCODER_FILES, 1, lambda file, name: _file(file).TYPES[name]
@@ -109,6 +114,7 @@ SUPPORTED = {"gguf": tuple(ARCHITECTURES), "safetensors": tuple(MODEL_TYPES)}
 # then say "not supported yet" instead of "unknown".
 _MOE = "it is a mixture of experts"
 _VISION = "it takes images"
+_DRAFTER = "it drafts for a Gemma 4 and reads that model's caches"
 _OTHER = "its layers differ from those of the supported families"
 KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("qwen3next", "qwen3_next"), "its projections are laid out differently than those of Qwen 3.5"),
@@ -121,4 +127,5 @@ KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("exaone", "olmo", "nemotron", "chatglm"), _OTHER),
     **dict.fromkeys(("cohere", "cohere2", "command-r", "hunyuan-dense", "llada", "bonsai"), _OTHER),
     "omnicoder": _OTHER,
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant", "gemma4-assistant"), _DRAFTER),
 }

@@ -6,7 +6,8 @@ Part of the models stage. Each maps a finished graph to another one, so they wor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlx.ir import ops
@@ -16,6 +17,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.config import ModelConfig
 
+_OVER_WEIGHTS = ("rms_norm", "layer_norm", "linear")  # their last operand may be a weight
+_OF_LAYER = re.compile(r"blk\.([0-9]+)\.")  # the name of a layer's weight
 # Ops between two updates of recurrent states that are cheap enough to be computed twice.
 _CHEAP = frozenset(["rms_norm", "reshape", *(name for name, row in ops.OPS.items() if row.elementwise)])
 
@@ -64,11 +67,13 @@ def with_rows(graph: Graph, deepstack: int = 0) -> Graph:
     Args:
         deepstack: rows are [SEQ, (1 + deepstack) * hidden]; part i + 1 is added after layer i (arXiv 2406.04334).
     """
-    parts = dict(_inputs_of_layers(graph, deepstack))
+    entering = inputs_of_layers(graph) if deepstack else {}
+    parts = {entering[layer]: layer for layer in range(1, deepstack + 1)}
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         new = ops.rebuild(old, inputs)
-        if (part := parts.get(old)) is None:
+        is_table = old.op == "embedding" and old.inputs[0].name == "token_embd.weight"
+        if (part := 0 if is_table else parts.get(old)) is None:
             return new
         width = old.shape[1]
         assert isinstance(width, int)
@@ -80,14 +85,57 @@ def with_rows(graph: Graph, deepstack: int = 0) -> Graph:
     return graph.map(visit)
 
 
-def _inputs_of_layers(graph: Graph, last: int) -> Iterator[tuple[Node, int]]:
-    """The values that enter the layers 0 to `last`, and the number of the layer."""
-    norms = {f"blk.{layer}.attn_norm.weight": layer for layer in range(1, last + 1)}
+def inputs_of_layers(graph: Graph) -> dict[int, Node]:
+    """Number of each layer -> the value that enters it, f32 [SEQ, hidden]; with several streams the first one.
+
+    It is what the layer's first weight is applied to. The number after the last layer stands for what the last one
+    returns, if the graph has the output "hidden".
+    """
+    found: dict[int, Node] = {}
     for node in graph.nodes():
-        if node.op == "embedding" and node.inputs[0].name == "token_embd.weight":
-            yield node, 0
-        elif node.op == "rms_norm" and len(node.inputs) > 1 and node.inputs[1].name in norms:
-            yield node.inputs[0], norms[node.inputs[1].name]
+        if node.op in _OVER_WEIGHTS and (named := _OF_LAYER.match(node.inputs[-1].name)):
+            found.setdefault(int(named[1]), node.inputs[0])
+    if "hidden" in graph.outputs:
+        found[max(found) + 1] = graph.outputs["hidden"].inputs[0]
+    return found
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a draft head reads of a model: a projection of the values that enter some layers, joined (arXiv 2503.01840).
+
+    Attributes:
+        layers: numbers of the layers; the number after the last stands for what the last one returns.
+        width: of the projection.
+        dtype: of its matrix.
+        name: before the names of its weights, "NAME.fc.weight" [width, layers * hidden] and those of norms.
+        norms: RMS norms before the projection: "" for none, "whole" for one over the joined values, "NAME.input_norm",
+            "each" for one over each of them, "NAME.fc_norm.0" and so on.
+        eps: of the norms.
+    """
+
+    layers: tuple[int, ...]
+    width: int
+    dtype: DType
+    name: str
+    norms: str = ""
+    eps: float = 0.0
+
+
+def with_features(graph: Graph, kind: Features) -> Graph:
+    """The model whose output "hidden" f32 [SEQ, kind.width] is what a draft head reads."""
+    inputs = inputs_of_layers(graph)
+    parts = [inputs[layer] for layer in kind.layers]
+
+    def normed(x: Node, name: str) -> Node:
+        return ops.rms_norm(x, graph.weight(f"{kind.name}.{name}.weight", x.shape[-1:]), eps=kind.eps)
+
+    if kind.norms == "each":
+        parts = [normed(part, f"fc_norm.{number}") for number, part in enumerate(parts)]
+    joined = ops.concat(*parts)
+    joined = normed(joined, "input_norm") if kind.norms == "whole" else joined
+    weight = graph.weight(f"{kind.name}.fc.weight", [kind.width, joined.shape[-1]], kind.dtype)
+    return graph.replace(outputs={**graph.outputs, "hidden": ops.linear(joined, weight)})
 
 
 @dataclass(frozen=True, eq=False)

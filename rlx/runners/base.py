@@ -159,8 +159,8 @@ class LmRunner(ABC):
             stop_at_eog: False continues after `stop_ids`.
             stop: strings that end the generation; `Generation.text` ends before them.
             min_tokens: until there are this many tokens, `stop_ids` are not chosen and stop strings are ignored.
-            speculative: `prompt-lookup`, `mtp`, or `model:PATH` for a smaller model with the same vocabulary:
-                speculative decoding checks several guessed tokens in one step; the result is the same. None takes the
+            speculative: `prompt-lookup`, `mtp`, or `model:PATH` for a smaller model or a draft head: speculative
+                decoding checks several guessed tokens in one step; the result is the same. None takes the
                 runner's default.
             adapter: the name of the LoRA adapter that answers, one of `adapters`; None for the model as it is.
             top_logprobs: also report log-probabilities in `Generation.steps`: of each token, and of this many of the
@@ -480,12 +480,9 @@ def _drafts_of(runner: LmRunner, speculative: str, context: list[int], salt: str
         hint = "leave `speculative` out"
         raise ArgumentError("speculative decoding needs a cache", where="generate", hint=hint)
     engine, counters = runner._engine, runner._speculated
-    if speculative == "mtp":
-        return lambda sequence: engine.head_drafts(sequence, counters)
-    if speculative.startswith(DRAFT_MODEL):
-        drafting = engine.draft_model(speculative.removeprefix(DRAFT_MODEL))
-        # A draft model sees no images, nor a caller's own rows.
-        return lambda sequence: None if sequence.embeddings else drafting.drafts(context, salt, counters)
+    if speculative != "prompt-lookup":
+        drafting = engine.drafting(speculative)
+        return lambda sequence: drafting.drafts(sequence, context, salt, counters)
     lookup = speculation.drafts.PromptLookup(context)
     return lambda sequence: speculation.drafts.Drafts(lookup, counters)
 

@@ -98,7 +98,7 @@ class Model(LmRunner):
         self.adapters = () if engine.adapters is None else tuple(engine.adapters.numbers)
         self._speculative = checked_speculation(speculative)
         if speculative is not None and speculative.startswith(DRAFT_MODEL):
-            engine.draft_model(speculative.removeprefix(DRAFT_MODEL))
+            engine.drafting(speculative)
         self._images = engine.images
         if self._images is not None:
             self._images.seconds = stall_ms / 1000

@@ -6,7 +6,8 @@ Entry of the weights stage. Later steps (`names.py`, `model.py`, packing) see on
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -105,6 +106,25 @@ class LoaderOver(Closing):
 
     def close(self) -> None:
         self.loader.close()
+
+
+class Renamed(LoaderOver):
+    """A `WeightLoader` whose tensors have other names. It closes the other one.
+
+    Args:
+        loader: the other.
+        rename: its name of a tensor -> the name here.
+    """
+
+    def __init__(self, loader: WeightLoader, rename: Callable[[str], str]) -> None:
+        self._names = {rename(name): name for name in loader.tensors}
+        super().__init__(loader, {new: replace(loader.tensors[old], name=new) for new, old in self._names.items()})
+
+    def raw(self, name: str) -> Bytes:
+        return self.loader.raw(self._names.get(name, name))
+
+    def release(self, name: str) -> None:
+        self.loader.release(self._names.get(name, name))
 
 
 def open_weights(path: str | os.PathLike[str], *, mmap: bool = True, config: Config | None = None) -> WeightLoader:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.models.names import Row, Table
-from rlx.models.registry import ARCHITECTURES, ENCODERS
+from rlx.models.registry import ARCHITECTURES, ENCODERS, HEADS
 from rlx.weights.loader import WeightLoader
 
 
@@ -144,6 +144,8 @@ def _translated(path: str, rows: tuple[Row, ...]) -> tuple[str, int | None] | No
 def _table(family: str) -> Table:
     if family in ENCODERS:
         return ENCODERS[family].names
+    if family in HEADS:
+        return HEADS[family]
     if family not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise UnsupportedModelError(f"no tensor names are known for the family {family!r}, only for {known}")

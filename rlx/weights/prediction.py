@@ -8,10 +8,8 @@ how many are such) and readers that do not use it pass it over.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
-from rlx.weights.loader import LoaderOver, WeightLoader
-from rlx.weights.mapped import Bytes
+from rlx.weights.loader import Renamed, WeightLoader
 
 _LAYER = re.compile(r"mtp\.layers\.([0-9]+)\.(.+)")
 # What joins the embedding of the last token with the state of the one before, and the norm before the head.
@@ -31,23 +29,14 @@ def predicting_blocks(loader: WeightLoader, arch: str) -> int:
     return 1 if found == {"0"} and _JOINING.keys() <= loader.tensors.keys() else 0
 
 
-class WithPrediction(LoaderOver):
-    """A `WeightLoader` whose block that predicts is one more layer of the decoder.
+def with_prediction(loader: WeightLoader, layers: int) -> WeightLoader:
+    """The checkpoint, whose block that predicts is one more layer of the decoder.
 
     Args:
-        loader: the checkpoint; closed with this object.
+        loader: closed with the result.
         layers: layers before it.
     """
-
-    def __init__(self, loader: WeightLoader, layers: int) -> None:
-        self._names = {_decoder_name(name, layers): name for name in loader.tensors}
-        super().__init__(loader, {new: replace(loader.tensors[old], name=new) for new, old in self._names.items()})
-
-    def raw(self, name: str) -> Bytes:
-        return self.loader.raw(self._names.get(name, name))
-
-    def release(self, name: str) -> None:
-        self.loader.release(self._names.get(name, name))
+    return Renamed(loader, lambda name: _decoder_name(name, layers))
 
 
 def _decoder_name(name: str, layers: int) -> str:

@@ -29,7 +29,7 @@ MAX_DIMS = 16
 MAX_ELEMENTS = 1 << 53
 
 _DTYPES = {"F64": F64, "F32": F32, "F16": F16, "BF16": BF16, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8}
-_DTYPES |= {"F8_E4M3": quantization.CODES}
+_DTYPES |= {"F8_E4M3": quantization.CODES, "BOOL": U8}  # masks are no weights
 _FIELDS = {"dtype", "shape", "data_offsets"}
 
 Config = str | os.PathLike[str] | Mapping[str, Any]

@@ -185,7 +185,7 @@ CASES = [
 
 
 #: Values of inputs that do not mean any number: a mask shows a key before the row's own, a later one, and its own.
-_CHOSEN = {"index": np.array([-1, 4, 0]), "labels": np.array([7.0, 0.0, 5.0, 9.0, 99_999.0]), "visible": np.array([1, 4, 4])}
+_CHOSEN = {"index": np.array([-1, 4, 0]), "visible": np.array([1, 4, 4]), "labels": np.array([7.0, 0, 5, 9, 99_999])}
 
 
 def arrays(node: Node, seed: int = 0) -> dict[str, Array]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from golden_files import read
+from golden_files import FILES, read
 from golden_folder import goldens
 
 from rlx.ir import interp, ops
@@ -33,6 +34,21 @@ def logits(graph: Graph, weights: dict[str, np.ndarray], **inputs: Any) -> np.nd
     feeds |= {n: np.zeros([value(d, env) for d in s.shape]) for n, s in graph.leaves("state").items()}
     found: np.ndarray = interp.run(graph, feeds, env)[0]["logits"]
     return found
+
+
+@pytest.mark.parametrize("family", FILES)
+def test_what_enters_a_layer_is_what_the_model_with_fewer_layers_returns(family: str) -> None:
+    """Equal nodes are one object."""
+    config, tensors = read(goldens() / family / FILES[family][0])
+    graph = build(config, tensors, F32, hidden=True)
+    found = variants.inputs_of_layers(graph)
+    assert [*found] == [*range(config.layers + 1)]
+    assert all(node.shape == graph.outputs["hidden"].shape for node in found.values())
+    if config.streams > 1 or config.per_layer:  # joined after the last layer, or in a table of all layers
+        return
+    for layers in range(1, config.layers + 1):
+        fewer = build(replace(config, each=config.each[:layers]), tensors, F32, hidden=True)
+        assert found[layers] is fewer.outputs["hidden"].inputs[0]
 
 
 def test_rows_take_the_place_of_tokens_anywhere(model: tuple[Graph, dict[str, np.ndarray]]) -> None:

@@ -94,7 +94,7 @@ def test_a_draft_model_without_room_drafts_nothing(goldens: Path, monkeypatch: p
     path = goldens / "qwen3" / "model-f16.gguf"
     with opened(path) as runner:
         plain = runner.generate(IDS, 100, stop_at_eog=False)
-        pool = runner._engine.draft_model(str(path)).engine.pool
+        pool = runner._engine.drafting(f"model:{path}").engine.pool
         monkeypatch.setattr(pool, "kv_bytes", pool.sizes.bytes_of(1, 0))  # 64 positions
         found, counters = drafted(runner, path, IDS, 90)
         assert found == plain[:90]
@@ -107,10 +107,10 @@ def test_a_draft_model_without_room_drafts_nothing(goldens: Path, monkeypatch: p
 def test_it_is_opened_once_and_with_the_model_if_it_is_the_default(goldens: Path) -> None:
     path = goldens / "qwen3" / "model-f16.gguf"
     with opened(path, speculative=f"model:{path}") as runner:
-        (made,) = runner._engine._draft_models.values()
+        (made,) = runner._engine._draftings.values()
         plain = runner.generate(IDS, 6, speculative=None, stop_at_eog=False)
         assert runner.stats()["speculation"]["drafted"] > 0
-        assert runner._engine.draft_model(str(path)) is made
+        assert runner._engine.drafting(f"model:{path}") is made
         assert made.engine.max_seq == runner.max_seq and made.engine._setup.threads == runner._engine._setup.threads
         runner.disable_decode_compile_cache()
         assert runner.generate(IDS, 6, stop_at_eog=False) == plain

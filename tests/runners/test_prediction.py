@@ -21,9 +21,9 @@ from rlx.engine.kv.pages import PageAllocator
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.engine.request.output import FinishReason
 from rlx.engine.request.request import Request
-from rlx.engine.speculation import mtp as drafted_runs
+from rlx.engine.speculation import heads as drafted_runs
 from rlx.engine.speculation.drafts import Counters
-from rlx.engine.speculation.mtp import HeadDrafter, Predictor
+from rlx.engine.speculation.heads import HeadDrafter, Predictor
 from rlx.errors import UnsupportedModelError
 from rlx.runners import CachedRunner, auto_runner
 from rlx.sampling import SampleOpts
@@ -39,7 +39,7 @@ IDS = np.random.default_rng(5).integers(0, 500, 40).tolist()
 @contextmanager
 def predicting(engine: SingleEngine) -> Iterator[HeadDrafter]:
     """The MTP head follows the engine's own sequence."""
-    drafts = engine.head_drafts(engine.current, Counters())
+    drafts = engine.drafting("mtp").drafts(engine.current, [], "", Counters())
     assert drafts is not None
     yield drafts._head
     drafts.close()
@@ -146,8 +146,7 @@ def test_drafts_are_those_of_the_equations(checkpoint: Path, head: dict[str, Arr
         assert found[0] == int((table @ first[-1]).argmax())
         second = layer(head, table[[*IDS[5:34], found[0]]], np.concatenate([hidden, first[-1:]]))
         assert found[1] == int((table @ second[-1]).argmax())
-        assert engine._predictor is not None
-        program, extents = engine._predictor.fed(32, [IDS[33]], in_memory(hidden[-1:]))
+        program, extents = drafter._predictor.fed(32, [IDS[33]], in_memory(hidden[-1:]))
         program.run(**extents)
         own = program.output("next_hidden")
         assert np.abs(own[0] - first[-1]).max() <= CEILING * np.abs(first).max()
@@ -177,8 +176,7 @@ def test_drafts_after_an_image_are_those_of_the_equations(
         embedded, hidden = table[ids], np.concatenate(heard)
         embedded[5:17] = image.spans[0].rows
         first = layer(head, embedded[1:], hidden, places)
-        assert engine._predictor is not None
-        program, extents = engine._predictor.fed(32, [ids[33]], in_memory(hidden[-1:]))
+        program, extents = drafter._predictor.fed(32, [ids[33]], in_memory(hidden[-1:]))
         program.run(**extents)
         own = program.output("next_hidden")
         assert np.abs(own[0] - first[-1]).max() <= CEILING * np.abs(first).max()

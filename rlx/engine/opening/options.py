@@ -193,7 +193,9 @@ class RunnerOptions(EngineOptions):
         flag=False,
     )
     speculative: str | None = option(
-        None, "Default speculative decoding: `prompt-lookup`, `mtp`, or `model:PATH` for a draft model", kind=object
+        None,
+        "Default speculative decoding: `prompt-lookup`, `mtp`, or `model:PATH` for a draft model or head",
+        kind=object,
     )
     slots: int = option(
         SLOTS,

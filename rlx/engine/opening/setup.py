@@ -48,7 +48,7 @@ def open_model(loader: WeightLoader) -> tuple[models.ModelConfig, ModelWeights]:
     """
     config = models.config_from(loader.format, loader.metadata, loader.tensors.__contains__, where=loader.path)
     if loader.format == "safetensors" and weights.prediction.predicting_blocks(loader, config.arch):
-        loader = weights.prediction.WithPrediction(loader, config.layers)
+        loader = weights.prediction.with_prediction(loader, config.layers)
     tensors = ModelWeights(loader, config.arch)
     for view in models.views(config, tensors.has):
         tensors.define(*view)

@@ -30,7 +30,7 @@ from rlx.ir import ops
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.models import variants
-from rlx.models.variants import EmbeddedRows, LowRank
+from rlx.models.variants import EmbeddedRows, Features, LowRank
 from rlx.passes.effective import effective
 from rlx.passes.layout import FILE_LAYOUT, lookup_tables, packed_rows, weight_table
 from rlx.passes.options import MAX_PAST, Options, phase
@@ -51,7 +51,8 @@ class ProgramSpec:
         returns: "last", the logits of the last row; "all", those of every row; "chosen", those of the rows
             `logit_rows`, of a program whose rows belong to several sequences; "tokens", the likeliest token after every
             row, as output "token" i32 [rows].
-        hidden: whether it also returns the hidden states before the head, for every row.
+        hidden: whether it also returns the hidden states before the head, for every row; or what a draft head reads in
+            their place.
         past: (smallest, largest) number of past positions; None for any.
         embeds: how rows may take the place of token embeddings; None: there are no such rows.
         bias: number of heads of an attention bias that replaces the causal mask, 1 if all heads share it; 0: no bias.
@@ -63,7 +64,7 @@ class ProgramSpec:
 
     seq: Range
     returns: str = "last"
-    hidden: bool = False
+    hidden: bool | Features = False
     past: Range | None = None
     embeds: EmbeddedRows | None = None
     bias: int = 0
@@ -90,7 +91,7 @@ class ProgramSpec:
         parts = (
             f"past-{self.past[0]}-{self.past[1]}" if self.past else "",
             {"all": "all", "tokens": "greedy"}.get(self.returns, ""),
-            "hidden" * self.hidden,
+            "hidden" if self.hidden is True else "features" * bool(self.hidden),
             self.embeds.name if self.embeds else "",
             f"bias-{self.bias}" if self.bias else "",
             self.drafts.replace(" ", "-"),
@@ -130,6 +131,7 @@ class ProgramSpec:
         """The model's graph with the inputs and outputs of this spec."""
         if self.drafts == "advance":
             return variants.advancing(graph)
+        graph = variants.with_features(graph, self.hidden) if isinstance(self.hidden, Features) else graph
         outputs = {name: node for name, node in graph.outputs.items() if self.hidden or name != HIDDEN}
         if self.returns == "tokens":
             outputs["token"] = ops.pick(outputs.pop(LOGITS))
@@ -173,7 +175,7 @@ class Bucketing:
         rows: int,
         past: int,
         all_rows: bool = False,
-        hidden: bool = False,
+        hidden: bool | Features = False,
         verifies: bool = False,
         embeds: EmbeddedRows | None = None,
         bias: int = 0,
@@ -445,6 +447,7 @@ class Programs:
         packed: names of tables that another graph of the model uses as matrices.
 
     Attributes:
+        graph: the model.
         tables: "prefill", "decode" and "batch"; without a capacity at first.
         records: facts about each program that was compiled or loaded so far.
         weights: memory layout of every weight, as in the manifest of each program that reads it.
@@ -462,7 +465,7 @@ class Programs:
         weights: Callable[[], Mapping[str, Buffer]],
         packed: tuple[str, ...] = (),
     ) -> None:
-        self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
+        self.graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
         self._buffers = weights
         self._states: StateMemory | None = None
         self._variants: dict[ProgramSpec, Graph] = {}
@@ -541,7 +544,7 @@ class Programs:
     def _variant(self, spec: ProgramSpec) -> Graph:
         """The graph of a spec, one object for all specs that have the same: its text is then made once."""
         if spec.form not in self._variants:
-            self._variants[spec.form] = spec.variant(self._graph)
+            self._variants[spec.form] = spec.variant(self.graph)
         return self._variants[spec.form]
 
     def prepare(

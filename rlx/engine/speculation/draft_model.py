@@ -1,6 +1,6 @@
 """Drafts of a smaller model: an engine of its own with the same vocabulary, whose likeliest tokens are the drafts.
 
-Runners stage, beside `mtp.py`. Each generation has a sequence of the draft model, too. Before it drafts, the sequence
+Runners stage, beside `heads.py`. Each generation has a sequence of the draft model, too. Before it drafts, the sequence
 goes back to what it has in common with the text, and takes the tokens that it lacks. Then it goes on by itself. A
 generation alone drafts in one native call; several draft in the same steps.
 """
@@ -27,7 +27,7 @@ from rlx.errors import ArgumentError, NumericalError, PoolFullError
 from rlx.sampling.choice import LIKELIEST
 from rlx.text import Tokenizer
 from rlx.text.tokenizer import TokenType
-from rlx.weights import WeightLoader, open_weights
+from rlx.weights import WeightLoader
 
 if TYPE_CHECKING:
     from rlx.engine.engine import Engine
@@ -91,35 +91,35 @@ class DraftModel:
         self.engine, self.ids, self.cost = engine, ids, cost
 
     @classmethod
-    def open(cls, path: str, engine: Engine, setup: Setup, progress: Progress | None) -> DraftModel:
-        """Opens the model that drafts for an engine.
+    def of(cls, loader: WeightLoader, engine: Engine, setup: Setup, progress: Progress | None) -> DraftModel:
+        """The model of an open file, for an engine that it drafts for.
 
         Args:
+            loader: closed with the result.
             setup, progress: of the engine.
 
         Raises:
             ModelFileError, TokenizerError: the file cannot be used.
             ArgumentError: it has another vocabulary.
         """
-        loader = open_weights(path)
-        try:
-            plan = draft_plan(engine, setup, loader)
-            check_vocabulary(engine.tokenizer, tokenizer_of(loader), path)
-            made = type(engine)(plan, progress, ahead=expected_programs(env.compile_ahead(), plan.setup))
-        except BaseException:
-            loader.close()
-            raise
+        plan = draft_plan(engine, setup, loader)
+        check_vocabulary(engine.tokenizer, tokenizer_of(loader), str(loader.path))
+        made = type(engine)(plan, progress, ahead=expected_programs(env.compile_ahead(), plan.setup))
         made.ahead.is_busy, made.ahead.is_over = lambda: engine.ahead.is_busy(), lambda: engine.ahead.is_over()
         try:
             made.load()
         except BaseException:
-            made.close()
+            made.close(keep_file=True)
             raise
         return cls(made, engine.model_runner.limits.ids, _bytes(loader) / _bytes(engine.weights.loader))
 
-    def drafts(self, ids: list[int], salt: str, counters: Counters) -> ModelDrafts:
-        """The drafts of a generation after `ids`; only those of the same salt share prefixes."""
-        return ModelDrafts(ModelDrafter(self, ids, salt), counters)
+    def drafts(self, sequence: Sequence, ids: list[int], salt: str, counters: Counters) -> ModelDrafts | None:
+        """As `Drafting.drafts`; none for prompts with images or rows of a caller, which the model does not see."""
+        return None if sequence.embeddings else ModelDrafts(ModelDrafter(self, ids, salt), counters)
+
+    def close(self) -> None:
+        """Closes the model and its file."""
+        self.engine.close()
 
     def draft(self, wanted: Mapping[ModelDrafter, int]) -> dict[ModelDrafter, list[int]]:
         """At most so many drafts for each text, all in the same steps; fewer where the draft model has no room."""

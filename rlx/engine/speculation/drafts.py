@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlx.backends.drafts import MEMORY, MOST, WORTH, max_useful_drafts
 
 if TYPE_CHECKING:
+    from rlx.engine.kv.sequence import Sequence as KVSequence
     from rlx.engine.token_engine import StepEngine
 
-__all__ = ["MOST", "WORTH", "Counters", "Drafter", "Drafts", "Hits", "PromptLookup"]
+__all__ = ["MOST", "WORTH", "Counters", "Drafter", "Drafting", "Drafts", "Hits", "PromptLookup"]
 
 LONGEST = 8  # maximum number of plain steps in a native run: drafts are looked for between runs only
 
@@ -37,6 +38,25 @@ class Drafter(Protocol):
 
     def propose(self, count: int) -> list[int]:
         """Drafts for the next tokens; at most `count`, which is not more than there are chances."""
+        ...
+
+
+class Drafting(Protocol):
+    """Makes the drafts of generations."""
+
+    def drafts(self, sequence: KVSequence, ids: list[int], salt: str, counters: Counters) -> Drafts | None:
+        """The drafts of a generation; None if it gets none.
+
+        Args:
+            sequence: that of the generation.
+            ids: its prompt.
+            salt: only prompts with the same salt share prefixes.
+            counters: incremented.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends it, and releases its memory."""
         ...
 
 
