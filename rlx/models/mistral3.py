@@ -13,7 +13,7 @@ from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import I32, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.models.architectures import Architecture
+from rlx.models.architectures import Architecture, all_slide
 from rlx.models.blocks import attention, embedding, feed_forward, head, norm, rope_angles
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
@@ -52,6 +52,7 @@ ARCHITECTURES = {
         wrappers=("mistral3",),
         gguf_rope="interleaved",
         hf_base=1_000_000.0,
+        hf_sliding=all_slide,
         experts="may",
         keys={
             "query_growth": Key(

@@ -7,12 +7,13 @@ A family file: the equations of one decoder, top to bottom, and what its files s
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.models.architectures import FFN, QKVO, Architecture, none_has_rope
+from rlx.models.architectures import FFN, Architecture, none_has_rope
 from rlx.models.blocks import Angles, attention, embedding, feed_forward, head, norm, rope_angles, shared_expert
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
@@ -43,7 +44,10 @@ _KINDS |= {kind: kind for kind in (*_KINDS.values(), "linear_attention", "full_a
 
 
 def _spelled(keys: Keys) -> dict[str, Any]:
-    """The kinds of the layers are a list, or a string with a letter for each."""
+    """The kinds of the layers are a list, or a string with a letter for each. Time steps have a lower bound.
+
+    The head is a matrix of its own, whatever `tie_word_embeddings` says.
+    """
     key = "layers_block_type" if "layers_block_type" in keys else "hybrid_override_pattern"
     found = keys.get(key, expected="the kinds of the layers")
     kinds = Keys({key: list(found) if isinstance(found, str) else found}, keys.where).elements(
@@ -52,7 +56,9 @@ def _spelled(keys: Keys) -> dict[str, Any]:
     keys.require("mamba_hidden_act", "silu", "only SiLU is supported there")
     keys.require("moe_latent_size", None, "experts in a latent space are not supported")
     experts = {} if "moe" in kinds else {"n_routed_experts": 0}
-    return {"layer_types": kinds, "num_hidden_layers": len(kinds), **experts}
+    steps = [keys.number("time_step_min", (0.0, inf), 0.001), inf]
+    own = {"time_step_limit": steps, "tie_word_embeddings": False}
+    return {"layer_types": kinds, "num_hidden_layers": len(kinds), **own, **experts}
 
 
 _DECODER = (Row("token_embd", "embeddings"), Row("output_norm", "norm_f"), Row("rope_freqs", None))
@@ -84,7 +90,7 @@ _NEMOTRON_H = Architecture(
     shared_expert="may",
     rope_layers=none_has_rope,
     hf_spelling=_spelled,
-    hf_biases={"attention_bias": QKVO, "mlp_bias": FFN, "use_conv_bias": ("ssm_conv1d",), "use_bias": IN_OUT},
+    hf_biases={"mlp_bias": FFN, "use_conv_bias": ("ssm_conv1d",), "use_bias": IN_OUT},
     hf_keys={
         "activation": "mlp_hidden_act",
         "eps": "layer_norm_epsilon rms_norm_eps",

@@ -170,7 +170,7 @@ class Reader(Settings):
     def _shared_ffn(self, ffn: int) -> int:
         """The width of the expert that every token uses: its own, or that of several experts beside one another."""
         if self.row.shared_expert == "must" or (self.row.shared_expert == "may" and self.at("shared_ffn") in self.keys):
-            return self.same("shared_ffn")
+            return self.same("shared_ffn", (int(self.row.shared_expert == "must"), WIDTH[1]))
         return ffn * self.integer("shared_experts") if self.row.shared_expert == "may" else 0
 
     def _recurrence(self, each: tuple[Layer, ...]) -> Recurrence | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,22 @@ def test_qwen_windows_of_the_upper_layers() -> None:
     assert c.rope_of(23) == c.rope
     types = ["sliding_attention"] + ["full_attention"] * 23
     assert hf(QWEN_25_05B, use_sliding_window=True, layer_types=types).windows == (32768,) + (None,) * 23
+
+
+def golden(family: str, **changes: Any) -> ModelConfig:
+    """The configuration of a golden checkpoint, with changes."""
+    return from_hf({**json.loads((PACKED / family / "hf" / "config.json").read_text()), **changes})
+
+
+def test_what_transformers_does_with_rare_settings() -> None:
+    """Each was found by comparing logits with transformers 5.24."""
+    assert set(golden("ministral3").windows) == {None}
+    assert set(golden("ministral3", sliding_window=7).windows) == {7}
+    experts = golden("granitemoe-shared", shared_intermediate_size=0).experts
+    assert experts is not None and experts.shared == 0
+    nemotron = golden("nemotron-h", tie_word_embeddings=True, attention_bias=True, time_step_min=0.02)
+    assert not nemotron.tied and "attn_q" not in nemotron.biases
+    assert nemotron.recurrence is not None and nemotron.recurrence.steps == (0.02, inf)
 
 
 def test_gemma_patterns() -> None:
