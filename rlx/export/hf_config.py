@@ -570,7 +570,7 @@ def _mamba(config: TextConfig, out: Writer) -> None:
         config.require("mlp_hidden_act", "relu2", "GGUF files of this architecture mean relu2")
     if (net := config.model.recurrence) is None or not any(config.recurrent):
         return
-    if net.steps != (0.0, inf) and not config.row.single_blocks:  # the bound of Nemotron-H is hardly ever met
+    if [*net.steps] != config.row.gguf_defaults.get("time_step_limit", [0.0, inf]):
         config.unsupported("time_step_limit", list(net.steps), "GGUF has no bounds of time steps")
     out.u32("ssm.conv_kernel", net.taps)
     out.u32("ssm.state_size", net.key_dim)

@@ -39,6 +39,7 @@ def _block(layer: Model, x: Node, angles: Angles) -> Node:
     return feed_forward(layer, x) + shared_expert(layer, x) if layer.here.sparse else feed_forward(layer, x)
 
 
+_STEPS = [0.001, inf]  # the usual limits
 _KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _KINDS |= {kind: kind for kind in (*_KINDS.values(), "linear_attention", "full_attention")}
 
@@ -56,7 +57,7 @@ def _spelled(keys: Keys) -> dict[str, Any]:
     keys.require("mamba_hidden_act", "silu", "only SiLU is supported there")
     keys.require("moe_latent_size", None, "experts in a latent space are not supported")
     experts = {} if "moe" in kinds else {"n_routed_experts": 0}
-    steps = [keys.number("time_step_min", (0.0, inf), 0.001), inf]
+    steps = [keys.number("time_step_min", (0.0, inf), _STEPS[0]), inf]
     own = {"time_step_limit": steps, "tie_word_embeddings": False}
     return {"layer_types": kinds, "num_hidden_layers": len(kinds), **own, **experts}
 
@@ -102,5 +103,6 @@ _NEMOTRON_H = Architecture(
         "shared_ffn": "moe_shared_expert_intermediate_size",
     },
     hf_defaults={"mlp_hidden_act": "relu2", "use_conv_bias": True},
+    gguf_defaults={"time_step_limit": _STEPS},
 )
 ARCHITECTURES = {"nemotron_h": _NEMOTRON_H, "nemotron_h_moe": replace(_NEMOTRON_H, model_types=())}

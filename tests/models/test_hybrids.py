@@ -207,7 +207,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("keys", "message"), WRONG)
 def test_wrong_configurations(goldens: Path, keys: dict[str, Any], message: str) -> None:
-    config = {**json.loads((goldens / "nemotron-h" / "hf" / "config.json").read_text()), **keys}
+    family = "granite-hybrid" if "time_step_limit" in keys else "nemotron-h"
+    config = {**json.loads((goldens / family / "hf" / "config.json").read_text()), **keys}
     with pytest.raises((ConfigError, UnsupportedModelError)) as error:
         from_hf(config)
     assert message in str(error.value)
