@@ -307,19 +307,13 @@ class Program(ABC):
         self.prepare(extents)
         if not self._sees:
             self._send()
-        if self.observers:
-            self._observed()
-        else:
-            self.launch()
-
-    def _observed(self) -> None:
         for observer in self.observers:
             observer.before(self)
         start = time.perf_counter()
         self.launch()
         self.tell(time.perf_counter() - start, 1)
-        if self.log is not None:
-            self.tell_log(self.log)
+        if self.observers and self.log is not None:
+            tell_log(self, self.log)
 
     def observe(self, observer: Observer) -> None:
         """Adds an observer, from the next step on. Any thread may call it."""
@@ -335,12 +329,6 @@ class Program(ABC):
         """Tells the observers of steps that took `seconds` together."""
         for observer in self.observers:
             observer.after(self, seconds, steps)
-
-    def tell_log(self, log: StepLog) -> None:
-        """Tells the observers of the clocks of a call."""
-        for observer in self.observers:
-            if observer.logs:
-                observer.logged(self, log)
 
     def record(self, logs: bool) -> None:
         """Whether the calls from the next one on log their clocks."""
@@ -409,3 +397,10 @@ class Program(ABC):
             self.finish()
         self.arena.close()
         self._buffers, self._slotted = {}, {}
+
+
+def tell_log(program: Program, log: StepLog) -> None:
+    """Tells the observers of a program of the clocks of a call."""
+    for observer in program.observers:
+        if observer.logs:
+            observer.logged(program, log)

@@ -2,7 +2,8 @@
 
 Sampling stage, under `choice.py`. A filter gets the values of the remaining tokens, in ascending order of token ids,
 without NaN and +inf. It returns the indices that it keeps, ascending, at least one. Of equal values the first is
-preferred. Sums run from the first to the last, and `exp` is one of our own: every device computes the same bits.
+preferred. `exp` is one of our own, whose results have sums without rounding, in whatever order: every device computes
+the same bits.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ Filter = Callable[[Logits], Places]
 #: leaves its nearest integer in the low bits.
 LOG2_E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.6931471803691238, 1.9082149292705877e-10
 ROUND, EXP_LEAST = 1.5 * 2.0**52, -708.0
+#: GRID added to a number from 0 to 1 leaves the nearest multiple of 2^-34: 2^19 of these have a sum without rounding.
+GRID = 1.5 * 2.0**18
 #: Intervals of values in which `_first` sums, for each 1.0 and altogether.
 PER_NAT, INTERVALS = 32.0, 1024
 EXP_TERMS = tuple(1 / factorial(power) for power in range(13, 1, -1))
@@ -44,7 +47,7 @@ def filters_of(opts: SampleOpts) -> tuple[Filter, ...]:
 
 
 def exp(x: Floats) -> Floats:
-    """e^x for x <= 0, with an error below one unit in the last place; 0 below -708.
+    """e^x for x <= 0, to the nearest multiple of 2^-34.
 
     Only additions and multiplications, each rounded: x = n ln 2 + r, a polynomial for e^r, times 2^n.
     """
@@ -55,7 +58,7 @@ def exp(x: Floats) -> Floats:
     for term in EXP_TERMS[1:]:
         p = p * r + term
     p = (r * r * p + r) + 1.0
-    return np.where(x >= EXP_LEAST, np.ldexp(p, n.astype(np.int32)), 0.0)
+    return (np.where(x >= EXP_LEAST, np.ldexp(p, n.astype(np.int32)), 0.0) + GRID) - GRID
 
 
 def total(values: Floats) -> np.float64:

@@ -17,7 +17,7 @@ from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.work_stealing import counter_bytes
 from rlx.backends.host import HOST, AlignedBuffer, address
 from rlx.backends.memory import Buffer
-from rlx.backends.program import Program, StepLog, TokenRun
+from rlx.backends.program import Program, StepLog, TokenRun, tell_log
 
 _NO_SLOTS = -1, -1
 _NOWHERE = np.zeros(64, np.int64)  # dummy memory for inputs and symbols that a program lacks
@@ -207,4 +207,4 @@ def logged(steps: Mapping[NativeProgram, int]) -> Iterator[None]:
         yield
     for program, log, _ in logs:
         if log is not None and log.last is not None:
-            program.tell_log(log.last)
+            tell_log(program, log.last)

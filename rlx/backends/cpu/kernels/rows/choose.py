@@ -14,7 +14,7 @@ from rlx.backends.cpu.kernels.rows.reduce import BLOCK, first_with_key, largest_
 from rlx.backends.cpu.loops import loop_kernel
 from rlx.ir.dtypes import F32, F64, I32
 from rlx.sampling.choice import LEAST_SHARE, LOG_MIN_P, NUMBERS, UNIFORM
-from rlx.sampling.filters import EXP_LEAST, EXP_TERMS, INTERVALS, LN2_HIGH, LN2_LOW, LOG2_E, PER_NAT, ROUND
+from rlx.sampling.filters import EXP_LEAST, EXP_TERMS, GRID, INTERVALS, LN2_HIGH, LN2_LOW, LOG2_E, PER_NAT, ROUND
 from rlx.scalars import Primitive, Ptr, Scalar, as_f32, i32, i64, outlined, u32
 
 (TEMPERATURE, TOP_N_SIGMA, TOP_K, TYPICAL_P, TOP_P, XTC_PROBABILITY, XTC_THRESHOLD,
@@ -285,7 +285,7 @@ def exp(x: Scalar) -> Scalar:
     p = p * r + EXP_TERMS[11]
     p = (r * r * p + r) + 1.0
     scale = as_f64((as_i64(shifted) + 1023) << 52)  # the low bits of `shifted` are the integer n
-    return 0.0 if x < EXP_LEAST else p * scale
+    return ((0.0 if x < EXP_LEAST else p * scale) + GRID) - GRID
 
 
 @outlined
