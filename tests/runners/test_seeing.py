@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from golden_folder import goldens
 from PIL import Image as Pillow
 
@@ -21,7 +22,10 @@ from rlx.cli.chat.session import Session, Settings
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.output import Bars
 from rlx.errors import ChatError, ImageError
+from rlx.export.convert import convert
+from rlx.ir.stored import dequantize
 from rlx.runners import CachedRunner
+from rlx.weights import open_weights
 
 SIDE = 96
 
@@ -115,6 +119,39 @@ def test_qwen3_vl_as_transformers() -> None:
         assert list(runner.generate(prompt, 12, stop_at_eog=False)) == golden["greedy"].tolist()
         features = runner.image_features(golden["image"])
         assert np.abs(features - golden["image_features"]).max() < 2e-5 * np.abs(features).max()
+
+
+@pytest.mark.parametrize("form", ["published", "by newer transformers", "GGUF"])
+def test_qwen3_vl_with_experts_as_transformers(tmp_path: Path, form: str) -> None:
+    """Checkpoints have the inputs of experts first, or last where transformers 5 wrote a model that it did not load."""
+    source, path = goldens() / "qwen3vl-moe", tmp_path / "hf"
+    shutil.copytree(source / "hf", path)
+    if form == "by newer transformers":
+        turn_experts(path / "model.safetensors")
+    elif form == "GGUF":
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            text = (goldens() / "qwen3" / "hf" / name).read_text()
+            (path / name).write_text(text.replace("<|im_end|>", "<|image_pad|>"))
+        path = convert(path, tmp_path / "model.gguf", "F32").path
+    with (
+        np.load(source / "golden.npz") as golden,
+        rlx.auto_runner(path, precision="exact", kv_dtype="f32", max_seq=128) as runner,
+    ):
+        prompt = rlx.Prompt(golden["tokens"].tolist(), [golden["image"]])
+        found = runner.predict_logits(prompt, all_positions=True)[golden["positions"]]
+        assert np.abs(found - golden["logits"]).max() < 2e-5 * np.abs(golden["logits"]).max()
+        assert list(runner.generate(prompt, 6, stop_at_eog=False)) == golden["greedy"].tolist()
+
+
+def turn_experts(file: Path) -> None:
+    """Transposes the matrices of experts, which are in bf16."""
+    found = {}
+    with open_weights(file, config={}) as loader:
+        for name, info in loader.tensors.items():
+            values = dequantize(loader.raw(name), info.dtype, info.shape).reshape(info.shape)
+            turned = "experts." in name and values.ndim == 3
+            found[name] = np.ascontiguousarray(values.swapaxes(1, 2) if turned else values)
+    safetensors.numpy.save_file(found, file)
 
 
 # ---------------------------------------------------------------------------------------------------- the command line
