@@ -246,13 +246,14 @@ class Backend(ABC):
     Attributes:
         name: of its device.
         memory: that its programs work on: weights, states and arenas.
-        native_loops: whether it generates many tokens in one call (`Program.repeat`, rounds of drafts) faster than one
-            by one.
+        native_loops: whether it generates many tokens in one call (`Program.repeat`) faster than one by one.
+        native_rounds: whether one call drafts with a head and verifies several times (`rounds`), too.
     """
 
     name: str
     memory: Memory
     native_loops = False
+    native_rounds = False
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -426,7 +427,7 @@ class Backend(ABC):
     # -- drafts -------------------------------------------------------------------------------------------------------
 
     def rounds(self, models: tuple[Program, Program], heads: Heads, **limits: Any) -> Rounds:
-        """Rounds of MTP drafts in one native call, where there are `native_loops`.
+        """Rounds of drafts of a head in one native call, where there are `native_rounds`.
 
         Args:
             models: two programs that alternate, each on the recurrent states that the other one wrote; twice the same

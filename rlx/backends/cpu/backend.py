@@ -52,7 +52,7 @@ _GRAINS = 64  # ranges of units that the workers of a loop take
 class Cpu(Backend):
     """The device "cpu"."""
 
-    name, memory, native_loops = "cpu", HOST, True
+    name, memory, native_loops, native_rounds = "cpu", HOST, True, True
 
     def versions(self) -> Mapping[str, Any]:
         return compiler_versions()
