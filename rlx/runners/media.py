@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from rlx.arguments import bound, whole
 from rlx.engine.images import ImageInput, PlacedImages
-from rlx.engine.request.context import no_tower
 from rlx.engine.request.output import Generation, Logits
+from rlx.engine.request.request import no_tower
 from rlx.errors import ArgumentError, MultimodalError
 from rlx.prompt import Prompt, read_images
-from rlx.text.escape import EscapedMessages
+from rlx.text.chat import EscapedMessages
 from rlx.text.image_parts import ImageTokens
 from rlx.vision.image import Image
 

@@ -19,8 +19,8 @@ from rlx.engine.loop.handle import Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import SLOTS, STALL_MS, RunnerOptions, method_takes_options
 from rlx.engine.opening.source import open_with
-from rlx.engine.request.context import Context, PromptLike, check_ids, checked_context
 from rlx.engine.request.output import Generation, Logits, OnToken, Scores, Step, log_probs
+from rlx.engine.request.request import Context, PromptLike, check_ids, checked_context
 from rlx.errors import BusyError, TokenizerError, UnsupportedModelError, named_refusals
 from rlx.notebook import Stats, card
 from rlx.prompt import Prompt, read_images

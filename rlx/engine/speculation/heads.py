@@ -23,10 +23,9 @@ from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program, TokenRun
 from rlx.compiler.compile import Progress
-from rlx.compiler.kv import Sizes
-from rlx.compiler.state_memory import StateMemory
+from rlx.compiler.state_memory import Sizes, StateMemory
 from rlx.compiler.tensors import Source, Tensors
-from rlx.engine.kv.pages import page_count
+from rlx.engine.kv.prefix import page_count
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.model_runner import SECONDS, ModelRunner, end_run, feed, feed_positions, feed_tokens
