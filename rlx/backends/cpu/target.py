@@ -40,7 +40,7 @@ from rlx.errors import TargetError
 from rlx.passes.capabilities import Capabilities
 
 if TYPE_CHECKING:
-    from rlx.backends.cpu.isa.base import Isa
+    from rlx.backends.cpu.isa.portable import Isa
 
 
 @dataclass(frozen=True)
