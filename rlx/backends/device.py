@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.backends import reference
 from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest, Program
@@ -376,9 +377,7 @@ class Backend(ABC):
 
     def formats(self, manifest: Manifest) -> Formats:
         """The reader and writer of a program's values in this device's memory, for `RLX_VERIFY`."""
-        from rlx.backends.reference.formats import Formats  # nothing else needs the reference
-
-        return Formats()
+        return reference.formats.Formats()
 
     # -- the machine --------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rlx import platform
+from rlx.backends import cpu
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.threads import RuntimeLibrary
@@ -48,9 +49,7 @@ def recent(target: Target) -> _Recent:
 
 def compiling() -> Any:
     """The module that generates code; imported when the first code is missing."""
-    from rlx.backends.cpu import compiling
-
-    return compiling
+    return cpu.compiling
 
 
 def files_of(modules: Mapping[str, Compiled]) -> dict[str, bytes | str]:
