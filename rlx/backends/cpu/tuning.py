@@ -177,7 +177,7 @@ class Tuning(Mapping[str, int]):
 
     @staticmethod
     def default(level: str, features: Iterable[str] = ()) -> Tuning:
-        """The tuning of a target before anything is measured on it, see `tuning_table.py`.
+        """The tuning of a target before anything is measured on it, see the rows above.
 
         Args:
             level: the target's level.
