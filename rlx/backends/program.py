@@ -315,6 +315,13 @@ class Program(ABC):
         if self.observers and self.log is not None:
             tell_log(self, self.log)
 
+    def begin(self, **extents: int) -> None:
+        """As `run`, but a device may return as soon as it has the inputs: who reads results waits until they are there.
+
+        Errors of the step then come from there.
+        """
+        self.run(**extents)
+
     def observe(self, observer: Observer) -> None:
         """Adds an observer, from the next step on. Any thread may call it."""
         self.observers = (*self.observers, observer)

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from rlx import cli, platform
-from rlx import ray as cluster
-from rlx import serve as server
+from rlx import platform
 from rlx.cli.command import Command
 from rlx.cli.main import INTERRUPTED
 from rlx.cli.options import engine_options, model_argument, model_path, open_runner
 from rlx.cli.output import Bars, counted
 from rlx.cli.run import check_no_trace, recorded, trace_options
 from rlx.engine.opening.options import SLOTS
+from rlx.ray import check_installed as check_ray
+from rlx.serve import check_installed
 from rlx.tracing import Detail
 
 if TYPE_CHECKING:
@@ -71,16 +71,17 @@ def batch(
         check_no_trace(trace)
     elif replicas is not None:
         raise click.UsageError("--replicas needs --ray")
-    (cluster if on_ray else server).check_installed()
+    (check_ray if on_ray else check_installed)()
+    from rlx.serve.batch.results import Results
+    from rlx.serve.batch.source import Source
+    from rlx.serve.server import model_name
+
     if requests != "-" and os.path.exists(answers) and os.path.samefile(requests, answers):
         raise click.UsageError("IN.jsonl and OUT.jsonl are the same file")
     path = model_path(model, engine)
-    name = server.server.model_name(path)
+    name = model_name(path)
     engine |= {} if slots is None else {"slots": slots}
-    with (
-        server.batch.source.Source.open(requests, name) as source,
-        server.batch.results.Results(answers, source) as results,
-    ):
+    with Source.open(requests, name) as source, Results(answers, source) as results:
         if all(results.done):
             click.echo(f"all {counted(len(source), 'request')} were answered before", err=True)
             return
@@ -96,11 +97,12 @@ def batch(
 @contextmanager
 def _here(path: str, name: str, engine: dict[str, Any], bar: Bar) -> Iterator[Work]:
     """Answers in this process. The model opens before there is an event loop, which would hold back a Ctrl-C."""
-    app, answer_all = server.app, server.batch.results.answer_all
+    from rlx.serve.app import AHEAD, answering_with
+    from rlx.serve.batch.results import answer_all
 
     async def work(source: Source, results: Results, bar: Bar) -> Progress:
-        async with app.answering_with(runner, name) as answering:
-            return await answer_all(source, results, answering, app.AHEAD * engine.get("slots", SLOTS), bar)
+        async with answering_with(runner, name) as answering:
+            return await answer_all(source, results, answering, AHEAD * engine.get("slots", SLOTS), bar)
 
     with open_runner(path, engine, bar.opening) as runner:
         yield work
@@ -109,11 +111,12 @@ def _here(path: str, name: str, engine: dict[str, Any], bar: Bar) -> Iterator[Wo
 @contextmanager
 def _on_ray(path: str, name: str, engine: dict[str, Any], replicas: int | None, bar: Bar) -> Iterator[Work]:
     """Answers on a cluster."""
-    answer_all = server.batch.results.answer_all
+    from rlx.ray.batch import answering_on_ray
+    from rlx.serve.batch.results import answer_all
 
     async def work(source: Source, results: Results, bar: Bar) -> Progress:
         bar.opening.waiting("opening the model on the cluster")
-        async with cluster.batch.answering_on_ray(path, name, engine, replicas) as (answering, at_once):
+        async with answering_on_ray(path, name, engine, replicas) as (answering, at_once):
             return await answer_all(source, results, answering, at_once, bar)
 
     yield work
@@ -189,7 +192,9 @@ class Bar:
             self.opening.close()
             self.progress, self._start = progress, time.perf_counter()
             if sys.stderr is not None and sys.stderr.isatty():
-                self._display = cli.drawing.request_bar(sys.stderr, progress.total, progress.before)
+                from rlx.cli.drawing import request_bar
+
+                self._display = request_bar(sys.stderr, progress.total, progress.before)
         if self._display is not None:
             speed = f"{progress.tokens / max(self.seconds, 1e-9):.0f} tokens/s"
             self._display.update(0, completed=progress.done, speed=speed, failed=_failed(progress))

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from rlx.backends.memory import Buffer, Values
 from rlx.backends.program import Program, TokenRun
+from rlx.engine.kv.pages import Pages
 from rlx.engine.kv.pool import CachePool
-from rlx.engine.kv.prefix import Pages
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.programs.programs import GREEDY, HIDDEN, LOGITS, Bucketing, Programs, ProgramSpec
@@ -298,7 +298,7 @@ class ModelRunner:
         program.select_slot(0)
         env = {**self.pool.memory.extents, "SEQ": rows, "PAST_SEQ": max(past), "PAGES": width}
         env |= {"SEGMENTS": len(segments), "OUTS": wanted or 1}
-        program.run(**env)
+        (program.run if copies else program.begin)(**env)
         for sequence, ids in zip(sequences, tokens, strict=True):
             sequence.end(ids)
         logits = program.values(LOGITS, **env)
@@ -355,8 +355,7 @@ class ModelRunner:
         rows = len(sequence) - sequence.done + count
         if not sequence.memory.is_ready(sequence.done, rows, speculative):
             self.pool.reserve([(sequence, rows, speculative)])
-        if rows > count:
-            self.catch_up(sequence)
+        self.catch_up(sequence)
 
     def refresh(self, sequence: Sequence) -> None:
         """Brings the states up to the sequence's ids, for callers that read them."""
@@ -429,7 +428,7 @@ class ModelRunner:
         if adapters:
             program.inputs["adapter"][:rows] = sequence.adapter
         env = {"SEQ": rows, "PAST_SEQ": past, **self.bind_slots(program, sequence)}
-        program.run(**env)
+        (program.run if copies else program.begin)(**env)
         sequence.end(ids, speculative=speculative)
         if speculative:
             self._verified.append(_Verified(sequence, program.then))

@@ -16,7 +16,6 @@ from typing import Any, overload
 
 import numpy as np
 
-from rlx import ir
 from rlx.errors import CustomOpError, ShapeError
 from rlx.ir import flops as costs
 from rlx.ir import infer
@@ -347,7 +346,9 @@ def _register(op: CustomOp, redefine: bool) -> CustomOp:
 
 
 def _rules(op: CustomOp) -> Any:
-    return ir.custom_rules.rules_of(op)
+    from rlx.ir.custom_rules import rules_of
+
+    return rules_of(op)
 
 
 def custom_ops() -> dict[str, CustomOp]:
@@ -378,5 +379,7 @@ def _may_match(op: CustomOp, present: set[str]) -> bool:
 
     Custom ops without a kernel can become any op.
     """
+    from rlx.ir.custom_rules import ops_of
+
     traced = any(name in CUSTOM and CUSTOM[name].kernel is None for name in present)
-    return traced or ir.custom_rules.ops_of(op) <= present | _MADE | CUSTOM.keys()
+    return traced or ops_of(op) <= present | _MADE | CUSTOM.keys()

@@ -517,6 +517,30 @@ def _shuffle(b: Block, lanes: Array, value: Array) -> Array:
     return np.take_along_axis(value.reshape(WARPS, WARP), lanes.reshape(WARPS, WARP), 1).reshape(-1)
 
 
+def _ballot(b: Block, holds: Array) -> Array:
+    assert b.active.reshape(WARPS, WARP).all(1).sum() * WARP == b.active.sum(), "a vote of a part of a warp"
+    bits = (holds & b.active).reshape(WARPS, WARP).astype(np.uint64) << np.arange(WARP, dtype=np.uint64)
+    return np.repeat(bits.sum(1), WARP).astype(np.uint32).view(np.int32)
+
+
+def _added(b: Block, raw: Array, places: Array, values: Array) -> Array:
+    """Adds the values of the threads that run, one after the other; what was there before each."""
+    before = np.zeros(THREADS, values.dtype)
+    for thread in np.flatnonzero(b.active):
+        word = raw[places[thread] : places[thread] + values.itemsize].view(values.dtype)
+        before[thread] = word[0]
+        word += values[thread]
+    return before
+
+
+def _sum(b: Block, places: Array, values: Array) -> Array:
+    return _added(b, b.memory.raw, places, values)
+
+
+def _shared_sum(b: Block, places: Array, values: Array) -> Array:
+    return _added(b, b.shared, places, values)
+
+
 def _copy(b: Block, target: Array, source: Array, kept: Array | None = None, size: int = 16) -> None:
     """A copy that arrives when it is waited for; bytes after the first `kept` are zeros."""
     b.note(target, size, writes=True)
@@ -548,6 +572,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "llvm.nvvm.griddepcontrol.launch.dependents": lambda b: None,
     "llvm.nvvm.shfl.sync.bfly.i32": lambda b, m, x, d, w: _shuffle(b, (_LANES % WARP) ^ d, x),
     "llvm.nvvm.shfl.sync.idx.i32": lambda b, m, x, d, w: _shuffle(b, d, x),
+    "llvm.nvvm.vote.ballot.sync": lambda b, m, holds: _ballot(b, holds),
     "llvm.nvvm.ex2.approx.f": _f32(np.exp2),
     "llvm.nvvm.lg2.approx.f": _f32(_lg2),
     "llvm.nvvm.prmt": lambda b, x, y, s: _prmt(x, y, s),
@@ -584,6 +609,11 @@ def _pack_f16(b: Block, high: Array, low: Array) -> Array:
 
 
 ASSEMBLY: dict[str, Callable[..., Any]] = {
+    "red.relaxed.cta.shared.add.u32 [$0], $1;": _shared_sum,
+    "red.relaxed.cta.shared.add.u64 [$0], $1;": _shared_sum,
+    "red.relaxed.gpu.global.add.u64 [$0], $1;": _sum,
+    "atom.relaxed.gpu.global.add.u32 $0, [$1], 1;": lambda b, at: _sum(b, at, np.ones(THREADS, np.int32)),
+    "atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;": lambda b, at: _sum(b, at, np.ones(THREADS, np.int32)),
     "fma.rn.bf16x2 $0, $1, $2, $3;": _fma_bf16x2,
     "cvt.rn.bf16x2.f32 $0, $1, $2;": _pack_bf16,
     "fence.proxy.async.shared::cta;": lambda b: None,

@@ -12,11 +12,18 @@ from paper_driver import PaperDriver
 
 from rlx.backends.cpu.loops import python_form
 from rlx.backends.cuda import driver, layouts, packing
+from rlx.backends.cuda.build import build_program
 from rlx.backends.cuda.driver import Card
 from rlx.backends.cuda.kernels import pack as kernels
 from rlx.backends.cuda.memory import CardMemory, address
+from rlx.backends.cuda.program import CardCode, CardProgram, Stream
+from rlx.backends.cuda.target import named
 from rlx.errors import CompileError, DeviceError, ResourceError, TargetError
+from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import DType
+from rlx.ir.graph import Graph
+from rlx.passes import pipeline
+from rlx.passes.options import Options
 
 
 @pytest.fixture
@@ -46,7 +53,7 @@ def test_the_card_packs_every_type(paper: PaperDriver, dtype: DType, monkeypatch
     paper.kernels[dtype.name.encode()] = lambda arguments, threads: _run(paper, dtype, arguments, threads)
     card = Card()
     ring, memory = packing.Ring(card), CardMemory(lambda: card)  # type: ignore[arg-type]
-    loaded = packing.Loaded(card, dtype.name.encode())
+    loaded = driver.Loaded(card, dtype.name.encode(), "pack")
     with np.errstate(all="ignore"):
         expected = layouts.pack(dtype, raw, n, k)
     target = memory.allocate(len(expected))
@@ -150,3 +157,24 @@ def test_an_address_of_a_released_buffer(paper: PaperDriver) -> None:
     buffer.close()
     with pytest.raises(Exception, match="this buffer is closed"):
         address(buffer)
+
+
+@pytest.mark.parametrize("way", ["run", "begin"])
+def test_a_step_that_only_begins_waits_for_its_inputs(paper: PaperDriver, way: str) -> None:
+    """Whoever reads its results waits for them; who runs it waits for its kernels."""
+    graph = Graph("twice")
+    x = graph.input("x", [SEQ, 4])
+    graph.output("y", x + x)
+    card, level = Card(), named("sm_90")
+    lowered = pipeline.lower(graph, Options(precision="exact", seq=(2, 8), all_rows=True).effective(level.capabilities))
+    built = build_program(lowered, level, lambda done, total: None, lambda text: b"code")
+    paper.kernels[b"code"] = lambda arguments, threads: None
+    code = CardCode(card, built.manifest, built.files.__getitem__, True)  # type: ignore[arg-type]
+    program = CardProgram(code, built.manifest, CardMemory(lambda: card), Stream(card))  # type: ignore[arg-type]
+    before = len(paper.calls)
+    getattr(program, way)(SEQ=3)
+    order = [call for call in paper.calls[before:] if call in ("cuLaunchKernelEx", "cuEventRecordWithFlags", "query")]
+    expected = ["cuLaunchKernelEx", "cuEventRecordWithFlags", "query"]
+    assert order == (expected if way == "run" else [expected[1], expected[0], expected[2]])
+    program.close()
+    del code, program

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import eagle3
 import numpy as np
 import paper_card
 import pytest
 from click.testing import CliRunner
 
 import rlx
-from rlx.backends.cuda import driver, ptx, sass
+from rlx.backends.cuda import clocks, driver, ptx, sass
 from rlx.backends.cuda.target import LEVELS, named
 from rlx.cli.main import cli
 from rlx.errors import ArgumentError, CompileError, TargetError
@@ -52,16 +52,6 @@ def test_families(card: paper_card.PaperCard, goldens: Path, family: str) -> Non
     assert np.abs(found[0] - found[1]).max() <= 3e-5 * np.abs(found[1]).max()
     assert all(re.search(r"\.target sm_90", text) for text in card.ptx.values()) and len(card.ptx) > 10
     assert "advance.ptx" in card.ptx, "greedy programs take their token to the next step"
-
-
-def test_a_head_drafts(card: paper_card.PaperCard, goldens: Path, tmp_path: Path) -> None:
-    """Its programs and those of the model become kernels of a card; there are no native rounds."""
-    model = eagle3.model(goldens, tmp_path / "model")
-    drafted = f"model:{eagle3.write(eagle3.random_head(), tmp_path / 'head')}"
-    with rlx.auto_runner(model, **OPTIONS, device="paper", cache=CompileCache(policy="off")) as runner:
-        plain = runner.generate([1, 2, 3], 6, stop_at_eog=False)
-        assert runner.generate([1, 2, 3], 6, stop_at_eog=False, speculative=drafted) == plain
-        assert runner.stats()["speculation"]["drafted"] > 0
 
 
 @pytest.mark.parametrize("level", ["sm_80", "sm_120"])
@@ -188,3 +178,10 @@ def test_errors_of_the_driver(
     monkeypatch.setattr(driver, "_library", Library)
     with pytest.raises(error, match=f"(?i){message}"):
         driver.call("cuMemAlloc_v2", what="12 MiB" if code == 2 else "a step")
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "sm_90a", "sm_120a"])
+def test_every_card_has_a_peak(level: str) -> None:
+    card: Any = SimpleNamespace(attribute=lambda number: {16: 10, 13: 1_000_000}[number])
+    found = clocks.peaks(card, level)
+    assert found["bf16"] == 2 * found["f32"] >= 5120

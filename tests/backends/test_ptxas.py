@@ -16,10 +16,10 @@ import paper_card
 import pytest
 
 import rlx
-from rlx.backends.cuda import ptx
+from rlx.backends.cuda import chooser, ptx
 from rlx.backends.cuda.packing import module_of
 from rlx.backends.cuda.sass import tool
-from rlx.backends.cuda.target import LEVELS
+from rlx.backends.cuda.target import LEVELS, named
 from rlx.ir.dtypes import BF16, F8_E4M3, IQ3_XXS, Q4_K, Q6_K, Q8_0
 from rlx.platform import cpu_count
 from rlx.store.cache import CompileCache
@@ -69,6 +69,14 @@ def test_packing(level: str) -> None:
     types = (Q8_0, Q4_K, Q6_K, IQ3_XXS, F8_E4M3, BF16)
     texts = ptx.compiled([module_of(dtype) for dtype in types], level, LEVELS[level][0])
     _check({f"pack {dtype}": text for dtype, text in zip(types, texts, strict=True)}, level)
+
+
+@pytest.mark.parametrize("level", CARDS)
+def test_choice_of_tokens(level: str) -> None:
+    overlaps = named(level).overlaps
+    modules = chooser.modules_of(chooser.made(overlaps=overlaps), overlaps=overlaps)
+    texts = ptx.compiled([*modules.values()], level, LEVELS[level][0])
+    _check(dict(zip(modules, texts, strict=True)), level)
 
 
 def _check(modules: dict[str, str], level: str) -> None:

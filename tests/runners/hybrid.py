@@ -10,7 +10,8 @@ import numpy as np
 
 from rlx.backends.host import HOST
 from rlx.backends.program import TokenRun
-from rlx.compiler.state_memory import Sizes, StateMemory
+from rlx.compiler.kv import Sizes
+from rlx.compiler.state_memory import StateMemory
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.model_runner import Limits, ModelRunner
 from rlx.engine.programs.programs import Bucketing, ProgramSpec
@@ -152,6 +153,9 @@ class Interpreted:
             self.inputs["tokens"][0] = found[-1]
             self.inputs["positions"][0] += 1
         return found
+
+    def begin(self, **env: int) -> None:
+        self.run(**env)
 
     def values(self, name: str, **env: int) -> Array:
         return self.logits if self.spec.returns == "all" else self.logits[-1:]

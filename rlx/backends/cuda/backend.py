@@ -9,6 +9,8 @@ from typing import Any
 
 from rlx.backends.cuda import clocks, driver, layouts, packing, ptx, sass, target
 from rlx.backends.cuda.build import build_program
+from rlx.backends.cuda.chooser import Chooser, compiled
+from rlx.backends.cuda.driver import Loaded
 from rlx.backends.cuda.formats import CardFormats
 from rlx.backends.cuda.memory import CardMemory, CardSource
 from rlx.backends.cuda.program import CardCode, CardProgram, Stream
@@ -22,6 +24,7 @@ from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.passes.quantize import quantize
 from rlx.passes.report import SILENT, Log
+from rlx.sampling.choice import Choose
 from rlx.store.key import compiler_versions
 
 
@@ -81,9 +84,20 @@ class Cuda(Backend):
         for loaded in [self._packing(dtype, builder) for dtype in dtypes]:
             loaded()
 
-    def _packing(self, dtype: DType, builder: Builder) -> Callable[[], packing.Loaded]:
+    def _packing(self, dtype: DType, builder: Builder) -> Callable[[], Loaded]:
         """Begins to make the kernel that packs a type."""
         return packing.begun(partial(packing.kernel, builder, dtype, self._linked, self.card()))
+
+    def prepare_choosing(self, builder: Builder) -> None:
+        self._choosing(builder)
+
+    def chooser(self, workers: Stream, builder: Builder) -> Choose:
+        chooser = Chooser(self.card(), self.memory, partial(self._choosing, builder), overlaps=self.target().overlaps)
+        workers.owns(chooser.close)
+        return chooser
+
+    def _choosing(self, builder: Builder) -> list[Loaded]:
+        return compiled(builder, self._linked, self.card(), overlaps=builder.target.overlaps)
 
     def bandwidth(self, workers: Stream, nbytes: int) -> float:
         return clocks.copy_bandwidth(self.card(), nbytes)

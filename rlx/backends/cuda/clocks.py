@@ -92,7 +92,7 @@ def peaks(card: Card, level: str) -> dict[str, float]:
     Raises:
         TargetError: the level is not known.
     """
-    if level not in _BF16_OPERATIONS:
+    if (operations := _BF16_OPERATIONS.get(level.removesuffix("a"))) is None:  # "sm_90a" has more instructions
         raise TargetError(f"the peak of {level} is not known", where="device cuda")
-    rate = _BF16_OPERATIONS[level] * card.attribute(_MULTIPROCESSORS) * card.attribute(_CLOCK) / 1e6
+    rate = operations * card.attribute(_MULTIPROCESSORS) * card.attribute(_CLOCK) / 1e6
     return {"bf16": rate, "f32": rate / 2}

@@ -486,8 +486,39 @@ class Code(Flow):
 
     def exchanged(self, value: Value, distance: int) -> Value:
         """The value of the lane whose number differs in this bit."""
-        given = (self.number(-1), value.bits(I32), self.number(distance), self.number(31))
-        return self.call(I32, "llvm.nvvm.shfl.sync.bfly.i32", *given).bits(value.type)
+        return self._moved("bfly", value, self.number(distance))
+
+    def shuffled(self, value: Value, lane: Value) -> Value:
+        """The value of a lane."""
+        return self._moved("idx", value, lane)
+
+    def _moved(self, how: str, value: Value, which: Value) -> Value:
+        """A value of 4 or 8 bytes of another lane."""
+        if _BYTES[value.type] == 8:
+            wide = value.bits(I64)
+            low, high = (self._moved(how, part.to(I32), which) for part in (wide, wide >> 32))
+            unsigned = self.op(f"zext i32 {low.text} to i64", I64)
+            return (unsigned | high.to(I64) << 32).bits(value.type)
+        given = (self.number(-1), value.bits(I32), which, self.number(31))
+        return self.call(I32, f"llvm.nvvm.shfl.sync.{how}.i32", *given).bits(value.type)
+
+    def ballot(self, condition: Value) -> Value:
+        """An i32 with a bit for each lane of the warp, 1 where the condition holds."""
+        return self.call(I32, "llvm.nvvm.vote.ballot.sync", self.number(-1), condition)
+
+    # -- sums of several threads --------------------------------------------------------------------------------------
+
+    def add(self, place: Value, value: Value) -> None:
+        """Adds to an integer in shared memory or that of the card, which others may add to. A barrier must follow, or
+        `is_last`, before somebody reads it.
+        """
+        where = "cta.shared" if place.type == SHARED else "gpu.global"
+        kind = ("u64", "l") if value.type == I64 else ("u32", "r")
+        self.assembly("void", f"red.relaxed.{where}.add.{kind[0]} [$0], $1;", f"l,{kind[1]}", place, value)
+
+    def added(self, place: Value) -> Value:
+        """Adds 1 to an i32 in memory of the card; what it was before."""
+        return self.assembly(I32, "atom.relaxed.gpu.global.add.u32 $0, [$1], 1;", "=r,l", place)
 
     def warp_sum(self, value: Value) -> Value:
         """The sum over the lanes of a warp, in every lane."""

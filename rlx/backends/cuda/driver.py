@@ -410,6 +410,25 @@ class Card(Context):
         self._end("cuGraphExecDestroy", graph)
 
 
+class Loaded:
+    """A kernel on the card. It stays there as long as this object.
+
+    Args:
+        cubin: its machine code.
+        name: of the kernel.
+        shared: bytes of shared memory of a block.
+    """
+
+    def __init__(self, card: Card, cubin: bytes, name: str, shared: int = 0) -> None:
+        self._card, self._module, self.shared = card, card.module(cubin), shared
+        self.function = card.function(self._module, name, shared)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_module"):
+            with suppress(DeviceError):  # the card is lost: who used it was told
+                self._card.unload(self._module)
+
+
 def config(grid: int, block: int, shared: int, card: Card, *, overlaps: bool = False) -> LaunchConfig:
     """How a kernel is launched.
 

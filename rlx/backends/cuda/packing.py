@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cuda import driver, ptx
 from rlx.backends.cuda.code import THREADS
-from rlx.backends.cuda.driver import Card
+from rlx.backends.cuda.driver import Card, Loaded
 from rlx.backends.cuda.layouts import DEPTH, LAYOUTS, ROWS, form_of
 from rlx.backends.cuda.memory import address
 from rlx.backends.device import Builder, Files, Stored
@@ -91,7 +91,7 @@ def kernel(builder: Builder, dtype: DType, link: Callable[[str], bytes], card: C
         return {f"{_ENTRY}.ll": text, f"{_ENTRY}.ptx": code, f"{_ENTRY}.cubin": link(code)}
 
     def load(stored: Stored) -> Loaded:
-        return Loaded(card, stored.read(f"{_ENTRY}.cubin"))
+        return Loaded(card, stored.read(f"{_ENTRY}.cubin"), _ENTRY)
 
     what = f"the packing of {dtype.name} weights"
     return builder.once(what, build, load, kind="pack", name=dtype.name, options={"layout": LAYOUTS.matrices})
@@ -101,18 +101,6 @@ def kernel(builder: Builder, dtype: DType, link: Callable[[str], bytes], card: C
 def _copy() -> Callable[[int, int, int], object]:
     """Copies memory, and keeps Python's lock."""
     return PYFUNCTYPE(c_void_p, c_void_p, c_void_p, c_size_t)(ctypes.cast(ctypes.memmove, c_void_p).value or 0)
-
-
-class Loaded:
-    """A kernel that packs, on the card. It stays there as long as this object."""
-
-    def __init__(self, card: Card, cubin: bytes) -> None:
-        self._card, self._module = card, card.module(cubin)
-        self.function = card.function(self._module, _ENTRY, 0)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_module"):
-            self._card.unload(self._module)
 
 
 class Ring:

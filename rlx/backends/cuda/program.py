@@ -43,10 +43,16 @@ class Stream:
 
     def __init__(self, card: Card) -> None:
         self.card, self.n, self.ring = card, 1, Ring(card)
+        self._ends: list[Callable[[], object]] = [self.ring.close]
+
+    def owns(self, close: Callable[[], object]) -> None:
+        """What frees memory that goes with it."""
+        self._ends.append(close)
 
     def close(self) -> None:
-        """Waits for what runs."""
-        self.ring.close()
+        """Waits for what runs, and frees memory."""
+        for end in self._ends:
+            end()
 
 
 class CardCode:
@@ -122,7 +128,8 @@ class CardProgram(Program):
         self._own = memory.allocate(_ALIGN)  # the extents
         self._loop: Buffer | None = None
         self._records: OrderedDict[tuple[Any, ...], c_void_p | None] = OrderedDict()
-        self._logs = False
+        self._logs = self._begins = False
+        self._has_inputs = self._card.event()
         self._log: StepLog | None = None
         self._clocked: tuple[tuple[Any, ...], ClockedStep] | None = None
         self._pin_inputs()
@@ -196,8 +203,17 @@ class CardProgram(Program):
         if self._logs:
             self._log = self._clocked_step(extents).run()
             return
+        if self._begins:
+            self._card.record(self._has_inputs)
         self._step(extents, loops=False)
-        self._card.wait()
+        self._card.wait_for(self._has_inputs) if self._begins else self._card.wait()
+
+    def begin(self, **extents: int) -> None:
+        self._begins = not self.observers  # who see how long it takes
+        try:
+            self.run(**extents)
+        finally:
+            self._begins = False
 
     def record(self, logs: bool) -> None:
         self._logs, self._log = logs, None
@@ -329,6 +345,7 @@ class CardProgram(Program):
     def close(self) -> None:
         if not self.closed:
             self._forget()
+            self._card.forget_event(self._has_inputs)
             for buffer in (*self._scratch.values(), self._own, *filter(None, [self._loop])):
                 buffer.close()
         super().close()

@@ -32,7 +32,7 @@ ALLOWED = frozenset((
     "llvm.nvvm.mma.m16n8k16.row.col.s8", "llvm.nvvm.mma.m16n8k32.row.col.s8", "llvm.nvvm.rcp.approx.ftz.f",
     "llvm.nvvm.prmt",
     "llvm.nvvm.read.ptx.sreg.ctaid.x", "llvm.nvvm.read.ptx.sreg.tid.x", "llvm.nvvm.shfl.sync.bfly.i32",
-    "llvm.nvvm.shfl.sync.idx.i32",
+    "llvm.nvvm.shfl.sync.idx.i32", "llvm.nvvm.vote.ballot.sync",
 ))  # fmt: skip
 
 

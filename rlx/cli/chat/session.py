@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.arguments import did_you_mean
-from rlx.cli import chat
 from rlx.cli.answering import (
     ENDS,
     INTERRUPTED_ANSWER,
@@ -30,7 +29,7 @@ from rlx.cli.command import ALIASES
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.options import ending_options, sample_opts, sampling_options
 from rlx.cli.output import Bars, counted, stdout
-from rlx.engine.request.request import Context
+from rlx.engine.request.context import Context
 from rlx.errors import ChatError, MultimodalError, PromptError, RlxError
 from rlx.prompt import Prompt
 from rlx.runners import CachedRunner
@@ -381,9 +380,11 @@ class Session:
         """The display that draws the answer in a terminal; None where plain text is wanted."""
         if not can_draw():
             return None
+        from rlx.cli.chat.markdown import Display
+
         is_open = self._tags is not None and self._tags.is_open(self.runner.tokenizer, ids)
         values = self.settings.values
-        return chat.markdown.Display(
+        return Display(
             stdout(), splitter(self._tags, is_open), markdown=values["markdown"], fold=values["fold_thinking"]
         )
 

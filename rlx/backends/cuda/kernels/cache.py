@@ -166,7 +166,7 @@ class Cache:
             k.store(self.base, k.load(staged, F32, i).to(type_), row * self.width + i.to(I64))
 
     def _write_block(self, k: Code, at: Value, value: Value) -> None:
-        """Writes a block, of which each lane has an element (see `rlx.ir.stored`)."""
+        """Writes a block, of which each lane has an element (see `rlx.ir.rounding`)."""
         size = k.fabs(value)
         largest = k.warp_max(size)
         bad = (k.warp_sum(k.select(size < float("inf"), k.f32(0.0), k.f32(1.0)))) > 0.0
@@ -195,8 +195,7 @@ class Cache:
         lane = k.select(is_largest, k.lane, WARP)
         for distance in (16, 8, 4, 2, 1):
             lane = k.smaller(lane, k.exchanged(lane, distance))
-        given = (k.number(-1), value.bits(I32), lane & 31, k.number(31))
-        return k.call(I32, "llvm.nvvm.shfl.sync.idx.i32", *given).bits(F32)
+        return k.shuffled(value, lane & 31)
 
 
 def _vector(k: Code, base: Value, type_: str, index: Value, count: int) -> list[Value]:

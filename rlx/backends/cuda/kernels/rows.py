@@ -181,7 +181,7 @@ def index_of_largest(k: Code, width: Operand, checked: bool) -> None:
         checked: -1 if the row holds a NaN or an infinity; otherwise the first NaN counts as the largest.
     """
     x, result = k.pointers.values()
-    start, best = k.block * width, _Best(k)
+    start, best = k.block * width, Best(k)
 
     def visit(i: Value) -> None:
         value = k.load(x, F32, start + i)
@@ -204,7 +204,7 @@ class Pick:
     """
 
     def __init__(self, k: Code, cap: float | None) -> None:
-        self.code, self.cap, self.best = k, cap, _Best(k)
+        self.code, self.cap, self.best = k, cap, Best(k)
 
     def note(self, value: Value, index: Value) -> None:
         """Sees a number."""
@@ -221,7 +221,7 @@ class Pick:
             k.store(parts, index, k.block + blocks)
             k.store(parts, wrong, k.block + 2 * blocks)
         with k.when(k.is_last(k.pointers["counters"], blocks)):
-            every = _Best(k)
+            every = Best(k)
             with k.loop(k.thread, blocks, THREADS) as i:
                 found = (k.load(parts, type_, i + at * blocks) for at, type_ in enumerate((F32, I32, I32)))
                 every.note(*found)
@@ -230,16 +230,20 @@ class Pick:
                 k.store(k.pointers["out"], k.select(wrong.equals(0), index, -1))
 
 
-class _Best:
-    """The largest number that a thread has seen, its index, and whether one was not finite."""
+class Best:
+    """The largest number that a thread has seen, its index, the least of equal ones, and flags of all that it has seen.
 
-    def __init__(self, k: Code) -> None:
+    Args:
+        type_: of the numbers, f32 or f64.
+    """
+
+    def __init__(self, k: Code, type_: str = F32) -> None:
         self.code = k
-        self.value, self.index = k.variable(F32, -_LIMIT), k.variable(I32, 0x7FFFFFFF)
+        self.value, self.index = k.variable(type_, -_LIMIT), k.variable(I32, 0x7FFFFFFF)
         self.wrong = k.variable(I32, 0)
 
     def note(self, value: Value, index: Value, wrong: Value) -> None:
-        """Sees a number; `wrong` is 1 if it is not finite."""
+        """Sees a number; `wrong` is 0, or says what is wrong with it."""
         found = _better(self.code, self.value.get(), self.index.get(), value, index)
         self.value.set(found[0])
         self.index.set(found[1])
@@ -252,16 +256,15 @@ class _Best:
         for distance in (16, 8, 4, 2, 1):
             value, index = _better(k, value, index, k.exchanged(value, distance), k.exchanged(index, distance))
             wrong = wrong | k.exchanged(wrong, distance)
-        place = k.share(12 * WARPS)
+        place, ints = k.share(8 * WARPS), k.share(8 * WARPS)
         with k.when(k.lane.equals(0)):
             k.store(place, value, k.warp)
-            k.store(place, index, k.warp + WARPS)
-            k.store(place, wrong, k.warp + 2 * WARPS)
+            k.store(ints, index, k.warp)
+            k.store(ints, wrong, k.warp + WARPS)
         k.barrier()
         for warp in range(WARPS):
-            other = k.load(place, F32, warp), k.load(place, I32, warp + WARPS)
-            value, index = _better(k, value, index, *other)
-            wrong = wrong | k.load(place, I32, warp + 2 * WARPS)
+            value, index = _better(k, value, index, k.load(place, value.type, warp), k.load(ints, I32, warp))
+            wrong = wrong | k.load(ints, I32, warp + WARPS)
         return value, index, wrong
 
 

@@ -1,0 +1,184 @@
+"""The choice of tokens on the card: a table with a line for each row of logits goes there, the tokens come back.
+
+CUDA backend, over `kernels/choose.py`. The card chooses with temperature, top-k, top-p, min-p, penalties, bias and
+masks. The host chooses from rows that it has, with other options, and where the card found too many tokens to sort: it
+copies these rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import c_uint8
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.backends.cuda import driver, ptx
+from rlx.backends.cuda.code import THREADS, Code, Kernel, entry, kernel_of
+from rlx.backends.cuda.driver import Card, Loaded
+from rlx.backends.cuda.kernels import choose as kernels
+from rlx.backends.cuda.memory import address
+from rlx.backends.device import Builder, Files, Stored
+from rlx.backends.memory import Buffer, DeviceArray, Memory
+from rlx.sampling.choice import Choice, Chosen
+from rlx.sampling.filters import INTERVALS
+from rlx.sampling.on_host import choose_rows
+from rlx.sampling.options import SampleOpts
+
+_ALIGN = 16
+#: The sizes come first in what is sent.
+_HEAD = 16
+
+
+def made(*, overlaps: bool) -> dict[str, Kernel]:
+    """The kernels by name, in order."""
+    found = {}
+    for name, emit in kernels.kernels().items():
+        code = Code(f"{name}_row", dict.fromkeys(kernels.POINTERS), kernels.EXTENTS, overlaps)
+        emit(code)
+        found[name] = kernel_of(code)
+    return found
+
+
+def modules_of(each: dict[str, Kernel], *, overlaps: bool) -> dict[str, str]:
+    """LLVM assembly of the kernels."""
+    return {name: entry(name, [kernel], overlaps) for name, kernel in each.items()}
+
+
+def compiled(builder: Builder, link: Callable[[str], bytes], card: Card, *, overlaps: bool) -> list[Loaded]:
+    """The kernels on the card, from the compile cache."""
+    every = made(overlaps=overlaps)
+
+    def build() -> Files:
+        modules = modules_of(every, overlaps=overlaps)
+        found = ptx.compiled([*modules.values()], builder.target.level, builder.target.ptx)
+        texts = dict(zip(modules, found, strict=True))
+        files: dict[str, bytes | str] = {f"{name}.ll": text for name, text in modules.items()}
+        files |= {f"{name}.ptx": text for name, text in texts.items()}
+        return files | {f"{name}.cubin": link(text) for name, text in texts.items()}
+
+    def load(stored: Stored) -> list[Loaded]:
+        return [Loaded(card, stored.read(f"{name}.cubin"), name, kernel.shared) for name, kernel in every.items()]
+
+    return builder.once("the choice of tokens", build, load, kind="choice", name="choose")
+
+
+class Chooser:
+    """Chooses tokens, see `rlx.sampling.choice.Choose`; one thread at a time. Its code is loaded by the first call.
+
+    Args:
+        memory: of the card.
+        code: gives the kernels.
+        overlaps: whether a kernel may start while the one before ends.
+    """
+
+    def __init__(self, card: Card, memory: Memory, code: Callable[[], list[Loaded]], *, overlaps: bool) -> None:
+        self._card, self._memory, self._code, self._overlaps = card, memory, code, overlaps
+        self._kernels: list[Loaded] = []
+        self._size = 0, 0  # rows and parts that there is room for
+        self._own: dict[str, Buffer] = {}
+        self._sent: Buffer | None = None  # the copy of what is sent
+        self._pinned, self._room = 0, 0
+
+    def __call__(self, rows: Sequence[Any], choices: Sequence[Choice]) -> list[Chosen]:
+        own = [i for i, row in enumerate(rows) if isinstance(row, DeviceArray) and on_card(choices[i].opts, len(row))]
+        found: dict[int, Chosen] = {}
+        if own:
+            tokens = self._on_card([rows[i] for i in own], [choices[i] for i in own])
+            found = {i: each for i, each in zip(own, tokens, strict=True) if each.token != kernels.TOO_MANY}
+        if left := [i for i in range(len(rows)) if i not in found]:
+            found |= zip(left, choose_rows([rows[i] for i in left], [choices[i] for i in left]), strict=True)
+        return [found[i] for i in range(len(rows))]
+
+    def _on_card(self, rows: Sequence[DeviceArray], choices: Sequence[Choice]) -> list[Chosen]:
+        count, vocab = len(rows), len(rows[0])
+        parts = -(-vocab // kernels.PART)
+        self._fit(count, parts)
+        sent = self._send(rows, choices, vocab, parts)
+        draws = [choice.opts for choice in choices if not choice.opts.is_greedy]
+        needed = [True, any(opts.top_k > 0 or opts.top_p < 1 for opts in draws), bool(draws)]
+        places = {name: address(buffer) for name, buffer in self._own.items()}
+        places |= {"memory": 0, "table": sent + _HEAD, "found": self._pinned}
+        given = [count * parts, *(places[name] for name in kernels.POINTERS), sent]
+        for kernel, is_needed in zip(self._kernels, needed, strict=True):
+            if is_needed:
+                arguments, memory = driver.pointers(given)
+                config = driver.config(count * parts, THREADS, kernel.shared, self._card, overlaps=self._overlaps)
+                self._card.launch(kernel.function, config, arguments)
+                del memory  # the driver has copied the arguments
+        self._card.wait()
+        result = self._host(8 * count).view(np.int32).reshape(count, 2).tolist()
+        return [Chosen(token, is_finite == 1) for token, is_finite in result]
+
+    def _host(self, nbytes: int, start: int = 0) -> NDArray[np.uint8]:
+        """Pinned memory from a byte on: first the tokens, then what is sent."""
+        return np.ctypeslib.as_array((c_uint8 * nbytes).from_address(self._pinned + start))
+
+    def _send(self, rows: Sequence[DeviceArray], choices: Sequence[Choice], vocab: int, parts: int) -> int:
+        """Begins to copy the table, and what it points to; its address on the card."""
+        count, start = len(rows), -(-8 * len(rows) // _ALIGN) * _ALIGN
+        end = _HEAD + -(-8 * count * kernels.WORDS // _ALIGN) * _ALIGN
+        arrays = [array for choice in choices for array in _arrays(choice)]
+        self._reserve(start, end + sum(array.nbytes + _ALIGN for array in arrays))
+        assert self._sent is not None
+        base, host = address(self._sent), self._host(self._room - start, start)
+        places, at = dict[int, int](), end
+        for array in arrays:
+            places[id(array)] = base + at
+            host[at : at + array.nbytes] = array.view(np.uint8)
+            at += -(-array.nbytes // _ALIGN) * _ALIGN
+        host[:8].view(np.int32)[:] = vocab, parts
+        table = host[_HEAD : _HEAD + 8 * count * kernels.WORDS].view(np.int64).reshape(count, kernels.WORDS)
+        kernels.describe(table, [address(row.buffer) for row in rows], choices, lambda array: places[id(array)])
+        self._card.send(base, self._pinned + start, at)
+        return base
+
+    def _fit(self, rows: int, parts: int) -> None:
+        """Makes the memory that the kernels work on, and loads them."""
+        if not self._kernels:
+            self._kernels = self._code()
+        if rows <= self._size[0] and parts <= self._size[1]:
+            return
+        self._size = rows, parts = max(rows, self._size[0]), max(parts, self._size[1])
+        for buffer in self._own.values():
+            buffer.close()
+        sizes = {
+            "parts": 8 * rows * kernels.PART_WORDS * parts, "rows": 8 * rows * kernels.ROW_WORDS,
+            "counters": 4 * rows * kernels.COUNTERS, "sums": 16 * rows * INTERVALS,
+            "listed": 16 * rows * kernels.LISTED,
+        }  # fmt: skip
+        self._own = {name: self._memory.allocate(nbytes) for name, nbytes in sizes.items()}
+
+    def _reserve(self, start: int, nbytes: int) -> None:
+        """Makes room for what is sent, after the tokens."""
+        if self._room >= start + nbytes:
+            return
+        self._free_sent()
+        self._room = 2 * (start + nbytes)
+        self._pinned, self._sent = self._card.pinned(self._room), self._memory.allocate(self._room)
+
+    def _free_sent(self) -> None:
+        """Frees the memory for what is sent."""
+        if self._sent is not None:
+            self._sent.close()
+            self._card.free_pinned(self._pinned)
+            self._sent = None
+
+    def close(self) -> None:
+        """Frees its memory, and its code."""
+        self._free_sent()
+        for buffer in self._own.values():
+            buffer.close()
+        self._own, self._size, self._kernels, self._room = {}, (0, 0), [], 0
+
+
+def on_card(opts: SampleOpts, vocab: int) -> bool:
+    """Whether the kernels can choose with these options from so many tokens."""
+    simple = not (opts.mirostat or opts.top_n_sigma or opts.xtc_probability) and opts.typical_p == 1
+    return vocab <= kernels.MOST_TOKENS and (opts.is_greedy or simple)
+
+
+def _arrays(choice: Choice) -> Sequence[NDArray[Any]]:
+    """The arrays of a choice."""
+    return [*([] if choice.mask is None else [choice.mask]), *(choice.changes or ())]
