@@ -32,8 +32,7 @@ from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
-from rlx.compiler.measuring import clocked
-from rlx.compiler.profiling import OpTime, op_times
+from rlx.compiler.profiling import OpTime, clocked, op_times
 from rlx.engine.engine import Engine
 from rlx.engine.programs import reporting
 from rlx.ir.dtypes import BF16, F16, Q4_K, Q6_K, Q8_0, DType

@@ -28,7 +28,7 @@ from rlx.backends.cpu import machine
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
-from rlx.compiler.measuring import MEMORY_BYTES
+from rlx.compiler.profiling import MEMORY_BYTES
 
 FEATURES = ("avx2", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "avx512fp16", "amx-int8", "amx-bf16")
 FLAGS = {"avxvnni": "avx_vnni", "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16",

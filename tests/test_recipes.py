@@ -111,6 +111,3 @@ def test_a_kernel(toy_op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with rlx.compile(toy_graph(toy_op), cache=CompileCache(policy="off")) as exe:
         assert np.array_equal(exe(x=X)["y"], X + 1.5)
         assert "BY = 1.5" in exe.source("toy")
-
-
-# -- a backend --------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ REFUSES = {
     "benchmarks/many_requests.py": ("MODEL --only nothing", "no scenario nothing"),
     "benchmarks/quantize_versus.py": ("", "model"),
     "benchmarks/embed_versus.py": ("--only nothing", "no model is called nothing"),
+    "benchmarks/versus.py": ("--help", "--decode"),
     "benchmarks/vision_versus.py": ("--only nothing", "no tower is called nothing"),
     "tools/emulate.py": ("--cpu nothing", "nothing"),
 }

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.backends import reference
 from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest, Program
@@ -246,13 +247,14 @@ class Backend(ABC):
     Attributes:
         name: of its device.
         memory: that its programs work on: weights, states and arenas.
-        native_loops: whether it generates many tokens in one call (`Program.repeat`, rounds of drafts) faster than one
-            by one.
+        native_loops: whether it generates many tokens in one call (`Program.repeat`) faster than one by one.
+        native_rounds: whether one call drafts with a head and verifies several times (`rounds`), too.
     """
 
     name: str
     memory: Memory
     native_loops = False
+    native_rounds = False
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -375,9 +377,7 @@ class Backend(ABC):
 
     def formats(self, manifest: Manifest) -> Formats:
         """The reader and writer of a program's values in this device's memory, for `RLX_VERIFY`."""
-        from rlx.backends.reference.formats import Formats  # nothing else needs the reference
-
-        return Formats()
+        return reference.formats.Formats()
 
     # -- the machine --------------------------------------------------------------------------------------------------
 
@@ -426,7 +426,7 @@ class Backend(ABC):
     # -- drafts -------------------------------------------------------------------------------------------------------
 
     def rounds(self, models: tuple[Program, Program], heads: Heads, **limits: Any) -> Rounds:
-        """Rounds of MTP drafts in one native call, where there are `native_loops`.
+        """Rounds of drafts of a head in one native call, where there are `native_rounds`.
 
         Args:
             models: two programs that alternate, each on the recurrent states that the other one wrote; twice the same

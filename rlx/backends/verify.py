@@ -19,10 +19,9 @@ import numpy as np
 from rlx import debug_output
 from rlx.backends.device import Lowered
 from rlx.backends.program import Manifest, Observer, Program
-from rlx.backends.reference.evaluate import Evaluation, Memory, Weights
+from rlx.backends.reference.backend import parts_in_use
+from rlx.backends.reference.evaluate import Evaluation, Memory, Used, Weights
 from rlx.backends.reference.formats import Array, Bytes, Formats
-from rlx.backends.reference.program import parts_in_use
-from rlx.backends.reference.used import Used
 from rlx.errors import VerificationError
 from rlx.ir.dtypes import BF16, F16, I32, Q4_0, Q8_0, Q8A, DType
 from rlx.ir.node import Node

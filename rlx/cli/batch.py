@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from rlx import platform
+from rlx import cli, platform
+from rlx import ray as cluster
+from rlx import serve as server
 from rlx.cli.command import Command
 from rlx.cli.main import INTERRUPTED
 from rlx.cli.options import engine_options, model_argument, model_path, open_runner
 from rlx.cli.output import Bars, counted
 from rlx.cli.run import check_no_trace, recorded, trace_options
 from rlx.engine.opening.options import SLOTS
-from rlx.ray import check_installed as check_ray
-from rlx.serve import check_installed
 from rlx.tracing import Detail
 
 if TYPE_CHECKING:
@@ -71,17 +71,16 @@ def batch(
         check_no_trace(trace)
     elif replicas is not None:
         raise click.UsageError("--replicas needs --ray")
-    (check_ray if on_ray else check_installed)()
-    from rlx.serve.batch.results import Results
-    from rlx.serve.batch.source import Source
-    from rlx.serve.server import model_name
-
+    (cluster if on_ray else server).check_installed()
     if requests != "-" and os.path.exists(answers) and os.path.samefile(requests, answers):
         raise click.UsageError("IN.jsonl and OUT.jsonl are the same file")
     path = model_path(model, engine)
-    name = model_name(path)
+    name = server.server.model_name(path)
     engine |= {} if slots is None else {"slots": slots}
-    with Source.open(requests, name) as source, Results(answers, source) as results:
+    with (
+        server.batch.source.Source.open(requests, name) as source,
+        server.batch.results.Results(answers, source) as results,
+    ):
         if all(results.done):
             click.echo(f"all {counted(len(source), 'request')} were answered before", err=True)
             return
@@ -97,12 +96,11 @@ def batch(
 @contextmanager
 def _here(path: str, name: str, engine: dict[str, Any], bar: Bar) -> Iterator[Work]:
     """Answers in this process. The model opens before there is an event loop, which would hold back a Ctrl-C."""
-    from rlx.serve.app import AHEAD, answering_with
-    from rlx.serve.batch.results import answer_all
+    app, answer_all = server.app, server.batch.results.answer_all
 
     async def work(source: Source, results: Results, bar: Bar) -> Progress:
-        async with answering_with(runner, name) as answering:
-            return await answer_all(source, results, answering, AHEAD * engine.get("slots", SLOTS), bar)
+        async with app.answering_with(runner, name) as answering:
+            return await answer_all(source, results, answering, app.AHEAD * engine.get("slots", SLOTS), bar)
 
     with open_runner(path, engine, bar.opening) as runner:
         yield work
@@ -111,12 +109,11 @@ def _here(path: str, name: str, engine: dict[str, Any], bar: Bar) -> Iterator[Wo
 @contextmanager
 def _on_ray(path: str, name: str, engine: dict[str, Any], replicas: int | None, bar: Bar) -> Iterator[Work]:
     """Answers on a cluster."""
-    from rlx.ray.batch import answering_on_ray
-    from rlx.serve.batch.results import answer_all
+    answer_all = server.batch.results.answer_all
 
     async def work(source: Source, results: Results, bar: Bar) -> Progress:
         bar.opening.waiting("opening the model on the cluster")
-        async with answering_on_ray(path, name, engine, replicas) as (answering, at_once):
+        async with cluster.batch.answering_on_ray(path, name, engine, replicas) as (answering, at_once):
             return await answer_all(source, results, answering, at_once, bar)
 
     yield work
@@ -192,9 +189,7 @@ class Bar:
             self.opening.close()
             self.progress, self._start = progress, time.perf_counter()
             if sys.stderr is not None and sys.stderr.isatty():
-                from rlx.cli.drawing import request_bar
-
-                self._display = request_bar(sys.stderr, progress.total, progress.before)
+                self._display = cli.drawing.request_bar(sys.stderr, progress.total, progress.before)
         if self._display is not None:
             speed = f"{progress.tokens / max(self.seconds, 1e-9):.0f} tokens/s"
             self._display.update(0, completed=progress.done, speed=speed, failed=_failed(progress))

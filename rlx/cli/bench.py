@@ -28,7 +28,7 @@ from rlx.compiler.profiling import OpTime
 from rlx.compiler.tuned import machine
 from rlx.engine.engine import Engine
 from rlx.engine.programs import reporting
-from rlx.engine.programs.batch_steps import ROOM, BatchStep, batch_steps
+from rlx.engine.programs.reporting import ROOM, BatchStep, batch_steps
 from rlx.errors import ArgumentError
 from rlx.runners.auto import runner_class
 from rlx.store.key import versions

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from rlx import env
+from rlx import compiler, env, ir
 from rlx.cli.command import Group
 from rlx.cli.output import ago, counted, is_terminal, printable, size, table, width
 from rlx.errors import CacheError, RlxError
@@ -124,16 +124,13 @@ def _key_rows(a: CompileKey, b: CompileKey) -> list[tuple[str, str, str]]:
 
 def _graph_rows(a: Entry, b: Entry) -> list[tuple[str, str, str]]:
     """How the graphs of two programs differ, by the text that is stored with them."""
-    from rlx.ir import text  # imports NumPy
-    from rlx.ir.compare import differences
-
     if a.key.graph == b.key.graph:
         return []
     try:
-        graphs = [text.loads(entry.read(_GRAPH).decode()) for entry in (a, b)]
+        graphs = [ir.text.loads(entry.read(_GRAPH).decode()) for entry in (a, b)]
     except (RlxError, UnicodeDecodeError) as error:  # of another version, or an entry that no model made
         return [("graph", f"another one; its text cannot be compared: {error}", "")]
-    return [(f"graph: {row.what}", row.left, row.right) for row in differences(*graphs)]
+    return [(f"graph: {row.what}", row.left, row.right) for row in ir.compare.differences(*graphs)]
 
 
 @cache.command()
@@ -303,9 +300,7 @@ def _show_file(entry: Entry, name: str, out: str | None) -> None:
         sys.stdout.buffer.write(data)
         return
     if name.endswith(".o") and f"{name.removesuffix('.o')}.ll" in entry.names:
-        from rlx.compiler.inspection import disassembly
-
-        data = disassembly(entry, name).encode()
+        data = compiler.inspection.disassembly(entry, name).encode()
     try:
         click.echo(printable(data.decode()), nl=not data.endswith(b"\n"))
     except UnicodeDecodeError as error:

@@ -39,7 +39,7 @@ from rlx.cli.output import Bars, counted, printable, size, stdout
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
 from rlx.compiler.tuned import find, machine
-from rlx.engine.kv.pool_size import available_memory
+from rlx.engine.kv.pool import available_memory
 from rlx.errors import CacheError, RlxError
 from rlx.platform import cpu_count, usable_cpus
 from rlx.store.folder import Folder

@@ -18,7 +18,7 @@ from rlx import backends, demo, models
 from rlx.cli.command import Command, json_option
 from rlx.cli.options import model_argument
 from rlx.cli.output import printable, size, stdout
-from rlx.compiler.kv import state_bytes
+from rlx.compiler.state_memory import state_bytes
 from rlx.engine.opening.encoder import EncoderPlan
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Setup, open_model

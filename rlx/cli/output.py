@@ -13,6 +13,7 @@ from io import TextIOWrapper
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from rlx import cli
 from rlx.env import size as size
 
 if TYPE_CHECKING:
@@ -84,9 +85,7 @@ def table(
     if sum(widest) + 2 * (len(heads) - 1) > columns:
         _blocks(heads, found, out, columns)
         return
-    from rlx.cli.drawing import draw_table
-
-    draw_table(heads, found, right, out, columns)
+    cli.drawing.draw_table(heads, found, right, out, columns)
 
 
 def _blocks(heads: Sequence[str], rows: Iterable[Sequence[str]], out: TextIO, columns: int) -> None:
@@ -169,9 +168,7 @@ class Bars:
 
     def _running(self) -> Progress | None:
         if self._shown and self._progress is None:
-            from rlx.cli.drawing import task_bars
-
-            self._progress = task_bars(self._file)
+            self._progress = cli.drawing.task_bars(self._file)
         return self._progress
 
     def __enter__(self) -> Self:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
+from rlx import ray as cluster
+from rlx import serve as http
 from rlx.arguments import without_none
 from rlx.cli.answering import speculative_option
 from rlx.cli.command import Command
@@ -31,9 +33,7 @@ from rlx.cli.run import check_no_trace, recorded, trace_options
 from rlx.engine.opening.options import RunnerOptions
 from rlx.engine.opening.setup import pools_of
 from rlx.profile.option import options_of
-from rlx.ray import check_installed as check_ray
 from rlx.runners.auto import is_encoder
-from rlx.serve import check_installed
 from rlx.serve.options import ServerOptions, served
 from rlx.tracing import Detail
 from rlx.weights import open_weights
@@ -101,7 +101,7 @@ def serve(
     rlx serve small=model.gguf demo-vision
     rlx serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
     """
-    check_installed()
+    http.check_installed()
     options = ServerOptions(**without_none(**server), sample=sample).resolved()
     found = _named(models, options, engine, yes=yes)
     if adapters and len(found) > 1:
@@ -122,38 +122,36 @@ def serve(
 
 def _named(models: list[str], options: ServerOptions, engine: dict[str, Any], *, yes: bool) -> list[Named]:
     """The models to serve: the path and the names of each."""
-    from rlx.serve.server import check_names, names_of, split_name
-
+    server = http.server
     found: list[Named] = []
-    for own, model in map(split_name, models) if models else [(None, None)]:
+    for own, model in map(server.split_name, models) if models else [(None, None)]:
         path, aliases = model_path(model, engine, yes=yes), [] if found else list(options.alias)
-        found.append((path, names_of(path, model, aliases) if own is None else list(dict.fromkeys([*aliases, own]))))
-    check_names([names for _, names in found])
+        names = server.names_of(path, model, aliases) if own is None else list(dict.fromkeys([*aliases, own]))
+        found.append((path, names))
+    server.check_names([names for _, names in found])
     return found
 
 
 def _serve_here(models: list[Named], options: ServerOptions, engine: dict[str, Any], loop: dict[str, Any]) -> None:
     """Serves in this process, until SIGINT or SIGTERM."""
-    from rlx.serve import ServedModel, create_app
-    from rlx.serve.lifecycle import addresses, listening, run
-
+    lifecycle = http.lifecycle
     paths, names = [path for path, _ in models], [names for _, names in models]
     for path in paths:
         resolve_model_path(path)  # a wrong path is an error before anybody is told that the server listens
-    with ExitStack() as opened, listening(options) as listeners, Bars() as bars:
+    with ExitStack() as opened, lifecycle.listening(options) as listeners, Bars() as bars:
         pools = cache(lambda: _pools(paths, engine))  # asked for before the first model is opened
 
         def opening(at: int) -> ServedModel:
             bars.waiting("opening the model" if len(paths) == 1 else f"opening {names[at][0]}")
             runner = open_runner(paths[at], served({**engine, **loop, **pools()[at]}), bars)
             opened.callback(runner.close)
-            return ServedModel(runner, names[at][0], names[at][1:])
+            return http.ServedModel(runner, names[at][0], names[at][1:])
 
-        app = create_app([partial(opening, at) for at in range(len(paths))], options)
+        app = http.create_app([partial(opening, at) for at in range(len(paths))], options)
         said = ", ".join(each[0] for each in names)
-        Announcer(app.state.server, said, addresses(options, listeners), bars).begin()
+        Announcer(app.state.server, said, lifecycle.addresses(options, listeners), bars).begin()
         try:
-            run(app, options, listeners)
+            lifecycle.run(app, options, listeners)
         finally:
             bars.close()
 
@@ -177,21 +175,19 @@ def _serve_on_ray(
     path: str, names: list[str], options: ServerOptions, engine: dict[str, Any], replicas: str | None
 ) -> None:
     """Serves on a cluster, until SIGINT or SIGTERM."""
-    check_ray()
+    cluster.check_installed()
     if len(options.hosts) > 1:
         raise click.UsageError("with --ray there is one --host, that of Ray's proxies")
     least, dash, most = (replicas or "1").partition("-")
     if not (least.isdecimal() and (most.isdecimal() or not dash)):
         raise click.UsageError(f"--replicas is {replicas!r}, expected a number such as 2, or a range such as 1-4")
-    from rlx.ray.serving import deployment, run
-
     cpus = engine.pop("threads")
     count = (int(least), int(most)) if dash else int(least)
     options = replace(options, alias=tuple(names))
-    app = deployment(path, num_cpus=cpus, replicas=count, drain=options.drain, server=options, **engine)
+    app = cluster.deployment(path, num_cpus=cpus, replicas=count, drain=options.drain, server=options, **engine)
     click.echo(f"starting {path} on Ray", err=True)
     ready = f"ready at port {options.port} of Ray's proxies"
-    run(app, options.hosts[0], options.port, options.drain, lambda: click.echo(ready, err=True))
+    cluster.serving.run(app, options.hosts[0], options.port, options.drain, lambda: click.echo(ready, err=True))
 
 
 class Announcer:

@@ -16,11 +16,9 @@ from rlx.backends.device import Target
 from rlx.compiler import guards
 from rlx.compiler.compile import CompiledProgram, Compiler
 from rlx.compiler.inspection import Inspectable
-from rlx.compiler.kv import extents_of
 from rlx.compiler.limits import worker_count
-from rlx.compiler.measuring import LEAST_BYTES, MEMORY_BYTES, measure_step
-from rlx.compiler.profiling import step_bytes
-from rlx.compiler.state_memory import StateMemory
+from rlx.compiler.profiling import LEAST_BYTES, MEMORY_BYTES, measure_step, step_bytes
+from rlx.compiler.state_memory import StateMemory, extents_of
 from rlx.compiler.tensors import Tensors
 from rlx.errors import ArgumentError, BusyError
 from rlx.ir import dims, text

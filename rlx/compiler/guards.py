@@ -20,8 +20,8 @@ from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op_table import OPS
-from rlx.ir.rounding import to_bf16
 from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT
+from rlx.ir.stored import to_bf16
 from rlx.passes.program import root
 
 

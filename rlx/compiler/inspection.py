@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx import backends, env
+from rlx import backends, env, report
 from rlx.arguments import nearest
 from rlx.backends.device import Target
 from rlx.errors import ArgumentError, CacheError
@@ -120,10 +120,8 @@ class Inspectable:
     def _report_page(
         self, path: str | Path | None, machine: Machine | None = None, times: StepTimes | None = None
     ) -> ReportPage:
-        from rlx.report.page import make_page
-
         subject = Subject(self._compiled.manifest["name"], machine=machine)
-        page = make_page(subject, [self.report_source(times=times)])
+        page = report.page.make_page(subject, [self.report_source(times=times)])
         if path is not None:
             page.write(path)
         return page

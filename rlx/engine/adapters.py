@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rlx.errors import ArgumentError, UnsupportedModelError, WeightError
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.graph import Graph
-from rlx.ir.rounding import to_bf16
+from rlx.ir.stored import to_bf16
 from rlx.models.architectures import Architecture
 from rlx.models.config import ModelConfig
 from rlx.models.encoder import EncoderConfig

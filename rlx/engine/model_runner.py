@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from rlx.backends.memory import Buffer, Values
 from rlx.backends.program import Program, TokenRun
-from rlx.engine.kv.pages import Pages
 from rlx.engine.kv.pool import CachePool
+from rlx.engine.kv.prefix import Pages
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.programs.programs import GREEDY, HIDDEN, LOGITS, Bucketing, Programs, ProgramSpec
@@ -355,7 +355,8 @@ class ModelRunner:
         rows = len(sequence) - sequence.done + count
         if not sequence.memory.is_ready(sequence.done, rows, speculative):
             self.pool.reserve([(sequence, rows, speculative)])
-        self.catch_up(sequence)
+        if rows > count:
+            self.catch_up(sequence)
 
     def refresh(self, sequence: Sequence) -> None:
         """Brings the states up to the sequence's ids, for callers that read them."""

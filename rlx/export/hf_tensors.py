@@ -251,8 +251,9 @@ def check_tensors(config: TextConfig, found: Collection[str], weights: ModelWeig
 
 
 def differs_by_layer(config: TextConfig) -> bool:
-    """Whether layers differ in their tensors, so that the model's own equations say which there must be."""
-    return config.row.latent or config.row.in_turns or config.row.hybrid == "mamba"
+    """Whether the model's own equations say which tensors there must be: layers differ, or tensors are cut."""
+    turned = config.row.in_turns or config.arch == "qwen3vlmoe"
+    return config.row.latent or turned or config.row.hybrid == "mamba"
 
 
 def _fail_missing(name: str, config: TextConfig, weights: ModelWeights) -> None:

@@ -16,6 +16,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from rlx import ir
 from rlx.errors import CustomOpError, ShapeError
 from rlx.ir import flops as costs
 from rlx.ir import infer
@@ -346,9 +347,7 @@ def _register(op: CustomOp, redefine: bool) -> CustomOp:
 
 
 def _rules(op: CustomOp) -> Any:
-    from rlx.ir.custom_rules import rules_of
-
-    return rules_of(op)
+    return ir.custom_rules.rules_of(op)
 
 
 def custom_ops() -> dict[str, CustomOp]:
@@ -379,7 +378,5 @@ def _may_match(op: CustomOp, present: set[str]) -> bool:
 
     Custom ops without a kernel can become any op.
     """
-    from rlx.ir.custom_rules import ops_of
-
     traced = any(name in CUSTOM and CUSTOM[name].kernel is None for name in present)
-    return traced or ops_of(op) <= present | _MADE | CUSTOM.keys()
+    return traced or ir.custom_rules.ops_of(op) <= present | _MADE | CUSTOM.keys()

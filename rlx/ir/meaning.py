@@ -18,7 +18,7 @@ import numpy as np
 
 from rlx.errors import GraphError
 from rlx.ir import dims
-from rlx.ir.rounding import BLOCKS, round_blocks, round_to
+from rlx.ir.stored import BLOCKS, round_blocks, round_to
 
 Array = np.ndarray[Any, Any]
 Attrs = Mapping[str, Any]

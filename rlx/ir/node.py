@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from rlx import ir
 from rlx.errors import GraphError
 from rlx.ir.dims import Shape
 from rlx.ir.dtypes import DType
@@ -143,8 +144,7 @@ def not_computed(what: str, op: str) -> GraphError:
         what: what was tried.
         op: the op that may be meant.
     """
-    from rlx.ir import ops
-
+    ops = ir.ops
     choice = f"rlx.ops.{op}" if callable(getattr(ops, op, None)) and not op.startswith("_") else "a function of rlx.ops"
     hint = f"use {choice}, or define a custom op (rlx.custom_op): its meaning is a formula of NumPy"
     return GraphError(f"{what} needs numbers, and a node is a symbol that has none yet", where="node", hint=hint)
@@ -152,9 +152,7 @@ def not_computed(what: str, op: str) -> GraphError:
 
 def _build(name: str, *operands: Any) -> Node:
     """The result of a function of `rlx.ir.ops`; imported at the first use because it imports this module."""
-    from rlx.ir import ops
-
-    node: Node = getattr(ops, name)(*operands)
+    node: Node = getattr(ir.ops, name)(*operands)
     return node
 
 

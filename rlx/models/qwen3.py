@@ -1,4 +1,4 @@
-"""Qwen 2, Qwen 2.5 and Qwen 3, dense and with experts, and the text model of Qwen 3 VL.
+"""Qwen 2, Qwen 2.5 and Qwen 3, dense and with experts, and the text models of Qwen 3 VL.
 
 A family file: the equations of one decoder, top to bottom. Qwen 2 adds biases to q, k and v; Qwen 3 has none and
 normalizes each head of q and k instead. Sources: Qwen 2 (arXiv 2407.10671), Qwen 3 (arXiv 2505.09388).
@@ -16,7 +16,7 @@ from rlx.models.blocks import attention, embedding, feed_forward, head, norm, ro
 from rlx.models.builder import Weights, start
 from rlx.models.config import ModelConfig
 from rlx.models.keys import Keys
-from rlx.models.names import HEAD_NORMS, LAYER, MOE, PRE_NORMS, Table
+from rlx.models.names import HEAD_NORMS, LAYER, MOE, PRE_NORMS, WHOLE, Row, Table
 from rlx.models.settings import Key
 
 
@@ -53,6 +53,12 @@ def _inner_layers(keys: Keys) -> dict[str, int]:
 
 
 _DEFAULTS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_DEEPSTACK = {"deepstack": Key("n_deepstack_layers", "deepstack", (0, 1023), 0)}
+# Fused experts of Qwen 3 VL have their inputs first, in place of the last two rows of MOE.
+_TURNED = (
+    Row("ffn_gate_up_exps_t.weight", "mlp.experts.gate_up_proj", WHOLE),
+    Row("ffn_down_exps_t.weight", "mlp.experts.down_proj", WHOLE),
+)
 _QWEN3 = Architecture(
     partial(build, head_norms=True),
     Table((*LAYER, *HEAD_NORMS, *PRE_NORMS)),
@@ -78,7 +84,18 @@ ARCHITECTURES = {
         rope_sections=(24, 20, 20),
         hf_base=5_000_000.0,
         hf_spelling=_inner_layers,
-        keys={"deepstack": Key("n_deepstack_layers", "deepstack", (0, 1023), 0)},
+        keys=_DEEPSTACK,
+    ),
+    "qwen3vlmoe": replace(
+        _QWEN3,
+        names=Table((*LAYER, *HEAD_NORMS, *PRE_NORMS, *MOE[:-2], *_TURNED)),
+        model_types=("qwen3_vl_moe_text", "qwen3_vl_moe"),
+        rope_sections=(24, 20, 20),
+        hf_base=5_000_000.0,
+        hf_spelling=_inner_layers,
+        keys=_DEEPSTACK,
+        experts="must",
+        hf_defaults={**_DEFAULTS, "norm_topk_prob": True},
     ),
     "qwen3moe": replace(
         _QWEN3,

@@ -23,7 +23,10 @@ T = TypeVar("T")
 #: Family file -> (`general.architecture` of its GGUF files, `model_type` of its checkpoints).
 FILES: dict[str, tuple[str, str]] = {
     "llama": ("llama", "llama mistral mixtral"),
-    "qwen3": ("qwen2 qwen3 qwen3vl qwen3moe", "qwen2 qwen3 qwen3_vl_text qwen3_vl qwen3_moe"),
+    "qwen3": (
+        "qwen2 qwen3 qwen3vl qwen3vlmoe qwen3moe",
+        "qwen2 qwen3 qwen3_vl_text qwen3_vl qwen3_vl_moe_text qwen3_vl_moe qwen3_moe",
+    ),
     "qwen35": ("qwen35 qwen35moe", "qwen3_5_text qwen3_5 qwen3_5_moe_text qwen3_5_moe"),
     "gemma": ("gemma gemma2", "gemma gemma2"),
     "gemma3": ("gemma3", "gemma3_text gemma3"),
@@ -122,7 +125,7 @@ KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("glm5",), _MOE),
     **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2", "deepseek_v2"), _MOE),
     **dict.fromkeys(("deepseek_v4", "kimi", "llama4"), _MOE),
-    **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "qwen3vlmoe", "qwen3_vl_moe", "mllama"), _VISION),
+    **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "mllama"), _VISION),
     **dict.fromkeys(("mistral4", "phi2", "phi", "phi4"), _OTHER),
     **dict.fromkeys(("exaone", "olmo", "nemotron", "chatglm"), _OTHER),
     **dict.fromkeys(("cohere", "cohere2", "command-r", "hunyuan-dense", "llada", "bonsai"), _OTHER),

@@ -90,6 +90,10 @@ def _of_layer(config: ModelConfig, layer: Layer) -> Iterator[View]:
     elif config.experts is not None:
         halves = config.experts.ffn
         yield from _parts("ffn_gate_up_exps.weight", {"ffn_gate_exps.weight": halves, "ffn_up_exps.weight": halves})
+        for i, part in enumerate(("gate", "up")):
+            whole = "ffn_gate_up_exps_t.weight"
+            yield View(f"ffn_{part}_exps.weight", whole, i * halves, halves, 2 * halves, turned=True)
+        yield _turned_down(config.hidden)
     halves = config.experts.shared if config.experts is not None else layer.ffn
     if halves:
         yield from _parts("ffn_gate_up_shexp.weight", {"ffn_gate_shexp.weight": halves, "ffn_up_shexp.weight": halves})
@@ -101,7 +105,11 @@ def _in_turns(hidden: int) -> Iterator[View]:
         yield View(f"ffn_{part}_exps.weight", "ffn_gate_up_exps.weight", i, 1, 2)
         yield View(f"ffn_{part}_exps.weight", "ffn_gate_up_exps_t.weight", i, 1, 2, turned=True)
         yield View(f"ffn_{part}_exps.bias", "ffn_gate_up_exps.bias", i, 1, 2)
-    yield View("ffn_down_exps.weight", "ffn_down_exps_t.weight", 0, hidden, hidden, turned=True)
+    yield _turned_down(hidden)
+
+
+def _turned_down(hidden: int) -> View:
+    return View("ffn_down_exps.weight", "ffn_down_exps_t.weight", 0, hidden, hidden, turned=True)
 
 
 def _attention(config: ModelConfig, layer: Layer) -> Iterator[View]:

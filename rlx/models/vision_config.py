@@ -40,8 +40,8 @@ _GEMMA3_TOKENS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
 _GEMMA4_TOKENS = ("<|image|>", "<|image>", "<image|>")
 VISION_FAMILIES: dict[str, Published] = {
     "qwen35": Published(
-        ("qwen35", "qwen35moe", "qwen3vl"),
-        ("qwen3_5", "qwen3_5_moe", "qwen3_vl"),
+        ("qwen35", "qwen35moe", "qwen3vl", "qwen3vlmoe"),
+        ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
         "qwen3vl_merger",
         _QWEN_TOKENS,
         248056,

@@ -136,7 +136,7 @@ class Options:
         """The options for a target, without those that have no effect on it: equal programs have equal options.
 
         For example, on a CPU without tiles every program is deterministic. With tiles, only a prefill rounds
-        activations to bf16 if it need not be. `rlx.passes.effective` goes further: it knows the graph.
+        activations to bf16 if it need not be. `rlx.passes.pipeline` goes further: it knows the graph.
         """
         differs = capabilities.many_differ or (capabilities.bf16_tiles and self.precision != "exact")
         same = self.deterministic or not differs

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache, reduce
+from importlib import import_module
 from operator import or_
 
 from rlx import env
@@ -18,6 +19,7 @@ from rlx.platform.base import Platform
 __all__ = ["MAX_WORKERS", "Platform", "cpu_count", "current", "flags", "of", "usable_cpus"]
 
 MAX_WORKERS = 1024  # of a pool
+_FORMS = {"linux": "Linux", "darwin": "Macos", "win32": "Windows"}  # each in a module that other systems cannot import
 
 
 @cache
@@ -46,16 +48,8 @@ def usable_cpus() -> float:
 @cache
 def of(system: str) -> Platform:
     """The form of a system, by its name in `sys.platform`; the plain one for others."""
-    if sys.platform != "win32" and system == "linux":
-        from rlx.platform.linux import Linux
-
-        return Linux()
-    if sys.platform != "win32" and system == "darwin":
-        from rlx.platform.macos import Macos
-
-        return Macos()
-    if system == "win32":
-        from rlx.platform.windows import Windows
-
-        return Windows()
-    return Platform()
+    name = _FORMS.get(system)
+    if name is None or (sys.platform == "win32") != (system == "win32"):
+        return Platform()
+    form: Platform = getattr(import_module(f"rlx.platform.{name.lower()}"), name)()
+    return form

@@ -148,8 +148,9 @@ class Linux(Posix):
         return [(folder, *files) for folder, files in found if (folder / files[0]).exists()]
 
     def _address_space(self) -> float:
-        pages = _read(self._root / "proc/self/statm").split()
-        return self.address_space(int(pages[0]) * mmap.PAGESIZE) if pages else math.inf
+        limit = self.address_space()
+        pages = _read(self._root / "proc/self/statm").split() if math.isfinite(limit) else ()
+        return max(0, limit - int(pages[0]) * mmap.PAGESIZE) if pages else math.inf
 
 
 def named(hwcap: int, hwcap2: int) -> frozenset[str]:
@@ -172,19 +173,13 @@ def _ancestors(path: str) -> list[str]:
 
 def _left(folder: Path, limit_file: str, used_file: str) -> float:
     """The memory that a level of the cgroup leaves; page cache that can be dropped counts as free."""
-    limit = _number(folder / limit_file)
-    if limit is None or limit >= _UNLIMITED or (used := _number(folder / used_file)) is None:
+    limit = _read(folder / limit_file).strip()  # "max" where there is none
+    if not limit.isdigit() or int(limit) >= _UNLIMITED or not (used := _read(folder / used_file).strip()).isdigit():
         return math.inf
     stat = _read(folder / "memory.stat").splitlines()
     rows = dict(line.split(maxsplit=1) for line in stat if " " in line)
     cached = int(rows.get("inactive_file", rows.get("total_inactive_file", 0)))
-    return max(0, limit - used + cached)
-
-
-def _number(path: Path) -> int | None:
-    """The number in a file; None if there is no file, or it says "max"."""
-    text = _read(path).strip()
-    return int(text) if text.isdigit() else None
+    return max(0, int(limit) - int(used) + cached)
 
 
 def _read(path: Path) -> str:

@@ -62,10 +62,10 @@ class Posix(Platform):
     def total_memory(self) -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
-    def address_space(self, used: float) -> float:
-        """Bytes that the limit of the address space (`ulimit -v`) leaves, if `used` are in use."""
+    def address_space(self) -> float:
+        """The limit of the address space (`ulimit -v`) in bytes; infinity without one."""
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        return math.inf if limit == resource.RLIM_INFINITY else max(0, limit - used)
+        return math.inf if limit == resource.RLIM_INFINITY else limit
 
     def lock(self, descriptor: int, *, shared: bool = False, wait: bool = False) -> bool | None:
         kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)

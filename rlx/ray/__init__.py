@@ -9,27 +9,33 @@ the extra `ray` installs it.
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ArgumentError
+from rlx.lazy import names_of
 from rlx.serve import check_installed as check_server
 
 if TYPE_CHECKING:
+    from rlx.ray import batch as batch
+    from rlx.ray import serving as serving
     from rlx.ray.data import embed, generate
     from rlx.ray.serving import deployment
 
 __all__ = ["deployment", "embed", "generate"]
 
-_HOMES = {"deployment": "rlx.ray.serving", "embed": "rlx.ray.data", "generate": "rlx.ray.data"}
+_HOMES = {
+    "deployment": "rlx.ray.serving",
+    **dict.fromkeys(("embed", "generate"), "rlx.ray.data"),
+    **{name: f"rlx.ray.{name}" for name in ("batch", "serving")},
+}
+_named = names_of("rlx.ray", _HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rlx.ray' has no attribute {name!r}")
-    check_installed()
-    return getattr(import_module(_HOMES[name]), name)
+    if name in _HOMES:
+        check_installed()
+    return _named(name)
 
 
 def check_installed() -> None:

@@ -23,9 +23,18 @@ from rlx.engine.images import ImageInput
 from rlx.engine.loop.handle import Handle, RequestGroup, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import OPENING
-from rlx.engine.request.context import Context, PromptLike, checked_context
 from rlx.engine.request.output import Generation, Logits, OnToken, log_probs
-from rlx.engine.request.request import PARAMETERS, DraftsOf, Job, Request, RequestOptions, request_of
+from rlx.engine.request.request import (
+    PARAMETERS,
+    Context,
+    DraftsOf,
+    Job,
+    PromptLike,
+    Request,
+    RequestOptions,
+    checked_context,
+    request_of,
+)
 from rlx.engine.threads import Notifier
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
 from rlx.sampling import SampleOpts, Sampler

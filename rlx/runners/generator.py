@@ -23,9 +23,16 @@ from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import profile_beside
 from rlx.engine.opening.source import open_with
 from rlx.engine.programs.programs import past_buckets
-from rlx.engine.request.context import Context, PromptLike, check_ids, checked_context, fit_context
 from rlx.engine.request.output import Logits, OnToken, says_stop
-from rlx.engine.request.request import NOTHING, checked_count
+from rlx.engine.request.request import (
+    NOTHING,
+    Context,
+    PromptLike,
+    check_ids,
+    checked_context,
+    checked_count,
+    fit_context,
+)
 from rlx.errors import ArgumentError, BusyError, PromptError, WeightError
 from rlx.ir.stored import dequantize
 from rlx.models import ARCHITECTURES

@@ -6,6 +6,7 @@ Runners stage, under `model.py`. `images.py` puts images into prompts, the engin
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +14,11 @@ import numpy.typing as npt
 
 from rlx.arguments import bound, whole
 from rlx.engine.images import ImageInput, PlacedImages
-from rlx.engine.request.context import no_tower
 from rlx.engine.request.output import Generation, Logits
+from rlx.engine.request.request import no_tower
 from rlx.errors import ArgumentError, MultimodalError
 from rlx.prompt import Prompt, read_images
-from rlx.text.escape import EscapedMessages
+from rlx.text.chat import EscapedMessages
 from rlx.text.image_parts import ImageTokens
 from rlx.vision.image import Image
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rlx.runners.model import Model
 
 MEDIA = "<__media__>"  # stands for an image in prompts for llama.cpp
+USUAL_FPS = 24
 _ORDERS = ("n_new", "on_token"), ("width", "height", "tokenizer", "n_new", "on_token")
 
 
@@ -75,11 +77,31 @@ def with_images(model: Model, prompt: Any, images: list[Any]) -> Prompt | list[i
     text = prompt.replace(MEDIA, tokens.text)
     if tokens.text in text:
         return _formatted(model, text, images, tokens)
-    parts = [{"type": "image", "image": image} for image in images]
+    parts = [image if _is_video(image) else {"type": "image", "image": image} for image in images]
     if model.tokenizer.chat_template:
         content = [*parts, {"type": "text", "text": prompt}]
         return model.chat_ids([{"role": "user", "content": content}])
     return _formatted(model, tokens.text * len(images) + text, images, tokens)
+
+
+def frames(model: Model, values: Any, fps: Any, where: str) -> list[str | Image]:
+    """The texts and images that stand for a video.
+
+    Args:
+        values: its frames in order, each as for `Prompt`.
+        fps: frames in a second; None for 24, as the reference processors take it.
+
+    Raises:
+        MultimodalError: the model takes no videos, or there is no frame.
+        ImageError: a frame cannot be used, or they differ in size.
+        ArgumentError: `fps` is no number above 0.
+    """
+    if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < inf):
+        raise ArgumentError(f"fps is {fps!r}, expected frames in a second", where=where, hint="give 2, for example")
+    found = read_images(list(values), "frame")
+    if not found:
+        raise MultimodalError("a video has no frame", where=where, hint="give at least one")
+    return required(model, len(found)).encoder.processor.video(found, fps or USUAL_FPS)
 
 
 def _formatted(model: Model, text: str, images: list[Any], tokens: ImageTokens) -> Prompt:
@@ -107,6 +129,10 @@ def features(model: Model, source: Image) -> Logits:
         return encoding.features.rows[:, : encoder.config.out_hidden].copy()
 
     return model._loop.call(work)
+
+
+def _is_video(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("type") == "video"
 
 
 def required(model: Model, count: int) -> ImageInput:

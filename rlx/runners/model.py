@@ -19,8 +19,8 @@ from rlx.engine.loop.handle import Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import SLOTS, STALL_MS, RunnerOptions, method_takes_options
 from rlx.engine.opening.source import open_with
-from rlx.engine.request.context import Context, PromptLike, check_ids, checked_context
 from rlx.engine.request.output import Generation, Logits, OnToken, Scores, Step, log_probs
+from rlx.engine.request.request import Context, PromptLike, check_ids, checked_context
 from rlx.errors import BusyError, TokenizerError, UnsupportedModelError, named_refusals
 from rlx.notebook import Stats, card
 from rlx.prompt import Prompt, read_images
@@ -305,7 +305,8 @@ class Model(LmRunner):
             prompt: a question, which is asked in the model's chat template behind the images. Or a formatted prompt, in
                 which the model's own image token or `<__media__>` stands for each image and control tokens count as
                 such: do not put a stranger's text into it. Or token ids with placeholders, see `Prompt`.
-            images: a list of images, see `Prompt`; or one.
+            images: a list of images, see `Prompt`; or one. A question may also be about a video: the part
+                `{"type": "video", "video": [frame, ...], "fps": 2}` of messages.
             arguments: `n_new` and `on_token`, as for `generate`. Or in RLX's order, where `images` are the bytes of one
                 image in rows of red, green and blue: width, height, tokenizer (None), `n_new` and `on_token`.
             options: further arguments of `generate`, or those of RLX by name.

@@ -19,9 +19,8 @@ from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.model_runner import Batch, Segment, packed
-from rlx.engine.request.context import Context, check_finite
 from rlx.engine.request.output import Logits, Step, candidate, likeliest, log_probs, of_unit_length
-from rlx.engine.request.request import Job
+from rlx.engine.request.request import Context, Job, check_finite
 from rlx.errors import ArgumentError, PromptError
 from rlx.passes.options import MAX_SEGMENTS
 from rlx.text.tokenizer import Tokenizer

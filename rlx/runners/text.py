@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from rlx import runners
 from rlx.arguments import SAMPLING, check_arguments
 from rlx.engine.loop.handle import Stream
 from rlx.engine.opening.options import OPENING
-from rlx.engine.request.context import Context, no_tower
 from rlx.engine.request.output import FinishReason, Generation, Step
-from rlx.engine.request.request import RequestOptions, checked_count, stop_strings
+from rlx.engine.request.request import Context, RequestOptions, checked_count, no_tower, stop_strings
 from rlx.errors import ArgumentError
 from rlx.grammar.answers import after_thinking, calls_grammar
 from rlx.grammar.grammar import chosen_grammar, parsed
@@ -24,7 +24,7 @@ from rlx.prompt import Prompt, read_images
 from rlx.sampling.options import combined, resolved
 from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids, tool_format
 from rlx.text.chat import chat_ids, thinking_variables
-from rlx.text.image_parts import taken_images
+from rlx.text.image_parts import taken_images, with_frames
 from rlx.text.tokenizer import AnswerText
 from rlx.text.tool_calls import Tool, ToolChoice, ToolFormat, checked_choice, checked_tools
 from rlx.text.tool_calls.format import ToolCall, whole_calls
@@ -164,8 +164,8 @@ def chat_prompt(
 ) -> list[int] | Prompt:
     """The ids of a conversation up to the start of the answer; with images a `Prompt`. See `Model.chat_ids`."""
     given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-    plain, values = taken_images(given)
     images = model._images
+    plain, values = taken_images(with_frames(given, partial(runners.media.frames, model)))
     if values and images is None:
         raise no_tower(f"{model.family} model", "messages", len(values))
     if images is None:

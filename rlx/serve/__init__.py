@@ -12,13 +12,18 @@ the modules here, and by nothing outside.
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ArgumentError
+from rlx.lazy import names_of
 
 if TYPE_CHECKING:
+    from rlx.serve import app as app
+    from rlx.serve import batch as batch
+    from rlx.serve import lifecycle as lifecycle
+    from rlx.serve import server as server
+    from rlx.serve import telemetry as telemetry
     from rlx.serve.app import create_app
     from rlx.serve.model import ServedModel
     from rlx.serve.options import ServerOptions
@@ -29,16 +34,16 @@ _HOMES = {
     "create_app": "rlx.serve.app",
     "ServedModel": "rlx.serve.model",
     "ServerOptions": "rlx.serve.options",
+    **{name: f"rlx.serve.{name}" for name in ("app", "batch", "lifecycle", "server", "telemetry")},
 }
+_named = names_of("rlx.serve", _HOMES)
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "llguidance")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rlx.serve' has no attribute {name!r}")
     if name == "create_app":
         check_installed()
-    return getattr(import_module(_HOMES[name]), name)
+    return _named(name)
 
 
 def check_installed() -> None:

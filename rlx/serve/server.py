@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
-from rlx import demo
+from rlx import demo, serve
 from rlx.engine.opening.options import SLOTS
 from rlx.errors import ArgumentError, BusyError, RlxError
 from rlx.grammar import trial
@@ -302,8 +302,8 @@ def _telemetry(endpoint: str | None) -> Telemetry | None:
     if not found:
         return None
     try:
-        from rlx.serve.telemetry import Telemetry
+        telemetry = serve.telemetry
     except ImportError as error:
         hint = '`pip install "rlx[otel]"`'
         raise ArgumentError("traces need OpenTelemetry", where="otlp_endpoint", hint=hint) from error
-    return Telemetry(found)
+    return telemetry.Telemetry(found)

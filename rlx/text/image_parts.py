@@ -6,7 +6,7 @@ image is, and how it is decoded, is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,44 @@ from rlx.errors import MultimodalError
 from rlx.text.tokenizer import Tokenizer
 
 IMAGE = {"type": "image"}  # the part that templates know
+_VIDEOS = ("video", "video_url", "input_video")
 _VALUES = ("image", "path", "url", "base64")  # keys of transformers' part that hold the image
 _REMOTE = "rlx downloads no images: give the path, the bytes or a data URI"
+
+
+def with_frames(messages: Any, parts: Callable[[Any, Any, str], Iterable[Any]]) -> Any:
+    """Messages in which each video is the texts and images that stand for it.
+
+    The form of a part is `{"type": "video", "video": [frame, ...], "fps": 2}`.
+
+    Args:
+        parts: makes them of the frames and the frames per second of a part, whose place is the third argument.
+
+    Raises:
+        MultimodalError: a part is a file or an address of a video.
+    """
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        return messages
+    return [_without_videos(message, f"messages[{i}].content", parts) for i, message in enumerate(messages)]
+
+
+def _without_videos(message: Any, where: str, parts: Callable[[Any, Any, str], Iterable[Any]]) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list | tuple):
+        return message
+    found: list[Any] = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in _VIDEOS:
+            found.append(part)
+            continue
+        place, frames = f"{where}[{i}]", part.get("video")
+        if not isinstance(frames, list | tuple) and not hasattr(frames, "shape"):
+            hint = 'give its frames: {"type": "video", "video": [frame, ...], "fps": 2}'
+            raise MultimodalError("rlx reads no video files", where=place, hint=hint)
+        for each in parts(frames, part.get("fps"), place):
+            found.append({"type": "text", "text": each} if isinstance(each, str) else {**IMAGE, "image": each})
+    return {**message, "content": found}
 
 
 def taken_images(messages: Any) -> tuple[Any, list[Any]]:

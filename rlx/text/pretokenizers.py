@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx.errors import TokenizerError
 from rlx.text.fast import no_panic, plain_ids
@@ -88,6 +88,13 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for pre, names in _FAMILIES
 KNOWN_EXPRESSIONS = frozenset(pattern for pre, _ in _FAMILIES for pattern in pre.patterns)  # take linear time
 
 
+def _package() -> Any:
+    """The package `tokenizers`, which takes long to import."""
+    import tokenizers
+
+    return tokenizers
+
+
 def byte_level_bpe(vocabulary: Vocabulary, hidden: Sequence[int], merges: Sequence[str], pre: PreTokenizer) -> Encode:
     """The encoder of byte-level BPE.
 
@@ -98,13 +105,12 @@ def byte_level_bpe(vocabulary: Vocabulary, hidden: Sequence[int], merges: Sequen
     Raises:
         TokenizerError: a merge makes a text that is no token.
     """
-    from tokenizers import Regex, models, normalizers, pre_tokenizers
-
-    index = _index(vocabulary, hidden)
-    backend = _backend(models.BPE, index, merges, ignore_merges=pre.ignore_merges)
+    package = _package()
+    pre_tokenizers, index = package.pre_tokenizers, _index(vocabulary, hidden)
+    backend = _backend(package.models.BPE, index, merges, ignore_merges=pre.ignore_merges)
     if pre.nfc:
-        backend.normalizer = normalizers.NFC()
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+        backend.normalizer = package.normalizers.NFC()
+    cuts = [pre_tokenizers.Split(package.Regex(pattern), "isolated") for pattern in pre.patterns]
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, level])
     return _refusing(_encoder(backend), index)
@@ -112,23 +118,21 @@ def byte_level_bpe(vocabulary: Vocabulary, hidden: Sequence[int], merges: Sequen
 
 def gemma4_bpe(vocabulary: Vocabulary, hidden: Sequence[int], merges: Sequence[str], unknown: int | None) -> Encode:
     """The encoder of Gemma 4: ranked merges over UTF-8 characters, spaces as U+2581, bytes for what is no piece."""
-    from tokenizers import models, normalizers
-
+    package = _package()
     index = _index(vocabulary, [token for token in hidden if token != unknown])
     unk_token = None if unknown is None else vocabulary.tokens[unknown]
-    backend = _backend(models.BPE, index, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=True)
-    backend.normalizer = normalizers.Replace(" ", SPACE)
+    backend = _backend(package.models.BPE, index, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=True)
+    backend.normalizer = package.normalizers.Replace(" ", SPACE)
     return _encoder(backend)
 
 
 def _backend(
     model: Callable[..., tokenizers.models.Model], index: dict[str, int], merges: Sequence[str], **options: object
 ) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer
-
     try:
         with no_panic():
-            return Tokenizer(model(vocab=index, merges=_pairs(merges), **options))
+            found: tokenizers.Tokenizer = _package().Tokenizer(model(vocab=index, merges=_pairs(merges), **options))
+            return found
     except Exception as error:  # the package raises bare exceptions
         raise TokenizerError(f"the merges do not fit the tokens ({error})", where="tokenizer.ggml.merges") from error
 

@@ -32,10 +32,14 @@ class Image:
     Attributes:
         pixels: uint8 [height, width, 3], read-only, rows from top to bottom.
         digest: 32 bytes, blake2b of the shape and the pixels.
+        later: the pixels of the frame after it, where the two are a pair of a video; of the same size.
+        target: height and width that it is resized to, where the whole video decides.
     """
 
     pixels: Pixels = field(repr=False)
     digest: bytes
+    later: Pixels | None = field(default=None, repr=False)
+    target: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, value: Any) -> Image:
@@ -86,6 +90,11 @@ class Image:
         digest = blake2b(np.array(pixels.shape, "<i8").tobytes(), digest_size=32)
         digest.update(pixels.data)
         return cls(pixels, digest.digest())
+
+    def with_later(self, frame: Image, target: tuple[int, int]) -> Image:
+        """The pair of this frame of a video and another one of its size, which are resized to `target`."""
+        digest = blake2b(self.digest + frame.digest + np.array(target, "<i8").tobytes(), digest_size=32).digest()
+        return Image(self.pixels, digest, frame.pixels, target)
 
     @property
     def size(self) -> tuple[int, int]:

@@ -18,12 +18,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from math import isqrt
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.errors import ArgumentError, ImageError
+from rlx.errors import ArgumentError, ImageError, MultimodalError
 from rlx.models.vision_config import QWEN_PIXELS, VisionConfig
 from rlx.vision.decode import pillow
 from rlx.vision.image import Image, ImageOptions, Pixels
@@ -171,19 +171,43 @@ class ImageProcessor(ABC):
         Raises:
             ImageError: the model takes no image of this size.
         """
-        height, width = self.target(*image.size)
-        work, start = resize_steps(image.pixels, height, width, self.method), time.perf_counter()
+        height, width = image.target or self.target(*image.size)
+        found = yield from self._resized(image.pixels, height, width, seconds)
+        pixel_values, patches = self.cut(found)
+        if image.later is not None:
+            later = yield from self._resized(image.later, height, width, seconds)
+            pixel_values = patches = self.pair(patches, self.cut(later)[1])
+        rows, columns = height // self.unit, width // self.unit
+        return Patches(pixel_values, patches, self._places(rows, columns), (rows, columns))
+
+    def _resized(self, pixels: Pixels, height: int, width: int, seconds: float | None) -> Steps:
+        work, start = resize_steps(pixels, height, width, self.method), time.perf_counter()
         while True:
             try:
                 next(work)
             except StopIteration as end:
-                pixel_values, patches = self.cut(end.value)
-                break
+                return cast(Pixels, end.value)
             if seconds is not None and time.perf_counter() - start > seconds:
                 yield
                 start = time.perf_counter()
-        rows, columns = height // self.unit, width // self.unit
-        return Patches(pixel_values, patches, self._places(rows, columns), (rows, columns))
+
+    def video(self, frames: Sequence[Image], fps: float) -> list[str | Image]:
+        """The parts of a prompt that stand for a video: texts, and images.
+
+        Args:
+            frames: in order, at least one, all of one size.
+            fps: frames in a second.
+
+        Raises:
+            MultimodalError: the model takes no videos.
+            ImageError: frames differ in size, or the model takes none of such a size.
+        """
+        hint = "give the frames as images"
+        raise MultimodalError(f"models of {self.config.family} take no videos", where="video", hint=hint)
+
+    def pair(self, patches: Floats, later: Floats) -> Floats:
+        """The patches of two frames as those of one image; only where `video` makes such pairs."""
+        raise NotImplementedError
 
     def parts(self, image: Image) -> Sequence[str | Image]:
         """The parts of a prompt that stand for an image: the image alone, or texts, the image and crops of it."""
@@ -195,7 +219,7 @@ class ImageProcessor(ABC):
         Raises:
             ImageError: the model takes no image of this size.
         """
-        height, width = self.target(*image.size)
+        height, width = image.target or self.target(*image.size)
         return height // self.unit, width // self.unit
 
     def _rows(self, pixels: Pixels, block: int, side: int, *, planes: bool) -> Floats:
@@ -238,6 +262,7 @@ def _normalized(config: VisionConfig) -> Floats:
 
 CPU_PIXELS = 1 << 20  # by default at most: the published maximum, 16 times as many, takes minutes on a CPU
 MAX_RATIO = 200  # of the longer side to the shorter one
+VIDEO_PIXELS = (4096, 25165824)  # of all frames together, in the published video_preprocessor_config.json
 
 
 class ImageWarning(UserWarning):
@@ -273,15 +298,51 @@ class Qwen35Images(ImageProcessor):
             warnings.warn(text, ImageWarning, stacklevel=2)
         return found
 
-    def _within(self, height: int, width: int, most: int) -> tuple[int, int]:
-        """The multiples of `unit` nearest to both sides (halves to even), or, beyond a limit, to both sides scaled."""
-        unit, area = self.unit, height * width
+    def video(self, frames: Sequence[Image], fps: float) -> list[str | Image]:
+        """Pairs of frames, each behind the mean of their times; the last frame is repeated where there is an odd one.
+
+        All pixels of a video together have the limits of the published `video_preprocessor_config.json`; each frame has
+        also that of an image. Source: `Qwen3VLVideoProcessor` of transformers.
+        """
+        if len({frame.size for frame in frames}) > 1:
+            sizes = " and ".join(f"{w} x {h}" for h, w in sorted({frame.size for frame in frames})[:2])
+            raise ImageError(f"frames of {sizes} pixels are in one video", where="video", hint="make them one size")
+        height, width = frames[0].size
+        if max(height, width) > MAX_RATIO * min(height, width):
+            raise ImageError(f"frames are more than {MAX_RATIO} times as long as wide", where="video")
+        if min(height, width) < self.unit:
+            scale = self.unit / min(height, width)
+            height, width = int(height * scale), int(width * scale)
+        least, most = VIDEO_PIXELS[0], min(VIDEO_PIXELS[1], len(frames) * self.max_pixels)
+        target = self._within(height, width, most, least, len(frames), max(1, round(len(frames) / 2)) * 2)
+        found: list[str | Image] = []
+        for at in range(0, len(frames), 2):
+            last = min(at + 1, len(frames) - 1)
+            found += [f"<{(at + last) / fps / 2:.1f} seconds>", frames[at].with_later(frames[last], target)]
+        return found
+
+    def pair(self, patches: Floats, later: Floats) -> Floats:
+        shape = len(patches), 3, self.config.frames, -1
+        patches.reshape(shape)[:, :, 1] = later.reshape(shape)[:, :, 1]
+        return patches
+
+    def _within(
+        self, height: int, width: int, most: int, least: int | None = None, count: int = 1, counted: int = 1
+    ) -> tuple[int, int]:
+        """The multiples of `unit` nearest to both sides (halves to even), or, beyond a limit, to both sides scaled.
+
+        Args:
+            most, least: pixels of all frames; `least` is by default that of an image.
+            count, counted: the number of frames, and as what it counts where limits are compared.
+        """
+        unit, area = self.unit, count * height * width
+        least = self.min_pixels if least is None else least
         rows, columns = round(height / unit), round(width / unit)
-        if rows * columns * unit * unit > most:
+        if counted * rows * columns * unit * unit > most:
             shrink = math.sqrt(area / most)
             rows, columns = (max(1, math.floor(side / shrink / unit)) for side in (height, width))
-        elif rows * columns * unit * unit < self.min_pixels:  # also where a side is 0
-            grow = math.sqrt(self.min_pixels / area)
+        elif counted * rows * columns * unit * unit < least:  # also where a side is 0
+            grow = math.sqrt(least / area)
             rows, columns = (math.ceil(side * grow / unit) for side in (height, width))
         return rows * unit, columns * unit
 

@@ -22,9 +22,8 @@ from rlx.backends.device import Workers
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program
 from rlx.compiler.compile import CompiledProgram, Compiler, Progress
-from rlx.compiler.kv import extents_of
 from rlx.compiler.profiling import step_flops
-from rlx.compiler.state_memory import StateMemory
+from rlx.compiler.state_memory import StateMemory, extents_of
 from rlx.compiler.tensors import Tensors
 from rlx.errors import ModelFileError, MultimodalError, named_refusals
 from rlx.ir.dtypes import BF16, F32, DType

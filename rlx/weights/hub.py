@@ -28,13 +28,20 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and "--" not in text and ".." not in text
 
 
+def _library() -> Any:
+    """The hub's library, which takes long to import."""
+    import huggingface_hub.constants
+    import huggingface_hub.errors
+    import huggingface_hub.file_download
+
+    return huggingface_hub
+
+
 def folder(repo: str | None = None) -> Path:
     """The folder of all downloads, or that of a repository in it: where HF_HUB_CACHE or HF_HOME says."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    cache = Path(constants.HF_HUB_CACHE)
-    return cache if repo is None else cache / repo_folder_name(repo_id=repo, repo_type="model")
+    library = _library()
+    cache = Path(library.constants.HF_HUB_CACHE)
+    return cache if repo is None else cache / library.file_download.repo_folder_name(repo_id=repo, repo_type="model")
 
 
 def snapshot(repo: str) -> Path | None:
@@ -57,12 +64,12 @@ def asked(url: str, where: str, headers: dict[str, str] | None = None) -> Iterat
         url: behind the address of the hub.
         where: what is asked for, for messages.
     """
-    from huggingface_hub import constants, get_session, get_token
-
+    library = _library()
     sent = {"Accept-Encoding": "identity", **(headers or {})}
-    if token := get_token():
+    if token := library.get_token():
         sent["Authorization"] = f"Bearer {token}"
-    with get_session().stream("GET", f"{constants.ENDPOINT}/{url}", headers=sent, timeout=TIMEOUT) as answer:
+    url = f"{library.constants.ENDPOINT}/{url}"
+    with library.get_session().stream("GET", url, headers=sent, timeout=TIMEOUT) as answer:
         if answer.is_error and answer.status_code != 416:
             raise _refused(answer.status_code, answer.headers, where)
         yield answer
@@ -98,27 +105,24 @@ def named_http_errors(where: str, broken: list[str] | None = None) -> Iterator[N
     Args:
         broken: takes the reason of a connection that breaks, which then is no error.
     """
-    from huggingface_hub import constants
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
+    library = _library()
     try:
         yield
-    except OfflineModeIsEnabled as error:
+    except library.errors.OfflineModeIsEnabled as error:
         hint = "unset HF_HUB_OFFLINE"
         raise DownloadError("the hub's tools are told to work offline", where=where, hint=hint) from error
     except _transport_errors() as error:
         reason = str(error) or type(error).__name__
         if broken is None:
-            what = f"there is no connection to {constants.ENDPOINT}: {reason}"
+            what = f"there is no connection to {library.constants.ENDPOINT}: {reason}"
             raise DownloadError(what, where=where, hint="check the network, or HF_ENDPOINT") from error
         broken.append(reason)
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
     """What the hub's HTTP client raises where there is no answer, whichever client it is."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    base = next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError" and issubclass(kind, Exception))
+    known = _library().errors.HfHubHTTPError.__mro__
+    base = next(kind for kind in known if kind.__name__ == "HTTPError" and issubclass(kind, Exception))
     client = sys.modules[base.__module__.partition(".")[0]]
     return base, client.InvalidURL, client.StreamError
 

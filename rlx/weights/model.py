@@ -75,14 +75,16 @@ class ModelWeights(Closing):
             source: the canonical name of a vector [R] (its numbers are the rows), a matrix [R, k] or a stack
                 [E, R, k], whose every matrix is cut in the same way.
             period: R where it is None; E * R for one matrix of a stack.
-            turn: transposes each matrix of the source or, with `matrices`, of the result.
+            turn: transposes each matrix of the result with `matrices`; else of the source, unless it has `period` rows
+                already: transformers writes some experts with their inputs first, and some not.
             matrices: makes a stack of so many matrices of the rows of a matrix.
 
         Raises:
             WeightError: there is no such source, its rows do not divide, or `name` is another tensor already.
         """
         whole = self._tensor(source)
-        view = rows(name, turned(whole) if turn and not matrices else whole, start, count, period, self.loader.path)
+        turns = turn and not matrices and not whole.info.shape[-2] == period != whole.info.shape[-1]
+        view = rows(name, turned(whole) if turns else whole, start, count, period, self.loader.path)
         if matrices:
             view = turned(cut(view, matrices)) if turn else cut(view, matrices)
         if self._tensors.setdefault(name, view) != view:

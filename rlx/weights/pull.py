@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 from urllib.parse import quote
 
+from rlx import models as model_families
 from rlx.arguments import nearest
 from rlx.env import size
 from rlx.errors import AmbiguousModelError, DownloadError, ModelFileError, file_error
@@ -114,8 +115,6 @@ def tower_of(repository: Repository, model: Path) -> RemoteFile | None:
     None if the model takes no images, or the repository has no such file, or several that differ in more than their
     type.
     """
-    from rlx.models.vision_config import VISION_FAMILIES
-
     if model.suffix.lower() != ".gguf":
         return None
     try:
@@ -125,7 +124,8 @@ def tower_of(repository: Repository, model: Path) -> RemoteFile | None:
         return None
     files = {f.name: f for f in repository.files if "/" not in f.name and f.name.lower().endswith(".gguf")}
     name = usual_type(name for name in files if is_projector(name))
-    return files[name] if name and any(arch in row.archs for row in VISION_FAMILIES.values()) else None
+    families = model_families.vision_config.VISION_FAMILIES.values()
+    return files[name] if name and any(arch in row.archs for row in families) else None
 
 
 def models_of(repository: Repository) -> list[RemoteModel]:

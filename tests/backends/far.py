@@ -21,9 +21,9 @@ from rlx import backends
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer, manifest_of
 from rlx.backends.memory import Array, Buffer, Bytes, Memory
 from rlx.backends.program import Manifest
+from rlx.backends.reference.backend import Alone, ReferenceProgram
 from rlx.backends.reference.evaluate import Weights
 from rlx.backends.reference.formats import Formats, Shape
-from rlx.backends.reference.program import Alone, ReferenceProgram
 from rlx.errors import ArgumentError, ResourceError
 from rlx.ir.dtypes import DType
 from rlx.passes import pipeline

@@ -20,8 +20,8 @@ from rlx.backends.cuda.formats import CardFormats
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
 from rlx.backends.memory import Buffer, Bytes
 from rlx.backends.program import Manifest
+from rlx.backends.reference.backend import Alone, ReferenceProgram
 from rlx.backends.reference.evaluate import Weights
-from rlx.backends.reference.program import Alone, ReferenceProgram
 from rlx.ir.dtypes import DType
 from rlx.passes import pipeline
 

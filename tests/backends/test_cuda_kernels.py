@@ -15,6 +15,7 @@ from rlx.backends.cuda.code import THREADS, Code, Kernel, kernel_of
 from rlx.backends.cuda.kernels import attention_prompt as prompts
 from rlx.backends.cuda.kernels import groups
 from rlx.backends.cuda.kernels import matrix_large as larges
+from rlx.backends.cuda.kernels import rows as row_kernels
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache
 from rlx.backends.cuda.kernels.matrix_large import Shape
@@ -218,3 +219,13 @@ def test_pairs_of_rows_and_experts() -> None:
     spans = memory.get(out, (blocks, 3), np.int32).tolist()
     covered = [(expert, place) for expert, start, end in spans for place in range(start, end)]
     assert sorted(covered) == sorted((ids[unit], place) for place, unit in enumerate(order))
+
+
+def test_choices_get_other_numbers() -> None:
+    ids, labels = np.array([2, -1, 0, 3, 3], np.int32), np.array([9, 1, (1 << 24) - 1, 0], np.float32)
+    code = Code("kernel", dict.fromkeys(["ids", "labels", "out"]), [])
+    row_kernels.relabel(code, len(ids))
+    memory = simt.Memory()
+    places = {"ids": memory.put(ids), "labels": memory.put(labels), "out": memory.put(np.zeros(len(ids), np.int32))}
+    run(kernel_of(code), memory, 1, places)
+    assert memory.get(places["out"], ids.shape, np.int32).tolist() == [(1 << 24) - 1, -1, 9, 0, 0]

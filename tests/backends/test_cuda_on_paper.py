@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import eagle3
 import numpy as np
 import paper_card
 import pytest
@@ -52,6 +53,16 @@ def test_families(card: paper_card.PaperCard, goldens: Path, family: str) -> Non
     assert np.abs(found[0] - found[1]).max() <= 3e-5 * np.abs(found[1]).max()
     assert all(re.search(r"\.target sm_90", text) for text in card.ptx.values()) and len(card.ptx) > 10
     assert "advance.ptx" in card.ptx, "greedy programs take their token to the next step"
+
+
+def test_a_head_drafts(card: paper_card.PaperCard, goldens: Path, tmp_path: Path) -> None:
+    """Its programs and those of the model become kernels of a card; there are no native rounds."""
+    model = eagle3.model(goldens, tmp_path / "model")
+    drafted = f"model:{eagle3.write(eagle3.random_head(), tmp_path / 'head')}"
+    with rlx.auto_runner(model, **OPTIONS, device="paper", cache=CompileCache(policy="off")) as runner:
+        plain = runner.generate([1, 2, 3], 6, stop_at_eog=False)
+        assert runner.generate([1, 2, 3], 6, stop_at_eog=False, speculative=drafted) == plain
+        assert runner.stats()["speculation"]["drafted"] > 0
 
 
 @pytest.mark.parametrize("level", ["sm_80", "sm_120"])

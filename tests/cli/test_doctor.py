@@ -120,9 +120,6 @@ def test_reasons_why_a_feature_is_not_used(
     assert not set(use.used) & (use.unused.keys() | set(use.lacking))
 
 
-# -- threads and memory ------------------------------------------
-
-
 # -- cache ------------------------------------------
 
 

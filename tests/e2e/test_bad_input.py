@@ -281,16 +281,9 @@ def test_options(case: Any, model: Path, cli: Rlx) -> None:
         misused(cli("run", model, "Hi", *arguments), arguments[0].partition("=")[0], arguments[-1].partition("=")[2])
 
 
-# A profile's text -> what is said about it; all of the rules are in tests/profile.
+# A profile's text -> what is said about it; all of the rules are in tests/profiles.
 PROFILES: dict[str, str] = {
     "[precison]\n": "unknown key 'precison'. Did you mean 'precision'?",
-    "[precision]\nmode = 'fast'": "[precision]: mode is 'fast', expected one of auto, exact",
-    "[precision]\nkv_dtype = 'f8'": "[precision]: kv_dtype is 'f8', expected one of f32, f16, bf16",
-    "[fusion]\npolicy = 'direct'": "[fusion]: 'policy' has no meaning here: models are always written as plain ops",
-    "[buckets]\nseq = [2, 16]": "[buckets]: seq is [2, 16], expected row counts ascending from 1 to at most 4096",
-    "[backend.cpu]\nlevel = 'sse'": "[backend.cpu]: level is 'sse', expected one of native, generic, avx2, avx512",
-    "[cache]\ncapacity = 0": "[cache]: capacity is 0, expected a whole number from 1",
-    "[decode.buckets]\nseq = [1, 2]": "[decode]: 'buckets' holds for both phases",
     "family = 'gemma'": "the profile is for the family 'gemma', this model is of 'qwen3'",
     "[precision\nmode = 'auto'": "this is not TOML: Expected ']'",
 }
@@ -323,15 +316,6 @@ def test_environment_variables(
     with raising(kind, message):
         rlx.auto_runner(model)
     refused(cli("run", model, "Hi"), message)
-
-
-# ---------------------------------------------------------------------------------------------------- prompts
-
-
-@pytest.fixture(scope="module")
-def runner(model: Path) -> Any:
-    with rlx.auto_runner(model, max_seq=64) as runner:
-        yield runner
 
 
 # ---------------------------------------------------------------------------------------------------- cache folder

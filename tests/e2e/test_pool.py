@@ -15,8 +15,8 @@ import pytest
 
 from rlx.backends.host import HOST, HostMemory
 from rlx.engine.engine import Engine
-from rlx.engine.kv import pool_size
-from rlx.engine.kv.pool_size import pool_bytes
+from rlx.engine.kv import pool as cache_pool
+from rlx.engine.kv.pool import pool_bytes
 from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.engine.model_runner import Batch, Segment
 from rlx.errors import ArgumentError, BusyError, PoolFullError, ResourceError
@@ -261,14 +261,14 @@ def test_writing_over_what_others_rely_on(engine: Engine) -> None:
 def test_memory_is_given_back_while_others_need_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ended goes when the system is short of memory; what runs stays, and its logits are right."""
     pool = engine.pool
-    monkeypatch.setattr(pool_size, "LOOK", 0.0)
+    monkeypatch.setattr(cache_pool, "LOOK", 0.0)
     first = engine.open_sequence(IDS[:200])
     fed(engine, first, IDS[:200])
     first.close()
     held, running = pool.used_bytes, engine.open_sequence(IDS[300:400])
     fed(engine, running, IDS[300:400])
     assert pool.used_bytes > held and pool.index.known(np.array(IDS[:200])) == 200
-    monkeypatch.setattr(pool_size, "available_memory", lambda memory: 0)
+    monkeypatch.setattr(cache_pool, "available_memory", lambda memory: 0)
     found = fed(engine, running, IDS[300:440])
     assert pool.index.known(np.array(IDS[:200])) == 0
     assert same(found, alone(engine, IDS[300:440]))

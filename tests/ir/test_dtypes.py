@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlx.ir.dtypes import BY_GGML, DTYPES, F8_E4M3, DType
-from rlx.ir.rounding import BLOCKS, round_blocks
+from rlx.ir.stored import BLOCKS, round_blocks
 
 # Types of a `gguf` package newer than this table are its business of another day.
 FILE_TYPES = {t.name.lower(): t for t in gguf.GGMLQuantizationType if t.value <= max(BY_GGML)}

@@ -184,9 +184,6 @@ def test_rope_in_granite_where_the_file_has_it(goldens: Path, tmp_path: Path) ->
     assert np.abs(found - logits_of(source / "hf", TOKENS)).max() > 1e-3 * np.abs(found).max()
 
 
-# -- time steps -------------------------------------------------------------------------------------------------------
-
-
 # -- published models -------------------------------------------------------------------------------------------------
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -10,8 +10,7 @@ import numpy as np
 
 from rlx.backends.host import HOST
 from rlx.backends.program import TokenRun
-from rlx.compiler.kv import Sizes
-from rlx.compiler.state_memory import StateMemory
+from rlx.compiler.state_memory import Sizes, StateMemory
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.model_runner import Limits, ModelRunner
 from rlx.engine.programs.programs import Bucketing, ProgramSpec

@@ -10,7 +10,7 @@ from toy_engine import ToyEngine, answer, executor, give, job
 
 from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.scheduler import PATIENCE
-from rlx.engine.request.request import Job, Task
+from rlx.engine.request.request import AHEAD, Job, Task
 from rlx.engine.speculation.drafts import Counters, Drafts
 from rlx.errors import DeadlineError, NumericalError, PoolFullError
 
@@ -133,9 +133,6 @@ def test_a_common_prefix_is_computed_once() -> None:
     assert made.counters.prompt_tokens == 1002 + 31 * 2
 
 
-# -- one alone --------------------------------------------------------------------------------------------------------
-
-
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
@@ -245,6 +242,17 @@ def test_who_waits_for_a_consumer_is_paused_first() -> None:
     slow.backpressured = False
     run(made)
     assert right(slow)
+
+
+def test_the_newest_of_those_that_wait_for_consumers_makes_room_for_one_that_was_paused() -> None:
+    made = executor(ToyEngine(room=(20 + AHEAD) + 45))
+    first, second = (job(prompt(20, seed), 100, streaming=True) for seed in (1, 2))
+    third = job(prompt(20, 3), 20)
+    for each in (first, second, third):
+        give(made, each)
+    run(made)
+    assert right(third) and made.room.pauses >= 2, "the third itself was paused before"
+    assert (first.paused, second.paused) == (False, True)
 
 
 def test_one_that_is_larger_than_the_pool_fails_with_the_sizes() -> None:

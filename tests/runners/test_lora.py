@@ -27,6 +27,7 @@ TARGETS = {
     "gemma3": ("k_proj", "up_proj"),
     "glm4-moe": ("q_proj", "o_proj"),
 }
+REPEATED = ("gemma3", "glm4-moe")
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def check_close(found: list[tuple[int, float]], expected: list[tuple[int, float]
     np.testing.assert_allclose([each for _, each in found], [each for _, each in expected], atol=CEILING)
 
 
-@pytest.mark.parametrize("family", [pytest.param(f, marks=[pytest.mark.slow] * (f == "gemma3")) for f in TARGETS])
+@pytest.mark.parametrize("family", [pytest.param(f, marks=[pytest.mark.slow] * (f in REPEATED)) for f in TARGETS])
 def test_an_answer_is_that_of_merged_weights(goldens: Path, tmp_path: Path, family: str) -> None:
     """Of several adapters of different ranks, one after the other and in the same steps, natively and with drafts."""
     checkpoint = goldens / family / "hf"

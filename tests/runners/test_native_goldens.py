@@ -19,7 +19,7 @@ TOLERANCE = 3e-5  # of the largest logit: float32 against float32
 FLOATS = [
     ("qwen3moe", "hf", Qwen3Runner),
     ("qwen35", "hf", Qwen35Runner),
-    ("qwen35", "model-f16.gguf", Qwen35Runner),
+    pytest.param("qwen35", "model-f16.gguf", Qwen35Runner, marks=pytest.mark.slow),
     ("qwen35moe", "model-f16.gguf", Qwen35Runner),
     ("gemma3n", "hf", GemmaRunner),
     ("gemma4-e2b", "model-f16.gguf", GemmaRunner),

@@ -17,7 +17,7 @@ from rlx.backends.host import HOST
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program
 from rlx.backends.verify import Verifier
-from rlx.engine.kv.pages import PageAllocator
+from rlx.engine.kv.prefix import PageAllocator
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.engine.request.output import FinishReason
 from rlx.engine.request.request import Request

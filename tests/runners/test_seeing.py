@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from golden_folder import goldens
 from PIL import Image as Pillow
 
@@ -20,8 +22,11 @@ from rlx.cli.chat.conversation import Conversation, load
 from rlx.cli.chat.session import Session, Settings
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.output import Bars
-from rlx.errors import ChatError, ImageError
+from rlx.errors import ChatError, ImageError, MultimodalError, RlxError
+from rlx.export.convert import convert
+from rlx.ir.stored import dequantize
 from rlx.runners import CachedRunner
+from rlx.weights import open_weights
 
 SIDE = 96
 
@@ -115,6 +120,90 @@ def test_qwen3_vl_as_transformers() -> None:
         assert list(runner.generate(prompt, 12, stop_at_eog=False)) == golden["greedy"].tolist()
         features = runner.image_features(golden["image"])
         assert np.abs(features - golden["image_features"]).max() < 2e-5 * np.abs(features).max()
+
+
+# --------------------------------------------------------------------------------------------------------------- video
+
+TEMPLATE = (
+    "{% for message in messages %}{% for part in message.content %}{% if part.type == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+def film(*frames: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "video", "video": list(frames), **more}
+
+
+def test_a_video_as_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five frames are three pairs, the last of them twice the last frame."""
+    folder = goldens() / "qwen3vl-mm"
+    with (
+        np.load(folder / "video.npz") as golden,
+        rlx.auto_runner(folder / "model-f16.gguf", precision="exact", kv_dtype="f32", max_seq=128) as runner,
+    ):
+        frames = list(golden["frames"])
+        template = replace(runner.tokenizer, chat_templates={"default": TEMPLATE})
+        monkeypatch.setitem(vars(runner), "tokenizer", template)
+        asked: Any = runner.chat_ids(
+            [{"role": "user", "content": [film(*frames, fps=2), {"type": "text", "text": "?"}]}]
+        )
+        assert isinstance(asked, rlx.Prompt)
+        texts = [template.encode(f"<{time} seconds>", add_special_tokens=False) for time in ("0.2", "1.2", "2.0")]
+        assert len(asked.images) == 3
+        for text in texts:
+            assert any(list(asked.ids[at : at + len(text)]) == text for at in range(len(asked.ids)))
+        prompt = rlx.Prompt(golden["ids"].tolist(), asked.images)
+        found = runner.predict_logits(prompt, all_positions=True)[golden["positions"]]
+        assert np.abs(found - golden["logits"]).max() < 2e-5 * np.abs(golden["logits"]).max()
+        answer = runner.generate_multimodal("?", [film(*frames, fps=2)], 4, stop_at_eog=False)
+        assert answer == runner.generate(asked, 4, stop_at_eog=False)
+        for wrong, message in (
+            (film(), "a video has no frame"),
+            (film(frames[0], frames[0][:32]), r"frames of 64 x 32 and 64 x 48 pixels are in one video"),
+            (film(frames[0], fps=0), "fps is 0, expected frames in a second"),
+            ({"type": "video", "video": "film.mp4"}, r"messages\[0\]\.content\[0\]: rlx reads no video files"),
+            ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA"}}, "rlx reads no video files"),
+        ):
+            with pytest.raises(RlxError, match=message):
+                runner.chat_ids([{"role": "user", "content": [wrong]}])
+
+
+def test_what_takes_no_video(seeing: CachedRunner) -> None:
+    with pytest.raises(MultimodalError, match=r"models of gemma3 take no videos\. Give the frames as images"):
+        seeing.chat([{"role": "user", "content": [film(circle(), circle())]}])
+
+
+@pytest.mark.parametrize("form", ["published", "by newer transformers", "GGUF"])
+def test_qwen3_vl_with_experts_as_transformers(tmp_path: Path, form: str) -> None:
+    """Checkpoints have the inputs of experts first, or last where transformers 5 wrote a model that it did not load."""
+    source, path = goldens() / "qwen3vl-moe", tmp_path / "hf"
+    shutil.copytree(source / "hf", path)
+    if form == "by newer transformers":
+        turn_experts(path / "model.safetensors")
+    elif form == "GGUF":
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            text = (goldens() / "qwen3" / "hf" / name).read_text()
+            (path / name).write_text(text.replace("<|im_end|>", "<|image_pad|>"))
+        path = convert(path, tmp_path / "model.gguf", "F32").path
+    with (
+        np.load(source / "golden.npz") as golden,
+        rlx.auto_runner(path, precision="exact", kv_dtype="f32", max_seq=128) as runner,
+    ):
+        prompt = rlx.Prompt(golden["tokens"].tolist(), [golden["image"]])
+        found = runner.predict_logits(prompt, all_positions=True)[golden["positions"]]
+        assert np.abs(found - golden["logits"]).max() < 2e-5 * np.abs(golden["logits"]).max()
+        assert list(runner.generate(prompt, 6, stop_at_eog=False)) == golden["greedy"].tolist()
+
+
+def turn_experts(file: Path) -> None:
+    """Transposes the matrices of experts, which are in bf16."""
+    found = {}
+    with open_weights(file, config={}) as loader:
+        for name, info in loader.tensors.items():
+            values = dequantize(loader.raw(name), info.dtype, info.shape).reshape(info.shape)
+            turned = "experts." in name and values.ndim == 3
+            found[name] = np.ascontiguousarray(values.swapaxes(1, 2) if turned else values)
+    safetensors.numpy.save_file(found, file)
 
 
 # ---------------------------------------------------------------------------------------------------- the command line

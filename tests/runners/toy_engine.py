@@ -12,8 +12,7 @@ import numpy as np
 
 from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.scheduler import Scheduler
-from rlx.engine.request.context import Context
-from rlx.engine.request.request import Job, Request
+from rlx.engine.request.request import Context, Job, Request
 from rlx.engine.token_engine import ComputedAnew
 from rlx.errors import PoolFullError
 from rlx.sampling import SampleOpts, Sampler

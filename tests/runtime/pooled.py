@@ -14,10 +14,10 @@ from rlx.compiler.tensors import Source, Tensors
 from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
-from rlx.ir.rounding import to_bf16
+from rlx.ir.stored import to_bf16
 from rlx.passes.layout import weight_table
 from rlx.passes.options import Options
-from rlx.passes.pages import full_caches
+from rlx.passes.segments import full_caches
 from rlx.store.cache import CompileCache
 
 Array = np.ndarray[Any, Any]

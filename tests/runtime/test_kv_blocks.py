@@ -12,7 +12,7 @@ from state_rows import positions
 
 from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.compiler.executable import compile
-from rlx.compiler.kv import state_bytes
+from rlx.compiler.state_memory import state_bytes
 from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX
 from rlx.ir.dtypes import I32, Q4_0, Q8_0, DType

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx.engine.kv.pages import PageAllocator, page_count
-from rlx.engine.kv.prefix import Checkpoint, PrefixIndex
+from rlx.engine.kv.prefix import Checkpoint, PageAllocator, PrefixIndex, page_count
 
 pytestmark = pytest.mark.any_machine
 

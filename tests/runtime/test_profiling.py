@@ -14,9 +14,8 @@ from click.testing import CliRunner
 from rlx.backends.cpu.target import Target
 from rlx.backends.program import Observer, StepClocks, StepLog
 from rlx.cli.main import cli
-from rlx.compiler import measuring
-from rlx.compiler.measuring import measure_step
-from rlx.compiler.profiling import Limit, OpTime
+from rlx.compiler import profiling
+from rlx.compiler.profiling import Limit, OpTime, measure_step
 from rlx.engine.engine import Engine
 from rlx.engine.programs.reporting import profile_step
 
@@ -92,7 +91,7 @@ class Logged:
 
 
 def test_medians_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(profiling, "LEAST_SECONDS", 0.0)
     program: Any = Logged()
     times = measure_step(program, program.run, {"SEQ": 1}, repeat=5)
     assert times.regions == pytest.approx([100e-9, 300e-9])

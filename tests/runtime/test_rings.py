@@ -12,8 +12,7 @@ from rlx.backends.cpu.kernels.attention.shape import CHUNK
 from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.backends.host import HOST
 from rlx.compiler.executable import compile
-from rlx.compiler.kv import capacities, extents_of, largest_window, state_bytes
-from rlx.compiler.state_memory import StateMemory
+from rlx.compiler.state_memory import StateMemory, capacities, extents_of, largest_window, state_bytes
 from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, DimLike
 from rlx.ir.dtypes import BF16, F16, F32, I32, DType

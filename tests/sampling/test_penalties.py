@@ -57,6 +57,17 @@ def test_dry_equals_its_definition(history: list[int], base: float, allowed: int
     assert found == pytest.approx(expected, rel=1e-12)
 
 
+def test_the_penalties_and_dry_have_windows_of_their_own() -> None:
+    """History: a 4 before the window of 3 tokens, and a repetition that begins 6 tokens ago."""
+    history = [4, 1, 2, 0, 1, 2]
+    for window, last_n, off in ((3, 6, {0: 2, 1: 1, 2: 1}), (3, 2, {0: 1, 1: 1, 2: 1}), (1, 6, {0: 1, 2: 1})):
+        opts = SampleOpts(
+            presence_penalty=1, repetition_window=window, dry_multiplier=1, dry_base=1, dry_sequence_breakers=(),
+            dry_penalty_last_n=last_n,
+        )  # fmt: skip
+        assert penalties(opts, history) == pytest.approx(off)
+
+
 def test_a_long_loop_is_quick_and_finite() -> None:
     """Beyond some length nothing is to be gained: the penalty already exceeds every logit."""
     opts = SampleOpts(0, dry_multiplier=0.8, dry_sequence_breakers=())

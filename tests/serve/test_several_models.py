@@ -171,11 +171,11 @@ def test_what_cannot_be_served_is_said_before_the_server_listens(words: list[str
 def test_the_models_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pool is half of its share of what the weights of all leave."""
     from rlx.cli.options import open_plan
-    from rlx.engine.kv import pool_size
+    from rlx.engine.kv import pool as cache_pool
     from rlx.engine.opening.setup import pools_of
 
-    monkeypatch.setattr(pool_size, "MOST_SEQUENCES", 1 << 30)
-    monkeypatch.setattr(pool_size, "available_memory", lambda memory: 64 << 30)
+    monkeypatch.setattr(cache_pool, "MOST_SEQUENCES", 1 << 30)
+    monkeypatch.setattr(cache_pool, "available_memory", lambda memory: 64 << 30)
     paths = [str(demo.path(name)) for name in NAMES]
     with open_plan(paths[0], {}) as one, open_plan(paths[1], {}) as two:
         (alone,), shared = pools_of([one]), pools_of([one, two])

@@ -58,6 +58,24 @@ GEMMA4 = config("gemma4", {"config": {}, "preprocessor": {}, "mean": 0.0, "std":
 UNIFIED = replace(GEMMA4, family="gemma4_unified")
 
 
+VIDEOS = [
+    (2, 48, 64, 64, 64), (3, 100, 37, 96, 32), (5, 720, 1280, 704, 1280), (9, 1080, 1920, 1088, 1920),
+    (40, 500, 333, 512, 320), (7, 10, 300, 32, 960), (2, 17, 29, 32, 64), (64, 1080, 1920, 448, 832),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("frames", "height", "width", "rows", "columns"), VIDEOS)
+def test_the_size_of_a_video(frames: int, height: int, width: int, rows: int, columns: int) -> None:
+    """From `smart_resize` of transformers 5.24's `video_processing_qwen3_vl`."""
+    tower = VisionConfig(family="qwen35", patch=16, merge=2, mean=(0.5,) * 3, std=(0.5,) * 3, **TOWER)
+    processor = ImageProcessor.of(tower, ImageOptions(max_pixels=1 << 26))
+    parts = processor.video([Image.of(np.zeros((height, width, 3), np.uint8))] * frames, 2.0)
+    images = [part for part in parts if isinstance(part, Image)]
+    assert len(parts) == 2 * len(images) == 2 * -(-frames // 2)
+    assert {image.target for image in images} == {(rows, columns)}
+    assert processor.grid(images[0]) == (rows // 32, columns // 32)
+
+
 @pytest.mark.parametrize(("family", "setting"), SETTINGS, ids=[f"{f}-{s['name']}" for f, s in SETTINGS])
 def test_pixels_equal_the_reference_processors(family: str, setting: dict[str, Any]) -> None:
     processor = ImageProcessor.of(config(family, setting), ImageOptions())

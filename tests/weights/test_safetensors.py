@@ -179,6 +179,8 @@ SMALL = file({"__metadata__": {"format": "pt"}, "a": entry("F32", [2, 3], 0, 24)
 def test_every_truncation_is_refused() -> None:
     agree(SMALL)
     assert not [length for length in range(len(SMALL)) if ours(SMALL[:length]) is not None]
+    with pytest.raises(SafetensorsError, match=r"the header is \d+ bytes long, the file has \d+ left"):
+        parse_header(SMALL[:-36], "f.safetensors")  # without the data, and four bytes more
 
 
 # --- checkpoints on disk

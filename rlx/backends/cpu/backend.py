@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.backends import cpu
 from rlx.backends.cpu import steps
 from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.chooser import Chooser
@@ -52,15 +53,13 @@ _GRAINS = 64  # ranges of units that the workers of a loop take
 class Cpu(Backend):
     """The device "cpu"."""
 
-    name, memory, native_loops = "cpu", HOST, True
+    name, memory, native_loops, native_rounds = "cpu", HOST, True, True
 
     def versions(self) -> Mapping[str, Any]:
         return compiler_versions()
 
     def without_code(self) -> Backend:
-        from rlx.backends.cpu.uncompiled import UNCOMPILED  # imports the reference
-
-        return UNCOMPILED
+        return cpu.uncompiled.UNCOMPILED
 
     def target(self, level: str | None = None) -> Target:
         return Target.host(level)
@@ -98,14 +97,10 @@ class Cpu(Backend):
         return Chooser(workers, builder)
 
     def bandwidth(self, workers: WorkerPool, nbytes: int) -> float:
-        from rlx.backends.cpu import machine  # imports kernels, which nothing else needs without a compile
-
-        return machine.read_bandwidth(workers, nbytes=nbytes)
+        return cpu.machine.read_bandwidth(workers, nbytes=nbytes)
 
     def peaks(self, workers: WorkerPool, builder: Builder) -> dict[str, float]:
-        from rlx.backends.cpu import machine  # as above
-
-        return machine.arithmetic_peaks(builder, workers)
+        return cpu.machine.arithmetic_peaks(builder, workers)
 
     def assembly(self, text: str, target: Target, form: str | None = None) -> str:
         if form is not None:
@@ -113,9 +108,7 @@ class Cpu(Backend):
         return str(steps.compiling().assembly(text, target))
 
     def formats(self, manifest: Manifest) -> Formats:
-        from rlx.backends.cpu.formats import CpuFormats  # imports the reference
-
-        return CpuFormats(manifest["signed_codes"])
+        return cpu.formats.CpuFormats(manifest["signed_codes"])
 
     def stored_assembly(self, described: Mapping[str, Any], text: str, code: bytes) -> str:
         level, triple, cpu, features = (str(described[word]) for word in ("level", "triple", "cpu", "features"))
@@ -147,8 +140,7 @@ class Cpu(Backend):
         seconds: float,
         progress: Callable[[int, int], None],
     ) -> Outcome:
-        from rlx.backends.cpu import autotune  # as above
-
+        autotune = cpu.autotune
         nbytes = autotune.weight_bytes()
         plan = autotune.stages(target, nbytes)
         with autotune.Bench(target, workers, nbytes, builders) as bench:

@@ -18,7 +18,7 @@ from itertools import product
 
 from llvmlite import ir
 
-from rlx.backends.cpu.isa.base import Vectors
+from rlx.backends.cpu.isa.portable import Vectors
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import BF16X32, I8X64, LANES, Emitter, Index, constant
 from rlx.ir.dtypes import BF16, DType

@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlx.backends.cpu import layouts
-from rlx.backends.cpu.kv_tiles import rows_of, tiles_of
-from rlx.backends.cpu.layouts import LAYOUTS, TILE
+from rlx.backends.cpu.layouts import LAYOUTS, TILE, rows_of, tiles_of
 from rlx.backends.reference.formats import Array, Bytes, Formats, Shape
 from rlx.ir.dtypes import Q4_0, Q8A, DType
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from rlx.backends.cpu import pages, segments
+from rlx.backends.cpu import segments
 from rlx.backends.cpu.calls import SCRATCH, Call, Units
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.attention import attention, bf16
@@ -163,7 +163,7 @@ def _write(n: Node, kernel: Kernel, target: Target) -> Call:
         return call
 
     together = 16 if _cache_layout(cache) == "k_tiles" else 1
-    return pages.paged_write(call, static(x, 1), together, target)
+    return segments.paged_write(call, static(x, 1), together, target)
 
 
 def _rope_kv_write(n: Node, target: Target) -> Call:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import llvmlite.binding as llvm
 
 from rlx import env, platform
-from rlx.backends import backend
+from rlx.backends import backend, cpu
 from rlx.backends.cpu.layouts import LAYOUTS
 from rlx.backends.cpu.levels import (
     AARCH64,
@@ -40,7 +40,7 @@ from rlx.errors import TargetError
 from rlx.passes.capabilities import Capabilities
 
 if TYPE_CHECKING:
-    from rlx.backends.cpu.isa.base import Isa
+    from rlx.backends.cpu.isa.portable import Isa
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,7 @@ class Target:
     @property
     def isa(self) -> Isa:
         """The instructions that tile kernels use."""
-        from rlx.backends.cpu.isa import of  # imports llvmlite, which is slow
-
-        return of(self)
+        return cpu.isa.of(self)
 
     @property
     def capabilities(self) -> Capabilities:

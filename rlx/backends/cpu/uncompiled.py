@@ -27,10 +27,10 @@ from rlx.backends.cpu.target import Target
 from rlx.backends.device import Builder, Built, Code, Loadable, Loop, Lowered, OnKernel, Outcome, Packer, manifest_of
 from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest
+from rlx.backends.reference.backend import Alone, ReferenceProgram
 from rlx.backends.reference.evaluate import Evaluation, Weights
 from rlx.backends.reference.evaluate import Memory as Values
 from rlx.backends.reference.formats import Bytes
-from rlx.backends.reference.program import Alone, ReferenceProgram
 from rlx.errors import ArgumentError
 from rlx.ir import dims
 from rlx.ir.dims import SEQ

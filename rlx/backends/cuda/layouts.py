@@ -30,7 +30,7 @@ from rlx.backends.blocks_read import Parts
 from rlx.backends.blocks_values import SCALES, Floats, by_row, join, meaning
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import BF16, F16, F32, DType
-from rlx.ir.rounding import from_bf16, to_bf16
+from rlx.ir.stored import from_bf16, to_bf16
 from rlx.passes.capabilities import Layouts
 
 Bytes = NDArray[np.uint8]

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, Q4_0, Q8_0, Q8A, DType
-from rlx.ir.rounding import from_bf16, to_bf16
-from rlx.ir.stored import dequantize
+from rlx.ir.stored import dequantize, from_bf16, to_bf16
 from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import ROWS_LAYOUT
 

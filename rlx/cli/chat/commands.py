@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from rlx.arguments import nearest
+from rlx.cli import chat as parts
 from rlx.cli.answering import readable, sampled, speculative_option, system_option, thinking_option
 from rlx.cli.chat.conversation import Conversation, Question, asked, load, piped, save
 from rlx.cli.chat.session import Session, Settings, display_options
@@ -290,9 +291,7 @@ def _messages(interrupts: Interrupts, keep_history: bool) -> Iterator[Iterator[s
     elif os.environ.get("TERM", "dumb") == "dumb" or not (is_terminal(sys.stdout) or is_terminal(sys.stderr)):
         yield asked(interrupts)
     else:
-        from rlx.cli.chat.editor import terminal_messages
-
-        with terminal_messages(interrupts, keep_history) as messages:
+        with parts.editor.terminal_messages(interrupts, keep_history) as messages:
             yield messages
 
 

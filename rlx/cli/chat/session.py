@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.arguments import did_you_mean
+from rlx.cli import chat
 from rlx.cli.answering import (
     ENDS,
     INTERRUPTED_ANSWER,
@@ -29,7 +30,7 @@ from rlx.cli.command import ALIASES
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.options import ending_options, sample_opts, sampling_options
 from rlx.cli.output import Bars, counted, stdout
-from rlx.engine.request.context import Context
+from rlx.engine.request.request import Context
 from rlx.errors import ChatError, MultimodalError, PromptError, RlxError
 from rlx.prompt import Prompt
 from rlx.runners import CachedRunner
@@ -380,11 +381,9 @@ class Session:
         """The display that draws the answer in a terminal; None where plain text is wanted."""
         if not can_draw():
             return None
-        from rlx.cli.chat.markdown import Display
-
         is_open = self._tags is not None and self._tags.is_open(self.runner.tokenizer, ids)
         values = self.settings.values
-        return Display(
+        return chat.markdown.Display(
             stdout(), splitter(self._tags, is_open), markdown=values["markdown"], fold=values["fold_thinking"]
         )
 

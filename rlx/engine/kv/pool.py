@@ -1,17 +1,25 @@
 """The cache pool: the memory of all states of an engine, shared by its sequences and bounded in bytes.
 
-Runtime, between an engine and its `StateMemory`. Full caches are pages with counted references (`pages.py`). Rings and
-recurrent states are slots; checkpoints are copies of slots in ordinary memory. The prefix index (`prefix.py`) remembers
-what sequences have computed, of those that still run and those that ended. A new sequence takes over the longest prefix
+Runtime, between an engine and its `StateMemory`. Full caches are pages with counted references. Rings and recurrent
+states are slots; checkpoints are copies of slots in ordinary memory. The prefix index (`prefix.py`) remembers what
+sequences have computed, of those that still run and those that ended. A new sequence takes over the longest prefix
 that is known: it shares whole pages, and copies the one that it will write to.
 
 Pages in use, slots in use and checkpoints together take at most `kv_bytes`; what only the index holds takes less while
-the system is short of memory. If a step needs more, the least recently
-used ends of the index go first. If that is not enough, `reserve` raises `PoolFullError` before anything is computed.
+the system is short of memory. If a step needs more, the least recently used ends of the index go first. If that is not
+enough, `reserve` raises `PoolFullError` before anything is computed.
+
+By default `kv_bytes` is half of the memory that this process may still use once the weights are loaded, divided among
+the models of a server, at least what one sequence of the whole context needs, and at most what 64 of them need. Memory
+that is there is the least of: what the system calls available, what the cgroup (v1 or v2, each of its levels) leaves,
+and what the limit of the address space leaves. Where a buffer takes its memory at once, such as on a card, everything
+is planned before anything is loaded.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING
@@ -20,11 +28,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from rlx.backends.memory import Memory
-from rlx.compiler.kv import Sizes
-from rlx.compiler.state_memory import StateMemory
-from rlx.engine.kv.pages import PageAllocator, page_count
-from rlx.engine.kv.pool_size import Reserve
-from rlx.engine.kv.prefix import Checkpoint, PrefixIndex
+from rlx.compiler.state_memory import Sizes, StateMemory
+from rlx.engine.kv.prefix import Checkpoint, PageAllocator, PrefixIndex, page_count
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.env import size
@@ -35,6 +40,82 @@ from rlx.passes.options import MAX_PAST
 
 if TYPE_CHECKING:
     from rlx.engine.kv.disk_kv_cache import DiskKVCache
+
+MOST_SEQUENCES = 64
+SHARE = 2  # the pool takes one part in so many of the memory that is left
+RESERVE = 128 << 20
+WORK = 512 << 20  # of a device whose memory is planned: what programs work on, and code
+LOOK = 1.0  # seconds between two looks at how much memory there is
+_UNKNOWN = 8 << 30  # of systems that do not say how much memory there is
+
+
+def pool_bytes(
+    memory: Memory, chosen: int | None, sizes: Sizes, max_seq: int, weight_bytes: int, pools: int = 1
+) -> int:
+    """The size of the pool in bytes.
+
+    Args:
+        memory: of the device.
+        chosen: what the user says, or None.
+        sizes: of the model's states.
+        max_seq: maximum number of positions of a sequence.
+        weight_bytes: memory that the weights take, which are not loaded yet.
+        pools: how many share the memory that the weights leave.
+    """
+    if chosen is not None:
+        return chosen
+    one, work = sizes.sequence_bytes(max_seq), 0 if memory.lazy else pools * WORK
+    left = max(0, available_memory(memory) - weight_bytes - work) // (SHARE * pools)
+    return max(one, min(left, MOST_SEQUENCES * one))
+
+
+def check_plan(memory: Memory, pool: int, sizes: Sizes, max_seq: int, weight_bytes: int) -> None:
+    """Checks that a model fits, before anything of it is loaded, if buffers take their memory at once.
+
+    Args:
+        pool: size of the pool in bytes.
+
+    Raises:
+        ResourceError: it does not; says what is short, and what helps.
+    """
+    free = available_memory(memory)
+    if memory.lazy or weight_bytes + pool + WORK <= free:
+        return
+    parts = f"weights {size(weight_bytes)}, caches {size(pool)}, work {size(WORK)}"
+    short = size(weight_bytes + pool + WORK - free)
+    room, tokens = free - weight_bytes - WORK, 0
+    for step in (1 << i for i in reversed(range(max_seq.bit_length()))):
+        if tokens + step <= max_seq and sizes.sequence_bytes(tokens + step) <= room:
+            tokens += step
+    if tokens >= sizes.page:
+        hint = f'Give max_seq={min(max_seq, tokens)} or less, kv_bytes={room >> 20}MiB or less, or kv_dtype="q8_0".'
+    else:
+        hint = 'Use a smaller file (rlx quantize), end other programs that use the device, or choose device="cpu".'
+    what = f"the model lacks {short} of the device's memory: {size(free)} are free, and it takes {parts}"
+    raise ResourceError(what, where="memory", hint=hint)
+
+
+def available_memory(memory: Memory) -> int:
+    """Bytes of a memory that this process may still use; 8 GiB if nobody knows."""
+    found = memory.available()
+    return int(found) if math.isfinite(found) else _UNKNOWN
+
+
+class Reserve:
+    """Memory that the pool leaves to others, whatever its size: 128 MiB, or an eighth of what there is at the start."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._bytes, self._look_at = min(RESERVE, available_memory(memory) // 8), 0.0
+
+    def short(self, needed: int) -> int:
+        """How many bytes the system lacks for `needed` more beside the reserve; looks once a second, 0 meanwhile."""
+        now = time.monotonic()
+        if now < self._look_at or not self._memory.lazy:  # the pool has all of its memory already
+            return 0
+        self._look_at = now + LOOK
+        return max(0, needed + self._bytes - available_memory(self._memory))
+
 
 SLOTS = 128  # maximum number of slots; a slot that is not used takes no memory
 CHECKPOINT_SHARE = 4  # checkpoints may take this part of the pool, one in so many
@@ -178,8 +259,8 @@ class CachePool:
     @property
     def used_bytes(self) -> int:
         """Bytes of pages and slots in use, and of checkpoints."""
-        slots = self._slots - len(self._free_slots)
-        return self.sizes.bytes_of(self.pages.used, slots) + self.index.checkpoint_bytes
+        sizes, slots = self.sizes, self._slots - len(self._free_slots)
+        return self.pages.used * sizes.page_bytes + slots * sizes.slot_bytes + self.index.checkpoint_bytes
 
     def reserve(self, needs: Iterable[tuple[Sequence, int, bool]]) -> None:
         """Gives every sequence the pages and slots for its next rows: all of them, or none.
@@ -218,17 +299,20 @@ class CachePool:
             goal = self.used_bytes - short
             self.index.evict(lambda: self.used_bytes <= goal)  # others need it more
             self._cool(0)
-        if not (self._fits(pages, slots) or self.index.evict(lambda: self._fits(pages, slots))):
-            self.recover()  # sequences that nobody closed
-        if not self._fits(pages, slots):
-            return False
-        self._cool(self.kv_bytes - self.used_bytes - needed)
-        return True
 
-    def _fits(self, pages: int, slots: int) -> bool:
-        if pages > self.pages.free or slots > len(self._free_slots):
-            return False
-        return self.used_bytes + self.sizes.bytes_of(pages, slots) <= self.kv_bytes
+        def left() -> int:
+            """Bytes that are left then; less than 0 if there is no room."""
+            if pages > self.pages.count - self.pages.used or slots > len(self._free_slots):
+                return -1
+            return self.kv_bytes - self.used_bytes - needed
+
+        if (room := left()) < 0:
+            if not self.index.evict(lambda: left() >= 0):
+                self.recover()  # sequences that nobody closed
+            if (room := left()) < 0:
+                return False
+        self._cool(room)
+        return True
 
     def check_fits(self, positions: int) -> None:
         """`PoolFullError` if so many positions of one sequence do not fit, even if there were no others."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.compiler.state_memory import StateMemory
-from rlx.engine.kv.pages import page_count
+from rlx.engine.kv.prefix import page_count
 from rlx.engine.kv.sequence import NO_SLOT, Sequence
 from rlx.engine.kv.snapshot import Snapshot
 from rlx.errors import PromptError, SnapshotError

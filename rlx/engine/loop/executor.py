@@ -21,9 +21,8 @@ from rlx.engine.loop.room import Room
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.model_runner import Batch, Segment
 from rlx.engine.request import record
-from rlx.engine.request.context import check_finite
 from rlx.engine.request.output import FinishReason
-from rlx.engine.request.request import AHEAD, QUIET, Job, Task
+from rlx.engine.request.request import AHEAD, QUIET, Job, Task, check_finite
 from rlx.engine.threads import Notifier
 from rlx.errors import DeadlineError, PoolFullError
 from rlx.sampling.choice import LIKELIEST, Choice
@@ -170,7 +169,7 @@ class Executor:
                 self._compute_others(bool(jobs))
             more = bool(self.inbox) or any(not (job.backpressured or job.paused) for job in scheduler.running)
             more = more or scheduler.others_want() or bool(room.paused and room.may_resume())
-            if not more:
+            if not more and self.unheard:
                 self.wake_consumers()
         # Without compiled code callers always compute, because a debugger looks at them.
         self.is_brief = self._uncompiled or time.perf_counter() - start <= BRIEF
@@ -178,7 +177,8 @@ class Executor:
 
     def _compute_others(self, decodes: bool) -> None:
         """One step of prompt rows, or of a task."""
-        self.wake_consumers()
+        if self.unheard:
+            self.wake_consumers()
         self._task_next = not self._task_next
         if not (self._task_next and self._step_task()) and not self._prefill(decodes):
             self._step_task()

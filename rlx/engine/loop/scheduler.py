@@ -27,6 +27,7 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
+from operator import attrgetter
 
 from rlx.engine.kv.prefix import Keys
 from rlx.engine.request.request import AHEAD, QUIET, Job, Task
@@ -170,7 +171,7 @@ class Scheduler:
         self.prompt_cost, self.cost = PromptCost(stall_seconds / FIRST), StepCost()
 
     def add(self, job: Job) -> None:
-        insort(self.waiting, job, key=lambda each: each.order)
+        insort(self.waiting, job, key=attrgetter("order"))
 
     def jobs(self) -> list[Job]:
         """All jobs that have not ended."""
@@ -200,7 +201,12 @@ class Scheduler:
 
     def _by_urgency(self, jobs: Iterable[Job]) -> list[Job]:
         """Jobs that wait for rows of their prompts, in the order in which they get them."""
-        return sorted(jobs, key=lambda job: (-job.request.priority, self._due(job), job.number))
+        found = [*jobs]
+        return (
+            found
+            if len(found) < 2
+            else sorted(found, key=lambda job: (-job.request.priority, self._due(job), job.number))
+        )
 
     def _due(self, job: Job) -> float:
         """When it will have waited long enough, by the loop's clock."""
@@ -258,11 +264,13 @@ class Scheduler:
         """
         chosen: list[tuple[Job, int]] = []
         room, left = self.largest, self.stall_seconds if decodes else inf
-        for job in self._by_urgency(job for job in self.prefilling if not (job.paused or job.loading)):
-            rest, past = len(job.prompt) - job.done, job.done
+        jobs = self._by_urgency(job for job in self.prefilling if not (job.paused or job.loading))
+        for job in jobs:
+            past = job.done
+            rest = len(job.prompt) - past
             if not chosen:
                 rows = min(rest, self.budget(decodes, past))
-                if rest > PACKED:
+                if rest > PACKED or len(jobs) == 1:
                     return [(job, rows)]
             elif rest <= min(PACKED, room) and self.prompt_cost.seconds_of(rest, past) <= left:
                 rows = rest

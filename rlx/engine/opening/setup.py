@@ -18,10 +18,10 @@ import numpy as np
 from rlx import engine, models, text, weights
 from rlx.backends import Device, backend, is_auto, warn_of_cpu
 from rlx.backends.device import Target
-from rlx.compiler.kv import Sizes
-from rlx.compiler.kv import kv_dtype as cache_type
 from rlx.compiler.limits import context_length, warn_beyond, worker_count
-from rlx.engine.kv.pool_size import check_plan, pool_bytes
+from rlx.compiler.state_memory import Sizes
+from rlx.compiler.state_memory import kv_dtype as cache_type
+from rlx.engine.kv.pool import check_plan, pool_bytes
 from rlx.engine.opening.options import EngineOptions
 from rlx.errors import ProfileError, ResourceError, UnsupportedModelError
 from rlx.ir.dtypes import DType

@@ -31,9 +31,9 @@ from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.models import variants
 from rlx.models.variants import EmbeddedRows, Features, LowRank
-from rlx.passes.effective import effective
 from rlx.passes.layout import FILE_LAYOUT, lookup_tables, packed_rows, weight_table
 from rlx.passes.options import MAX_PAST, Options, phase
+from rlx.passes.pipeline import effective
 from rlx.profile import CompileProfile
 from rlx.store.key import CompileKey, range_text
 
@@ -193,10 +193,10 @@ class Bucketing:
             return _spec(self.one, "last", hidden, adapters=adapters)
         every = all_rows and rows > 1
         returns = "all" if every else "last"
-        bounds = None if every else self.past(rows, past)
+        bounds = self.past(past) if rows == 1 else None
         if bias:  # its memory grows with the past, so the past is bounded
             bounds = (0, past_bucket(self.max_seq)[1])
-        seq = self.bucket(rows) if every else self.rows(rows)
+        seq = self.bucket(rows) if every or self.prefill == "buckets" else self.rows(rows)
         return _spec(seq, returns, hidden, bounds, embeds, bias, "verify" if every and verifies else "", adapters)
 
     @cached_property
@@ -226,9 +226,9 @@ class Bucketing:
             return self.bucket(rows)
         return (rows, rows) if self.prefill == "exact" else (2, self.ranges[-1][1])
 
-    def past(self, rows: int, past: int) -> Range | None:
-        """Range of PAST_SEQ of the program for a call after `past` positions; None for any."""
-        if rows > 1 or self.decode == "dynamic":
+    def past(self, past: int) -> Range | None:
+        """Range of PAST_SEQ of the program for a call of one row after `past` positions; None for any."""
+        if self.decode == "dynamic":
             return None
         if self.decode == "exact":
             return (past, past)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rlx import env
 from rlx.compiler.compile import Progress
-from rlx.compiler.kv import Sizes
+from rlx.compiler.state_memory import Sizes
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.model_runner import Batch, Segment
 from rlx.engine.opening.options import EngineOptions

@@ -23,10 +23,9 @@ from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program, TokenRun
 from rlx.compiler.compile import Progress
-from rlx.compiler.kv import Sizes
-from rlx.compiler.state_memory import StateMemory
+from rlx.compiler.state_memory import Sizes, StateMemory
 from rlx.compiler.tensors import Source, Tensors
-from rlx.engine.kv.pages import page_count
+from rlx.engine.kv.prefix import page_count
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.model_runner import SECONDS, ModelRunner, end_run, feed, feed_positions, feed_tokens
@@ -274,6 +273,11 @@ class HeadDrafter:
         """Ends it: the head follows no sequence any more."""
         self._predictor.follow(None)
 
+    @property
+    def has_rounds(self) -> bool:
+        """Whether the device has `rounds`."""
+        return self._predictor.backend.native_rounds
+
     def rounds(self, models: tuple[Program, Program], ids: Ids[int], **limits: Any) -> Rounds:
         """Runs rounds of drafting and verifying in one native call, from a token and its drafts by `propose`.
 
@@ -383,7 +387,7 @@ class HeadDrafts(Drafts):
 
     def run(self, engine: Any, sequence: Any, tokens: Ids[int], left: int, stops: Ids[int]) -> list[int]:
         """Rounds of drafts and verifying steps in one native call; [] if the engine runs its steps one by one."""
-        if not engine.native_loops or sequence.adapter:
+        if not (engine.native_loops and self._head.has_rounds) or sequence.adapter:
             return []
         for token in tokens[self._seen : -1]:
             self._head.observe(token)

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 import rlx
-from rlx.engine.request.context import Context
 from rlx.engine.request.output import candidate
+from rlx.engine.request.request import Context
 from rlx.runners import TokenLogprob
 from rlx.sampling import SampleOpts
 from rlx.serve.answers import Asked, Choice, Delta, End, Event, Finished, Progress, TokenInfo, Writer, answered

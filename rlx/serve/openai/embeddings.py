@@ -17,8 +17,8 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from rlx.engine.request.context import Context
 from rlx.engine.request.output import of_unit_length
+from rlx.engine.request.request import Context
 from rlx.runners.encoder import as_encoder
 from rlx.serve.errors import invalid
 from rlx.serve.http import MAX_TEXTS, Body, Ignored, OpenRoute, in_thread, json_rows, new_router, while_connected

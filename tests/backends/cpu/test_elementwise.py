@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlx.backends.cpu import vmath
 from rlx.backends.cpu.kernels.rows.elementwise import Expression, elementwise
 from rlx.backends.cpu.target import Target
-from rlx.ir.rounding import round_to
+from rlx.ir.stored import round_to
 
 Array = NDArray[Any]
 targets = pytest.mark.parametrize("target", LEVELS, ids=name)

@@ -23,7 +23,7 @@ from rlx.backends.cpu.launch.loop import runtime_llvm
 from rlx.backends.cpu.launch.waits import WAITS
 from rlx.backends.cpu.levels import AARCH64, feature_string
 from rlx.backends.cpu.link import link_program
-from rlx.backends.cpu.ranges import range_step
+from rlx.backends.cpu.steps import range_step
 from rlx.backends.cpu.target import Target
 from rlx.ir import ops
 from rlx.ir.dtypes import F32, Q8_0

@@ -9,8 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rlx.backends.cpu.isa.aarch64 import Aarch64
-from rlx.backends.cpu.isa.base import Isa
-from rlx.backends.cpu.isa.portable import Portable
+from rlx.backends.cpu.isa.portable import Isa, Portable
 from rlx.backends.cpu.isa.x86 import X86
 
 if TYPE_CHECKING:

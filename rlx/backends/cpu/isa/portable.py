@@ -1,18 +1,143 @@
-"""The portable instruction set: plain vector IR that LLVM compiles for any machine. Every other set builds on it."""
+"""The instruction set as kernels see it, and the portable one: plain vector IR that LLVM compiles for any machine.
+
+CPU backend, under the emitter of tile kernels. An `Isa` has the operations whose instructions differ from machine to
+machine; everything else that a kernel does is plain vector IR anyway. Every other set builds on `Portable`.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from llvmlite import ir
 
-from rlx.backends.cpu.isa.base import Isa, Tiles
 from rlx.backends.cpu.tiles import F32X16, I8X64, I16, I32, I32X16, constant, vector
 from rlx.errors import CompileError
 
 if TYPE_CHECKING:
-    from rlx.backends.cpu.tiles import Emitter
+    from rlx.backends.cpu.target import Target
+    from rlx.backends.cpu.tiles import Emitter, Index
+
+Vectors = Sequence[ir.Value]
+
+
+class Tiles(Protocol):
+    """Tile registers, addressed by number: matrices in registers and their products."""
+
+    def configure(self, rows: Sequence[Index]) -> None:
+        """Sets the number of rows (1 to 16) of tiles 0 and up, and clears all tiles."""
+
+    def release(self) -> None:
+        """Ends the use of the tiles."""
+
+    def zero(self, tile: int) -> None:
+        """Sets a tile to zeros."""
+
+    def load(self, tile: int, pointer: ir.Value, stride: Index) -> None:
+        """Loads the rows of a tile, `stride` bytes apart in memory."""
+
+    def store(self, tile: int, pointer: ir.Value, stride: Index) -> None:
+        """The inverse of `load`."""
+
+    def dot_bf16(self, c: int, a: int, b: int) -> None:
+        """c f32[rows, 16] += a bf16[rows, 32] times b, where a row of b holds two consecutive k of 16 columns."""
+
+    def dot_int8(self, c: int, a: int, b: int) -> None:
+        """c i32[rows, 16] += a i8[rows, 64] times b, where a row of b holds four consecutive k of 16 columns."""
+
+
+class Isa(ABC):
+    """The operations of one target. The methods that emit code take the emitter of the kernel.
+
+    Attributes:
+        pause: the LLVM function that a spinning thread calls, with its arguments; "" if there is none.
+        converts_half: whether one instruction converts between f16 and f32.
+        looks_up_f32: whether one instruction looks up 16 numbers in a table.
+        shifts_bytes: whether one instruction shifts each byte of a register.
+        takes_lanes: whether an instruction takes one lane of a register of 16 bytes as an operand for all lanes.
+        loads_pairs: whether one instruction loads two registers, at small offsets from a base.
+        product_rows: rows of activations that one int8 product of registers of 16 bytes takes: 2 (`pair_products`), or
+            1 by its lanes (`dot_step`). 0 where `linear.narrow` is not used.
+        scales_late: whether a superblock's numbers are applied to the sums of a chunk, and the sums of types without
+            them start with the totals. This decides about roundings.
+        dot_bytes: bytes of an operand of an int8 product: 64, or fewer where registers are narrower.
+        signed_codes: whether codes of 8 bits are signed bytes, with their zero subtracted, in packed weights, too.
+        sums_pairs: whether int8 products are summed in pairs to i16 (`pair_sums`), and later widened.
+        moves_signs: whether products of signed codes take instructions that move the codes' signs to the activations.
+    """
+
+    pause = ""
+    converts_half = looks_up_f32 = shifts_bytes = takes_lanes = loads_pairs = scales_late = False
+    signed_codes = sums_pairs = moves_signs = False
+    dot_bytes, product_rows = 64, 0
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    # -- int8 dot products --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def span(self, bits: int) -> int:
+        """Number of steps over codes of `bits` bits whose sums of pairs fit 16 bits together."""
+
+    @abstractmethod
+    def dot_step(self, e: Emitter, acc: ir.Value, code: ir.Value, x: ir.Value) -> ir.Value:
+        """acc i32 [dot_bytes / 4] + the sums of four neighbouring products of codes and activations [dot_bytes]."""
+
+    @abstractmethod
+    def pair_sums(self, e: Emitter, code: ir.Value, x: ir.Value, *, signed: bool) -> ir.Value:
+        """The sums of two neighbouring products, as i16 [dot_bytes / 2]. Only if `sums_pairs`.
+
+        Args:
+            signed: whether codes are signed bytes; else they are at most 128.
+        """
+
+    @abstractmethod
+    def widened(self, e: Emitter, pairs: ir.Value) -> ir.Value:
+        """The sums of two neighbouring i16, as i32. Only if `sums_pairs`."""
+
+    @abstractmethod
+    def pair_products(self, e: Emitter, acc: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+        """acc i32 [2][2] + the products of 2 rows of 8 codes and 2 of activations. Only if `product_rows` is 2."""
+
+    def settled(self, e: Emitter, values: Vectors) -> list[ir.Value]:
+        """The same values. Where registers are few: computed before what the code loads from here on."""
+        return list(values)
+
+    # -- bf16 ---------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def bf16_row(self, e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
+        """Two vectors of 16 f32 -> 32 bf16 in the same order, as i16, rounded to nearest even."""
+
+    @abstractmethod
+    def dot_bf16(self, e: Emitter, acc: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
+        """acc f32x16 + the sums of two neighbouring bf16 products. Only if `target.has_bf16_dots`."""
+
+    @abstractmethod
+    def tiles(self, e: Emitter) -> Tiles:
+        """The tile registers of a kernel. Only if `target.has_bf16_tiles`."""
+
+    # -- lanes --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def look_up_bytes(self, e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
+        """64 codes -> levels[code], for a power of two of at most 16 levels."""
+
+    @abstractmethod
+    def look_up_f32(self, e: Emitter, table: ir.Value, words: ir.Value) -> ir.Value:
+        """16 words i32 -> table[word % 16] of a table f32x16. Only if `looks_up_f32`."""
+
+    @abstractmethod
+    def floor_and_rest(self, e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """(n, r) with x = n + r and 0 <= r <= 1, for |x| < 2^22; other x give anything. n is for `scale_by_power`
+        only: it may be x itself, where that takes the next whole number below.
+        """
+
+    @abstractmethod
+    def scale_by_power(self, e: Emitter, x: ir.Value, n: ir.Value) -> ir.Value:
+        """x * 2^n, for lanes n that are whole numbers within +-252. Rounds once, also to infinity or subnormals."""
 
 
 class Portable(Isa):

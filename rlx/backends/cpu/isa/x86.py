@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from llvmlite import ir
 
 from rlx.backends.cpu.isa.amx import AmxTiles
-from rlx.backends.cpu.isa.base import Tiles
-from rlx.backends.cpu.isa.portable import Portable
+from rlx.backends.cpu.isa.portable import Portable, Tiles
 from rlx.backends.cpu.tiles import BF16X32, F32X16, I1, I16, I32, LANES, constant, mangle, vector
 
 if TYPE_CHECKING:

@@ -166,7 +166,7 @@ class Cache:
             k.store(self.base, k.load(staged, F32, i).to(type_), row * self.width + i.to(I64))
 
     def _write_block(self, k: Code, at: Value, value: Value) -> None:
-        """Writes a block, of which each lane has an element (see `rlx.ir.rounding`)."""
+        """Writes a block, of which each lane has an element (see `rlx.ir.stored`)."""
         size = k.fabs(value)
         largest = k.warp_max(size)
         bad = (k.warp_sum(k.select(size < float("inf"), k.f32(0.0), k.f32(1.0)))) > 0.0

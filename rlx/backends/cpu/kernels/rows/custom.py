@@ -14,6 +14,7 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any, TypeAlias
 
+from rlx.backends import cpu
 from rlx.backends.cpu.kernel import Kernel, once, symbol
 from rlx.backends.cpu.loops import callees, element, is_python_only, readable
 from rlx.errors import CompileError, CustomOpError
@@ -63,10 +64,8 @@ def _lowered(op: CustomOp, constants: Constants) -> Kernel:
     fn, where = narrowed(op.kernel), f"custom op {op.name}, kernel"
     params = [(value.name, value.dtype) for value in op.rule.operands] + [("out", op.rule.result.dtype)]
     types = (*(f"*{dtype}" for _, dtype in params), "i64", "i64", *map(_type, constants))
-    from rlx.backends.cpu.numba_frontend import FRONTEND
-
     try:
-        text = FRONTEND.lower(fn, _INNER, types, SUM_FLAGS, True)
+        text = cpu.numba_frontend.FRONTEND.lower(fn, _INNER, types, SUM_FLAGS, True)
     except CompileError as error:
         raise CustomOpError(f"Numba cannot compile it: {_brief(error.what)}", where=where, hint=_HINT) from error
     if _IN_FLOAT64.search(text):
