@@ -63,12 +63,19 @@ test-page: $(VENV)/.rlx-test-installed
 	@$(PY) -c 'import playwright' 2>/dev/null || $(INSTALL) playwright
 	@RLX_PAGE_SCREENSHOTS=build/page $(PY) -m pytest -m '' tests/serve/page tests/report $(PYTEST_ARGS)
 
+# Tests that hold on the default device, whatever it is.
+ON_CARDS := $(addprefix tests/, $(addprefix runners/test_, every_way.py batch.py cached.py draft_model.py images.py \
+  image_sequences.py seeing.py sessions.py speculative.py stopping.py disk_kv_cache.py) $(addprefix runtime/test_, rings.py \
+  pages.py snapshot_file.py prefix_store.py) $(addprefix e2e/test_, same_bits.py requests.py kv_types.py) \
+  vision/test_towers.py vision/test_encoder.py grammar/test_recurrent.py)
+
 test-ray: $(VENV)/.rlx-test-installed
 	@$(INSTALL) --editable '.[ray]'
 	@$(PY) tests/on_ray/cluster.py
 
 test-cuda: $(VENV)/.rlx-test-installed
 	@$(PY) -m pytest tests/backends/cuda tests/backends/test_cuda_on_paper.py $(PYTEST_ARGS)
+	@RLX_TEST_DEVICE=cuda $(PY) -m pytest -n $(JOBS) --dist worksteal $(ON_CARDS) $(PYTEST_ARGS)
 
 docs: $(VENV)/.rlx-docs-installed
 	@$(PY) tools/site/build.py

@@ -2,6 +2,7 @@
 
     python benchmarks/cold_start.py                      # the demo model
     python benchmarks/cold_start.py model.gguf --runs 5
+    python benchmarks/cold_start.py --device cuda
 
 Each run is a process of its own with an empty cache folder. The fastest counts. A phase's seconds do not include phases
 inside it. CPU seconds are those of the thread that does the phase. Phases of several threads overlap, so wall seconds
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _PROMPT = "Tell me a story about a brave fox."
@@ -80,7 +81,7 @@ class _Span:
         self._spans.add(self._phase, wall - inside[0], cpu - inside[1])
 
 
-def child(model: str | None, prompt: str) -> None:
+def child(model: str | None, prompt: str, device: str) -> None:
     """One cold start; prints a JSON object."""
     spans, began = Spans(), float(os.environ[_START])
     spans.add("start of Python", time.time() - began, time.process_time())
@@ -101,6 +102,8 @@ def child(model: str | None, prompt: str) -> None:
         from rlx import demo
         from rlx.backends.cpu import link, llvm, templates
         from rlx.backends.cpu.launch import code, native
+        from rlx.backends.cuda import build, driver, ptx
+        from rlx.backends.cuda import program as card_program
         from rlx.compiler import compile as compiling
         from rlx.compiler import tensors
         from rlx.engine import engine
@@ -126,6 +129,12 @@ def child(model: str | None, prompt: str) -> None:
         (code.NativeCode, "__init__", "link into the process"),
         (native.NativeProgram, "launch", "run the program"),
         (native.NativeProgram, "repeat", "run the program"),
+        (driver.Context, "__init__", "open the card"),
+        (build, "select", "write kernels of a card"),
+        (ptx, "compiled", "LLVM: PTX"),
+        (driver, "link", "the driver's linker"),
+        (card_program.CardCode, "__init__", "load code onto the card"),
+        (card_program.CardProgram, "launch", "run the program"),
     ):
         spans.wrap(owner, name, phase)
     first: list[float] = []
@@ -134,7 +143,7 @@ def child(model: str | None, prompt: str) -> None:
         first.append(time.time() - began)
         return False
 
-    with rlx.auto_runner(model or demo.path()) as runner:
+    with rlx.auto_runner(model or demo.path(), device=device) as runner:
         loaded = time.time() - began
         runner.generate(runner.chat_ids([{"role": "user", "content": prompt}]), 1, on_token)
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -143,25 +152,25 @@ def child(model: str | None, prompt: str) -> None:
     }))  # fmt: skip
 
 
-def run(model: str | None, prompt: str, cache: str) -> dict[str, Any]:
+def run(arguments: Sequence[str], cache: str) -> dict[str, Any]:
     """One start in a process of its own."""
-    command = [sys.executable, __file__, "--child", "--prompt", prompt, *([model] if model else [])]
+    command = [sys.executable, __file__, "--child", *arguments]
     environment = {**os.environ, "RLX_CACHE_DIR": cache, _START: repr(time.time())}
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def measure(model: str | None, prompt: str, runs: int, warm: bool) -> dict[str, Any]:
+def measure(arguments: Sequence[str], runs: int, warm: bool) -> dict[str, Any]:
     """The fastest of some starts."""
     with tempfile.TemporaryDirectory() as kept:
         if warm:
-            run(model, prompt, kept)
-            found = [run(model, prompt, kept) for _ in range(runs)]
+            run(arguments, kept)
+            found = [run(arguments, kept) for _ in range(runs)]
             return min(found, key=lambda one: one["first_token"])
     found = []
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as cache:
-            found.append(run(model, prompt, cache))
+            found.append(run(arguments, cache))
     return min(found, key=lambda one: one["first_token"])
 
 
@@ -182,15 +191,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a model file or directory; the demo model by default")
     parser.add_argument("--prompt", default=_PROMPT)
+    parser.add_argument("--device", default="cpu", help="one of rlx.devices(); cpu by default")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--warm", action="store_true", help="with a filled cache")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
-        child(chosen.model, chosen.prompt)
+        child(chosen.model, chosen.prompt, chosen.device)
         return
-    found = measure(chosen.model, chosen.prompt, chosen.runs, chosen.warm)
+    arguments = ["--prompt", chosen.prompt, "--device", chosen.device, *([chosen.model] if chosen.model else [])]
+    found = measure(arguments, chosen.runs, chosen.warm)
     print(json.dumps(found)) if chosen.json else show(found)
 
 

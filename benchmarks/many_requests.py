@@ -88,10 +88,10 @@ class Side(Protocol):
 class Runner:
     """One rlx runner in this process."""
 
-    def __init__(self, model: str, threads: int | None, stall_ms: float) -> None:
+    def __init__(self, model: str, threads: int | None, stall_ms: float, device: str = "cpu") -> None:
         import rlx
 
-        self._runner = rlx.auto_runner(model, max_seq=4096, threads=threads, stall_ms=stall_ms)
+        self._runner = rlx.auto_runner(model, max_seq=4096, threads=threads, stall_ms=stall_ms, device=device)
         stats = self._runner.stats()
         self.name = f"rlx, {stats['target']}, {stats['threads']} threads"
 

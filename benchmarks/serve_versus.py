@@ -3,12 +3,13 @@
 
     python benchmarks/make_model.py --shape qwen3-0.6b --type Q4_K_M --out qwen3-0.6b-Q4_K_M.gguf
     python benchmarks/serve_versus.py qwen3-0.6b-Q4_K_M.gguf --server ~/llama.cpp/build/bin/llama-server --threads 2
+    python benchmarks/serve_versus.py qwen3-0.6b-Q4_K_M.gguf --only rlx --device cuda --clients 8,32 --tokens 300 100
 
 The sides run one after the other, each as a process with the same file, threads, slots and context. They get the same
 requests, over HTTP with a stream each. A number of clients send requests, each the next one when it has its answer.
-Prompts are random token ids, 50 to 2,000 of them, and answers have 64 to 128 tokens, greedy. With "common" a prompt
-begins with one of four system prompts of 400 tokens. The side "engine" is the engine loop of rlx in this process,
-without HTTP: what HTTP costs is the difference.
+Prompts are random token ids, 50 to 2,000 of them, and answers have 64 to 128 tokens, greedy, or as many as --tokens
+says. With "common" a prompt begins with one of four system prompts of 400 tokens. The side "engine" is the engine
+loop of rlx in this process, without HTTP: what HTTP costs is the difference.
 
 Tokens a second are those of answers, from the first request to the last token. A gap is the time between two tokens of
 one answer.
@@ -37,12 +38,12 @@ EACH = 4  # requests of each client
 class RlxServer(Server):
     """`rlx serve` as a process of its own."""
 
-    def __init__(self, model: str, threads: int | None, slots: int, stall_ms: float) -> None:
+    def __init__(self, model: str, threads: int | None, slots: int, stall_ms: float, device: str) -> None:
         port = free_port()
         program = shutil.which("rlx") or sys.exit("there is no command rlx: install it, or activate its environment")
         more = [] if threads is None else ["--threads", str(threads)]
         command = [program, "serve", model, "--port", str(port), "--slots", str(slots), "--log", "none"]
-        command += ["--stall-ms", str(stall_ms), "--max-seq", str(CONTEXT), *more]
+        command += ["--stall-ms", str(stall_ms), "--max-seq", str(CONTEXT), "--device", device, *more]
         self.start(command, port, "rlx serve")
 
     def tokens(self, prompt: Prompt, count: int) -> Iterator[object]:
@@ -97,6 +98,11 @@ def ask(side: Side, requests: Sequence[Request], clients: int) -> float:
     return clock.now()
 
 
+def equal(rng: np.random.Generator, count: int, prompt: int, answer: int) -> list[Request]:
+    """Requests of one length."""
+    return [Request([int(token) for token in rng.integers(0, IDS, prompt)], answer) for _ in range(count)]
+
+
 def drawn(rng: np.random.Generator, count: int, systems: Sequence[Prompt]) -> list[Request]:
     """Requests with prompts of mixed lengths, as many short ones as long ones on a scale of factors."""
     found = []
@@ -113,10 +119,11 @@ def measure(side: Side, args: argparse.Namespace) -> dict[str, dict[int, float]]
     rng, rates = np.random.default_rng(args.seed), dict[str, dict[int, float]]()
     for length in (8, 60, 700):  # programs are compiled, memory is touched
         ask(side, [Request([int(t) for t in rng.integers(0, IDS, length)], 8) for _ in range(16)], 16)
-    for kind in ("mixed", "common"):
+    for kind in ("equal",) if args.tokens else ("mixed", "common"):
         systems = [[int(t) for t in rng.integers(0, IDS, SYSTEM)] for _ in range(4)] if kind == "common" else []
         for clients in args.clients:
-            requests = drawn(rng, EACH * clients, systems)
+            count = EACH * clients
+            requests = equal(rng, count, *args.tokens) if args.tokens else drawn(rng, count, systems)
             seconds = ask(side, requests, clients)
             rate = sum(request.count for request in requests) / seconds
             rates.setdefault(kind, {})[clients] = rate
@@ -134,8 +141,8 @@ def main() -> None:
     args = arguments()
     slots = max(args.clients)
     sides: dict[str, Callable[[], Side]] = {
-        "rlx": lambda: RlxServer(args.model, args.threads, slots, args.stall),
-        "engine": lambda: Runner(args.model, args.threads, args.stall),
+        "rlx": lambda: RlxServer(args.model, args.threads, slots, args.stall, args.device),
+        "engine": lambda: Runner(args.model, args.threads, args.stall, args.device),
     }
     if args.server:
         sides["llama"] = lambda: LlamaServer(args.server, args.model, args.threads, slots)
@@ -167,6 +174,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clients", type=lambda text: [*map(int, text.split(","))], default=CLIENTS)
     parser.add_argument("--only", type=lambda text: text.split(","), help="of rlx, engine, llama")
+    parser.add_argument("--device", default="cpu", help="of rlx: one of rlx.devices(); cpu by default")
+    parser.add_argument("--tokens", type=int, nargs=2, metavar=("PROMPT", "ANSWER"), help="of every request, not mixed")
     return parser.parse_args()
 
 

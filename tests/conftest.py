@@ -45,12 +45,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     """Point the compile cache at a fresh folder: shared by the workers of a run, never the user's own. Another one is
-    for the unpacked checkpoints. `RLX_TARGET=avx512-vnni-bf16` runs the tests as a machine of that target would.
+    for the unpacked checkpoints. `RLX_TARGET=avx512-vnni-bf16` runs the tests as a machine of that target would, and
+    `RLX_TEST_DEVICE=cuda` runs on the card what names no device.
     """
     if config.getoption("--all-cases"):
         settings.load_profile("all")
     if os.environ.get("RLX_TARGET"):
         pretend_to_be(os.environ["RLX_TARGET"])
+    if os.environ.get("RLX_TEST_DEVICE"):
+        prefer(os.environ["RLX_TEST_DEVICE"])
     if not hasattr(config, "workerinput"):  # the controller; xdist's workers inherit its environment
         os.environ["RLX_COMPILE_AHEAD"] = "0"  # what a test does not use is not compiled for it
         os.environ["RLX_CACHE_DIR"] = tempfile.mkdtemp(prefix="rlx-tests-")
@@ -87,6 +90,16 @@ def pretend_to_be(name: str) -> None:
     target = targets.Target.host(name)
     had = frozenset(f for f in features if target.has(f))
     targets._host = wraps(targets._host)(lambda: (triple, had))
+
+
+def prefer(device: str) -> None:
+    """From now on this device is the default."""
+    from rlx import backends
+
+    first = {backends.checked_device(device): backends.MODULES.pop(device)}
+    others = dict(backends.MODULES)
+    backends.MODULES.clear()
+    backends.MODULES.update(first | others)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -127,6 +127,7 @@ SLOWER = 3
 NOISE = "noise"
 _CONDITIONS = ("model", "conditions", "machine", "versions")
 _PHASES = ("prefill", "decode")
+_TASKS = (*_PHASES, "greedy")
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,9 @@ def earlier(path: str) -> Mapping[str, Any]:
     """
     found = json_file.read_object(Path(path), ArgumentError)
     try:
+        for task in _TASKS:
+            _range(found[task]["runs"])
         for phase in _PHASES:
-            _range(found[phase]["runs"])
             for row in found[f"{phase}_kernels"]:
                 _range(row["ms_range"])
                 float(row["ms"]), str(row["kernel"])
@@ -220,7 +222,7 @@ def _brief(value: Any) -> str:
 
 def figures(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Figure]:
     """The figures that both have measured: tasks first, then kernels by phase."""
-    for phase in _PHASES:
+    for phase in _TASKS:
         yield _figure(phase, "tokens/s", old[phase], new[phase], "tokens_per_s", "runs", more=True)
     if "image" in old and "image" in new:
         yield _figure("image", "ms", old["image"], new["image"], "encode_ms", "encode_ms_runs", more=False)
@@ -369,8 +371,9 @@ def measure(
     sequence = engine.open_sequence(shared=False)
     engine.append(sequence, ids)  # compiles, and touches every page
     engine.append(sequence, ids[:1])
+    engine.greedy(sequence, ids[0], 1)
     warm()
-    prefill, decode, bandwidth, cpu = [], [], [], 0.0
+    prefill, decode, greedy, bandwidth, cpu = [], [], [], [], 0.0
     moved, threads = reporting.step_bytes(engine, prompt + generate // 2), engine.stats()["threads"]
     for _ in range(repeat):
         sequence.rewind(0)
@@ -381,17 +384,22 @@ def measure(
         for i in range(generate):
             engine.append(sequence, ids[i % prompt : i % prompt + 1])
         decode.append((time.perf_counter() - start) / generate)
+        sequence.rewind(prompt)
+        start = time.perf_counter()
+        _greedy(engine, sequence, ids[0], generate)
+        greedy.append((time.perf_counter() - start) / generate)
         cpu += time.process_time() - computed
         bandwidth.append(reporting.read_bandwidth(engine, moved))  # of a small model that of the cache that holds it
     sequence.discard()
     report = reporting.profile_step(engine, past=prompt)
-    report_prefill = reporting.profile_step(engine, ids)
+    most = engine.bucketing.ranges[-1][1]  # rows of a call: longer prompts take several
+    report_prefill = reporting.profile_step(engine, ids[:most])
     step, many, read = statistics.median(decode), statistics.median(prefill), max(bandwidth)
     peaks = reporting.arithmetic_peaks(engine)
-    flops = sum(t.flops for t in report_prefill)
+    flops = sum(reporting.step_flops(engine, min(most, prompt - at), at) for at in range(0, prompt, most))
     return {
         "threads": threads,
-        "cpu_share": cpu / threads / (sum(prefill) + generate * sum(decode)),
+        "cpu_share": cpu / threads / (sum(prefill) + generate * sum(decode + greedy)),
         "target": engine.stats()["target"],
         "read_gb_per_s": read,
         "read_bytes": moved,
@@ -408,16 +416,28 @@ def measure(
             "gb_per_s": moved / step / 1e9,
             "runs": [1 / seconds for seconds in decode],
         },
+        "greedy": {
+            "tokens": generate,
+            "tokens_per_s": 1 / statistics.median(greedy),
+            "runs": [1 / seconds for seconds in greedy],
+        },
         "decode_share_of_bandwidth": moved / step / 1e9 / read,
         "decode_kernels": [_row(t, read, peaks) for t in report],
         "prefill_kernels": [_row(t, read, peaks) for t in report_prefill],
     }
 
 
+def _greedy(engine: Engine, sequence: Any, token: int, count: int) -> None:
+    """Appends tokens that the device chooses itself: as `runner.generate` does where nothing needs to see each."""
+    while count:
+        found = engine.greedy(sequence, token, count)
+        token, count = found[-1], count - len(found)
+
+
 def disturbances(result: Mapping[str, Any]) -> list[str]:
     """Signs that other programs, or other guests of the host, took time from a measurement; none on an idle machine."""
     found = []
-    for phase in ("prefill", "decode"):
+    for phase in _TASKS:
         runs = result[phase]["runs"]
         spread = (max(runs) - min(runs)) / statistics.median(runs)
         if spread > BUSY_SPREAD:
@@ -478,10 +498,11 @@ def _show(result: dict[str, Any]) -> None:
     limits = {"prefill": f"{prefill['gflop_per_s']:8.1f} GFLOP/s", "decode": f"{decode['gb_per_s']:8.1f} GB/s"}
     share = result["decode_share_of_bandwidth"]
     limits["decode"] += f", {share:.0%} of the bandwidth" if share <= 1 else ", more than the measured bandwidth"
-    for phase, limit in limits.items():
-        found, runs = result[phase], result[phase]["runs"]
+    for task in _TASKS:
+        found, runs = result[task], result[task]["runs"]
         spread = f"{min(runs):.1f} to {max(runs):.1f}"
-        click.echo(f"{phase:8}{found['tokens']:5d}  {found['tokens_per_s']:9.1f} tokens/s ({spread})  {limit}")
+        line = f"{task:8}{found['tokens']:5d}  {found['tokens_per_s']:9.1f} tokens/s ({spread})"
+        click.echo(f"{line}  {limits.get(task, '')}".rstrip())
     if (seen := result.get("image")) is not None:
         pixels, what = f"{seen['width']} x {seen['height']}", f"{seen['patches']} patches, {seen['tokens']} tokens"
         times = f"prepared in {seen['preprocess_ms']:.1f} ms, encoded in {seen['encode_ms']:.1f} ms"

@@ -112,7 +112,7 @@ def bind(dim: DimLike, env: Mapping[str, DimLike]) -> DimLike:
         return dim
     result: DimLike = dim.const
     for name, coefficient in dim.terms:
-        result = result + env.get(name, symbol(name)) * coefficient
+        result = result + (env[name] if name in env else symbol(name)) * coefficient
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from rlx.cli import bench
 from rlx.cli.main import cli
+from rlx.engine.engine import Engine
 
 QUICK = ["bench", "--prompt", "8", "--generate", "2", "--repeat", "2", "--threads", "1"]
 
@@ -23,6 +25,7 @@ def measured(prefill: list[float], decode: list[float], **times: float) -> dict[
     return {
         "prefill": {"tokens_per_s": prefill[1], "runs": prefill},
         "decode": {"tokens_per_s": decode[1], "runs": decode},
+        "greedy": {"tokens_per_s": decode[1], "runs": decode},
         "prefill_kernels": kernels(**times), "decode_kernels": kernels(**times),
         "model": {"name": "a.gguf"}, "conditions": {"threads": 2}, "machine": {"cpu": "A"}, "versions": {"rlx": "1"},
     }  # fmt: skip
@@ -48,6 +51,14 @@ def test_only_tasks_beyond_noise_are_too_slow(old: Any, new: Any, least: float, 
     assert [each.name for each in bench.too_slow(old, new, least)] == slow
 
 
+def test_a_prompt_longer_than_a_call(demo_model: Path) -> None:
+    with closing(Engine.open(demo_model, max_seq=128, profile={"buckets": {"seq": [1, 32]}}, threads=1)) as engine:
+        found = bench.measure(engine, 70, 2, 1)
+    short = sum(row["gflop_per_s"] * row["ms"] for row in found["prefill_kernels"]) / 1e3  # of its first 32 tokens
+    whole = found["prefill"]["gflop_per_s"] * 70 / found["prefill"]["tokens_per_s"]
+    assert 2 < whole / short < 2.5
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measurement beside itself; then beside one that claims to have been far faster."""
     before = tmp_path / "before.json"
@@ -57,7 +68,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.stderr.count("Warning: the machine is busy: another program computes") == 1
     before.write_text(first.stdout)
     faster = json.loads(first.stdout)
-    for phase in ("prefill", "decode"):
+    for phase in ("prefill", "decode", "greedy"):
+        assert json.loads(first.stdout)[phase]["tokens_per_s"] > 0
         faster[phase]["tokens_per_s"] *= 1e6
         faster[phase]["runs"] = [run * 1e6 for run in faster[phase]["runs"]]
     faster["versions"]["rlx"] = "0.0.1"

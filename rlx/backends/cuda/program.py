@@ -16,7 +16,7 @@ import numpy as np
 from rlx.backends.cuda import driver
 from rlx.backends.cuda.clocks import ClockedStep
 from rlx.backends.cuda.code import THREADS
-from rlx.backends.cuda.driver import Card
+from rlx.backends.cuda.driver import Card, LaunchConfig
 from rlx.backends.cuda.kernels.loop import COUNT, FOUND_AT, STOP_COUNT, STOPS, STOPS_AT, TABLE
 from rlx.backends.cuda.kernels.row_attention import KEYS
 from rlx.backends.cuda.kernels.row_attention import SPLITS as MOST_SPLITS
@@ -34,6 +34,8 @@ from rlx.ir.segments import PAST, ROWS
 _RECORDS = 16  # recorded steps of a program
 _LOOP = 32  # steps of a loop between two looks at its tokens
 _ALIGN = 256
+#: Numbers of blocks, in the order in which a program has them.
+Counts = tuple[int, ...]
 #: What kernels of a region pass on.
 _PASSED = ("scratch", "per_range", "counters")
 
@@ -86,32 +88,49 @@ class CardCode:
 
 
 @dataclass(frozen=True)
-class _Kernel:
-    """A kernel of a launch.
+class _Blocks:
+    """How many blocks a kernel has, see `launches.Blocks`."""
 
-    Attributes:
-        pointers: kind and name or offset of each.
-        count, per, times, split: see `select.Blocks`.
-    """
-
-    pointers: tuple[tuple[str, Any], ...]
     count: DimLike
     per: int
     times: int
     split: bool
 
-    def blocks(self, extents: Mapping[str, int]) -> int:
-        """How many blocks it has."""
+    def value(self, extents: Mapping[str, int]) -> int:
         found = -(-dims.value(self.count, extents) // self.per) * self.times
         return found * extents[SPLITS] if self.split else found
 
 
 @dataclass(frozen=True)
 class _Launch:
+    """A launch.
+
+    Attributes:
+        kernels: of each, kind and name or offset of its pointers, and which of the program's numbers of blocks it has.
+    """
+
     entry: str
     shared: int
     region: int
-    kernels: tuple[_Kernel, ...]
+    kernels: tuple[tuple[tuple[tuple[str, Any], ...], int], ...]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A launch as the driver takes it, but for the numbers of blocks.
+
+    Attributes:
+        given: where the arguments lie.
+        memory: the arguments.
+        ends: place in `memory` where the last block of a kernel stands, and the number of its blocks as in `_Launch`.
+    """
+
+    function: c_void_p
+    config: LaunchConfig
+    given: Any
+    memory: Any
+    ends: tuple[tuple[int, int], ...]
+    region: int
 
 
 class CardProgram(Program):
@@ -122,11 +141,13 @@ class CardProgram(Program):
         super().__init__(manifest, workers.n, memory)
         self._card, self._code = workers.card, code
         self._symbols = [*manifest["symbols"], *ADDED]
-        self._launches = [_launch(row) for row in manifest["launches"]]
+        self._blocks, self._launches = _launches(manifest)
         self._scratch: dict[tuple[str, int], Buffer] = {}
         self._scratch_sizes = _scratch_sizes(manifest)
         self._own = memory.allocate(_ALIGN)  # the extents
         self._loop: Buffer | None = None
+        self._splits_most = 0  # ranges of positions that the memory is for
+        self._calls = dict[tuple[int, int], list[_Call]]()  # by the slots of states
         self._records: OrderedDict[tuple[Any, ...], c_void_p | None] = OrderedDict()
         self._logs = self._begins = False
         self._has_inputs = self._card.event()
@@ -169,7 +190,8 @@ class CardProgram(Program):
         self._forget()
 
     def _forget(self) -> None:
-        """Drops the records: the memory that they use has changed."""
+        """Drops what is ready: the memory that it uses has changed."""
+        self._calls.clear()
         for record in self._records.values():
             if record is not None:
                 self._card.forget(record)
@@ -178,34 +200,33 @@ class CardProgram(Program):
             self._clocked[1].close()
             self._clocked = None
 
-    def _address(self, kind: str, place: Any, splits: int) -> int:
+    def _address(self, kind: str, place: Any) -> int:
         if kind == "arena":
             return address(self.arena) + int(place)
-        if kind in _PASSED:
-            return self._scratch_of((kind, int(place)), splits if kind == "per_range" else 1)
-        return address(self.bound(place))
+        return address(self._scratch[kind, int(place)] if kind in _PASSED else self.bound(place))
 
-    def _scratch_of(self, which: tuple[str, int], times: int) -> int:
-        """Memory that the kernels of a region pass on, which grows with the number of ranges of positions."""
-        need = self._scratch_sizes[which] * times
-        found = self._scratch.get(which)
-        if found is None or found.nbytes < need:
-            if found is not None:
-                self._forget()
-                found.close()
-            found = self._scratch[which] = self.arena.memory.allocate(need)
-        return address(found)
+    def _reserve(self, splits: int) -> None:
+        """Makes room for what kernels of a region pass on, which grows with the number of ranges of positions."""
+        if splits <= self._splits_most:
+            return
+        self._forget()
+        for which, nbytes in self._scratch_sizes.items():
+            if which not in self._scratch or which[0] == "per_range":
+                if (old := self._scratch.pop(which, None)) is not None:
+                    old.close()
+                self._scratch[which] = self.arena.memory.allocate(nbytes * (splits if which[0] == "per_range" else 1))
+        self._splits_most = splits
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def launch(self) -> None:
-        extents = self._begin(1)
+        counts = self._begin(1)
         if self._logs:
-            self._log = self._clocked_step(extents).run()
+            self._log = self._clocked_step(counts).run()
             return
         if self._begins:
             self._card.record(self._has_inputs)
-        self._step(extents, loops=False)
+        self._step(counts, loops=False)
         self._card.wait_for(self._has_inputs) if self._begins else self._card.wait()
 
     def begin(self, **extents: int) -> None:
@@ -225,42 +246,37 @@ class CardProgram(Program):
     def log(self) -> StepLog | None:
         return self._log
 
-    def _clocked_step(self, extents: Mapping[str, int]) -> ClockedStep:
+    def _clocked_step(self, counts: Counts) -> ClockedStep:
         """A step of this kind with clocks."""
-        key = self._key(extents, loops=False)
+        key = counts, self._slots
         if self._clocked is None or self._clocked[0] != key:
             self.record(False)
-            for each in self._launches:
-                self._arguments(each, extents)  # its memory is allocated before a step is recorded
             calls = [len(region) for region in self.manifest["regions"]]
-            step = ClockedStep(self._card, calls, lambda after: self._launch_all(extents, loops=False, after=after))
+            step = ClockedStep(self._card, calls, lambda after: self._launch_all(counts, loops=False, after=after))
             self._clocked = key, step
             self._logs = True
         return self._clocked[1]
 
-    def _begin(self, steps: int) -> dict[str, int]:
-        """Sends the values of the symbols for some steps."""
+    def _begin(self, steps: int) -> Counts:
+        """Sends the values of the symbols for some steps: the numbers of blocks."""
         extents = {**self.extents, SPLITS: self._splits(steps), RUNS: 1}
+        self._reserve(extents[SPLITS])
         self._extents[: len(self._symbols)] = [extents[name] for name in self._symbols]
         self._card.send(address(self._own), self._sources[""], 4 * len(self._symbols))
-        return extents
+        return tuple([blocks.value(extents) for blocks in self._blocks])
 
-    def _step(self, extents: Mapping[str, int], *, loops: bool) -> None:
-        """Begins a step; with `loops` its token goes to the next one."""
-        key = self._key(extents, loops=loops)
+    def _step(self, counts: Counts, *, loops: bool) -> None:
+        """Begins a step; with `loops` its token goes to the next one. One that comes again is recorded."""
+        key = loops, counts, self._slots
         if key not in self._records:
-            self._launch_all(extents, loops=loops)
+            self._launch_all(counts, loops=loops)
             self._remember(key)
             return
         self._records.move_to_end(key)
         record = self._records[key]
         if record is None:
-            record = self._records[key] = self._card.recorded(lambda: self._launch_all(extents, loops=loops))
+            record = self._records[key] = self._card.recorded(lambda: self._launch_all(counts, loops=loops))
         self._card.replay(record)
-
-    def _key(self, extents: Mapping[str, int], *, loops: bool) -> tuple[Any, ...]:
-        """What steps of one kind have in common."""
-        return (loops, *(v for name, v in extents.items() if name != "PAST_SEQ"), *self._slots)
 
     def repeat(self, run: TokenRun) -> list[int]:
         if "loop" not in self.manifest or run.carried or run.first or self.observers or len(run.stops) > STOPS:
@@ -284,9 +300,9 @@ class CardProgram(Program):
         head[[COUNT, STOP_COUNT, TABLE]] = 0, len(run.stops), run.rows
         head[STOPS_AT : STOPS_AT + len(run.stops)] = run.stops
         self._loop.part(0, head.nbytes).write(head)
-        extents = self._begin(steps)
+        counts = self._begin(steps)
         for _ in range(steps):
-            self._step(extents, loops=True)
+            self._step(counts, loops=True)
         result = self._loop.read(np.int32)
         return [int(token) for token in result[FOUND_AT : FOUND_AT + int(result[COUNT])]]
 
@@ -299,7 +315,7 @@ class CardProgram(Program):
                 self._card.forget(record)
 
     def _launch_all(
-        self, extents: Mapping[str, int], *, loops: bool, after: Callable[[int], object] = lambda region: None
+        self, counts: Counts, *, loops: bool, after: Callable[[int], object] = lambda region: None
     ) -> None:
         """Begins all kernels of a step.
 
@@ -307,31 +323,44 @@ class CardProgram(Program):
             after: called with the number of each region after its kernels.
         """
         self._card.use()
-        for each, following in zip(self._launches, [*self._launches[1:], None], strict=True):
-            end, arguments = self._arguments(each, extents)
+        calls = self._ready()
+        for call, following in zip(calls, [*calls[1:], None], strict=True):
+            end = 0
+            for place, number in call.ends:
+                end += counts[number]
+                call.memory[place] = end
             if end:
-                self._launch(each.entry, end, each.shared, arguments)
-            if following is None or following.region != each.region:
-                after(each.region)
+                call.config.grid[0] = end
+                self._card.launch(call.function, call.config, call.given)
+            if following is None or following.region != call.region:
+                after(call.region)
         if loops:
             assert self._loop is not None
             places = (address(self.arena) + offset for _, offset in self.manifest["loop"])
-            self._launch("advance", 1, 0, [1, address(self._loop), *places])
+            call = self._call("advance", 0, 0, [1, address(self._loop), *places], ())
+            self._card.launch(call.function, call.config, call.given)
 
-    def _arguments(self, launch: _Launch, extents: Mapping[str, int]) -> tuple[int, list[int]]:
-        """The number of blocks of a launch, and what it takes."""
-        arguments, end = list[int](), 0
-        for kernel in launch.kernels:
-            end += kernel.blocks(extents)
-            arguments.append(end)
-            arguments += (self._address(kind, place, extents[SPLITS]) for kind, place in kernel.pointers)
-        return end, arguments
+    def _ready(self) -> list[_Call]:
+        """All launches with the addresses of what is bound."""
+        if self._slots not in self._calls:
+            while len(self._calls) >= _RECORDS:
+                del self._calls[next(iter(self._calls))]
+            self._calls[self._slots] = [self._prepared(each) for each in self._launches]
+        return self._calls[self._slots]
 
-    def _launch(self, entry: str, blocks: int, shared: int, arguments: list[int]) -> None:
+    def _prepared(self, launch: _Launch) -> _Call:
+        arguments, ends = list[int](), list[tuple[int, int]]()
+        for pointers, number in launch.kernels:
+            ends.append((len(arguments), number))
+            arguments += [0, *(self._address(*pointer) for pointer in pointers)]
+        return self._call(launch.entry, launch.shared, launch.region, arguments, tuple(ends))
+
+    def _call(
+        self, entry: str, shared: int, region: int, arguments: list[int], ends: tuple[tuple[int, int], ...]
+    ) -> _Call:
         given, memory = driver.pointers([*arguments, address(self._own)])
-        config = driver.config(blocks, THREADS, shared, self._card, overlaps=self._code.overlaps)
-        self._card.launch(self._code.functions[entry], config, given)
-        del memory  # the driver has copied the arguments
+        config = driver.config(1, THREADS, shared, self._card, overlaps=self._code.overlaps)
+        return _Call(self._code.functions[entry], config, given, memory, ends, region)
 
     def _splits(self, steps: int) -> int:
         """Blocks that share a row of attention in some steps: a power of two, so that few records serve all lengths."""
@@ -355,13 +384,17 @@ class CardProgram(Program):
             self._pinned = 0
 
 
-def _launch(row: Mapping[str, Any]) -> _Launch:
-    kernels = []
-    for each in row["kernels"]:
-        count, per, times, split = each["blocks"]
-        pointers = tuple((str(kind), place) for kind, place in each["pointers"])
-        kernels.append(_Kernel(pointers, dims.parse_dim(count), per, times, split))
-    return _Launch(row["entry"], row["shared"], row["kernels"][0]["region"], tuple(kernels))
+def _launches(manifest: Manifest) -> tuple[list[_Blocks], list[_Launch]]:
+    """The launches of a program, and the different numbers of blocks that their kernels have."""
+    numbers, found = dict[_Blocks, int](), list[_Launch]()
+    for row in manifest["launches"]:
+        kernels = []
+        for each in row["kernels"]:
+            count, *more = each["blocks"]
+            number = numbers.setdefault(_Blocks(dims.parse_dim(count), *more), len(numbers))
+            kernels.append((tuple((str(kind), place) for kind, place in each["pointers"]), number))
+        found.append(_Launch(row["entry"], row["shared"], row["kernels"][0]["region"], tuple(kernels)))
+    return list(numbers), found
 
 
 def _scratch_sizes(manifest: Manifest) -> dict[tuple[str, int], int]:

@@ -1,0 +1,96 @@
+"""Steps of a program of a card over a driver on paper: what is launched, and how little Python does for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+import numpy as np
+import pytest
+from paper_driver import PaperDriver
+
+import rlx
+from rlx.backends.cuda import build, clocks, driver, target
+from rlx.backends.cuda.backend import BACKEND
+from rlx.backends.cuda.code import THREADS
+from rlx.backends.cuda.driver import Card
+from rlx.backends.cuda.memory import CardMemory
+from rlx.backends.cuda.program import CardCode, CardProgram, Stream
+from rlx.errors import DeviceError
+from rlx.ir import ops
+from rlx.passes import pipeline
+from rlx.passes.options import Options
+
+REGIONS = 20
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The arguments of each kernel that is launched, after its number of threads."""
+    found, paper = list[list[int]](), PaperDriver()
+    paper.kernels[b"code"] = lambda arguments, threads: found.append([threads, *arguments])
+    monkeypatch.setattr(driver, "_library", lambda: paper)
+    monkeypatch.setattr(driver, "_quick", lambda: paper)
+    monkeypatch.setattr(build.ptx, "compiled", lambda modules, level, version: list(modules))
+    return found
+
+
+@pytest.fixture
+def program(launched: list[list[int]]) -> Iterator[CardProgram]:
+    """Two chains of softmax over [SEQ, 300]: a region is a kernel of each."""
+    graph = rlx.Graph("steps")
+    for name in "xy":
+        value = graph.input(name, [rlx.SEQ, 300])
+        for _ in range(REGIONS):
+            value = ops.softmax(value)
+        graph.output(f"{name}.end", value)
+    options = Options(precision="exact", seq=(1, 128), all_rows=True)
+    lowered = pipeline.lower(graph, options, passes=BACKEND.passes(options.phase))
+    built = build.build_program(lowered, target.named("sm_90"), lambda done, total: None, lambda text: b"code")
+    card = Card()
+    code = CardCode(card, built.manifest, built.files.__getitem__, True)
+    found = CardProgram(code, built.manifest, CardMemory(lambda: card), Stream(card))  # type: ignore[arg-type]
+    yield found
+    found.close()
+    card.lost = DeviceError("the test is over")  # its code is not unloaded by another test's driver
+
+
+def test_each_length_has_its_blocks(program: CardProgram, launched: list[list[int]]) -> None:
+    """The two kernels of a launch are told where their blocks end: a block for a row here. Each has two addresses."""
+    for rows in (3, 128, 1, 77, 3):
+        launched.clear()
+        program.run(SEQ=rows)
+        assert len(launched) == REGIONS
+        assert all((each[0], each[1], each[4]) == (THREADS * 2 * rows, rows, 2 * rows) for each in launched)
+
+
+def test_a_launch_takes_few_calls_of_python(program: CardProgram) -> None:
+    program.run(SEQ=5)
+    program.extents, calls = {"SEQ": 6}, 0
+    counts = program._begin(1)
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event == "call" and not frame.f_code.co_filename.endswith("paper_driver.py")
+
+    sys.setprofile(count)
+    try:
+        program._launch_all(counts, loops=False)
+    finally:
+        sys.setprofile(None)
+    assert calls < 8 * REGIONS, "what is launched is ready, but for numbers of blocks"
+
+
+def test_memory_for_more_ranges_of_positions_is_new(program: CardProgram, launched: list[list[int]]) -> None:
+    program.run(SEQ=4)
+    program._reserve(8)
+    assert not program._calls and not program._records, "what is ready names the old memory"
+    program.run(SEQ=4)
+    assert len(launched) == 2 * REGIONS
+
+
+@pytest.mark.parametrize("level", target.LEVELS)
+def test_each_card_has_a_peak(level: str, launched: list[list[int]]) -> None:
+    found = clocks.peaks(Card(), level)
+    assert found.keys() == {"bf16", "f32"} and np.isfinite([*found.values()]).all()
