@@ -54,7 +54,7 @@ ENCODER_FILES: dict[str, tuple[str, str]] = {
     "modernbert": ("modern-bert", "modernbert"),
 }
 #: The same of heads that draft for models; they have names of tensors only.
-HEAD_FILES: dict[str, tuple[str, str]] = {"eagle3": ("eagle3", "")}
+HEAD_FILES: dict[str, tuple[str, str]] = {"eagle3": ("eagle3", ""), "gemma4_assistant": ("gemma4_assistant", "")}
 #: GGUF architectures of decoders whose attention was opened in both directions -> the decoder.
 TWO_WAY = {"gemma-embedding": "gemma3"}
 
@@ -117,7 +117,7 @@ SUPPORTED = {"gguf": tuple(ARCHITECTURES), "safetensors": tuple(MODEL_TYPES)}
 # then say "not supported yet" instead of "unknown".
 _MOE = "it is a mixture of experts"
 _VISION = "it takes images"
-_DRAFTER = "it drafts for a Gemma 4 and reads that model's caches"
+_DRAFTER = 'it only drafts, for a Gemma 4: give it as speculative="model:PATH"'
 _OTHER = "its layers differ from those of the supported families"
 KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("qwen3next", "qwen3_next"), "its projections are laid out differently than those of Qwen 3.5"),

@@ -47,9 +47,15 @@ def pages(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
 
 
 def full_caches(graph: Graph) -> set[Node]:
-    """The states that hold every position of a sequence: those that are written without `wrap`."""
-    written = {root(n): n["wrap"] for n in graph.nodes() if OPS[n.op].writes}
-    return {state for state, wraps in written.items() if not wraps}
+    """The states that hold every position of a sequence: those that are written without `wrap`.
+
+    Of caches that are only read, which another graph writes, those with CTX positions.
+    """
+    nodes = graph.nodes()
+    written = {root(n): n["wrap"] for n in nodes if OPS[n.op].writes}
+    read = {root(i) for n in nodes if n.op == "attention" for i in n.inputs[1:3]} - written.keys()
+    only_read = {state for state in read if state.op == "state" and state.shape[1] == CTX}
+    return {state for state, wraps in written.items() if not wraps} | only_read
 
 
 def _caches(node: Node) -> tuple[Node, ...]:

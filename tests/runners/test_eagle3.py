@@ -159,7 +159,6 @@ BAD: list[tuple[Any, type[RlxError], str]] = [
     (config_of(**{IDS_KEY: [1, 2, 5]}), ArgumentError, "it reads layers 1, 2, 5, and the model has 4.* trained with"),
     (config_of(eagle_config=None), ArgumentError, "it reads layers 2, 2, 1, and the model has 4"),
     (config_of(speculators_model_type="dflash"), UnsupportedModelError, "a draft head of the kind 'dflash'.* EAGLE-3"),
-    (config_of(model_type="gemma4_assistant"), UnsupportedModelError, "of the kind 'gemma4_assistant'"),
     (first_eagle, UnsupportedModelError, "a draft head of the kind 'eagle'"),
     (tied, UnsupportedModelError, r"no output matrix of its own \(tie_word_embeddings\)"),
     (without("fc.weight"), WeightError, "fc.weight: the tensor is missing"),

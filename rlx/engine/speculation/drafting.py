@@ -5,6 +5,8 @@ Runners stage, between the engine and the kinds of drafts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,14 +15,17 @@ from rlx.compiler.tensors import Tensors
 from rlx.engine import speculation
 from rlx.engine.opening.setup import Setup
 from rlx.engine.speculation.drafts import Drafting
-from rlx.engine.speculation.heads import HeadDrafting
-from rlx.weights import open_weights
+from rlx.engine.speculation.heads import AnyPredictor, HeadDrafting
+from rlx.errors import UnsupportedModelError
+from rlx.weights import WeightLoader, open_weights
 
 if TYPE_CHECKING:
     from rlx.engine.engine import Engine
     from rlx.ir.graph import Graph
 
 PATH = "model:"  # before the path of a draft model or head
+_GEMMA = ("gemma4_assistant", "gemma4_unified_assistant")  # values of `model_type`
+_GGUF = ("eagle3", "gemma4-assistant")
 
 
 def open_drafting(
@@ -41,11 +46,46 @@ def open_drafting(
         mtp = partial(speculation.mtp.mtp_head, engine.config, engine.weights, setup, tensors, progress)
         return HeadDrafting(engine, lambda parts: mtp())
     loader = open_weights(name.removeprefix(PATH))
+    opening: Callable[[ExitStack], AnyPredictor]
     try:
-        if not speculation.eagle3.is_eagle3(loader):
+        kind = head_kind(loader)
+        if kind is None:
             return speculation.draft_model.DraftModel.of(loader, engine, setup, progress)
-        head = speculation.eagle3.Eagle3Head(loader, engine.weights, engine.config, setup, number)
+        of_model = loader, engine.weights, engine.config, setup
+        if kind == "gemma4":
+            opening = partial(
+                speculation.gemma4.GemmaHead(*of_model, graph).opened, setup, tensors, engine.model_runner, progress
+            )
+        else:
+            opening = partial(speculation.eagle3.Eagle3Head(*of_model, number).opened, graph, setup, tensors, progress)
     except BaseException:
         loader.close()
         raise
-    return HeadDrafting(engine, partial(head.opened, graph, setup, tensors, progress), loader)
+    return HeadDrafting(engine, opening, loader)
+
+
+def head_kind(loader: WeightLoader) -> str | None:
+    """The kind of a draft head in an open file or folder, "eagle3" or "gemma4"; None for a whole model.
+
+    Raises:
+        UnsupportedModelError: it is another kind of head.
+    """
+    kind = _kind(loader)
+    if kind not in (None, "eagle3", "gemma4"):
+        hint = "use an EAGLE-3 head or Gemma's drafter in safetensors, or a smaller model of the same family"
+        raise UnsupportedModelError(f"it is a draft head of the kind {kind!r}", where=loader.path, hint=hint)
+    return kind
+
+
+def _kind(loader: WeightLoader) -> str | None:
+    data, names = loader.metadata, loader.tensors
+    if loader.format == "gguf":
+        found = data.get("general.architecture")
+        return f"{found} in GGUF" if found in _GGUF else None
+    if data.get("model_type") in _GEMMA:
+        return "gemma4"
+    if "speculators_model_type" in data:
+        return str(data["speculators_model_type"])
+    if any(name.endswith("hidden_norm.weight") for name in names):
+        return "eagle3"
+    return "eagle" if "fc.weight" in names else None

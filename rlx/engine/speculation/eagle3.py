@@ -30,36 +30,6 @@ from rlx.weights.loader import LoaderOver, Renamed
 
 TABLE, HEAD, LABELS = "embed_tokens.weight", "lm_head.weight", "d2t"  # names in the folder
 DRAFTS = 5  # maximum in a row
-_GEMMA = ("gemma4_assistant", "gemma4_unified_assistant")  # drafters that read the caches of the model
-_GGUF = ("eagle3", "gemma4-assistant")
-
-
-def is_eagle3(loader: WeightLoader) -> bool:
-    """Whether an open file or folder is such a head.
-
-    Raises:
-        UnsupportedModelError: it is another kind of head.
-    """
-    kind = _kind(loader)
-    if kind not in (None, "eagle3"):
-        hint = "use an EAGLE-3 head in safetensors, or a smaller model of the same family"
-        raise UnsupportedModelError(f"it is a draft head of the kind {kind!r}", where=loader.path, hint=hint)
-    return kind is not None
-
-
-def _kind(loader: WeightLoader) -> str | None:
-    """The kind of a draft head, "eagle3" for one that can be used; None for a whole model."""
-    data, names = loader.metadata, loader.tensors
-    if loader.format == "gguf":
-        found = data.get("general.architecture")
-        return f"{found} in GGUF" if found in _GGUF else None
-    if data.get("model_type") in _GEMMA:
-        return str(data["model_type"])
-    if "speculators_model_type" in data:
-        return str(data["speculators_model_type"])
-    if any(name.endswith("hidden_norm.weight") for name in names):
-        return "eagle3"
-    return "eagle" if "fc.weight" in names else None
 
 
 class Eagle3Head:

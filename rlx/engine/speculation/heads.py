@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer
@@ -111,6 +111,11 @@ class Predictor:
         self._hidden: Buffer | None = None  # hidden states of these rows, a part of `_room`
         self._room: Buffer | None = None
         self._width = 0  # bytes of a row
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether the device has rounds of drafts."""
+        return self.backend.native_rounds
 
     def follow(self, sequence: Sequence | None) -> None:
         """Begins anew, with a sequence to follow; None: there is none any more."""
@@ -229,6 +234,20 @@ class Predictor:
         self._release()
 
 
+class AnyPredictor(Protocol):
+    """What a `HeadDrafter` needs of a head: that of `Predictor`, which alone has rounds."""
+
+    head: Head
+
+    @property
+    def has_rounds(self) -> bool: ...
+    def follow(self, sequence: Sequence | None) -> None: ...
+    def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None: ...
+    def forget(self, length: int) -> None: ...
+    def catch_up(self, length: int, token: int, count: int = 1) -> list[int]: ...
+    def close(self) -> None: ...
+
+
 class HeadDrafter:
     """A `Drafter` that uses a head.
 
@@ -236,7 +255,7 @@ class HeadDrafter:
         past: returns the number of tokens in the session; all of them are accepted when drafts are requested.
     """
 
-    def __init__(self, predictor: Predictor, past: Callable[[], int]) -> None:
+    def __init__(self, predictor: AnyPredictor, past: Callable[[], int]) -> None:
         self._predictor, self._past, self._most = predictor, past, predictor.head.most
         self._hits = ModelHits(self._most)
         self._token: int | None = None
@@ -275,8 +294,8 @@ class HeadDrafter:
 
     @property
     def has_rounds(self) -> bool:
-        """Whether the device has `rounds`."""
-        return self._predictor.backend.native_rounds
+        """Whether there are `rounds`: on this device, for this head."""
+        return self._predictor.has_rounds
 
     def rounds(self, models: tuple[Program, Program], ids: Ids[int], **limits: Any) -> Rounds:
         """Runs rounds of drafting and verifying in one native call, from a token and its drafts by `propose`.
@@ -287,6 +306,7 @@ class HeadDrafter:
             limits: as in `run_rounds`.
         """
         predictor, start = self._predictor, self._past()
+        assert isinstance(predictor, Predictor)
         limits |= {"most": min(self._most, MOST), "seen": predictor.seen(start), "shifts": predictor.shifts(start)}
         found = predictor.backend.rounds(models, predictor.heads(), rate=self._hits.rate, **limits)
         self._hits.rate, self._hits.open = found.rate, []
@@ -405,10 +425,10 @@ class HeadDrafting:
     """
 
     def __init__(
-        self, engine: Engine, open_head: Callable[[ExitStack], Predictor], file: WeightLoader | None = None
+        self, engine: Engine, open_head: Callable[[ExitStack], AnyPredictor], file: WeightLoader | None = None
     ) -> None:
         self._engine, self._open, self._parts = engine, open_head, ExitStack()
-        self._predictor: Predictor | None = None
+        self._predictor: AnyPredictor | None = None
         if file is not None:
             self._parts.callback(file.close)
 

@@ -1,0 +1,228 @@
+"""Gemma 4's drafters: folders of their own, which draft for a Gemma 4 with its caches.
+
+Runners stage, beside `heads.py`. A drafter has no cache. Its queries see what the caches of the model hold, and all
+drafts of a row have the same position, so there is nothing to catch up with after accepted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Ids
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.backends.memory import Buffer
+from rlx.compiler.compile import Progress
+from rlx.compiler.tensors import Tensors
+from rlx.engine.kv.prompt_embeddings import shift_at
+from rlx.engine.kv.sequence import Sequence
+from rlx.engine.model_runner import ModelRunner
+from rlx.engine.opening.setup import Setup, Source, check_types
+from rlx.engine.programs.programs import HIDDEN, Programs, ProgramSpec
+from rlx.engine.speculation.heads import Head
+from rlx.errors import ArgumentError, WeightError
+from rlx.ir.dtypes import I32, I64
+from rlx.ir.graph import Graph
+from rlx.models import gemma4_assistant, placed
+from rlx.models.config import ModelConfig
+from rlx.models.gemma4_assistant import TABLE, Assistant
+from rlx.weights import ModelWeights, WeightLoader
+from rlx.weights.loader import LoaderOver
+from rlx.weights.mapped import Bytes
+
+ORDER, OWN, ORDERED = "masked_embedding.token_ordering", "model.embed_tokens.weight", "ordered_embeddings.weight"
+DRAFTS = 5  # maximum in a row
+
+
+class Ordered(LoaderOver):
+    """The folder with a further tensor: the rows of the embeddings in the order of the groups.
+
+    Args:
+        loader: the folder.
+        order: the tokens of all groups, one after the other.
+        clusters: number of groups.
+    """
+
+    def __init__(self, loader: WeightLoader, order: npt.NDArray[np.int64], clusters: int) -> None:
+        self._order, table = order, loader.tensors[OWN]
+        shape = (clusters, len(order) // clusters, table.shape[1])
+        super().__init__(loader, {**loader.tensors, ORDERED: replace(table, name=ORDERED, shape=shape)})
+
+    def raw(self, name: str) -> Bytes:
+        if name != ORDERED:
+            return self.loader.raw(name)
+        return self.loader.raw(OWN).reshape(len(self._order), -1)[self._order].reshape(-1)
+
+    def release(self, name: str) -> None:
+        self.loader.release(OWN if name == ORDERED else name)
+
+
+class GemmaHead:
+    """A drafter of an open folder, checked against the model that it drafts for; arguments and errors as `Eagle3Head`.
+
+    Args:
+        target: the graph of the model.
+    """
+
+    def __init__(
+        self, loader: WeightLoader, model: ModelWeights, config: ModelConfig, setup: Setup, target: Graph
+    ) -> None:
+        self.config = head = gemma4_assistant.read_config(loader.metadata, loader.path)
+        _check_base(head, config, loader)
+        self.order: npt.NDArray[np.int64] | None = None
+        if head.clusters:
+            self.order = _order(loader, head.config.vocab_size)
+            loader = Ordered(loader, self.order, head.clusters)
+        self.weights, self.vocab = ModelWeights(loader, "gemma4_assistant"), config.vocab_size
+        table = model.info("token_embd.weight").dtype
+        with placed(head.config, self.weights.place):
+            self.graph = gemma4_assistant.build(head, self.weights, setup.kv_type, config, target, table)
+        own = {n: node for n, node in self.graph.leaves("weight").items() if n != TABLE}
+        check_types(Graph(outputs=own), self.weights, setup.layouts)
+
+    def opened(
+        self, setup: Setup, model: Tensors, runner: ModelRunner, progress: Progress | None, parts: ExitStack
+    ) -> CacheReader:
+        """The drafter, loaded; arguments as of `Eagle3Head.opened`."""
+        own = Tensors(model.compiler, model.workers)
+        parts.callback(own.close)
+        borrowed = {TABLE: model.buffers["token_embd.weight"]}
+        head = Head(self.graph, Source(self.weights, self.config.config), borrowed, (TABLE,), self.vocab, DRAFTS)
+        return CacheReader(head, setup, own, progress, runner, self.order, self.config.clusters)
+
+
+class CacheReader:
+    """A head without a cache of its own, in place of a `Predictor`.
+
+    Args:
+        head, setup, tensors, progress: as of `Predictor`.
+        runner: runs the model.
+        order: the token of each row of its output matrix, by groups; None if they are the model's.
+        clusters: number of groups.
+    """
+
+    sequence: Sequence | None = None
+    has_rounds = False
+
+    def __init__(
+        self,
+        head: Head,
+        setup: Setup,
+        tensors: Tensors,
+        progress: Progress | None,
+        runner: ModelRunner,
+        order: npt.NDArray[np.int64] | None,
+        clusters: int,
+    ) -> None:
+        self.head, self._runner = head, runner
+        self._groups = None if order is None else order.reshape(clusters, -1)
+        buffers = lambda: {**tensors.buffers, **head.borrowed}  # noqa: E731
+        self._programs = Programs(
+            head.graph, setup, tensors.compiler, lambda: tensors.workers, buffers, packed=head.packed
+        )
+        for name, value in head.graph.constants.items():
+            tensors.add_array(name, value)
+        tensors.load(
+            {n: row for n, row in self._programs.weights.items() if n not in head.borrowed}, head.source, progress
+        )
+        self._programs.bind(runner.pool.memory)
+        self._start = self._count = 0  # of the rows of the model that it has the hidden states of
+        self._hidden: Buffer | None = None
+
+    def follow(self, sequence: Sequence | None) -> None:
+        """As `Predictor.follow`."""
+        self.sequence, self._count = sequence, 0
+
+    def hear(self, start: int, ids: Ids[int], hidden: Buffer) -> None:
+        """As `Predictor.hear`."""
+        if self._hidden is None or self._hidden.nbytes < hidden.nbytes:
+            self._release()
+            self._hidden = hidden.memory.allocate(hidden.nbytes)
+        hidden.copy_to(self._hidden.part(0, hidden.nbytes))
+        self._start, self._count = start, len(ids)
+
+    def forget(self, length: int) -> None:
+        """As `Predictor.forget`."""
+        self._count = min(self._count, max(0, length - self._start))
+
+    def catch_up(self, length: int, token: int, count: int = 1) -> list[int]:
+        """At most `count` drafts after `token`, the id at `length`; none without the hidden state before it."""
+        return [*self._drafts(length, token, count)]
+
+    def _drafts(self, length: int, token: int, count: int) -> Iterator[int]:
+        at = length - 1 - self._start
+        if not 0 <= at < self._count or self.sequence is None or self._hidden is None:
+            return
+        program, width = self._programs[ProgramSpec((1, 1))], 4 * self._width
+        given = self._hidden.part(at * width, width)
+        env = {"SEQ": 1, "PAST_SEQ": length - 1, **self._runner.bind_slots(program, self.sequence)}
+        for _ in range(count):
+            program.fill(HIDDEN, given)
+            program.inputs["tokens"][:1] = token
+            program.inputs["positions"][:1] = length + shift_at(self.sequence.embeddings, length)
+            program.run(**env)
+            token = int(program.output("token", **env)[0])
+            if token < 0:
+                return
+            if self._groups is not None:
+                token = int(self._groups[program.output("clusters", **env)[0]].reshape(-1)[token])
+            yield token
+            given = program.result("next_hidden", **env)
+
+    @property
+    def _width(self) -> int:
+        size = self.head.graph.outputs["next_hidden"].shape[1]
+        assert isinstance(size, int)
+        return size
+
+    def _release(self) -> None:
+        if self._hidden is not None:
+            self._hidden.close()
+        self._hidden = None
+
+    def close(self) -> None:
+        self._programs.close()
+        self._release()
+
+
+def _check_base(head: Assistant, model: ModelConfig, loader: WeightLoader) -> None:
+    """`ArgumentError` if a drafter was trained with another model."""
+    found = gemma4_assistant.sources(model) if model.arch == "gemma4" else {}
+    if not found:
+        how = f"it drafts for Gemma 4, and the model is {model.arch}"
+    elif head.model_width != model.hidden:
+        how = f"it reads hidden states of {head.model_width}, and the model's have {model.hidden} elements"
+    elif head.config.vocab_size != model.vocab_size:
+        how = f"it knows {head.config.vocab_size} tokens, and the model {model.vocab_size}"
+    elif wrong := _unlike(head.config, model, found):
+        how = wrong
+    else:
+        return
+    what, hint = f"the draft head is of another model: {how}", "give the head that was trained with this model"
+    raise ArgumentError(what, where=loader.path, hint=hint)
+
+
+def _unlike(head: ModelConfig, model: ModelConfig, found: dict[bool, int]) -> str:
+    """How heads of the drafter differ from those of the caches that they read; "" if they do not."""
+    for number, layer in enumerate(head.each):
+        source = found.get(layer.window is not None)
+        if source is None:
+            return f"its layer {number} reads a cache {'with' if layer.window else 'without'} a window"
+        size, kv_heads = model.each[source].head_dim, model.each[source].kv_heads
+        if layer.head_dim != size or head.heads % kv_heads:
+            return f"its layer {number} has {head.heads} heads of {layer.head_dim}, the cache {kv_heads} of {size}"
+    return ""
+
+
+def _order(loader: WeightLoader, vocab: int) -> npt.NDArray[np.int64]:
+    """The tokens of all groups, one after the other; `WeightError` if it is no permutation."""
+    info = loader.tensors.get(ORDER)
+    if info is None or info.dtype not in (I32, I64) or tuple(info.shape) != (vocab,):
+        raise WeightError(f"expected i64 of shape [{vocab}]", where=f"{loader.path}, {ORDER}")
+    raw = np.frombuffer(loader.raw(ORDER).tobytes(), np.int64 if info.dtype is I64 else np.int32).astype(np.int64)
+    if not np.array_equal(np.sort(raw), np.arange(vocab)):
+        raise WeightError("expected each token once", where=f"{loader.path}, {ORDER}")
+    return raw
