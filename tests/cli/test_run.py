@@ -178,8 +178,9 @@ def test_what_the_prompt_needs_is_compiled_ahead(opened: Opened, monkeypatch: py
     monkeypatch.delenv("RLX_COMPILE_AHEAD")
     rlx("x" * 400)
     assert opened.options["compile_ahead"] == [70, 1]
-    rlx("x" * 400, "--max-tokens", "1")
-    assert opened.options["compile_ahead"] == [70]
+    for most, calls in (("1", [70]), ("2", [70, 1])):
+        rlx("x" * 400, "--max-tokens", most)
+        assert opened.options["compile_ahead"] == calls
     rlx("Tell me a story.")  # the programs for 2 to 16 and for 17 to 512 tokens are both possible
     assert opened.options["compile_ahead"] == [1]
 

@@ -41,6 +41,11 @@ def test_every_key_reaches_its_field(tmp_path: Path) -> None:
     assert expected.ranges == ((1, 1), (2, 8))
 
 
+def test_values_at_the_ends_of_their_ranges() -> None:
+    profile = parsed("[backend.cpu]\nthreads = 1024\n[cache]\ncapacity = 1")
+    assert (profile.threads, profile.capacity) == (1024, 1)
+
+
 def test_a_phase_overrides_key_by_key() -> None:
     profile = parsed(
         '[precision]\nmode = "auto"\n[fusion]\nnorm = false\n[passes]\nsimplify = false\n'
