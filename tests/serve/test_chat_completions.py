@@ -130,13 +130,15 @@ def test_progress_of_the_prompt_and_timings(server: Any) -> None:
     shown = [chunk["prompt_progress"] for chunk in found if "prompt_progress" in chunk]
     assert shown and shown[-1]["processed"] == shown[-1]["total"] > 0
     assert [each["processed"] for each in shown] == sorted(each["processed"] for each in shown)
-    assert all("timings" in chunk for chunk in found)
+    for said in (chunk["timings"] for chunk in found):  # the prompt's last row gives the first token
+        steps = max(0, said["predicted_n"] - 1)
+        assert said["predicted_per_second"] * said["predicted_ms"] == pytest.approx(1000 * steps, rel=0.01)
     again = server.post(PATH, **body).json()
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "the prompt is known"
     timings = again["timings"]
     assert timings["prompt_n"] + timings["cache_n"] == again["usage"]["prompt_tokens"]
     assert timings["predicted_n"] == 4 and timings["predicted_ms"] > 0
-    rate = 3000 / timings["predicted_ms"]  # the time of three steps: the prompt's last row gives the first token
+    rate = 3000 / timings["predicted_ms"]  # three steps
     assert timings["predicted_per_second"] == pytest.approx(rate, rel=0.01)
 
 
