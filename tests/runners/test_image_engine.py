@@ -24,7 +24,7 @@ from rlx.weights import open_weights
 
 Array = np.ndarray[Any, Any]
 
-FAMILIES = ("qwen35", "gemma3", "gemma4-e2b", "qwen3vl-mm")
+FAMILIES = ("qwen35", pytest.param("gemma3", marks=pytest.mark.slow), "gemma4-e2b", "qwen3vl-mm")
 TOLERANCE = 3e-5  # of the largest logit: float32 against float32
 START, GRID, PLACEHOLDER = 4, (3, 4), 1 << 20
 ROWS = (np.random.default_rng(2).standard_normal((2, 12, 192)) * 0.5).astype(np.float32)
