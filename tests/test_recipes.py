@@ -19,8 +19,7 @@ import rlx
 from rlx import backends
 from rlx.backends import device as devices
 from rlx.backends.cpu import select
-from rlx.backends.cpu.calls import Units
-from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.kernel import Kernel, Units
 from rlx.backends.cpu.loops import loop_kernel
 from rlx.backends.cpu.target import Target as CpuTarget
 from rlx.engine.opening.options import EngineOptions

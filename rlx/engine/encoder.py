@@ -30,10 +30,10 @@ from rlx.errors import NumericalError, named_refusals
 from rlx.ir.graph import Graph
 from rlx.models.encoder import HIDDEN, POOLED, RESULT
 from rlx.models.variants import with_adapters
-from rlx.passes.last_row import ROWS_INPUT
 from rlx.passes.layout import weight_table
 from rlx.passes.options import MAX_SEGMENTS
 from rlx.passes.segments import SEGMENTS_INPUT
+from rlx.passes.specialize import ROWS_INPUT
 from rlx.profile import CompileProfile
 from rlx.weights import WeightLoader
 

@@ -20,7 +20,6 @@ from rlx.ir.op_table import CUSTOM
 from rlx.ir.verify import verify
 from rlx.passes.capabilities import Capabilities
 from rlx.passes.fuse import fuse
-from rlx.passes.last_row import last_row
 from rlx.passes.layout import layout
 from rlx.passes.memory import check_memory, memory
 from rlx.passes.options import BACKEND, FUSIONS, PASSES, Options
@@ -30,7 +29,7 @@ from rlx.passes.report import SILENT, Log, PassReport
 from rlx.passes.schedule import schedule, verify_schedule
 from rlx.passes.segments import pages, segments
 from rlx.passes.simplify import simplify, would_change
-from rlx.passes.specialize import specialize
+from rlx.passes.specialize import last_row, specialize
 
 Pass = Callable[[Graph, Options, Log], Graph]
 Hook = Callable[[str, "Graph | Program"], None]

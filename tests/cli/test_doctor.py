@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rlx.backends.cpu.feature_use import feature_use
-from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.target import Target, feature_use
 from rlx.cli import doctor as examination
 from rlx.cli.doctor import Findings, lines
 from rlx.cli.main import cli

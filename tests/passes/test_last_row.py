@@ -11,8 +11,8 @@ from rlx.ir.dims import CTX, OUTS, PAST_SEQ, SEQ
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.verify import verify
-from rlx.passes.last_row import last_row
 from rlx.passes.options import Options
+from rlx.passes.specialize import last_row
 
 PREFILL = Options(seq=(2, 16))
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from rlx import platform
 from rlx.backends.cpu import steps
-from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.kernel import Units
 from rlx.backends.cpu.kernels.linear.linear import macro_rows, together, units
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import BLOCK_ROWS, packed_bytes, q8a_quantize

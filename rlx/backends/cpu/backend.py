@@ -11,15 +11,14 @@ import numpy as np
 
 from rlx.backends import cpu
 from rlx.backends.cpu import steps
-from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.chooser import Chooser
-from rlx.backends.cpu.feature_use import feature_use
+from rlx.backends.cpu.kernel import Units
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.drafts import run_rounds
 from rlx.backends.cpu.launch.native import NativeProgram
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import packed_bytes, row_blocks
-from rlx.backends.cpu.target import Target, processor_features, supported_levels
+from rlx.backends.cpu.target import Target, feature_use, processor_features, supported_levels
 from rlx.backends.cpu.tuning import Tuning
 from rlx.backends.cpu.work_stealing import grain
 from rlx.backends.device import (

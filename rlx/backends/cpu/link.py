@@ -23,9 +23,8 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any
 
-from rlx.backends.cpu.calls import Call
 from rlx.backends.cpu.context import CONTEXT, MARK, mark_number
-from rlx.backends.cpu.kernel import Kernel, symbol
+from rlx.backends.cpu.kernel import Call, Kernel, symbol
 from rlx.backends.cpu.layouts import ALIGN
 from rlx.backends.cpu.llvm_text import WRITTEN, Text
 from rlx.backends.cpu.select import select

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import Template
 
-from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.kernel import Units
 from rlx.ir.dims import DimLike
 
 #: A line of modules whose code is as it should be, down to the vector instructions: LLVM runs few passes on them.

@@ -38,8 +38,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from rlx.backends.cpu.calls import CHUNKS, SCRATCH, Call, Units
-from rlx.backends.cpu.kernel import Kernel, symbol
+from rlx.backends.cpu.kernel import CHUNKS, SCRATCH, Call, Kernel, Units, symbol
 from rlx.backends.cpu.layouts import ALIGN, LAYOUTS, PAGE
 from rlx.backends.cpu.loops import is_python_only, python_form
 from rlx.backends.cpu.target import Target

@@ -11,8 +11,7 @@ from functools import partial
 from math import prod
 
 from rlx.backends.cpu import segments
-from rlx.backends.cpu.calls import SCRATCH, Call, Units
-from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.kernel import SCRATCH, Call, Kernel, Units
 from rlx.backends.cpu.kernels.attention import attention, bf16
 from rlx.backends.cpu.kernels.attention import shape as shape_kernels
 from rlx.backends.cpu.kernels.attention import split as split_kernels

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.calls import Call
+from rlx.backends.cpu.kernel import Call
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.verify import difference
 from rlx.errors import CustomOpError

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from rlx.backends.cpu import layouts
 from rlx.backends.cpu.backend import Cpu
-from rlx.backends.cpu.calls import SCRATCH, Call, Units
 from rlx.backends.cpu.formats import CpuFormats
+from rlx.backends.cpu.kernel import SCRATCH, Call, Units
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.loops import NoPythonForm, python_form, python_forms
 from rlx.backends.cpu.segments import strides

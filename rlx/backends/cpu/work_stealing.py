@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.kernel import Units
 from rlx.ir import dims
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.kernel import Units
 from rlx.backends.cpu.kernels.linear.linear import together
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.llvm import compile_module

@@ -11,8 +11,7 @@ from llvmlite import ir
 
 from rlx.backends.cpu.isa.amx import DEPTH
 from rlx.backends.cpu.kernel import Kernel, once
-from rlx.backends.cpu.kernels.experts.rows import Experts, ExpertWriter
-from rlx.backends.cpu.kernels.experts.tiles import ExpertTiles
+from rlx.backends.cpu.kernels.experts.rows import Experts, ExpertTiles, ExpertWriter
 from rlx.backends.cpu.kernels.linear import linear
 from rlx.backends.cpu.kernels.linear import tiles as linear_tiles
 from rlx.backends.cpu.kernels.linear.multiply import Rows, Shape

@@ -23,8 +23,7 @@ from llvmlite import ir
 
 from rlx.backends.cpu import dots
 from rlx.backends.cpu.kernels.linear import unpack
-from rlx.backends.cpu.kernels.linear.multiply import Multiplier, Rows, Shape, Sub, Sums
-from rlx.backends.cpu.kernels.linear.results import ResultWriter
+from rlx.backends.cpu.kernels.linear.multiply import Multiplier, ResultWriter, Rows, Shape, Sub, Sums
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB, Format
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.target import Target

@@ -35,8 +35,7 @@ from llvmlite import ir
 from rlx.backends.cpu import dots
 from rlx.backends.cpu.isa.amx import BYTES, COUNT, DEPTH, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.linear import unpack
-from rlx.backends.cpu.kernels.linear.multiply import Multiplier, Shape
-from rlx.backends.cpu.kernels.linear.results import ResultWriter
+from rlx.backends.cpu.kernels.linear.multiply import Multiplier, ResultWriter, Shape
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB
 from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
 from rlx.backends.cpu.target import Target
