@@ -316,8 +316,6 @@ def load_images(messages: Sequence[Mapping[str, Any]], options: ServerOptions, t
         MultimodalError: there is an image, and the model takes none; or a part that is neither a text nor an image.
         ImageError: an image cannot be read, is too large, or may not be read; or there are too many.
     """
-    if all(isinstance(message.get("content"), str) for message in messages):
-        return [dict(message) for message in messages]
     reader = _Reader(options, takes_images)
     return [_read_message(message, i, reader) for i, message in enumerate(messages)]
 

@@ -354,7 +354,11 @@ def chat_prompt(
     offered = list(tools) if tools and choice.mode != "none" else None
     last = last_answer(messages) if continues else None
     model.check_length(_texts(messages), "messages")
-    checked = merged_system(load_images(messages, model.options, model.runner.supports_multimodal))
+    if all(isinstance(message.get("content"), str) for message in messages):
+        given = [dict(message) for message in messages]
+    else:
+        given = load_images(messages, model.options, model.runner.supports_multimodal)
+    checked = merged_system(given)
 
     def check(text: str) -> None:
         model.check_length([text], "messages")

@@ -1,7 +1,7 @@
 """Kernels: C-ABI functions over raw pointers and extents that compute a range of independent work units.
 
 `void symbol(ptr b0, ..., i64 e0, ..., i64 begin, i64 end)`: buffers, run-time extents, then the units `[begin, end)`.
-Workers take ranges of units dynamically (`handout.py`), so every split of the units must give the same bits.
+Workers take ranges of units dynamically (`work_stealing.py`), so every split of the units must give the same bits.
 
 A kernel call: `select.py` builds one for each node, and the linker generates the code that makes it.
 """

@@ -1,8 +1,9 @@
 """Link: generates the LLVM modules of a program (kernels, regions, and the function `step`) and its manifest.
 
 `void step(ptr ctx, i64 worker, i64 workers)` runs the regions in order. Every worker calls it. Inside a region, workers
-take ranges of the units of each kernel call (`handout.py`). The region ends when all of its units are done. A worker
-that waits long for the others returns from the step. When it calls the step again, it skips the finished regions.
+take ranges of the units of each kernel call (`work_stealing.py`). The region ends when all of its units are done. A
+worker that waits long for the others returns from the step. When it calls the step again, it skips the finished
+regions.
 
 A region is a function that takes its buffers as arguments. Equal layers share one function, which is called with
 different rows of the argument table.

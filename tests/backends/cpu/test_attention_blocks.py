@@ -36,7 +36,7 @@ def decoded(raw: Array, dtype: DType) -> Array:
 
 
 def tiled(raw: Array, dtype: DType) -> Array:
-    """GGUF rows [heads, ctx, row] as tiles of keys, element by element as `attention_cache.py` says they lie."""
+    """GGUF rows [heads, ctx, row] as tiles of keys, element by element as `cache.py` says they lie."""
     heads, ctx, row = raw.shape
     blocks = raw.reshape(heads, ctx // 16, 16, row // dtype.nbytes, dtype.nbytes)
     scales, codes = np.moveaxis(blocks[..., :2], 2, 3), blocks[..., 2:]

@@ -63,7 +63,7 @@ def check(
         np.testing.assert_array_equal(call(kernel, target, operands, (rows, slots, n), (dtype, k)), out)
 
 
-# Weights become bf16, and gates are computed, as in `linear_tiles.py`, which is tested for every type and gate.
+# Weights become bf16, and gates are computed, as in `linear/tiles.py`, which is tested for every type and gate.
 
 
 @on(WIDEST)

@@ -83,9 +83,9 @@ def attention(
 
     Buffers:
         q: f32[seq, heads, head_dim].
-        k: key tiles [kv_heads, ctx / 16, head_dim, 16] (for blocks see `attention_cache.py`). Keys past the last
+        k: key tiles [kv_heads, ctx / 16, head_dim, 16] (for blocks see `cache.py`). Keys past the last
             position may hold anything.
-        v: rows [kv_heads, ctx, head_dim] (for blocks see `attention_cache.py`). Values past the last position are not
+        v: rows [kv_heads, ctx, head_dim] (for blocks see `cache.py`). Values past the last position are not
             read. A NaN among the values reaches every row of the units that read it.
         sinks: only with `sinks`: f32[heads], a score more in each softmax, without a value.
         bias: only with `bias`: f32[seq, bias, past + seq]. A row whose bias masks all positions is NaN.

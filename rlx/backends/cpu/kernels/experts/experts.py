@@ -1,8 +1,8 @@
 """Linear layers of experts: out[row, slot] = x[row] or x[row, slot] times packed W[ids[row, slot]] transposed.
 
-`expert_rows.py` defines the units and finds the rows of an expert. With one row, W is streamed as in a linear with one
+`rows.py` defines the units and finds the rows of an expert. With one row, W is streamed as in a linear with one
 row. With more rows, W is unpacked once for all rows of a macro tile. The arithmetic is that of `linear.py`, or of
-`linear_tiles.py` with tiles. So results have the bits of a linear of the expert alone, whatever rows share a tile.
+`linear/tiles.py` with tiles. So results have the bits of a linear of the expert alone, whatever rows share a tile.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ On tile registers, bf16 activations are multiplied by weights of any type, conve
         for panel of at most 512 k:
             gather the activations of the pairs, tile by tile
             for pair of row blocks of W:
-                unpack the panel of both blocks, and multiply, as `linear_tiles.py` does
+                unpack the panel of both blocks, and multiply, as `linear/tiles.py` does
 
 The rows of an expert are scattered, but a tile load needs rows at a constant stride, so the rows are copied. The copy
 is cheap, because all blocks of the stretch share it. It also avoids conflict misses: rows of 2 KiB and more would

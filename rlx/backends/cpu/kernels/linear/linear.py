@@ -16,7 +16,7 @@
 
 The order of each sum does not depend on the number of rows, the tile of the result, the split of the units or the
 target's tuning. So the bits of a result never depend on them either. With f32 activations the weights are dequantized
-exactly. On targets with tile registers `linear_tiles.py` multiplies bf16 activations.
+exactly. On targets with tile registers `tiles.py` multiplies bf16 activations.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Delayed:
 
 
 class TileWriter(ResultWriter):
-    """Generates a linear kernel on tiles. `expert_tiles.py` has a subclass that gathers its rows first."""
+    """Generates a linear kernel on tiles. `experts/rows.py` has a subclass that gathers its rows first."""
 
     def __init__(self, e: Emitter, shape: Shape, widest: int = _PANEL) -> None:
         """`widest` is the most k of a panel, a multiple of 256."""
