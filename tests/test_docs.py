@@ -60,7 +60,7 @@ def test_commands_of_the_compiler_page(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(found) >= 5
     for command, output in found:
         line = re.sub(r"\brlx\b", rlx, command, count=1) if command.startswith("rlx ") else command
-        done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=600)
         lines = done.stdout.rstrip("\n").split("\n") if done.stdout else []
         shown = output[: output.index("...")] if "..." in output else output
         assert lines[: len(shown)] == shown if "..." in output else lines == shown, command

@@ -51,6 +51,7 @@ def opened(goldens: Path, family: str, **more: Any) -> CachedRunner:
     return rlx.auto_runner(file, **{**SMALL, **more})
 
 
+@pytest.mark.any_machine
 def test_a_planted_wrong_kernel_is_named(verifies: None, goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(goldens, "llama", precision="exact", cache=CompileCache(policy="off")) as runner:
         runner.prefill_logits(PROMPT)
@@ -102,6 +103,7 @@ def test_the_reference_computes_what_the_cpu_does(goldens: Path, kv: str) -> Non
     assert np.abs(found["cpu"] - found["reference"]).max() <= 1e-3 * np.abs(found["cpu"]).max()
 
 
+@pytest.mark.any_machine
 def test_a_compiled_graph_runs_on_the_reference() -> None:
     graph = Graph("square")
     x = graph.input("x", [SEQ, 4])
@@ -147,6 +149,7 @@ def test_a_picture_encoder(verifies: None, precision: str) -> None:
     assert np.abs(found[0] - found[1]).max() <= (1e-5 if precision == "exact" else 0.02) * np.abs(found[0]).max()
 
 
+@pytest.mark.any_machine
 def test_a_step_without_verification_has_no_observer(goldens: Path) -> None:
     with opened(goldens, "llama") as runner:
         runner.prefill_logits(PROMPT)

@@ -50,7 +50,7 @@ def test_without_llvmlite_it_says_so(tmp_path: Path) -> None:
     (tmp_path / "llvmlite" / "__init__.py").write_text("raise ImportError('it is broken')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "rlx", "doctor", "--no-measure"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 2
     assert "Traceback" not in done.stdout + done.stderr
     assert "cpu: ImportError: it is broken" in done.stdout

@@ -150,7 +150,7 @@ def test_it_imports_neither_compiler_nor_tokenizer() -> None:
         "import sys; from click.testing import CliRunner; from rlx.cli.main import cli;"
         "print(CliRunner().invoke(cli, ['inspect']).exit_code); print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     exit_code, modules = done.stdout.splitlines()
     assert exit_code == "0"
     # llvmlite names the CPU's features, on which `deterministic` depends; nothing is compiled.

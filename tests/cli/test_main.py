@@ -51,7 +51,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def fresh(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     return done.stdout
 
 

@@ -76,13 +76,13 @@ def test_in_a_process_of_its_own() -> None:
     read, write = os.pipe()
     run = [sys.executable, "-c", code]
     for stdin, said in ((read, "(None, 'Hi')"), (subprocess.DEVNULL, "(None, 'Hi')")):
-        done = subprocess.run(run, stdin=stdin, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(run, stdin=stdin, capture_output=True, text=True, timeout=300, check=True)
         assert done.stdout.strip() == said
     os.close(read)
     os.close(write)
     closed = subprocess.run(
-        ["sh", "-c", 'exec "$0" -c "$1" <&-', sys.executable, code], capture_output=True, text=True, timeout=60
+        ["sh", "-c", 'exec "$0" -c "$1" <&-', sys.executable, code], capture_output=True, text=True, timeout=300
     )
     assert closed.stdout.strip() == "(None, 'Hi')", closed.stderr
-    done = subprocess.run(run, input="text", capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(run, input="text", capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == r"(None, 'text\n\nHi')"
