@@ -492,6 +492,21 @@ def _mma(kind: str) -> Callable[..., list[Array]]:
     return run
 
 
+def _mma_s8(b: Block, *x: Array) -> list[Array]:
+    """16 rows and 16 or 32 columns of int8 times 8 columns."""
+    assert b.active.reshape(WARPS, WARP).all(1).sum() * WARP == b.active.sum(), "mma of a part of a warp"
+    halves = (len(x) - 4) // 3
+    codes = [np.ascontiguousarray(each).view(np.int8).reshape(WARPS, WARP, 4).astype(np.int32) for each in x[:-4]]
+    left, right = np.zeros((WARPS, 16, 16 * halves), np.int32), np.zeros((WARPS, 16 * halves, 8), np.int32)
+    for h in range(halves):
+        for j in range(4):
+            for i in range(2):
+                left[:, _G + 8 * i, 16 * h + 4 * _T + j] = codes[2 * h + i][:, :, j]
+            right[:, 16 * h + 4 * _T + j, _G] = codes[2 * halves + h][:, :, j]
+    product = left @ right
+    return [x[-4 + i] + product[:, _G + 8 * (i // 2), 2 * _T + i % 2].reshape(-1) for i in range(4)]
+
+
 def _ldmatrix(count: int, transposed: bool) -> Callable[..., Any]:
     def run(b: Block, addresses: Array) -> Any:
         own = np.ascontiguousarray(addresses.reshape(WARPS, WARP)[:, : 8 * count])
@@ -577,6 +592,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "llvm.nvvm.lg2.approx.f": _f32(_lg2),
     "llvm.nvvm.prmt": lambda b, x, y, s: _prmt(x, y, s),
     "llvm.nvvm.mma.m16n8k16.row.col.bf16": _mma("bf16"),
+    "llvm.nvvm.mma.m16n8k16.row.col.s8": _mma_s8, "llvm.nvvm.mma.m16n8k32.row.col.s8": _mma_s8,
+    "llvm.nvvm.rcp.approx.ftz.f": _f32(lambda x: 1 / x),
     "llvm.nvvm.mma.m16n8k16.row.col.f32.f32": lambda b, *x: _mma("f16")(
         b, *(np.ascontiguousarray(v).view(np.int32)[:, 0] for v in x[:6]), *x[6:]
     ),

@@ -14,6 +14,7 @@ from rlx.backends.cuda import layouts
 from rlx.backends.cuda.code import THREADS, Code, Kernel, kernel_of
 from rlx.backends.cuda.kernels import attention_prompt as prompts
 from rlx.backends.cuda.kernels import groups
+from rlx.backends.cuda.kernels import linear as linears
 from rlx.backends.cuda.kernels import matrix_large as larges
 from rlx.backends.cuda.kernels import rows as row_kernels
 from rlx.backends.cuda.kernels.attention import Attention
@@ -195,6 +196,44 @@ def test_linears_of_many_rows(dtype: str, width: int, shape: Shape, gated: str |
     expected = (gate / (1 + np.exp(-gate)) * results[1] if gated else results[0]) + residual
     found = memory.get(places["out"], (rows, n))
     assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "rows"),
+    [("q8_0", 352, 5), ("q4_k", 512, 20), ("q6_k", 512, 9), ("bf16", 300, 33), ("q2_k", 512, 7)],
+)
+def test_linears_of_few_rows(dtype: str, width: int, rows: int) -> None:
+    """x that a kernel before has split gives the bits of x that each block splits for itself."""
+    n, rng, type_ = 40, np.random.default_rng(width), DTYPES[dtype]
+    form, shape = layouts.form_of(type_), linears.shape_of(rows, n)
+    stored = linears.Stored.of(form, width)
+    x, raw = rng.standard_normal((rows, width)).astype(np.float32), random_bytes(type_, n, width, rng)
+    found, tiles = [], -(-n // (layouts.ROWS * shape.tiles))
+    for is_stored in (False, True):
+        memory = simt.Memory()
+        places = {"x": memory.put(x), "w0": memory.put(layouts.pack(type_, raw, n, width))}
+        places["out"] = memory.put(np.full((rows, n), np.nan, np.float32))
+        if is_stored:
+            split = Code("split", dict.fromkeys(["x", "parts"]), [])
+            linears.store_parts(split, form, width, rows)
+            parts = memory.put(np.full(rows * stored.groups * stored.nbytes, 0xCD, np.uint8))
+            run(kernel_of(split), memory, -(-rows * stored.quads // THREADS), {"x": places["x"], "parts": parts})
+            places["x"] = parts
+        code = Code("kernel", dict.fromkeys(["x", "w0", "out"]), [])
+        first, each = code.block // tiles * shape.rows, stored.groups if is_stored else width
+        at = linears.Operands(
+            weights=[code.pointers["w0"]], x=code.pointers["x"], out=code.pointers["out"],
+            row=lambda i, first=first, each=each: (first + i) * each,
+            valid=lambda i, first=first: first + i < rows,
+            place=lambda i, column, first=first: (first + i) * n + column,
+            tile=code.block % tiles * shape.tiles, bias=[], residual=None,
+        )  # fmt: skip
+        linears.Linear(code, form, n, width, shape, stored=is_stored).emit(at)
+        run(kernel_of(code), memory, tiles * -(-rows // shape.rows), places)
+        found.append(memory.get(places["out"], (rows, n)).copy())
+    expected = x.astype(np.float64) @ dequantize(raw, type_, (n, width)).T
+    assert np.abs(found[1] - expected).max() <= 2e-5 * np.abs(expected).max()
+    np.testing.assert_array_equal(*found)
 
 
 def test_pairs_of_rows_and_experts() -> None:

@@ -234,7 +234,7 @@ def _linear(n: Node, c: Context) -> list[Launch]:
     names += ["residual"] * n["residual"]
     args: dict[str, Arg] = {**dict(zip(names, n.inputs, strict=True)), "out": RESULT}
     many = _many(n, c) and many_rows.linear(n, c, weight, args)
-    return many or [_linear_launch(n, c, weight, n.shape[0], args, n["gated"], n["out"])]
+    return many or _linear_launches(n, c, weight, n.shape[0], args, n["gated"], n["out"])
 
 
 def _many(n: Node, c: Context) -> bool:
@@ -242,9 +242,9 @@ def _many(n: Node, c: Context) -> bool:
     return not c.deterministic and c.most(n.inputs[0].shape[0]) > many_rows.MANY and n.inputs[0].dtype.name == "f32"
 
 
-def _linear_launch(
+def _linear_launches(
     n: Node, c: Context, weight: Node, count: DimLike, args: Mapping[str, Arg], gated: str | None, out: str
-) -> Launch:
+) -> list[Launch]:
     x = n.inputs[0]
     if x.dtype.name != "f32":
         raise CompileError(f"activations of {x.dtype} are not multiplied on this device", where=repr(n))
@@ -253,6 +253,7 @@ def _linear_launch(
     alone = count == 1 and width <= WIDEST
     own = row_shape(form, height, width, parts)
     tiles = own.blocks if alone else -(-height // (ROWS * shape.tiles))
+    stored = None if alone or c.own else linears.Stored.of(form, width)
 
     def body(k: Code) -> None:
         first = (k.block // tiles) * shape.rows
@@ -262,7 +263,7 @@ def _linear_launch(
             weights=[of[name] for name in args if name[0] == "w"],
             x=of["x"],
             out=of["out"],
-            row=lambda i: (first + i) * width,
+            row=lambda i: (first + i) * (stored.groups if stored else width),
             valid=lambda i: i < rows_left,
             place=lambda i, column: (first + i) * height + column,
             tile=k.block % tiles if alone else (k.block % tiles) * shape.tiles,
@@ -272,9 +273,17 @@ def _linear_launch(
         if alone:
             RowLinear(k, form, height, width, own, gated, out).emit(at)
         else:
-            Linear(k, form, height, width, shape, gated, out).emit(at)
+            Linear(k, form, height, width, shape, gated, out, stored=stored is not None).emit(at)
 
-    return c.launch(n, n.op, args, Blocks(count, shape.rows, tiles), body)
+    blocks = Blocks(count, shape.rows, tiles)
+    if stored is None:
+        return [c.launch(n, n.op, args, blocks, body)]
+    scratch, quads = extent([count, stored.groups * stored.nbytes], n), extent([count, stored.quads], n)
+    split = c.launch(
+        n, "parts", {"x": x, "parts": SCRATCH}, Blocks(quads, THREADS),
+        lambda k: linears.store_parts(k, form, width, k.dim(count)), scratch,
+    )  # fmt: skip
+    return [split, c.launch(n, n.op, {**args, "x": SCRATCH}, blocks, body, scratch)]
 
 
 def _expert_linear(n: Node, c: Context) -> list[Launch]:

@@ -4,6 +4,8 @@ The weights are the operand with 16 rows, the rows of x the one with 8 columns. 
 other weights are sums of bf16, and x is a sum of parts (`parts.py`). Products are summed in f32, of codes per scale
 first, then times the scale. The sums of the last part of x stay apart to the end of a range.
 
+With several rows a kernel before splits x into parts, once for all blocks: see `store_parts`.
+
 The k of a row are cut into `SLICES` ranges. The sum of each range is computed by itself, and then all are added in
 order. So a result has the same bits whoever computes the ranges: with few rows one warp each, with many rows one warp
 all of them.
@@ -16,9 +18,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from rlx.backends.cuda.code import F32, I8, THREADS, WARPS, Code, Operand, Value, Variable
+from rlx.backends.cuda.code import F32, I8, I64, THREADS, WARPS, Code, Operand, Value, Variable
 from rlx.backends.cuda.kernels.matrix import Group, Matrix
-from rlx.backends.cuda.kernels.parts import FLOATS, INTS, STEP, sums_of_products
+from rlx.backends.cuda.kernels.parts import FLOATS, INTS, STEP, Parts, sums_of_products
 from rlx.backends.cuda.layouts import DEPTH, ROWS, Form
 from rlx.backends.cuda.numbers import UNARY, rounded
 
@@ -66,7 +68,7 @@ class Operands:
 
     Attributes:
         weights: one matrix, or two if the layer is gated.
-        row: the address of row i of the block in x, in elements; i32.
+        row: the address of row i of the block in x, in elements, or in records if x is stored in parts; i32.
         valid: whether row i of the block is to be computed.
         place: (row i of the block, column) -> where the result goes, in elements.
         x, out: memory.
@@ -85,6 +87,81 @@ class Operands:
     residual: Value | None
 
 
+def parts_of(form: Form) -> tuple[Parts, int]:
+    """The parts of x beside weights of a form, and how many sums of x it needs for each 32 k."""
+    return INTS if form.kind in ("codes8", "codes4") else FLOATS, max(form.scales, 1) if form.lows else 0
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How x is stored in parts: a record for each 32 k of a row, its parts, then step and sums, if there are any.
+
+    Attributes:
+        parts_bytes: of the parts of a record.
+        numbers: whether numbers follow, four f32.
+        groups: records of a row.
+    """
+
+    parts_bytes: int
+    numbers: bool
+    groups: int
+
+    @staticmethod
+    def of(form: Form, width: int) -> Stored:
+        """For x of `width` numbers beside weights of a form."""
+        x, sums = parts_of(form)
+        assert sums <= 3, "a record has room for three sums"
+        return Stored(x.count * x.nbytes, x.ints or sums > 0, form.units(width) * (form.unit // DEPTH))
+
+    @property
+    def nbytes(self) -> int:
+        """Of a record."""
+        return self.parts_bytes + 16 * self.numbers
+
+    @property
+    def quads(self) -> int:
+        """Four numbers of a row each, of which each has a thread."""
+        return self.groups * (DEPTH // _QUAD)
+
+
+def store_parts(k: Code, form: Form, width: int, rows: Operand) -> None:
+    """The kernel before: a thread splits four numbers of x, and writes their parts to `parts`."""
+    (x, sums), stored = parts_of(form), Stored.of(form, width)
+    item = k.block * THREADS + k.thread
+    row, quad = item // stored.quads, item % stored.quads
+    column, valid = quad * _QUAD, row < rows
+    numbers = _loaded(k, k.pointers["x"], row * width, column, width, valid)
+    split, step = x.split(k, numbers)
+    per = DEPTH // _QUAD // max(sums, 1)  # quads of a sum
+    total = (numbers[0] + numbers[1]) + (numbers[2] + numbers[3])
+    for distance in (1, 2, 4):
+        if distance < per:
+            total = total + k.exchanged(total, distance)
+    with k.when(valid):
+        record = k.at(k.pointers["parts"], I8, (row * stored.groups + (quad >> 3)).to(I64) * stored.nbytes)
+        for part, words in enumerate(split):
+            place = x.place(quad) + part * x.nbytes
+            k.store(k.at(record, I8, place), k.vector(words), align=4 * len(words))
+        if step is not None:
+            with k.when((quad & 7).equals(0)):
+                k.store(record, step, stored.parts_bytes // 4)
+        if sums:
+            with k.when((quad % per).equals(0)):
+                k.store(record, total, (quad & 7) // per + (stored.parts_bytes // 4 + 1))
+
+
+def _loaded(k: Code, x: Value, row: Value, column: Value, width: int, valid: Value) -> list[Value]:
+    """Four numbers of a row from `row` on, or zeros. Something is always loaded, so that several are under way."""
+    inside = valid & (column < width)
+    start = k.select(inside, row + column, 0)
+    if width % _QUAD == 0:
+        found = k.lanes(k.load(k.at(x, F32, start), "<4 x float>"))
+        return [k.select(inside, number, k.f32(0.0)) for number in found]
+    within = [inside & (column + i < width) for i in range(_QUAD)]
+    numbers = [k.load(x, F32, k.select(each, start + i, 0)) for i, each in enumerate(within)]
+    return [k.select(each, number, k.f32(0.0)) for each, number in zip(within, numbers, strict=True)]
+
+
 class Linear:
     """A linear layer in a kernel.
 
@@ -94,18 +171,20 @@ class Linear:
         shape: how the work is shared.
         gated: the activation of gate weights.
         out: type of the results, "f32" or "bf16".
+        stored: whether x is stored in parts.
     """
 
     def __init__(
-        self, code: Code, form: Form, n: int, width: int, shape: Shape, gated: str | None = None, out: str = "f32"
-    ) -> None:
+        self, code: Code, form: Form, n: int, width: int, shape: Shape, gated: str | None = None, out: str = "f32",
+        *, stored: bool = False,
+    ) -> None:  # fmt: skip
         self.code, self.form, self.n, self.width, self.shape, self.gated, self.out = (
             code, form, n, width, shape, gated, out,
         )  # fmt: skip
+        self.stored = Stored.of(form, width) if stored else None
         self.parts = 2 if gated else 1
         self.units = form.units(width)
-        self.sums = max(form.scales, 1) if form.lows else 0  # of x, for each 32 k
-        self.x = INTS if form.kind in ("codes8", "codes4") else FLOATS
+        self.x, self.sums = parts_of(form)
         self.share()
 
     def share(self) -> None:
@@ -170,7 +249,10 @@ class Linear:
             loaded = self._load(matrices, tile, start, chunk)
             k.wait()
             k.barrier()
-            self._bring(at, first, number * self.step)
+            if self.stored:
+                self._bring_stored(self.stored, at, first, number * self.step)
+            else:
+                self._bring(at, first, number * self.step)
             k.barrier()
             self._add(matrices, loaded, own, start, start, stop, sums)
             with k.loop(start + chunk, stop, chunk) as unit:
@@ -194,6 +276,43 @@ class Linear:
                     for q, group in enumerate(matrix.unpacked(words, numbers, self.x.ints)):
                         place = (unit + i - start) * (self.form.unit // DEPTH) + q
                         self._multiply(group, own, place, own_sums)
+
+    def _bring_stored(self, stored: Stored, at: Operands, first: Value, unit: Value) -> None:
+        """As `_bring`, of x in parts."""
+        k, shape = self.code, self.shape
+        pieces, per = stored.parts_bytes // 16, self.x.nbytes // 16
+
+        def place_of(item: Value) -> tuple[Value, Value, Value, Value]:
+            """The slice, the row and the 32 k of an item, and where their record lies."""
+            group, rest = item % shape.groups, item // shape.groups
+            row, own = rest % shape.rows, rest // shape.rows
+            begin = (self._slice(own + first) + unit) * (self.form.unit // DEPTH)
+            number = at.row(k.select(at.valid(row), row, 0)) + k.smaller(begin + group, stored.groups - 1)
+            return own, row, group, number.to(I64) * stored.nbytes
+
+        count = shape.at_once * shape.rows * shape.groups
+        some = next(size for size in (_BROUGHT, 3, 2, 1) if size == 1 or count * pieces % (size * THREADS) == 0)
+        with k.loop(k.thread, count * pieces, some * THREADS) as start:
+            items = [start + i * THREADS for i in range(some)]
+            places = [place_of(item // pieces) for item in items]
+            loaded = [
+                k.load(k.at(at.x, I8, place + (item % pieces * 16).to(I64)), "<4 x i32>", align=16)
+                for item, (_, _, _, place) in zip(items, places, strict=True)
+            ]
+            for item, (own, row, group, _), words in zip(items, places, loaded, strict=True):
+                piece = item % pieces
+                to = ((own * self.x.count + piece // per) * shape.rows + row) * self.stride + group * self.x.nbytes
+                k.store(k.at(self.place, I8, to + piece % per * 16), words, align=16)
+        if not stored.numbers:
+            return
+        with k.loop(k.thread, count, THREADS) as item:
+            own, row, group, place = place_of(item)
+            found = k.lanes(k.load(k.at(at.x, I8, place + stored.parts_bytes), "<4 x float>", align=16))
+            if self.x.ints:
+                k.store(self.step_place, found[0], (own * shape.groups + group) * shape.rows + row)
+            for s in range(self.sums):
+                to = (own * (shape.groups * self.sums) + group * self.sums + s) * shape.rows + row
+                k.store(self.sum_place, found[1 + s], to)
 
     def _bring(self, at: Operands, first: Value, unit: Value) -> None:
         """Brings some units of x, from unit `unit` of each slice on, to shared memory."""
@@ -229,16 +348,7 @@ class Linear:
             self._sum(numbers, own, row, quad)
 
     def _numbers(self, at: Operands, row: Value, column: Value, inside: Value) -> list[Value]:
-        """Four numbers of a row, or zeros. Something is always loaded, so that several are under way."""
-        k = self.code
-        inside = inside & at.valid(row) & (column < self.width)
-        start = k.select(inside, at.row(row) + column, 0)
-        if self.width % _QUAD == 0:
-            found = k.lanes(k.load(k.at(at.x, F32, start), "<4 x float>"))
-            return [k.select(inside, number, k.f32(0.0)) for number in found]
-        within = [inside & (column + i < self.width) for i in range(_QUAD)]
-        numbers = [k.load(at.x, F32, k.select(each, start + i, 0)) for i, each in enumerate(within)]
-        return [k.select(each, number, k.f32(0.0)) for each, number in zip(within, numbers, strict=True)]
+        return _loaded(self.code, at.x, at.row(row), column, self.width, inside & at.valid(row))
 
     def _sum(self, numbers: Sequence[Value], own: Value, row: Value, quad: Value) -> None:
         """Writes the sums of x over the k of each scale, which lows are multiplied with."""
