@@ -43,18 +43,19 @@ CONFIG = {
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def model(goldens: Path, folder: Path, *, layers: bool = True) -> Path:
-    """The golden checkpoint with an output matrix of its own and plain rope.
+def model(goldens: Path, folder: Path, *, layers: bool = True, tied: bool = False) -> Path:
+    """The golden checkpoint with plain rope and, unless it is tied, an output matrix of its own.
 
     Without layers, the next token depends on the last one only.
     """
     shutil.copytree(goldens / "llama" / "hf", folder)
     config = json.loads((folder / "config.json").read_text())
-    config |= {"tie_word_embeddings": False, "rope_parameters": {"rope_type": "default", "rope_theta": BASE}}
+    config |= {"tie_word_embeddings": tied, "rope_parameters": {"rope_type": "default", "rope_theta": BASE}}
     (folder / "config.json").write_text(json.dumps(config))
     weights = load_file(folder / "model.safetensors")
     rng = np.random.default_rng(12)
-    weights["lm_head.weight"] = rng.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
+    if not tied:
+        weights["lm_head.weight"] = rng.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
     for name in [name for name in weights if not layers and name.endswith(("o_proj.weight", "down_proj.weight"))]:
         weights[name] = np.zeros_like(weights[name])
     save_file(weights, folder / "model.safetensors")

@@ -65,9 +65,19 @@ def with_norms(head: dict[str, Any], switches: dict[str, bool]) -> dict[str, Any
 def test_drafts_are_those_of_the_equations(
     folder: Path, tmp_path: Path, speculators: bool, switches: dict[str, bool]
 ) -> None:
-    """After a prompt in several calls, and drafts of drafts."""
     head = with_norms(eagle3.random_head(), switches)
     path = eagle3.write(head, tmp_path / "head", speculators=speculators, **switches)
+    check_drafts(folder, path, head, switches)
+
+
+def test_the_embeddings_may_be_the_output_matrix_of_the_model(goldens: Path, tmp_path: Path) -> None:
+    """They lie in memory in the form of matrices then."""
+    folder, head = eagle3.model(goldens, tmp_path / "model", tied=True), eagle3.random_head()
+    check_drafts(folder, eagle3.write(head, tmp_path / "head"), head, {})
+
+
+def check_drafts(folder: Path, path: Path, head: dict[str, Any], switches: dict[str, bool]) -> None:
+    """After a prompt in several calls, and drafts of drafts."""
     engine = SingleEngine.open(folder, precision="exact", max_seq=128, profile=PAIR)
     table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].astype(np.float64)
     with following(engine, path) as drafter:

@@ -26,11 +26,19 @@ def model(goldens: Path) -> Path:
     return goldens / "gemma4-moe" / "hf"
 
 
-@pytest.mark.parametrize("ordered", [False, True], ids=["all tokens", "groups of tokens"])
-def test_drafts_are_those_of_the_equations(model: Path, tmp_path: Path, ordered: bool) -> None:
+@pytest.mark.parametrize(
+    ("file", "sources", "ordered"),
+    [
+        ("gemma4-moe/hf", {"sliding": 2, "full": 3}, False),
+        ("gemma4-e2b/model-f16.gguf", {"sliding": 3, "full": 4}, True),  # the last layers share caches
+    ],
+)
+def test_drafts_are_those_of_the_equations(
+    goldens: Path, tmp_path: Path, file: str, sources: dict[str, int], ordered: bool
+) -> None:
     """Beyond the window, and after rejected drafts, whose keys the caches still hold."""
     w = drafters.random_drafter(ordered=ordered)
-    engine = SingleEngine.open(model, precision="exact", max_seq=128, profile=PAIR)
+    engine = SingleEngine.open(goldens / file, precision="exact", max_seq=128, profile=PAIR)
     table = engine._weights.array("token_embd.weight").astype(np.float64) * drafters.WIDTH**0.5
     heard = list[Any]()
     drafts: Any = engine.drafting(f"model:{drafters.write(w, tmp_path / 'drafter')}")
@@ -53,7 +61,7 @@ def test_drafts_are_those_of_the_equations(model: Path, tmp_path: Path, ordered:
         snapshot, hidden, token = engine.snapshot(), heard[-1][kept - 1].astype(np.float64), IDS[50]
         caches = {
             kind: tuple(snapshot.arrays[f"{name}.{source}"].astype(np.float64) for name in "kv")
-            for kind, source in (("sliding", 2), ("full", 3))
+            for kind, source in sources.items()
         }
         for draft in found:
             token, hidden = drafters.step(w, table[token], hidden, caches, length)
