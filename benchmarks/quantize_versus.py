@@ -5,7 +5,10 @@ The model is a GGUF file in F32, F16 or BF16 (`make_model.py` writes one with a 
 
 - both tools write a file; their speed is in MB of the model a CPU second, start-up included, best of a few runs;
 - every tensor's type must be the same in both files, and its error against the original at most 1.05 times the peer's;
-- both files are run by llama.cpp on text that the original writes; their logits are compared with the original's.
+- both files are run by llama.cpp on text that the original writes, or on that of `--text`; their logits are compared
+  with the original's, and perplexities are those of that text.
+
+With `--imatrix FILE` both tools quantize by importance, and errors are weighted as the matrix says.
 
 The exit status is 1 if a type or an error is not as it should be.
 """
@@ -39,6 +42,7 @@ TYPES = {
 }
 ROWS = 4096  # rows of a tensor whose values are held at a time
 ALLOWED = 1.05
+WINDOW = 512  # tokens
 Floats = NDArray[np.float32]
 
 
@@ -49,11 +53,18 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--runs", type=int, default=2, help="of each tool; the fastest counts")
     parser.add_argument("--tokens", type=int, default=48, help="for the logits; 0 leaves them out")
+    parser.add_argument("--text", type=Path, help="a file whose tokens are run in place of what the model writes")
+    parser.add_argument("--imatrix", type=Path, help="an importance matrix of rlx imatrix or llama-imatrix")
     parser.add_argument("--table", action="store_true", help="also print the peer's type of every tensor")
     parser.add_argument("--rlx", default=shutil.which("rlx") or "rlx", help="the command")
     options = parser.parse_args()
-    options.ids = written(options.model, options.tokens) if options.tokens else []
-    original = logits(options.model, options.ids) if options.tokens else None
+    options.ids = []
+    if options.tokens:
+        options.ids = text_ids(options) if options.text else written(options.model, options.tokens)
+    options.means = importance(options.imatrix) if options.imatrix else {}
+    original = logits(options.model, options.ids) if options.ids else None
+    if original is not None:
+        print(f"{len(options.ids)} tokens, perplexity of the original {perplexity(original, options.ids):.4f}")
     print(f"{'type':8}{'tensors':>8}{'types':>7}{'error: worst':>14}{'mean':>8}{'rlx':>10}{'llama.cpp':>11}  logits")
     with tempfile.TemporaryDirectory() as folder:
         wrong = [name for name in options.types.split(",") if not compare(name, options, original, Path(folder))]
@@ -64,11 +75,13 @@ def compare(name: str, options: argparse.Namespace, original: Floats | None, fol
     """One row of the table; whether types and errors are as they should be."""
     ours, theirs = folder / f"rlx-{name}.gguf", folder / f"peer-{name}.gguf"
     rlx = [options.rlx, "quantize", str(options.model), str(ours), name, "--force", "--threads", str(options.threads)]
+    rlx += ["--imatrix", str(options.imatrix)] if options.imatrix else []
     our_time = fastest(options.runs, lambda: subprocess.run(rlx, check=True, capture_output=True))
-    their_time = fastest(options.runs, lambda: peer_quantize(options.model, theirs, TYPES[name], options.threads))
+    their_time = fastest(options.runs, lambda: peer_quantize(options, theirs, TYPES[name], folder))
     source, a, b = (tensors(path) for path in (options.model, ours, theirs))
     other = [key for key in b if a[key].tensor_type != b[key].tensor_type]
-    ratios = [ratio(source[key], a[key], b[key]) for key in b if b[key].tensor_type != source[key].tensor_type]
+    rounded = [key for key in b if b[key].tensor_type != source[key].tensor_type]
+    ratios = [ratio(source[key], a[key], b[key], options.means.get(key)) for key in rounded]
     worst, mean = max(ratios, default=1.0), float(np.mean(ratios or [1.0]))
     speeds = [f"{options.model.stat().st_size / seconds / 1e6:.0f} MB/s" for seconds in (our_time, their_time)]
     line = f"{name:8}{len(b):8}{'OTHER' if other else 'equal':>7}{worst:14.3f}{mean:8.3f}"
@@ -97,15 +110,29 @@ def children_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def peer_quantize(source: Path, out: Path, file_type: LlamaFileType, threads: int) -> None:
+def peer_quantize(options: argparse.Namespace, out: Path, file_type: LlamaFileType, folder: Path) -> None:
     """In a process of its own: the library writes a line a tensor."""
     code = (
-        "import sys, llama_cpp as l\n"
+        "import sys, ctypes, numpy as np, llama_cpp as l\n"
         "p = l.llama_model_quantize_default_params(); p.ftype = int(sys.argv[3]); p.nthread = int(sys.argv[4])\n"
-        "import ctypes; sys.exit(l.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), ctypes.byref(p)))"
+        "found = [(n.encode(), v) for n, v in np.load(sys.argv[5]).items()]\n"
+        "floats = ctypes.POINTER(ctypes.c_float)\n"
+        "entries = [(n, v.ctypes.data_as(floats), v.size) for n, v in found]\n"
+        "entries = (l.llama_model_imatrix_data * (len(found) + 1))(*entries)\n"
+        "p.imatrix = entries if found else None\n"
+        "sys.exit(l.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), ctypes.byref(p)))"
     )
-    arguments = [str(source), str(out), str(int(file_type)), str(threads)]
+    matrix = folder / "means.npz"
+    np.savez(matrix, **options.means)
+    arguments = [str(options.model), str(out), str(int(file_type)), str(options.threads), str(matrix)]
     subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
+
+
+def importance(path: Path) -> dict[str, Floats]:
+    """The mean square of the inputs of each column, [matrices, columns] by the names of weights."""
+    found = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
+    names = [name.removesuffix(".in_sum2") for name in found if name.endswith(".in_sum2")]
+    return {n: found[f"{n}.in_sum2"] / np.maximum(found[f"{n}.counts"].reshape(-1, 1), 1) for n in names}
 
 
 def tensors(path: Path) -> dict[str, ReaderTensor]:
@@ -119,14 +146,21 @@ def values(tensor: ReaderTensor) -> Iterator[Floats]:
         yield dequantize(data[start : start + ROWS], GGMLQuantizationType(tensor.tensor_type))
 
 
-def squares(original: ReaderTensor, tensor: ReaderTensor) -> float:
-    pairs = zip(values(original), values(tensor), strict=True)
-    return sum(float(np.square((x - y).astype(np.float64)).sum()) for x, y in pairs)
+def squares(original: ReaderTensor, tensor: ReaderTensor, weights: Floats | None) -> float:
+    """The sum of squared errors, each times the weight of its column."""
+    pairs, total, row = zip(values(original), values(tensor), strict=True), 0.0, 0
+    rows = original.data.size // original.data.shape[-1]
+    for x, y in pairs:
+        errors = np.square((x - y).astype(np.float64))
+        if weights is not None:
+            errors *= weights[np.arange(row, row + len(x)) * len(weights) // rows]
+        total, row = total + float(errors.sum()), row + len(x)
+    return total
 
 
-def ratio(original: ReaderTensor, ours: ReaderTensor, theirs: ReaderTensor) -> float:
+def ratio(original: ReaderTensor, ours: ReaderTensor, theirs: ReaderTensor, weights: Floats | None) -> float:
     """Our root of the mean squared error over theirs."""
-    a, b = squares(original, ours), squares(original, theirs)
+    a, b = squares(original, ours, weights), squares(original, theirs, weights)
     return float(np.sqrt(a / b)) if b else (1.0 if not a else float("inf"))
 
 
@@ -135,16 +169,21 @@ def said(original: Floats | None, ours: Path, theirs: Path, ids: list[int]) -> s
     if original is None:
         return ""
     return ", ".join(
-        f"{who}: {distance(original, logits(path, ids))}" for who, path in (("rlx", ours), ("peer", theirs))
+        f"{who}: {distance(original, logits(path, ids), ids)}" for who, path in (("rlx", ours), ("peer", theirs))
     )
 
 
-def distance(original: Floats, found: Floats) -> str:
+def distance(original: Floats, found: Floats, ids: list[int]) -> str:
     error = np.sqrt(np.mean((original - found) ** 2, dtype=np.float64)) / original.std()
     p, q = log_softmax(original), log_softmax(found)
     divergence = np.mean(np.sum(np.exp(p) * (p - q), axis=-1))
     same = np.mean(original.argmax(-1) == found.argmax(-1))
-    return f"error {error:.4f} KL {divergence:.2e} same top {same:.2f}"
+    return f"error {error:.4f} KL {divergence:.2e} same top {same:.2f} ppl {perplexity(found, ids):.4f}"
+
+
+def perplexity(found: Floats, ids: list[int]) -> float:
+    chosen = log_softmax(found)[np.arange(len(ids) - 1), ids[1:]]
+    return float(np.exp(-chosen.mean()))
 
 
 def log_softmax(x: Floats) -> NDArray[np.float64]:
@@ -172,13 +211,24 @@ def written(path: Path, tokens: int) -> list[int]:
     return ids
 
 
-def logits(path: Path, ids: list[int]) -> Floats:
-    """llama.cpp's logits after each token."""
-    llama = opened(path, len(ids))
-    llama.eval(ids)
-    found = np.array(llama.scores[: len(ids)], np.float32)
+def text_ids(options: argparse.Namespace) -> list[int]:
+    """The first tokens of a text."""
+    llama = opened(options.model, 64)
+    found: list[int] = llama.tokenize(options.text.read_bytes(), add_bos=False)
     llama.close()
-    return found
+    return found[: options.tokens]
+
+
+def logits(path: Path, ids: list[int]) -> Floats:
+    """llama.cpp's logits after each token, in windows that see nothing of one another."""
+    llama, found = opened(path, WINDOW), []
+    for start in range(0, len(ids), WINDOW):
+        part = ids[start : start + WINDOW]
+        llama.reset()
+        llama.eval(part)
+        found.append(np.array(llama.scores[: len(part)], np.float32))
+    llama.close()
+    return np.concatenate(found)
 
 
 if __name__ == "__main__":
