@@ -64,6 +64,10 @@ def test_what_transformers_does_with_rare_settings() -> None:
     """Each was found by comparing logits with transformers 5.24."""
     assert set(golden("ministral3").windows) == {None}
     assert set(golden("ministral3", sliding_window=7).windows) == {7}
+    window = {"use_sliding_window": True, "sliding_window": 6}
+    types = ["sliding_attention", *["full_attention"] * 4]
+    assert golden("smollm3", **window, layer_types=types).windows == (6, None, None, None, None)
+    assert golden("smollm3", **window, layer_types=None).windows == (None, None, None, 6, None)
     experts = golden("granitemoe-shared", shared_intermediate_size=0).experts
     assert experts is not None and experts.shared == 0
     nemotron = golden("nemotron-h", tie_word_embeddings=True, attention_bias=True, time_step_min=0.02)
