@@ -426,7 +426,7 @@ def _common(config: TextConfig, out: Writer) -> None:
     out.u32("embedding_length", config.integer("hidden_size", _SIZE))
     _feed_forward(config, out)
     out.u32("attention.head_count", config.heads)
-    if config.row.hybrid == "mamba" and any(config.recurrent):
+    if config.row.single_blocks or (config.row.hybrid == "mamba" and any(config.recurrent)):
         out.integers("attention.head_count_kv", [layer.kv_heads for layer in config.model.each])
     elif config.row.hybrid == "convolution":
         heads = [0 if recurrent else config.kv_heads for recurrent in config.recurrent]
@@ -441,7 +441,9 @@ def _common(config: TextConfig, out: Writer) -> None:
 def _feed_forward(config: TextConfig, out: Writer) -> None:
     """One width, or one per layer; a model with experts in every layer may have none."""
     if config.row.single_blocks:
-        out.integers("feed_forward_length", [layer.ffn for layer in config.model.each])
+        experts = config.model.experts
+        wide = 0 if experts is None else experts.ffn  # readers take a layer without a width for a recurrent one
+        out.integers("feed_forward_length", [wide if layer.sparse else layer.ffn for layer in config.model.each])
         return
     value = plain(config.get("intermediate_size", None if config.experts else 0))
     if value is None:
@@ -477,7 +479,7 @@ def _has_windows(config: TextConfig) -> bool:
         return True
     if "use_sliding_window" in config:
         return config.flag("use_sliding_window") and "sliding_window" in config
-    mistral = config.get("model_type", "") in ("mistral", "mixtral")
+    mistral = config.get("model_type", "") in ("mistral", "mixtral", "ministral3", "mistral3")
     window = config.integer("sliding_window", (0, 1 << 62), 0) if mistral else 0
     return 0 < window < config.integer("max_position_embeddings", _SIZE)
 
@@ -509,7 +511,8 @@ def _settings(config: TextConfig, out: Writer) -> None:
         keys, found = next(((keys, each) for keys, each in holders if each in keys), (config, ""))
         there = f"{out.arch}.{target}" in out.found or found in ("intermediate_size", "layer_norm_epsilon")
         for_experts = target.startswith("expert_") and not config.experts
-        if not target or not found or there or for_experts or keys.get(found) is None:
+        lacks = keys.get(found, None) is None or (name == "shared_ffn" and not keys.get(found))
+        if not target or not found or there or for_experts or lacks:
             continue
         if key.allowed is None:
             out.flag(target, keys.flag(found))
@@ -521,6 +524,13 @@ def _settings(config: TextConfig, out: Writer) -> None:
         out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
         out.flags("attention.sliding_window_pattern", config.sliding)
     out.u32("rope.dimension_count", int(config.head_dim * config.rope.partial))
+
+
+def _smollm3(config: TextConfig, out: Writer) -> None:
+    if [layer.has_rope for layer in config.model.each] != by_period(4, config.layers):
+        found = config.get("no_rope_layers", None)
+        config.unsupported("no_rope_layers", found, "readers of GGUF files leave out every fourth layer")
+    _settings(config, out)
 
 
 def _llama(config: TextConfig, out: Writer) -> None:
@@ -568,6 +578,8 @@ def _mamba(config: TextConfig, out: Writer) -> None:
     _settings(config, out)
     if config.row.single_blocks:
         config.require("mlp_hidden_act", "relu2", "GGUF files of this architecture mean relu2")
+    if not any(layer.has_rope for layer in config.model.each):
+        out.flag("rope.scaling.finetuned", False)
     if (net := config.model.recurrence) is None or not any(config.recurrent):
         return
     if [*net.steps] != config.row.gguf_defaults.get("time_step_limit", [0.0, inf]):
@@ -578,8 +590,6 @@ def _mamba(config: TextConfig, out: Writer) -> None:
     out.u32("ssm.inner_size", net.values)
     out.u32("ssm.time_step_rank", net.value_heads)
     out.u32("rope.dimension_count", config.integer("hidden_size", _SIZE) // config.heads)
-    if not any(layer.has_rope for layer in config.model.each):
-        out.flag("rope.scaling.finetuned", False)
 
 
 def _qwen35(config: TextConfig, out: Writer) -> None:
@@ -662,5 +672,5 @@ _OF_FAMILY: dict[str, Callable[[TextConfig, Writer], None]] = {
     "llama": _llama, "qwen2": _nothing, "qwen3": _nothing, "qwen3moe": _qwen3moe,
     "qwen35": _qwen35, "qwen35moe": _qwen35moe, "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2,
     "gemma3n": _gemma3n, "gemma4": _gemma4, "phi3": _phi3, "gpt-oss": _gpt_oss, "deepseek2": _deepseek,
-    "granitehybrid": _mamba, "nemotron_h": _mamba,
+    "granitehybrid": _mamba, "nemotron_h": _mamba, "smollm3": _smollm3,
 }  # fmt: skip

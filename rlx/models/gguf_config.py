@@ -15,7 +15,7 @@ from rlx.models.architectures import Architecture, by_period
 from rlx.models.config import Experts, Layer, ModelConfig
 from rlx.models.keys import HEADS, WIDTH, Keys, is_integer, known
 from rlx.models.reader import Reader, Sizes
-from rlx.models.registry import ARCHITECTURES
+from rlx.models.registry import ARCHITECTURES, ENCODERS
 from rlx.models.settings import Key
 
 HasTensor = Callable[[str], bool]
@@ -46,7 +46,7 @@ def from_gguf(metadata: Mapping[str, Any], has_tensor: HasTensor, *, where: obje
     """
     check_language_model(metadata, where)
     outer = Keys(metadata, where)
-    row = known(outer, "general.architecture", ARCHITECTURES)
+    row = known(outer, "general.architecture", ARCHITECTURES, ENCODERS)
     return _Gguf(metadata, where, outer.text("general.architecture"), row, has_tensor).read()
 
 

@@ -15,7 +15,7 @@ from rlx.models.architectures import Architecture, by_period, none_slides
 from rlx.models.config import Experts, Layer, ModelConfig
 from rlx.models.keys import HEADS, WIDTH, Keys, known
 from rlx.models.reader import Reader, Sizes
-from rlx.models.registry import MODEL_TYPES
+from rlx.models.registry import ENCODER_TYPES, MODEL_TYPES
 from rlx.models.settings import SETTINGS, Key
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
@@ -49,7 +49,7 @@ def _text_keys(config: Mapping[str, Any], where: object) -> tuple[str, Architect
     A null is not absent: for a softcap it means none, whatever the default.
     """
     outer = Keys(config, where)
-    arch, row = known(outer, "model_type", MODEL_TYPES)
+    arch, row = known(outer, "model_type", MODEL_TYPES, ENCODER_TYPES)
     text = outer.nested("text_config", optional=True)
     inner = text.text("model_type", row.model_types[0])
     if outer.text("model_type") in row.wrappers and inner in MODEL_TYPES:

@@ -5,7 +5,7 @@ First step of the models stage: `rope.py` and `reader.py` read GGUF metadata and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from rlx.errors import ConfigError, UnsupportedModelError
@@ -140,9 +140,16 @@ class Keys:
         return found
 
 
-def known(keys: Keys, key: str, names: Mapping[str, T]) -> T:
-    """The meaning of the string under `key`; `UnsupportedModelError` lists the known names."""
+def known(keys: Keys, key: str, names: Mapping[str, T], encoders: Container[str] = ()) -> T:
+    """The meaning of the string under `key`; `UnsupportedModelError` lists the known names.
+
+    Args:
+        encoders: names of models of another kind.
+    """
     found = keys.text(key)
+    if found in encoders:
+        hint = "use `rlx embed` or `rlx rerank`, or in Python rlx.auto_runner(path).embed(texts)"
+        raise UnsupportedModelError("the model is a text encoder: it generates no text", where=keys.where, hint=hint)
     if found not in names:
         hint = f"Supported are {', '.join(names)}."
         raise UnsupportedModelError(f"the architecture '{found}' ({key}) is not supported", where=keys.where, hint=hint)

@@ -320,7 +320,7 @@ def _pooling(modules: SentenceModules, given: str | None) -> str:
     found = given or modules.pooling
     if found is None:
         what = f"the files do not say how to pool: {modules.lacks} is missing"
-        hint = f"pass pooling={', '.join(map(repr, POOLINGS))}; the model's card says which"
+        hint = f"pass pooling=NAME, one of {', '.join(POOLINGS)}; the model's card says which"
         raise ArgumentError(what, where="embed", hint=hint)
     if found not in POOLINGS:
         raise ArgumentError(f"pooling is {found!r}", where="embed", hint=did_you_mean(found, POOLINGS))

@@ -20,8 +20,10 @@ import rlx
 from rlx.errors import ConfigError, UnsupportedModelError, WeightError
 from rlx.export.convert import convert
 from rlx.export.hf import open_model
+from rlx.export.hf_config import TextConfig, metadata_from_config
 from rlx.export.model import ExportModel
 from rlx.ir.stored import dequantize
+from rlx.models import from_gguf, from_hf
 from rlx.weights import open_weights
 from tests.models.golden_files import logits_of
 from tests.models.random_checkpoints import FULL, LINEAR, MODEL_TYPES, SLIDING, Config, checkpoint
@@ -202,8 +204,10 @@ def test_what_gguf_lacks_of_encoders(goldens: Path, tmp_path: Path) -> None:
     ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
     ("gpt-oss", {"layer_types": [FULL] * 4}, "layer_types"),
     ("granite-hybrid", {"time_step_limit": [0.01, 0.5]}, "time_step_limit"),
+    ("ministral3", {"sliding_window": 7}, "sliding_window"),
+    ("smollm3", {"no_rope_layers": [1, 0, 1, 0, 0]}, "no_rope_layers"),
 ])  # fmt: skip
-def test_settings_of_hybrids_that_gguf_lacks(
+def test_settings_of_newer_families_that_gguf_lacks(
     goldens: Path, tmp_path: Path, family: str, changes: Config, named: str
 ) -> None:
     folder = tmp_path / "hf"
@@ -211,6 +215,27 @@ def test_settings_of_hybrids_that_gguf_lacks(
     say(folder, **changes)
     with pytest.raises(UnsupportedModelError, match=named):
         open_model(folder)
+
+
+def test_hybrids_without_recurrent_layers(goldens: Path, tmp_path: Path) -> None:
+    """Granite has no rope all the same, and of Nemotron-H each layer says what it has."""
+    own: tuple[tuple[str, Config], ...] = (
+        ("granite-hybrid", {"layer_types": [FULL] * 2}),
+        ("nemotron-h", {"layers_block_type": [FULL, "mlp"], "tie_word_embeddings": True}),
+        ("nemotron-h", {"layers_block_type": ["mamba", "moe", FULL, "mlp"]}),
+    )
+    for number, (family, types) in enumerate(own):
+        folder = tmp_path / str(number)
+        shutil.copytree(goldens / family / "hf", folder)
+        say(folder, **types)
+        config = from_hf(json.loads((folder / "config.json").read_text()))
+        found = TextConfig(json.loads((folder / "config.json").read_text()), folder)
+        keys = {key: value for key, (value, _) in metadata_from_config(found).items()}
+        keys |= {"general.architecture": found.file_arch}
+        read = from_gguf(keys, lambda name: name != "rope_freqs.weight" and "nextn" not in name)
+        assert [(layer.has_rope, layer.recurrent, layer.kv_heads) for layer in read.each] == [
+            (layer.has_rope, layer.recurrent, layer.kv_heads) for layer in config.each
+        ]
 
 
 def test_blocks_of_glm_that_predict_are_left_out_and_said(goldens: Path) -> None:

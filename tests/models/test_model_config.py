@@ -75,6 +75,14 @@ def test_what_transformers_does_with_rare_settings() -> None:
     assert nemotron.recurrence is not None and nemotron.recurrence.steps == (0.02, inf)
 
 
+def test_an_encoder_is_no_decoder() -> None:
+    """As a draft model, or for an importance matrix."""
+    with pytest.raises(UnsupportedModelError, match="the model is a text encoder: it generates no text"):
+        from_hf({"model_type": "bert"})
+    with pytest.raises(UnsupportedModelError, match="the model is a text encoder: it generates no text"):
+        gguf({"general.architecture": "nomic-bert"})
+
+
 def test_gemma_patterns() -> None:
     assert gguf(GEMMA_GGUF).windows == (1024,) * 5 + (None, 1024)
     assert gguf(GEMMA_GGUF, attention__sliding_window=0).windows == (None,) * 7
