@@ -1,4 +1,4 @@
-"""What an open runner computes beside the golden file of its family, for tests of devices."""
+"""What an open runner computes beside the golden file of its family."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ import numpy as np
 def golden(goldens: Path, family: str) -> dict[str, Any]:
     """The golden file of a family; `positions` are those of its logits."""
     return {"positions": np.arange(48), **np.load(goldens / family / "golden.npz")}
+
+
+def error(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """Largest difference as a share of the largest expected value."""
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 def check_golden(runner: Any, expected: dict[str, Any], tolerance: float, greedy: int) -> None:

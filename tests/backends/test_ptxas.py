@@ -64,7 +64,7 @@ def test_programs(
     _check(card.ptx, level)
 
 
-@pytest.mark.parametrize("level", CARDS)
+@pytest.mark.parametrize("level", [pytest.param(c, marks=[] if c == QUICK[0] else pytest.mark.slow) for c in CARDS])
 def test_packing(level: str) -> None:
     types = (Q8_0, Q4_K, Q6_K, IQ3_XXS, F8_E4M3, BF16)
     texts = ptx.compiled([module_of(dtype) for dtype in types], level, LEVELS[level][0])

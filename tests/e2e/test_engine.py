@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_checks import error, golden
 
 import rlx
 from rlx.errors import PromptError
@@ -28,15 +29,6 @@ SAME = 1e-6  # the same number by another way
 def slow(value: str) -> Any:
     """A case that repeats another one for one more model."""
     return pytest.param(value, marks=pytest.mark.slow)
-
-
-def error(found: Array, expected: Array) -> float:
-    assert found.shape == expected.shape
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
-def golden(goldens: Path, family: str) -> dict[str, Array]:
-    return {"positions": np.arange(48), **np.load(goldens / family / "golden.npz")}
 
 
 def from_16th(rows: Array, expected: dict[str, Array]) -> tuple[Array, Array]:

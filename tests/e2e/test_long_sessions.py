@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_checks import error
 
 import rlx
 from rlx import models
@@ -29,11 +30,6 @@ LADDER = {"buckets": {"seq": [1, 16]}}
 OTHER = {"buckets": {"seq": [1, 50]}}
 FAMILIES = {"gemma3": {"full", "ring"}, "qwen35": {"full", "recurrent"}}
 IDS: list[int] = np.random.default_rng(5).integers(3, 500, LENGTH).tolist()
-
-
-def error(found: Array, expected: Array) -> float:
-    assert found.shape == expected.shape
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 def interpreted(path: Path, ids: list[int]) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_checks import error
 
 from rlx.runners import CachedRunner, GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner, auto_runner
 
@@ -44,12 +45,6 @@ def opened(path: Path, **options: Any) -> CachedRunner:
 
 def golden(folder: Path, name: str = "golden.npz") -> dict[str, Array]:
     return {"positions": np.arange(48), **np.load(folder / name)}
-
-
-def error(found: Array, expected: Array) -> float:
-    """Largest difference as a share of the largest logit."""
-    assert found.shape == expected.shape
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 def spread(found: Array, expected: Array) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_checks import error
 
 import rlx
 from rlx import models
@@ -66,12 +67,6 @@ def golden(goldens: Path, family: str) -> tuple[list[int], list[int], Array]:
     """(prompt, greedy tokens that follow, logits of its last position)."""
     found = np.load(goldens / family / "golden.npz")
     return found["tokens"].tolist(), found["greedy"].tolist(), found["logits"][-1]
-
-
-def error(found: Array, expected: Array) -> float:
-    """Largest difference as a share of the largest logit."""
-    assert found.shape == expected.shape
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
+HANGS = 60  # seconds: only against a hang
 PATH = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "What is 27 + 45?"}]
 STORY = [{"role": "user", "content": "Tell me a story about a brave fox."}]
@@ -33,3 +36,11 @@ def error_of(server: Any, status: int = 400, path: str = PATH, **body: Any) -> d
     found: dict[str, Any] = answer.json()["error"]
     assert {"message", "type", "param", "code"} <= set(found) and found["message"]
     return found
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    """Whether a condition comes true."""
+    end = time.monotonic() + HANGS
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()

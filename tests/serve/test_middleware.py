@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from exchanges import HANGS, until
 
 from rlx.errors import BusyError, DeadlineError, PoolFullError, PromptError, ResourceError, RlxError
 from rlx.serve import ServedModel, create_app, lifecycle
@@ -26,7 +27,6 @@ from rlx.serve.middleware import ConcurrencyLimiter
 from rlx.serve.options import ServerOptions
 
 KEY = "sk-0123456789"
-HANGS = 60  # seconds: only against a hang
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 900, "ignore_eos": True}
 SHORT = {**LONG, "max_tokens": 2}
@@ -47,14 +47,6 @@ def make(server: Any, serve: Any) -> Iterator[Make]:
             return client
 
         yield made
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    """Whether a condition comes true."""
-    end = time.monotonic() + HANGS
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 @contextmanager

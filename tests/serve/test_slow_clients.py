@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
+from exchanges import HANGS, until
 
 from rlx.serve import ServerOptions, create_app, lifecycle, middleware
 from rlx.serve.lifecycle import MOST_PIECE, BoundedProtocol
 from rlx.serve.middleware import BodyBudget
 
-HANGS = 60  # seconds: only against a hang
 CHAT = "/v1/chat/completions"
 SHORT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 LONG = {**SHORT, "max_tokens": 900, "ignore_eos": True}
@@ -47,13 +47,6 @@ def received(connection: socket.socket) -> bytes:
 def whole(body: dict[str, Any], *headers: str) -> bytes:
     content = json.dumps(body).encode()
     return "".join([HEAD, *headers, f"Content-Length: {len(content)}\r\n\r\n"]).encode() + content
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + HANGS
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 def app_of(server: Any, **options: Any) -> Any:
