@@ -31,7 +31,6 @@ def did_you_mean(
     *,
     shown: Callable[[str], str] = repr,
     most: int = 1,
-    cutoff: float = CUTOFF,
     otherwise: str | None = None,
 ) -> str:
     """The hint for an unknown name: "did you mean 'x'?", or "there is a, b" where no known name is near.
@@ -41,7 +40,7 @@ def did_you_mean(
         most: maximum number of suggestions.
         otherwise: the hint in place of the list of all known names.
     """
-    found = nearest(name, known, most, cutoff)
+    found = nearest(name, known, most)
     if found:
         return f"did you mean {' or '.join(map(shown, found))}?"
     return f"there is {', '.join(known)}" if otherwise is None else otherwise

@@ -32,7 +32,7 @@ from rlx.passes.capabilities import Layouts
 from rlx.passes.program import root
 
 
-def kv_dtype(name: str | None, exact: bool, default: str = "f16") -> DType:
+def kv_dtype(name: str | None, exact: bool, default: str) -> DType:
     """The cache's type: by default f32 for exact precision, else `default`; docs/caches.md lists the error of each."""
     chosen = name or ("f32" if exact else default)
     known = {dtype.name: dtype for dtype in KV_DTYPES}

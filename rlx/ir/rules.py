@@ -85,9 +85,9 @@ def var(name: str, shape: Sequence[DimLike | str], dtype: DType = F32) -> Node:
     return ops.leaf("input", name, _shape(shape), dtype)
 
 
-def state_var(name: str, shape: Sequence[DimLike | str], dtype: DType = F32) -> Node:
+def state_var(name: str, shape: Sequence[DimLike | str]) -> Node:
     """A variable that matches only a state."""
-    return ops.leaf("state", name, _shape(shape), dtype)
+    return ops.leaf("state", name, _shape(shape), F32)
 
 
 def _shape(shape: Sequence[DimLike | str]) -> Shape:

@@ -170,7 +170,7 @@ def chat_prompt(
         raise no_tower(f"{model.family} model", "messages", len(values))
     if images is None:
         return chat_ids(model.tokenizer, plain, tools, check=check, **variables)
-    parts = [images.encoder.processor.parts(image) for image in read_images(values)]
+    parts = [images.encoder.processor.parts(image) for image in read_images(values)] if values else []
     tokens = images.tokens and images.tokens.laid_out(parts)
     ids = chat_ids(model.tokenizer, plain, tools, images=tokens, check=check, **variables)
     shown = [part for each in parts for part in each if not isinstance(part, str)]

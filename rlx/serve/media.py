@@ -298,11 +298,11 @@ class ImageSource:
         return {"type": "image", "image": self}
 
 
-def base64_source(data: Any, where: str, media_type: str = "") -> ImageSource:
+def base64_source(data: Any, where: str) -> ImageSource:
     """The source of an image whose file is given in base64."""
     if not isinstance(data, str):
         raise ImageError(f"an image is a {type(data).__name__}", where=where, hint="give its file in base64")
-    return ImageSource(data if data[:5].lower() == "data:" else f"data:{media_type};base64,{data}", where)
+    return ImageSource(data if data[:5].lower() == "data:" else f"data:;base64,{data}", where)
 
 
 def load_images(messages: Sequence[Mapping[str, Any]], options: ServerOptions, takes_images: bool) -> Messages:

@@ -115,13 +115,14 @@ def _tool(value: Any, where: str) -> Tool:
     return Tool(name, parameters or NO_PARAMETERS, about or "", value.get("strict") is True)
 
 
-def checked_choice(choice: Any, tools: Sequence[Tool], where: str = "tool_choice") -> ToolChoice:
+def checked_choice(choice: Any, tools: Sequence[Tool]) -> ToolChoice:
     """A caller's choice of calls: `auto`, `none`, `required`, or a tool as
     `{"type": "function", "function": {"name": ...}}`. None is `auto` with tools, else `none`.
 
     Raises:
         ToolError: it has none of these forms, asks for a call without tools, or names a tool that is not there.
     """
+    where = "tool_choice"
     if choice is None:
         return ToolChoice("auto" if tools else "none")
     if isinstance(choice, ToolChoice):
