@@ -391,11 +391,10 @@ def measure(
         cpu += time.process_time() - computed
         bandwidth.append(reporting.read_bandwidth(engine, moved))  # of a small model that of the cache that holds it
     sequence.discard()
-    report = reporting.profile_step(engine, past=prompt)
+    report, peaks = reporting.profile_step(engine, past=prompt), reporting.arithmetic_peaks(engine)
     most = engine.bucketing.ranges[-1][1]  # rows of a call: longer prompts take several
     report_prefill = reporting.profile_step(engine, ids[:most])
     step, many, read = statistics.median(decode), statistics.median(prefill), max(bandwidth)
-    peaks = reporting.arithmetic_peaks(engine)
     flops = sum(reporting.step_flops(engine, min(most, prompt - at), at) for at in range(0, prompt, most))
     return {
         "threads": threads,
