@@ -21,8 +21,8 @@ from rlx.engine.kv.prompt_embeddings import shift_at
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.model_runner import ModelRunner
 from rlx.engine.opening.setup import Setup, Source, check_types
-from rlx.engine.programs.programs import HIDDEN, Programs, ProgramSpec
-from rlx.engine.speculation.heads import Head
+from rlx.engine.programs.programs import HIDDEN, ProgramSpec
+from rlx.engine.speculation.heads import Head, loaded_programs
 from rlx.errors import ArgumentError, WeightError
 from rlx.ir.dtypes import I32, I64
 from rlx.ir.graph import Graph
@@ -119,15 +119,7 @@ class CacheReader:
     ) -> None:
         self.head, self._runner = head, runner
         self._groups = None if order is None else order.reshape(clusters, -1)
-        buffers = lambda: {**tensors.buffers, **head.borrowed}  # noqa: E731
-        self._programs = Programs(
-            head.graph, setup, tensors.compiler, lambda: tensors.workers, buffers, packed=head.packed
-        )
-        for name, value in head.graph.constants.items():
-            tensors.add_array(name, value)
-        tensors.load(
-            {n: row for n, row in self._programs.weights.items() if n not in head.borrowed}, head.source, progress
-        )
+        self._programs = loaded_programs(head, setup, tensors, progress)
         self._programs.bind(runner.pool.memory)
         self._start = self._count = 0  # of the rows of the model that it has the hidden states of
         self._hidden: Buffer | None = None

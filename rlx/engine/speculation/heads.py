@@ -72,6 +72,19 @@ class Head:
     embeds: EmbeddedRows | None = None
 
 
+def loaded_programs(head: Head, setup: Setup, tensors: Tensors, progress: Progress | None) -> Programs:
+    """The programs of a head, whose weights are loaded; arguments as of `Predictor`."""
+    buffers = lambda: {**tensors.buffers, **head.borrowed}  # noqa: E731
+    workers = lambda: tensors.workers  # noqa: E731
+    made = Programs(head.graph, setup, tensors.compiler, workers, buffers, packed=head.packed)
+    for name, value in head.graph.constants.items():
+        if name not in tensors.buffers:
+            tensors.add_array(name, value)
+    own = {name: row for name, row in made.weights.items() if name not in head.borrowed}
+    tensors.load(own, head.source, progress)
+    return made
+
+
 class Predictor:
     """A head, its KV cache, and the part of the session that it has processed.
 
@@ -91,19 +104,11 @@ class Predictor:
 
     def __init__(self, head: Head, setup: Setup, tensors: Tensors, progress: Progress | None) -> None:
         self.head, self._ranges, self.backend = head, setup.profile.ranges, tensors.compiler.backend
-        buffers = lambda: {**tensors.buffers, **head.borrowed}  # noqa: E731
-        self._programs = programs = Programs(
-            head.graph, setup, tensors.compiler, lambda: tensors.workers, buffers, packed=head.packed
-        )
-        for name, value in head.graph.constants.items():
-            if name not in tensors.buffers:
-                tensors.add_array(name, value)
-        own = {name: row for name, row in programs.weights.items() if name not in head.borrowed}
-        tensors.load(own, head.source, progress)
+        self._programs = loaded_programs(head, setup, tensors, progress)
         sizes = Sizes.of(head.graph, setup.layouts, setup.max_seq, setup.profile.buckets[-1])
         extents = sizes.extents(page_count(setup.max_seq, sizes.page), 1)
         self.states = StateMemory(head.graph, self.backend.memory, setup.layouts, extents, paged=True)
-        programs.bind(self.states)
+        self._programs.bind(self.states)
         self._by_rows: dict[int, Program] = {}
         self._base = self._next = 0  # the head has processed positions [base, next)
         self._start = 0  # position of the first stored row that it has not processed
