@@ -311,9 +311,10 @@ class Program(ABC):
             observer.before(self)
         start = time.perf_counter()
         self.launch()
-        self.tell(time.perf_counter() - start, 1)
-        if self.observers and self.log is not None:
-            tell_log(self, self.log)
+        if self.observers:
+            self.tell(time.perf_counter() - start, 1)
+            if self.log is not None:
+                tell_log(self, self.log)
 
     def begin(self, **extents: int) -> None:
         """As `run`, but a device may return as soon as it has the inputs: who reads results waits until they are there.

@@ -187,17 +187,18 @@ class ModelRunner:
             BusyError: a sequence was closed, or is paused.
             PoolFullError: the pool has no room for all of it; nothing was computed.
         """
-        found = self._computed(batch.segments, copies=True)
+        found = self.compute(batch, copies=True)
         return [None if logits is None else np.asarray(logits) for logits in found]
 
-    def compute(self, batch: Batch) -> list[Values | None]:
+    def compute(self, batch: Batch, *, copies: bool = False) -> list[Values | None]:
         """As `step`, but the logits stay where they lie, which is valid until the next step.
 
         It is for callers that choose a token and are done with them.
-        """
-        return self._computed(batch.segments, copies=False)
 
-    def _computed(self, segments: Ids[Segment], *, copies: bool) -> list[Values | None]:
+        Args:
+            copies: whether they are copied, and stay valid.
+        """
+        segments = batch.segments
         for segment in segments:
             self.prepare(segment.sequence, segment.tokens)
         if len(segments) == 1:  # quick, for every token of a sequence alone
