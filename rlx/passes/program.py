@@ -48,6 +48,7 @@ class Program:
         replicated: the places of the nodes of prologues, in private memory of a worker. Their region reads them there.
         private: bytes of that memory.
         deterministic: whether the arithmetic of a row must not depend on the number of rows of a call.
+        exact: whether the precision is "exact".
     """
 
     graph: Graph
@@ -59,6 +60,7 @@ class Program:
     replicated: dict[Node, Buffer] | None = None
     private: int = 0
     deterministic: bool = False
+    exact: bool = False
 
     @property
     def symbols(self) -> list[str]:

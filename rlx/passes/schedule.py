@@ -47,7 +47,8 @@ def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) ->
     for node in private:
         log.done("prologue", names[node], "each worker computes it" + (", and a region" if node in shared else ""))
     parallel, own = (tuple(map(tuple, some)) for some in (regions, before))
-    program = Program(graph, parallel, own, load, deterministic=options.deterministic)
+    exact = options.precision == "exact"
+    program = Program(graph, parallel, own, load, deterministic=options.deterministic, exact=exact)
     log.fact("regions", depth)
     log.fact(
         "distinct regions", len({*zip(*(map(signature, p) for p in (program.prologues, program.regions)), strict=True)})

@@ -16,10 +16,13 @@ from click.testing import CliRunner
 
 import rlx
 from rlx.backends.cuda import clocks, driver, ptx, sass
+from rlx.backends.cuda.backend import round_many
 from rlx.backends.cuda.target import LEVELS, named
 from rlx.cli.main import cli
 from rlx.errors import ArgumentError, CompileError, TargetError
+from rlx.ir import ops
 from rlx.ir.dtypes import BF16, F8_E4M3, F16, F32, Q4_K, Q6_K, Q8_0, DType
+from rlx.passes.options import Options
 from rlx.store.cache import CompileCache
 
 #: Recurrent states and quantized weights. Slow cases: windows and soft caps, which `test_cuda_kernels.py` computes,
@@ -197,3 +200,36 @@ def test_every_card_has_a_peak(level: str) -> None:
     card: Any = SimpleNamespace(attribute=lambda number: {16: 10, 13: 1_000_000}[number])
     found = clocks.peaks(card, level)
     assert found["bf16"] == 2 * found["f32"] >= 5120
+
+
+@pytest.mark.parametrize(
+    ("options", "rounded"),
+    [
+        ({"seq": (2, 128)}, {"q8_0", "bf16"}),
+        ({"seq": (2, 64)}, set()),
+        ({"seq": (2, 128), "deterministic": True}, set()),
+        ({"seq": (2, 128), "precision": "exact"}, set()),
+    ],
+)
+def test_calls_of_many_rows_round_activations(options: dict[str, Any], rounded: set[str]) -> None:
+    """With precision "auto", where the model allows it; over weights in f32 never."""
+    graph = rlx.Graph("linears")
+    x = graph.input("x", [rlx.SEQ, 64])
+    for name, dtype, bf16 in (("q8_0", Q8_0, False), ("bf16", BF16, True), ("kept", BF16, False), ("f32", F32, True)):
+        graph.output(name, ops.linear(x, graph.weight(f"w.{name}", [32, 64], dtype), bf16=bf16))
+    found = round_many(graph, Options(**options))
+    assert {name for name, node in found.outputs.items() if node.inputs[0].dtype is BF16} == rounded
+
+
+def test_rounded_activations_compile(card: paper_card.PaperCard, goldens: Path) -> None:
+    """Logits of a call of many rows are those of the reference device, but for the rounding."""
+    options: dict[str, Any] = {**OPTIONS, "precision": "auto"}
+    ids, found = [3 + i * i % 29 for i in range(70)], []
+    for device in ("paper", "reference"):
+        model = goldens / "llama-k256" / "model-Q4_K_M.gguf"
+        with rlx.auto_runner(model, **options, device=device, cache=CompileCache(policy="off")) as runner:
+            found.append(runner.predict_logits(ids).astype(np.float64))
+    assert found[0] @ found[1] / np.sqrt((found[0] @ found[0]) * (found[1] @ found[1])) > 0.998
+    (many,) = (each for each in card.manifests if each["bounds"]["SEQ"][1] > 64)
+    names = [name for region in many["regions"] for _, name in region]
+    assert sum(name.startswith("quantize") for name in names) == 1, "of the last layer, whose norm has two readers"

@@ -12,14 +12,17 @@ from rlx.backends.cuda.build import build_program
 from rlx.backends.cuda.chooser import Chooser, compiled
 from rlx.backends.cuda.driver import Loaded
 from rlx.backends.cuda.formats import CardFormats
+from rlx.backends.cuda.many_rows import MANY
 from rlx.backends.cuda.memory import CardMemory, CardSource
 from rlx.backends.cuda.program import CardCode, CardProgram, Stream
 from rlx.backends.cuda.target import Target, dotted
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
 from rlx.backends.program import Manifest
 from rlx.errors import ArgumentError
-from rlx.ir.dtypes import DType
+from rlx.ir import dims, ops
+from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.passes.quantize import quantize
@@ -28,9 +31,28 @@ from rlx.sampling.choice import Choose
 from rlx.store.key import compiler_versions
 
 
-def keep_f32(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
-    """The pass `quantize` with precision "exact", whatever the precision: all activations keep f32."""
-    return quantize(graph, replace(options, precision="exact"), log)
+def round_many(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
+    """In place of the pass `quantize`: with precision "auto", linears of many rows take activations in bf16.
+
+    Those of fewer rows keep f32, and so do those of deterministic programs, of heads with a matrix each, and over
+    weights in f32, or in 16 bits if the model does not allow it (see `rlx.passes.quantize`).
+    """
+    rounds = options.precision == "auto" and not options.deterministic
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        if rounds and _may_round(old) and dims.bounds(inputs[0].shape[0], options.bounds)[1] > MANY:
+            return ops.make(old.op, ops.quantize(inputs[0], "bf16"), *inputs[1:], **dict(old.attrs))
+        return ops.rebuild(old, inputs)
+
+    return quantize(graph.map(visit), replace(options, precision="exact"), log)
+
+
+def _may_round(node: Node) -> bool:
+    if node.op not in ("linear", "expert_linear"):
+        return False
+    weight = node.inputs[1 if node.op == "linear" else 2]
+    allowed = weight.dtype.is_quantized or (weight.dtype in (BF16, F16) and node["bf16"])
+    return allowed and node.inputs[0].dtype is F32 and (node.op == "expert_linear" or len(weight.shape) == 2)
 
 
 class Cuda(Backend):
@@ -46,8 +68,8 @@ class Cuda(Backend):
         return compiler_versions()
 
     def passes(self, phase: str) -> tuple[pipeline.Pass, ...]:
-        """The usual ones; activations keep f32: tensor cores take them as two bf16 parts, so there is no choice."""
-        return tuple(keep_f32 if each is quantize else each for each in pipeline.usual_passes(phase))
+        """The usual ones; activations are rounded in calls of many rows only."""
+        return tuple(round_many if each is quantize else each for each in pipeline.usual_passes(phase))
 
     def target(self, level: str | None = None) -> Target:
         """The card; with a level such as "sm_90", code to look at. Levels of other devices mean nothing."""

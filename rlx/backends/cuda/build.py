@@ -43,8 +43,9 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
     start = time.perf_counter()
     symbols = *program.symbols, *ADDED
     context = Context(
-        symbols, program.graph.bounds, target.overlaps, target.shared, target.together, program.deterministic
-    )
+        symbols, program.graph.bounds, target.overlaps, target.shared, target.together, program.deterministic,
+        program.exact,
+    )  # fmt: skip
     nodes, own = [node for region in program.regions for node in region], dict[Node, Launch]()
     launches: dict[Node, list[Launch]] = {}
     for i, region in enumerate(program.regions):

@@ -63,6 +63,7 @@ class Context:
         shared: bytes of shared memory that a block of the target can have.
         together: whether four warps can multiply together.
         deterministic: whether the arithmetic of a row must not depend on the number of rows: no kernels for many rows.
+        exact: whether the precision is "exact".
         places: values of the region that each block computes for itself, and where they are in shared memory.
         own: the launches that compute them, in order.
         start: first byte of shared memory that is free.
@@ -75,6 +76,7 @@ class Context:
     shared: int
     together: bool
     deterministic: bool = False
+    exact: bool = False
     places: Mapping[Node, int] = field(default_factory=dict)
     own: Mapping[Node, Launch] = field(default_factory=dict)
     start: int = 0

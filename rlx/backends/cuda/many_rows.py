@@ -20,6 +20,7 @@ from rlx.backends.cuda.launches import SCRATCH, Arg, Blocks, Context, Launch
 from rlx.backends.cuda.layouts import ROWS, form_of
 from rlx.backends.sizes import extent, rows, static
 from rlx.ir.dims import DimLike
+from rlx.ir.dtypes import BF16
 from rlx.ir.node import Node
 from rlx.ir.segments import is_segmented
 
@@ -119,12 +120,14 @@ def _products(
     attrs, form = dict(n.attrs), form_of(weight.dtype)
     gated, out, parts = attrs.get("gated"), attrs.get("out", "f32"), _parts(args)
     height, width = static(weight, -2), static(weight, -1)
-    stored, each, stages = larges.parts_of(width, form), shape.tiles(parts), larges.stages_of(form, shape, c.shared)
+    split = 1 if n.inputs[0].dtype is BF16 else 3 if c.exact else 2
+    stored, each = larges.parts_of(width, form, split), shape.tiles(parts)
+    stages = larges.stages_of(form, shape, c.shared, split)
     if not stages or c.own:
         return []
     tiles = -(-height // (ROWS * each))
 
-    def split(k: Code) -> None:
+    def write(k: Code) -> None:
         larges.write_parts(k, stored, k.dim(x_rows), k.at(k.pointers["parts"], I8, before))
 
     def body(k: Code) -> None:
@@ -143,12 +146,12 @@ def _products(
             residual=of.get("residual"),
         )
         with k.when(some.some) if some.some else nullcontext():
-            larges.Large(k, form, height, width, shape, stages, gated, out).emit(at)
+            larges.Large(k, form, height, width, shape, stages, gated, out, split).emit(at)
 
     scratch = extent([x_rows, stored.nbytes], n) + before
     items = Blocks(extent([x_rows, stored.padded // larges.SPLIT], n), THREADS)
     return [
-        c.launch(n, "parts", {"x": n.inputs[0], "parts": SCRATCH}, items, split, scratch),
+        c.launch(n, "parts", {"x": n.inputs[0], "parts": SCRATCH}, items, write, scratch),
         c.launch(n, n.op, {**args, "x": SCRATCH}, replace(blocks, times=blocks.times * tiles), body, scratch),
     ]
 

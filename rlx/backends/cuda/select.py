@@ -239,15 +239,14 @@ def _linear(n: Node, c: Context) -> list[Launch]:
 
 def _many(n: Node, c: Context) -> bool:
     """Whether a call may have many rows, and kernels for them may serve it."""
-    return not c.deterministic and c.most(n.inputs[0].shape[0]) > many_rows.MANY and n.inputs[0].dtype.name == "f32"
+    return not c.deterministic and c.most(n.inputs[0].shape[0]) > many_rows.MANY
 
 
 def _linear_launches(
     n: Node, c: Context, weight: Node, count: DimLike, args: Mapping[str, Arg], gated: str | None, out: str
 ) -> list[Launch]:
+    _refuse_rounded(n)
     x = n.inputs[0]
-    if x.dtype.name != "f32":
-        raise CompileError(f"activations of {x.dtype} are not multiplied on this device", where=repr(n))
     form, height, width = form_of(weight.dtype), static(weight, 0), static(weight, 1)
     shape, parts = linears.shape_of(c.most(count), height), 2 if gated else 1
     alone = count == 1 and width <= WIDEST
@@ -284,6 +283,12 @@ def _linear_launches(
         lambda k: linears.store_parts(k, form, width, k.dim(count)), scratch,
     )  # fmt: skip
     return [split, c.launch(n, n.op, {**args, "x": SCRATCH}, blocks, body, scratch)]
+
+
+def _refuse_rounded(n: Node) -> None:
+    x = n.inputs[0]
+    if x.dtype.name != "f32":
+        raise CompileError(f"activations of {x.dtype} are not multiplied on this device", where=repr(n))
 
 
 def _expert_linear(n: Node, c: Context) -> list[Launch]:
@@ -323,6 +328,7 @@ def _matrix_for_each(
     Args:
         place: number of a row of the result -> (number of its matrix, its row of x).
     """
+    _refuse_rounded(n)
     weight = _source(weights)
     form, height, width = form_of(weight.dtype), static(weight, 1), static(weight, 2)
     nbytes, tiles = form.places(height, width)[2], -(-height // ROWS)

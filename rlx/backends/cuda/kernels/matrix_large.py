@@ -1,6 +1,7 @@
 """Linear layers of many rows on tensor cores: x W^T.
 
-Two kernels: the first writes x as two bf16 parts, with its sums where the weights have lows. The second has a tile of
+Two kernels: the first writes x as parts of bf16, with its sums where the weights have lows: one part of an x that is
+bf16, else two, within 2^-17, or three, within 2^-25. The second has a tile of
 weights and a tile of x for each block. Both come to shared memory in chunks of 64 k, some of which are under way while
 one is multiplied. A warp has one or two tiles of 16 rows of the weights, which it copies for itself, as tensor cores
 take them. Four warps multiply together where the card can (wgmma, sm_90a): they read x from shared memory themselves.
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlx.backends.cuda.code import F32, I8, I32, I64, THREADS, WARP, WARPS, Code, Operand, Value, Variable
+from rlx.backends.cuda.code import F32, I8, I16, I32, I64, THREADS, WARP, WARPS, Code, Operand, Value, Variable
 from rlx.backends.cuda.kernels.matrix import Group, Matrix
 from rlx.backends.cuda.kernels.tensor_cores import (
     begin_products,
@@ -97,15 +98,17 @@ def shape_of_experts(units: int, experts: int, parts: int, together: bool) -> Sh
 
 @dataclass(frozen=True)
 class Parts:
-    """How the first kernel stores rows of x: two parts, and the sums over the k of each scale, if there are lows.
+    """How the first kernel stores rows of x: its parts, and the sums over the k of each scale, if there are lows.
 
     Attributes:
         width: of x.
         sums: for each 32 k, 0 if there are no lows.
+        count: of parts: 1 if x is bf16, 2 or 3 if it is f32.
     """
 
     width: int
     sums: int
+    count: int
 
     @property
     def padded(self) -> int:
@@ -115,12 +118,17 @@ class Parts:
     @property
     def nbytes(self) -> int:
         """Bytes of a row: the parts, then two sums for each 32 k, of which the second is used if there are two."""
-        return 2 * self.padded * 2 + (self.padded // DEPTH * 8 if self.sums else 0)
+        return self.sums_place + (self.padded // DEPTH * 8 if self.sums else 0)
+
+    @property
+    def sums_place(self) -> int:
+        """Bytes of a row before the sums."""
+        return self.count * self.padded * 2
 
 
-def parts_of(width: int, form: Form) -> Parts:
+def parts_of(width: int, form: Form, count: int = 2) -> Parts:
     """How rows of x are stored for a layer."""
-    return Parts(width, max(form.scales, 1) if form.lows else 0)
+    return Parts(width, max(form.scales, 1) if form.lows else 0, count)
 
 
 def write_parts(k: Code, p: Parts, rows: Operand, out: Value) -> None:
@@ -136,12 +144,13 @@ def write_parts(k: Code, p: Parts, rows: Operand, out: Value) -> None:
     inside = row < rows
     numbers = [k.variable(F32, 0.0) for _ in range(SPLIT)]
     with k.when(inside & (column < p.width)):
-        _load_row(k, k.at(x, F32, row * p.width + column), column, p.width, numbers)
+        source = k.at(x, I16 if p.count == 1 else F32, row * p.width + column)
+        _load_row(k, source, column, p, numbers)
     values = [number.get() for number in numbers]
-    pairs = [pair_parts(k, values[i], values[i + 1], "bf16") for i in range(0, SPLIT, 2)]
+    pairs = [pair_parts(k, values[i], values[i + 1], "bf16", p.count) for i in range(0, SPLIT, 2)]
     at = k.at(out, I8, row.to(I64) * p.nbytes)
     with k.when(inside):
-        for part in range(2):
+        for part in range(p.count):
             for half in range(2):
                 words = k.vector([pair[part] for pair in pairs[half::2]])
                 k.store(k.at(at, I8, (column * 2 + (part * p.padded * 2 + 16 * half)).to(I64)), words)
@@ -149,16 +158,22 @@ def write_parts(k: Code, p: Parts, rows: Operand, out: Value) -> None:
         _write_sums(k, p, at, column, values, inside)
 
 
-def _load_row(k: Code, x: Value, column: Value, width: int, numbers: Sequence[Variable]) -> None:
-    if width % SPLIT == 0:
+def _load_row(k: Code, x: Value, column: Value, p: Parts, numbers: Sequence[Variable]) -> None:
+    """Sixteen elements of a row, as f32; bf16 are the upper half of such a number."""
+    if p.width % SPLIT == 0:
         for i in range(0, SPLIT, 4):
-            loaded = k.lanes(k.load(k.at(x, F32, i), "<4 x float>"))
+            if p.count == 1:
+                words = k.lanes(k.load(k.at(x, I16, i), "<2 x i32>"))
+                loaded = [half.bits(F32) for word in words for half in (word << 16, word & -0x10000)]
+            else:
+                loaded = k.lanes(k.load(k.at(x, F32, i), "<4 x float>"))
             for variable, value in zip(numbers[i : i + 4], loaded, strict=True):
                 variable.set(value)
         return
     for i, variable in enumerate(numbers):
-        with k.when(column + i < width):
-            variable.set(k.load(x, F32, i))
+        with k.when(column + i < p.width):
+            one = (k.load(x, I16, i).to(I32) << 16).bits(F32) if p.count == 1 else k.load(x, F32, i)
+            variable.set(one)
 
 
 def _write_sums(k: Code, p: Parts, at: Value, column: Value, values: Sequence[Value], inside: Value) -> None:
@@ -169,7 +184,7 @@ def _write_sums(k: Code, p: Parts, at: Value, column: Value, values: Sequence[Va
     if p.sums == 1:
         total, inside = total + k.exchanged(total, 1), inside & part.equals(0)
     with k.when(inside):
-        k.store(at, total, group * 2 + part + p.padded)
+        k.store(at, total, group * 2 + part + p.sums_place // 4)
 
 
 @dataclass
@@ -213,15 +228,16 @@ class Operands:
     residual: Value | None
 
 
-def stages_of(form: Form, shape: Shape, shared: int) -> int:
+def stages_of(form: Form, shape: Shape, shared: int, count: int = 2) -> int:
     """How many chunks of x and the weights a block has in shared memory; 0 if it has not the room.
 
     Two blocks of a multiprocessor hide more than a third chunk of one.
 
     Args:
         shared: bytes of shared memory that a block can have.
+        count: of parts of x.
     """
-    nbytes = shape.rows * (2 * _LINE + 16) + WARPS * shape.each * _codes(form)
+    nbytes = shape.rows * (count * _LINE + 16) + WARPS * shape.each * _codes(form)
     for room in (shared // 2, shared):
         if (found := min(_STAGES, (room - _ATOM) // nbytes)) > 1:
             return found
@@ -291,19 +307,20 @@ class Large:
         stages: chunks in shared memory.
         gated: the activation of gate weights.
         out: type of the results, "f32" or "bf16".
+        count: of parts of x.
     """
 
     def __init__(
         self, code: Code, form: Form, n: int, width: int, shape: Shape, stages: int, gated: str | None = None,
-        out: str = "f32",
+        out: str = "f32", count: int = 2,
     ) -> None:  # fmt: skip
         self.code, self.form, self.n, self.width, self.shape, self.stages, self.gated, self.out = (
             code, form, n, width, shape, stages, gated, out,
         )  # fmt: skip
-        self.stored = parts_of(width, form)
+        self.stored = parts_of(width, form, count)
         self.chunks = self.stored.padded // CHUNK
         self.part_bytes = shape.rows * _LINE
-        self.stage = 2 * self.part_bytes
+        self.stage = count * self.part_bytes
         self.memory = code.share(stages * self.stage, align=_ATOM)
         self.sums = code.share(stages * shape.rows * 16) if self.stored.sums else self.memory
         self.line, self.rank = code.warp % shape.lines, code.warp // shape.lines
@@ -374,7 +391,7 @@ class Large:
         base = k.at(self.memory, I8, stage * self.stage)
         column = number * CHUNK + k.thread % (CHUNK // _COPIED) * _COPIED
         for source, place in rows:
-            for part in range(2):
+            for part in range(p.count):
                 target = k.at(base, I8, place + part * self.part_bytes)
                 copy_async(k, target, k.at(source, I8, (column * 2 + part * p.padded * 2).to(I64)))
         if p.sums:
@@ -382,7 +399,7 @@ class Large:
             with k.when(row < self.shape.rows):
                 source = k.at(at.x, I8, at.rows.row(row).to(I64) * p.nbytes)
                 target = k.at(self.sums, I8, (stage * (self.shape.rows * 2) + k.thread) * 8)
-                place = (number * (CHUNK // DEPTH) + group) * 8 + 4 * p.padded
+                place = (number * (CHUNK // DEPTH) + group) * 8 + p.sums_place
                 copy_async(k, target, k.at(source, I8, place.to(I64)), size=8)
 
     # -- products -----------------------------------------------------------------------------------------------------
@@ -426,9 +443,9 @@ class Large:
         zero = [k.f32(0.0)] * 4
         found = start or [[zero for _ in columns] for _ in groups]
         for step in steps:
-            x = [self._x(base, part, columns[0], step) for part in range(2)]
+            x = [self._x(base, part, columns[0], step) for part in range(self.stored.count)]
             for i in range(len(groups[0].parts[step % 2])):
-                for j in range(2 - i):
+                for j in self._with(i):
                     for tile, group in enumerate(groups):
                         for c in range(len(columns)):
                             right = x[j][2 * c : 2 * c + 2]
@@ -479,7 +496,11 @@ class Large:
 
     def _operands(self, group: Group, step: int) -> list[tuple[list[Value], int]]:
         parts = group.parts[step % 2]
-        return [(part, (step * 32 + j * self.part_bytes) // 16) for i, part in enumerate(parts) for j in range(2 - i)]
+        return [(part, (step * 32 + j * self.part_bytes) // 16) for i, part in enumerate(parts) for j in self._with(i)]
+
+    def _with(self, part: int) -> range:
+        """The parts of x that a part of the weights is multiplied with: products of two later parts are too small."""
+        return range(min(self.stored.count, max(self.stored.count, 2) - part))
 
     def _scale(
         self, group: Group, s: int, own: list[list[Variable]], stage: Value, place: int, values: list[Value]
