@@ -66,6 +66,11 @@ def test_top_p_is_the_shortest_head_that_reaches_p(logits: Array, share: float) 
     assert len(kept) == 1 or sum(shares[i] for i in order[: len(kept) - 1]) < share + 1e-9
 
 
+@pytest.mark.parametrize(("share", "count"), [(0.0, 1), (0.1, 1), (0.11, 2), (0.35, 4), (0.5, 5), (0.91, 10)])
+def test_top_p_among_equals(share: float, count: int) -> None:
+    assert top_p(np.full(10, 3, np.float32), share).tolist() == list(range(count))
+
+
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.999999, np.nextafter(1, 0)])
 @pytest.mark.parametrize("scale", [0.0, 0.5, 4.0])
 def test_top_p_of_a_long_row(share: float, scale: float) -> None:
