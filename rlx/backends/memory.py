@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -62,6 +62,16 @@ class Memory(ABC):
     @abstractmethod
     def copy(self, source: Buffer, target: Buffer) -> None:
         """Copies between two buffers of this memory, of the same size."""
+
+    def copy_rows(self, source: Buffer, target: Buffer, rows: int, stride: int) -> None:
+        """Copies pieces of the size of `source`, of which each lies `stride` bytes after the one before.
+
+        Args:
+            source, target: the first piece, and where it goes.
+        """
+        for row in range(rows):
+            old, new = (replace(each, start=each.start + row * stride) for each in (source, target))
+            self.copy(old, new)
 
     @abstractmethod
     def zero(self, target: Buffer) -> None:
@@ -218,8 +228,8 @@ class Grid:
         if self._view is not None:
             self._view[:, target] = self._view[:, source]
             return
-        for old, new in zip(self._parts(source, 1), self._parts(target, 1), strict=True):
-            old.copy_to(new)
+        old, new = (self.buffer.part(number * self.nbytes, self.nbytes) for number in (source, target))
+        self.buffer.memory.copy_rows(old, new, self.rows, self.count * self.nbytes)
 
     def discard(self, numbers: Sequence[int]) -> None:
         """Sets blocks to zeros, as `Buffer.discard`."""

@@ -90,6 +90,13 @@ class PaperDriver:
 
     _cuMemcpyDtoH_v2 = _cuMemcpyHtoD_v2 = _cuMemcpyDtoDAsync_v2 = _cuMemcpyHtoDAsync_v2
 
+    def _cuMemcpy2DAsync_v2(self, how: Any, stream: Any) -> None:
+        copy = how._obj
+        assert copy.source.memory == copy.target.memory == 2 and ctypes.sizeof(copy) == 128
+        for row in range(copy.height):
+            old, new = (each.address + row * each.pitch for each in (copy.source, copy.target))
+            ctypes.memmove(new, old, copy.width)
+
     def _cuMemsetD8Async(self, target: Any, value: int, nbytes: Any, stream: Any) -> None:
         ctypes.memset(target.value, value, nbytes.value)
 

@@ -18,6 +18,7 @@ from rlx.backends.cuda.kernels import pack as kernels
 from rlx.backends.cuda.memory import CardMemory, address
 from rlx.backends.cuda.program import CardCode, CardProgram, Stream
 from rlx.backends.cuda.target import named
+from rlx.backends.memory import Grid
 from rlx.errors import CompileError, DeviceError, ResourceError, TargetError
 from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import DType
@@ -148,6 +149,18 @@ def test_only_its_own_thread_adds_to_a_record(paper: PaperDriver) -> None:
     others[0].join()
     used = [call for call in paper.calls if call in ("cuStreamEndCapture", "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async")]
     assert used[-3:] == ["cuMemcpyDtoDAsync_v2", "cuStreamEndCapture", "cuMemsetD8Async"]
+
+
+def test_a_page_is_copied_at_once(paper: PaperDriver) -> None:
+    card = Card()
+    memory = CardMemory(lambda: card)  # type: ignore[arg-type]
+    values = np.arange(3 * 5 * 8, dtype=np.uint8).reshape(3, 5, 8)
+    buffer = memory.adopt(values.reshape(-1))
+    Grid(buffer, 3, 5, 8).copy(1, 4)
+    values[:, 4] = values[:, 1]
+    np.testing.assert_array_equal(buffer.read(np.uint8, (3, 5, 8)), values)
+    assert paper.calls.count("cuMemcpy2DAsync_v2") == 1
+    buffer.close()
 
 
 def test_an_address_of_a_released_buffer(paper: PaperDriver) -> None:

@@ -206,16 +206,16 @@ def test_linears_of_many_rows(dtype: str, width: int, shape: Shape, gated: str |
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "rows"),
-    [("q8_0", 352, 5), ("q4_k", 512, 20), ("q6_k", 512, 9), ("bf16", 300, 33), ("q2_k", 512, 7)],
+    ("dtype", "width", "rows", "each"),
+    [("q8_0", 352, 5, 2), ("q4_k", 512, 20, 1), ("q6_k", 512, 9, 2), ("bf16", 300, 33, 2), ("q2_k", 512, 7, 1)],
 )
-def test_linears_of_few_rows(dtype: str, width: int, rows: int) -> None:
+def test_linears_of_few_rows(dtype: str, width: int, rows: int, each: int) -> None:
     """x that a kernel before has split gives the bits of x that each block splits for itself."""
     n, rng, type_ = 40, np.random.default_rng(width), DTYPES[dtype]
-    form, shape = layouts.form_of(type_), linears.shape_of(rows, n)
+    form, shape = layouts.form_of(type_), replace(linears.shape_of(rows, n), each=each)
     stored = linears.Stored.of(form, width)
     x, raw = rng.standard_normal((rows, width)).astype(np.float32), random_bytes(type_, n, width, rng)
-    found, tiles = [], -(-n // (layouts.ROWS * shape.tiles))
+    found, tiles = [], -(-n // (layouts.ROWS * shape.each))
     for is_stored in (False, True):
         memory = simt.Memory()
         places = {"x": memory.put(x), "w0": memory.put(layouts.pack(type_, raw, n, width))}
@@ -227,13 +227,13 @@ def test_linears_of_few_rows(dtype: str, width: int, rows: int) -> None:
             run(kernel_of(split), memory, -(-rows * stored.quads // THREADS), {"x": places["x"], "parts": parts})
             places["x"] = parts
         code = Code("kernel", dict.fromkeys(["x", "w0", "out"]), [])
-        first, each = code.block // tiles * shape.rows, stored.groups if is_stored else width
+        first, size = code.block // tiles * shape.rows, stored.groups if is_stored else width
         at = linears.Operands(
             weights=[code.pointers["w0"]], x=code.pointers["x"], out=code.pointers["out"],
-            row=lambda i, first=first, each=each: (first + i) * each,
+            row=lambda i, first=first, size=size: (first + i) * size,
             valid=lambda i, first=first: first + i < rows,
             place=lambda i, column, first=first: (first + i) * n + column,
-            tile=code.block % tiles * shape.tiles, bias=[], residual=None,
+            tile=code.block % tiles * shape.each, bias=[], residual=None,
         )  # fmt: skip
         linears.Linear(code, form, n, width, shape, stored=is_stored).emit(at)
         run(kernel_of(code), memory, tiles * -(-rows // shape.rows), places)

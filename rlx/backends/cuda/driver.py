@@ -23,6 +23,7 @@ _LOG_BYTES = 8192
 _PTX, _CUBIN_ERROR_LOG, _ERROR_LOG_BYTES = 1, 5, 6  # CUjitInputType, CUjit_option
 _MAX_DYNAMIC_SHARED, _CARVEOUT = 8, 9  # CUfunction_attribute
 _CAPTURE_RELAXED = 2
+_CARD = 2  # CUmemorytype
 
 _OUT_OF_MEMORY, _NOT_READY = 2, 600
 
@@ -75,6 +76,21 @@ class LaunchConfig(ctypes.Structure):
         ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint), ("stream", c_void_p),
         ("attributes", POINTER(LaunchAttribute)), ("count", c_uint),
     )  # fmt: skip
+
+
+class Place(ctypes.Structure):
+    """One side of a CUDA_MEMCPY2D."""
+
+    _fields_ = (
+        ("x", c_size_t), ("y", c_size_t), ("memory", c_uint), ("host", c_void_p), ("address", c_uint64),
+        ("array", c_void_p), ("pitch", c_size_t),
+    )  # fmt: skip
+
+
+class Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (("source", Place), ("target", Place), ("width", c_size_t), ("height", c_size_t))
 
 
 @cache
@@ -349,6 +365,12 @@ class Card(Context):
         """Begins to copy within the card."""
         self.use()
         self._begin("cuMemcpyDtoDAsync_v2", c_uint64(target), c_uint64(source), c_size_t(nbytes), self._stream)
+
+    def copy_rows(self, target: int, source: int, nbytes: int, rows: int, stride: int) -> None:
+        """Begins to copy pieces within the card, each `stride` bytes after the one before."""
+        self.use()
+        places = Place(memory=_CARD, address=source, pitch=stride), Place(memory=_CARD, address=target, pitch=stride)
+        self._begin("cuMemcpy2DAsync_v2", byref(Copy2D(*places, nbytes, rows)), self._stream)
 
     def zero(self, target: int, nbytes: int) -> None:
         """Begins to set memory to zeros."""

@@ -62,6 +62,9 @@ class CardMemory(Memory):
         if source.nbytes:
             self._card().copy(address(target), address(source), source.nbytes)
 
+    def copy_rows(self, source: Buffer, target: Buffer, rows: int, stride: int) -> None:
+        self._card().copy_rows(address(target), address(source), source.nbytes, rows, stride)
+
     def zero(self, target: Buffer) -> None:
         if target.nbytes:
             self._card().zero(address(target), target.nbytes)

@@ -248,10 +248,11 @@ def _linear_launches(
     _refuse_rounded(n)
     x = n.inputs[0]
     form, height, width = form_of(weight.dtype), static(weight, 0), static(weight, 1)
-    shape, parts = linears.shape_of(c.most(count), height), 2 if gated else 1
+    parts = 2 if gated else 1
+    shape = linears.shape_of(c.most(count), height, parts)
     alone = count == 1 and width <= WIDEST
     own = row_shape(form, height, width, parts)
-    tiles = own.blocks if alone else -(-height // (ROWS * shape.tiles))
+    tiles = own.blocks if alone else -(-height // (ROWS * shape.tiles * shape.each))
     stored = None if alone or c.own else linears.Stored.of(form, width)
 
     def body(k: Code) -> None:
@@ -265,7 +266,7 @@ def _linear_launches(
             row=lambda i: (first + i) * (stored.groups if stored else width),
             valid=lambda i: i < rows_left,
             place=lambda i, column: (first + i) * height + column,
-            tile=k.block % tiles if alone else (k.block % tiles) * shape.tiles,
+            tile=k.block % tiles if alone else (k.block % tiles) * (shape.tiles * shape.each),
             bias=[of[name] for name in args if name[0] == "b"],
             residual=of.get("residual"),
         )
@@ -352,7 +353,7 @@ def _matrix_for_each(
             shape = row_shape(form, height, width, len(at.weights), one_tile=True)
             RowLinear(k, form, height, width, shape, gated).emit(at)
         else:
-            Linear(k, form, height, width, linears.shape_of(1, height), gated).emit(at)
+            Linear(k, form, height, width, linears.ONE_TILE, gated).emit(at)
 
     return _named(n, c, names, Blocks(count, 1, tiles), body)
 

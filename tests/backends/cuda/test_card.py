@@ -15,12 +15,15 @@ import rlx
 from rlx.backends.cuda import layouts
 from rlx.backends.cuda.backend import BACKEND
 from rlx.backends.cuda.program import CardCode, CardProgram, Stream
+from rlx.backends.memory import DeviceArray
 from rlx.compiler.compile import Compiler
 from rlx.ir import ops
 from rlx.ir.dtypes import DTYPES, DType
 from rlx.ir.stored import dequantize
 from rlx.passes import pipeline
 from rlx.passes.options import Options
+from rlx.sampling.choice import UNIFORM, Changes, Choice, choose
+from rlx.sampling.options import SampleOpts
 from rlx.store.cache import CompileCache
 
 pytestmark = pytest.mark.skipif("cuda" not in rlx.devices(), reason="this machine has no card")
@@ -137,3 +140,34 @@ def test_linears_of_every_type(rows: int) -> None:
             found = program.output(name, **extents)
             assert np.abs(found - expected).max() <= LINEAR * np.abs(expected).max(), name
     program.close()
+
+
+CHOICES: list[dict[str, Any]] = [
+    {"temperature": 0.0}, {"temperature": 1.3}, {"top_k": 40}, {"top_p": 0.9, "temperature": 0.7}, {"typical_p": 0.5},
+    {"top_k": 50, "top_p": 0.8, "min_p": 0.01}, {"min_p": 0.05, "temperature": 2.0}, {"top_p": 0.97},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("vocab", [1000, 151_936])
+@pytest.mark.parametrize("options", CHOICES, ids=str)
+def test_choice_of_tokens(vocab: int, options: dict[str, Any]) -> None:
+    """The tokens of the meaning, alone and together, with masks and changes."""
+    rng, rows = np.random.default_rng(vocab), 24
+    logits = (rng.standard_normal((rows, vocab)) * 3).astype(np.float32)
+    logits[5], logits[6, 7], logits[7, 9], logits[8, 3:900] = np.round(logits[5]), np.nan, np.inf, -np.inf
+    choices = []
+    for i in range(rows):
+        mask = rng.integers(-(2**31), 2**31, -(-vocab // 32)).astype(np.int32) if i % 5 == 1 else None
+        ids, counts = rng.integers(-3, vocab + 3, 300).astype(np.int32), rng.integers(0, 3, 300).astype(np.float64)
+        changes = Changes(ids, counts, rng.standard_normal(300) * 4) if i % 3 == 1 else None
+        choices.append(Choice(SampleOpts(seed=1, **options, repetition_penalty=1.2), mask, changes))
+        choices[-1].numbers[UNIFORM] = rng.random()
+    compiler = Compiler(BACKEND.target(), CompileCache(policy="off"))
+    workers = compiler.workers(1)
+    chooser = BACKEND.chooser(workers, compiler)
+    array = DeviceArray(BACKEND.memory.adopt(logits.reshape(-1).view(np.uint8)), "f4", logits.shape)
+    found = chooser([array[i] for i in range(rows)], choices)
+    assert found == [choose(row, choice) for row, choice in zip(logits, choices, strict=True)]
+    assert [chooser([array[i]], [choices[i]])[0] for i in (0, 1, 5)] == [found[i] for i in (0, 1, 5)]
+    array.buffer.close()
+    workers.close()

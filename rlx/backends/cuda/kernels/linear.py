@@ -27,10 +27,16 @@ from rlx.backends.cuda.numbers import UNARY, rounded
 #: The registers of a unit, and what its scales and lows are made of.
 Loaded: TypeAlias = tuple[list[Value], list[list[Value]]]
 
+#: A matrix and one of its tiles.
+Tile: TypeAlias = tuple[Matrix, Value]
+
 SLICES = 8
 _QUAD = 4  # elements of x that a thread brings at a time
 _ENOUGH_BLOCKS = 128  # about as many as a large card has multiprocessors
 _BROUGHT = 4  # times four elements that a thread loads before it uses them
+#: Rows times matrices of a block for which a warp with two tiles is quicker (H100): with fewer their weights have to be
+#: under way in more warps, with more a lane has too few registers.
+_PAIRED = (16, 32)
 _LOADS = 4  # of 16 bytes that a lane has under way for a matrix
 
 
@@ -40,13 +46,15 @@ class Shape:
 
     Attributes:
         rows: of x that a block computes, at least the 8 of a product.
-        tiles: of the weights that a block computes, each in `WARPS / tiles` warps.
+        tiles: of the weights that warps of a block compute side by side, each in `WARPS / tiles` warps.
         groups: times 32 k of each slice that are brought to shared memory at a time.
+        each: tiles that a warp computes, if those of a block compute the same.
     """
 
     rows: int
     tiles: int
     groups: int
+    each: int = 1
 
     @property
     def at_once(self) -> int:
@@ -54,12 +62,18 @@ class Shape:
         return WARPS // self.tiles
 
 
-def shape_of(rows: int, n: int) -> Shape:
-    """The shape for calls of up to so many rows of a layer with `n` outputs."""
+#: For few rows and a tile.
+ONE_TILE = Shape(8, 1, 4)
+
+
+def shape_of(rows: int, n: int, parts: int = 1) -> Shape:
+    """The shape for calls of up to so many rows of a layer with `n` outputs, or twice as many that are gated."""
     if rows > 64:
         own = 64 if -(-n // (ROWS * WARPS)) * -(-rows // 64) >= _ENOUGH_BLOCKS else 32
         return Shape(own, WARPS, 4)
-    return next(Shape(n, 1, groups) for n, groups in ((8, 4), (16, 2), (32, 2)) if n >= min(rows, 32))
+    own, groups = next((own, groups) for own, groups in ((8, 4), (16, 2), (32, 2)) if own >= min(rows, 32))
+    pays = own * parts in _PAIRED and n >= 2 * ROWS * _ENOUGH_BLOCKS
+    return Shape(own, 1, groups, 2 if pays else 1)
 
 
 @dataclass
@@ -194,7 +208,7 @@ class Linear:
         self.stride = (shape.groups + 1) * self.x.nbytes  # so that the lanes of a warp read different banks
         x_bytes = shape.at_once * self.x.count * shape.rows * self.stride
         step_bytes = shape.at_once * shape.groups * shape.rows * 4
-        result_bytes = self.parts * WARPS * ROWS * (shape.rows + 1) * 4
+        result_bytes = self.parts * shape.each * WARPS * ROWS * (shape.rows + 1) * 4
         self.place = code.share(max(x_bytes + step_bytes * (self.x.ints + self.sums), result_bytes))
         self.step_place = code.at(self.place, I8, x_bytes)
         self.sum_place = code.at(self.place, I8, x_bytes + step_bytes * self.x.ints)
@@ -204,20 +218,21 @@ class Linear:
         k, shape = self.code, self.shape
         if k.own:
             k.wait()
-        matrices = [Matrix(k, base, self.form, self.n, self.width) for base in at.weights]
         columns = shape.rows // 8
-        own = k.warp % shape.at_once
-        tile = k.smaller(at.tile + k.warp // shape.at_once, -(-self.n // ROWS) - 1)
+        own, first = k.warp % shape.at_once, at.tile + k.warp // shape.at_once
+        tiles = [k.smaller(first + i, -(-self.n // ROWS) - 1) for i in range(shape.each)]
+        every = [Matrix(k, base, self.form, self.n, self.width) for base in at.weights]
+        matrices = [(matrix, tile) for matrix in every for tile in tiles]
         sums = [self._zeros(columns) for _ in matrices]
         if shape.at_once == SLICES:
-            self._accumulate(at, matrices, tile, k.number(0), own, sums)
+            self._accumulate(at, matrices, k.number(0), own, sums)
             self._write(at, [self._whole(some) for some in sums])
             return
         totals = [[k.variable(F32, 0.0) for _ in range(4 * columns)] for _ in matrices]
         with k.loop(0, SLICES, shape.at_once) as first:
             for variable in chain.from_iterable(sums):
                 variable.set(0.0)
-            self._accumulate(at, matrices, tile, first, own, sums)
+            self._accumulate(at, matrices, first, own, sums)
             for total, some in zip(totals, sums, strict=True):
                 for variable, value in zip(total, self._whole(some), strict=True):
                     variable.set(variable.get() + value)
@@ -236,17 +251,16 @@ class Linear:
         return (self.code.number(number) * self.units) // SLICES
 
     def _accumulate(
-        self, at: Operands, matrices: Sequence[Matrix], tile: Value, first: Value, own: Value,
-        sums: list[list[Variable]],
-    ) -> None:  # fmt: skip
+        self, at: Operands, matrices: Sequence[Tile], first: Value, own: Value, sums: list[list[Variable]]
+    ) -> None:
         """Adds the products of slice `first + own`; `own` counts the warps of a tile."""
-        k, longest = self.code, -(-self.units // SLICES)
+        k, longest, every = self.code, -(-self.units // SLICES), [matrix for matrix, _ in matrices]
         begin, end = self._slice(first + own), self._slice(first + own + 1)
         chunk = max(1, min(_LOADS // self.form.loads, self.step))
         with k.loop(0, -(-longest // self.step)) as number:
             start = begin + number * self.step
             stop = k.smaller(start + self.step, end)
-            loaded = self._load(matrices, tile, start, chunk)
+            loaded = self._load(matrices, start, chunk)
             k.wait()
             k.barrier()
             if self.stored:
@@ -254,15 +268,15 @@ class Linear:
             else:
                 self._bring(at, first, number * self.step)
             k.barrier()
-            self._add(matrices, loaded, own, start, start, stop, sums)
+            self._add(every, loaded, own, start, start, stop, sums)
             with k.loop(start + chunk, stop, chunk) as unit:
-                self._add(matrices, self._load(matrices, tile, unit, chunk), own, unit, start, stop, sums)
+                self._add(every, self._load(matrices, unit, chunk), own, unit, start, stop, sums)
 
-    def _load(self, matrices: Sequence[Matrix], tile: Value, unit: Value, chunk: int) -> list[list[Loaded]]:
-        """Begins to load some units, for each matrix; those after the last are the last."""
+    def _load(self, matrices: Sequence[Tile], unit: Value, chunk: int) -> list[list[Loaded]]:
+        """Begins to load some units, for each tile; those after the last are the last."""
         k = self.code
         places = [k.smaller(unit + i, self.units - 1) for i in range(chunk)]
-        return [[(m.load(tile, place), m.numbers(tile, place)) for m in matrices] for place in places]
+        return [[(m.load(tile, place), m.numbers(tile, place)) for m, tile in matrices] for place in places]
 
     def _add(
         self, matrices: Sequence[Matrix], loaded: list[list[Loaded]], own: Value, unit: Value, start: Value,
@@ -421,12 +435,12 @@ class Linear:
         k, shape = self.code, self.shape
         stride, g, t = shape.rows + 1, k.lane >> 2, k.lane & 3
         k.barrier()
-        for part, some in enumerate(sums):
+        for part, some in enumerate(sums):  # of each matrix its tiles
             for i, value in enumerate(some):
                 feature, row = g + 8 * (i // 2 % 2), t * 2 + (i % 2 + 8 * (i // 4))
                 k.store(self.place, value, ((k.warp + part * WARPS) * ROWS + feature) * stride + row)
         k.barrier()
-        wide = shape.tiles * ROWS
+        wide = shape.tiles * shape.each * ROWS
         with k.loop(k.thread, wide * shape.rows, THREADS) as item:
             feature, row = item % wide, item // wide
             column = at.tile * ROWS + feature
@@ -441,8 +455,9 @@ class Linear:
         else:
             warps = [k.number(w) for w in range(shape.at_once)]
         found = k.f32(0.0)
+        tile = feature // ROWS + part * shape.each if shape.at_once > 1 else k.number(part)
         for warp in warps:
-            place = ((warp + part * WARPS) * ROWS + feature % ROWS) * (shape.rows + 1) + row
+            place = ((warp + tile * WARPS) * ROWS + feature % ROWS) * (shape.rows + 1) + row
             value = k.load(self.place, F32, place)
             found = value if shape.at_once == 1 else found + value
         return found

@@ -140,7 +140,8 @@ class RowLinear(Linear):
     def _chunk(self, matrices: Sequence[Matrix], at: Operands, item: Value) -> list[list[Loaded]]:
         """Begins to load the weights of a chunk."""
         tile = self.code.smaller(self._tile(at, item // self.own.chunks), -(-self.n // ROWS) - 1)
-        return self._load(matrices, tile, self.begin + item % self.own.chunks * self.own.units, self.own.units)
+        first = self.begin + item % self.own.chunks * self.own.units
+        return self._load([(matrix, tile) for matrix in matrices], first, self.own.units)
 
     def _fetch(self, at: Operands, number: Value) -> None:
         """Begins to load what a thread adds to its result."""
