@@ -154,6 +154,9 @@ def test_sequences_share_no_block() -> None:
         ("q5_k", 512, Shape(4, 4, 2, True), "silu"),
         ("f16", 200, Shape(4, 4, 1, True), None),
         ("f32", 256, Shape(8, 8, 1, True), None),
+        ("bf16", 128, Shape(8, 16, 1, True), None),
+        ("q4_k", 256, Shape(8, 8, 2, True), "silu"),
+        ("bf16", 128, Shape(8, 8, 2, True), "silu"),
     ],
 )
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -30,7 +30,7 @@ MANY = 64  # rows: programs of more take these kernels
 def linear(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[Launch]:
     """A linear layer."""
     height, count = static(weight, 0), n.shape[0]
-    shape = larges.shape_of(c.most(count), height, _parts(args), c.together)
+    shape = larges.shape_of(c.most(count), height, _parts(args), c.together, form_of(weight.dtype).scales > 0)
 
     def place(k: Code, block: Value) -> Rows:
         first, some = block * shape.rows, k.number(k.dim(count))
@@ -47,7 +47,8 @@ def heads(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[La
     """Of x [rows, heads, k] each head has its own matrix."""
     x = n.inputs[0]
     count, height, number = x.shape[0], static(weight, 1), static(x, 1)
-    shape = larges.shape_of(c.most(count), height * number, 1, c.together)
+    scaled = form_of(weight.dtype).scales > 0
+    shape = larges.shape_of(c.most(count), height * number, 1, c.together, scaled)
 
     def place(k: Code, block: Value) -> Rows:
         first, head, some = block // number * shape.rows, block % number, k.number(k.dim(count))

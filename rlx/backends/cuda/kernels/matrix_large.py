@@ -72,16 +72,19 @@ class Shape:
         return self.lines * self.each // parts
 
 
-def shape_of(rows: int, n: int, parts: int, together: bool) -> Shape:
+def shape_of(rows: int, n: int, parts: int, together: bool, scaled: bool) -> Shape:
     """The shape for calls of up to so many rows of a layer with `n` outputs.
 
     Args:
         parts: 2 if the layer is gated.
         together: whether the card lets four warps multiply together.
+        scaled: whether the weights have scales. They are unpacked for twice as many rows then: an H100 multiplies 8B's
+            Q8_0 half as fast again, and BF16 a sixth slower.
     """
     shapes = [Shape(4, 4), Shape(2, 2)]
     if together:
-        shapes = [Shape(8, 8, 1, True), Shape(8, 4, 1, True)] if parts == 1 else [Shape(8, 4, 2, True)]
+        columns = (8, 4) if parts == 2 else (16, 8, 4) if scaled else (8, 4)
+        shapes = [Shape(8, each, parts, True) for each in columns]
     for shape in shapes:
         if -(-n // (shape.tiles(parts) * ROWS)) * -(-rows // shape.rows) >= _ENOUGH_BLOCKS:
             return shape
