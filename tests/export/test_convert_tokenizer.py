@@ -45,7 +45,7 @@ def folder(goldens: Path, tmp_path: Path) -> Callable[[str], Path]:
 def entries(folder: Path, size: int = SIZE, **config: Any) -> dict[str, Any]:
     """The keys of the folder's tokenizer without their types."""
     read = {**json.loads((folder / "config.json").read_text()), "vocab_size": size, **config}
-    found = tokenizer_metadata(folder, TextConfig(read, folder), size)
+    found = tokenizer_metadata(folder, read, TextConfig(read, folder).arch, size)
     return {key: value for key, (value, _) in found.items()}
 
 
