@@ -135,7 +135,7 @@ def test_names_of_pre_tokenizers(
         (lambda c: c["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(Regex="x+"), r"cuts by .*x\+"),
         (lambda c: c.update(pre_tokenizer={"type": "BertPreTokenizer"}), "BertPreTokenizer"),
         (lambda c: c.update(normalizer={"type": "Lowercase"}), "Lowercase"),
-        (lambda c: c["model"].update(type="WordPiece"), "WordPiece"),
+        (lambda c: c["model"].update(type="WordLevel"), "WordLevel"),
         (lambda c: c["model"].update(merges=[]), "no merges"),
         (lambda c: c["added_tokens"].append({"id": 600, "content": "<far>"}), "601 tokens"),
         (lambda c: c["added_tokens"].append({"content": "<nowhere>"}), "files are not what they should be"),
