@@ -291,6 +291,7 @@ def with_llama(path: Path, s: Shape, threads: int, rows: int = 2048, most: int =
     params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = rows, rows, rows, most
     params.n_threads = params.n_threads_batch = threads
     params.embeddings = True
+    params.kv_unified = True  # else each sequence has a part of the cells only
     model = peer.llama_model_load_from_file(str(path).encode(), peer.llama_model_default_params())
     context, batch = peer.llama_init_from_model(model, params), peer.llama_batch_init(rows, 0, 1)
 
