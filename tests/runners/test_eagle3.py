@@ -105,6 +105,16 @@ def check_drafts(folder: Path, path: Path, head: dict[str, Any], switches: dict[
     engine.close()
 
 
+def test_two_heads_of_a_model_have_weights_of_their_own(folder: Path, tmp_path: Path) -> None:
+    engine, names = SingleEngine.open(folder, max_seq=128), set[str]()
+    for seed in (6, 7):
+        head = with_norms(eagle3.random_head(seed=seed), {"fc_norm": True})
+        with following(engine, eagle3.write(head, tmp_path / f"{seed}", fc_norm=True)) as drafter:
+            names.add(drafter._predictor.head.reads.name)
+    assert len(names) == 2
+    engine.close()
+
+
 @pytest.mark.parametrize("sample", [SampleOpts.greedy(), SampleOpts(temperature=1.2, seed=4, repetition_penalty=1.2)])
 def test_the_tokens_are_those_without(folder: Path, tmp_path: Path, sample: SampleOpts) -> None:
     path = eagle3.write(eagle3.random_head(), tmp_path / "head")

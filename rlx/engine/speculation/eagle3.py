@@ -64,14 +64,13 @@ class Eagle3Head:
         self.weights, layers = ModelWeights(loader, "eagle3"), head.layers_of(config.layers)
         with placed(head.config, self.weights.place):
             fc = checked(self.weights, "fc.weight", (head.config.hidden, len(layers) * config.hidden))
-            for number in range(len(layers) if head.norms == "each" else 0):
-                checked(self.weights, f"fc_norm.{number}.weight", (config.hidden,))
+            for place in range(len(layers) if head.norms == "each" else 0):
+                checked(self.weights, f"fc_norm.{place}.weight", (config.hidden,))
             if head.norms == "whole":
                 checked(self.weights, "input_norm.weight", (len(layers) * config.hidden,))
             self.graph = eagle3.build(head, self.weights, setup.kv_type, _draft_tokens(loader, head))
         check_types(self.graph, self.weights, setup.layouts)
-        name = f"eagle3.{number}"
-        self.reads = Features(layers, head.config.hidden, fc.dtype, name, head.norms, head.config.eps)
+        self.reads = Features(layers, head.config.hidden, fc.dtype, f"eagle3.{number}", head.norms, head.config.eps)
 
     def opened(
         self, graph: Graph, setup: Setup, model: Tensors, progress: Progress | None, parts: ExitStack
