@@ -316,12 +316,9 @@ class Program(ABC):
             if self.log is not None:
                 tell_log(self, self.log)
 
-    def begin(self, **extents: int) -> None:
-        """As `run`, but a device may return as soon as it has the inputs: who reads results waits until they are there.
-
-        Errors of the step then come from there.
-        """
-        self.run(**extents)
+    #: As `run`, but a device may return as soon as it has the inputs: who reads results waits until they are there, and
+    #: errors of the step come from there.
+    begin = run
 
     def observe(self, observer: Observer) -> None:
         """Adds an observer, from the next step on. Any thread may call it."""

@@ -89,14 +89,14 @@ def _linear_of_heads(n: Node, target: Target) -> Call:
     (x, w), heads, single = n.inputs, static(n.inputs[1], 0), n.shape[0] == 1
     make = partial(experts_kernels.expert_linear, x_slots=True, each=True, single=single)
     kernel = make(w.dtype, width(n), width(w), x.dtype.name, target, experts=heads, slots=heads)
-    count = experts_kernels.units(w.dtype, width(n), width(w), experts=heads, slots=heads, single=single)
-    return _call(n, kernel, _expert_units(n, count, x, w, target, single=single), *([] if single else [n.shape[0]]))
+    units = _expert_units(n, x, w, target, experts=heads, slots=heads, single=single)
+    return _call(n, kernel, units, *([] if single else [n.shape[0]]))
 
 
-def _expert_units(n: Node, count: int, x: Node, w: Node, target: Target, *, single: bool, gated: bool = False) -> Units:
-    matrices = 2 if gated else 1
-    at_once = 1 if single else linear.together(x.dtype.name, width(w), width(n), matrices, target)
-    return Units(count, together=at_once)
+def _expert_units(n: Node, x: Node, w: Node, target: Target, *, experts: int, slots: int, single: bool) -> Units:
+    count = experts_kernels.units(w.dtype, width(n), width(w), experts=experts, slots=slots, single=single)
+    matrices = 2 if n["gated"] else 1
+    return Units(count, together=1 if single else linear.together(x.dtype.name, width(w), width(n), matrices, target))
 
 
 def _expert_linear(n: Node, target: Target) -> Call:
@@ -107,8 +107,7 @@ def _expert_linear(n: Node, target: Target) -> Call:
     kernel = experts_kernels.expert_linear(
         w.dtype, width(n), width(w), x.dtype.name, target, experts=experts, slots=slots, **options
     )
-    count = experts_kernels.units(w.dtype, width(n), width(w), experts=experts, slots=slots, single=single)
-    units = _expert_units(n, count, x, w, target, single=single, gated=n["gated"] is not None)
+    units = _expert_units(n, x, w, target, experts=experts, slots=slots, single=single)
     return _call(n, kernel, units, *([] if single else [ids.shape[0]]))
 
 

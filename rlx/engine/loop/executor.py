@@ -268,8 +268,9 @@ class Executor:
 
     def _accept(self, found: Mapping[Job, Values | None], segments: Mapping[Job, Segment]) -> None:
         """Chooses a token from the first row of each job, then from the next one as long as the draft was right."""
-        given = ((job, rows, segments[job].logits) for job, rows in found.items() if rows is not None)
-        logits = {job: rows if which == "all" else [rows] for job, rows, which in given}
+        logits = {
+            job: rows if segments[job].logits == "all" else [rows] for job, rows in found.items() if rows is not None
+        }
         at = dict.fromkeys(logits, 0)  # the row that the next token comes from
         with span("choose a token", "loop"):
             while at:

@@ -43,8 +43,8 @@ def open_drafting(
         ArgumentError: it is of another model, or has another vocabulary.
     """
     if name == "mtp":
-        mtp = partial(speculation.mtp.mtp_head, engine.config, engine.weights, setup, tensors, progress)
-        return HeadDrafting(engine, lambda parts: mtp())
+        of_engine = engine.config, engine.weights, setup, tensors, progress
+        return HeadDrafting(engine, lambda parts: speculation.mtp.mtp_head(*of_engine))
     loader = open_weights(name.removeprefix(PATH))
     opening: Callable[[ExitStack], AnyPredictor]
     try:

@@ -61,8 +61,8 @@ def together(act: str, k: int, n: int, matrices: int, target: Target, *, single:
     if single:  # memory is read faster in several streams, but workers without a range would not read at all
         streams = parts(target, matrices)
         return streams if units(n) >= _FEWEST_RANGES * streams else 1
-    streams_rows = act == "q8a" and target.tuning.unpack_from_int8 > target.tuning.macro_rows_int8
-    return 1 if streams_rows else max(1, _blocks(target) // matrices)
+    never_unpacks = act == "q8a" and target.tuning.unpack_from_int8 > target.tuning.macro_rows_int8
+    return 1 if never_unpacks else max(1, _blocks(target) // matrices)
 
 
 def _blocks(target: Target) -> int:
