@@ -26,8 +26,7 @@ from rlx.errors import MultimodalError, RlxError
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.models import ModelConfig
-from rlx.models.vision_config import VISION_FAMILIES, VisionConfig
-from rlx.models.vision_gguf_config import vision_from_gguf
+from rlx.models.vision_config import VISION_FAMILIES, VisionConfig, vision_from_gguf
 from rlx.passes.layout import weight_bytes, weight_table
 from rlx.profile import CompileProfile
 from rlx.runners.auto import is_encoder, runner_class

@@ -23,8 +23,7 @@ from rlx.export.hf_tensors import Change, export_tensor
 from rlx.export.model import ExportModel, ExportTensor
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.models.gguf_config import MMPROJ
-from rlx.models.vision_config import MERGE, VISION_FAMILIES, VisionConfig
-from rlx.models.vision_hf_config import vision_from_hf
+from rlx.models.vision_config import MERGE, VISION_FAMILIES, VisionConfig, vision_from_hf
 from rlx.vision.weights import checkpoint_names, tower_names
 from rlx.weights import WeightLoader
 from rlx.weights.locate import image_processor

@@ -1,17 +1,23 @@
 """The configuration of a vision tower: what turns an image into rows of a text model, independent of the file format.
 
-Part of the models stage, beside `config.py`. `vision_hf_config.py` reads it from `config.json` with
-`preprocessor_config.json`, `vision_gguf_config.py` from the mmproj file that holds the tower of a text model in GGUF.
+Part of the models stage, beside `config.py`. It is read from `config.json` with `preprocessor_config.json`, or from the
+mmproj file that holds the tower of a text model in GGUF. Sources: the configuration and image processor classes of
+transformers 5; the keys `clip.*` that llama.cpp's converter writes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import isqrt
+from typing import Any, NamedTuple
 
-from rlx.models.keys import HEADS, Keys, Range
+from rlx.errors import MultimodalError
+from rlx.models.keys import EPS, HEADS, POSITIVE, WIDTH, Keys, Range
 
 Means = tuple[float, float, float]
+Shape = Callable[[str], tuple[int, ...] | None]
+Sizes = dict[str, Any]
 
 LAYERS, SIDE, PIXELS = (1, 1024), (1, 1 << 16), (1, 1 << 40)
 SHIFT: Range = (-1e6, 1e6)
@@ -142,17 +148,370 @@ def colours(keys: Keys, key: str, allowed: Range) -> Means:
     return red, green, blue
 
 
-def head_size(keys: Keys, key: str, width: str, hidden: int, heads: int) -> int:
-    """The size of an attention head: that of `key`, by default the tower's width, of the key `width`, divided by heads.
+class _Names(NamedTuple):
+    """The keys of the sizes of a tower's layers."""
 
-    It is a multiple of 4: a rope in two dimensions turns pairs of each half.
+    hidden: str
+    layers: str
+    heads: str
+    kv_heads: str
+    head_dim: str
+    ffn: str
+
+
+_GGUF = _Names(
+    "embedding_length", "block_count", "attention.head_count", "attention.head_count_kv", "attention.head_dim",
+    "feed_forward_length",
+)  # fmt: skip
+_HF = _Names(
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"
+)
+
+
+def _transformer(keys: Keys, names: _Names) -> Sizes:
+    """The sizes of a tower's layers. A head's is a multiple of 4: a rope in two dimensions turns pairs of each half."""
+    hidden, heads = keys.integer(names.hidden, WIDTH), keys.integer(names.heads, HEADS)
+    keys.require(names.kv_heads, heads, "attention heads that share keys are not supported in a tower")
+    layers, ffn = keys.integer(names.layers, LAYERS), keys.integer(names.ffn, WIDTH)
+    if names.head_dim not in keys and hidden % heads:
+        keys.wrong(names.hidden, hidden, f"a multiple of the number of heads, which is {heads}")
+    size = keys.integer(names.head_dim, HEADS, hidden // heads)
+    if size % 4:
+        key, found = (names.head_dim, size) if names.head_dim in keys else (names.hidden, hidden)
+        keys.wrong(key, found, f"heads of a multiple of 4, found {size}")
+    return {"hidden": hidden, "layers": layers, "heads": heads, "head_dim": size, "ffn": ffn}
+
+
+# ---------------------------------------------------------------------------------------------- config.json
+
+_TANH = {"gelu_pytorch_tanh": "gelu_tanh"}
+
+
+def vision_from_hf(
+    config: Mapping[str, Any], preprocessor: Mapping[str, Any], *, out_hidden: int, where: object = "config.json"
+) -> VisionConfig | None:
+    """Reads a parsed `config.json` with the parsed `preprocessor_config.json`, which may be empty.
+
+    Args:
+        out_hidden: hidden size of the text model.
+        where: shown in errors: the file.
+
+    Returns:
+        The configuration; None if the model has no tower.
 
     Raises:
-        ConfigError: it is not, or the heads do not divide the width.
+        ConfigError: a key is missing, of the wrong type, out of range, or contradicts another.
+        UnsupportedModelError: a feature that rlx does not support.
+        MultimodalError: the tower is of a kind that rlx does not support.
     """
-    if key not in keys and hidden % heads:
-        keys.wrong(width, hidden, f"a multiple of the number of heads, which is {heads}")
-    size = keys.integer(key, HEADS, hidden // heads)
-    if size % 4:
-        keys.wrong(*(key, size) if key in keys else (width, hidden), f"heads of a multiple of 4, found {size}")
-    return size
+    if not config.get("vision_config"):
+        return None
+    outer = Keys(config, where)
+    found = outer.text("model_type")
+    family = vision_family(found)
+    if family is None:
+        known = ", ".join(each for row in VISION_FAMILIES.values() for each in row.model_types)
+        what = f"the vision tower of the model type '{found}' is not supported"
+        raise MultimodalError(what, where=where, hint=f"it takes text only; towers of {known} are supported")
+    keys, image = outer.nested("vision_config"), Keys(preprocessor, f"{where}, preprocessor")
+    sizes = _OF_HF[family](outer, keys)
+    _check(image, family, sizes)
+    written = keys.integer("out_hidden_size", WIDTH, out_hidden)
+    if written != out_hidden:
+        keys.wrong("out_hidden_size", written, f"the text model's hidden_size, which is {out_hidden}")
+    mean, std = _means(image, family)
+    return VisionConfig(
+        **sizes,
+        family=family,
+        rope_base=_base(keys, family),
+        out_hidden=out_hidden,
+        mean=mean,
+        std=std,
+        **_limits(image, family),
+        **_tokens(outer, family),
+    )
+
+
+def _qwen35(_outer: Keys, keys: Keys) -> Sizes:
+    keys.require("temporal_patch_size", 2, "patches of two frames are supported")
+    keys.choice("hidden_act", _TANH, "gelu_pytorch_tanh")
+    positions = keys.integer("num_position_embeddings", WIDTH, 2304)
+    if isqrt(positions) ** 2 != positions:
+        keys.wrong("num_position_embeddings", positions, "a square")
+    layers = _transformer(keys, _HF._replace(layers="depth", heads="num_heads"))
+    return {
+        **layers,
+        "deepstack": _deepstack(keys, layers["layers"]),
+        "patch": keys.integer("patch_size", SIDE, 16),
+        "merge": keys.integer("spatial_merge_size", (1, 16), 2),
+        "positions": positions,
+        "eps": NORM_EPS,
+    }
+
+
+def _deepstack(keys: Keys, layers: int) -> tuple[int, ...]:
+    key = "deepstack_visual_indexes"
+    found = keys.elements(key, lambda each: each.integer(key, (0, layers - 1))) if key in keys else []
+    if found != sorted(set(found)):
+        keys.wrong(key, found, "each layer once, in order")
+    return tuple(found)
+
+
+def _gemma3(outer: Keys, keys: Keys) -> Sizes:
+    keys.choice("hidden_act", _TANH, "gelu_pytorch_tanh")
+    patch, size = keys.integer("patch_size", SIDE), keys.integer("image_size", SIDE)
+    if size % patch:
+        keys.wrong("image_size", size, f"a multiple of patch_size, which is {patch}")
+    side, rows = size // patch, outer.integer("mm_tokens_per_image", (1, 1 << 20), 256)
+    if isqrt(rows) ** 2 != rows or side % isqrt(rows):
+        outer.wrong("mm_tokens_per_image", rows, f"the square of a divisor of {side}, the patches of a side")
+    return {
+        **_transformer(keys, _HF),
+        "patch": patch,
+        "merge": side // isqrt(rows),
+        "image_size": size,
+        "positions": side * side,
+        "eps": keys.number("layer_norm_eps", EPS, 1e-6),
+    }
+
+
+def _gemma4(_outer: Keys, keys: Keys) -> Sizes:
+    keys.choice("hidden_activation", _TANH, "gelu_pytorch_tanh")
+    return {
+        **_transformer(keys, _HF),
+        "patch": keys.integer("patch_size", SIDE, 16),
+        "merge": keys.integer("pooling_kernel_size", (1, 16), 3),
+        "positions": keys.integer("position_embedding_size", WIDTH, 10240),
+        "eps": keys.number("rms_norm_eps", EPS, 1e-6),
+        "standardize": keys.flag("standardize", False),
+        "clipped": keys.flag("use_clipped_linears", False),
+    }
+
+
+def _unified(_outer: Keys, keys: Keys) -> Sizes:
+    return {
+        "hidden": keys.integer("mm_embed_dim", WIDTH),
+        "patch": keys.integer("patch_size", SIDE, 16),
+        "merge": keys.integer("pooling_kernel_size", (1, 16), 3),
+        "positions": keys.integer("mm_posemb_size", WIDTH, 1120),
+        "eps": keys.number("rms_norm_eps", EPS, 1e-6),
+    }
+
+
+_OF_HF: dict[str, Callable[[Keys, Keys], Sizes]] = {
+    "qwen35": _qwen35, "gemma3": _gemma3, "gemma4": _gemma4, "gemma4_unified": _unified,
+}  # fmt: skip
+
+
+def _base(keys: Keys, family: str) -> float:
+    if family not in ROPE_BASE:
+        return 0.0
+    rope = keys.nested("rope_parameters", optional=True)
+    return rope.number("rope_theta", POSITIVE, keys.number("rope_theta", POSITIVE, ROPE_BASE[family]))
+
+
+def _check(image: Keys, family: str, sizes: Sizes) -> None:
+    """Checks that the image processor cuts images into the patches that the tower takes."""
+    _agree(image, "patch_size", sizes["patch"])
+    if family == "gemma3":
+        size = image.nested("size", optional=True)
+        for side in ("height", "width"):
+            _agree(size, side, sizes["image_size"])
+    else:
+        _agree(image, "merge_size" if family == "qwen35" else "pooling_kernel_size", sizes["merge"])
+
+
+def _limits(image: Keys, family: str) -> Sizes:
+    """Qwen: `min_pixels` and `max_pixels` or, as areas too, the edges of `size`. Gemma 4: the budget of rows."""
+    if family in ("gemma4", "gemma4_unified"):
+        return {"budget": image.integer("max_soft_tokens", SIDE, GEMMA4_BUDGET)}
+    if family != "qwen35":
+        return {}
+    size = image.nested("size", optional=True)
+    low = image.integer("min_pixels", PIXELS, size.integer("shortest_edge", PIXELS, QWEN_PIXELS[0]))
+    high = image.integer("max_pixels", PIXELS, size.integer("longest_edge", PIXELS, QWEN_PIXELS[1]))
+    if low > high:
+        image.wrong("min_pixels", low, f"at most max_pixels, which is {high}")
+    return {"min_pixels": low, "max_pixels": high}
+
+
+def _means(image: Keys, family: str) -> tuple[Means, Means]:
+    gemma4 = family.startswith("gemma4")
+    if not image.flag("do_normalize", not gemma4):
+        return (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    mean, std = (0.0, 1.0) if gemma4 else (0.5, 0.5)
+    return (
+        colours(image, "image_mean", SHIFT) if "image_mean" in image else (mean, mean, mean),
+        colours(image, "image_std", POSITIVE) if "image_std" in image else (std, std, std),
+    )
+
+
+def _agree(keys: Keys, key: str, value: int) -> None:
+    found = keys.integer(key, SIDE, value)
+    if found != value:
+        keys.wrong(key, found, f"{value}, as the tower's configuration says")
+
+
+def _tokens(outer: Keys, family: str) -> Sizes:
+    """The ids of the placeholder and of the tokens around an image; each family spells them in its own way."""
+    first, last = ("vision_start", "vision_end") if family == "qwen35" else ("boi", "eoi")
+    found = {}
+    for name, stem in (("image_token", "image"), ("begin_token", first), ("end_token", last)):
+        key = next((k for k in (f"{stem}_token_id", f"{stem}_token_index") if k in outer), None)
+        found[name] = None if key is None else outer.integer(key, (0, 1 << 31))
+    if found["image_token"] is None:
+        found["image_token"] = VISION_FAMILIES[family].image_token
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- mmproj
+
+
+def vision_from_gguf(
+    metadata: Mapping[str, Any], shape: Shape, text: Mapping[str, Any], *, where: object = "mmproj"
+) -> VisionConfig:
+    """Reads the key-values of an mmproj GGUF.
+
+    Args:
+        shape: the shape of the file's tensor of this name; None if there is none.
+        text: key-values of the text model's GGUF: its vocabulary has the ids, and its sizes say who sees whom.
+        where: shown in errors: the file.
+
+    Raises:
+        ConfigError: a key is missing, of the wrong type, or out of range.
+        MultimodalError: the file holds no tower that rlx supports.
+    """
+    family = mmproj_family(metadata, where=where)
+    keys = Keys(metadata, where, "clip.vision.")
+    return VisionConfig(
+        **{"hidden": keys.integer("embedding_length", WIDTH), **_OF_GGUF[family](keys, shape)},
+        family=family,
+        rope_base=ROPE_BASE.get(family, 0.0),
+        patch=keys.integer("patch_size", SIDE),
+        merge=_merge(keys, family),
+        out_hidden=keys.integer("projection_dim", WIDTH),
+        mean=colours(keys, "image_mean", SHIFT),
+        std=colours(keys, "image_std", POSITIVE),
+        **_mmproj_limits(keys, family),
+        **_vocabulary_tokens(text, family),
+    )
+
+
+def mmproj_family(metadata: Mapping[str, Any], *, where: object = "mmproj") -> str:
+    """The family of the tower in an mmproj GGUF, by the type of its projector.
+
+    Raises:
+        ConfigError: the file names no projector.
+        MultimodalError: it is no mmproj, holds no vision tower, or one that rlx does not support.
+    """
+    outer = Keys(metadata, where)
+    if metadata.get("general.architecture") != "clip":
+        what = f"this is no mmproj file: its general.architecture is {metadata.get('general.architecture')!r}"
+        raise MultimodalError(
+            what, where=where, hint="give the file with the vision tower, usually called mmproj-*.gguf"
+        )
+    if not outer.flag("clip.has_vision_encoder", True):
+        raise MultimodalError(
+            "the file holds no vision tower, only one for sound",
+            where=where,
+            hint="use an mmproj file with a vision tower",
+        )
+    key = next(
+        k for k in ("clip.vision.projector_type", "clip.projector_type") if k in outer or k == "clip.projector_type"
+    )
+    found = outer.text(key)
+    family = next((name for name, row in VISION_FAMILIES.items() if row.projector == found), None)
+    if family is None:
+        known = ", ".join(row.projector for row in VISION_FAMILIES.values())
+        raise MultimodalError(
+            f"the projector '{found}' ({key}) is not supported", where=where, hint=f"supported: {known}"
+        )
+    return family
+
+
+def _mmproj_qwen35(keys: Keys, _shape: Shape) -> Sizes:
+    _tanh(keys)
+    layers, key = _transformer(keys, _GGUF), "is_deepstack_layers"
+    taken = keys.elements(key, lambda each: each.flag(key), layers["layers"]) if key in keys else []
+    deepstack = tuple(layer for layer, is_taken in enumerate(taken) if is_taken)
+    return {"positions": _square(keys), "eps": NORM_EPS, "deepstack": deepstack, **layers}
+
+
+def _mmproj_gemma3(keys: Keys, _shape: Shape) -> Sizes:
+    _tanh(keys)
+    sizes = {"positions": _square(keys), "image_size": keys.integer("image_size", SIDE)}
+    return {**sizes, "eps": keys.number("attention.layer_norm_epsilon", EPS), **_transformer(keys, _GGUF)}
+
+
+def _mmproj_gemma4(keys: Keys, shape: Shape) -> Sizes:
+    return {
+        **_mmproj_unified(keys, shape),
+        **_transformer(keys, _GGUF),
+        "standardize": shape("v.std_scale") is not None,
+        "clipped": any(shape(f"v.blk.0.ffn_up.{end}_max") is not None for end in ("input", "output")),
+    }
+
+
+def _mmproj_unified(keys: Keys, shape: Shape) -> Sizes:
+    table = shape("v.position_embd.weight")
+    positions = table[1] if table is not None and len(table) == 3 else 0
+    return {"positions": positions, "eps": keys.number("attention.layer_norm_epsilon", EPS)}
+
+
+_OF_GGUF: dict[str, Callable[[Keys, Shape], Sizes]] = {
+    "qwen35": _mmproj_qwen35, "gemma3": _mmproj_gemma3, "gemma4": _mmproj_gemma4, "gemma4_unified": _mmproj_unified,
+}  # fmt: skip
+
+
+def _tanh(keys: Keys) -> None:
+    """Checks the activation. Gemma 4's files do not say it: there it is the tanh form of GELU, too."""
+    outer = Keys(keys.mapping, keys.where, "clip.")
+    if not outer.flag("use_gelu", False):
+        outer.unsupported("use_gelu", False, "only towers with GELU are supported")
+
+
+def _square(keys: Keys) -> int:
+    """Rows of a position table over a square grid: the key `image_size` is the side of its image."""
+    side, patch = keys.integer("image_size", SIDE), keys.integer("patch_size", SIDE)
+    if side % patch:
+        keys.wrong("image_size", side, f"a multiple of patch_size, which is {patch}")
+    return (side // patch) ** 2
+
+
+def _merge(keys: Keys, family: str) -> int:
+    found = keys.integer(
+        "spatial_merge_size" if family == "qwen35" else "projector.scale_factor", (1, 16), MERGE[family]
+    )
+    side = keys.integer("image_size", SIDE) // keys.integer("patch_size", SIDE)
+    if family == "gemma3" and side % found:
+        keys.wrong("projector.scale_factor", found, f"a divisor of {side}, the patches of a side")
+    return found
+
+
+def _mmproj_limits(keys: Keys, family: str) -> Sizes:
+    """Limits of the area of an image: the file's, or the published ones. Gemma 4's limit is a number of rows.
+
+    Qwen's published limits are for towers of `QWEN_SIZE` pixels a side; those of other sizes have them in proportion.
+    """
+    if family in ("gemma4", "gemma4_unified"):
+        block = keys.integer("patch_size", SIDE) * _merge(keys, family)
+        return {"budget": max(1, keys.integer("image_max_pixels", PIXELS, GEMMA4_BUDGET * block**2) // block**2)}
+    if family != "qwen35":
+        return {}
+    area = keys.integer("image_size", SIDE) ** 2
+    usual = (max(1, each * area // QWEN_SIZE**2) for each in QWEN_PIXELS)
+    low, high = (
+        keys.integer(f"image_{end}_pixels", PIXELS, own) for end, own in zip(("min", "max"), usual, strict=True)
+    )
+    return {"min_pixels": min(low, high), "max_pixels": high}
+
+
+def _vocabulary_tokens(text: Mapping[str, Any], family: str) -> Sizes:
+    """The ids of a family's image tokens in a GGUF vocabulary.
+
+    The placeholder may be missing there, since llama.cpp needs none: then it has an id behind the vocabulary.
+    """
+    row, names = VISION_FAMILIES[family], list(text.get("tokenizer.ggml.tokens") or ())
+    image, begin, end = (names.index(name) if name in names else None for name in row.tokens)
+    outside = max(row.image_token, len(names))
+    return {"image_token": outside if image is None else image, "begin_token": begin, "end_token": end}

@@ -12,9 +12,7 @@ from threading import Lock
 
 from rlx.errors import ModelFileError, MultimodalError, RlxError
 from rlx.models.config import ModelConfig
-from rlx.models.vision_config import VISION_FAMILIES, VisionConfig
-from rlx.models.vision_gguf_config import vision_from_gguf
-from rlx.models.vision_hf_config import vision_from_hf
+from rlx.models.vision_config import VISION_FAMILIES, VisionConfig, vision_from_gguf, vision_from_hf
 from rlx.vision.tower import Tower
 from rlx.vision.weights import TowerWeights
 from rlx.weights.loader import WeightLoader, open_weights

@@ -16,7 +16,7 @@ from random_towers import FAMILIES, PATCH, D, F, H, gemma3, qwen35, write
 from rlx.cli.main import cli
 from rlx.errors import ConfigError, UnsupportedModelError, WeightError
 from rlx.export.convert import convert
-from rlx.models.vision_gguf_config import vision_from_gguf
+from rlx.models.vision_config import vision_from_gguf
 from rlx.weights import open_weights
 
 

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from rlx.errors import ConfigError, MultimodalError, RlxError, UnsupportedModelError
-from rlx.models.vision_config import VisionConfig
-from rlx.models.vision_gguf_config import vision_from_gguf
-from rlx.models.vision_hf_config import vision_from_hf
+from rlx.models.vision_config import VisionConfig, vision_from_gguf, vision_from_hf
 
 SIGLIP = {
     "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model",
