@@ -273,13 +273,8 @@ class _Span:
 
 
 _NOTHING = contextlib.nullcontext()
-_active: Trace | None = None
+recording: Trace | None = None  # the trace that is being recorded
 _watchers: list[tuple[Callable[[Trace], object], Callable[[], object]]] = []
-
-
-def active() -> Trace | None:
-    """The trace that is being recorded."""
-    return _active
 
 
 def span(name: str, kind: str = "", **args: Any) -> contextlib.AbstractContextManager[None]:
@@ -289,15 +284,15 @@ def span(name: str, kind: str = "", **args: Any) -> contextlib.AbstractContextMa
         kind: its category.
         args: facts that the trace shows with it.
     """
-    trace = _active
+    trace = recording
     return _NOTHING if trace is None else _Span(trace, name, kind, args)
 
 
 def watch(started: Callable[[Trace], object], stopped: Callable[[], object]) -> None:
     """Has functions called when the recording of a trace starts and stops; at once if one is being recorded."""
     _watchers.append((started, stopped))
-    if _active is not None:
-        started(_active)
+    if recording is not None:
+        started(recording)
 
 
 @contextlib.contextmanager
@@ -320,17 +315,17 @@ def trace(
         OutputError: the file cannot be written; at the end, if it could not be written to its end.
         ArgumentError: a trace is being recorded already, or an option is out of its range.
     """
-    global _active
+    global recording
     if detail not in get_args(Detail):
         raise ArgumentError(f"{detail!r} is no detail", where="detail", hint=f"Use {' or '.join(get_args(Detail))}.")
     if type(limit) is not int or limit < 1:
         raise ArgumentError(f"{limit!r} events", where="limit", hint="Give a whole number above 0.")
-    if _active is not None:
-        raise ArgumentError("a trace is being recorded already", where=_active.path, hint="End it first.")
+    if recording is not None:
+        raise ArgumentError("a trace is being recorded already", where=recording.path, hint="End it first.")
     facts = {**_facts(), **facts, "detail": detail, "limit": limit}
     found = Trace(Path(path), detail, limit)
     found.instant("recording", **facts)
-    _active = found
+    recording = found
     try:
         for started, _ in _watchers:
             started(found)
@@ -341,8 +336,8 @@ def trace(
 
 def stop() -> None:
     """Ends the recording, if there is one, and closes the file; errors as of `Trace.close`."""
-    global _active
-    found, _active = _active, None
+    global recording
+    found, recording = recording, None
     if found is not None:
         for _, stopped in _watchers:
             stopped()
@@ -370,9 +365,9 @@ def _quoted(name: str) -> str:
 
 def _forget() -> None:
     """For a forked child: the file belongs to the parent."""
-    global _active
-    if _active is not None:
-        _active = None
+    global recording
+    if recording is not None:
+        recording = None
         for _, stopped in _watchers:
             stopped()
 

@@ -76,7 +76,7 @@ def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
         "with tracing.trace(sys.argv[1]):\n"
         "    if not os.fork():\n"
         "        with tracing.span('child'): pass\n"
-        "        os._exit(tracing.active() is not None)\n"
+        "        os._exit(tracing.recording is not None)\n"
         "    assert os.wait()[1] == 0\n"
         "    with tracing.span('parent'): pass\n"
     )

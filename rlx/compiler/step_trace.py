@@ -155,7 +155,7 @@ def register(program: Program, graph: Callable[[], Graph], workers: Workers) -> 
     """
     pool = _pools.setdefault(workers, 1 + _POOL * next(_numbers))
     _programs[program] = _Known(program.name, program.manifest, graph, pool)
-    if (trace := tracing.active()) is not None:
+    if (trace := tracing.recording) is not None:
         _record(program, trace)
 
 

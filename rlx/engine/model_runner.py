@@ -202,10 +202,7 @@ class ModelRunner:
         for segment in segments:
             self.prepare(segment.sequence, segment.tokens)
         if len(segments) == 1:  # quick, for every token of a sequence alone
-            (segment,) = segments
-            if len(segment.tokens) > 1 or segment.sequence.done < len(segment.sequence.ids):
-                self._bring_up(segment.sequence, len(segment.tokens), _is_speculative(segment))
-            rows = [self._alone(segment, copies)]
+            rows = [self._alone(segments[0], copies)]
         else:
             rows = self._several(segments, copies)
         return [
@@ -265,10 +262,13 @@ class ModelRunner:
 
     def _alone(self, segment: Segment, copies: bool) -> Values:
         """The rows of logits of a segment, with the programs of a single sequence; at least the last one."""
-        sequence, ids, every = segment.sequence, segment.tokens, segment.logits == "all"
-        if len(ids) == 1 or segment.drafts:
-            copies = copies and segment.logits != "none"
-            return self.run(sequence, ids, every, speculative=segment.drafts, copies=copies)
+        sequence, ids, every, drafts = segment.sequence, segment.tokens, segment.logits == "all", segment.drafts
+        if sequence.done < len(sequence.ids):
+            self._bring_up(sequence, len(ids), drafts and len(ids) > 1 and sequence.recurrent)
+        most, start = self.limits.all_rows if every else self.limits.rows, sequence.done
+        if len(ids) == 1 or drafts or sequence.call_end(start, min(most, len(ids))) - start >= len(ids):
+            return self.run(sequence, ids, every, speculative=drafts, copies=copies and segment.logits != "none")
+        self._bring_up(sequence, len(ids), speculative=False)  # there is room for all calls, or for none
         if every:
             return np.concatenate([np.asarray(piece) for piece in self.pieces(sequence, ids, every)])
         *_, last = self.pieces(sequence, ids, copies=copies)
@@ -353,7 +353,7 @@ class ModelRunner:
 
     def _bring_up(self, sequence: Sequence, count: int, speculative: bool) -> None:
         """Takes the room for `count` more rows, and brings the states up to date."""
-        rows = len(sequence) - sequence.done + count
+        rows = len(sequence.ids) - sequence.done + count
         if not sequence.memory.is_ready(sequence.done, rows, speculative):
             self.pool.reserve([(sequence, rows, speculative)])
         if rows > count:
@@ -523,11 +523,12 @@ def feed(inputs: Mapping[str, Any], ids: Ids[int], past: int, embeddings: Prompt
         embeddings: those of the sequence. A program without an input for their rows gets none of their positions.
         at: the first row.
     """
-    if embeddings is None and len(ids) == 1 and "row_index" not in inputs:  # quick, for every token
+    if embeddings is None and "row_index" not in inputs:  # text alone: components of positions are equal
+        rows, count = slice(at, at + len(ids)), len(ids)
         if "tokens" in inputs:
-            inputs["tokens"][at] = ids[0]
+            inputs["tokens"][rows] = ids
         if "positions" in inputs:
-            inputs["positions"][at] = past
+            inputs["positions"][rows].T[...] = past if count == 1 else range(past, past + count)
         return
     feed_positions(inputs, len(ids), past, embeddings, at)
     feed_tokens(inputs, ids, past, embeddings, at)

@@ -420,7 +420,6 @@ def planned(
     if request.sample is not None:
         opts = resolved(request.sample, runner.recommended_sample, opts)
     adapter, salt = chosen_adapter(runner, request.adapter, request.cache_salt)
-    request = replace(request, cache_salt=salt)
     speculative = runner._speculative if request.speculative is None and drafts else request.speculative
     embeds = None
     if request.embeds is not None or request.attn_bias is not None:
@@ -429,15 +428,17 @@ def planned(
     def tokenizer() -> Any:
         return runner.tokenizer
 
+    known = vars(runner).get("tokenizer")  # none is built for the ends of turns
+    counted = context.ids if context.images is None else context.images.without_rows(context.ids)
     job = Job(
-        replace(request, ids=context, sample=opts, stop_ids=tuple(stops), embeds=embeds),
-        Sampler(opts, context.text_ids, tokenizer, constraint),
+        replace(request, ids=context, sample=opts, stop_ids=tuple(stops), embeds=embeds, cache_salt=salt),
+        Sampler(opts, counted, tokenizer, constraint),
         None if room is None else room - len(context.ids) + 1,
         constraint,
-        turn_ids=_turn_ids(runner, stops),
+        turn_ids=stops if known is None else frozenset(known.eog_ids),
         adapter=adapter,
         streaming=bool(has_texts or on_token or request.stop),
-        drafts_of=None if speculative is None else _drafts_of(runner, speculative, context.ids, request.cache_salt),
+        drafts_of=None if speculative is None else _drafts_of(runner, speculative, context.ids, salt),
     )
     return Handle(runner._loop, job, tokenizer, on_token, has_texts=has_texts)
 
@@ -551,12 +552,6 @@ def _checked_ids(ids: Sequence[Any], vocab_size: int) -> frozenset[int]:
             what = f"{token!r} is no id of the vocabulary of {vocab_size} tokens"
             raise ArgumentError(what, where="stop_ids")
     return frozenset(ids)
-
-
-def _turn_ids(runner: LmRunner, stop_ids: Set[int]) -> Set[int]:
-    """The ids that end turns of a conversation, also where a request goes on after them. Builds no tokenizer for it."""
-    tokenizer = vars(runner).get("tokenizer")
-    return stop_ids if tokenizer is None else frozenset(tokenizer.eog_ids)
 
 
 def contexts(runner: LmRunner, prompts: Any) -> list[Context]:

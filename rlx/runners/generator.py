@@ -31,7 +31,7 @@ from rlx.engine.request.request import (
     check_ids,
     checked_context,
     checked_count,
-    fit_context,
+    too_long,
 )
 from rlx.errors import ArgumentError, BusyError, PromptError, WeightError
 from rlx.ir.stored import dequantize
@@ -172,7 +172,8 @@ class TokenHistory:
         tokens, past = self._tokens, self._session.length
         if not tokens:
             raise PromptError("there is no history", where="step", hint="call prefill with a prompt first")
-        fit_context(tokens, self._engine.max_seq, "history")
+        if len(tokens) > self._engine.max_seq:
+            raise too_long(Context(tokens), self._engine.max_seq, "history")
         if past:
             return (yield from self._session.extend(tokens[past:]))
         return (yield from self._session.begin(tokens, self._embeddings, f"position {len(tokens) - 1}"))

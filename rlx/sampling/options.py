@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from math import inf, isfinite
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -20,7 +20,7 @@ Breaker = str | tuple[int, ...]
 
 
 @known_fields
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SampleOpts:
     """How to choose the next token. The defaults sample from the model's distribution without changes.
 
@@ -105,22 +105,22 @@ class SampleOpts:
         """Always the likeliest token; of equal ones, that with the lowest id."""
         return cls(temperature=0.0)
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is taken, after bias and penalties, without a draw."""
         return self.temperature == 0
 
-    @property
+    @cached_property
     def is_plain_greedy(self) -> bool:
         """Whether the choice is the largest unchanged logit, which native code can find."""
         return self.is_greedy and not (self.logit_bias or self.has_penalties or self.dry_multiplier)
 
-    @property
+    @cached_property
     def has_penalties(self) -> bool:
         """Whether one of the three penalties is on."""
         return self.repetition_penalty != 1 or bool(self.frequency_penalty or self.presence_penalty)
 
-    @property
+    @cached_property
     def window(self) -> int | None:
         """How many of the last tokens penalties and DRY look at; None is all."""
         windows = [self.repetition_window] if self.has_penalties else []

@@ -39,7 +39,7 @@ def test_a_placeholder_stands_once_or_as_often_as_the_image_has_rows() -> None:
         found = context(Prompt(ids, [image()]))
         assert found.ids == [1, 2, BEGIN, *[0] * ROWS, 3], "rows are looked up as pad"
         assert found.images.spans == [(3, 3 + ROWS)]
-        assert found.text_ids == [1, 2, BEGIN, 3]
+        assert found.images.without_rows(found.ids) == [1, 2, BEGIN, 3]
 
 
 @pytest.mark.parametrize(

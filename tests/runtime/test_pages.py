@@ -54,7 +54,7 @@ def test_owners_are_counted(steps: list[tuple[int, int]]) -> None:
             model = +model
         elif verb == 3 and held:
             page = held[number % len(held)]
-            pages.freeze(page, number % 4)
+            pages.freeze([page], number % 4)
             frozen[page] = max(frozen[page], number % 4)
         assert pages.used == len(model)
         for page in model:
@@ -76,8 +76,8 @@ class Writer:
 
     def __init__(self, count: int) -> None:
         self.pages = PageAllocator(count, 3)
-        self.freed: list[int] = []
-        self.index = PrefixIndex(self.pages, PAGE, self.freed.extend)
+        self.freed: list[int] = []  # how many pages are free after each release
+        self.index = PrefixIndex(self.pages, PAGE, lambda: self.freed.append(self.pages.free))
         self.content: dict[tuple[int, int], tuple[int, ...]] = {}
         self.known: set[tuple[int, ...]] = set()
 

@@ -127,7 +127,8 @@ class DiskKVCache:
         found = self.store.find(digests, len(keys))
         if found is None or found.length - known < LEAST or not self._pays(found, known, self.rate):
             return None
-        return self._read(prompt, partial(self.pool.opened, prompt, embeddings, salt), digests, found, known)
+        opened = partial(self.pool.open, prompt, embeddings=embeddings, salt=salt, counts=False)
+        return self._read(prompt, opened, digests, found, known)
 
     def _known(self, keys: Keys) -> int:
         """How many of the first positions a sequence with these keys would take over from memory."""

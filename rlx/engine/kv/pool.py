@@ -25,8 +25,6 @@ from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from rlx.backends.memory import Memory
 from rlx.compiler.state_memory import Sizes, StateMemory
 from rlx.engine.kv.prefix import Checkpoint, PageAllocator, PrefixIndex, page_count
@@ -165,7 +163,7 @@ class CachePool:
             found = f"{what} for the pool of caches ({each})"
             raise ResourceError(found, where="kv_bytes", hint=hint) from error
         self.pages = PageAllocator(count, page_count(max_seq, sizes.page))
-        self.index = PrefixIndex(self.pages, sizes.page, self._freed)
+        self.index = PrefixIndex(self.pages, sizes.page, self._cool)
         self.asked = self.hit = 0
         pages = (kv_bytes - sizes.slot_bytes) // sizes.page_bytes if sizes.page_bytes else MAX_PAST
         self._longest = pages * sizes.page  # positions of a sequence that has all of it
@@ -173,7 +171,6 @@ class CachePool:
         self._reserve, self._lazy = Reserve(memory), memory.lazy
         self._slots = slots
         self._free_slots = list(range(slots - 1, -1, -1))
-        self._warm: set[int] = set()  # free pages that may be resident
         self._open = WeakValueDictionary[int, Sequence]()
 
     # -- sequences ------------------------------------------------------------------------------------------------
@@ -185,6 +182,7 @@ class CachePool:
         embeddings: PromptEmbeddings | None = None,
         shared: bool = True,
         salt: str = "",
+        counts: bool = True,
     ) -> Sequence:
         """A new sequence, which holds the longest known prefix of the prompt, but at least one token less than it.
 
@@ -193,33 +191,28 @@ class CachePool:
             embeddings: prompt embeddings of the first positions.
             shared: whether it takes part in the prefix index. Otherwise it begins empty, and leaves nothing.
             salt: only sequences with the same salt share prefixes.
+            counts: whether the known prefix is one that somebody uses, for statistics and for what is kept on disk.
 
         Raises:
             PoolFullError: there is no room for a slot.
         """
-        if not (shared and len(prompt)):
-            return self._opened(embeddings, shared, salt)
-        sequence = self.opened(prompt, embeddings, salt)
-        self.asked += len(prompt)
-        self.hit += sequence.done
-        if self.kept is not None and sequence.done:
-            self.kept.used_again(sequence.keys(sequence.done))
-        return sequence
-
-    def opened(self, prompt: Ids[int], embeddings: PromptEmbeddings | None, salt: str = "") -> Sequence:
-        """As `open` of a prompt, but counts nothing."""
-        sequence = self._opened(embeddings, True, salt)
-        self.publish()
+        begins = shared and len(prompt) > 0
+        if begins:
+            self.publish()
+        sequence = Sequence(self, embeddings=embeddings, shared=shared, salt=salt)
+        self._open[id(sequence)] = sequence
+        if not begins:
+            return sequence
         try:
             sequence.begin_with(prompt)
         except BaseException:
             sequence.discard()
             raise
-        return sequence
-
-    def _opened(self, embeddings: PromptEmbeddings | None, shared: bool, salt: str) -> Sequence:
-        sequence = Sequence(self, embeddings=embeddings, shared=shared, salt=salt)
-        self._open[id(sequence)] = sequence
+        if counts:
+            self.asked += len(prompt)
+            self.hit += sequence.done
+            if self.kept is not None and sequence.done:
+                self.kept.used_again(sequence.keys(sequence.done))
         return sequence
 
     @property
@@ -243,11 +236,9 @@ class CachePool:
 
     def recover(self) -> None:
         """Restores all counters from their owners: after an interrupt, and for sequences that were dropped unclosed."""
-        owners, before = [sequence.pages.tolist() for sequence in self._sequences], self.pages.owners > 0
         self.index.recount()
-        self.pages.recount(owners, [node.pages for node in self.index.nodes()])
-        self._warm |= set(np.flatnonzero(before & (self.pages.owners == 0)).tolist())
-        self._warm -= set(np.flatnonzero(self.pages.owners).tolist())
+        held = [sequence.memory.pages.tolist() for sequence in self._sequences]
+        self.pages.recount(held, [node.pages for node in self.index.nodes()])
         used = {slot for sequence in self._sequences for slot in sequence.memory.slots}
         free = [slot for slot in range(self._slots - 1, -1, -1) if slot not in used]
         for slot in set(free).difference(self._free_slots):
@@ -271,13 +262,12 @@ class CachePool:
         Raises:
             PoolFullError: there is no room.
         """
-        needs = list(needs)
-        missing = [sequence.memory.missing(sequence.done, rows, drafts) for sequence, rows, drafts in needs]
-        pages, slots = (sum(each) for each in zip(*missing, strict=True)) if missing else (0, 0)
+        plans = [(each.memory, each.memory.plan(each.done, rows, drafts)) for each, rows, drafts in needs]
+        pages, slots = sum(plan[0] for _, plan in plans), sum(plan[1] for _, plan in plans)
         if pages or slots:
             self.make_room(pages, slots)
-        for sequence, rows, drafts in needs:
-            sequence.memory.grow(sequence.done, rows, drafts)
+        for memory, plan in plans:
+            memory.grow(*plan)
 
     def make_room(self, pages: int, slots: int = 0) -> None:
         """Makes sure that so many pages and slots can be taken; drops ends of the index if necessary.
@@ -294,7 +284,7 @@ class CachePool:
 
     def has_room(self, pages: int, slots: int = 0) -> bool:
         """As `make_room`: returns whether there is room."""
-        needed = self.sizes.bytes_of(pages, slots)
+        needed = pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes
         if short := self._reserve.short(needed):
             goal = self.used_bytes - short
             self.index.evict(lambda: self.used_bytes <= goal)  # others need it more
@@ -326,26 +316,21 @@ class CachePool:
 
     # -- pages and slots, for sequences ---------------------------------------------------------------------------
 
-    def take_page(self, after: int | None) -> int:
-        """A page; `make_room` must have been called."""
-        page = self.pages.take(after)
-        self._warm.discard(page)
-        return page
-
     def drop_pages(self, pages: Iterable[int]) -> None:
         """Drops a sequence's hold on pages."""
-        self._freed(self.pages.drop(pages))
+        if self.pages.drop(pages):
+            self._cool()
 
-    def _freed(self, pages: list[int]) -> None:
-        """Keeps some free pages resident, and gives the others back to the system."""
-        self._warm.update(pages)
-        self._cool(self.kv_bytes - self.used_bytes)
+    def _cool(self, room: int | None = None) -> None:
+        """Gives free pages back to the system if those that are resident take more than `room`, or are many.
 
-    def _cool(self, room: int) -> None:
-        """Gives free pages back to the system if those that are resident take more than `room`, or are many."""
-        if self._lazy and len(self._warm) * self.sizes.page_bytes > min(WARM_BYTES, room):
-            self.memory.release_pages(list(self._warm))
-            self._warm.clear()
+        Args:
+            room: bytes; by default those that are left of the pool.
+        """
+        room = self.kv_bytes - self.used_bytes if room is None else room
+        if self._lazy and len(self.pages.warm) * self.sizes.page_bytes > min(WARM_BYTES, room):
+            self.memory.release_pages(list(self.pages.warm))
+            self.pages.warm.clear()
 
     def take_slot(self) -> int:
         """A slot, whose states are zeros; `make_room` must have been called."""
@@ -358,8 +343,9 @@ class CachePool:
 
     def wipe(self, sequence: Sequence) -> None:
         """Sets the pages that only this sequence and its entries in the index hold to zeros, and drops the entries."""
-        self.index.forget(sequence.keys(sequence.done), set(sequence.pages.tolist()))
-        own = [page for page in sequence.pages.tolist() if self.pages.owners[page] == 1]
+        pages = sequence.memory.pages.tolist()
+        self.index.forget(sequence.keys(sequence.done), set(pages))
+        own = [page for page in pages if self.pages.owners[page] == 1]
         self.memory.release_pages(own)
 
     def add_checkpoint(self, sequence: Sequence) -> None:

@@ -44,12 +44,13 @@ class PageAllocator:
         frozen: i32 [count], how many positions of each page other owners rely on. A sequence may write behind them; to
             write before them it copies the page first, unless it is the only owner.
         used: number of pages that are not free.
+        warm: free pages that may be resident.
     """
 
     def __init__(self, count: int, apart: int) -> None:
         self.count, self._apart_by, self._next = count, apart, 0
         self.owners, self.indexed, self.frozen = (np.zeros(count, np.int32) for _ in range(3))
-        self.used = 0
+        self.used, self.warm = 0, set[int]()
 
     @property
     def free(self) -> int:
@@ -67,6 +68,7 @@ class PageAllocator:
         page = following if 0 <= following < self.count and not self.owners[following] else self._apart()
         self.owners[page], self.frozen[page] = 1, 0
         self.used += 1
+        self.warm.discard(page)
         return page
 
     def _apart(self) -> int:
@@ -96,11 +98,12 @@ class PageAllocator:
                 self.frozen[page] = 0
                 self.used -= 1
                 freed.append(page)
+        self.warm.update(freed)
         return freed
 
-    def freeze(self, page: int, positions: int) -> None:
-        """Notes that others rely on the first positions of a page."""
-        self.frozen[page] = max(self.frozen[page], positions)
+    def freeze(self, pages: list[int], positions: npt.ArrayLike) -> None:
+        """Notes that others rely on the first positions of pages: a number for each, or one for all."""
+        self.frozen[pages] = np.maximum(self.frozen[pages], positions)
 
     def must_copy(self, page: int, position: int) -> bool:
         """Whether a write at this position of the page, 0 to 63, would destroy what another owner relies on."""
@@ -121,6 +124,8 @@ class PageAllocator:
                 owners[page] += 1
                 indexed[page] += 1
         self.frozen[owners == 0] = 0
+        self.warm |= set(np.flatnonzero((self.owners > 0) & (owners == 0)).tolist())
+        self.warm -= set(np.flatnonzero(owners).tolist())
         self.owners[:], self.indexed[:] = owners, indexed
         self.used = int(np.count_nonzero(owners))
 
@@ -199,14 +204,14 @@ class PrefixIndex:
     Args:
         pages: counts the pages; the index is an owner of those that it holds.
         page: positions per page.
-        released: called with pages that the index was the last owner of.
+        released: called when pages are free that the index was the last owner of.
 
     Attributes:
         checkpoint_bytes: size of all checkpoints.
         evictions: how many pages and checkpoints were dropped to make room.
     """
 
-    def __init__(self, pages: PageAllocator, page: int, released: Callable[[list[int]], object]) -> None:
+    def __init__(self, pages: PageAllocator, page: int, released: Callable[[], object]) -> None:
         self._pages, self._page, self._released = pages, page, released
         self._root = Node(0, np.zeros(0, np.int64), [])
         self._clock = 0
@@ -220,8 +225,7 @@ class PrefixIndex:
         Args:
             states: whether the model has rings or recurrent states: the prefix then ends at a checkpoint.
         """
-        path, common = self._walk(keys)
-        self._touch(path)
+        path, common = self._walk(keys, uses=True)
         checkpoint = self._checkpoint(path, common) if states else None
         if checkpoint is not None:
             checkpoint.used = self._clock
@@ -266,13 +270,20 @@ class PrefixIndex:
                 found.append((node.used, keys))
         return [keys for _, keys in sorted(found, key=lambda each: -each[0])]
 
-    def _walk(self, keys: Keys) -> tuple[list[Node], int]:
-        """The nodes on the way of some keys, and how many keys they share with it; the last one may share a part."""
+    def _walk(self, keys: Keys, *, uses: bool = False) -> tuple[list[Node], int]:
+        """The nodes on the way of some keys, and how many keys they share with it; the last one may share a part.
+
+        Args:
+            uses: whether the nodes are used now.
+        """
         node, at, path = self._root, 0, list[Node]()
+        self._clock += uses
         while at < len(keys) and (child := node.children.get(int(keys[at]))) is not None:
             count = common_length(child.keys, keys[at:])
             path.append(child)
             at += count
+            if uses:
+                child.used = self._clock
             if count < len(child.keys):
                 break
             node = child
@@ -286,11 +297,6 @@ class PrefixIndex:
                 return node.checkpoints[max(lengths)]
         return None
 
-    def _touch(self, path: list[Node]) -> None:
-        self._clock += 1
-        for node in path:
-            node.used = self._clock
-
     # -- adding ---------------------------------------------------------------------------------------------------
 
     def insert(self, keys: Keys, table: npt.NDArray[np.int32]) -> None:
@@ -300,36 +306,30 @@ class PrefixIndex:
             keys: i64 [positions].
             table: i32 [pages or more], the sequence's page table.
         """
-        path, at = self._walk(keys)
+        path, at = self._walk(keys, uses=True)
         if at < len(keys):
-            path = self._grow(path, at, keys, table)
-        self._touch(path)
+            self._grow(path, at, keys, table)
 
-    def _grow(self, path: list[Node], at: int, keys: Keys, table: npt.NDArray[np.int32]) -> list[Node]:
+    def _grow(self, path: list[Node], at: int, keys: Keys, table: npt.NDArray[np.int32]) -> None:
         """Adds the keys from position `at` on, behind the last node of the path."""
         before = path[-2] if len(path) > 1 else self._root
         last = path[-1] if path else self._root
         if last is not self._root and at < last.end:
             last = self._split(before, last, at)
-            path = [*path[:-1], last]
         first = at // self._page
         pages = table[first : page_count(len(keys), self._page)].tolist()
         self._pages.share(pages, index=True)
-        for i, page in enumerate(pages, first):
-            self._pages.freeze(page, min(self._page, len(keys) - i * self._page))
+        self._pages.freeze(pages, np.minimum(self._page, len(keys) - np.arange(first, first + len(pages)) * self._page))
         if last is self._root or last.children:
-            node = Node(at, keys[at:].copy(), pages)
-            last.children[int(keys[at])] = node
-            return [*path, node]
+            last.children[int(keys[at])] = Node(at, keys[at:].copy(), pages, used=self._clock)
+            return
         # A leaf that nothing else follows grows. The new page holds what the one before it held, and more.
         kept = first - last.start // self._page
         old = last.pages[kept:]
-        longer = Node(
-            last.start, np.concatenate([last.keys, keys[at:]]), [*last.pages[:kept], *pages], {}, last.checkpoints
-        )
+        own, held = np.concatenate([last.keys, keys[at:]]), [*last.pages[:kept], *pages]
+        longer = Node(last.start, own, held, {}, last.checkpoints, self._clock)
         before.children[int(longer.keys[0])] = longer
         self._release(old)
-        return [*path[:-1], longer]
 
     def _split(self, before: Node, node: Node, at: int) -> Node:
         """Replaces a node by two that meet at position `at`; returns the first one."""
@@ -348,10 +348,9 @@ class PrefixIndex:
 
     def add(self, keys: Keys, checkpoint: Checkpoint) -> None:
         """Adds a checkpoint at the end of some keys, which were inserted."""
-        path, common = self._walk(keys)
+        path, common = self._walk(keys, uses=True)
         if common < len(keys) or not path:
             return
-        self._touch(path)
         checkpoint.used = self._clock
         old = path[-1].checkpoints.get(checkpoint.length)
         path[-1].checkpoints[checkpoint.length] = checkpoint
@@ -416,9 +415,8 @@ class PrefixIndex:
         self._release([page])
 
     def _release(self, pages: list[int]) -> None:
-        freed = self._pages.drop(pages, index=True)
-        if freed:
-            self._released(freed)
+        if self._pages.drop(pages, index=True):
+            self._released()
 
     def clear(self) -> None:
         """Drops everything."""

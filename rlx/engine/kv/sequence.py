@@ -43,6 +43,10 @@ class Saved:
         return sum(array.nbytes for array in self.pages) + (self.slot.nbytes if self.slot else 0)
 
 
+Plan = tuple[int, int, int | None, int | None]
+"""Arguments of `SequenceMemory.grow`."""
+
+
 class SequenceMemory:
     """The pages and slots that a sequence holds.
 
@@ -76,32 +80,41 @@ class SequenceMemory:
         """Notes that others rely on the first positions from now on."""
         self._own_from = max(self._own_from, length)
 
-    def missing(self, start: int, rows: int, drafts: bool) -> tuple[int, int]:
-        """How many pages and slots are needed to write `rows` positions from `start` on, beyond those that it holds.
+    def plan(self, start: int, rows: int, drafts: bool) -> Plan:
+        """What `grow` takes, so that `rows` positions from `start` on can be written.
 
         Args:
             drafts: whether rows may be rejected.
         """
-        fresh = page_count(start + rows, self._size) - len(self.pages)
+        (at, inside), pages = divmod(start, self._size), self.pages
+        copies = rows > 0 and at < len(pages) and self._pool.pages.must_copy(int(pages[at]), inside)
+        fresh = max(0, page_count(start + rows, self._size) - len(pages))
         slots = (self.has_slot and self.slot == NO_SLOT) + (drafts and self.recurrent and self.spare == NO_SLOT)
-        return max(0, fresh) + (rows > 0 and self._must_copy(start)), slots
+        return fresh + copies, slots, start if rows else None, at if copies else None
 
-    def grow(self, start: int, rows: int, drafts: bool) -> None:
-        """Takes these pages and slots; `CachePool.make_room` must have been called."""
-        pool = self._pool
-        if rows > 0 and self._must_copy(start):
-            self._own(start // self._size)
-        fresh = page_count(start + rows, self._size) - len(self.pages)
-        if fresh > 0:
+    def grow(self, count: int, slots: int, start: int | None, copied: int | None) -> None:
+        """Takes pages and slots as `plan` says; `CachePool.make_room` must have been called.
+
+        Args:
+            count: number of pages, a copy included.
+            slots: number of slots.
+            start: the position that is written first; None for none.
+            copied: number of the page in the table that is replaced by a copy; None for none.
+        """
+        if copied is not None:
+            self._own(copied)
+            count -= 1
+        if count:
             table = self.pages.tolist()
-            for _ in range(fresh):
-                table.append(pool.take_page(table[-1] if table else None))
+            for _ in range(count):
+                table.append(self._pool.pages.take(table[-1] if table else None))
             self.pages = np.array(table, np.int32)
-        self._own_from = start if rows else self._own_from
-        if self.has_slot and self.slot == NO_SLOT:
-            self.slot = pool.take_slot()
-        if drafts and self.recurrent and self.spare == NO_SLOT:
-            self.spare = pool.take_slot()
+        self._own_from = self._own_from if start is None else start
+        for _ in range(slots):
+            if self.slot == NO_SLOT:
+                self.slot = self._pool.take_slot()
+            else:
+                self.spare = self._pool.take_slot()
 
     def share(self, pages: list[int], length: int) -> int:
         """Takes over the pages of a known prefix, as an empty table. The last one is copied, unless it is whole.
@@ -165,27 +178,24 @@ class SequenceMemory:
         """
         pool = self._pool
         pool.make_room(page_count(length, self._size), int(saved.slot is not None))
-        self.grow(0, length, False)
+        self.grow(*self.plan(0, length, False))
         pool.memory.load_pages(self.pages, saved.pages)
         if saved.slot is not None:
             self.put(saved.slot)
 
     def free(self) -> None:
         """Gives everything back."""
-        slots, self.slot, self.spare = self.slots, NO_SLOT, NO_SLOT
-        self.cut(0)
+        pages, slots = self.pages.tolist(), (self.slot, self.spare)
+        self.pages, self.slot, self.spare = self.pages[:0], NO_SLOT, NO_SLOT
+        self._pool.drop_pages(pages)
         for slot in slots:
-            self._pool.drop_slot(slot)
-
-    def _must_copy(self, start: int) -> bool:
-        """Whether a write at `start` would destroy positions that others rely on."""
-        at, inside = divmod(start, self._size)
-        return at < len(self.pages) and self._pool.pages.must_copy(int(self.pages[at]), inside)
+            if slot != NO_SLOT:
+                self._pool.drop_slot(slot)
 
     def _own(self, at: int) -> None:
         """Replaces the page at a place of the table by a copy."""
         pool, old = self._pool, int(self.pages[at])
-        page = pool.take_page(int(self.pages[at - 1]) if at else None)
+        page = pool.pages.take(int(self.pages[at - 1]) if at else None)
         pool.memory.copy_page(old, page)
         table = self.pages.copy()
         table[at] = page
@@ -213,6 +223,8 @@ class Sequence:
         closed: whether it has ended.
     """
 
+    embeddings: PromptEmbeddings | None = None
+
     def __init__(
         self,
         pool: CachePool,
@@ -226,7 +238,8 @@ class Sequence:
         self.saved: Saved | None = None
         self._rings, self._room = pool.memory.rings, pool.memory.ring_capacity or _EVERYTHING
         self._shared, self._salt, self._checkpoints = shared, salt, set[int]()
-        self.use(embeddings)
+        if embeddings is not None:
+            self.use(embeddings)
         self._published = 0  # how many positions the prefix index knows of this sequence
         self.ring_start = self._kept = 0  # first position that rings hold: now, and before the current step
         self._dirty = False  # whether recurrent states may be inconsistent with every length
@@ -341,16 +354,16 @@ class Sequence:
         pool = self.pool
         keys = keys_of(prompt, self.embeddings, self._salt)[: len(prompt) - 1]
         hit = pool.index.find(keys, self.memory.has_slot)
-        self.mark(hit.common)  # another prompt parts from this one there; a third one may, too
-        length = self.memory.share(hit.pages, hit.length)
+        length = self.memory.share(hit.pages, hit.length) if hit.length else 0
         if self.memory.has_slot:
+            self.mark(hit.common)  # another prompt parts from this one there; a third one may, too
             length = hit.length if length == hit.length else 0  # states exist at the checkpoint only
             pool.make_room(0, 1)
-            self.memory.grow(0, 0, False)
+            self.memory.grow(*self.memory.plan(0, 0, False))
             if hit.checkpoint is not None and length:
                 self.memory.put(hit.checkpoint.state)
                 self.ring_start = hit.checkpoint.state.first
-        self.memory.cut(length)
+            self.memory.cut(length)
         self.ids.extend(prompt[:length])
         self.done = self._published = length
 
@@ -361,7 +374,7 @@ class Sequence:
         if self.embeddings is not None and self.embeddings.bias is not None:
             return  # rows see later ones, so a prefix of it is no prefix
         self.memory.protect(self.done)
-        self.pool.index.insert(self.keys(self.done), self.pages)
+        self.pool.index.insert(self.keys(self.done), self.memory.pages)
         self._published = self.done
 
     def remember(self) -> None:

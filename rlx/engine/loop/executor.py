@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlx import env
+from rlx import env, tracing
 from rlx.backends.memory import Values
 from rlx.engine.loop.room import Room
 from rlx.engine.loop.scheduler import Scheduler
@@ -105,27 +105,29 @@ class Executor:
             message = self.inbox.popleft()
             if isinstance(message, Task):
                 self.scheduler.tasks.append(message)
-            else:
-                for job in message if isinstance(message, tuple) else (message,):
-                    self._receive(job)
+                continue
+            for job in message if isinstance(message, tuple) else (message,):
+                if job.stopped_at is not None:
+                    self.room.stop(job, job.stopped_at)
+                elif job.entered:
+                    job.backpressured = job.is_ahead
+                    self.room.freed = self.room.freed or job.paused  # it may have been passed over
+                else:
+                    self._enter(job)
 
-    def _receive(self, job: Job) -> None:
-        if job.stopped_at is not None:
-            self.room.stop(job, job.stopped_at)
-        elif job.entered:
-            job.backpressured = job.is_ahead
-            self.room.freed = self.room.freed or job.paused  # it may have been passed over
-        else:
-            job.entered = True
-            if job.record.submitted is None:
-                job.record.submitted = self._clock()
-            if job.request.timeout is not None:
-                job.deadline = job.record.submitted + job.request.timeout
-                self.scheduler.limited.add(job)
-            record.received(job)
-            self.scheduler.add(job)
-            if job.images is not None:
-                self.scheduler.tasks.append(Task(lambda: self._encode(job)))
+    def _enter(self, job: Job) -> None:
+        """A new job waits for its turn from now on."""
+        job.entered = True
+        if job.record.submitted is None:
+            job.record.submitted = self._clock()
+        if job.request.timeout is not None:
+            job.deadline = job.record.submitted + job.request.timeout
+            self.scheduler.limited.add(job)
+        if tracing.recording is not None:
+            record.received(job, tracing.recording)
+        self.scheduler.add(job)
+        if job.images is not None:
+            self.scheduler.tasks.append(Task(lambda: self._encode(job)))
 
     def _encode(self, job: Job) -> Generator[None, None, None]:
         """Encodes the images of a job, which begins afterwards, unless it ends before."""
@@ -394,8 +396,7 @@ class Executor:
         if not chosen:
             return False
         segments = {}
-        for job, rows in chosen:
-            done = job.done
+        for job, done, rows in chosen:
             end = min(job.sequence.call_end(done, rows), len(job.prompt))
             whole = end == len(job.prompt)
             segments[job] = Segment(job.sequence, job.prompt[done:end], "last" if whole else "none")
@@ -407,7 +408,8 @@ class Executor:
             positions = sum(count * (len(job.sequence) - count / 2) for job, count in counts.items())
             self.scheduler.observe_prompt(rows, positions, self._clock() - start)
         self.counters.prompt_tokens += rows
-        record.computed(counts.items(), start)
+        if tracing.recording is not None:
+            record.computed(counts.items(), start)
         for job, logits in found.items():
             if logits is not None:
                 self.scheduler.started(job)
@@ -434,8 +436,9 @@ class Executor:
         for length in job.ends_of_turns:
             job.sequence.mark(length)  # states that cannot go back are copied there
         job.drafts = job.drafts_of(job.sequence) if job.drafts_of else None
-        job.record.started, job.record.cached = self._clock(), len(job.sequence)
-        record.started(job)
+        job.record.started, job.record.cached = self._clock(), len(job.sequence.ids)
+        if job.record.trace is not None:
+            record.started(job)
         self.counters.reused_tokens += job.record.cached
 
     def _step_task(self) -> bool:

@@ -248,5 +248,6 @@ class Room:
         self._freed()
         self.ended += 1
         job.record.ended = self._clock()
-        record.ended(job, error)
+        if job.record.trace is not None:
+            record.ended(job, error)
         job.end(error)

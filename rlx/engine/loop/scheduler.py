@@ -254,15 +254,15 @@ class Scheduler:
         if not self.prompt_cost.is_known or 2 * rows >= self.budget(True, int(depth)):
             self.prompt_cost.observe(rows, depth, seconds)
 
-    def prompt_rows(self, decodes: bool) -> list[tuple[Job, int]]:
-        """The next prompt step: jobs of `prefilling`, and how many rows of each.
+    def prompt_rows(self, decodes: bool) -> list[tuple[Job, int, int]]:
+        """The next prompt step: jobs of `prefilling`, how many rows of each are computed, and how many are next.
 
         The first job in order always gets rows. Others join if they and the first are short.
 
         Args:
             decodes: whether somebody decodes, who would wait for this step.
         """
-        chosen: list[tuple[Job, int]] = []
+        chosen: list[tuple[Job, int, int]] = []
         room, left = self.largest, self.stall_seconds if decodes else inf
         jobs = self._by_urgency(job for job in self.prefilling if not (job.paused or job.loading))
         for job in jobs:
@@ -271,12 +271,12 @@ class Scheduler:
             if not chosen:
                 rows = min(rest, self.budget(decodes, past))
                 if rest > PACKED or len(jobs) == 1:
-                    return [(job, rows)]
+                    return [(job, past, rows)]
             elif rest <= min(PACKED, room) and self.prompt_cost.seconds_of(rest, past) <= left:
                 rows = rest
             else:
                 continue
-            chosen.append((job, rows))
+            chosen.append((job, past, rows))
             room, left = room - rows, left - self.prompt_cost.seconds_of(rows, past)
         return chosen
 

@@ -2,7 +2,7 @@
 
 Runners stage, under the engine loop, which notes a time at each change of phase. A track of a trace shows one request
 after the other, with its queue, prompt, decode and pauses. A request gets the first track that was free when it was
-submitted: there are as many tracks as requests at the same time. While no trace is recorded these functions do nothing.
+submitted: there are as many tracks as requests at the same time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlx import tracing
 from rlx.tracing import REQUESTS, Slice, Trace
 
 if TYPE_CHECKING:
@@ -120,10 +119,9 @@ class Record:
 _tracks: weakref.WeakKeyDictionary[Trace, list[int | None]] = weakref.WeakKeyDictionary()
 
 
-def received(job: Job) -> None:
-    """The loop has taken a new request, which gets the first track that is free since it was submitted."""
-    trace = tracing.active()
-    if trace is None or trace.is_full:
+def received(job: Job, trace: Trace) -> None:
+    """The loop has taken a new request, which gets the first track of a trace that is free since it was submitted."""
+    if trace.is_full:
         return
     ends, submitted = _tracks.setdefault(trace, []), _nanoseconds(job.record.submitted)
     free = (i for i, end in enumerate(ends) if end is not None and end <= submitted)
@@ -135,8 +133,7 @@ def received(job: Job) -> None:
 
 def started(job: Job) -> None:
     """A request has got its sequence."""
-    if job.record.trace is not None:
-        _add(job.record, "queue", _nanoseconds(job.record.submitted), _nanoseconds(job.record.started))
+    _add(job.record, "queue", _nanoseconds(job.record.submitted), _nanoseconds(job.record.started))
 
 
 def computed(rows: Iterable[tuple[Job, int]], start: float) -> None:
@@ -145,8 +142,6 @@ def computed(rows: Iterable[tuple[Job, int]], start: float) -> None:
     Args:
         rows: each request with the number of its rows.
     """
-    if tracing.active() is None:
-        return
     end = time.perf_counter_ns()
     for job, count in rows:
         _add(job.record, "prompt chunk", _nanoseconds(start), end, tokens=count, done=job.done)
@@ -165,10 +160,9 @@ def resumed(job: Job) -> None:
 
 
 def ended(job: Job, error: BaseException | None) -> None:
-    """A request has ended, in whatever way."""
+    """A request with a track has ended, in whatever way."""
     record, trace = job.record, job.record.trace
-    if trace is None:
-        return
+    assert trace is not None
     resumed(job)
     end, submitted = max(time.perf_counter_ns(), _nanoseconds(record.ended)), _nanoseconds(record.submitted)
     if record.started is None:

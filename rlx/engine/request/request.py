@@ -57,11 +57,6 @@ class Context:
     adapter: int = 0
     salt: str = ""
 
-    @property
-    def text_ids(self) -> list[int]:
-        """The ids without the rows of images: what penalties count."""
-        return self.ids if self.images is None else self.images.without_rows(self.ids)
-
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -94,13 +89,8 @@ def checked_context(
             raise no_tower(model, what, len(prompt.images))
         prompt = prompt.ids
     context = Context(check_ids(prompt, vocab_size, what)) if found is None else found
-    if context.images is None:
-        fit_context(context.ids, max_seq, what)
-    elif max_seq is not None and len(context) > max_seq:
-        rows = context.images.rows
-        hint = f"give fewer or smaller images, or open the model with a max_seq of at least {len(context)}"
-        error = f"it has {len(context)} tokens, {rows} of them of images, and the context holds {max_seq}"
-        raise PromptError(error, where=what, hint=hint)
+    if max_seq is not None and len(context.ids) > max_seq:
+        raise too_long(context, max_seq, what)
     return context
 
 
@@ -149,14 +139,13 @@ def _refuse_ids(ids: Any, what: str) -> NoReturn:
     raise PromptError(f"expected a token id at position {at}, found {token!r}", where=what)
 
 
-def fit_context(ids: list[int], max_seq: int | None, what: str) -> list[int]:
-    """`ids`; `PromptError` if there are more than `max_seq`."""
-    if max_seq is not None and len(ids) > max_seq:
-        raise PromptError(
-            f"it has {len(ids)} tokens, and the context holds {max_seq}", where=what,
-            hint=f"shorten it, or open the model with a max_seq of at least {len(ids)}",
-        )  # fmt: skip
-    return ids
+def too_long(context: Context, max_seq: int, what: str) -> PromptError:
+    """The error of a prompt that has more tokens than the context holds."""
+    count, rows, shorter = len(context.ids), "", "shorten it"
+    if context.images is not None:
+        rows, shorter = f", {context.images.rows} of them of images", "give fewer or smaller images"
+    hint = f"{shorter}, or open the model with a max_seq of at least {count}"
+    return PromptError(f"it has {count} tokens{rows}, and the context holds {max_seq}", where=what, hint=hint)
 
 
 def check_finite(logits: Logits, where: str) -> Logits:
@@ -379,7 +368,8 @@ class Job:
         self.drafts: Drafts | None = None
         self.branches, self.forced = set[int](), deque[int]()
         self.tokens, self.rows = list[int](), deque[Logits]()
-        self.last: tuple[int, FinishReason] | None = (0, self._full()) if self.limit <= 0 else None
+        self._full = FinishReason.LENGTH if self.limit == request.n_new else FinishReason.CONTEXT
+        self.last: tuple[int, FinishReason] | None = (0, self._full) if self.limit <= 0 else None
         self.ended = self.limit <= 0  # there is nothing to compute
         self.error: BaseException | None = None
         self.entered = self.backpressured = self.paused = self.looked_up = self.loading = False
@@ -401,7 +391,7 @@ class Job:
     @property
     def done(self) -> int:
         """How many tokens of the prompt are computed."""
-        return 0 if self.sequence is None else min(len(self.sequence), len(self.prompt))
+        return 0 if self.sequence is None else min(len(self.sequence.ids), len(self.prompt))
 
     @property
     def position(self) -> int:
@@ -464,9 +454,6 @@ class Job:
             return False
         return bool(self.forced) or len(self.prompt) + len(self.tokens) > len(self.sequence) + 1
 
-    def _full(self) -> FinishReason:
-        return FinishReason.LENGTH if self.limit == self.request.n_new else FinishReason.CONTEXT
-
     def add(self, token: int, row: Values | None = None) -> FinishReason | None:
         """Adds a token, which the sampler has chosen or accepted, and a copy of its logits. The caller notifies.
 
@@ -479,7 +466,7 @@ class Job:
         elif self.constraint is not None and self.constraint.is_over:
             reason = FinishReason.GRAMMAR
         elif count >= self.limit:
-            reason = self._full()
+            reason = self._full
         if reason is not None:
             self.last = count, reason
         if row is not None and self.with_logits:
