@@ -20,7 +20,7 @@ from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.programs import ProgramRecord
 from rlx.engine.programs.ready import ReadyPrograms
 from rlx.errors import NumericalError
-from rlx.sampling.on_host import choose_rows
+from rlx.sampling.choice import choose_rows
 
 
 def tokens_as_numbers(eog_ids: Collection[int] = ()) -> Any:

@@ -29,8 +29,7 @@ from rlx.passes import program as passes
 from rlx.passes.capabilities import Capabilities
 from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.options import Options
-from rlx.sampling.choice import Choose
-from rlx.sampling.on_host import choose_rows
+from rlx.sampling.choice import Choose, choose_rows
 from rlx.store.key import sources_of
 
 if TYPE_CHECKING:

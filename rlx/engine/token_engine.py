@@ -14,8 +14,7 @@ import numpy as np
 from rlx.backends.memory import Values
 from rlx.engine.request.request import Logits
 from rlx.errors import ArgumentError
-from rlx.sampling.choice import Choose
-from rlx.sampling.on_host import choose_rows
+from rlx.sampling.choice import Choose, choose_rows
 
 if TYPE_CHECKING:
     from rlx.engine.model_runner import Batch

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rlx.arguments import nearest
 from rlx.errors import ArgumentError, ChatTemplateError, MultimodalError
@@ -50,7 +50,7 @@ class EscapedMessages:
         trusted: bool = False,
     ) -> None:
         self._tokenizer, self._images = tokenizer, images
-        self._mark = _unused_word(_texts([*messages, *(tools or ())]))
+        self._given, self._is_marked = [*messages, *(tools or ())], False
         self._names = images.names(tokenizer) if images else {}
         self._texts = list(self._names)
         media = SpecialSplitter({text: at for at, text in enumerate(self._texts)}) if self._names else None
@@ -59,6 +59,12 @@ class EscapedMessages:
         self._cut = SpecialSplitter({text: at for at, text in enumerate(self._texts) if found[text]})
         self.messages = [self._escaped(m, media, trusted or m["role"] == "assistant") for m in messages]
         self.tools = None if tools is None else [self._escaped(tool, media, trusted) for tool in tools]
+
+    @cached_property
+    def _mark(self) -> str:
+        """A word that occurs in no text, before the number of a token and what kind it is."""
+        self._is_marked = True
+        return _unused_word(_texts(self._given))
 
     def _escaped(self, value: Any, media: SpecialSplitter | None, trusted: bool) -> Any:
         if isinstance(value, str):
@@ -75,7 +81,7 @@ class EscapedMessages:
         """The ids of a rendered text: control tokens and images that stand in it are the template's."""
         if self._images is not None:
             text = self._images.spread(text)
-        if self._mark not in text and self._is_whole(text):
+        if not (self._is_marked and self._mark in text) and self._is_whole(text):
             return self._tokenizer.encode(text, add_special_tokens=False, parse_special=True)
         ids: list[int] = []
         for part in self._splitter.split(text):
@@ -201,7 +207,6 @@ def template_text(value: Any) -> str:
 
 
 Message = Mapping[str, Any]
-T = TypeVar("T")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _MEANT = {"bot": ["assistant"], "ai": ["assistant"], "model": ["assistant"], "human": ["user"]}
 _MAX_DEPTH = 64
@@ -235,7 +240,10 @@ class ChatTemplate:
             )
         self._template, self._tokens = template, {"bos_token": bos_token, "eos_token": eos_token}
         self._broken: ChatTemplateError | None = None  # it took too much even for a short conversation
-        _call(_RENDERER.start)
+        try:
+            _RENDERER.start()
+        except ConfinedError as error:
+            raise _template_error(error) from error
 
     def render(
         self,
@@ -363,31 +371,30 @@ class ChatTemplate:
         if self._broken is not None:
             raise self._broken
         try:
-            return str(_call(lambda: _RENDERER.call({"template": self._template, "values": self._tokens | values})))
-        except ChatTemplateError as error:
-            if error.hint == _HOSTILE and len(repr(values["messages"])) < _SHORT:
-                self._broken = error
-            raise
+            return str(_RENDERER.call({"template": self._template, "values": self._tokens | values}))
+        except ConfinedError as error:
+            found = _template_error(error)
+            if found.hint == _HOSTILE and len(repr(values["messages"])) < _SHORT:
+                self._broken = found
+            raise found from error
+        except ValueError as error:  # of JSON: a number of more than 4,300 digits
+            what = f"the conversation cannot be handed to the template ({error})"
+            raise ChatTemplateError(what, where=_WHERE) from error
 
 
-def _call(action: Callable[[], T]) -> T:
-    """Everything that goes wrong in a template is a `ChatTemplateError`."""
-    try:
-        return action()
-    except ConfinedError as error:
-        where = _WHERE if error.line is None else f"{_WHERE}, line {error.line}"
-        what, hint = str(error), None
-        if error.kind == "Refused":
-            what = f"the template refuses the conversation: {what}"
-        elif error.kind == NOT_STARTED:
-            what, hint = f"the template cannot be rendered: {what}", "try again; the machine may be too busy"
-        elif error.kind == "TimeoutError":
-            what, hint = f"the template cannot be rendered: {what}", _SLOW
-        elif error.kind in ("RecursionError", "MemoryError", None):
-            what, hint = f"the template cannot be rendered: {what}", _HOSTILE
-        raise ChatTemplateError(what, where=where, hint=hint) from error
-    except ValueError as error:  # of JSON: a number of more than 4,300 digits
-        raise ChatTemplateError(f"the conversation cannot be handed to the template ({error})", where=_WHERE) from error
+def _template_error(error: ConfinedError) -> ChatTemplateError:
+    """The error of a template that its process could not render."""
+    where = _WHERE if error.line is None else f"{_WHERE}, line {error.line}"
+    what, hint = str(error), None
+    if error.kind == "Refused":
+        what = f"the template refuses the conversation: {what}"
+    elif error.kind == NOT_STARTED:
+        what, hint = f"the template cannot be rendered: {what}", "try again; the machine may be too busy"
+    elif error.kind == "TimeoutError":
+        what, hint = f"the template cannot be rendered: {what}", _SLOW
+    elif error.kind in ("RecursionError", "MemoryError", None):
+        what, hint = f"the template cannot be rendered: {what}", _HOSTILE
+    return ChatTemplateError(what, where=where, hint=hint)
 
 
 def _checked_messages(messages: Any) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ START_SECONDS = 300.0  # until the child is ready for the first one; usually a t
 NOT_STARTED = "NotStarted"
 WATCH_SECONDS = 0.05  # between two looks at a child that cannot limit itself
 MAX_REPLY = 256 << 20
+READ_BYTES = 1 << 16  # of one read, at least if they are there
 _BYTES = 1 << 20  # of a request that add its CPU time once more: long texts may take longer
 _HERE = Path(__file__).parent
 #: All that the child sees of the environment. Without SYSTEMROOT no Python starts on Windows.
@@ -130,7 +131,8 @@ class _Process:
 
     def __init__(self, hello: dict[str, Any], wall_seconds: float | None) -> None:
         self._hello, self._is_ready, self.is_set_up = hello, False, False
-        self._wall_seconds = wall_seconds
+        self._limits_itself = hello["limits"] and hello["limits_memory"]
+        self._most_seconds = WALL_SECONDS if wall_seconds is None else wall_seconds
         command = [sys.executable, "-I", "-S", "-B", str(_HERE / "confined_main.py")]
         environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ} | _QUIET
         try:
@@ -152,16 +154,14 @@ class _Process:
     def ask(self, message: bytes) -> Any:
         if not self._is_ready:
             self._deadline = time.monotonic() + START_SECONDS
-            self._read(8)  # an empty message: the program is loaded and confined
+            self._reply()  # an empty one: the program is loaded and confined
             self._is_ready = True
         self._deadline = time.monotonic() + self._most_seconds
-        self._bound = self._usage_bound(len(message))
+        self._bound = None if self._limits_itself else self._usage_bound(len(message))
         self._write(message)
-        length = int.from_bytes(self._read(8), "little")
-        if length > MAX_REPLY:
-            raise ConfinedError(f"its result takes {length} bytes, more than {MAX_REPLY}")
+        reply = self._reply()
         try:
-            found = json.loads(self._read(length))
+            found = json.loads(reply)
         except ValueError as error:
             raise ConfinedError("its process has sent no JSON") from error
         if "error" in found:
@@ -176,14 +176,19 @@ class _Process:
         except TimeoutError:
             raise self._late() from None
 
-    def _read(self, count: int) -> bytes:
-        found = bytearray()
-        while len(found) < count:
-            part = self._next(count - len(found))
+    def _reply(self) -> bytes:
+        """A reply, behind its length in 8 bytes."""
+        found, end = bytearray(), 8
+        while len(found) < end:
+            part = self._next(READ_BYTES + end - len(found))  # mostly all of it
             if not part:
                 raise self._died()
             found += part
-        return bytes(found)
+            if end == 8 <= len(found):
+                end += int.from_bytes(found[:8], "little")
+                if end > 8 + MAX_REPLY:
+                    raise ConfinedError(f"its result takes {end - 8} bytes, more than {MAX_REPLY}")
+        return bytes(found[8:end])
 
     def _next(self, most: int) -> bytes:
         """The next bytes. A child that cannot limit itself is looked at from time to time."""
@@ -201,14 +206,8 @@ class _Process:
             return ConfinedError(f"its process was not ready after {START_SECONDS:g} s", NOT_STARTED)
         return ConfinedError(f"it took longer than {self._most_seconds:g} s", "TimeoutError")
 
-    @property
-    def _most_seconds(self) -> float:
-        return WALL_SECONDS if self._wall_seconds is None else self._wall_seconds
-
     def _usage_bound(self, nbytes: int) -> Usage | None:
-        """The most that a child may have used at the end of a request of so many bytes; None if it limits itself."""
-        if self._hello["limits"] and self._hello["limits_memory"]:
-            return None
+        """The most that a child that does not limit itself may have used at the end of a request of so many bytes."""
         if (used := platform.current().usage(self._process.pid)) is None:
             return None
         return Usage(used.cpu_seconds + self._hello["cpu_seconds"] * (1 + nbytes / _BYTES), self._hello["memory"])

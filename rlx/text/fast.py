@@ -35,17 +35,29 @@ def no_panic() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
+        _refuse_panic(error)
+        raise
+
+
+def _refuse_panic(error: BaseException) -> None:
+    if type(error).__name__ == "PanicException":
         raise ValueError(f"the tokenizers package failed: {error}") from None
 
 
 def plain_ids(backend: Any, text: str) -> list[int]:
-    """The ids of a text without BOS and EOS. Other threads go on while a long text is encoded."""
-    if len(text) < LONG:
-        return list(backend.encode(text, add_special_tokens=False).ids)
-    (found,) = backend.encode_batch_fast([text], add_special_tokens=False)  # `encode` holds the GIL
-    return list(found.ids)
+    """The ids of a text without BOS and EOS. Other threads go on while a long text is encoded.
+
+    Raises:
+        ValueError: the package panics.
+    """
+    try:
+        if len(text) < LONG:
+            return list(backend.encode(text, add_special_tokens=False).ids)
+        (found,) = backend.encode_batch_fast([text], add_special_tokens=False)  # `encode` holds the GIL
+        return list(found.ids)
+    except BaseException as error:
+        _refuse_panic(error)
+        raise
 
 
 class FastTokenizer:
@@ -68,9 +80,8 @@ class FastTokenizer:
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         """Ids without BOS and EOS. Not for several threads at once: the switch belongs to the object."""
-        with no_panic():
-            self._fast.encode_special_tokens = not parse_special
-            return plain_ids(self._fast, text)
+        self._fast.encode_special_tokens = not parse_special
+        return plain_ids(self._fast, text)
 
     def facts(self) -> dict[str, Any]:
         """The facts that generation needs, in the types of JSON.

@@ -140,8 +140,7 @@ def _backend(
 def _encoder(backend: tokenizers.Tokenizer) -> Encode:
     def encode(text: str) -> list[int]:
         try:
-            with no_panic():
-                return plain_ids(backend, text)
+            return plain_ids(backend, text)
         except Exception as error:  # the package raises bare exceptions
             raise TokenizerError(f"the text cannot be encoded ({error})", where="tokenizer.ggml.merges") from error
 

@@ -427,7 +427,7 @@ class Tokenizer:
 
     def id_to_token(self, token: int) -> str:
         """The piece as the vocabulary spells it; `TokenizerError` for an id outside the vocabulary."""
-        if not 0 <= token < self.vocab_size:
+        if not 0 <= token < len(self._pieces):
             raise TokenizerError(f"id {token} is outside the vocabulary of {self.vocab_size}")
         return self.vocabulary.tokens[token]
 

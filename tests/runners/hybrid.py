@@ -22,7 +22,7 @@ from rlx.ir.node import Node
 from rlx.models.variants import EmbeddedRows
 from rlx.passes.capabilities import Layouts
 from rlx.profile import CompileProfile
-from rlx.sampling.on_host import choose_rows
+from rlx.sampling.choice import choose_rows
 from tests.single_sequence import SingleSequence
 
 Array = np.ndarray[Any, Any]

@@ -16,7 +16,7 @@ from rlx.engine.request.request import Context, Job, Request
 from rlx.engine.token_engine import ComputedAnew
 from rlx.errors import PoolFullError
 from rlx.sampling import SampleOpts, Sampler
-from rlx.sampling.on_host import choose_rows
+from rlx.sampling.choice import choose_rows
 
 VOCAB = 50
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.sampling.choice import UNIFORM, Changes, Choice, choose
-from rlx.sampling.on_host import choose_rows
+from rlx.sampling.choice import UNIFORM, Changes, Choice, choose, choose_rows
 from rlx.sampling.options import SampleOpts
 
 OPTIONS: list[dict[str, Any]] = [

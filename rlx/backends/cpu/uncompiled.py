@@ -42,8 +42,7 @@ from rlx.ir.segments import PAST, ROWS, is_segmented
 from rlx.passes import pipeline
 from rlx.passes.schedule import signature
 from rlx.platform import cpu_count
-from rlx.sampling.choice import Choose
-from rlx.sampling.on_host import choose_rows
+from rlx.sampling.choice import Choose, choose_rows
 from rlx.store.key import sources_of
 
 Env = Mapping[str, int]

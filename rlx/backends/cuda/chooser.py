@@ -21,9 +21,8 @@ from rlx.backends.cuda.kernels import choose as kernels
 from rlx.backends.cuda.memory import address
 from rlx.backends.device import Builder, Files, Stored
 from rlx.backends.memory import Buffer, DeviceArray, Memory
-from rlx.sampling.choice import Choice, Chosen
+from rlx.sampling.choice import Choice, Chosen, choose_rows
 from rlx.sampling.filters import INTERVALS
-from rlx.sampling.on_host import choose_rows
 from rlx.sampling.options import SampleOpts
 
 _ALIGN = 16

@@ -303,23 +303,6 @@ def shift_at(embeddings: PromptEmbeddings | None, index: int) -> int:
     return 0 if embeddings is None else embeddings.shift(index)
 
 
-def keys_of(ids: Sequence[int], embeddings: PromptEmbeddings | None, salt: str = "") -> Keys:
-    """The keys of some ids in the prefix index, i64 [ids]: the id, or in an embedded span a hash of what stands there.
-
-    Hashes are below 0, so that they differ from every token id.
-
-    Args:
-        salt: hashed into the first key, so that only prompts with the same salt have a prefix in common.
-    """
-    keys = np.array(ids, np.int64)
-    if embeddings is not None:
-        embeddings.identify(keys)
-    if salt and len(keys):
-        digest = blake2b(keys[:1].tobytes(), digest_size=8, key=blake2b(salt.encode("utf-8", "surrogatepass")).digest())
-        keys[0] = -1 - (int.from_bytes(digest.digest(), "little") >> 1)
-    return keys
-
-
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """A permutation of 64-bit numbers in which each bit depends on all: the finalizer of SplitMix64 (Steele 2014)."""
     values = values + np.uint64(0x9E3779B97F4A7C15)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.compiler.state_memory import SlotCopy
-from rlx.engine.kv.prefix import Keys, Pages, page_count
-from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, keys_of
+from rlx.engine.kv.prefix import Keys, Pages, keys_of, page_count
+from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.errors import BusyError
 
 if TYPE_CHECKING:
