@@ -25,8 +25,8 @@ MODULES = {
 LAYERS = [
     {"errors"},
     {
-        "platform", "env", "debug_output", "tracing", "arguments", "json_file", "lazy", "partial_file", "web_page",
-        "notebook", "scalars",
+        "platform", "env", "debug_output", "tracing", "arguments", "closing", "json_file", "lazy", "partial_file",
+        "web_page", "notebook", "scalars",
     },
     {"ir"},
     {"passes"},

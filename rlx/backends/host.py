@@ -10,7 +10,6 @@ import contextlib
 import mmap
 from collections.abc import Sequence
 from math import prod
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,13 @@ import numpy.typing as npt
 
 from rlx import platform
 from rlx.backends.memory import Buffer, Bytes, Memory
+from rlx.closing import Closing
 from rlx.errors import ArgumentError, BusyError, ResourceError
 
 HUGE_PAGE = 2 << 20
 
 
-class AlignedBuffer:
+class AlignedBuffer(Closing):
     """Zeroed private memory whose address is a multiple of the page size.
 
     Args:
@@ -93,14 +93,6 @@ class AlignedBuffer:
         del self._bytes
         with contextlib.suppress(BufferError):  # views exist; the pages are released with the last one
             memory.close()
-
-    def __enter__(self) -> AlignedBuffer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Adopted:

@@ -13,6 +13,7 @@ import numpy as np
 from rlx import backends
 from rlx.arguments import known_arguments, whole
 from rlx.backends.device import Target
+from rlx.closing import Closing
 from rlx.compiler import guards
 from rlx.compiler.compile import CompiledProgram, Compiler
 from rlx.compiler.inspection import Inspectable
@@ -50,7 +51,7 @@ class _Room:
     slots: int | None = None
 
 
-class Executable(Inspectable):
+class Executable(Inspectable, Closing):
     """A compiled graph with its own memory.
 
     Call it with one array per input. Symbols are inferred from the inputs' shapes; symbols that occur in no shape
@@ -259,12 +260,6 @@ class Executable(Inspectable):
 
     def __repr__(self) -> str:
         return f"<Executable {self._program.name}, {self._target.level}, {len(self._compiled.kernels)} kernels>"
-
-    def __enter__(self) -> Executable:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 @known_arguments

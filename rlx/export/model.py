@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import env
+from rlx.closing import Closing
 from rlx.errors import (
     ArgumentError,
     ConfigError,
@@ -38,7 +39,6 @@ from rlx.ir.stored import dequantize
 from rlx.partial_file import into_place
 from rlx.weights import TensorInfo
 from rlx.weights.gguf import GgufFile
-from rlx.weights.mapped import Closing
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

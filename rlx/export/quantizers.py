@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.device import Loop
+from rlx.closing import Closing
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
 from rlx.errors import ArgumentError, WeightError
@@ -27,7 +28,6 @@ from rlx.export.model import ExportTensor, Planned
 from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, U8, DType
 from rlx.store.cache import CompileCache
 from rlx.store.key import digest_text
-from rlx.weights.mapped import Closing
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]

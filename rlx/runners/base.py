@@ -10,14 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import numpy as np
 
 from rlx import engine, grammar
 from rlx.arguments import known_arguments
 from rlx.backends import Device
+from rlx.closing import Closing
 from rlx.engine import speculation
 from rlx.engine.images import ImageInput
 from rlx.engine.loop.handle import Handle, RequestGroup, Stream
@@ -64,7 +64,7 @@ def takes_request_options(function: Callable[P, R]) -> Callable[P, R]:
     return known_arguments(function, OPENING, PARAMETERS)
 
 
-class LmRunner(ABC):
+class LmRunner(Closing, ABC):
     """A language model that returns logits and generates tokens.
 
     A subclass provides `family`, `vocab_size` and `predict_logits`; the other methods build on these. Any number of
@@ -376,12 +376,6 @@ class LmRunner(ABC):
     def close(self) -> None:
         """Ends all requests and releases what the runner holds. Can be called more than once."""
         self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.family}, {self.vocab_size} tokens, context {self.max_seq}>"

@@ -16,6 +16,7 @@ import numpy as np
 from rlx import runners
 from rlx.arguments import did_you_mean, several, whole
 from rlx.arguments import text as checked_text
+from rlx.closing import Closing
 from rlx.engine.encoder import Encoder, Rows, Text
 from rlx.engine.opening.options import RunnerOptions, method_takes_options
 from rlx.engine.opening.setup import tokenizer_of
@@ -41,7 +42,7 @@ def as_encoder(runner: object) -> EncoderRunner | None:
     return runner if isinstance(runner, EncoderRunner) else None
 
 
-class EncoderRunner:
+class EncoderRunner(Closing):
     """An encoder: `embed` makes vectors of texts, `rerank` compares documents with a query.
 
     Any number of threads may use it at the same time. What a server asks of a model, it answers as `Model` does.
@@ -292,12 +293,6 @@ class EncoderRunner:
         """Releases memory and closes the file. Can be called more than once."""
         self._closed = True
         self._encoder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         kind = "pairs of texts -> scores" if self._plan.scores else f"texts -> {self.width} numbers"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from rlx import env
 from rlx.arguments import bound, check_arguments, whole
+from rlx.closing import Closing
 from rlx.engine.engine import Engine
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import EngineOptions
@@ -115,7 +115,7 @@ class WeightsCache(Mapping[str, npt.NDArray[np.float32]]):
         return ".nextn." in name or (block.isdigit() and int(block) >= self._config.layers)
 
 
-class TokenHistory:
+class TokenHistory(Closing):
     """The tokens so far, and methods that append to them. Calls are tasks of a loop: threads wait for one another.
 
     Args:
@@ -337,12 +337,6 @@ class TokenHistory:
         if self._closed:
             raise BusyError("the generator was closed", where="generator", hint="open the model again")
         return self._loop.call(work)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         config = self.config

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rlx import platform
+from rlx.closing import Closing
 
 _POSIX = os.name == "posix"
 _FLAGS = platform.flags("O_NOFOLLOW", "O_BINARY", "O_CLOEXEC")
@@ -67,7 +68,7 @@ def untrusted(info: os.stat_result) -> str | None:
     return None
 
 
-class Folder:
+class Folder(Closing):
     """An open folder that belongs to this user and that nobody else can write. Close it, or use it in a `with`.
 
     Names are single components except in `read` and `open_file`, whose folders in between are checked in the same way.
@@ -267,12 +268,6 @@ class Folder:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def __enter__(self) -> Folder:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 # -- temporary folders ---------------------------------------------------------------------------------------------

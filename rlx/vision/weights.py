@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rlx.closing import Closing
 from rlx.errors import WeightError
 from rlx.ir.dtypes import F32
 from rlx.ir.stored import FLOATS, dequantize, to_float32
 from rlx.models.vision_config import VisionConfig
 from rlx.weights.loader import TensorInfo, WeightLoader
-from rlx.weights.mapped import Bytes, Closing
+from rlx.weights.mapped import Bytes
 
 _LINEAR, _WEIGHT, _WHOLE = ("weight", "bias"), ("weight",), ("",)
 # Gemma 4 keeps a linear layer in a module of its own, with the bounds of its input and output beside it.

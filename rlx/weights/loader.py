@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from rlx import weights
+from rlx.closing import Closing
 from rlx.errors import ConfigError, ModelFileError, file_error
 from rlx.weights.gguf import MAGIC, GgufFile
 from rlx.weights.locate import GIVE, NO_PICKLES, PICKLES, SUFFIXES, resolve_model_path
-from rlx.weights.mapped import Bytes, Closing, TensorInfo
+from rlx.weights.mapped import Bytes, TensorInfo
 
 if TYPE_CHECKING:
     from rlx.weights.safetensors import Config

@@ -13,34 +13,15 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx import platform
+from rlx.closing import Closing
 from rlx.errors import ModelFileError, WeightError, file_error
 from rlx.ir.dtypes import DType
-
-
-class Closable(Protocol):
-    """Something that can be closed."""
-
-    def close(self) -> None: ...
-
-
-class Closing:
-    """Base of classes with a `close`: a `with` statement calls it at the end."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self: Closable, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 Bytes = npt.NDArray[np.uint8]
 Buffer = bytes | _mmap.mmap

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import weights
+from rlx.closing import Closing
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.stored import FLOATS, to_float32
 from rlx.weights.composed import Composed, cut, rows, stack, turned, whole
 from rlx.weights.loader import WeightLoader
-from rlx.weights.mapped import Bytes, Closing, TensorInfo
+from rlx.weights.mapped import Bytes, TensorInfo
 from rlx.weights.names import FileNames, canonical_names, file_names, rank
 
 CHECKPOINT = "safetensors"  # the format whose tensors may be stored in parts

@@ -33,6 +33,7 @@ from rlx.backends.cpu.tuning import Tuning
 from rlx.backends.cpu.work_stealing import grain
 from rlx.backends.device import Builder, Outcome, Row
 from rlx.backends.host import AlignedBuffer
+from rlx.closing import Closing
 from rlx.errors import RlxError
 from rlx.ir.dtypes import BF16, Q4_K, Q6_K, Q8_0, DType
 
@@ -191,7 +192,7 @@ def judge(seconds: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
     return ratios[:-1], int(np.argmin(candidates)) if np.isfinite(candidates).any() else 0
 
 
-class Bench:
+class Bench(Closing):
     """Times linears on synthetic weights, with a pool's workers. Close it, or use it in a `with`.
 
     Args:
@@ -258,12 +259,6 @@ class Bench:
     def close(self) -> None:
         for buffer in (self._weights, *self._inputs.values()):
             buffer.close()
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _activations(act: str, rows: int, k: int) -> NDArray[np.uint8]:

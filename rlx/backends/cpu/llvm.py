@@ -21,6 +21,7 @@ from llvmlite.binding import ffi
 from rlx.backends.cpu.levels import AARCH64, architecture
 from rlx.backends.cpu.llvm_text import WRITTEN
 from rlx.backends.cpu.target import Target
+from rlx.closing import Closing
 from rlx.errors import CompileError
 from rlx.platform import cpu_count
 from rlx.tracing import span
@@ -40,7 +41,7 @@ class Compiled:
     text: str
 
 
-class Module:
+class Module(Closing):
     """An LLVM module to compile. The caller must close it, or use it in a `with` statement.
 
     Args:
@@ -94,12 +95,6 @@ class Module:
         if self._module is not None:
             self._module.close()
         _contexts.pop(id(self), None)
-
-    def __enter__(self) -> Module:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 #: For modules that are `WRITTEN`. Loops are rotated, so that code generation moves what does not change out of them.

@@ -16,10 +16,10 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rlx import platform
+from rlx.closing import Closing
 from rlx.errors import BatchError, OutputError, file_error
 from rlx.serve.batch.source import BatchRequest, LineProblem, Source
 
@@ -35,7 +35,7 @@ def request_id(source: Source, number: int) -> str:
     return f"batch_req_{number + 1}_{source.digest(number):016x}"
 
 
-class Results:
+class Results(Closing):
     """The answers of a source, in a file that nobody else writes to at the same time.
 
     Args:
@@ -151,12 +151,6 @@ class Results:
             self.sync()
         finally:
             os.close(self._descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 Report = Callable[["Progress"], object]

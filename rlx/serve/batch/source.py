@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx.closing import Closing
 from rlx.errors import BatchError
 from rlx.json_file import open_regular
 from rlx.serve.errors import ApiError
@@ -105,7 +105,7 @@ class BatchRequest:
         return cls(custom_id, url, body)
 
 
-class Source:
+class Source(Closing):
     """A file of requests. Of each line it keeps 24 bytes in memory: where it is, a digest, and a group.
 
     Requests are numbered from 0, in the order of their lines; empty lines do not count.
@@ -254,12 +254,6 @@ class Source:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def _glance(line: bytes) -> tuple[str | None, int]:

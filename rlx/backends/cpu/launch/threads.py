@@ -12,7 +12,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from rlx import platform
 from rlx.backends.cpu.context import CLOSED, OFFSETS, POOL_BYTES, SYMBOLS
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.host import AlignedBuffer
+from rlx.closing import Closing
 from rlx.errors import ArgumentError, BusyError, ResourceError
 from rlx.platform import MAX_WORKERS, usable_cpus
 
@@ -123,7 +123,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
 
-class WorkerPool:
+class WorkerPool(Closing):
     """`n` workers that run a native step together: the calling thread is worker 0, the others wait in native code.
 
     A step is `void step(ptr ctx, i64 worker, i64 n)`. Workers stop when the pool is closed or collected, and at exit.
@@ -212,11 +212,3 @@ class WorkerPool:
     def close(self) -> None:
         """Stops the workers, after the running step. Can be called more than once."""
         self._finalizer()
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
