@@ -27,7 +27,7 @@ from rlx.export.hf_tensors import (
 from rlx.export.hf_tokenizer import tokenizer_metadata
 from rlx.export.model import ExportModel, ExportTensor, model_from_gguf
 from rlx.ir.dtypes import F32
-from rlx.models import build, views
+from rlx.models import build, build_predictor, views
 from rlx.models.encoders import encoder_config
 from rlx.models.keys import Keys
 from rlx.weights import ModelWeights, WeightLoader, open_weights
@@ -75,7 +75,7 @@ def describe(source: WeightLoader, where: Path) -> Described:
     metadata = metadata_from_config(config)
     weights = ModelWeights(with_prediction(source, config.layers) if config.predicting else source, config.arch)
     names = [*weights.names]
-    parts = _parts(config, weights) if differs_by_layer(config) else {}
+    parts = _parts(config, weights)
     tensors = _tensors(config, weights, names, parts)
     check_tensors(config, [tensor.name for tensor in tensors], weights)
     return Described(config, metadata, tensors, weights)
@@ -121,13 +121,16 @@ def model_from_hf(source: WeightLoader) -> ExportModel:
 
 
 def _parts(config: TextConfig, weights: ModelWeights) -> dict[str, list[str]]:
-    """Tensor of the checkpoint -> those that GGUF has instead. Builds the graph, which names what is missing."""
+    """Tensor of the checkpoint -> those that GGUF has instead. Builds the graphs, which name what is missing."""
     found: dict[str, list[str]] = {}
-    for view in [*views(config.model, weights.has)]:
+    model = config.model
+    for view in [*views(model, weights.has)]:
         weights.define(*view)
         found.setdefault(view.source, []).append(view.name)
-    build(config.model, weights, F32, place=weights.place)
-    return found if config.row.hybrid != "mamba" else {}
+    build(model, weights, F32, place=weights.place)
+    if config.predicting:
+        build_predictor(model, weights, F32, 1, place=weights.place)
+    return found if differs_by_layer(config) and config.row.hybrid != "mamba" else {}
 
 
 def _tensors(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from math import inf, pi
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ import numpy.typing as npt
 from rlx.errors import UnsupportedModelError
 from rlx.models import from_hf
 from rlx.models.architectures import Architecture, by_period, none_has_rope
-from rlx.models.config import ModelConfig
-from rlx.models.keys import POSITIVE, Keys, is_integer, plain
+from rlx.models.config import ModelConfig, Recurrence
+from rlx.models.keys import POSITIVE, Keys
 from rlx.models.registry import ARCHITECTURES, MODEL_TYPES
 from rlx.models.rope import Rope, hf_longrope, hf_yarn_scale, yarn_scale
 from rlx.models.settings import SETTINGS
@@ -58,6 +57,10 @@ class Writer:
 
     def integers(self, key: str, values: Sequence[int]) -> None:
         self.found[f"{self.arch}.{key}"] = list(values), (GgufType.ARRAY, GgufType.INT32)
+
+    def sizes(self, key: str, values: Sequence[int]) -> None:
+        """One for all layers, or one for each."""
+        self.u32(key, values[0]) if len(set(values)) == 1 else self.integers(key, values)
 
     def floats(self, key: str, values: Sequence[float]) -> None:
         self.found[f"{self.arch}.{key}"] = list(values), (GgufType.ARRAY, GgufType.FLOAT32)
@@ -141,12 +144,7 @@ def _sections(full: Keys) -> list[int] | None:
 
 
 def write_rope(rope: RopeConfig, arch: str, out: Writer) -> None:
-    """The keys `rope.*`, except sizes.
-
-    Raises:
-        UnsupportedModelError: a rope that readers of this architecture's files do not support.
-    """
-    _check_rope(rope, arch)
+    """The keys `rope.*`, except sizes."""
     if usual := ARCHITECTURES[arch].rope_sections:
         out.integers("rope.dimension_sections", [*(rope.sections or usual), 0])
     if rope.base != _IMPLIED.get(arch):
@@ -229,26 +227,11 @@ def _llama3(rope: RopeConfig, head_dim: int) -> npt.NDArray[np.float32]:
     return np.where(wavelength < context / high, one, ends).astype(np.float32)
 
 
-# Defaults that published files omit, in addition to those in the table of architectures.
-_QWEN35_DEFAULTS = {
-    "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-}  # fmt: skip
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "qwen35": _QWEN35_DEFAULTS,
-    "qwen35moe": _QWEN35_DEFAULTS,
-    "gemma3n": {"altup_active_idx": 0},
-}
-
 _SIZE, _LAYERS = (1, 1 << 31), (1, 1024)
 _TWO_WAY = "use_bidirectional_attention"
 _SIGMOID = 2  # of the functions that make scores of a router's logits
-_SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
 # Architectures whose GGUF loaders have a built-in rule for sliding layers: every n-th layer does not slide.
 _PERIODS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}
-_ACTIVATIONS = {
-    "silu": ("silu", "swish"),
-    "gelu": ("gelu_pytorch_tanh", "gelu"),  # the first Gemma files say "gelu" and mean the approximation
-}
 
 
 class TextConfig(Keys):
@@ -263,10 +246,11 @@ class TextConfig(Keys):
     predicting = 0
 
     def __init__(self, config: Mapping[str, Any], where: object) -> None:
-        self.arch, self.row = _architecture(config, where)
+        model_type = _model_type(config, where)
+        self.arch, self.row = MODEL_TYPES[model_type]
         nested = config.get("text_config") or {}
-        super().__init__({**_DEFAULTS.get(self.arch, {}), **self.row.hf_defaults, **config, **nested}, where)
-        self.whole = config
+        super().__init__({**self.row.hf_defaults, **config, **nested}, where)
+        self.whole = {**config, **nested, "model_type": model_type}
         if self.row.hf_spelling is not None:
             self.mapping = {**self.mapping, **self.row.hf_spelling(self)}
         self.rope: RopeConfig = rope_config(self, self.row)
@@ -274,12 +258,18 @@ class TextConfig(Keys):
     @cached_property
     def model(self) -> ModelConfig:
         """The configuration as the model's own code reads it."""
-        return from_hf(self.whole, where=self.where)
+        left_out = {"text_config", *((_TWO_WAY,) if self.two_way else ())}
+        return from_hf({key: value for key, value in self.whole.items() if key not in left_out}, where=self.where)
+
+    @property
+    def two_way(self) -> bool:
+        """Whether it is a decoder that serves as an encoder."""
+        return self.arch == "gemma3" and self.get(_TWO_WAY, None) is True
 
     @property
     def file_arch(self) -> str:
         """The architecture that GGUF has for this configuration, whose tensors have the same names."""
-        if self.arch == "gemma3" and self.get(_TWO_WAY, None) is True:
+        if self.two_way:
             return "gemma-embedding"
         if self.arch == "nemotron_h" and self.experts:
             return "nemotron_h_moe"
@@ -289,30 +279,25 @@ class TextConfig(Keys):
 
     @property
     def layers(self) -> int:
-        return self.integer("num_hidden_layers", _LAYERS)
+        return self.model.layers
 
     @property
     def heads(self) -> int:
-        return self.integer("num_attention_heads", _SIZE)
+        return self.model.heads
 
     @property
     def kv_heads(self) -> int:
-        return self.integer("num_key_value_heads", _SIZE, self.heads)
+        """Of a layer with attention."""
+        return next(filter(None, (layer.kv_heads for layer in self.model.each)), self.heads)
 
     @property
     def head_dim(self) -> int:
-        return self.integer("head_dim", _SIZE, self.integer("hidden_size", _SIZE) // self.heads)
+        return self.integer("head_dim", _SIZE, self.model.hidden // self.heads)
 
     @property
     def experts(self) -> int:
         """Number of experts per layer, 0 for none."""
-        keys = SETTINGS["experts"].hf.split()
-        return self.integer(next((key for key in keys if key in self), keys[0]), (0, 1024), 0)
-
-    @property
-    def dense_layers(self) -> int:
-        """How many of the first layers have no experts."""
-        return self.integer(SETTINGS["dense_layers"].hf, (0, self.layers), 0)
+        return self.model.experts.count if self.model.experts else 0
 
     @property
     def left_out(self) -> range:
@@ -321,71 +306,40 @@ class TextConfig(Keys):
 
     @property
     def tied(self) -> bool:
-        return self.flag("tie_word_embeddings", False)
+        return self.model.tied
 
     @property
-    def layer_types(self) -> list[str]:
-        """The attention type of every layer: `layer_types`, else by the architecture's rule."""
-        if self.row.hybrid == "mamba":
-            return [_LINEAR if layer.recurrent else _FULL for layer in self.model.each]
-        if "layer_types" in self:
-            known = {kind: kind for kind in (_SLIDING, _FULL, _LINEAR)}
-            if self.row.hybrid == "convolution":
-                known["conv"] = _LINEAR
-            found = self.elements("layer_types", lambda each: each.choice("layer_types", known), self.layers)
-            return [*found[:-1], _FULL] if self.row.hf_ends_full else found
-        return self._ruled_types()
-
-    def _ruled_types(self) -> list[str]:
-        if self.arch in ("qwen35", "qwen35moe"):
-            linear = by_period(self.integer("full_attention_interval", _LAYERS), self.layers)
-            return [_LINEAR if each else _FULL for each in linear]
-        if self.arch in _PERIODS:
-            key = "sliding_window_pattern" if "sliding_window_pattern" in self else "_sliding_window_pattern"
-            slides = by_period(self.integer(key, _SIZE, _PERIODS[self.arch]), self.layers)
-            return [_SLIDING if each else _FULL for each in slides]
-        if self.arch in ("gemma3n", "gemma4"):
-            self.get("layer_types", expected="one attention type a layer")
-        return [_FULL] * self.layers
+    def window(self) -> int | None:
+        """The window of the layers that have one."""
+        return next(filter(None, self.model.windows), None)
 
     @property
     def sliding(self) -> list[bool]:
-        return [kind == _SLIDING for kind in self.layer_types]
+        return [layer.window is not None for layer in self.model.each]
 
     @property
     def recurrent(self) -> list[bool]:
-        return [kind == _LINEAR for kind in self.layer_types]
+        return [layer.recurrent for layer in self.model.each]
 
-    def of_full_layers(self, published: str, key: str) -> int | None:
-        """A size of Gemma 4's full-attention layers: from a separate key, or from overrides of single layers."""
-        if published in self and "per_layer_config" not in self:
-            return self.integer(published, _SIZE)
-        exceptions = self.nested("per_layer_config", optional=True).mapping
-        found = {
-            value.get(key)
-            for name, value in exceptions.items()
-            if isinstance(value, Mapping) and key in value and not self.sliding[int(name.rsplit(".", 1)[-1])]
-        }
-        if len(found) > 1:
-            self.unsupported("per_layer_config", sorted(found), f"full-attention layers with more than one {key}")
-        return next(iter(found), None)
+    @property
+    def shared_kv_layers(self) -> int:
+        return sum(layer.source != number for number, layer in enumerate(self.model.each))
 
     @property
     def full_head_dim(self) -> int:
         """Gemma 4's head size in full-attention layers."""
-        return self.of_full_layers("global_head_dim", "head_dim") or self.head_dim
+        found = {layer.head_dim for layer in self.model.each if layer.window is None}
+        if len(found) > 1:
+            self.unsupported("head_dim", sorted(found), "full-attention layers of several sizes")
+        return next(iter(found), self.head_dim)
 
-    @property
-    def shared_kv_layers(self) -> int:
-        return self.integer("num_kv_shared_layers", (0, self.layers), 0)
 
-
-def _architecture(config: Mapping[str, Any], where: object) -> tuple[str, Architecture]:
+def _model_type(config: Mapping[str, Any], where: object) -> str:
     keys = Keys(config, where)
     for each in (keys.nested("text_config", optional=True), keys):
         found = each.get("model_type", None)
         if isinstance(found, str) and found in MODEL_TYPES:
-            return MODEL_TYPES[found]
+            return found
     hint = f"Supported are {', '.join(MODEL_TYPES)}."
     raise UnsupportedModelError(f"the model type {keys.text('model_type')!r} is unknown", where=where, hint=hint)
 
@@ -397,18 +351,20 @@ def metadata_from_config(config: TextConfig) -> Metadata:
         ConfigError: a key is missing, of the wrong type or out of range.
         UnsupportedModelError: a setting that GGUF has no key for and that its readers compute differently.
     """
+    has_rope = config.row.rope_layers is not none_has_rope
+    if has_rope:
+        _check_rope(config.rope, config.arch)
     _check(config)
     out = Writer(config.file_arch)
     _common(config, out)
-    if config.row.rope_layers is not none_has_rope:
+    if has_rope:
         write_rope(config.rope, config.arch, out)
     if "head_dim" in config:
         out.u32("attention.key_length", config.head_dim)
         out.u32("attention.value_length", config.head_dim)
-    if config.experts:
-        out.u32("expert_count", config.experts)
-        key = "top_k_experts" if "top_k_experts" in config else "num_experts_per_tok"
-        out.u32("expert_used_count", config.integer(key, (1, config.experts)))
+    if (experts := config.model.experts) is not None:
+        out.u32("expert_count", experts.count)
+        out.u32("expert_used_count", experts.used)
         if config.row.router == "sigmoid":
             out.u32("expert_gating_func", _SIGMOID)
     _OF_FAMILY.get(config.arch, _settings)(config, out)
@@ -422,66 +378,33 @@ def _common(config: TextConfig, out: Writer) -> None:
     out.u32("block_count", config.layers + config.predicting)
     if config.predicting:
         out.u32("nextn_predict_layers", config.predicting)
-    out.u32("context_length", config.integer("max_position_embeddings", _SIZE))
-    out.u32("embedding_length", config.integer("hidden_size", _SIZE))
+    out.u32("context_length", config.model.context)
+    out.u32("embedding_length", config.model.hidden)
     _feed_forward(config, out)
     out.u32("attention.head_count", config.heads)
-    if config.row.single_blocks or (config.row.hybrid == "mamba" and any(config.recurrent)):
-        out.integers("attention.head_count_kv", [layer.kv_heads for layer in config.model.each])
-    elif config.row.hybrid == "convolution":
-        heads = [0 if recurrent else config.kv_heads for recurrent in config.recurrent]
-        out.integers("attention.head_count_kv", heads)
-    else:
-        out.u32("attention.head_count_kv", 1 if config.row.latent else config.kv_heads)
-    names = config.row.hf_keys.get("eps", "rms_norm_eps").split()
-    eps = config.number(next((name for name in names if name in config), names[0]), (1e-12, 1.0))
-    out.f32(f"attention.layer_norm{'' if config.row.single_blocks else '_rms'}_epsilon", eps)
+    heads = [layer.kv_heads for layer in config.model.each]
+    out.sizes("attention.head_count_kv", [config.kv_heads] if config.row.hybrid == "delta rule" else heads)
+    out.f32(f"attention.layer_norm{'' if config.row.single_blocks else '_rms'}_epsilon", config.model.eps)
 
 
 def _feed_forward(config: TextConfig, out: Writer) -> None:
     """One width, or one per layer; a model with experts in every layer may have none."""
-    if config.row.single_blocks:
-        experts = config.model.experts
-        wide = 0 if experts is None else experts.ffn  # readers take a layer without a width for a recurrent one
-        out.integers("feed_forward_length", [wide if layer.sparse else layer.ffn for layer in config.model.each])
-        return
-    value = plain(config.get("intermediate_size", None if config.experts else 0))
-    if value is None:
-        return
-    if isinstance(value, list):
-        if len(value) != config.layers or not all(is_integer(each) for each in value):
-            config.wrong("intermediate_size", value, f"an integer, or {config.layers} of them")
-        out.integers("feed_forward_length", value)
-    else:
-        out.u32("feed_forward_length", config.integer("intermediate_size", _SIZE))
+    experts, widths = config.model.experts, [layer.ffn for layer in config.model.each]
+    if config.row.single_blocks:  # readers take a layer without a width for a recurrent one
+        wide = 0 if experts is None else experts.ffn
+        widths = [wide if layer.sparse else layer.ffn for layer in config.model.each]
+    if any(widths):
+        out.sizes("feed_forward_length", widths)
 
 
 def _check(config: TextConfig) -> None:
     """Refuses settings that GGUF cannot represent and whose value its readers assume."""
-    gelu = config.arch.startswith("gemma")
-    for key in ("hidden_activation", "hidden_act"):
-        if key in config:
-            allowed = _ACTIVATIONS["gelu" if gelu else "silu"]
-            if config.text(key) not in allowed:
-                config.unsupported(key, config.get(key), f"GGUF files of {config.arch} mean {allowed[0]}")
-            break
-    if config.arch != "gemma4":  # for gemma4 it may be "vision", which affects only images
-        config.require(_TWO_WAY, config.file_arch == "gemma-embedding", "attention in both directions is not supported")
-    elif config.get(_TWO_WAY, None) is True:
-        config.unsupported(_TWO_WAY, True, "attention in both directions is not supported")
-    if config.row.gguf_period is None and _has_windows(config):
-        config.unsupported("sliding_window", config.get("sliding_window"), "GGUF has no windows for this architecture")
+    model, row = config.model, config.row
+    if model.activation != row.activation:
+        config.unsupported("hidden_act", model.activation, f"GGUF files of {config.arch} mean {row.activation}")
+    if row.gguf_period is None and any(each is not None and each < model.context for each in model.windows):
+        config.unsupported("sliding_window", config.window, "GGUF has no windows for this architecture")
     _check_scale(config)
-
-
-def _has_windows(config: TextConfig) -> bool:
-    if any(config.sliding):
-        return True
-    if "use_sliding_window" in config:
-        return config.flag("use_sliding_window") and "sliding_window" in config
-    mistral = config.get("model_type", "") in ("mistral", "mixtral", "ministral3", "mistral3")
-    window = config.integer("sliding_window", (0, 1 << 62), 0) if mistral else 0
-    return 0 < window < config.integer("max_position_embeddings", _SIZE)
 
 
 def _check_scale(config: TextConfig) -> None:
@@ -489,7 +412,7 @@ def _check_scale(config: TextConfig) -> None:
     if "query_pre_attn_scalar" not in config or config.arch not in ("gemma2", "gemma3"):
         return
     wide = config.layers == config.row.wide_scale_layers
-    expected = config.integer("hidden_size", _SIZE) / config.heads if wide else config.head_dim
+    expected = config.model.hidden / config.heads if wide else config.head_dim
     if config.number("query_pre_attn_scalar", (1e-6, 1e9)) != expected:
         found = config.get("query_pre_attn_scalar")
         config.unsupported("query_pre_attn_scalar", found, f"readers of GGUF files compute with {expected:g}")
@@ -520,10 +443,16 @@ def _settings(config: TextConfig, out: Writer) -> None:
             out.f32(target, keys.number(found, key.allowed))
         else:
             out.u32(target, keys.integer(found, key.allowed))
-    if any(config.sliding):
-        out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
-        out.flags("attention.sliding_window_pattern", config.sliding)
+    _windows(config, out, pattern=any(config.sliding))
     out.u32("rope.dimension_count", int(config.head_dim * config.rope.partial))
+
+
+def _windows(config: TextConfig, out: Writer, *, pattern: bool) -> None:
+    """The window; with `pattern` also which layers have it."""
+    if config.window is not None:
+        out.u32("attention.sliding_window", config.window)
+    if pattern:
+        out.flags("attention.sliding_window_pattern", config.sliding)
 
 
 def _smollm3(config: TextConfig, out: Writer) -> None:
@@ -539,11 +468,13 @@ def _llama(config: TextConfig, out: Writer) -> None:
 
 
 def _qwen3moe(config: TextConfig, out: Writer) -> None:
-    if not config.flag("norm_topk_prob", False):
+    experts = config.model.experts
+    assert experts is not None
+    if not experts.normalize:
         config.unsupported("norm_topk_prob", False, "readers of GGUF files normalize the weights of the chosen experts")
     config.require("decoder_sparse_step", 1, "layers without experts are not supported")
     config.require("mlp_only_layers", [], "layers without experts are not supported")
-    out.u32("expert_feed_forward_length", config.integer("moe_intermediate_size", _SIZE))
+    out.u32("expert_feed_forward_length", experts.ffn)
 
 
 def _phi3(config: TextConfig, out: Writer) -> None:
@@ -558,8 +489,10 @@ def _gpt_oss(config: TextConfig, out: Writer) -> None:
         if (found := config.number(key.hf, key.allowed, key.default)) != key.default:
             config.unsupported(key.hf, found, f"readers of GGUF files compute with {key.default:g}")
     if config.sliding != by_period(_PERIODS[config.arch], config.layers):
-        config.unsupported("layer_types", config.layer_types, "readers of GGUF files give every other layer a window")
-    out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
+        config.unsupported(
+            "layer_types", config.get("layer_types", None), "readers of GGUF files give every other layer a window"
+        )
+    _windows(config, out, pattern=False)
     out.u32("expert_feed_forward_length", config.integer("intermediate_size", _SIZE))
 
 
@@ -576,42 +509,37 @@ def _deepseek(config: TextConfig, out: Writer) -> None:
 def _mamba(config: TextConfig, out: Writer) -> None:
     """Granite 4 and Nemotron-H."""
     _settings(config, out)
-    if config.row.single_blocks:
-        config.require("mlp_hidden_act", "relu2", "GGUF files of this architecture mean relu2")
     if not any(layer.has_rope for layer in config.model.each):
         out.flag("rope.scaling.finetuned", False)
     if (net := config.model.recurrence) is None or not any(config.recurrent):
         return
     if [*net.steps] != config.row.gguf_defaults.get("time_step_limit", [0.0, inf]):
         config.unsupported("time_step_limit", list(net.steps), "GGUF has no bounds of time steps")
+    _recurrence(net, out)
+    out.u32("rope.dimension_count", config.model.hidden // config.heads)
+
+
+def _qwen35(config: TextConfig, out: Writer) -> None:
+    net = config.model.recurrence
+    assert net is not None
+    if net.key_dim != net.value_dim:
+        why = f"GGUF has one size for it and linear_key_head_dim, {net.key_dim}"
+        config.unsupported("linear_value_head_dim", net.value_dim, why)
+    _recurrence(net, out)
+    out.flags("attention.recurrent_layers", [*config.recurrent, *[False] * config.predicting])
+    out.u32("full_attention_interval", config.integer("full_attention_interval", (1, 1024), 4))
+    out.u32("rope.dimension_count", int(config.head_dim * config.rope.partial))
+    if (experts := config.model.experts) is not None:
+        out.u32("expert_feed_forward_length", experts.ffn)
+        out.u32("expert_shared_feed_forward_length", experts.shared)
+
+
+def _recurrence(net: Recurrence, out: Writer) -> None:
     out.u32("ssm.conv_kernel", net.taps)
     out.u32("ssm.state_size", net.key_dim)
     out.u32("ssm.group_count", net.key_heads)
     out.u32("ssm.inner_size", net.values)
     out.u32("ssm.time_step_rank", net.value_heads)
-    out.u32("rope.dimension_count", config.integer("hidden_size", _SIZE) // config.heads)
-
-
-def _qwen35(config: TextConfig, out: Writer) -> None:
-    config.require("attn_output_gate", True, "GGUF files of this architecture have a gate on attention")
-    key, value = (config.integer(f"linear_{name}_head_dim", _SIZE) for name in ("key", "value"))
-    if key != value:
-        config.unsupported("linear_value_head_dim", value, f"GGUF has one size for it and linear_key_head_dim, {key}")
-    value_heads = config.integer("linear_num_value_heads", _SIZE)
-    out.u32("ssm.conv_kernel", config.integer("linear_conv_kernel_dim", _SIZE))
-    out.u32("ssm.state_size", key)
-    out.u32("ssm.group_count", config.integer("linear_num_key_heads", _SIZE))
-    out.u32("ssm.time_step_rank", value_heads)
-    out.u32("ssm.inner_size", value * value_heads)
-    out.flags("attention.recurrent_layers", [*config.recurrent, *[False] * config.predicting])
-    out.u32("full_attention_interval", config.integer("full_attention_interval", _LAYERS))
-    out.u32("rope.dimension_count", int(config.head_dim * config.rope.partial))
-
-
-def _qwen35moe(config: TextConfig, out: Writer) -> None:
-    _qwen35(config, out)
-    out.u32("expert_feed_forward_length", config.integer("moe_intermediate_size", _SIZE))
-    out.u32("expert_shared_feed_forward_length", config.integer("shared_expert_intermediate_size", _SIZE))
 
 
 def _softcaps(config: TextConfig, out: Writer) -> None:
@@ -625,52 +553,40 @@ def _softcaps(config: TextConfig, out: Writer) -> None:
 
 def _gemma2(config: TextConfig, out: Writer) -> None:
     _softcaps(config, out)
-    if any(config.sliding):
-        out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
-    if config.sliding != by_period(_PERIODS[config.arch], config.layers):
-        out.flags("attention.sliding_window_pattern", config.sliding)
+    _windows(config, out, pattern=config.sliding != by_period(_PERIODS[config.arch], config.layers))
 
 
 def _gemma3n(config: TextConfig, out: Writer) -> None:
     config.require("altup_correct_scale", True, "readers of GGUF files of this architecture scale")
+    _shared(config, out)
+    out.u32("altup.active_idx", 0)
+    out.u32("altup.num_inputs", config.model.streams)
+    sparsity = [layer.sparsity for layer in config.model.each]
+    out.floats("activation_sparsity_scale", [-inf if each is None else each for each in sparsity])
+
+
+def _shared(config: TextConfig, out: Writer) -> None:
+    """What Gemma 3n and 4 have."""
     _softcaps(config, out)
-    out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
-    out.u32("altup.active_idx", config.integer("altup_active_idx", (0, 64)))
-    out.u32("altup.num_inputs", config.integer("altup_num_inputs", (1, 64)))
-    out.u32("embedding_length_per_layer_input", config.integer("hidden_size_per_layer_input", _SIZE))
+    _windows(config, out, pattern=True)
     out.u32("attention.shared_kv_layers", config.shared_kv_layers)
-    key = "activation_sparsity_pattern"
-    sparsity = config.elements(key, lambda each: each.number(key, (0.0, 0.999999)), config.layers)
-    out.floats("activation_sparsity_scale", [NormalDist().inv_cdf(share) if share else -inf for share in sparsity])
-    out.flags("attention.sliding_window_pattern", config.sliding)
+    out.u32("embedding_length_per_layer_input", config.model.per_layer)
 
 
 def _gemma4(config: TextConfig, out: Writer) -> None:
-    _softcaps(config, out)
-    out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
-    out.u32("attention.shared_kv_layers", config.shared_kv_layers)
-    out.u32("embedding_length_per_layer_input", config.integer("hidden_size_per_layer_input", (0, 1 << 20)))
-    out.flags("attention.sliding_window_pattern", config.sliding)
+    _shared(config, out)
     for name in ("key_length", "value_length"):
         out.u32(f"attention.{name}", config.full_head_dim)
         out.u32(f"attention.{name}_swa", config.head_dim)
-    if config.experts:
-        key = "expert_intermediate_size" if "expert_intermediate_size" in config else "moe_intermediate_size"
-        out.u32("expert_feed_forward_length", config.integer(key, _SIZE))
-    if config.flag("use_double_wide_mlp", False):  # the layers that share a KV cache are twice as wide
-        width, own = config.integer("intermediate_size", _SIZE), config.layers - config.shared_kv_layers
-        out.integers("feed_forward_length", [width * (1 + (i >= own)) for i in range(config.layers)])
-    full = config.of_full_layers("num_global_key_value_heads", "num_key_value_heads")
-    if full is not None and config.flag("attention_k_eq_v", False):
-        heads = [config.kv_heads if slides else full for slides in config.sliding]
-        out.integers("attention.head_count_kv", heads)
+    if (experts := config.model.experts) is not None:
+        out.u32("expert_feed_forward_length", experts.ffn)
     out.u32("rope.dimension_count", config.full_head_dim)  # rope_freqs.weight marks the part that is not rotated
     out.u32("rope.dimension_count_swa", config.head_dim)
 
 
 _OF_FAMILY: dict[str, Callable[[TextConfig, Writer], None]] = {
     "llama": _llama, "qwen2": _nothing, "qwen3": _nothing, "qwen3moe": _qwen3moe,
-    "qwen35": _qwen35, "qwen35moe": _qwen35moe, "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2,
+    "qwen35": _qwen35, "qwen35moe": _qwen35, "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2,
     "gemma3n": _gemma3n, "gemma4": _gemma4, "phi3": _phi3, "gpt-oss": _gpt_oss, "deepseek2": _deepseek,
     "granitehybrid": _mamba, "nemotron_h": _mamba, "smollm3": _smollm3,
 }  # fmt: skip

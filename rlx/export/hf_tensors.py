@@ -1,8 +1,7 @@
-"""Converts the tensors of a checkpoint to those of GGUF: names, stacks, order of elements, values; which there must be.
+"""Converts the tensors of a checkpoint to those of GGUF: names, stacks, order of elements, values.
 
 Export stage, read by `hf.py`; `rlx.weights.names` translates the names. Reordering works on the stored bytes, so the
-tensor keeps its type; a change of values gives float32. GGUF readers fail at the first missing tensor; `check_tensors`
-names it before the conversion.
+tensor keeps its type; a change of values gives float32.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import INCOMPLETE, UnsupportedModelError, WeightError
+from rlx.errors import UnsupportedModelError, WeightError
 from rlx.export.hf_config import TextConfig, divisors, long_rope
 from rlx.export.model import Bytes, ExportTensor, Floats
 from rlx.ir.dtypes import BF16, F16, F32, DType
@@ -23,7 +22,6 @@ from rlx.ir.stored import dequantize
 from rlx.models.names import DECODER_PREFIXES
 from rlx.models.rope import by_neighbours
 from rlx.weights import ModelWeights, TensorInfo
-from rlx.weights.names import canonical_name, file_names
 
 Array = npt.NDArray[Any]
 Move = Callable[[Array], Array]
@@ -166,11 +164,9 @@ def retiled(array: Array, groups: int, heads: int) -> Array:
 
 def _delta_rule(config: TextConfig, name: str) -> Change:
     """Qwen 3.5's recurrent layers: V heads that share a K head are adjacent in checkpoints, but not in GGUF."""
-    groups = config.integer("linear_num_key_heads", (1, 1 << 16))
-    heads = config.integer("linear_num_value_heads", (1, 1 << 16))
-    if heads % groups:
-        config.wrong("linear_num_value_heads", heads, f"a multiple of linear_num_key_heads, which is {groups}")
-    keys = 2 * groups * config.integer("linear_key_head_dim", (1, 1 << 16))  # rows of Q and K, which come before V
+    net = config.model.recurrence
+    assert net is not None
+    groups, heads, keys = net.key_heads, net.value_heads, 2 * net.keys  # rows of Q and K come before V
 
     def tiled(array: Array) -> Array:
         return retiled(array, groups, heads)
@@ -209,34 +205,14 @@ def _decay(values: Floats) -> Floats:
 
 _OF_A_LAYER = re.compile(f"(?:{'|'.join(map(re.escape, DECODER_PREFIXES))})layers\\.[0-9]+\\.")
 _BUFFERS = (".rotary_emb.inv_freq",)  # computed, not learned
-_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
-_HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
-_MLP = ("ffn_gate", "ffn_up", "ffn_down")
-_EXPERTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-_SHARED = ("ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
-_CONVOLUTION = ("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj")
-_DELTA = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_alpha", "ssm_beta", "ssm_norm", "ssm_out")
-_SANDWICH = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
-_PER_LAYER = ("inp_gate", "proj", "post_norm")
-_ALTUP = (
-    "altup_correct_coef", "altup_correct_scale", "altup_predict_coef", "altup_router", "altup_router_norm",
-    "laurel_l", "laurel_r", "laurel_post_norm",
-)  # fmt: skip
-_GEMMA4_EXPERTS = ("ffn_gate_inp", "ffn_gate_up_exps", "ffn_down_exps", "pre_ffw_norm_2", "post_ffw_norm_1",
-    "post_ffw_norm_2")  # fmt: skip
 
 
 def check_tensors(config: TextConfig, found: Collection[str], weights: ModelWeights) -> None:
-    """Compares GGUF names with those that the configuration requires.
+    """Looks for tensors that would be left out; the model's equations say which there must be.
 
     Raises:
-        WeightError: a tensor is missing.
-        UnsupportedModelError: a tensor of a layer that the configuration does not have.
+        UnsupportedModelError: a tensor of a layer, or a layer, that the configuration does not have.
     """
-    there = set(found)
-    for name in () if differs_by_layer(config) else required(config):
-        if name not in there:
-            _fail_missing(name, config, weights)
     for name in weights.unused:
         if _OF_A_LAYER.match(name) and not name.endswith(_BUFFERS):
             hint = "Leaving it out would change the model."
@@ -251,92 +227,6 @@ def check_tensors(config: TextConfig, found: Collection[str], weights: ModelWeig
 
 
 def differs_by_layer(config: TextConfig) -> bool:
-    """Whether the model's own equations say which tensors there must be: layers differ, or tensors are cut."""
+    """Whether GGUF has other tensors than the checkpoint where layers differ, or tensors are cut."""
     turned = config.row.in_turns or config.arch == "qwen3vlmoe"
     return config.row.latent or turned or config.row.hybrid == "mamba"
-
-
-def _fail_missing(name: str, config: TextConfig, weights: ModelWeights) -> None:
-    names = file_names(name, config.arch)[1:]
-    tried = f"; names tried: {', '.join(names)}" if names else ""
-    raise WeightError(f"there is no tensor for {name}{tried}", where=weights.loader.path, hint=INCOMPLETE)
-
-
-def required(config: TextConfig) -> Iterator[str]:
-    """The GGUF names of all required tensors."""
-    yield "token_embd.weight"
-    names = ("output_norm.weight", "token_embd_norm.weight")
-    yield next(name for name in names if canonical_name(name, config.arch))
-    if not config.tied:
-        yield "output.weight"
-    yield from _of_decoder(config)
-    for layer in range(config.layers + config.predicting):
-        for name in _of_layer(config, layer):
-            if canonical_name(f"blk.{layer}.{name}", config.arch):
-                yield f"blk.{layer}.{name}"
-
-
-def _of_decoder(config: TextConfig) -> Iterator[str]:
-    if config.arch == "gemma3n":
-        yield from ("altup_proj.weight", "altup_unembd_proj.weight")
-    if _has_per_layer_input(config):
-        yield from ("per_layer_token_embd.weight", "per_layer_model_proj.weight", "per_layer_proj_norm.weight")
-
-
-def _has_per_layer_input(config: TextConfig) -> bool:
-    return config.arch in ("gemma3n", "gemma4") and bool(config.get("hidden_size_per_layer_input", 0))
-
-
-def _of_layer(config: TextConfig, layer: int) -> Iterator[str]:
-    yield from (f"{name}.weight" for name in _matrices_and_norms(config, layer))
-    if config.arch == "qwen2":
-        yield from ("attn_q.bias", "attn_k.bias", "attn_v.bias")
-    if _is_recurrent(config, layer) and config.row.hybrid == "delta rule":
-        yield from ("ssm_a", "ssm_dt.bias")
-    if config.row.router == "sigmoid" and layer >= config.dense_layers:
-        yield "exp_probs_b.bias"
-    if config.arch == "gemma4":
-        yield "layer_output_scale.weight"
-        if config.experts:
-            yield from ("ffn_gate_inp.scale", "ffn_down_exps.scale")
-
-
-def _matrices_and_norms(config: TextConfig, layer: int) -> Iterator[str]:
-    arch = config.arch
-    recurrent = _CONVOLUTION if config.row.hybrid == "convolution" else _DELTA
-    yield from recurrent if _is_recurrent(config, layer) else _attention(config, layer)
-    yield from _norms(arch)
-    if arch == "gemma4":
-        yield from (*_MLP, *(_GEMMA4_EXPERTS if config.experts else ()))
-    else:
-        dense = _MLP[1:] if config.row.fused_ffn else _MLP
-        yield from _EXPERTS if config.experts and layer >= config.dense_layers else dense
-    if arch == "qwen35moe":
-        yield from _SHARED
-    if _has_per_layer_input(config):
-        yield from _PER_LAYER
-    if arch == "gemma3n":
-        yield from _ALTUP
-
-
-def _is_recurrent(config: TextConfig, layer: int) -> bool:
-    return layer < config.layers and config.recurrent[layer]
-
-
-def _norms(arch: str) -> tuple[str, ...]:
-    if arch in ("gemma2", "gemma3", "gemma3n", "gemma4"):
-        return _SANDWICH
-    return ("attn_norm", "post_attention_norm" if arch.startswith("qwen35") else "ffn_norm")
-
-
-def _attention(config: TextConfig, layer: int) -> Iterator[str]:
-    normed = config.arch in ("qwen3", "qwen3vl", "qwen3moe", "qwen35", "qwen35moe", "gemma3", "gemma3n", "gemma4")
-    joined = config.arch == "phi3"
-    names = ["attn_qkv", "attn_output"] if joined else [*_ATTENTION, *(_HEAD_NORMS if normed else ())]
-    if (
-        config.layers - config.shared_kv_layers <= layer < config.layers
-    ):  # this layer reads the keys and values of an earlier one
-        names = [name for name in names if name not in ("attn_k", "attn_v", "attn_k_norm")]
-    if config.arch == "gemma4" and not config.sliding[layer] and config.flag("attention_k_eq_v", False):
-        names = [name for name in names if name != "attn_v"]
-    yield from names

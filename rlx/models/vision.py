@@ -81,21 +81,23 @@ class TowerModel:
 def linear(tower: TowerModel, x: Node, name: str, size: int) -> Node:
     """x [rows, k] -> [rows, size] by the weight `name` [size, k], plus its bias if it has one.
 
-    Inputs and outputs are clamped to the layer's bounds if it has any (Gemma 4 E2B and E4B).
+    All linear layers of a family have one, or none; the projection of Gemma's towers never has. Inputs and outputs are
+    clamped to the layer's bounds in towers that have them (Gemma 4 E2B and E4B).
     """
     width = x.shape[-1]
     assert isinstance(width, int)
     y = ops.linear(_clamped(tower, x, f"{name}.input"), tower.weight(f"{name}.weight", size, width), bf16=True)
-    if tower.has(f"{name}.bias"):
+    if tower.has(f"{name}.bias") or (tower.config.has_biases and name != "mm.input_projection"):
         y = y + tower.weight(f"{name}.bias", size)
     return _clamped(tower, y, f"{name}.output")
 
 
 def _clamped(tower: TowerModel, x: Node, name: str) -> Node:
     """min(max(x, low), high): the bounds are weights, because each layer has its own."""
-    if tower.has(f"{name}_min"):
+    must = tower.config.clipped and bool(tower.place)
+    if must or tower.has(f"{name}_min"):
         x = ops.maximum(x, tower.weight(f"{name}_min", 1))
-    return ops.minimum(x, tower.weight(f"{name}_max", 1)) if tower.has(f"{name}_max") else x
+    return ops.minimum(x, tower.weight(f"{name}_max", 1)) if must or tower.has(f"{name}_max") else x
 
 
 def layer_norm(tower: TowerModel, x: Node, name: str, eps: float | None = None) -> Node:

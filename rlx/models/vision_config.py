@@ -121,6 +121,11 @@ class VisionConfig:
         return 2 if self.family == "qwen35" else 1
 
     @property
+    def has_biases(self) -> bool:
+        """Whether the linear layers have biases."""
+        return self.family != "gemma4"
+
+    @property
     def row_width(self) -> int:
         """Numbers of one row: those for the first layer of the text model, then those for the layers after it."""
         return self.out_hidden * (1 + len(self.deepstack))

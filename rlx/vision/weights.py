@@ -271,6 +271,7 @@ def _bytes(values: Values) -> Bytes:
 
 
 _IN_LAYER = re.compile(r"(v\.blk\.\d+\.)(.+)")
+_PART_OF_QKV = re.compile(r"\battn_[qkv]\b")
 _SWAPPED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 
 Find = Callable[["TowerWeights", str], Stored | None]
@@ -355,7 +356,11 @@ class TowerWeights(Closing):
 
     def _tried(self, name: str) -> list[str]:
         """The names that a tensor may have in the file."""
-        return [name] if self.gguf else checkpoint_names(name, self.config.family, self.config.deepstack) or [name]
+        if self.gguf:
+            return [name]
+        whole = _PART_OF_QKV.sub("attn_qkv", name)  # where checkpoints have no parts
+        found = (checkpoint_names(each, self.config.family, self.config.deepstack) for each in (name, whole))
+        return next(filter(None, found), [name])
 
     def _get(self, name: str) -> Stored | None:
         if name not in self._found:

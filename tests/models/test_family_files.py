@@ -48,5 +48,6 @@ def test_a_family_knows_the_ir_and_the_shared_blocks_only(file: Path) -> None:
 
 @pytest.mark.parametrize("file", PATHS, ids=lambda file: file.stem)
 def test_a_family_names_no_kernel_and_no_file_format(file: Path) -> None:
-    code = re.sub(r"\bgguf_\w+=", "", ast.unparse(ast.parse(file.read_text())).lower())  # a field of the row
+    # Not counted are fields of the row, and a key of `config.json`.
+    code = re.sub(r"\bgguf_\w+=|linear_conv_kernel_dim", "", ast.unparse(ast.parse(file.read_text())).lower())
     assert not [word for word in FORBIDDEN if word in code]
