@@ -12,13 +12,14 @@ import numpy as np
 from model_vocab import CHATML, byte_alphabet, chains
 from numpy.typing import NDArray
 
-from rlx.models.shapes import Shape, tensors
+from rlx.export.convert import checkpoint_header
+from rlx.models.shapes import Shape
 from rlx.weights.names import file_names
 
 Bytes = NDArray[np.uint8]
 
-#: Architecture -> model type of transformers and class of its model: those whose checkpoints are written.
-ARCHITECTURES = {"qwen3": ("qwen3", "Qwen3ForCausalLM"), "qwen2": ("qwen2", "Qwen2ForCausalLM")}
+#: Model type -> class of transformers: those whose checkpoints are written.
+ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -33,7 +34,8 @@ def write_folder(out: Path, s: Shape, draw: Callable[[str, tuple[int, ...]], Ite
     if s.arch not in ARCHITECTURES:
         raise SystemExit(f"no checkpoint of {s.arch} can be written, only of {', '.join(ARCHITECTURES)}")
     out.mkdir(parents=True, exist_ok=True)
-    planned = {file_names(name, s.arch)[1]: (name, shape) for name, shape in tensors(s)}
+    shapes = {name: info.shape for name, info in checkpoint_header(s.config, out).tensors.items()}
+    planned = {file_names(name, s.arch)[1]: (name, shape) for name, shape in shapes.items()}
     header, at = dict[str, Any](), 0
     for name, (_, shape) in planned.items():
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + 2 * prod(shape)]}
@@ -54,22 +56,9 @@ def write_folder(out: Path, s: Shape, draw: Callable[[str, tuple[int, ...]], Ite
 
 def config(s: Shape) -> dict[str, Any]:
     """`config.json`, by the configuration classes of transformers."""
-    model_type, model = ARCHITECTURES[s.arch]
     return {
-        "architectures": [model],
-        "model_type": model_type,
-        "hidden_size": s.hidden,
-        "intermediate_size": s.ffn,
-        "num_hidden_layers": s.layers,
-        "num_attention_heads": s.heads,
-        "num_key_value_heads": s.kv_heads,
-        "head_dim": s.head_dim,
-        "vocab_size": s.vocab,
-        "max_position_embeddings": s.context,
-        "rope_theta": s.rope_base,
-        "rms_norm_eps": s.eps,
-        "hidden_act": "silu",
-        "tie_word_embeddings": s.tied,
+        "architectures": [ARCHITECTURES[s.arch]],
+        **s.config,
         "attention_bias": False,
         "torch_dtype": "bfloat16",
         "eos_token_id": len(byte_alphabet()) + len(chains("Ġ")) + len(_SPECIAL) - 1,

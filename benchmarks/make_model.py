@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from rlx.export.convert import header_of_shape
 from rlx.export.quantize import FILE_TYPES
 from rlx.ir.dtypes import BF16, DType
-from rlx.models.shapes import SHAPES, Shape, metadata, rope_freqs
+from rlx.models.shapes import SHAPES, Shape
 
 Bytes = NDArray[np.uint8]
 _KINDS = {bool: Kind.BOOL, int: Kind.UINT32, float: Kind.FLOAT32, str: Kind.STRING}
@@ -185,7 +185,7 @@ def small_values(tensor: Planned, s: Shape, rng: np.random.Generator) -> NDArray
     """Tensors in float32 whose values mean something, [shape]; None for all others, which are noise around 0."""
     name, shape = tensor.name, tensor.shape
     if name == "rope_freqs.weight":
-        return rope_freqs(s)
+        return header_of_shape(s, "F32").raw(name).view(np.float32)
     if name.endswith(("norm.weight", "layer_output_scale.weight")):
         return 1 + 5 * floats(rng, shape[0])
     if name.endswith("ssm_a"):
@@ -216,7 +216,9 @@ def write_model(out: Path, name: str, s: Shape, kind: str, seed: int = 0) -> Wri
     writer.add_name(f"{name} with random weights")
     writer.add_file_type(FILE_TYPES[kind].ggml)
     writer.add_quantization_version(2)
-    for key, value in metadata(s).items():
+    for key, value in header_of_shape(s, kind).metadata.items():
+        if key == "general.architecture":
+            continue
         if isinstance(value, list):
             writer.add_array(key, value)
         else:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -37,7 +37,7 @@ from rlx.export.tower import tower_config, tower_from_hf
 from rlx.ir.dtypes import BF16, F16, F32, MXFP4, DType
 from rlx.models import from_hf
 from rlx.models.builder import expected_shapes
-from rlx.models.shapes import SHAPES, Shape, metadata, rope_freqs, tensors
+from rlx.models.shapes import SHAPES, Shape
 from rlx.store.cache import CompileCache
 from rlx.weights import WeightLoader, open_weights
 from rlx.weights.locate import INDEX_NAME, SINGLE_NAME
@@ -51,16 +51,6 @@ _ROPE = "rope_freqs.weight"
 _MXFP4_MOE = 38  # the type of a file whose experts are in MXFP4
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """A tensor whose type is not chosen yet."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: DType = BF16
-    instead: Mapping[DType, DType] = field(default_factory=dict)
-
-
 def header_of_shape(shape: str | Shape, weights: str | None = None) -> Header:
     """The GGUF file of a published model's shape.
 
@@ -72,10 +62,7 @@ def header_of_shape(shape: str | Shape, weights: str | None = None) -> Header:
         ArgumentError: an unknown shape or type.
     """
     name, shape = (shape, _known(shape)) if isinstance(shape, str) else (shape.arch, shape)
-    target = file_type(weights or DEFAULT_TYPE)
-    keys = {"general.architecture": shape.arch, **metadata(shape)}
-    infos = _typed([_Planned(*tensor) for tensor in tensors(shape)], shape.arch, keys, target)
-    return Header(Path(f"{name}-{target.name}"), "gguf", _stored(keys), infos, _values(shape, infos))
+    return _header_of(shape.config, Path(name), weights or DEFAULT_TYPE)
 
 
 def header_of_config(path: str | os.PathLike[str], weights: str | None = None) -> Header:
@@ -91,25 +78,38 @@ def header_of_config(path: str | os.PathLike[str], weights: str | None = None) -
         ArgumentError: an unknown type.
     """
     path = Path(path)
-    config = read_config(path)
+    return _header_of(read_config(path), path, weights)
+
+
+def _header_of(config: dict[str, Any], path: Path, weights: str | None) -> Header:
+    """The model of a parsed `config.json`; `path` stands in errors."""
     target = None if weights is None else file_type(weights)
-    model = from_hf(config, where=path)
-    rows = _rows(config, model.arch, model.vocab_size)
-    shapes = expected_shapes(model, rows, lambda name: len(file_names(name, model.arch)) > 1)
+    checkpoint = checkpoint_header(config, path)
     if target is None and config.get("quantization_config"):
         what = "the checkpoint's weights are quantized, and the configuration does not say which of them"
         raise UnsupportedModelError(what, where=path, hint="name the type of a GGUF file: weights=Q4_K_M, for example")
-    dtype = _checkpoint_type(config, path)
-    infos = [_info(name, shape, dtype) for name, shape in shapes.items()]
-    checkpoint = Header(path, "safetensors", config, infos)
     if target is None:
         return checkpoint
     described = describe(checkpoint, path)
     keys = {key: value for key, (value, _) in described.metadata.items()}
-    keys = {"general.architecture": described.arch, f"{described.arch}.vocab_size": model.vocab_size, **keys}
+    vocabulary = described.config.model.vocab_size
+    keys = {"general.architecture": described.arch, f"{described.arch}.vocab_size": vocabulary, **keys}
     typed = _typed(described.tensors, described.arch, keys, target)
     values = {tensor.name: tensor.values() for tensor in described.tensors if tensor.name == _ROPE}
     return Header(path, "gguf", _stored(keys), typed, values)
+
+
+def checkpoint_header(config: dict[str, Any], path: Path) -> Header:
+    """The safetensors checkpoint of a parsed `config.json`, with canonical names, in the type that it names, or BF16.
+
+    Raises:
+        ConfigError, UnsupportedModelError: the configuration cannot be used.
+    """
+    model = from_hf(config, where=path)
+    rows = _rows(config, model.arch, model.vocab_size)
+    shapes = expected_shapes(model, rows, lambda name: len(file_names(name, model.arch)) > 1)
+    dtype = _checkpoint_type(config, path)
+    return Header(path, "safetensors", config, [_info(name, shape, dtype) for name, shape in shapes.items()])
 
 
 def _known(name: str) -> Shape:
@@ -140,10 +140,6 @@ def _stored(value: Any) -> Any:
 
 def _info(name: str, shape: tuple[int, ...], dtype: DType) -> TensorInfo:
     return TensorInfo(name, dtype, shape, dtype.size(shape))
-
-
-def _values(shape: Shape, infos: Iterable[TensorInfo]) -> dict[str, Any]:
-    return {info.name: rope_freqs(shape) for info in infos if info.name == _ROPE}
 
 
 def _rows(config: dict[str, Any], arch: str, vocabulary: int) -> dict[str, int]:
