@@ -62,7 +62,8 @@ def header_of_shape(shape: str | Shape, weights: str | None = None) -> Header:
         ArgumentError: an unknown shape or type.
     """
     name, shape = (shape, _known(shape)) if isinstance(shape, str) else (shape.arch, shape)
-    return _header_of(shape.config, Path(name), weights or DEFAULT_TYPE)
+    target = file_type(weights or DEFAULT_TYPE).name
+    return _header_of(shape.config, Path(f"{name}-{target}"), target)
 
 
 def header_of_config(path: str | os.PathLike[str], weights: str | None = None) -> Header:

@@ -2,7 +2,7 @@
 
 Server stage. `create_app` puts the parts together; what they are is in the modules beside it. The document is what
 FastAPI knows of the routes, with the answers and errors that they really send. Answers are described here and not
-checked while the server runs: generated requests check them (`tests/serve/fuzz_api.py`).
+checked while the server runs: generated requests check them (`tests/serve/test_generated_requests.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """kill -9 at random moments of a store and of a convert: entries and files are whole or absent, and nothing is left.
 
-    python tests/fuzz/kill_nine.py --kills 1000 --seed 1
-
 A child does the work over and over and is killed. Then the next process looks: the cache opens, every entry is as it
 was written, and the converted file is the old one or the new one. After that process has stored and converted, no
 temporary file is left.
@@ -9,15 +7,9 @@ temporary file is left.
 
 from __future__ import annotations
 
-import argparse
-import json
-import lzma
 import os
 import random
-import shutil
 import signal
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -33,7 +25,6 @@ from rlx.store.key import CompileKey
 from rlx.store.kinds import PREFIXES, PROGRAMS, Budget
 from rlx.store.store import Store
 
-GOLDEN = Path(__file__).parent.parent / "data" / "goldens" / "qwen3" / "hf"
 KEYS = 6  # entries that are stored and replaced
 SECONDS = 0.08  # a kill comes this long after the child began, at most
 
@@ -143,14 +134,6 @@ def files(number: int, size: int) -> dict[str, bytes | str]:
     return {"number": str(number), "program.o": bytes(size), "ir/00-graph.txt": "x" * size, "kernels/a.o": b"x"}
 
 
-def checkpoint(folder: Path) -> Path:
-    """The golden checkpoint, unpacked into a folder."""
-    for path in GOLDEN.iterdir():
-        data = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-        (folder / path.name.removesuffix(".xz")).write_bytes(data)
-    return folder
-
-
 def run(kills: int, seed: int, source: Path, folder: Path) -> Harness:
     """Half of the kills in a store, half in a convert."""
     harness = Harness(folder, source, seed)
@@ -165,28 +148,3 @@ def run(kills: int, seed: int, source: Path, folder: Path) -> Harness:
         os.close(null)
         os.close(saved)
     return harness
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="rlx-kill-nine-"))
-    for name in ("model", "work"):
-        (folder / name).mkdir()
-    start = time.monotonic()
-    try:
-        harness = run(arguments.kills, arguments.seed, checkpoint(folder / "model"), folder / "work")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    print(
-        json.dumps(
-            {**harness.counts, "seconds": round(time.monotonic() - start), "problems": harness.problems}, indent=1
-        )
-    )
-    return bool(harness.problems)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,5 +1,5 @@
 """Whatever the system refuses, at whatever moment: errors have names, nothing is damaged and nothing is left behind.
-And a handful of kills, of which `kill_nine.py` does a thousand by hand.
+And kills at random moments: a handful, or with TEST_KILLS=1000 as many.
 """
 
 from __future__ import annotations
@@ -121,9 +121,10 @@ def test_the_harness_finds_what_it_looks_for(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:the limit of the compile cache")
 def test_a_handful_of_kills(goldens: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    harness = run(12, 0, goldens / "qwen3" / "hf", tmp_path / "work")
+    kills = int(os.environ.get("TEST_KILLS", "12"))
+    harness = run(kills, 0, goldens / "qwen3" / "hf", tmp_path / "work")
     assert harness.problems == []
-    assert (harness.counts["store"], harness.counts["convert"]) == (6, 6)
+    assert harness.counts["store"] == harness.counts["convert"] == kills // 2
 
 
 def test_the_harness_sees_damage_and_what_is_left(goldens: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fifty JSON schemas of many kinds, and prompts: for the tests, and for `many_schemas.py`, which runs all of them.
+"""Fifty JSON schemas of many kinds, and prompts.
 
 Most have bounds, so that answers of a model that knows nothing of JSON end. Every schema is valid draft 2020-12.
 """

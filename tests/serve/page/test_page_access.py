@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,37 +59,47 @@ def test_screen_readers_hear_the_answer_by_paragraphs(page: Any, double: Double)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_looks(browser: Any, double: Double, double_url: str, viewport: Any, scheme: str) -> None:
-    """Names, contrast, sizes and width, of the page in all its states."""
+    """Names, contrast, sizes and width, of the page in all its states.
+
+    `make test-page` has each drawn into build/page, to be looked at.
+    """
+    found, drawn = dict[str, Any](), os.environ.get("RLX_PAGE_SCREENSHOTS")
+
+    def look(state: str) -> None:
+        found[state] = faults(page)
+        if drawn is not None:
+            page.screenshot(path=Path(drawn) / f"{viewport['width']}-{scheme}-{state}.png")
+
     watched = Watched(browser, double_url, viewport=viewport, color_scheme=scheme)
     page = watched.open()
-    found = {"welcome": faults(page)}
+    look("welcome")
     long = "x" * 300 + "\n\n| a | b |\n|---|---|\n| " + "word " * 40 + "| y |\n\n[link](https://a.example)\n\n"
     code = '```python\n# comment\ndef f(x): return "text" + 1\n```\n\n```diff\n-old\n+new\n```\n\n> quote\n\n- [x] a\n'
     double.answers = [[{"reasoning_content": "Hm."}, ANSWER, long, code]]
     send(page, "A long question " * 30)
     answered(page)
     page.click("summary")
-    found["answer"] = faults(page)
+    look("answer")
     double.answers = [(400, "refused")]
     send(page, "Go")
     answered(page, 2)
-    found["problem"] = faults(page)
+    look("problem")
     page.locator(".message.user").last.hover()
     page.locator("[aria-label='Edit and ask again']").last.click()
-    found["edit"] = faults(page)
+    look("edit")
     page.keyboard.press("Escape")
     page.keyboard.press("Alt+KeyS")
     page.check("input[value=schema]")
     page.fill("#set-schema", "{")
     page.click("text=Tools")
-    found["settings"] = faults(page)
+    look("settings")
     page.keyboard.press("Escape")
     page.keyboard.press("Alt+KeyK")
-    found["shortcuts"] = faults(page)
+    look("shortcuts")
     page.keyboard.press("Escape")
     if viewport is NARROW:
         page.keyboard.press("Alt+KeyL")
         expect(page.locator("#new")).to_be_focused()
-        found["list"] = faults(page)
+        look("list")
     watched.close()
     assert {state: each for state, each in found.items() if each} == {}
