@@ -47,11 +47,13 @@ types-all: $(VENV)/.rlx-test-installed
 pytest: pytest-lower $(VENV)/.rlx-test-installed
 	@$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
-# Exit status 5: PYTEST_ARGS select none of these.
+# Each level in a process of its own, side by side. Exit status 5: PYTEST_ARGS select none of these.
 pytest-lower pytest-lower-all: $(VENV)/.rlx-test-installed
-	@for target in $$($(PY) tests/targets.py); do \
-	  RLX_TARGET=$$target $(PY) -m pytest -n $(JOBS) --dist worksteal -m 'machine and not slow' \
-	    $(if $(findstring all,$@),--all-cases,$$($(PY) tests/targets.py files)) $(PYTEST_ARGS) || test $$? = 5 || exit 1; done
+	@levels=$$($(PY) tests/targets.py) && test -z "$$levels" || $(MAKE) --no-print-directory --jobs $(JOBS) \
+	  LOWER="$(if $(findstring all,$@),--all-cases,$$($(PY) tests/targets.py files))" $$(printf 'lower-%s ' $$levels)
+
+lower-%:
+	@RLX_TARGET=$* $(PY) -m pytest -m 'machine and not slow' $(LOWER) $(PYTEST_ARGS) || test $$? = 5
 
 test-all: pytest-lower-all
 	@$(PY) -m pytest -m '' --all-cases -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
