@@ -1,15 +1,13 @@
 """Converts `config.json` to GGUF's architecture and metadata keys, ropes included.
 
 Export stage, read by `hf.py`. The keys of a family, and their counterparts in `config.json`, follow the reference
-converter of the format. Every value is checked, so that nothing that GGUF cannot represent is lost silently. Of rotary
-embeddings it reads `rope_parameters`, flat or one object per attention type, and the older `rope_theta`, `rope_scaling`
-and `rope_local_base_freq`; what GGUF has no key for becomes a tensor of divisors.
+converter of the format. What the model's own configuration says is checked, so that nothing that GGUF cannot represent
+is lost silently. Frequencies of rotary embeddings that GGUF has no key for become a tensor of divisors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from math import inf, pi
@@ -20,11 +18,11 @@ import numpy.typing as npt
 
 from rlx.errors import UnsupportedModelError
 from rlx.models import from_hf
-from rlx.models.architectures import Architecture, by_period, none_has_rope
+from rlx.models.architectures import by_period, none_has_rope
 from rlx.models.config import ModelConfig, Recurrence
-from rlx.models.keys import POSITIVE, Keys
-from rlx.models.registry import ARCHITECTURES, MODEL_TYPES
-from rlx.models.rope import Rope, hf_longrope, hf_yarn_scale, yarn_scale
+from rlx.models.keys import Keys
+from rlx.models.registry import MODEL_TYPES
+from rlx.models.rope import Llama3, Rope, Yarn, yarn_scale
 from rlx.models.settings import SETTINGS
 
 
@@ -71,159 +69,83 @@ class Writer:
 
 # Two architectures whose files omit the base; their readers use the default of the format.
 _IMPLIED = {"gemma": 10_000.0, "gemma2": 10_000.0}
-_FACTOR, _CONTEXT = (1e-6, 1e6), (1, 1 << 31)
-_ORIGINAL = "original_max_position_embeddings"
 _NEVER = 1e30  # the divisor of a frequency that is not rotated
 
 
-@dataclass(frozen=True)
-class RopeConfig:
-    """The ropes of one model.
-
-    Attributes:
-        full: parameters of the layers without a window, or of all layers if there is one rope.
-        base, local_base: theta of those layers, and of the layers with a window; None if they share it.
-        kind: default, linear, llama3, yarn, longrope or proportional.
-        partial: rotated share of a head.
-        context: `max_position_embeddings`.
-        sections: sizes of the sections of a rope with several positions per token, or None.
-        original: the context before scaling, where it is no parameter of the rope.
-    """
-
-    full: Keys
-    base: float
-    local_base: float | None
-    kind: str
-    partial: float
-    context: int
-    sections: list[int] | None
-    original: int | None
-
-
-_KINDS = {kind: kind for kind in ("default", "linear", "llama3", "yarn", "longrope", "proportional")}
-
-
-def rope_config(config: Keys, row: Architecture) -> RopeConfig:
-    """Reads the ropes.
-
-    Args:
-        row: the architecture, with the defaults of bases that files omit.
-
-    Raises:
-        ConfigError: a value of the wrong type or out of range.
-        UnsupportedModelError: a rope type that GGUF or its readers do not support.
-    """
-    local_base, whole = row.local_base, 1.0 if row.partial_rope is None else row.partial_rope
-    parameters = config.nested("rope_parameters", optional=True)
-    base = config.number("rope_theta", POSITIVE, row.hf_base)
-    if any(isinstance(value, Mapping) for value in parameters.mapping.values()):
-        full, local = parameters.nested("full_attention"), parameters.nested("sliding_attention", optional=True)
-        local.require("rope_type", "default", "GGUF scales the rope of layers without window only")
-        local_base = local.number("rope_theta", POSITIVE, local_base or base)
-    else:
-        full = parameters if "rope_parameters" in config else config.nested("rope_scaling", optional=True)
-        if local_base is not None or "rope_local_base_freq" in config:
-            local_base = config.number("rope_local_base_freq", POSITIVE, local_base)
-    share = config.number("partial_rotary_factor", (0.0, 1.0), whole)
-    return RopeConfig(
-        full=full,
-        base=full.number("rope_theta", POSITIVE, base),
-        local_base=local_base,
-        kind=full.choice("rope_type" if "rope_type" in full else "type", _KINDS, "default"),
-        partial=full.number("partial_rotary_factor", (0.0, 1.0), share),
-        context=config.integer("max_position_embeddings", _CONTEXT),
-        sections=_sections(full),
-        original=config.integer(_ORIGINAL, _CONTEXT) if _ORIGINAL in config else None,
-    )
-
-
-def _sections(full: Keys) -> list[int] | None:
-    if "mrope_section" not in full:
-        return None
-    return full.elements("mrope_section", lambda each: each.integer("mrope_section", (0, 1 << 14)), 3)
-
-
-def write_rope(rope: RopeConfig, arch: str, out: Writer) -> None:
+def write_rope(config: TextConfig, out: Writer) -> None:
     """The keys `rope.*`, except sizes."""
-    if usual := ARCHITECTURES[arch].rope_sections:
-        out.integers("rope.dimension_sections", [*(rope.sections or usual), 0])
-    if rope.base != _IMPLIED.get(arch):
+    rope, local = config.model.rope, config.model.local_rope
+    if config.row.rope_sections:
+        out.integers("rope.dimension_sections", [*rope.sections, 0])
+    if rope.base != _IMPLIED.get(config.arch):
         out.f32("rope.freq_base", rope.base)
-    if rope.local_base is not None:
-        out.f32("rope.freq_base_swa", rope.local_base)
-    if rope.kind in ("linear", "yarn"):
-        out.text("rope.scaling.type", rope.kind)
-        out.f32("rope.scaling.factor", rope.full.number("factor", _FACTOR))
-    if rope.kind == "yarn":
-        _write_yarn(rope, arch, out)
-    if rope.kind == "longrope":
-        out.u32("rope.scaling.original_context_length", rope.full.integer(_ORIGINAL, _CONTEXT, rope.original))
+    if local is not None:
+        out.f32("rope.freq_base_swa", local.base)
+    if rope.factor != 1 and config.arch != "gemma4":
+        out.text("rope.scaling.type", "linear")
+        out.f32("rope.scaling.factor", rope.factor)
+    if rope.yarn is not None:
+        _write_yarn(config, rope.yarn, out)
+    if rope.long is not None:
+        out.u32("rope.scaling.original_context_length", rope.long[0])
 
 
-def _check_rope(rope: RopeConfig, arch: str) -> None:
-    if rope.kind == "llama3" and arch not in ("llama", "exaone4"):
-        rope.full.unsupported("rope_type", "llama3", f"GGUF files of {arch} have no place for its divisors")
-    if rope.kind == "longrope" and arch != "phi3":
-        rope.full.unsupported("rope_type", "longrope", f"GGUF files of {arch} have no place for its factors")
-    if (rope.kind == "proportional") != (arch == "gemma4"):
-        rope.full.unsupported("rope_type", rope.kind, f"readers of GGUF files of {arch} compute otherwise")
-    if rope.partial != 1 and arch != "gemma4" and ARCHITECTURES[arch].partial_rope is None:
-        rope.full.unsupported("partial_rotary_factor", rope.partial, f"GGUF files of {arch} turn whole heads")
+def _check_rope(config: TextConfig) -> None:
+    rope, arch = config.model.rope, config.arch
+    if rope.llama3 is not None and arch not in ("llama", "exaone4"):
+        config.unsupported("rope_type", "llama3", f"GGUF files of {arch} have no place for its divisors")
+    if rope.long is not None and arch != "phi3":
+        config.unsupported("rope_type", "longrope", f"GGUF files of {arch} have no place for its factors")
+    if rope.turning is not None and arch != "gemma4":
+        config.unsupported("rope_type", "proportional", f"readers of GGUF files of {arch} compute otherwise")
+    size = config.full_head_dim if arch == "gemma4" else config.head_dim
+    if rope.dims != size and config.row.partial_rope is None and config.model.latent is None:
+        config.unsupported("partial_rotary_factor", rope.dims / size, f"GGUF files of {arch} turn whole heads")
+    local = config.nested("rope_parameters", optional=True).nested("sliding_attention", optional=True)
+    local.require("rope_type", "default", "GGUF scales the rope of layers without window only")
 
 
-def long_rope(rope: RopeConfig, head_dim: int) -> Rope:
-    """The factors of LongRoPE for short and long texts, and what sines and cosines are multiplied by."""
-    return hf_longrope(rope.full, rope.base, int(head_dim * rope.partial), rope.original, rope.context)
-
-
-def _write_yarn(rope: RopeConfig, arch: str, out: Writer) -> None:
-    context, implied = rope.full.integer(_ORIGINAL, _CONTEXT, rope.context), ARCHITECTURES[arch].gguf_defaults
-    out.u32("rope.scaling.original_context_length", context)
-    if (rounds := rope.full.flag("truncate", True)) != implied.get("rope.scaling.yarn_truncate", True):
+def _write_yarn(config: TextConfig, yarn: Yarn, out: Writer) -> None:
+    implied = config.row.gguf_defaults
+    out.text("rope.scaling.type", "yarn")
+    out.f32("rope.scaling.factor", yarn.factor)
+    out.u32("rope.scaling.original_context_length", yarn.context)
+    if yarn.whole != implied.get("rope.scaling.yarn_truncate", True):
         what = "readers of GGUF files of this architecture take another value"
-        rope.full.unsupported("truncate", rounds, f"{what} for whether the borders of YaRN are whole pairs")
-    for key, name in (
-        ("extrapolation_factor", "yarn_ext_factor"), ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"),
-    ):  # fmt: skip
-        if key in rope.full:
-            out.f32(f"rope.scaling.{name}", rope.full.number(key, (0.0, 1e6)))
-    factor, weight = rope.full.number("factor", _FACTOR), rope.full.number("mscale_all_dim", (0.0, 1e3), 0.0)
-    unit, usual = implied.get("rope.scaling.yarn_log_unit", float(arch == "mistral3")), yarn_scale(factor)
-    if unit and weight:
-        out.f32("rope.scaling.yarn_log_multiplier", unit * weight)
-        usual = yarn_scale(factor, 1.0 if unit == 1 else weight) / yarn_scale(factor, weight)
-    own = hf_yarn_scale(rope.full) / usual
+        config.unsupported("truncate", yarn.whole, f"{what} for whether the borders of YaRN are whole pairs")
+    for name, rounds, usual_rounds in (("fast", yarn.fast, 32.0), ("slow", yarn.slow, 1.0)):
+        if rounds != usual_rounds:
+            out.f32(f"rope.scaling.yarn_beta_{name}", rounds)
+    unit = implied.get("rope.scaling.yarn_log_unit", float(config.arch == "mistral3"))
+    usual = yarn_scale(yarn.factor)
+    if unit and yarn.weight:
+        out.f32("rope.scaling.yarn_log_multiplier", unit * yarn.weight)
+        usual = yarn_scale(yarn.factor, 1.0 if unit == 1 else yarn.weight) / yarn_scale(yarn.factor, yarn.weight)
+    own = config.model.rope.scale / usual
     if own != 1:  # readers multiply YaRN's default by it; they ignore `yarn_attn_factor`
         out.f32("rope.scaling.attn_factor", own)
 
 
-def divisors(rope: RopeConfig, head_dim: int) -> npt.NDArray[np.float32] | None:
-    """`rope_freqs.weight` float32 [head_dim / 2], which divides the frequencies, or None.
-
-    Args:
-        head_dim: head size of the layers that use it, those without a window.
-    """
-    if rope.kind == "llama3":
-        return _llama3(rope, head_dim)
-    if rope.kind == "proportional":  # the first pairs are rotated, the others are not
-        turning, factor = int(head_dim * rope.partial / 2), rope.full.number("factor", _FACTOR, 1.0)
-        return np.array([factor] * turning + [_NEVER] * (head_dim // 2 - turning), np.float32)
+def divisors(config: TextConfig) -> npt.NDArray[np.float32] | None:
+    """`rope_freqs.weight` float32 [dims / 2], which divides the frequencies of layers without a window, or None."""
+    rope = config.model.rope
+    if rope.llama3 is not None:
+        return _llama3(rope, rope.llama3)
+    if config.arch == "gemma4":  # the first pairs are rotated, the others are not
+        pairs, turning = rope.dims // 2, (rope.turning or rope.dims) // 2
+        return np.array([rope.factor] * turning + [_NEVER] * (pairs - turning), np.float32)
     return None
 
 
-def _llama3(rope: RopeConfig, head_dim: int) -> npt.NDArray[np.float32]:
+def _llama3(rope: Rope, scaling: Llama3) -> npt.NDArray[np.float32]:
     """1 for short wavelengths, `factor` for long ones, between by rotations in the original context (Llama 3.1)."""
-    low, high = rope.full.number("low_freq_factor", POSITIVE), rope.full.number("high_freq_factor", POSITIVE)
-    if high <= low:
-        rope.full.wrong("high_freq_factor", high, f"more than low_freq_factor, which is {low}")
-    factor = rope.full.number("factor", _FACTOR)
-    context = rope.full.integer("original_max_position_embeddings", _CONTEXT)
-    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    one = np.float32(1)
+    low, high, context = scaling.low, scaling.high, scaling.context
+    exponent = np.arange(0, rope.dims, 2, dtype=np.float32) / np.float32(rope.dims)
+    one, factor = np.float32(1), np.float32(scaling.factor)
     wavelength = np.float32(2 * pi) / (one / np.power(np.float32(rope.base), exponent))
     smooth = (np.float32(context) / wavelength - np.float32(low)) / np.float32(high - low)
-    between = one / ((one - smooth) / np.float32(factor) + smooth)
-    ends = np.where(wavelength > context / low, np.float32(factor), between)
+    between = one / ((one - smooth) / factor + smooth)
+    ends = np.where(wavelength > context / low, factor, between)
     return np.where(wavelength < context / high, one, ends).astype(np.float32)
 
 
@@ -253,7 +175,6 @@ class TextConfig(Keys):
         self.whole = {**config, **nested, "model_type": model_type}
         if self.row.hf_spelling is not None:
             self.mapping = {**self.mapping, **self.row.hf_spelling(self)}
-        self.rope: RopeConfig = rope_config(self, self.row)
 
     @cached_property
     def model(self) -> ModelConfig:
@@ -353,12 +274,12 @@ def metadata_from_config(config: TextConfig) -> Metadata:
     """
     has_rope = config.row.rope_layers is not none_has_rope
     if has_rope:
-        _check_rope(config.rope, config.arch)
+        _check_rope(config)
     _check(config)
     out = Writer(config.file_arch)
     _common(config, out)
     if has_rope:
-        write_rope(config.rope, config.arch, out)
+        write_rope(config, out)
     if "head_dim" in config:
         out.u32("attention.key_length", config.head_dim)
         out.u32("attention.value_length", config.head_dim)
@@ -444,7 +365,7 @@ def _settings(config: TextConfig, out: Writer) -> None:
         else:
             out.u32(target, keys.integer(found, key.allowed))
     _windows(config, out, pattern=any(config.sliding))
-    out.u32("rope.dimension_count", int(config.head_dim * config.rope.partial))
+    out.u32("rope.dimension_count", config.model.rope.dims)
 
 
 def _windows(config: TextConfig, out: Writer, *, pattern: bool) -> None:
@@ -480,8 +401,8 @@ def _qwen3moe(config: TextConfig, out: Writer) -> None:
 def _phi3(config: TextConfig, out: Writer) -> None:
     _settings(config, out)
     out.u32("attention.sliding_window", config.integer("sliding_window", (0, _SIZE[1]), 0))
-    if config.rope.kind == "longrope":
-        out.f32("rope.scaling.attn_factor", long_rope(config.rope, config.head_dim).scale)
+    if config.model.rope.long is not None:
+        out.f32("rope.scaling.attn_factor", config.model.rope.scale)
 
 
 def _gpt_oss(config: TextConfig, out: Writer) -> None:
@@ -528,7 +449,7 @@ def _qwen35(config: TextConfig, out: Writer) -> None:
     _recurrence(net, out)
     out.flags("attention.recurrent_layers", [*config.recurrent, *[False] * config.predicting])
     out.u32("full_attention_interval", config.integer("full_attention_interval", (1, 1024), 4))
-    out.u32("rope.dimension_count", int(config.head_dim * config.rope.partial))
+    out.u32("rope.dimension_count", config.model.rope.dims)
     if (experts := config.model.experts) is not None:
         out.u32("expert_feed_forward_length", experts.ffn)
         out.u32("expert_shared_feed_forward_length", experts.shared)

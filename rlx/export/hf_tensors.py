@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import UnsupportedModelError, WeightError
-from rlx.export.hf_config import TextConfig, divisors, long_rope
+from rlx.export.hf_config import TextConfig, divisors
 from rlx.export.model import Bytes, ExportTensor, Floats
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.stored import dequantize
@@ -84,12 +84,11 @@ def export_tensor(
 
 def rope_tensors(config: TextConfig) -> list[ExportTensor]:
     """`rope_freqs.weight`, or two tensors of LongRoPE, for ropes whose frequencies GGUF keys cannot express."""
-    if config.rope.kind == "longrope":
-        rope = long_rope(config.rope, config.head_dim)
-        assert rope.long is not None
+    rope = config.model.rope
+    if rope.long is not None:
         found = {"rope_factors_long.weight": rope.long[1], "rope_factors_short.weight": rope.divisors}
         return [_constant(name, np.array(values, np.float32)) for name, values in found.items()]
-    values = divisors(config.rope, config.full_head_dim if config.arch == "gemma4" else config.head_dim)
+    values = divisors(config)
     return [] if values is None else [_constant("rope_freqs.weight", values)]
 
 
