@@ -47,8 +47,7 @@ class BareReader(CallReader):
     """
 
     def __init__(self, ends: Mapping[str, str], listed: bool, tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
-        super().__init__(tuple(ends), new_id)
-        self._tools = {tool.name: tool for tool in tools}
+        super().__init__(tuple(ends), tools, new_id)
         self._ends, self._listed, self._end_mark = ends, listed, ""
 
     def _begin_answer(self) -> Reading[None]:
@@ -78,10 +77,9 @@ class BareReader(CallReader):
             while (yield from self._json_call(names)) and (yield from self._has_next(is_list)):
                 pass
             return
-        while (found := _FUNCTION.match(self._held, self._at)) is None:
-            if not _FUNCTION_BEGIN.fullmatch(self._held, self._at):
-                raise Unreadable
-            yield from self._wait()
+        begin = self._at
+        found = yield from self._match(_FUNCTION, _FUNCTION_BEGIN)
+        self._at = begin
         if tool_name(found[1], self._tools) is None:
             raise Unreadable
         yield from self._code()

@@ -60,24 +60,15 @@ class GemmaReader(CallReader):
     space = BLANKS
 
     def __init__(self, begin: str, end: str, quote: str, tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
-        super().__init__((begin,), new_id)
-        self._end_mark, self._quote, self._tools = end, quote, {tool.name: tool for tool in tools}
+        super().__init__((begin,), tools, new_id)
+        self._end_mark, self._quote = end, quote
 
     def _call(self, marker: str) -> Reading[None]:
-        while (head := _HEAD.match(self._held, self._at)) is None:
-            if not _HEAD_BEGIN.fullmatch(self._held, self._at):
-                raise Unreadable
-            yield from self._wait()
-        self._at = head.end() - 1
+        head = yield from self._match(_HEAD, _HEAD_BEGIN)
+        self._at -= 1
         self._root = self._tools.get(head[1], Tool("")).parameters
-        if not (yield from self._arguments(head[1], self._root)):
-            return
-        while True:  # the end of the call may be missing
-            self._held = self._held.lstrip()
-            if not self._end_mark.startswith(self._held) or self._held == self._end_mark or self._final:
-                break
-            yield
-        self._held = self._held.removeprefix(self._end_mark)
+        if (yield from self._arguments(head[1], self._root)):
+            yield from self._close(self._end_mark)
 
     def _single(self, give: Give, lead: str, schema: Any, char: str) -> Reading[None]:
         quote = self._quote

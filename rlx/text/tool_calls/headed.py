@@ -32,6 +32,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rlx.text.tool_calls.format import ToolFormat
 from rlx.text.tool_calls.lark import Lark, literal
@@ -147,16 +148,12 @@ class Header:
     ends: tuple[str, ...] = ()
     around: tuple[str, ...] = ()
 
-    def reader(self, tools: Sequence[Tool], new_id: Callable[[], str]) -> HeadedReader:
-        """A parser for one answer."""
-        return HeadedReader(self, new_id)
-
 
 class HeadedReader(CallReader):
     """Reads calls of a header and JSON."""
 
-    def __init__(self, header: Header, new_id: Callable[[], str]) -> None:
-        super().__init__((header.begin, *header.around), new_id)
+    def __init__(self, header: Header, tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
+        super().__init__((header.begin, *header.around), tools, new_id)
         self._header = header
 
     def _call(self, marker: str) -> Reading[None]:
@@ -175,10 +172,7 @@ class HeadedReader(CallReader):
         if not (yield from self._arguments(next(filter(None, found.groups())))):
             return
         for end in header.ends:
-            while end.startswith(rest := self._held.lstrip()) and rest != end and not self._final:
-                yield
-            if rest.startswith(end):
-                self._held = rest.removeprefix(end)
+            yield from self._close(end)
 
 
 def _format(
@@ -196,7 +190,7 @@ def _format(
         return f"{written(lark, tool.name)} {arguments} {end}"
 
     every = (header.begin, *header.around, *markers, *(end for end in header.ends if end != _FENCE))
-    return ToolFormat(name, header.begin, every, header.reader, call, separator=separator)
+    return ToolFormat(name, header.begin, every, partial(HeadedReader, header), call, separator=separator)
 
 
 _SEPARATOR = "<｜tool▁sep｜>"

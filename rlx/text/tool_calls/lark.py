@@ -104,9 +104,10 @@ def either(bodies: Sequence[str]) -> str:
     return bodies[0] if len(bodies) == 1 else f"({' | '.join(bodies)})"
 
 
-def json_value(schema: Any) -> str:
-    """JSON of a schema, with white space as models write it."""
-    found = {**schema} if isinstance(schema, Mapping) else {}
+def json_value(schema: Any, root: Mapping[str, Any] = {}) -> str:
+    """JSON of a schema, which may refer to definitions of `root`, with white space as models write it."""
+    found = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    found |= schema if isinstance(schema, Mapping) else {}
     return "%json " + json.dumps({**found, "x-guidance": _SPACED | found.get("x-guidance", {})})
 
 
@@ -192,6 +193,29 @@ def checked_required(schema: Mapping[str, Any], where: str) -> None:
     for name in schema.get("required", []):
         if name not in schema.get("properties", {}):
             raise ToolError(f"{name!r} is required, but it is no property", where=where)
+
+
+def parameters_of(
+    tool: Tool, schema: Mapping[str, Any], name: re.Pattern[str]
+) -> tuple[dict[str, Any], list[str], Any]:
+    """The schemas of the parameters of a tool, which of them are required, and the schema of further ones.
+
+    Args:
+        name: what the format allows as the name of a parameter.
+
+    Raises:
+        ToolError: there are several such sets, or a name that cannot be written.
+    """
+    where = f"tool {tool.name}"
+    found = branches(schema, schema, where)
+    if len(found) != 1:
+        raise ToolError("the parameters are a choice between several schemas", where=where)
+    checked_required(found[0], where)
+    properties = found[0].get("properties", {})
+    for each in properties:
+        if not name.fullmatch(each):
+            raise ToolError(f"a parameter cannot be called {each!r} in the model's format", where=where)
+    return properties, found[0].get("required", []), found[0].get("additionalProperties", True)
 
 
 def tools_of(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:

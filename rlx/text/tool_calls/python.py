@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rlx.errors import ToolError
 from rlx.text.tool_calls.format import ToolFormat
-from rlx.text.tool_calls.lark import Lark, branches, chain, checked_required, either, json_value, literal
+from rlx.text.tool_calls.lark import Lark, branches, chain, either, json_value, literal, parameters_of
 from rlx.text.tool_calls.reader import BLANKS, CallReader, CutOff, Give, Reading, Unreadable, quoted
 from rlx.text.tool_calls.tools import Tool
 
@@ -44,17 +43,13 @@ class PythonReader(CallReader):
     space, quotes = BLANKS, "\"'"
 
     def __init__(self, begin: str, end: str, tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
-        super().__init__((begin,), new_id)
-        self._end_mark, self._tools = end, {tool.name: tool for tool in tools}
+        super().__init__((begin,), tools, new_id)
+        self._end_mark = end
 
     def _call(self, marker: str) -> Reading[None]:
         self._at += (yield from self._peek(BLANKS)) == "["
         yield from self._peek(BLANKS)
-        while (found := _HEAD.match(self._held, self._at)) is None:
-            if not _HEAD_BEGIN.fullmatch(self._held, self._at):
-                raise Unreadable
-            yield from self._wait()
-        self._at = found.end()
+        found = yield from self._match(_HEAD, _HEAD_BEGIN)
         while (yield from self._keywords(found[1])) and (following := (yield from self._next())):
             found = following
 
@@ -104,15 +99,14 @@ class PythonReader(CallReader):
 
     def _keyword(self, names: Iterator[str]) -> Reading[str]:
         """The name of an argument."""
-        while (found := _KEY.match(self._held, self._at)) is None:
-            if not _KEY_BEGIN.fullmatch(self._held, self._at):
-                name = next(names, None)
-                if name is None:
-                    raise Unreadable
-                return name
-            yield from self._wait()
-        self._at = found.end()
-        return found[1]
+        try:
+            return (yield from self._match(_KEY, _KEY_BEGIN))[1]
+        except CutOff:
+            raise
+        except Unreadable:
+            if (name := next(names, None)) is None:
+                raise
+            return name
 
     def _single(self, give: Give, lead: str, schema: Any, char: str) -> Reading[None]:
         if char not in self.quotes:
@@ -146,23 +140,16 @@ def _arguments(lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
     Raises:
         ToolError: a part of the schema cannot be enforced.
     """
-    where = f"tool {tool.name}"
-    found = branches(schema, schema, where)
-    if len(found) != 1:
-        raise ToolError("the parameters are a choice between several schemas", where=where)
-    checked_required(found[0], where)
-    entries, required = [], found[0].get("required", [])
-    properties = found[0].get("properties", {})
-    for name, each in properties.items():
-        if not _PARAMETER.fullmatch(name):
-            raise ToolError(f"a parameter cannot be called {name!r} in the model's format", where=where)
-        entries.append(lark.rule("argument", f"{literal(f'{name}=')} {_value(each, schema, where)}"))
+    properties, required, _ = parameters_of(tool, schema, _PARAMETER)
+    entries = [
+        lark.rule("argument", f"{literal(f'{name}=')} {_value(each, schema, f'tool {tool.name}')}")
+        for name, each in properties.items()
+    ]
     return chain(lark, entries, [name in required for name in properties], None, ", ")
 
 
 def _value(schema: Any, root: Mapping[str, Any], where: str) -> str:
     """A value: JSON, but for the words that Python writes otherwise."""
-    roots = {key: root[key] for key in ("$defs", "definitions") if key in root}
     found = []
     for each in branches(schema, root, where):
         if each.get("type") == "boolean":
@@ -170,7 +157,7 @@ def _value(schema: Any, root: Mapping[str, Any], where: str) -> str:
         elif each.get("type") == "null" or ("const" in each and isinstance(each["const"], bool | None)):
             found.append(f'"{each.get("const")}"')
         else:
-            found.append(json_value({**roots, **each}))
+            found.append(json_value(each, root))
     return either(found)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rlx.text.tool_calls.format import Part, ToolCallDelta
+from rlx.text.tool_calls.tools import Tool
 from rlx.text.tool_calls.values import child
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class CallReader(ABC):
 
     Args:
         markers: texts that begin a call.
+        tools: what the model may call.
         new_id: makes the ids of calls.
     """
 
@@ -63,8 +65,9 @@ class CallReader(ABC):
     _root: Mapping[str, Any] = {}
     """The schema of the arguments, where the type of a value follows from it."""
 
-    def __init__(self, markers: Sequence[str], new_id: Callable[[], str]) -> None:
+    def __init__(self, markers: Sequence[str], tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
         self._markers, self._new_id = tuple(markers), new_id
+        self._tools = {tool.name: tool for tool in tools}
         self._held = ""  # from the beginning of what may be a call
         self._at = 0  # characters of it that were read
         self._marked = 0  # characters of it that are text in any case if it is no call
@@ -173,6 +176,22 @@ class CallReader(ABC):
             if self._at < len(self._held):
                 return self._held[self._at]
             yield from self._wait()
+
+    def _match(self, pattern: re.Pattern[str], begin: re.Pattern[str]) -> Reading[re.Match[str]]:
+        """What a pattern finds here; `Unreadable` if the text is none that may become it, which `begin` describes."""
+        while (found := pattern.match(self._held, self._at)) is None:
+            if not begin.fullmatch(self._held, self._at):
+                raise Unreadable
+            yield from self._wait()
+        self._at = found.end()
+        return found
+
+    def _close(self, end: str, skipped: str | None = None) -> Reading[None]:
+        """Drops the text that ends a call, which may be missing, and the characters before it; None is blanks."""
+        while end.startswith(rest := self._held.lstrip(skipped)) and rest != end and not self._final:
+            yield
+        if rest.startswith(end):
+            self._held = rest.removeprefix(end)
 
     def _drop(self) -> None:
         """Forgets what was read."""

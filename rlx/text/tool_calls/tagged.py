@@ -23,16 +23,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rlx.errors import ToolError
 from rlx.text.tool_calls.format import ToolFormat
 from rlx.text.tool_calls.lark import (
     ANY_TEXT,
     Lark,
     branches,
-    checked_required,
     either,
     json_value,
     literal,
+    parameters_of,
     text_terminals,
 )
 from rlx.text.tool_calls.reader import BLANKS, CallReader, Reading, Unreadable, quoted, tail_of
@@ -85,8 +84,8 @@ class TaggedReader(CallReader):
     """Reads calls between tags. A function's tag without `<tool_call>` before it begins a call, too."""
 
     def __init__(self, tags: Tags, tools: Sequence[Tool], new_id: Callable[[], str]) -> None:
-        super().__init__(tuple(filter(None, (BEGIN, tags.function))), new_id)
-        self._tags, self._tools = tags, {tool.name: tool for tool in tools}
+        super().__init__(tuple(filter(None, (BEGIN, tags.function))), tools, new_id)
+        self._tags = tags
 
     def _call(self, marker: str) -> Reading[None]:
         if marker == BEGIN and (yield from self._peek(BLANKS)) == "{":
@@ -101,17 +100,7 @@ class TaggedReader(CallReader):
                     yield from self._wait()
                 self._at += len(tag)
             yield from self._function()
-        yield from self._close()
-
-    def _close(self) -> Reading[None]:
-        """After a call: `</tool_call>`, which may be missing. Models also write a bracket too many before it."""
-        while True:
-            rest = self._held.lstrip(" \t\r\n}")
-            if rest.startswith(END):
-                self._held = rest.removeprefix(END)
-            if not END.startswith(rest) or rest == END or self._final:
-                return
-            yield
+        yield from self._close(END, " \t\r\n}")  # models also write a bracket too many before it
 
     def _function(self) -> Reading[None]:
         """A function: its name, and parameters as long as there are some."""
@@ -143,12 +132,7 @@ class TaggedReader(CallReader):
 
     def _name(self, pattern: re.Pattern[str]) -> Reading[str]:
         """A name, and what follows it."""
-        while (found := pattern.match(self._held, self._at)) is None:
-            if not self._tags.begins.fullmatch(self._held, self._at):
-                raise Unreadable
-            yield from self._wait()
-        self._at = found.end()
-        return found[1]
+        return (yield from self._match(pattern, self._tags.begins))[1]
 
     def _parameter(self, name: str, root: Mapping[str, Any], lead: str) -> Reading[None]:
         """A parameter after its name: the value, without the line breaks next to the tags.
@@ -190,22 +174,14 @@ def parameters(tags: Tags, before: str, between: str, lark: Lark, tool: Tool, sc
     Raises:
         ToolError: a part of the schema cannot be enforced.
     """
-    where = f"tool {tool.name}"
-    found = branches(schema, schema, where)
-    if len(found) != 1:
-        raise ToolError("the parameters are a choice between several schemas", where=where)
-    properties, required = found[0].get("properties", {}), found[0].get("required", [])
-    checked_required(found[0], where)
-    parts = []
+    where, parts = f"tool {tool.name}", []
+    properties, required, more = parameters_of(tool, schema, _WHOLE_NAME)
     for name, each in properties.items():
-        if not _WHOLE_NAME.fullmatch(name):
-            raise ToolError(f"a parameter cannot be called {name!r} in the model's format", where=where)
         value = _value(tags, lark, each, schema, f"{where}, parameter {name}")
         head = literal(f"{before}{name}{between}")
         rule = lark.rule("parameter", f"{head} {value}")
         parts.append(rule if name in required else f"{rule}?")
-    if found[0].get("additionalProperties", True) is not False:
-        more = found[0].get("additionalProperties")
+    if more is not False:
         value = _value(tags, lark, more if isinstance(more, Mapping) else {"type": "string"}, schema, where)
         rule = lark.rule("parameter", f"{literal(before)} /[A-Za-z_][A-Za-z0-9_-]*/ {literal(between)} {value}")
         parts.append(f"{rule}*")
@@ -226,8 +202,7 @@ def _value(tags: Tags, lark: Lark, schema: Any, root: Mapping[str, Any], where: 
             terminals = text_terminals({**each, "type": ["string", "null"]} if mixed else each, where)
             found.append(lark.before(end, *([ANY_TEXT] if not each else terminals)))
         else:
-            roots = {key: root[key] for key in ("$defs", "definitions") if key in root}
-            found.append(f"{json_value({**roots, **each})} {literal(end)}")
+            found.append(f"{json_value(each, root)} {literal(end)}")
     return either(found)
 
 
