@@ -135,20 +135,21 @@ class Options:
     def effective(self, capabilities: Capabilities) -> Options:
         """The options for a target, without those that have no effect on it: equal programs have equal options.
 
-        For example, on a CPU without tiles every program is deterministic. With tiles, only a prefill rounds
-        activations to bf16 if it need not be. `rlx.passes.pipeline` goes further: it knows the graph.
+        For example, on a CPU without tiles every program is deterministic. With tiles, only calls of enough rows round
+        activations to bf16 over quantized weights. `rlx.passes.pipeline` goes further: it knows the graph.
         """
         differs = capabilities.many_differ or (capabilities.bf16_tiles and self.precision != "exact")
         same = self.deterministic or not differs
-        rounds = self.precision == "auto" and (same or not self.decodes)
+        few = replace(self, capabilities=capabilities).decodes
+        rounds = self.precision == "auto"
         keeps_all = self.all_rows or self.seq[1] == 1
         return replace(
             self,
             fusions=tuple(name for name in FUSIONS if name in self.fusions),
             passes=tuple(name for name in PASSES if name in self.passes and not (keeps_all and name == "last_row")),
             symbols=tuple(sorted(self.symbols)),
-            bf16_dots=self.bf16_dots and capabilities.bf16_dots and rounds,
-            bf16_tiles=self.bf16_tiles and capabilities.bf16_tiles and rounds and not same,
+            bf16_dots=self.bf16_dots and capabilities.bf16_dots and rounds and (same or self.phase != "decode"),
+            bf16_tiles=self.bf16_tiles and capabilities.bf16_tiles and rounds and not (same or few),
             deterministic=same,
             capabilities=capabilities,
         )

@@ -11,8 +11,9 @@ Linears over the same input share this node, because equal nodes are one node. F
 
 **The number of rows.** On a target without bf16 tiles the choice never depends on it. So a row has the same bits in a
 prompt, in a decode step, as a draft and in a batch. Tiles add their products in another order than the program of one
-row and need many rows to pay. So on a target with tiles the choice depends on the number of rows, unless the option
-`deterministic` forbids it. Then quantized weights take int8 rows and attention f32, whatever the number of rows.
+row, and over quantized weights need some rows to pay. So on a target with tiles the choice depends on the number of
+rows, unless the option `deterministic` forbids it. Then quantized weights take int8 rows and attention f32, whatever
+the number of rows.
 
 **bf16 and f16 weights.** Whether rounding their activations to bf16 does harm depends on the model, so the model says
 for each linear if it is allowed (the attribute `bf16`; this pass removes it, and the operand's dtype says what was
@@ -27,7 +28,7 @@ checkpoints fall to cosines of 0.995 and 0.997), unless the model says that it d
 which this pass removes, too). In the towers of Gemma 4 it adds a tenth to the rounding of the linears.
 
 **Quantized weights.** bf16 rounds less than the int8 rows that it replaces, so the model is not asked. Tiles need
-weights in bf16. Unpacking them takes as long as about 16 rows of int8 products. The rows of an expert must also be
+weights in bf16. Unpacking them takes as long as about 12 rows of int8 products. The rows of an expert must also be
 gathered, which takes as long as about 32 rows per expert. Few models reach that in the usual buckets. bf16 experts are
 faster in tiles from 8 rows on, and gain much with more rows, so for them the largest number of rows counts.
 """
@@ -111,8 +112,11 @@ def multiplies_bf16(width: int, has: Capabilities) -> bool:
 
 
 def _many(rows: DimLike, options: Options) -> bool:
-    """Whether there are always enough rows to pay for the conversion of what they share."""
-    return dims.bounds(rows, options.bounds)[0] >= options.capabilities.bf16_rows
+    """Whether there are always enough rows to pay for the conversion of what they share.
+
+    The rows that get logits count as all rows of a call: of a step that only decodes they are as many.
+    """
+    return dims.bounds(dims.SEQ if rows == dims.OUTS else rows, options.bounds)[0] >= options.capabilities.bf16_rows
 
 
 def _experts_in_tiles(node: Node, options: Options) -> bool:
@@ -141,7 +145,7 @@ def _choice(node: Node, options: Options) -> tuple[str, str]:
         return "q8a", f"{weight.dtype} weights have integer codes"
     if weight.dtype not in (BF16, F16):
         return "f32", f"the weights are {weight.dtype}"
-    if (rows == 1 or options.decodes) and not options.deterministic:
+    if rows == 1 and not options.deterministic:
         return "f32", f"{weight.dtype} weights are read for one row: bf16 activations are no faster"
     if not node["bf16"]:
         return "f32", "the model does not allow bf16 activations"

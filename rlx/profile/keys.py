@@ -222,7 +222,7 @@ _ROWS = [
     ),
     Key(
         "precision.bf16_tiles", "true",
-        "Whether mode auto may multiply prompts in bf16 for quantized weights, at level amx.",
+        "Whether mode auto may multiply many rows in bf16 for quantized weights, at level amx.",
         kind=bool, by_phase=True,
     ),
     Key("fusion.skip", "false", "With true, none of the groups below runs.", kind=bool, by_phase=True),

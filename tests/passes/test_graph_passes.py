@@ -149,6 +149,30 @@ def test_which_linears_take_bf16_rows_where_there_are_tiles(dtype: DType, option
 
 
 @pytest.mark.parametrize(
+    ("dtype", "seq", "found"),
+    [(Q8_0, (2, 8), "q8a"), (Q8_0, (9, 32), "bf16"), (Q8_0, (33, 512), "bf16"), (BF16, (2, 8), "bf16")],
+)
+def test_steps_of_several_sequences_multiply_tiles_from_few_rows_on(
+    dtype: DType, seq: tuple[int, int], found: str
+) -> None:
+    """In layers and head alike, whose rows are those that get logits. With `deterministic` all are as one row."""
+    x = G.input("x", [SEQ, 64])
+    hidden = ops.linear(x, G.weight("layer", [64, 64], dtype), bf16=True)
+    graph = Graph(outputs={"logits": ops.linear(hidden, G.weight("head", [8, 64], dtype), bf16=True)})
+
+    def chosen(options: Options) -> list[str]:
+        options = options.effective(Capabilities(bf16_rows=9))
+        after = quantize(specialize(graph, options), options)
+        return [node.inputs[0].dtype.name for node in after.nodes() if node.op == "linear"]
+
+    options = Options(seq=seq, segments=True)
+    assert chosen(options) == [found] * 2
+    assert chosen(replace(options, deterministic=True)) == ["bf16" if dtype is BF16 else "q8a"] * 2
+    assert chosen(replace(options, precision="exact")) == ["f32"] * 2
+    assert chosen(replace(options, bf16_tiles=False, bf16_dots=False)) == ["f32" if dtype is BF16 else "q8a"] * 2
+
+
+@pytest.mark.parametrize(
     ("dtype", "options", "found"),
     [
         (Q8_0, Options(seq=(128, 512)), "bf16"),  # 32 rows an expert and more

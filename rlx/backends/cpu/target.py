@@ -46,6 +46,9 @@ from rlx.passes.capabilities import Capabilities
 if TYPE_CHECKING:
     from rlx.backends.cpu.isa.portable import Isa
 
+# With fewer rows int8 products of codes as they are packed are faster than tiles over unpacked weights (docs/batch.md).
+_TILED_ROWS = 9
+
 
 @dataclass(frozen=True)
 class Target:
@@ -110,7 +113,8 @@ class Target:
     @property
     def capabilities(self) -> Capabilities:
         """The facts that passes may ask for."""
-        return Capabilities(bf16_dots=self.has_bf16_dots, bf16_tiles=self.has_bf16_tiles, layouts=LAYOUTS)
+        found = Capabilities(bf16_dots=self.has_bf16_dots, bf16_tiles=self.has_bf16_tiles, layouts=LAYOUTS)
+        return replace(found, bf16_rows=_TILED_ROWS) if self.has_bf16_tiles else found
 
     @property
     def has_vnni512(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from gguf.quants import GGMLQuantizationType, dequantize, quantize
 from native import aligned, run
 from test_experts import EXPERTS, call, chosen, inputs, stacked
-from test_linear_tiles import WIDEST, ceiling, count, on
+from test_linear_tiles import WIDEST, ceiling, count, nearest, on
 from test_linear_tiles import target as target  # a fixture
 
 import rlx
@@ -48,7 +48,7 @@ def check(
     for seed in (0, 100)[: 2 if gated else 1]:
         packed, w = stacked(dtype, n, k, seed, target=target)
         matrices.append(packed)
-        values.append(round_to(w, "bf16").astype(np.float64))
+        values.append(nearest(dtype, w))
     x, x_values = inputs("bf16", (rows, slots, k) if x_slots else (rows, k))
     ids = chosen(rows, slots)
     operands = [x, aligned(ids), *matrices]

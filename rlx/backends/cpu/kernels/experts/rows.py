@@ -217,6 +217,7 @@ class ExpertTiles(ExpertWriter, TileWriter):
         A single row has more units than a stretch.
         """
         e, stretch = self.e, self.experts.stretch
+        self.configure(count)
         with e.loop(first, last, stretch) as u, e.loop(0, self.panels) as p:
             self._copy(p.i, count)
             with self.loop_units(u.i, e.smin(e.b.add(u.i, e.i64(stretch)), last)) as (unit, end):

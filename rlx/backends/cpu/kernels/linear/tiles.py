@@ -3,22 +3,25 @@
     for macro tile of rows that has units in begin .. end:      # a unit: its rows times one row block of W
         for pair of row blocks of W:
             for panel of at most 4096 k, one in most layers:
-                unpack the panel of both blocks, every weight rounded to bf16; weights of bf16 are used where they lie
                 for 32 rows:
-                    2 x 2 tiles of sums += their activations times the panel, 32 k at a time
-                    meanwhile: out = gate(total + bias) ... + residual of the 32 rows before
+                    for 32 k:
+                        the first time: unpack both blocks some steps ahead, every weight rounded to bf16
+                        2 x 2 tiles of sums += their activations times the weights
+                        meanwhile: out = gate(total + bias) ... + residual of the 32 rows before
 
 A macro tile has as many rows as the L2 cache holds. Units are ordered by macro tile first, so a worker that takes range
 after range finds the activations in that cache. The sums of 32 rows and 32 columns stay in registers for a whole panel.
-A remainder of fewer than 16 rows uses tiles with that number of rows, so nothing is read past the last row. If k is no
-multiple of 32, the last step is short: the ends of rows are copied with zeros after them, and so are weights.
+A remainder uses tiles with its number of rows, so nothing is read past the last row; up to 16 rows take no second tile
+of activations. If k is no multiple of 32, the last step is short: the ends of rows are copied with zeros after them,
+and so are weights.
 
-Products occupy the tile unit and leave the vector units idle. So results are written a few rows at a time between the
-products of the next 32 rows, and the weights of the next panel are prefetched there.
+Products occupy the tile unit and leave the vector units idle. So these unpack weights during the products of the first
+32 rows, and write results a few rows at a time during the products of the next 32 rows. Weights of bf16 are used where
+they lie. No more than 32 rows, as in a batch, need no whole panel: a ring of eight steps stays in the L1 cache.
 
 int8 products are not used here. They would have to scale each tile of sums every 32 k, which costs more than unpacking
-saves once there are more than a few rows. Also, bf16 rounds activations less than int8 does. For the few rows of a
-batch, which have the bits of int8 rows, vector code is faster where others use the same cores (docs/batch.md).
+saves. Also, bf16 rounds activations less than int8 does. Over quantized weights, vector code is faster for up to eight
+rows (docs/batch.md).
 
 The order of each sum does not depend on the number of rows or the split of the units. `linear.py` sums in another order
 and rounds different values. So a program of one row and a program of many rows agree only within rounding.
@@ -36,6 +39,7 @@ from rlx.backends.cpu import dots
 from rlx.backends.cpu.isa.amx import BYTES, COUNT, DEPTH, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.linear import unpack
 from rlx.backends.cpu.kernels.linear.multiply import Multiplier, ResultWriter, Shape
+from rlx.backends.cpu.kernels.linear.pairs import pairs_bf16
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB
 from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
 from rlx.backends.cpu.target import Target
@@ -47,6 +51,7 @@ PAIR, TOTALS = 2 * ROWS, 2 * ROW_BYTES
 
 BLOCKS = 2  # row blocks of a panel: two units, or the two matrices of a gated linear
 _SUMS, _X, _W = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by row and block, activations, weights
+_AHEAD, _RING = 2, 8  # steps that unpacking is ahead of products; steps of the panel in use for at most 32 rows
 _PANEL = 4096  # most k of a panel: 256 KiB of the L2 cache
 _FEWEST, _MOST = 4 * PAIR, 16 * PAIR  # rows of a macro tile: more share the unpacking, but need more scratch memory
 
@@ -88,10 +93,21 @@ class Piece:
 
 @dataclass(frozen=True)
 class Operand:
-    """Weights of one row block of a panel: the address of the tile of the first 32 k, and bytes to the next tile."""
+    """Weights of one row block of a panel.
+
+    Attributes:
+        first: address of the tile of the first 32 k.
+        stride: bytes to the tile of the next 32 k.
+        wrap: all ones, or the number of steps minus 1 after which tiles lie where the first ones lay.
+    """
 
     first: ir.Value
     stride: int
+    wrap: ir.Value
+
+    def tile(self, e: Emitter, step: ir.Value) -> ir.Value:
+        """Address of the tile of a step."""
+        return e.at(self.first, (e.b.and_(step, self.wrap), self.stride))
 
 
 @dataclass(frozen=True)
@@ -171,6 +187,7 @@ class TileWriter(ResultWriter):
             macro = e.b.mul(number, e.i64(most))
             count = e.smin(most, e.b.sub(rows, macro))
             self._copy_ends(macro, count)
+            self.configure(count)
             with self.loop_units(first, last) as (unit, end), e.loop(0, self.panels) as p:
                 x = e.at(e.args["x"], (macro, self.shape.row_bytes), (p.i, self.panel_steps * ROW_BYTES))
                 self.multiply_piece(Piece(x, totals, macro, count, unit, end, p.i))
@@ -184,13 +201,24 @@ class TileWriter(ResultWriter):
         with e.loop(first, last, together) as u:
             yield u.i, e.smin(e.b.add(u.i, e.i64(together)), last)
 
+    def configure(self, count: ir.Value) -> None:
+        """Configures the tiles for the first rows of a macro tile of `count` rows."""
+        self._configure(self.e.smin(PAIR, count))
+
     def multiply_piece(self, piece: Piece) -> None:
         """Adds the products of a piece to its totals. After the last panel these go to `delayed`."""
-        if self.as_packed:
-            self._multiply(piece, self._packed_operands(piece))
-            return
-        self._unpack(piece)
-        self._multiply(piece, [Operand(self.e.at(self.panel, j * BYTES), BLOCKS * BYTES) for j in range(BLOCKS)])
+        e = self.e
+        weights, few = self._operands(piece), e.b.icmp_signed("<=", piece.count, e.i64(PAIR))
+        self._product(piece, weights, e.i64(0), e.smin(PAIR, piece.count), unpacks=True)
+        with e.when(e.b.not_(few)):
+            rest = e.b.urem(piece.count, e.i64(PAIR))
+            full = e.b.sub(piece.count, rest)
+            with e.loop(PAIR, full, PAIR) as row:
+                self._product(piece, weights, row.i, e.i64(PAIR))
+            with e.when(e.b.icmp_signed(">", rest, e.i64(0))):
+                self._configure(rest)
+                self._product(piece, weights, full, rest)
+                self._configure(e.i64(PAIR))
 
     def _copy_ends(self, macro: ir.Value, count: ir.Value) -> None:
         """Copies the last, short step of the rows of a macro tile, with zeros after it."""
@@ -206,45 +234,52 @@ class TileWriter(ResultWriter):
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    def _unpack(self, at: Piece) -> None:
-        """Unpacks the panel of both blocks: one tile per block and 32 k. A single unit leaves the other block as is."""
-        e, names = self.e, self.shape.weights
-        with e.loop(at.unit, at.last) as v:
-            for j, name in enumerate(names):
-                place = e.at(self.panel, (e.b.sub(v.i, at.unit), len(names) * BYTES), j * BYTES)
-                self._unpack_block(self._block(name, v.i), at.panel, place)
+    def _operands(self, at: Piece) -> list[Operand]:
+        e = self.e
+        if self.as_packed:
+            return self._packed_operands(at)
+        few = e.b.icmp_signed("<=", at.count, e.i64(PAIR))
+        wrap = e.b.select(few, e.i64(_RING - 1), e.i64(-1))
+        return [Operand(e.at(self.panel, j * BYTES), BLOCKS * BYTES, wrap) for j in range(BLOCKS)]
 
-    def _unpack_block(self, block: ir.Value, panel: ir.Value, target: ir.Value) -> None:
-        e, format_ = self.e, self.shape.format
-        first = e.b.mul(panel, e.i64(self.panel_chunks))
-        with e.loop(0, e.smin(self.panel_chunks, e.b.sub(e.i64(self.shape.chunks), first))) as c:
-            chunk = e.b.add(first, c.i)
-            start = e.at(block, (chunk, unpack.chunk_bytes(self.shape.dtype)))
-            header = format_.chunk(e, start) if format_ else []
-            with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
-                step = e.mul_add(c.i, CHUNK // SUB, s.i)
-                for i, pairs in enumerate(self._weights(start, header, s.i)):
-                    e.store(pairs, e.at(target, (step, BLOCKS * BYTES), ROW_BYTES * i), 64)
-        if self.tail:
-            with e.when(self._is_last(panel)):
-                self._unpack_tail(block, target)
+    def _unpack_step(self, at: Piece, weights: Sequence[Operand], step: ir.Value) -> None:
+        """Unpacks 32 k of both blocks, or prefetches weights that are multiplied as they are packed."""
+        e = self.e
+        if self.as_packed:
+            for w in weights:
+                e.prefetch(e.at(w.tile(e, step), e.target.tuning.prefetch), BYTES)
+            return
+        number = e.mul_add(at.panel, self.panel_steps, step)
+        chunk, sub = e.b.udiv(number, e.i64(CHUNK // SUB)), e.b.urem(number, e.i64(CHUNK // SUB))
+        for w, block in zip(weights, self._blocks(at), strict=True):
+            place, start = w.tile(e, step), e.at(block, (chunk, unpack.chunk_bytes(self.shape.dtype)))
+            for i, pairs in self._weights(start, sub):
+                e.store(pairs, e.at(place, ROW_BYTES * i), 64)
 
-    def _unpack_tail(self, block: ir.Value, target: ir.Value) -> None:
-        """Unpacks the last, short step of a block, with zeros after it. Only plain weights have one."""
-        e, dtype, whole = self.e, self.shape.dtype, self.shape.k - self.tail
-        step = whole // DEPTH - (self.panels - 1) * self.panel_steps
-        for i in range(ROWS):
-            place = e.at(block, PACKINGS[dtype].nbytes * (whole + 2 * i) // PACKINGS[dtype].superblock)
-            pairs = dots.bf16_pairs(e, dtype, place) if 2 * i < self.tail else e.f32(0.0)
-            e.store(pairs, e.at(target, step * BLOCKS * BYTES + ROW_BYTES * i), 64)
+    def _unpack_tails(self, at: Piece, weights: Sequence[Operand]) -> None:
+        for block, w in zip(self._blocks(at), weights, strict=True):
+            self._unpack_tail(block, w)
 
-    def _packed_operands(self, at: Piece) -> list[Operand]:
-        """The blocks of a panel where they lie. A single unit stands for the other block, too."""
+    def _blocks(self, at: Piece) -> list[ir.Value]:
+        """Addresses of the weights of both blocks. A single unit stands for the other one, too."""
         e, names = self.e, self.shape.weights
         other = e.smin(e.b.add(at.unit, e.i64(1)), e.b.sub(at.last, e.i64(1)))
         units = (at.unit,) if len(names) == BLOCKS else (at.unit, other)
+        return [self._block(name, unit) for unit in units for name in names]
+
+    def _unpack_tail(self, block: ir.Value, w: Operand) -> None:
+        """Unpacks the last, short step of a block, with zeros after it. Only plain weights have one."""
+        e, dtype, whole = self.e, self.shape.dtype, self.shape.k - self.tail
+        target = w.tile(e, e.i64(whole // DEPTH - (self.panels - 1) * self.panel_steps))
+        for i in range(ROWS):
+            place = e.at(block, PACKINGS[dtype].nbytes * (whole + 2 * i) // PACKINGS[dtype].superblock)
+            pairs = dots.bf16_pairs(e, dtype, place) if 2 * i < self.tail else e.f32(0.0)
+            e.store(pairs, e.at(target, ROW_BYTES * i), 64)
+
+    def _packed_operands(self, at: Piece) -> list[Operand]:
+        """The blocks of a panel where they lie."""
         offset = (at.panel, self.panel_steps * BYTES)
-        return [Operand(e.at(self._block(name, unit), offset), BYTES) for unit in units for name in names]
+        return [Operand(self.e.at(block, offset), BYTES, self.e.i64(-1)) for block in self._blocks(at)]
 
     def _next_blocks(self, at: Piece) -> list[ir.Value]:
         """Addresses of the weights after those of a piece, which are prefetched meanwhile."""
@@ -255,99 +290,96 @@ class TileWriter(ResultWriter):
     def _is_last(self, panel: ir.Value) -> ir.Value:
         return self.e.b.icmp_signed("==", panel, self.e.i64(self.panels - 1))
 
-    def _weights(self, chunk: ir.Value, header: list[ir.Value], s: ir.Value) -> list[ir.Value]:
-        """Sub-block `s` of a chunk as bf16: 16 vectors of 16 pairs."""
-        e, format_ = self.e, self.shape.format
-        if format_ is None:
-            nbytes = unpack.chunk_bytes(self.shape.dtype) * SUB // CHUNK
-            place = e.at(chunk, (s, nbytes))
-            e.prefetch(e.at(place, e.target.tuning.prefetch), nbytes)
-            return [dots.bf16_pairs(e, self.shape.dtype, e.at(place, at)) for at in range(0, nbytes, ROW_BYTES)]
-        place = unpack.sub_block(e, format_, chunk, s)
-        e.prefetch(e.at(place, e.target.tuning.prefetch), format_.row.stride)
-        weights = unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, header, place))
-        return [dots.bf16_rounded(e, *pair) for pair in zip(weights[::2], weights[1::2], strict=True)]
+    def _weights(self, chunk: ir.Value, s: ir.Value) -> Iterator[tuple[int, ir.Value]]:
+        """Sub-block `s` of a chunk as bf16: 16 vectors of 16 pairs, each with its number."""
+        e, dtype, format_ = self.e, self.shape.dtype, self.shape.format
+        nbytes = format_.row.stride if format_ else unpack.chunk_bytes(dtype) * SUB // CHUNK
+        place = unpack.sub_block(e, format_, chunk, s) if format_ else e.at(chunk, (s, nbytes))
+        e.prefetch(e.at(place, e.target.tuning.prefetch), nbytes)
+        if format_:
+            return pairs_bf16(e, format_, place, format_.chunk(e, chunk))
+        return ((i, dots.bf16_pairs(e, dtype, e.at(place, i * nbytes // ROWS))) for i in range(ROWS))
 
     # --- sums ---------------------------------------------------------------------------------------------------------
 
-    def _multiply(self, at: Piece, weights: Sequence[Operand]) -> None:
-        """Multiplies the rows of the macro tile by the panel."""
-        e = self.e
-        rest = e.b.urem(at.count, e.i64(PAIR))
-        full = e.b.sub(at.count, rest)
-        with e.when(e.b.icmp_signed(">", full, e.i64(0))):
-            self._configure(e.i64(ROWS), e.i64(ROWS))
-            with e.loop(0, full, PAIR) as row:
-                self._product(at, weights, row.i, e.i64(PAIR), _X)
-        with e.when(e.b.icmp_signed(">", rest, e.i64(ROWS))):
-            self._configure(e.i64(ROWS), e.b.sub(rest, e.i64(ROWS)))
-            self._product(at, weights, full, rest, _X)
-        few = e.b.and_(e.b.icmp_signed(">", rest, e.i64(0)), e.b.icmp_signed("<=", rest, e.i64(ROWS)))
-        with e.when(few):
-            self._configure(rest, rest)
-            self._product(at, weights, full, rest, _X[:1])
-
-    def _configure(self, *heights: ir.Value) -> None:
-        """Configures the rows of the two tiles of activations, and of the tiles of sums that belong to them."""
-        full = self.e.i64(ROWS)
+    def _configure(self, count: ir.Value) -> None:
+        """Configures both tiles of activations, and the tiles of sums that belong to them, for 1 to 32 rows."""
+        e, full = self.e, self.e.i64(ROWS)
+        heights = e.smin(ROWS, count), e.b.select(self._is_more(count), e.b.sub(count, full), e.i64(1))
         self.tiles.configure([h for h in heights for _ in _W] + list(heights) + [full] * (COUNT - _W[0]))
 
+    def _is_more(self, count: ir.Value) -> ir.Value:
+        """Whether rows fill more than one tile."""
+        return self.e.b.icmp_signed(">", count, self.e.i64(ROWS))
+
     def _product(
-        self, at: Piece, weights: Sequence[Operand], row: ir.Value, count: ir.Value, parts: Sequence[int]
+        self, at: Piece, weights: Sequence[Operand], row: ir.Value, count: ir.Value, *, unpacks: bool = False
     ) -> None:
-        """Multiplies `count` rows of the macro tile, from `row` on. `parts` are the tiles of activations to use."""
+        """Multiplies at most 32 rows of the macro tile, from `row` on.
+
+        If it also `unpacks` the panel, that is some steps ahead: vector units unpack while the tile unit multiplies.
+        """
         e, tiles, strides = self.e, self.tiles, self.strides
-        x = e.at(at.x, (row, strides.tile // ROWS))
+        x, two = e.at(at.x, (row, strides.tile // ROWS)), self._is_more(count)
         totals = e.at(at.totals, (row, TOTALS)) if self.panels > 1 else at.totals
-        sums = [(i, j, _SUMS[i * BLOCKS + j]) for i in range(len(parts)) for j in range(BLOCKS)]
-        places = [e.at(totals, i * ROWS * TOTALS + j * ROW_BYTES) for i, j, _ in sums]
-        self._start(at.panel, [c for *_, c in sums], places)
-        count_steps = self.steps(at.panel)
-        with e.loop(0, count_steps) as s:
-            self._meanwhile(at, row, s.i)
-            self._step(e.at(x, (s.i, strides.step)), strides, weights, s.i, parts)
+        places = [e.at(totals, i * ROWS * TOTALS + j * ROW_BYTES) for i in range(len(_X)) for j in range(BLOCKS)]
+        self._start(at.panel, places)
+        steps = self.steps(at.panel)
+        ahead = _AHEAD if unpacks else 0
+        with e.loop(0, e.b.add(steps, e.i64(ahead))) as s:
+            if unpacks:
+                with e.when(e.b.icmp_signed("<", s.i, steps)):
+                    self._unpack_step(at, weights, s.i)
+            with e.when(e.b.icmp_signed(">=", s.i, e.i64(ahead))):
+                step = e.b.sub(s.i, e.i64(ahead))
+                self._meanwhile(at, None if unpacks else row, step)
+                self._step(e.at(x, (step, strides.step)), strides, weights, step, two)
         if self.ends is not None:
             with e.when(self._is_last(at.panel)):
-                ends = Strides(0, BYTES, ROW_BYTES)
-                self._step(e.at(self.ends, (row, ROW_BYTES)), ends, weights, count_steps, parts)
+                if unpacks:
+                    self._unpack_tails(at, weights)
+                self._step(e.at(self.ends, (row, ROW_BYTES)), Strides(0, BYTES, ROW_BYTES), weights, steps, two)
         self.delayed.clear()
-        for (*_, c), place in zip(sums, places, strict=True):
+        for c, place in zip(_SUMS, places, strict=True):
             tiles.store(c, place, TOTALS)
         with e.when(self._is_last(at.panel)):
             self.delayed.put(totals, e.b.add(at.row, row), count, at.unit, at.last)
             if not self.results_a_step:
                 self.delayed.flush()
 
-    def _meanwhile(self, at: Piece, row: ir.Value, step: ir.Value) -> None:
-        """Writes a few results of the rows before, and prefetches a line of the next weights of each block."""
+    def _meanwhile(self, at: Piece, row: ir.Value | None, step: ir.Value) -> None:
+        """Writes a few results of the rows before. With a `row`, prefetches a line of each of the next blocks."""
         e, count = self.e, self.results_a_step
         first = e.b.mul(step, e.i64(count))
         self.delayed.write(first, e.b.add(first, e.i64(count)))
-        line = e.b.add(e.b.mul(e.b.udiv(row, e.i64(PAIR)), e.i64(self.panel_steps)), step)
+        if row is None:
+            return
+        group = e.b.sub(e.b.udiv(row, e.i64(PAIR)), e.i64(1))
+        line = e.b.add(e.b.mul(group, e.i64(self.panel_steps)), step)
         with e.when(e.b.icmp_signed("<", line, e.i64(-(-self.shape.block_bytes // ROW_BYTES)))):
             for block in self._next_blocks(at):
                 e.prefetch(e.at(block, (line, ROW_BYTES)), ROW_BYTES, level=2)
 
-    def _step(
-        self, x: ir.Value, strides: Strides, weights: Sequence[Operand], step: ir.Value, parts: Sequence[int]
-    ) -> None:
-        """Adds the products of 32 k to the sums: rows of activations at `x` times step `step` of the panel."""
+    def _step(self, x: ir.Value, strides: Strides, weights: Sequence[Operand], step: ir.Value, two: ir.Value) -> None:
+        """Adds the products of 32 k to the sums: one tile of rows at `x`, or `two`, times a step of the panel."""
         e, tiles = self.e, self.tiles
-        for i, part in enumerate(parts):
-            tiles.load(part, e.at(x, i * strides.tile), strides.row)
-            for j, w in enumerate(weights):
-                if i == 0:
-                    tiles.load(_W[j], e.at(w.first, (step, w.stride)), ROW_BYTES)
-                tiles.dot_bf16(_SUMS[i * BLOCKS + j], part, _W[j])
+        tiles.load(_X[0], x, strides.row)
+        for j, w in enumerate(weights):
+            tiles.load(_W[j], w.tile(e, step), ROW_BYTES)
+            tiles.dot_bf16(_SUMS[j], _X[0], _W[j])
+        with e.when(two):
+            tiles.load(_X[1], e.at(x, strides.tile), strides.row)
+            for j in range(BLOCKS):
+                tiles.dot_bf16(_SUMS[BLOCKS + j], _X[1], _W[j])
 
-    def _start(self, panel: ir.Value, sums: Sequence[int], places: Sequence[ir.Value]) -> None:
+    def _start(self, panel: ir.Value, places: Sequence[ir.Value]) -> None:
         """Initializes the sums: zeros for the first panel, else the totals of the earlier panels."""
         e, tiles = self.e, self.tiles
-        for c in sums:
+        for c in _SUMS:
             tiles.zero(c)
         if self.panels > 1:
             with e.when(e.b.icmp_signed(">", panel, e.i64(0))):
-                for c, place in zip(sums, places, strict=True):
+                for c, place in zip(_SUMS, places, strict=True):
                     tiles.load(c, place, TOTALS)
 
     def steps(self, panel: ir.Value) -> ir.Value:
