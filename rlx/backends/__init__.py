@@ -29,7 +29,8 @@ def register(device: str, module: str) -> None:
     """Adds a device.
 
     Args:
-        module: its dotted name. `BACKEND` in it is the `Backend` of the device.
+        module: its dotted name. `BACKEND` in it is the `Backend` of the device. Where there may be several machines of
+            its kind, `chosen` gives that of some, which the name of the device tells after a colon.
 
     Raises:
         ArgumentError: the name is in use, or has capitals.
@@ -108,12 +109,15 @@ def warn_of_cpu(reason: object) -> None:
 def checked_device(device: str | None) -> str:
     """The name of a device, which may be in any case; that of the default one for None. `AUTO` is no device.
 
+    After a colon it may say which one of several, or which ones: "cuda:1", "cuda:0,1".
+
     Raises:
         TargetError: there is no such device.
     """
     name = next(iter(MODULES)) if device is None else str(device).lower()
-    if name not in MODULES:
-        raise TargetError(f"device {device!r} is not there", where="device", hint=did_you_mean(name, MODULES))
+    kind = name.partition(":")[0]
+    if kind not in MODULES:
+        raise TargetError(f"device {device!r} is not there", where="device", hint=did_you_mean(kind, MODULES))
     return name
 
 
@@ -123,5 +127,9 @@ def backend(device: str | None = None) -> Backend:
     Raises:
         TargetError: as `checked_device`.
     """
-    found: Backend = import_module(MODULES[chosen_device(device)]).BACKEND
+    kind, colon, which = chosen_device(device).partition(":")
+    module = import_module(MODULES[kind])
+    if colon and not hasattr(module, "chosen"):
+        raise TargetError(f"there is one device {kind!r}", where="device", hint=f"Leave out {f':{which}'!r}.")
+    found: Backend = module.chosen(which) if colon else module.BACKEND
     return found if env.jit() else found.without_code()

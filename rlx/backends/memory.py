@@ -47,6 +47,10 @@ class Memory(ABC):
             ResourceError: there is not enough.
         """
 
+    def allocate_cache(self, slots: int, heads: int, nbytes: int) -> Buffer:
+        """As `allocate`, for a cache [slots, heads, nbytes], whose heads a device may keep in different places."""
+        return self.allocate(slots * heads * nbytes)
+
     @abstractmethod
     def release(self, buffer: Buffer) -> None:
         """Frees the whole block that a buffer is a part of. Can be called more than once."""

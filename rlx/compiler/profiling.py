@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlx.backends.program import Observer, Program, StepClocks, StepLog
-from rlx.ir.costs import arithmetic, cost, filled, kind_of, least_time, stored_bytes
+from rlx.ir.costs import arithmetic, cost, filled, kind_of, peak, stored_bytes
 from rlx.ir.graph import Graph
 from rlx.report.source import StepTimes
 
@@ -179,7 +179,9 @@ class OpTime:
 
     def bound(self, bandwidth: float, peaks: Mapping[str, float]) -> tuple[float, str]:
         """The seconds that the work takes at least, and what takes them: "memory" or "arithmetic"; see `limit`."""
-        return least_time(self.bytes, self.operations, bandwidth, peaks)
+        computing = sum(n / peak(kind, peaks) for kind, n in self.operations.items())
+        least, name = max((self.bytes / bandwidth, "memory"), (computing, "arithmetic"))
+        return least / 1e9, name
 
 
 @dataclass(frozen=True)

@@ -162,12 +162,14 @@ class Sizes:
         page_bytes: bytes of a page, over all full caches.
         slot_bytes: bytes of a slot, over all rings and recurrent states.
         window_ctx: capacity of rings in positions.
+        share: of these bytes the part that one memory of the device has, if it has several.
     """
 
     page: int
     page_bytes: int
     slot_bytes: int
     window_ctx: int
+    share: float = 1.0
 
     @staticmethod
     def of(graph: Graph, layouts: Layouts, max_seq: int, rows: int) -> Sizes:
@@ -175,7 +177,8 @@ class Sizes:
         window_ctx = capacities(graph, max_seq, rows, layouts)["WINDOW_CTX"]
         table = list(states_of(graph, {"CTX": layouts.page, "WINDOW_CTX": window_ctx}, layouts))
         full = sum(state.nbytes for state in table if state.kind == "full")
-        return Sizes(layouts.page, full, sum(state.nbytes for state in table) - full, window_ctx)
+        share = max((_share(state, layouts) for state in table), default=1.0)
+        return Sizes(layouts.page, full, sum(state.nbytes for state in table) - full, window_ctx, share)
 
     def extents(self, pages: int, slots: int) -> dict[str, int]:
         """The symbols of the sizes of states with so many pages and slots; PAGES is that of a table of all pages."""
@@ -188,6 +191,11 @@ class Sizes:
     def bytes_of(self, pages: int, slots: int) -> int:
         """Bytes of so many pages and slots."""
         return pages * self.page_bytes + slots * self.slot_bytes
+
+
+def _share(state: State, layouts: Layouts) -> float:
+    """The part of a state that one memory has."""
+    return layouts.own_heads(state.shape[0]) / state.shape[0] if state.kind in ("full", "ring") else 1.0
 
 
 Array = np.ndarray[Any, Any]
@@ -249,7 +257,11 @@ class StateMemory:
         try:
             for name, state in self.table.items():
                 slots = extents["SLOTS"] if name in self.strides else 1
-                self.buffers[name] = memory.allocate(slots * state.nbytes, huge=name in self.recurrent)
+                if state.kind in ("full", "ring"):
+                    heads = state.shape[0]
+                    self.buffers[name] = memory.allocate_cache(slots, heads, state.nbytes // heads)
+                else:
+                    self.buffers[name] = memory.allocate(slots * state.nbytes, huge=name in self.recurrent)
         except BaseException:
             self.close()
             raise

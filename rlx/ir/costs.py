@@ -63,20 +63,13 @@ def arithmetic(node: Node) -> str:
     return "bf16" if node.op == "attention" and node["bf16"] else "f32"
 
 
-def least_time(
-    stored: int, operations: Mapping[str, int], bandwidth: float, peaks: Mapping[str, float]
-) -> tuple[float, str]:
-    """The seconds that work takes at the nearest limit of a machine, and the limit: "memory" or "arithmetic".
+def peak(kind: str, peaks: Mapping[str, float]) -> float:
+    """Peak rate of a kind of arithmetic; a machine without it computes in f32.
 
     Args:
-        stored: bytes of weights and states.
-        operations: by kind of arithmetic.
-        bandwidth: in 10^9 bytes a second.
-        peaks: in 10^9 operations a second, by kind; a machine without one computes in f32.
+        peaks: rates by kind, "f32" among them.
     """
-    computing = sum(n / peaks.get(kind, peaks["f32"]) for kind, n in operations.items())
-    least, limit = max((stored / bandwidth, "memory"), (computing, "arithmetic"))
-    return least / 1e9, limit
+    return peaks.get(kind, peaks["f32"])
 
 
 def filled(env: Mapping[str, int]) -> dict[str, int]:

@@ -50,6 +50,10 @@ class Layouts:
         """Bytes of a matrix [n, k] in memory; `ShapeError` if no kernel reads it."""
         return dtype.size((n, k))
 
+    def own_heads(self, heads: int) -> int:
+        """Of the heads of a cache those that one memory of the device has, if it has several."""
+        return heads
+
     def size(self, dtype: DType, shape: Sequence[int]) -> int:
         """Bytes of a value that a step computes."""
         return dtype.size(shape)
@@ -79,6 +83,7 @@ class Capabilities:
         own_cost: highest cost of a node that every worker may compute for itself instead of waiting for another one.
         own_cost_rows: the same in programs of several rows, whose rows the workers could share.
         own_writes: whether every worker that reads a cache may write the one row of a step into it.
+        own_tables: whether every worker reads all rows of a table, so that it may look them up for itself.
         own_seen: whether the host sees what a worker computes for itself; if not, `RLX_VERIFY` does without.
         many_differ: whether kernels for many rows round otherwise than those for few, unless `deterministic` is chosen.
         layouts: how values lie in its memory.
@@ -93,6 +98,7 @@ class Capabilities:
     own_cost: int = 1 << 18
     own_cost_rows: int = 1 << 16
     own_writes: bool = False
+    own_tables: bool = True
     own_seen: bool = True
     many_differ: bool = False
     layouts: Layouts = field(default_factory=Layouts)

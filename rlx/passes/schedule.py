@@ -60,6 +60,8 @@ def shared_because(node: Node, limits: Bounds, capabilities: Capabilities) -> st
     """Why a node that may be in a prologue is not computed by every worker; empty if it may be."""
     if OPS[node.op].writes:
         return ""
+    if node.op == "embedding" and not capabilities.own_tables:
+        return "each part of the table is read in its place"
     used = {s for n in (node, *node.inputs) for d in n.shape for s in symbols(d)}
     if not used <= limits.keys():
         return f"{', '.join(sorted(used - limits.keys()))} has no bounds"

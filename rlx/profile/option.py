@@ -252,7 +252,8 @@ class ProfileOptions:
     )
     device: str | None = option(
         None,
-        "Device, one of `devices()`, or `auto`: the card if it works and the model fits, else the CPU",
+        "Device, one of `devices()`, `cuda:0,1` for some cards, or `auto`: the card if it works and the model fits, "
+        "else the CPU",
         default="the CPU",
         key="engine.device",
         kind=object,

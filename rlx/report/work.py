@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlx.ir import printer
-from rlx.ir.costs import arithmetic, cost, filled, least_time, stored_bytes
+from rlx.ir.costs import arithmetic, cost, filled, peak, stored_bytes
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op_table import OPS
@@ -50,6 +50,17 @@ class RegionWork:
     bytes: int = 0
     stored: int = 0
     operations: Counter[str] = field(default_factory=Counter)
+
+    def seconds(self, bandwidth: float, peaks: Mapping[str, float]) -> tuple[float, str]:
+        """The time at the nearest limit of the machine, and the limit: "memory" or "arithmetic".
+
+        Args:
+            bandwidth: in 10^9 bytes a second.
+            peaks: in 10^9 operations a second, by kind.
+        """
+        computing = sum(n / peak(kind, peaks) for kind, n in self.operations.items())
+        least, limit = max((self.stored / bandwidth, "memory"), (computing, "arithmetic"))
+        return least / 1e9, limit
 
 
 def step_extents(graph: Graph, rows: tuple[int, int], measured: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -217,7 +228,7 @@ def budget(work: Sequence[RegionWork], labels: Sequence[str], times: StepTimes, 
     for i, (region, label, seconds) in enumerate(zip(work, labels, times.regions, strict=True)):
         waited = min(mean_wait(times, i), seconds)
         working = seconds - waited
-        least, limit = least_time(region.stored, region.operations, machine.bandwidth, machine.peaks)
+        least, limit = region.seconds(machine.bandwidth, machine.peaks)
         parts[limit].add(min(least, working), label)
         parts["short" if least < SHORT * working else "beyond"].add(max(0.0, working - least), label)
         parts["waits"].add(waited, label)

@@ -15,7 +15,8 @@ from far import FarMemory
 
 from rlx import backends
 from rlx.backends.cuda import backend as cuda
-from rlx.backends.cuda import build, layouts, target
+from rlx.backends.cuda import build, layouts
+from rlx.backends.cuda import target as cards
 from rlx.backends.cuda.formats import CardFormats
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
 from rlx.backends.memory import Buffer, Bytes
@@ -33,7 +34,7 @@ class PaperProgram(ReferenceProgram):
         return BACKEND.memory.see(buffer)
 
 
-class PaperTarget(target.Target):
+class PaperTarget(cards.Target):
     """A kind of card that is not there."""
 
     @property
@@ -46,11 +47,12 @@ class PaperCard(Backend):
 
     Attributes:
         level: of the card.
+        cards: how many there are.
         ptx: PTX of all programs, by the name of its module.
         manifests: of all programs.
     """
 
-    name, memory, level, native_loops = "paper", FarMemory(), "sm_90", True
+    name, memory, level, cards, native_loops = "paper", FarMemory(), "sm_90", 1, True
 
     def __init__(self) -> None:
         self.ptx: dict[str, str] = {}
@@ -60,7 +62,8 @@ class PaperCard(Backend):
         return cuda.BACKEND.passes(phase)
 
     def target(self, level: str | None = None) -> PaperTarget:
-        return PaperTarget(self.level)
+        capabilities = cards.capabilities_of(self.cards)
+        return PaperTarget(self.level, capabilities=capabilities, numbers=tuple(range(self.cards)))
 
     def build(self, program: Lowered, target: Any, on_kernel: OnKernel) -> Built:
         built = build.build_program(program, target, on_kernel, None)

@@ -42,7 +42,7 @@ class PaperDriver:
             self.calls.append(name)
             if name in self.fails:
                 return self.fails[name]
-            own = getattr(PaperDriver, f"_{name}", None)
+            own = getattr(type(self), f"_{name}", None)
             return own(self, *arguments) or 0 if own else 0
 
         return function

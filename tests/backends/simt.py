@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -42,7 +43,10 @@ class Memory:
 
     Attributes:
         raw: its bytes.
+        base: the address of the first one.
     """
+
+    base = 0
 
     def __init__(self, nbytes: int = 1 << 24) -> None:
         self.raw = np.full(nbytes, 0xCD, np.uint8)
@@ -63,9 +67,14 @@ class Memory:
 
 
 class Program:
-    """A kernel that can be run: its text, compiled to closures."""
+    """A kernel that can be run: its text, compiled to closures.
 
-    def __init__(self, text: str) -> None:
+    Args:
+        functions: those that it calls, by name.
+    """
+
+    def __init__(self, text: str, functions: Mapping[str, Program] | None = None) -> None:
+        self.functions = functions or {}
         head, *lines = text.strip().splitlines()
         self.parameters = re.findall(r"%([\w.]+)", head[head.index("(") :])
         self.code: list[Run | None] = []
@@ -117,6 +126,16 @@ class Block:
             assert run is not None
             run(self)
 
+    def call(self, name: str, operands: Sequence[Array]) -> None:
+        """The threads that run call a function of the program."""
+        program = self.program.functions[name]
+        inner = Block(program, self.memory, {}, 0)
+        inner.values = dict(zip(program.parameters, operands, strict=True))
+        inner.shared, inner.written, inner.used, inner.pending = self.shared, self.written, self.used, self.pending
+        inner.at[~self.active] = len(program.code)
+        inner.run()
+        self.pending = inner.pending
+
     def get(self, text: str, type_: str) -> Any:
         """The value of an operand."""
         if text.startswith("%"):
@@ -150,7 +169,9 @@ class Block:
 
     def bytes_at(self, pointer: str, addresses: Array, size: int) -> tuple[Array, Array]:
         """The memory of a pointer, and the addresses in it of those that run, [threads, size]."""
-        raw = self.shared if "(3)" in pointer else self.memory.raw
+        is_shared = "(3)" in pointer
+        raw, base = (self.shared, 0) if is_shared else (self.memory.raw, self.memory.base)
+        addresses = addresses - base if base else addresses
         own = addresses[self.active]
         if len(own) and (own.min() < 0 or own.max() + size > len(raw)):
             raise IndexError(f"{size} bytes at {own.min()} to {own.max()} of {len(raw)}, {pointer}")
@@ -317,7 +338,11 @@ def _call(name: str | None, result: str, function: str, text: str) -> Run:
     operands = _operands(text)
 
     def run(b: Block) -> None:
-        found = CALLS[function](b, *(b.get(value, type_) for type_, value in operands))
+        given = [b.get(value, type_) for type_, value in operands]
+        if function in b.program.functions:
+            b.call(function, given)
+            return
+        found = CALLS[function](b, *given)
         if name is not None:
             b.set(name, found)
 
@@ -549,7 +574,7 @@ def _added(b: Block, raw: Array, places: Array, values: Array) -> Array:
 
 
 def _sum(b: Block, places: Array, values: Array) -> Array:
-    return _added(b, b.memory.raw, places, values)
+    return _added(b, b.memory.raw, places - b.memory.base, values)
 
 
 def _shared_sum(b: Block, places: Array, values: Array) -> Array:
@@ -625,7 +650,32 @@ def _pack_f16(b: Block, high: Array, low: Array) -> Array:
         return np.ascontiguousarray(np.stack([low, high], 1).astype(np.float16)).view(np.int32)[:, 0]
 
 
+def _read(b: Block, addresses: Array) -> Array:
+    """A word that others may write meanwhile."""
+    raw, at = b.bytes_at("ptr addrspace(1)", addresses, 4)
+    return raw[at].view(np.int32)[:, 0]
+
+
+def _written(b: Block, addresses: Array, values: Array) -> None:
+    raw, at = b.bytes_at("ptr addrspace(1)", addresses, 4)
+    raw[at[b.active]] = np.ascontiguousarray(values).view(np.uint8).reshape(THREADS, 4)[b.active]
+
+
+def _trap(b: Block) -> None:
+    raise Trap
+
+
+class Trap(Exception):
+    """A kernel stopped itself."""
+
+
 ASSEMBLY: dict[str, Callable[..., Any]] = {
+    "st.release.sys.global.u32 [$0], $1;": _written,
+    "ld.acquire.sys.global.u32 $0, [$1];": _read,
+    "ld.relaxed.gpu.global.u32 $0, [$1];": _read,
+    "prefetch.global.L2 [$0];": lambda b, at: None,
+    "mov.u64 $0, %globaltimer;": lambda b: np.full(THREADS, time.monotonic_ns()),
+    "trap;": _trap,
     "red.relaxed.cta.shared.add.u32 [$0], $1;": _shared_sum,
     "red.relaxed.cta.shared.add.u64 [$0], $1;": _shared_sum,
     "red.relaxed.gpu.global.add.u64 [$0], $1;": _sum,

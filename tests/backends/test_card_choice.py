@@ -187,7 +187,7 @@ def test_what_the_card_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
         paper.kernels[name.encode()] = run
     card = driver.Card()
-    memory = CardMemory(lambda: card)  # type: ignore[arg-type]
+    memory = CardMemory(lambda: [card])
     loaded = [driver.Loaded(card, name.encode(), name) for name in kernels.kernels()]
     chooser = Chooser(card, memory, lambda: loaded, overlaps=False)
     numbers = np.stack([logits(i) for i in range(4)])

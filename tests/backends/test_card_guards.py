@@ -16,7 +16,8 @@ from rlx.backends.cuda.build import build_program
 from rlx.backends.cuda.driver import Card
 from rlx.backends.cuda.kernels import pack as kernels
 from rlx.backends.cuda.memory import CardMemory, address
-from rlx.backends.cuda.program import CardCode, CardProgram, Stream
+from rlx.backends.cuda.program import CardProgram, Stream
+from rlx.backends.cuda.steps import CardCode
 from rlx.backends.cuda.target import named
 from rlx.backends.memory import Grid
 from rlx.errors import CompileError, DeviceError, ResourceError, TargetError
@@ -53,13 +54,13 @@ def test_the_card_packs_every_type(paper: PaperDriver, dtype: DType, monkeypatch
     raw = np.random.default_rng(n).integers(0, 256, dtype.size((n, k)), dtype=np.uint8)
     paper.kernels[dtype.name.encode()] = lambda arguments, threads: _run(paper, dtype, arguments, threads)
     card = Card()
-    ring, memory = packing.Ring(card), CardMemory(lambda: card)  # type: ignore[arg-type]
+    ring, memory = packing.Ring(card), CardMemory(lambda: [card])
     loaded = driver.Loaded(card, dtype.name.encode(), "pack")
     with np.errstate(all="ignore"):
         expected = layouts.pack(dtype, raw, n, k)
     target = memory.allocate(len(expected))
     target.write(np.full(len(expected), 77, np.uint8))
-    packing.packing(dtype, ring, card, lambda: loaded)(raw, target, n, k)
+    packing.packing(dtype, [ring], lambda: [loaded], layouts.LAYOUTS)(raw, target, n, k)
     with np.errstate(all="ignore"):
         used, found = layouts.unpack(dtype, expected, n, k), layouts.unpack(dtype, target.read(), n, k)
     np.testing.assert_array_equal(found, used)
@@ -71,7 +72,7 @@ def test_the_card_packs_every_type(paper: PaperDriver, dtype: DType, monkeypatch
 
 def test_a_card_that_does_not_answer(paper: PaperDriver) -> None:
     card = Card()
-    memory = CardMemory(lambda: card)  # type: ignore[arg-type]
+    memory = CardMemory(lambda: [card])
     buffer, event = memory.allocate(64), card.event()
     paper.hangs = True
     with pytest.raises(DeviceError, match=r"the card has not answered for 0 s.*start this process again"):
@@ -153,7 +154,7 @@ def test_only_its_own_thread_adds_to_a_record(paper: PaperDriver) -> None:
 
 def test_a_page_is_copied_at_once(paper: PaperDriver) -> None:
     card = Card()
-    memory = CardMemory(lambda: card)  # type: ignore[arg-type]
+    memory = CardMemory(lambda: [card])
     values = np.arange(3 * 5 * 8, dtype=np.uint8).reshape(3, 5, 8)
     buffer = memory.adopt(values.reshape(-1))
     Grid(buffer, 3, 5, 8).copy(1, 4)
@@ -165,7 +166,7 @@ def test_a_page_is_copied_at_once(paper: PaperDriver) -> None:
 
 def test_an_address_of_a_released_buffer(paper: PaperDriver) -> None:
     card = Card()
-    buffer = CardMemory(lambda: card).allocate(8)  # type: ignore[arg-type]
+    buffer = CardMemory(lambda: [card]).allocate(8)
     assert address(buffer)
     buffer.close()
     with pytest.raises(Exception, match="this buffer is closed"):
@@ -182,8 +183,9 @@ def test_a_step_that_only_begins_waits_for_its_inputs(paper: PaperDriver, way: s
     lowered = pipeline.lower(graph, Options(precision="exact", seq=(2, 8), all_rows=True).effective(level.capabilities))
     built = build_program(lowered, level, lambda done, total: None, lambda text: b"code")
     paper.kernels[b"code"] = lambda arguments, threads: None
-    code = CardCode(card, built.manifest, built.files.__getitem__, True)  # type: ignore[arg-type]
-    program = CardProgram(code, built.manifest, CardMemory(lambda: card), Stream(card))  # type: ignore[arg-type]
+    code = CardCode([card], built.manifest, built.files.__getitem__, True)
+    memory = CardMemory(lambda: [card])
+    program = CardProgram(code, built.manifest, memory, Stream([card], memory))
     before = len(paper.calls)
     getattr(program, way)(SEQ=3)
     order = [call for call in paper.calls[before:] if call in ("cuLaunchKernelEx", "cuEventRecordWithFlags", "query")]

@@ -16,7 +16,8 @@ from rlx.backends.cuda.backend import BACKEND
 from rlx.backends.cuda.code import THREADS
 from rlx.backends.cuda.driver import Card
 from rlx.backends.cuda.memory import CardMemory
-from rlx.backends.cuda.program import CardCode, CardProgram, Stream
+from rlx.backends.cuda.program import CardProgram, Stream
+from rlx.backends.cuda.steps import CardCode
 from rlx.errors import DeviceError
 from rlx.ir import ops
 from rlx.passes import pipeline
@@ -49,8 +50,8 @@ def program(launched: list[list[int]]) -> Iterator[CardProgram]:
     lowered = pipeline.lower(graph, options, passes=BACKEND.passes(options.phase))
     built = build.build_program(lowered, target.named("sm_90"), lambda done, total: None, lambda text: b"code")
     card = Card()
-    code = CardCode(card, built.manifest, built.files.__getitem__, True)
-    found = CardProgram(code, built.manifest, CardMemory(lambda: card), Stream(card))  # type: ignore[arg-type]
+    code, memory = CardCode([card], built.manifest, built.files.__getitem__, True), CardMemory(lambda: [card])
+    found = CardProgram(code, built.manifest, memory, Stream([card], memory))
     yield found
     found.close()
     card.lost = DeviceError("the test is over")  # its code is not unloaded by another test's driver
@@ -76,7 +77,7 @@ def test_a_launch_takes_few_calls_of_python(program: CardProgram) -> None:
 
     sys.setprofile(count)
     try:
-        program._launch_all(counts, loops=False)
+        program._begin_on(program._steps, counts, loops=False)
     finally:
         sys.setprofile(None)
     assert calls < 8 * REGIONS, "what is launched is ready, but for numbers of blocks"
@@ -85,7 +86,8 @@ def test_a_launch_takes_few_calls_of_python(program: CardProgram) -> None:
 def test_memory_for_more_ranges_of_positions_is_new(program: CardProgram, launched: list[list[int]]) -> None:
     program.run(SEQ=4)
     program._reserve(8)
-    assert not program._calls and not program._records, "what is ready names the old memory"
+    (steps,) = program._steps
+    assert not steps._calls and not steps._records, "what is ready names the old memory"
     program.run(SEQ=4)
     assert len(launched) == 2 * REGIONS
 

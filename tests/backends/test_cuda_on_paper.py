@@ -80,6 +80,22 @@ def test_other_cards(card: paper_card.PaperCard, goldens: Path, level: str, monk
     assert bool(waits) == (level == "sm_120"), "older cards do not overlap kernels"
 
 
+@pytest.mark.parametrize("level", ["sm_80", "sm_90a"])
+def test_the_code_of_several_cards(card: paper_card.PaperCard, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results go to all of them, and they meet before and after."""
+    monkeypatch.setattr(card, "level", level)
+    monkeypatch.setattr(card, "cards", 4)
+    graph = rlx.Graph("product")
+    weight = graph.weight("w", [256, 64])
+    graph.output("y", ops.softmax(ops.linear(graph.input("x", [rlx.SEQ, 64]), weight)))
+    with rlx.compile(graph, device="paper", cache=CompileCache(policy="off")) as exe:
+        assert exe is not None
+    (product,) = (text for text in card.ptx.values() if "mma" in text)
+    assert len(re.findall(r"st\.global", product)) >= 4
+    assert "st.release.sys.global" in card.ptx["meet.ptx"] and "ld.acquire.sys.global" in card.ptx["meet.ptx"]
+    assert [each["meets"] for each in card.manifests] == [[-1, 0]], "not after what each computes for itself"
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_deterministic_programs_have_no_kernels_for_many_rows(
     card: paper_card.PaperCard, goldens: Path, deterministic: bool

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from rlx.backends.cuda import clocks, driver, layouts, packing, ptx, sass, target
@@ -12,23 +12,29 @@ from rlx.backends.cuda.build import build_program
 from rlx.backends.cuda.chooser import Chooser, compiled
 from rlx.backends.cuda.driver import Loaded
 from rlx.backends.cuda.formats import CardFormats
+from rlx.backends.cuda.kernels.cards import MOST
 from rlx.backends.cuda.many_rows import MANY
 from rlx.backends.cuda.memory import CardMemory, CardSource
-from rlx.backends.cuda.program import CardCode, CardProgram, Stream
+from rlx.backends.cuda.program import CardProgram, Stream
+from rlx.backends.cuda.steps import CardCode
 from rlx.backends.cuda.target import Target, dotted
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
 from rlx.backends.program import Manifest
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, TargetError
 from rlx.ir import dims, ops
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes import pipeline
+from rlx.passes.fuse import fuse
 from rlx.passes.options import Options
 from rlx.passes.quantize import quantize
 from rlx.passes.report import SILENT, Log
 from rlx.sampling.choice import Choose
 from rlx.store.key import compiler_versions
+
+#: How many cards can compute together.
+COUNTS = (1, 2, 4, MOST)
 
 
 def round_many(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
@@ -55,77 +61,90 @@ def _may_round(node: Node) -> bool:
     return allowed and node.inputs[0].dtype is F32 and (node.op == "expert_linear" or len(weight.shape) == 2)
 
 
+def fuse_few(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
+    """In place of the pass `fuse` for several cards: a token is chosen from the logits of all of them."""
+    return fuse(graph, replace(options, fusions=tuple(name for name in options.fusions if name != "pick")), log)
+
+
 class Cuda(Backend):
-    """The device "cuda": the first card."""
+    """The device "cuda": the first card, or the one or those that its name tells.
 
-    name, native_loops = "cuda", True
+    Args:
+        numbers: of the cards. One that comes twice is taken as two cards.
+    """
 
-    def __init__(self) -> None:
-        self.card = CardSource()
-        self.memory = CardMemory(self.card)
+    native_loops = True
+
+    def __init__(self, numbers: tuple[int, ...] = (0,)) -> None:
+        self.name = "cuda" if numbers == (0,) else f"cuda:{','.join(map(str, numbers))}"
+        self.numbers, self.cards = numbers, CardSource(numbers)
+        self.memory = CardMemory(self.cards)
 
     def versions(self) -> Mapping[str, Any]:
         return compiler_versions()
 
     def passes(self, phase: str) -> tuple[pipeline.Pass, ...]:
         """The usual ones; activations are rounded in calls of many rows only."""
-        return tuple(round_many if each is quantize else each for each in pipeline.usual_passes(phase))
+        changed: dict[pipeline.Pass, pipeline.Pass] = {quantize: round_many}
+        changed |= {fuse: fuse_few} if len(self.numbers) > 1 else {}
+        return tuple(changed.get(each, each) for each in pipeline.usual_passes(phase))
 
     def target(self, level: str | None = None) -> Target:
         """The card; with a level such as "sm_90", code to look at. Levels of other devices mean nothing."""
         if level is not None and level.startswith("sm_"):
             return target.named(level)
-        return target.of_card(self.card())
+        return target.of_cards(self.cards(), self.numbers)
 
     def description(self) -> str:
         """The card, its machine language, and the CUDA version of the driver."""
         found = self.target()
-        return f"{self.card().name}, {found.level}, CUDA {dotted(found.driver)}"
+        return f"{self.cards()[0].name}, {found.level}, CUDA {dotted(found.driver)}"
 
     def build(self, program: Lowered, target: Target, on_kernel: OnKernel) -> Built:
         return build_program(program, target, on_kernel, self._linked if target.driver else None)
 
     def _linked(self, text: str) -> bytes:
-        self.card().use()
+        self.cards()[0].use()
         return driver.link(text)
 
     def load(self, stored: Loadable) -> Code:
-        code = CardCode(self.card(), stored.manifest, stored.files.read, self.target().overlaps)
+        code = CardCode(self.cards(), stored.manifest, stored.files.read, self.target().overlaps)
         return Code(partial(CardProgram, code, stored.manifest, self.memory), code.nbytes)
 
     def workers(self, count: int, builder: Builder) -> Stream:
-        """The card's stream, whatever the count."""
-        return Stream(self.card())
+        """The stream of each card, whatever the count."""
+        return Stream(self.cards(), self.memory)
 
     def packer(self, dtype: DType, workers: Stream, builder: Builder) -> Packer:
-        loaded = self._packing(dtype, builder)
-        pack = packing.packing(dtype, workers.ring, self.card(), loaded)
-        return Packer(partial(layouts.matrix_bytes, dtype), pack)
+        loaded, lie = self._packing(dtype, builder), builder.target.layouts
+        return Packer(partial(lie.matrix_bytes, dtype), packing.packing(dtype, workers.rings, loaded, lie))
 
     def prepare_packing(self, dtypes: Iterable[DType], builder: Builder) -> None:
         for loaded in [self._packing(dtype, builder) for dtype in dtypes]:
             loaded()
 
-    def _packing(self, dtype: DType, builder: Builder) -> Callable[[], Loaded]:
+    def _packing(self, dtype: DType, builder: Builder) -> Callable[[], Sequence[Loaded]]:
         """Begins to make the kernel that packs a type."""
-        return packing.begun(partial(packing.kernel, builder, dtype, self._linked, self.card()))
+        return packing.begun(partial(packing.kernel, builder, dtype, self._linked, self.cards()))
 
     def prepare_choosing(self, builder: Builder) -> None:
         self._choosing(builder)
 
     def chooser(self, workers: Stream, builder: Builder) -> Choose:
-        chooser = Chooser(self.card(), self.memory, partial(self._choosing, builder), overlaps=self.target().overlaps)
+        kernels, first = partial(self._choosing, builder), self.cards()[0]  # which has all logits
+        chooser = Chooser(first, self.memory, kernels, overlaps=self.target().overlaps)
         workers.owns(chooser.close)
         return chooser
 
     def _choosing(self, builder: Builder) -> list[Loaded]:
-        return compiled(builder, self._linked, self.card(), overlaps=builder.target.overlaps)
+        return compiled(builder, self._linked, self.cards()[0], overlaps=builder.target.overlaps)
 
     def bandwidth(self, workers: Stream, nbytes: int) -> float:
-        return clocks.copy_bandwidth(self.card(), nbytes)
+        return clocks.copy_bandwidth(self.cards()[0], nbytes) * len({*self.numbers})
 
     def peaks(self, workers: Stream, builder: Builder) -> dict[str, float]:
-        return clocks.peaks(self.card(), builder.target.level)
+        one = clocks.peaks(self.cards()[0], builder.target.level)
+        return {kind: rate * len({*self.numbers}) for kind, rate in one.items()}
 
     def assembly(self, text: str, target: Target, form: str | None = None) -> str:
         """The PTX of a module, and with "sass" what the driver makes of it."""
@@ -144,3 +163,22 @@ class Cuda(Backend):
 
 
 BACKEND = Cuda()
+
+
+@cache
+def backend_of(numbers: tuple[int, ...]) -> Cuda:
+    """The backend of some cards."""
+    return BACKEND if numbers == BACKEND.numbers else Cuda(numbers)
+
+
+def chosen(which: str) -> Cuda:
+    """The backend of the cards with these numbers, such as "0,1".
+
+    Raises:
+        TargetError: these are no numbers, or not so many as can compute together.
+    """
+    found = which.split(",")
+    if not all(map(str.isdecimal, found)) or len(found) not in COUNTS:
+        hint = f'Write device="cuda:0,1": the numbers of {", ".join(map(str, COUNTS))} cards.'
+        raise TargetError(f"{which!r} names no cards", where="device cuda", hint=hint)
+    return backend_of(tuple(map(int, found)))

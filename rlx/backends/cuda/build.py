@@ -8,11 +8,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 from rlx.backends.cuda import ptx
 from rlx.backends.cuda.code import Kernel, entry
+from rlx.backends.cuda.kernels.cards import meet
 from rlx.backends.cuda.kernels.loop import advance
 from rlx.backends.cuda.launches import COUNTERS, PER_RANGE, SCRATCH, Context, Launch
 from rlx.backends.cuda.select import ADDED, select
@@ -44,7 +45,7 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
     symbols = *program.symbols, *ADDED
     context = Context(
         symbols, program.graph.bounds, target.overlaps, target.shared, target.together, program.deterministic,
-        program.exact,
+        program.exact, target.layouts,
     )  # fmt: skip
     nodes, own = [node for region in program.regions for node in region], dict[Node, Launch]()
     launches: dict[Node, list[Launch]] = {}
@@ -55,8 +56,8 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
             launches[node] = select(node, inside)
         own |= inside.own
     steps = [step for i, region in enumerate(program.regions) for step in _steps(program, i, region, launches)]
-    between = _between_steps(program, context)
-    functions = [(name, some) for name, some, _ in steps] + ([("advance", [between])] if between else [])
+    beside = {"advance": _between_steps(program, context), "meet": _meeting(context)}
+    functions = [(name, some) for name, some, _ in steps] + [(name, [each]) for name, each in beside.items() if each]
     modules = {name: entry(name, some, target.overlaps) for name, some in functions}
     selected = time.perf_counter()
     files = _compiled(modules, target, link)
@@ -68,8 +69,10 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
     manifest["launches"] = [
         {"entry": name, "shared": max(each.shared for each in some), "kernels": table} for name, some, table in steps
     ]
-    if between:
+    if beside["advance"]:
         manifest["loop"] = _loop_pointers(program)
+    if beside["meet"]:
+        manifest["meets"] = _meets(program, launches)
     on_kernel(len(nodes), len(nodes))
     seconds = {"kernels": selected - start, "LLVM": compiled - selected}
     return Built(files, manifest, len(kernels), seconds)
@@ -92,6 +95,24 @@ def _between_steps(program: Lowered, context: Context) -> Kernel | None:
         return None
     names = ["loop", *(name for name, _ in _loop_pointers(program))]
     return context.kernel("advance", dict.fromkeys(names), lambda k: advance(k, "PAST_SEQ" in program.symbols))
+
+
+def _meeting(context: Context) -> Kernel | None:
+    """The kernel in which cards meet; None for one card."""
+    cards = context.layouts.cards
+    return context.kernel("meet", dict.fromkeys(["lines", "places"]), lambda k: meet(k, cards)) if cards > 1 else None
+
+
+def _meets(program: Lowered, launches: dict[Node, list[Launch]]) -> list[int]:
+    """The regions after which cards meet; -1 is before the first one.
+
+    Results that cards write on each other need a meeting after the region, before somebody reads them, and one before
+    it: others may still read what had its memory before.
+    """
+    regions = [i for i, region in enumerate(program.regions) if any(launches[node] for node in region)]
+    split = {i: any(each.split for node in program.regions[i] for each in launches[node]) for i in regions}
+    pairs = pairwise([-1, *regions, len(program.regions)])
+    return [i for i, following in pairs if split.get(i) or split.get(following)]
 
 
 def _loop_pointers(program: Lowered) -> list[list[Any]]:

@@ -41,13 +41,17 @@ class ClockedStep:
             begin(lambda region: card.record(self._events[region + 1], in_graph=True))
 
         self._record = card.recorded(recorded)
+        self._start = 0
 
-    def run(self) -> StepLog:
-        """Runs the step and returns when it is done."""
-        start = time.perf_counter_ns()
+    def begin(self) -> None:
+        """Begins the step."""
+        self._start = time.perf_counter_ns()
         self._card.replay(self._record)
+
+    def log(self) -> StepLog:
+        """The clocks of the step, when it is done."""
         self._card.wait()
-        ends = [start + round(1e9 * self._card.seconds(self._events[0], event)) for event in self._events]
+        ends = [self._start + round(1e9 * self._card.seconds(self._events[0], event)) for event in self._events]
         clocks = StepClocks(np.array([[ends]], np.int64), self._marks(ends))
         return StepLog(1, clocks.times.nbytes + clocks.marks.nbytes, lambda: clocks)
 

@@ -9,38 +9,42 @@ No number is rounded otherwise than written: multiplications and additions are n
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from rlx.backends.cuda.llvm_types import BYTES, FLOATS, constant, conversion, size_of
 from rlx.ir.dims import Dim, DimLike
 
 THREADS, WARP = 256, 32
 WARPS = THREADS // WARP
 LINE = 128  # bytes of a line of the card's cache
+PEERS_AT = 16  # place among the extents, as i64, of the distances in memory to the other cards
 
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 I1, I8, I16, I32, I64 = "i1", "i8", "i16", "i32", "i64"
 F16, BF16, F32, F64 = "half", "bfloat", "float", "double"
-_FLOATS = {F16, BF16, F32, F64}
-_BYTES = {I8: 1, I16: 2, I32: 4, I64: 8, F16: 2, BF16: 2, F32: 4, F64: 8}
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value of a kernel: a number or a pointer, the same kind in every thread."""
+    """A value of a kernel: a number or a pointer, the same kind in every thread.
+
+    Attributes:
+        peers: of a pointer to what all cards keep: how many other cards there are, on which it is written, too.
+    """
 
     code: Code = field(repr=False)
     text: str
     type: str
+    peers: int = 0
 
     def _binary(self, other: Operand, integer: str, floating: str, *, swapped: bool = False) -> Value:
         first, second = self, self.code.as_value(other, self.type)
         if swapped:
             first, second = second, first
-        op = floating if self.type in _FLOATS else integer
+        op = floating if self.type in FLOATS else integer
         return self.code.op(f"{op} {self.type} {first.text}, {second.text}", self.type)
 
     def __add__(self, other: Operand) -> Value:
@@ -88,13 +92,13 @@ class Value:
         return self._binary(other, "lshr", "")
 
     def __neg__(self) -> Value:
-        if self.type in _FLOATS:
+        if self.type in FLOATS:
             return self.code.op(f"fneg {self.type} {self.text}", self.type)
         return 0 - self
 
     def _compared(self, other: Operand, integer: str, floating: str) -> Value:
         second = self.code.as_value(other, self.type)
-        op = f"fcmp {floating}" if self.type in _FLOATS else f"icmp {integer}"
+        op = f"fcmp {floating}" if self.type in FLOATS else f"icmp {integer}"
         return self.code.op(f"{op} {self.type} {self.text}, {second.text}", I1)
 
     def __lt__(self, other: Operand) -> Value:
@@ -125,7 +129,7 @@ class Value:
         """
         if type_ == self.type:
             return self
-        return self.code.op(f"{_conversion(self.type, type_, signed)} {self.type} {self.text} to {type_}", type_)
+        return self.code.op(f"{conversion(self.type, type_, signed)} {self.type} {self.text} to {type_}", type_)
 
     def bits(self, type_: str) -> Value:
         """The same bits as another type."""
@@ -220,7 +224,7 @@ class Builder:
         if isinstance(value, Value):
             assert value.type == type_, f"{value.type} is not {type_} in {self.name}"
             return value
-        return self._value(_constant(value, type_), type_)
+        return self._value(constant(value, type_), type_)
 
     def number(self, value: Operand) -> Value:
         """An i32."""
@@ -247,7 +251,8 @@ class Builder:
     def assembly(self, result: str, text: str, constraints: str, *operands: Value) -> Value:
         """An instruction of PTX that reads or writes memory."""
         given = ", ".join(f"{o.type} {o.text}" for o in operands)
-        call = f'call {result} asm sideeffect "{text}", "{constraints},~{{memory}}"({given})'
+        all_constraints = ",".join([*filter(None, [constraints]), "~{memory}"])
+        call = f'call {result} asm sideeffect "{text}", "{all_constraints}"({given})'
         if result == "void":
             self.line(call)
             return self._value("", "void")
@@ -284,7 +289,8 @@ class Builder:
         """The address of an element, by its number of i32 or i64."""
         place = index if isinstance(index, Value) else self._value(str(index), I64)
         text = f"getelementptr {type_}, {pointer.type} {pointer.text}, {place.type} {place.text}"
-        return self.op(text, pointer.type)
+        found = self.op(text, pointer.type)
+        return replace(found, peers=pointer.peers) if pointer.peers else found
 
     def load(self, pointer: Value, type_: str, index: Operand = 0, *, constant: bool = False, align: int = 0) -> Value:
         """Reads an element.
@@ -295,7 +301,7 @@ class Builder:
         """
         place = self.at(pointer, type_, index)
         mark = ", !invariant.load !0" if constant else ""
-        return self.op(f"load {type_}, {place.type} {place.text}, align {align or _size(type_)}{mark}", type_)
+        return self.op(f"load {type_}, {place.type} {place.text}, align {align or size_of(type_)}{mark}", type_)
 
     def fetched(self, pointer: Value, words: int) -> list[Value]:
         """Begins here, and not later, to read 1, 2 or 4 i32 of memory of the card that nobody writes.
@@ -318,7 +324,13 @@ class Builder:
     def store(self, pointer: Value, value: Value, index: Operand = 0, *, align: int = 0) -> None:
         """Writes an element."""
         place = self.at(pointer, value.type, index)
-        self.line(f"store {value.type} {value.text}, {place.type} {place.text}, align {align or _size(value.type)}")
+        for each in (place, *self._on_peers(place)):
+            self.line(f"store {value.type} {value.text}, {each.type} {each.text}, align {align or size_of(value.type)}")
+
+    def _on_peers(self, place: Value) -> list[Value]:
+        """The place on the other cards of what all cards keep."""
+        distances = [self.load(self.extents, I64, PEERS_AT + i, constant=True) for i in range(place.peers)]
+        return [self.at(replace(place, peers=0), I8, each) for each in distances]
 
     def share(self, nbytes: int, align: int = 16) -> Value:
         """Shared memory of the block."""
@@ -407,6 +419,16 @@ class Flow(Builder):
         self.line(f"br label %{head}")
         self._lines.append(f"{done}:")
 
+    @contextmanager
+    def repeat(self) -> Iterator[Callable[[Value], None]]:
+        """Runs what follows again while the condition holds that it gives to the function."""
+        body, done, conditions = self._label(), self._label(), list[Value]()
+        self.line(f"br label %{body}")
+        self._lines.append(f"{body}:")
+        yield conditions.append
+        self.line(f"br i1 {conditions[0].text}, label %{body}, label %{done}")
+        self._lines.append(f"{done}:")
+
     def select(self, condition: Value, value: Operand, other: Operand) -> Value:
         """One of two values."""
         type_ = value.type if isinstance(value, Value) else other.type if isinstance(other, Value) else I32
@@ -458,9 +480,13 @@ class Flow(Builder):
         """Waits for all threads of the block, whose writes are seen from then on."""
         self.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", self.number(0))
 
-    def sync_warp(self) -> None:
-        """Waits for all threads of the warp, whose writes to shared memory are seen from then on."""
-        self.call("void", "llvm.nvvm.bar.warp.sync", self.number(-1))
+    def sync_warp(self, lanes: int = -1) -> None:
+        """Waits for all threads of the warp, whose writes are seen from then on.
+
+        Args:
+            lanes: with a bit for each thread that comes here; by default all do.
+        """
+        self.call("void", "llvm.nvvm.bar.warp.sync", self.number(lanes))
 
     def is_last(self, counter: Value, count: Operand) -> Value:
         """Whether this block is the last of `count` that come here; it sees what the others wrote before.
@@ -494,7 +520,7 @@ class Code(Flow):
 
     def _moved(self, how: str, value: Value, which: Value) -> Value:
         """A value of 4 or 8 bytes of another lane."""
-        if _BYTES[value.type] == 8:
+        if BYTES[value.type] == 8:
             wide = value.bits(I64)
             low, high = (self._moved(how, part.to(I32), which) for part in (wide, wide >> 32))
             unsigned = self.op(f"zext i32 {low.text} to i64", I64)
@@ -652,32 +678,3 @@ def entry(name: str, kernels: Sequence[Kernel], overlaps: bool) -> str:
         "!0 = !{}",
         "",
     ])  # fmt: skip
-
-
-def _constant(value: float, type_: str) -> str:
-    if type_ in (F32, F64):
-        number = struct.unpack("<f", struct.pack("<f", value))[0] if type_ == F32 else float(value)
-        return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
-    assert type_ not in _FLOATS, "16-bit constants are not used"
-    return str(int(value))
-
-
-def _size(type_: str) -> int:
-    if type_.startswith("<"):
-        count, element = type_[1:-1].split(" x ")
-        return int(count) * _BYTES[element]
-    return _BYTES.get(type_, 8)
-
-
-def _conversion(old: str, new: str, signed: bool) -> str:
-    if old in _FLOATS and new in _FLOATS:
-        return "fpext" if _BYTES[new] > _BYTES[old] else "fptrunc"
-    if old in _FLOATS:
-        return "fptosi"
-    if new in _FLOATS:
-        return "sitofp" if signed or old in (I32, I64) else "uitofp"
-    if old == I1:
-        return "zext"
-    if _BYTES[new] < _BYTES[old]:
-        return "trunc"
-    return "sext" if signed or old == I32 else "zext"

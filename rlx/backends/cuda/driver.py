@@ -25,7 +25,7 @@ _MAX_DYNAMIC_SHARED, _CARVEOUT = 8, 9  # CUfunction_attribute
 _CAPTURE_RELAXED = 2
 _CARD = 2  # CUmemorytype
 
-_OUT_OF_MEMORY, _NOT_READY = 2, 600
+_OUT_OF_MEMORY, _NOT_READY, _REACHED = 2, 600, 704
 
 #: How long a wait may last, in seconds. The longest steps, prompts of large models on small cards, take a few.
 WAIT_SECONDS = 60.0
@@ -46,7 +46,7 @@ _LOST = {
     716: f"a kernel read an address that is not aligned: {_BUG}",
     717: f"a kernel used an address of another kind of memory: {_BUG}",
     718: f"a kernel jumped to an address that is no code: {_BUG}",
-    719: f"a kernel failed: {_BUG}",
+    719: f"a kernel failed, or one of several cards did not come to where they meet: {_BUG}",
     721: "the card or its cable failed, see `dmesg`: restart the machine",
 }
 
@@ -55,7 +55,7 @@ _NO_CARD = {
     3: "the driver was ended: start this process again",
     34: "this is the stub of a toolkit, not a driver: remove its folder from LD_LIBRARY_PATH",
     100: "the machine has none, CUDA_VISIBLE_DEVICES hides it, or a container was started without access (--gpus all)",
-    101: "CUDA_VISIBLE_DEVICES names a card that is not there",
+    101: "there is no card of this number, or CUDA_VISIBLE_DEVICES names one that is not there",
     802: "the switches of this machine are not ready: start NVIDIA's fabric manager",
     803: "library and kernel module are of different drivers: restart the machine",
     804: "the library is newer than the kernel module: install one driver for both",
@@ -162,29 +162,35 @@ def _error(function: str, code: int, what: str) -> RlxError:
     return DeviceError(f"the card refuses {found}", where="device cuda", hint=hint)
 
 
+#: Of each thread: the card whose context is current.
+_current = threading.local()
+
+
 class Context:
-    """The context of the first card, and its one stream, in which everything runs in order.
+    """The context of a card, and a stream, in which everything runs in order.
 
     After an error that ends its context, or a wait that took too long, the card is lost: everything raises that error,
     but what frees something does nothing, so that whoever uses the card can end.
+
+    Args:
+        number: of the card, as the driver counts those that the process may see.
 
     Attributes:
         lost: why the card is lost, or None.
 
     Raises:
-        TargetError: there is none.
+        TargetError: there is none of that number.
         DeviceError: another program uses it alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
         self._device, self._context, self._stream = c_int(), c_void_p(), c_void_p()
         self._thread, self._alone = threading.local(), threading.RLock()
         self.lost: DeviceError | None = None
         library = _library()
-        if code := library.cuDeviceGet(byref(self._device), 0):
+        if code := library.cuDeviceGet(byref(self._device), number):
             raise no_card(library, code)
-        self._call("cuDevicePrimaryCtxRetain", byref(self._context), self._device, what="a context")
-        self.use()
+        call("cuDevicePrimaryCtxRetain", byref(self._context), self._device, what="a context")
         self._call("cuStreamCreate", byref(self._stream), 1, what="a stream")  # it does not wait for the default stream
 
     @property
@@ -194,9 +200,31 @@ class Context:
 
     def use(self) -> None:
         """Makes the card that of the calling thread."""
-        if not getattr(self._thread, "set", False):
-            self._call("cuCtxSetCurrent", self._context)
-            self._thread.set = True
+        if getattr(_current, "card", None) is not self:
+            self._check_lost()
+            self._check("cuCtxSetCurrent", _library().cuCtxSetCurrent(self._context), "")
+            _current.card = self
+
+    def same(self, other: Context) -> bool:
+        """Whether it is the same card of the machine."""
+        return self._context.value == other._context.value
+
+    def reach(self, other: Context) -> None:
+        """Lets kernels of this card use the memory of another one.
+
+        Raises:
+            TargetError: the machine has no way between them.
+        """
+        if self.same(other):
+            return
+        can = c_int()
+        self._call("cuDeviceCanAccessPeer", byref(can), self._device, other._device)
+        if not can.value:
+            what = f"card {self._device.value} cannot use the memory of card {other._device.value}"
+            raise TargetError(what, where="device cuda", hint="Choose cards with a link between them, or one card.")
+        self.use()
+        code = _library().cuCtxEnablePeerAccess(other._context, 0)
+        self._check("cuCtxEnablePeerAccess", 0 if code == _REACHED else code, "the memory of another card")
 
     def wait(self) -> None:
         """Returns when everything that was begun is done.
@@ -204,7 +232,6 @@ class Context:
         Raises:
             DeviceError: it failed, or takes longer than `WAIT_SECONDS`.
         """
-        self.use()
         if not hasattr(self._thread, "event"):
             self._thread.event = self.event()
         self.record(self._thread.event)
@@ -218,7 +245,6 @@ class Context:
         Args:
             timed: `seconds` takes it.
         """
-        self.use()
         found = c_void_p()
         self._call("cuEventCreate", byref(found), 0 if timed else 2)
         return found
@@ -229,6 +255,7 @@ class Context:
         Args:
             in_graph: it is a part of the step that is being recorded, and comes each time that this runs.
         """
+        self.use()
         self._begin("cuEventRecordWithFlags", event, self._stream, int(in_graph))
 
     def seconds(self, begin: c_void_p, end: c_void_p) -> float:
@@ -266,10 +293,14 @@ class Context:
     def _call(self, function: str, *arguments: Any, what: str = "") -> None:
         """As `call`, unless the card is lost."""
         self._check_lost()
+        self.use()
         self._check(function, getattr(_library(), function)(*arguments), what)
 
     def _begin(self, function: str, *arguments: Any, what: str = "") -> None:
-        """As `_call`, of what runs in the stream: not while another thread records a step, which would contain it."""
+        """As `_call`, of what runs in the stream: not while another thread records a step, which would contain it.
+
+        The card is in `use`.
+        """
         self._check_lost()
         with self._alone:
             self._check(function, getattr(_quick(), function)(*arguments), what)
@@ -294,7 +325,7 @@ class Context:
 
 
 class Card(Context):
-    """The first card: its memory, and what runs on it."""
+    """A card: its memory, and what runs on it."""
 
     def attribute(self, number: int) -> int:
         """A number of the card, see CUdevice_attribute."""
@@ -313,7 +344,6 @@ class Card(Context):
 
     def memory(self) -> tuple[int, int]:
         """Bytes that are free, and bytes in all."""
-        self.use()
         free, total = c_size_t(), c_size_t()
         self._call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
@@ -402,12 +432,11 @@ class Card(Context):
         return found
 
     def launch(self, function: c_void_p, config: LaunchConfig, arguments: Any) -> None:
-        """Begins to run a kernel."""
+        """Begins to run a kernel. The card is in `use`."""
         self._begin("cuLaunchKernelEx", byref(config), function, arguments, None, what="a kernel")
 
     def recorded(self, begin: Callable[[], object]) -> c_void_p:
         """Records what a function begins, in place of running it: what `replay` takes."""
-        self.use()
         graph, found = c_void_p(), c_void_p()
         try:
             with self._alone:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from rlx.backends.cuda.code import Code, Kernel, Own, kernel_of
+from rlx.backends.cuda.kernels.cards import Part
+from rlx.backends.cuda.layouts import LAYOUTS, CardLayouts
 from rlx.backends.sizes import static
 from rlx.ir import dims
 from rlx.ir.dims import Bounds, DimLike
@@ -43,6 +45,7 @@ class Launch:
         blocks: how many.
         scratch: bytes of each piece of memory among the pointers that is neither operand nor result.
         counters: how many it has.
+        split: whether each card computes a part of the result, and writes it on all cards.
     """
 
     kernel: Kernel
@@ -50,6 +53,7 @@ class Launch:
     blocks: Blocks
     scratch: DimLike = 0
     counters: DimLike = 0
+    split: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Context:
         together: whether four warps can multiply together.
         deterministic: whether the arithmetic of a row must not depend on the number of rows: no kernels for many rows.
         exact: whether the precision is "exact".
+        layouts: which part of a matrix a card has.
         places: values of the region that each block computes for itself, and where they are in shared memory.
         own: the launches that compute them, in order.
         start: first byte of shared memory that is free.
@@ -77,16 +82,26 @@ class Context:
     together: bool
     deterministic: bool = False
     exact: bool = False
+    layouts: CardLayouts = LAYOUTS
     places: Mapping[Node, int] = field(default_factory=dict)
     own: Mapping[Node, Launch] = field(default_factory=dict)
     start: int = 0
     inner: bool = False
 
-    def kernel(self, op: str, pointers: Mapping[str, int | None], body: Callable[[Code], None],
-               own: Sequence[Launch] = (), soon: Sequence[tuple[int, int]] = ()) -> Kernel:  # fmt: skip
+    def part(self, n: int) -> Part:
+        """What a card has of a matrix with `n` outputs."""
+        return Part(self.layouts.own_rows(n), n)
+
+    def kernel(
+        self, op: str, pointers: Mapping[str, int | None], body: Callable[[Code], None], own: Sequence[Launch] = (),
+        soon: Sequence[tuple[int, int]] = (), *, split: bool = False,
+    ) -> Kernel:  # fmt: skip
         """A kernel, named by its op and a digest of its text."""
         each = [Own(some.kernel, some.blocks.count, some.blocks.per, some.blocks.times) for some in own]
         code = Code("KERNEL", pointers, self.symbols, self.overlaps and not self.inner, each, soon, self.start)
+        if split:
+            assert not self.inner, "what a block computes for itself is not split"
+            code.pointers["out"] = replace(code.pointers["out"], peers=self.layouts.cards - 1)
         body(code)
         kernel = kernel_of(code)
         name = f"{op}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:16]}"
@@ -94,11 +109,12 @@ class Context:
 
     def launch(
         self, n: Node, op: str, args: Mapping[str, Arg], blocks: Blocks, body: Callable[[Code], None],
-        scratch: DimLike = 0, counters: DimLike = 0, takes: Set[Node] = frozenset(),
+        scratch: DimLike = 0, counters: DimLike = 0, takes: Set[Node] = frozenset(), *, split: bool = False,
     ) -> Launch:  # fmt: skip
         """A kernel of a node with its pointers.
 
         Args:
+            split: see `Launch`; the result is then its pointer "out".
             takes: nodes among those that each block computes for itself that this kernel computes in its own way.
         """
         places = {name: self._place(n, arg) for name, arg in args.items()}
@@ -106,8 +122,8 @@ class Context:
         given = [arg for name, arg in args.items() if places[name] is None]
         given += chain.from_iterable(each.args for each in own)
         soon = [(i, nbytes) for i, arg in enumerate(given) if (nbytes := _soon(arg))] if not self.inner else []
-        kernel = self.kernel(op, places, body, own, soon)
-        return Launch(kernel, tuple(given), blocks, scratch, counters)
+        kernel = self.kernel(op, places, body, own, soon, split=split)
+        return Launch(kernel, tuple(given), blocks, scratch, counters, split)
 
     def _place(self, n: Node, arg: Arg) -> int | None:
         if isinstance(arg, Node):

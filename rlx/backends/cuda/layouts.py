@@ -280,26 +280,45 @@ _UNPACKED: dict[str, Callable[..., NDArray[np.generic]]] = {
     ),
 }
 
+
+def own_heads(heads: int, cards: int) -> int:
+    """Heads of a cache that a card has: equal shares, or if there are none all of them."""
+    return heads if heads % cards else heads // cards
+
+
 #: The types that have a layout.
 TYPES: tuple[DType, ...] = (F32, F16, BF16, *BLOCKS)
 
 
 @dataclass(frozen=True)
 class CardLayouts(Layouts):
-    """The layouts of a card."""
+    """The layouts of some cards.
+
+    Attributes:
+        cards: how many share the rows of each matrix.
+    """
 
     matrices: str = "tensor_tiles"
     matrices_meaning: str = "packed at load in tiles of 16 rows, as tensor cores take them"
     tables: str = "tensor_tiles"
     page: int = 64
     align: int = 256
+    cards: int = 1
+
+    def own_rows(self, n: int) -> int:
+        """Rows of a matrix of `n` that a card has: equal shares of whole tiles, or if there are none all of them."""
+        return n if n % (ROWS * self.cards) else n // self.cards
+
+    def own_heads(self, heads: int) -> int:
+        return own_heads(heads, self.cards)
 
     @property
     def matrix_types(self) -> tuple[DType, ...]:
         return TYPES
 
     def matrix_bytes(self, dtype: DType, n: int, k: int) -> int:
-        return matrix_bytes(dtype, n, k)
+        """On each card."""
+        return matrix_bytes(dtype, self.own_rows(n), k)
 
 
 LAYOUTS = CardLayouts()

@@ -29,15 +29,15 @@ MANY = 64  # rows: programs of more take these kernels
 
 def linear(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[Launch]:
     """A linear layer."""
-    height, count = static(weight, 0), n.shape[0]
-    shape = larges.shape_of(c.most(count), height, _parts(args), c.together, form_of(weight.dtype).scales > 0)
+    part, count = c.part(static(weight, 0)), n.shape[0]
+    shape = larges.shape_of(c.most(count), part.count, _parts(args), c.together, form_of(weight.dtype).scales > 0)
 
     def place(k: Code, block: Value) -> Rows:
         first, some = block * shape.rows, k.number(k.dim(count))
         return Rows(
             row=lambda i: k.smaller(first + i, some - 1),
             valid=lambda i: first + i < some,
-            start=lambda i: (first + i) * height,
+            start=lambda i: part.place(k, (first + i) * part.whole),
         )
 
     return _products(n, c, args, weight, shape, count, Blocks(count, shape.rows), place)
@@ -46,16 +46,16 @@ def linear(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[L
 def heads(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[Launch]:
     """Of x [rows, heads, k] each head has its own matrix."""
     x = n.inputs[0]
-    count, height, number = x.shape[0], static(weight, 1), static(x, 1)
+    count, part, number = x.shape[0], c.part(static(weight, 1)), static(x, 1)
     scaled = form_of(weight.dtype).scales > 0
-    shape = larges.shape_of(c.most(count), height * number, 1, c.together, scaled)
+    shape = larges.shape_of(c.most(count), part.count * number, 1, c.together, scaled)
 
     def place(k: Code, block: Value) -> Rows:
         first, head, some = block // number * shape.rows, block % number, k.number(k.dim(count))
         return Rows(
             row=lambda i: k.smaller(first + i, some - 1) * number + head,
             valid=lambda i: first + i < some,
-            start=lambda i: ((first + i) * number + head) * height,
+            start=lambda i: part.place(k, ((first + i) * number + head) * part.whole),
             matrix=head,
         )
 
@@ -66,7 +66,7 @@ def experts(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[
     """Rows that each go to some experts: those of one are computed together."""
     x, ids = n.inputs[:2]
     slots, own_rows, units = static(ids, 1), len(x.shape) == 3, extent(ids.shape, ids)
-    count, height = static(weight, 0), static(weight, 1)
+    count, part = static(weight, 0), c.part(static(weight, 1))
     shape = larges.shape_of_experts(c.most(units), count, _parts(args), c.together)
     before = -(-4 * (c.most(units) + count + 1) // 256) * 256  # bytes of the groups, in front of the rows
 
@@ -81,7 +81,7 @@ def experts(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[
         return Rows(
             row=lambda i: unit(i) if own_rows else unit(i) // slots,
             valid=lambda i: found.start + i < found.end,
-            start=lambda i: unit(i) * height,
+            start=lambda i: part.place(k, unit(i) * part.whole),
             matrix=found.expert,
             some=found.start < found.end,
         )
@@ -120,13 +120,13 @@ def _products(
     """
     attrs, form = dict(n.attrs), form_of(weight.dtype)
     gated, out, parts = attrs.get("gated"), attrs.get("out", "f32"), _parts(args)
-    height, width = static(weight, -2), static(weight, -1)
+    part, width = c.part(static(weight, -2)), static(weight, -1)
     split = 1 if n.inputs[0].dtype is BF16 else 3 if c.exact else 2
     stored, each = larges.parts_of(width, form, split), shape.tiles(parts)
     stages = larges.stages_of(form, shape, c.shared, split)
     if not stages or c.own:
         return []
-    tiles = -(-height // (ROWS * each))
+    tiles = -(-part.count // (ROWS * each))
 
     def write(k: Code) -> None:
         larges.write_parts(k, stored, k.dim(x_rows), k.at(k.pointers["parts"], I8, before))
@@ -135,7 +135,7 @@ def _products(
         some, of = place(k, k.block // tiles), k.pointers
         weights = [of[name] for name in args if name[0] == "w"]
         if some.matrix is not None:
-            start = some.matrix.to(I64) * form.places(height, width)[2]
+            start = some.matrix.to(I64) * form.places(part.count, width)[2]
             weights = [k.at(each, I8, start) for each in weights]
         at = larges.Operands(
             weights=weights,
@@ -143,18 +143,19 @@ def _products(
             rows=some,
             out=of["out"],
             tile=(k.block % tiles) * each,
-            bias=[of[name] for name in args if name[0] == "b"],
+            bias=[part.numbers(k, of[name]) for name in args if name[0] == "b"],
             residual=of.get("residual"),
         )
         with k.when(some.some) if some.some else nullcontext():
-            larges.Large(k, form, height, width, shape, stages, gated, out, split).emit(at)
+            larges.Large(k, form, part.count, width, shape, stages, gated, out, split).emit(at)
 
     scratch = extent([x_rows, stored.nbytes], n) + before
     items = Blocks(extent([x_rows, stored.padded // larges.SPLIT], n), THREADS)
     return [
         c.launch(n, "parts", {"x": n.inputs[0], "parts": SCRATCH}, items, write, scratch),
-        c.launch(n, n.op, {**args, "x": SCRATCH}, replace(blocks, times=blocks.times * tiles), body, scratch),
-    ]
+        c.launch(n, n.op, {**args, "x": SCRATCH}, replace(blocks, times=blocks.times * tiles), body, scratch,
+                 split=part.split),
+    ]  # fmt: skip
 
 
 def attention(
@@ -179,11 +180,12 @@ def attention(
         segment, first = prompts.find_rows(k, a, k.pointers.get("segments"), columns, count)
         prompts.prompt_attention(k, a, tiles, *caches_of(k), segment, first)
 
-    launches = [c.launch(n, n.op, args, Blocks(some, size, prompts.parts_of(a)), body)]
+    launches = [c.launch(n, n.op, args, Blocks(some, size, prompts.parts_of(a)), body, split=a.cards > 1)]
     if not is_segmented(n):
         return launches
 
     def only_few(segment: Segment) -> Segment:
         return replace(segment, found=segment.found & (segment.env["SEQ"] <= prompts.MANY))
 
-    return [*launches, c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), lambda k: few(k, only_few))]
+    blocks = Blocks(q.shape[0], 1, a.parts)
+    return [*launches, c.launch(n, n.op, args, blocks, lambda k: few(k, only_few), split=a.cards > 1)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import PYFUNCTYPE, c_size_t, c_void_p
 from functools import cache
@@ -20,7 +20,7 @@ from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cuda import driver, ptx
 from rlx.backends.cuda.code import THREADS
 from rlx.backends.cuda.driver import Card, Loaded
-from rlx.backends.cuda.layouts import DEPTH, LAYOUTS, ROWS, form_of
+from rlx.backends.cuda.layouts import DEPTH, LAYOUTS, ROWS, CardLayouts, form_of
 from rlx.backends.cuda.memory import address
 from rlx.backends.device import Builder, Files, Stored
 from rlx.backends.memory import Buffer
@@ -82,16 +82,16 @@ def _aligned(llvm: str) -> str:
     )
 
 
-def kernel(builder: Builder, dtype: DType, link: Callable[[str], bytes], card: Card) -> Loaded:
-    """The kernel that packs a type, from the compile cache."""
+def kernel(builder: Builder, dtype: DType, link: Callable[[str], bytes], cards: Sequence[Card]) -> list[Loaded]:
+    """The kernel that packs a type on each card, from the compile cache."""
 
     def build() -> Files:
         text = module_of(dtype)
         (code,) = ptx.compiled([text], builder.target.level, builder.target.ptx)
         return {f"{_ENTRY}.ll": text, f"{_ENTRY}.ptx": code, f"{_ENTRY}.cubin": link(code)}
 
-    def load(stored: Stored) -> Loaded:
-        return Loaded(card, stored.read(f"{_ENTRY}.cubin"), _ENTRY)
+    def load(stored: Stored) -> list[Loaded]:
+        return [Loaded(card, stored.read(f"{_ENTRY}.cubin"), _ENTRY) for card in cards]
 
     what = f"the packing of {dtype.name} weights"
     return builder.once(what, build, load, kind="pack", name=dtype.name, options={"layout": LAYOUTS.matrices})
@@ -110,7 +110,7 @@ class Ring:
     """
 
     def __init__(self, card: Card) -> None:
-        self._card, self._pool = card, ThreadPoolExecutor(_COPIERS, "rlx-copy")
+        self.card, self._pool = card, ThreadPoolExecutor(_COPIERS, "rlx-copy")
         self._slots: list[NDArray[np.uint8]] = []
         self._copied: list[ctypes.c_void_p] = []  # per slot, the event after its last copy to the card
         self._next = self._pinned = 0
@@ -120,12 +120,12 @@ class Ring:
         """Begins to bring bytes to the card: their address, until the next `send`, for what is begun before it."""
         self._reserve(piece.nbytes)
         number, self._next = self._next, (self._next + 1) % _SLOTS
-        self._card.wait_for(self._copied[number])
+        self.card.wait_for(self._copied[number])
         slot = self._slots[number][: piece.nbytes]
         self._fill(slot, piece)
         target = self.place("piece", piece.nbytes)
-        self._card.send(target, slot.ctypes.data, piece.nbytes)
-        self._card.record(self._copied[number])
+        self.card.send(target, slot.ctypes.data, piece.nbytes)
+        self.card.record(self._copied[number])
         return target
 
     def _fill(self, slot: NDArray[np.uint8], piece: NDArray[np.uint8]) -> None:
@@ -142,9 +142,9 @@ class Ring:
         found, size = self._places.get(name, (0, 0))
         if size < nbytes:
             if found:
-                self._card.free(found)
+                self.card.free(found)
             size = max(nbytes, _PIECE)
-            found = self._card.allocate(size)
+            found = self.card.allocate(size)
             self._places[name] = found, size
         return found
 
@@ -153,54 +153,66 @@ class Ring:
             return
         self._free_slots()
         size = max(nbytes, _PIECE)
-        self._pinned = self._card.pinned(size * _SLOTS)
+        self._pinned = self.card.pinned(size * _SLOTS)
         raw = (ctypes.c_uint8 * (size * _SLOTS)).from_address(self._pinned)
         self._slots = list(np.ctypeslib.as_array(raw).reshape(_SLOTS, size))
-        self._copied = [self._card.event() for _ in range(_SLOTS)]
+        self._copied = [self.card.event() for _ in range(_SLOTS)]
 
     def _free_slots(self) -> None:
         for event in self._copied:
-            self._card.forget_event(event)
+            self.card.forget_event(event)
         if self._pinned:
-            self._card.free_pinned(self._pinned)
+            self.card.free_pinned(self._pinned)
         self._slots, self._copied, self._pinned = [], [], 0
 
     def close(self) -> None:
         """Frees its memory; it can be used again."""
         self._free_slots()
         for found, _ in self._places.values():
-            self._card.free(found)
+            self.card.free(found)
         self._places.clear()
         self._pool.shutdown()
         self._pool = ThreadPoolExecutor(_COPIERS, "rlx-copy")  # starts no thread
 
 
-def packing(dtype: DType, ring: Ring, card: Card, loaded: Callable[[], Loaded]) -> Callable[..., None]:
+def packing(dtype: DType, rings: Sequence[Ring], loaded: Callable[[], Sequence[Loaded]],
+            layouts: CardLayouts) -> Callable[..., None]:  # fmt: skip
     """A function that packs matrices of a type, see `rlx.backends.device.Packer`; it only begins to.
 
     Args:
-        loaded: the kernel; called when it is needed.
+        rings: of each card.
+        loaded: the kernel of each card; called when it is needed.
+        layouts: which rows each card has.
     """
-    form = form_of(dtype)
 
     def pack(raw: NDArray[np.uint8], target: Buffer, n: int, k: int) -> None:
-        rows, (fields, heads, _) = raw.reshape(n, -1), form.places(n, k)
-        if k % form.unit:
-            card.zero(address(target), target.nbytes)  # of the last unit of a row not all is written
-        some = max(1, _PIECE // (ROWS * rows.shape[1])) * ROWS  # rows at a time
-        function = loaded().function
-        for start in range(0, n, some):
-            piece = rows[start : start + some]
-            count = units(dtype, len(piece), k)
-            place = ring.send(piece.reshape(-1))
-            scratch = ring.place("scratch", scratch_bytes(dtype, len(piece), k))
-            numbers = (len(piece), k, start // ROWS, fields, heads, count)
-            given, memory = driver.pointers([place, scratch, address(target), *numbers])
-            card.use()
-            card.launch(function, driver.config(-(-count // THREADS), THREADS, 0, card), given)
-            del memory  # the driver has copied the arguments
+        own, rows = layouts.own_rows(n), raw.reshape(n, -1)
+        target.block.differs |= own != n
+        for number, (ring, kernel) in enumerate(zip(rings, loaded(), strict=True)):
+            first = number * own % n
+            _pack(dtype, ring, kernel, rows[first : first + own], address(target, number), k)
 
     return pack
+
+
+def _pack(dtype: DType, ring: Ring, kernel: Loaded, rows: NDArray[np.uint8], target: int, k: int) -> None:
+    """Packs a matrix on a card, given as its rows of bytes."""
+    card, form, n = ring.card, form_of(dtype), len(rows)
+    fields, heads, nbytes = form.places(n, k)
+    if k % form.unit:
+        card.zero(target, nbytes)  # of the last unit of a row not all is written
+    some = max(1, _PIECE // (ROWS * rows.shape[1])) * ROWS  # rows at a time
+    function = kernel.function
+    for start in range(0, n, some):
+        piece = rows[start : start + some]
+        count = units(dtype, len(piece), k)
+        place = ring.send(piece.reshape(-1))
+        scratch = ring.place("scratch", scratch_bytes(dtype, len(piece), k))
+        numbers = (len(piece), k, start // ROWS, fields, heads, count)
+        given, memory = driver.pointers([place, scratch, target, *numbers])
+        card.use()
+        card.launch(function, driver.config(-(-count // THREADS), THREADS, 0, card), given)
+        del memory  # the driver has copied the arguments
 
 
 def scratch_bytes(dtype: DType, rows: int, k: int) -> int:
@@ -216,9 +228,9 @@ def units(dtype: DType, rows: int, k: int) -> int:
     return -(-rows // ROWS) * ROWS * -(-k // width)
 
 
-def begun(make: Callable[[], Loaded]) -> Callable[[], Loaded]:
+def begun(make: Callable[[], list[Loaded]]) -> Callable[[], list[Loaded]]:
     """Begins to make a kernel in a thread; the result waits for it."""
-    future: Future[Loaded] = Future()
+    future: Future[list[Loaded]] = Future()
 
     def run() -> None:
         try:

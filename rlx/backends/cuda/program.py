@@ -1,22 +1,21 @@
-"""A program on a card: its kernels are launched in order, and a step that comes again is recorded and replayed."""
+"""A program on a card, or on some: its kernels are launched in order, and a step that comes again is replayed."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from ctypes import c_uint8, c_void_p
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_uint8
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rlx.backends.cuda import driver
-from rlx.backends.cuda.clocks import ClockedStep
-from rlx.backends.cuda.code import THREADS
-from rlx.backends.cuda.driver import Card, LaunchConfig
+from rlx.backends.cuda.code import LINE, PEERS_AT
+from rlx.backends.cuda.driver import Card
+from rlx.backends.cuda.kernels.cards import CARD, MOST
 from rlx.backends.cuda.kernels.loop import COUNT, FOUND_AT, STOP_COUNT, STOPS, STOPS_AT, TABLE
 from rlx.backends.cuda.kernels.row_attention import KEYS
 from rlx.backends.cuda.kernels.row_attention import SPLITS as MOST_SPLITS
@@ -24,28 +23,39 @@ from rlx.backends.cuda.kernels.states import RUNS
 from rlx.backends.cuda.memory import address
 from rlx.backends.cuda.packing import Ring
 from rlx.backends.cuda.select import ADDED, SPLITS
+from rlx.backends.cuda.steps import CardCode, CardSteps, Counts, begin_calls, launches_of
 from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest, Program, StepLog, TokenRun
-from rlx.errors import CompileError, DeviceError
 from rlx.ir import dims
-from rlx.ir.dims import DimLike
 from rlx.ir.segments import PAST, ROWS
 
-_RECORDS = 16  # recorded steps of a program
 _LOOP = 32  # steps of a loop between two looks at its tokens
 _ALIGN = 256
-#: Numbers of blocks, in the order in which a program has them.
-Counts = tuple[int, ...]
 #: What kernels of a region pass on.
 _PASSED = ("scratch", "per_range", "counters")
 
 
-class Stream:
-    """Runs programs: the one stream of a card, and the ring through which weights come."""
+#: Held while a step of several cards begins: where they meet, all must come in the same order.
+_TOGETHER = threading.RLock()
 
-    def __init__(self, card: Card) -> None:
-        self.card, self.n, self.ring = card, 1, Ring(card)
-        self._ends: list[Callable[[], object]] = [self.ring.close]
+
+class Stream:
+    """Runs programs: the one stream of each card, the ring through which weights come to it, and where cards meet.
+
+    Attributes:
+        meeting: memory of `kernels.cards.meet` on each card: the lines, then the addresses. None for one card.
+    """
+
+    def __init__(self, cards: Sequence[Card], memory: Memory) -> None:
+        self.cards, self.n, self.rings = cards, 1, [Ring(card) for card in cards]
+        self._ends: list[Callable[[], object]] = [ring.close for ring in self.rings]
+        self.meeting = memory.allocate(LINE * (MOST + 1)) if len(cards) > 1 else None
+        if self.meeting:
+            self._ends.append(self.meeting.close)
+            starts = np.array([address(self.meeting, number) for number in range(len(cards))], np.int64)
+            for number, card in enumerate(cards):
+                places = starts + number * LINE
+                card.write(address(self.meeting, number) + MOST * LINE, places.ctypes.data, places.nbytes)
 
     def owns(self, close: Callable[[], object]) -> None:
         """What frees memory that goes with it."""
@@ -57,102 +67,28 @@ class Stream:
             end()
 
 
-class CardCode:
-    """The loaded kernels of a program, which its instances share.
-
-    Args:
-        read: the contents of a file of the compiled program.
-        overlaps: whether a kernel may start while the one before ends.
-
-    Raises:
-        CompileError: the code was made without a card.
-    """
-
-    def __init__(self, card: Card, manifest: Manifest, read: Callable[[str], bytes], overlaps: bool) -> None:
-        self._card, self.overlaps = card, overlaps
-        shared = {"advance": 0} if "loop" in manifest else {}
-        for row in manifest["launches"]:
-            shared[row["entry"]] = max(shared.get(row["entry"], 0), row["shared"])
-        try:
-            files = {name: read(f"{name}.cubin") for name in shared}
-        except KeyError as error:
-            raise CompileError(f"this code was made to look at: {error}", where="device cuda") from error
-        self._modules = {name: card.module(code) for name, code in files.items()}
-        self.functions = {name: card.function(self._modules[name], name, nbytes) for name, nbytes in shared.items()}
-        self.nbytes = sum(map(len, files.values()))
-
-    def __del__(self) -> None:
-        for module in getattr(self, "_modules", {}).values():
-            with suppress(DeviceError):  # the card is lost: who used it was told
-                self._card.unload(module)
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    """How many blocks a kernel has, see `launches.Blocks`."""
-
-    count: DimLike
-    per: int
-    times: int
-    split: bool
-
-    def value(self, extents: Mapping[str, int]) -> int:
-        found = -(-dims.value(self.count, extents) // self.per) * self.times
-        return found * extents[SPLITS] if self.split else found
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """A launch.
-
-    Attributes:
-        kernels: of each, kind and name or offset of its pointers, and which of the program's numbers of blocks it has.
-    """
-
-    entry: str
-    shared: int
-    region: int
-    kernels: tuple[tuple[tuple[tuple[str, Any], ...], int], ...]
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A launch as the driver takes it, but for the numbers of blocks.
-
-    Attributes:
-        given: where the arguments lie.
-        memory: the arguments.
-        ends: place in `memory` where the last block of a kernel stands, and the number of its blocks as in `_Launch`.
-    """
-
-    function: c_void_p
-    config: LaunchConfig
-    given: Any
-    memory: Any
-    ends: tuple[tuple[int, int], ...]
-    region: int
-
-
 class CardProgram(Program):
-    """One instance of a program on a card."""
+    """One instance of a program on a card, or on several that compute together."""
 
     def __init__(self, code: CardCode, manifest: Manifest, memory: Memory, workers: Stream) -> None:
         self._pinned = 0
         super().__init__(manifest, workers.n, memory)
-        self._card, self._code = workers.card, code
+        self._cards, self._meeting = workers.cards, workers.meeting
         self._symbols = [*manifest["symbols"], *ADDED]
-        self._blocks, self._launches = _launches(manifest)
+        self._blocks, launches = launches_of(manifest)
         self._scratch: dict[tuple[str, int], Buffer] = {}
         self._scratch_sizes = _scratch_sizes(manifest)
         self._own = memory.allocate(_ALIGN)  # the extents
         self._loop: Buffer | None = None
         self._splits_most = 0  # ranges of positions that the memory is for
-        self._calls = dict[tuple[int, int], list[_Call]]()  # by the slots of states
-        self._records: OrderedDict[tuple[Any, ...], c_void_p | None] = OrderedDict()
+        self._steps = [
+            CardSteps(code, number, manifest, launches, partial(self._address, number))
+            for number in range(len(self._cards))
+        ]
         self._logs = self._begins = False
-        self._has_inputs = self._card.event()
+        self._in_order = _TOGETHER if self._meeting else threading.RLock()
+        self._have_inputs = [card.event() for card in self._cards]
         self._log: StepLog | None = None
-        self._clocked: tuple[tuple[Any, ...], ClockedStep] | None = None
         self._pin_inputs()
 
     def _pin_inputs(self) -> None:
@@ -161,22 +97,31 @@ class CardProgram(Program):
         for name, array in self.inputs.items():
             places[name] = end
             end += -(-array.nbytes // _ALIGN) * _ALIGN
-        self._pinned = self._card.pinned(end + _ALIGN)
-        raw = (c_uint8 * (end + _ALIGN)).from_address(self._pinned)
+        cards = len(self._cards)
+        self._pinned = self._cards[0].pinned(end + cards * _ALIGN)
+        raw = (c_uint8 * (end + cards * _ALIGN)).from_address(self._pinned)
         memory = np.ctypeslib.as_array(raw)
         for name, array in self.inputs.items():
             new = memory[places[name] : places[name] + array.nbytes].view(array.dtype).reshape(array.shape)
             new[...] = array
             self.inputs[name] = new
-        self._extents = memory[end : end + _ALIGN].view(np.int32)
-        self._sources = {name: self._pinned + at for name, at in places.items()} | {"": self._pinned + end}
+        self._sources = {name: self._pinned + at for name, at in places.items()}
+        assert 4 * len(self._symbols) <= 8 * PEERS_AT
+        bases = np.array([address(self.arena, number) for number in range(cards)], np.int64)
+        self._extents = list[tuple[Card, NDArray[np.int32], int, int]]()  # where they are sent from, and to
+        for number, card in enumerate(self._cards):
+            own = memory[end + number * _ALIGN :][:_ALIGN].view(np.int32)
+            own[self._symbols.index(CARD)] = number
+            own.view(np.int64)[PEERS_AT : PEERS_AT + cards - 1] = np.delete(bases, number) - bases[number]
+            self._extents.append((card, own, self._pinned + end + number * _ALIGN, address(self._own, number)))
 
     def _send(self) -> None:
         for name in self.inputs.keys() - self._sent:
             value = self._given[name]
             nbytes = value.nbytes(self.extents)
             if nbytes:
-                self._card.send(address(self.arena) + value.offset, self._sources[name], nbytes)
+                for number, card in enumerate(self._cards):
+                    card.send(address(self.arena, number) + value.offset, self._sources[name], nbytes)
         self._sent.clear()
 
     # -- places -------------------------------------------------------------------------------------------------------
@@ -191,19 +136,27 @@ class CardProgram(Program):
 
     def _forget(self) -> None:
         """Drops what is ready: the memory that it uses has changed."""
-        self._calls.clear()
-        for record in self._records.values():
-            if record is not None:
-                self._card.forget(record)
-        self._records.clear()
-        if self._clocked:
-            self._clocked[1].close()
-            self._clocked = None
+        for steps in self._steps:
+            steps.forget()
 
-    def _address(self, kind: str, place: Any) -> int:
+    def _address(self, number: int, kind: str, place: Any) -> int:
+        """What a pointer of a kernel is on a card."""
         if kind == "arena":
-            return address(self.arena) + int(place)
-        return address(self._scratch[kind, int(place)] if kind in _PASSED else self.bound(place))
+            return address(self.arena, number) + int(place)
+        if kind in ("extents", "loop"):
+            return address(self._own if kind == "extents" else self._found, number)
+        if kind == "meeting":
+            assert self._meeting is not None
+            return address(self._meeting, number) + (MOST * LINE if place == "places" else 0)
+        if kind in _PASSED:
+            return address(self._scratch[kind, int(place)], number)
+        return address(self.bound(place), number)
+
+    @property
+    def _found(self) -> Buffer:
+        """Memory of a loop."""
+        self._loop = self._loop or self.arena.memory.allocate(4 * (FOUND_AT + _LOOP))
+        return self._loop
 
     def _reserve(self, splits: int) -> None:
         """Makes room for what kernels of a region pass on, which grows with the number of ranges of positions."""
@@ -222,12 +175,14 @@ class CardProgram(Program):
     def launch(self) -> None:
         counts = self._begin(1)
         if self._logs:
-            self._log = self._clocked_step(counts).run()
+            self._log = self._clocked_step(counts)
             return
         if self._begins:
-            self._card.record(self._has_inputs)
+            for card, event in zip(self._cards, self._have_inputs, strict=True):
+                card.record(event)
         self._step(counts, loops=False)
-        self._card.wait_for(self._has_inputs) if self._begins else self._card.wait()
+        for card, event in zip(self._cards, self._have_inputs, strict=True):
+            card.wait_for(event) if self._begins else card.wait()
 
     def begin(self, **extents: int) -> None:
         self._begins = not self.observers  # who see how long it takes
@@ -238,52 +193,66 @@ class CardProgram(Program):
 
     def record(self, logs: bool) -> None:
         self._logs, self._log = logs, None
-        if not logs and self._clocked:
-            self._clocked[1].close()
-            self._clocked = None
+        if not logs:
+            for steps in self._steps:
+                steps.forget_clocks()
 
     @property
     def log(self) -> StepLog | None:
         return self._log
 
-    def _clocked_step(self, counts: Counts) -> ClockedStep:
-        """A step of this kind with clocks."""
+    def _clocked_step(self, counts: Counts) -> StepLog:
+        """Runs a step with clocks; they are those of the first card."""
         key = counts, self._slots
-        if self._clocked is None or self._clocked[0] != key:
-            self.record(False)
-            calls = [len(region) for region in self.manifest["regions"]]
-            step = ClockedStep(self._card, calls, lambda after: self._launch_all(counts, loops=False, after=after))
-            self._clocked = key, step
-            self._logs = True
-        return self._clocked[1]
+
+        def begin(own: CardSteps, after: Callable[[int], object]) -> None:
+            self._begin_on([own], counts, loops=False, after=after)
+
+        every = [steps.clocked(key, partial(begin, steps)) for steps in self._steps]
+        with self._in_order:
+            for each in every:
+                each.begin()
+        return next(iter([each.log() for each in every]))
 
     def _begin(self, steps: int) -> Counts:
         """Sends the values of the symbols for some steps: the numbers of blocks."""
         extents = {**self.extents, SPLITS: self._splits(steps), RUNS: 1}
         self._reserve(extents[SPLITS])
-        self._extents[: len(self._symbols)] = [extents[name] for name in self._symbols]
-        self._card.send(address(self._own), self._sources[""], 4 * len(self._symbols))
+        values = [extents[name] for name in self._symbols[:-1]]
+        for card, own, source, target in self._extents:
+            own[: len(values)] = values  # the last symbol is the number of the card
+            card.send(target, source, _ALIGN)
         return tuple([blocks.value(extents) for blocks in self._blocks])
 
     def _step(self, counts: Counts, *, loops: bool) -> None:
         """Begins a step; with `loops` its token goes to the next one. One that comes again is recorded."""
         key = loops, counts, self._slots
-        if key not in self._records:
-            self._launch_all(counts, loops=loops)
-            self._remember(key)
-            return
-        self._records.move_to_end(key)
-        record = self._records[key]
-        if record is None:
-            record = self._records[key] = self._card.recorded(lambda: self._launch_all(counts, loops=loops))
-        self._card.replay(record)
+        with self._in_order:
+            begin = partial(self._begin_on, counts=counts, loops=loops)
+            records = [steps.record(key, partial(begin, [steps])) for steps in self._steps]
+            for card, record in zip(self._cards, records, strict=True):
+                if record is not None:
+                    card.replay(record)
+            if None not in records:
+                return
+            begin(self._steps)
+        for steps in self._steps:
+            steps.remember(key)
+
+    def _begin_on(
+        self, some: Sequence[CardSteps], counts: Counts, *, loops: bool,
+        after: Callable[[int], object] = lambda region: None,
+    ) -> None:  # fmt: skip
+        """Begins all launches of a step on some of the cards; `after` as that of `begin_calls`."""
+        begin_calls([(steps.card, steps.ready(self._slots)) for steps in some], counts, after)
+        if loops:
+            begin_calls([(steps.card, [steps.advance()]) for steps in some], counts)
 
     def repeat(self, run: TokenRun) -> list[int]:
         if "loop" not in self.manifest or run.carried or run.first or self.observers or len(run.stops) > STOPS:
             return super().repeat(run)
         self.prepare(run.extents)
         self._send()
-        self._loop = self._loop or self.arena.memory.allocate(4 * (FOUND_AT + _LOOP))
         found, end, runs = list[int](), time.monotonic() + run.seconds, True
         while runs and len(found) < run.count and (not found or time.monotonic() < end):
             steps = min(run.count - len(found), _LOOP)
@@ -295,72 +264,15 @@ class CardProgram(Program):
 
     def _looped(self, run: TokenRun, steps: int) -> list[int]:
         """Tokens of some steps, fewer if the last one ends the run."""
-        assert self._loop is not None
         head = np.zeros(FOUND_AT, np.int32)
         head[[COUNT, STOP_COUNT, TABLE]] = 0, len(run.stops), run.rows
         head[STOPS_AT : STOPS_AT + len(run.stops)] = run.stops
-        self._loop.part(0, head.nbytes).write(head)
+        self._found.part(0, head.nbytes).write(head)
         counts = self._begin(steps)
         for _ in range(steps):
             self._step(counts, loops=True)
-        result = self._loop.read(np.int32)
+        result = self._found.read(np.int32)
         return [int(token) for token in result[FOUND_AT : FOUND_AT + int(result[COUNT])]]
-
-    def _remember(self, key: tuple[Any, ...]) -> None:
-        """A step of this kind has run once; it is recorded when it comes again."""
-        self._records[key] = None
-        while len(self._records) > _RECORDS:
-            _, record = self._records.popitem(last=False)
-            if record is not None:
-                self._card.forget(record)
-
-    def _launch_all(
-        self, counts: Counts, *, loops: bool, after: Callable[[int], object] = lambda region: None
-    ) -> None:
-        """Begins all kernels of a step.
-
-        Args:
-            after: called with the number of each region after its kernels.
-        """
-        self._card.use()
-        calls = self._ready()
-        for call, following in zip(calls, [*calls[1:], None], strict=True):
-            end = 0
-            for place, number in call.ends:
-                end += counts[number]
-                call.memory[place] = end
-            if end:
-                call.config.grid[0] = end
-                self._card.launch(call.function, call.config, call.given)
-            if following is None or following.region != call.region:
-                after(call.region)
-        if loops:
-            assert self._loop is not None
-            places = (address(self.arena) + offset for _, offset in self.manifest["loop"])
-            call = self._call("advance", 0, 0, [1, address(self._loop), *places], ())
-            self._card.launch(call.function, call.config, call.given)
-
-    def _ready(self) -> list[_Call]:
-        """All launches with the addresses of what is bound."""
-        if self._slots not in self._calls:
-            while len(self._calls) >= _RECORDS:
-                del self._calls[next(iter(self._calls))]
-            self._calls[self._slots] = [self._prepared(each) for each in self._launches]
-        return self._calls[self._slots]
-
-    def _prepared(self, launch: _Launch) -> _Call:
-        arguments, ends = list[int](), list[tuple[int, int]]()
-        for pointers, number in launch.kernels:
-            ends.append((len(arguments), number))
-            arguments += [0, *(self._address(*pointer) for pointer in pointers)]
-        return self._call(launch.entry, launch.shared, launch.region, arguments, tuple(ends))
-
-    def _call(
-        self, entry: str, shared: int, region: int, arguments: list[int], ends: tuple[tuple[int, int], ...]
-    ) -> _Call:
-        given, memory = driver.pointers([*arguments, address(self._own)])
-        config = driver.config(1, THREADS, shared, self._card, overlaps=self._code.overlaps)
-        return _Call(self._code.functions[entry], config, given, memory, ends, region)
 
     def _splits(self, steps: int) -> int:
         """Blocks that share a row of attention in some steps: a power of two, so that few records serve all lengths."""
@@ -374,27 +286,16 @@ class CardProgram(Program):
     def close(self) -> None:
         if not self.closed:
             self._forget()
-            self._card.forget_event(self._has_inputs)
+            for card, event in zip(self._cards, self._have_inputs, strict=True):
+                card.forget_event(event)
+            self._steps = []  # they know this program
             for buffer in (*self._scratch.values(), self._own, *filter(None, [self._loop])):
                 buffer.close()
         super().close()
         if self._pinned:
-            self.inputs = {}
-            self._card.free_pinned(self._pinned)
+            self.inputs, self._extents = {}, []
+            self._cards[0].free_pinned(self._pinned)
             self._pinned = 0
-
-
-def _launches(manifest: Manifest) -> tuple[list[_Blocks], list[_Launch]]:
-    """The launches of a program, and the different numbers of blocks that their kernels have."""
-    numbers, found = dict[_Blocks, int](), list[_Launch]()
-    for row in manifest["launches"]:
-        kernels = []
-        for each in row["kernels"]:
-            count, *more = each["blocks"]
-            number = numbers.setdefault(_Blocks(dims.parse_dim(count), *more), len(numbers))
-            kernels.append((tuple((str(kind), place) for kind, place in each["pointers"]), number))
-        found.append(_Launch(row["entry"], row["shared"], row["kernels"][0]["region"], tuple(kernels)))
-    return list(numbers), found
 
 
 def _scratch_sizes(manifest: Manifest) -> dict[tuple[str, int], int]:

@@ -16,11 +16,12 @@ from rlx.backends.cuda.kernels import rows as row_kernels
 from rlx.backends.cuda.kernels import states
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment
+from rlx.backends.cuda.kernels.cards import CARD
 from rlx.backends.cuda.kernels.linear import Linear, Operands
 from rlx.backends.cuda.kernels.matrix import Matrix
 from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, row_shape
 from rlx.backends.cuda.launches import COUNTERS, PER_RANGE, RESULT, SCRATCH, Arg, Blocks, Context, Launch
-from rlx.backends.cuda.layouts import ROWS, form_of
+from rlx.backends.cuda.layouts import ROWS, form_of, own_heads
 from rlx.backends.sizes import extent, rows, static
 from rlx.errors import CompileError, CustomOpError
 from rlx.ir.dims import DimLike
@@ -33,7 +34,7 @@ from rlx.passes.program import maker, root
 #: The symbol that programs add: blocks that share a row of attention.
 SPLITS = "SPLITS"
 #: All symbols that programs add.
-ADDED = (SPLITS, states.RUNS)
+ADDED = (SPLITS, states.RUNS, CARD)
 
 
 def elements(node: Node) -> DimLike:
@@ -46,9 +47,10 @@ def _plain(n: Node, c: Context, blocks: Blocks, body: Callable[[Code], None]) ->
     return _named(n, c, [*(f"a{i}" for i in range(len(n.inputs))), "out"], blocks, body)
 
 
-def _named(n: Node, c: Context, names: Sequence[str], blocks: Blocks, body: Callable[[Code], None]) -> list[Launch]:
+def _named(n: Node, c: Context, names: Sequence[str], blocks: Blocks, body: Callable[[Code], None], *,
+           split: bool = False) -> list[Launch]:  # fmt: skip
     """The same, with names."""
-    return [c.launch(n, n.op, dict(zip(names, (*n.inputs, RESULT), strict=False)), blocks, body)]
+    return [c.launch(n, n.op, dict(zip(names, (*n.inputs, RESULT), strict=False)), blocks, body, split=split)]
 
 
 def _threads(n: Node, c: Context, count: DimLike, body: Callable[[Code], None]) -> list[Launch]:
@@ -210,19 +212,21 @@ def _source(node: Node) -> Node:
 
 def _embedding(n: Node, c: Context) -> list[Launch]:
     table, count, width = _source(n.inputs[0]), elements(n), static(n, -1)
-    form, height = form_of(table.dtype), static(table, 0)
+    form, part = form_of(table.dtype), c.part(static(table, 0))
 
     def body(k: Code) -> None:
-        base, ids, out = k.pointers.values()
-        matrix = Matrix(k, base, form, height, width)
+        base, ids, out = (k.pointers[name] for name in ("table", "ids", "out"))
+        matrix = Matrix(k, base, form, part.count, width)
 
         def element(i: Value) -> None:
-            value = matrix.element(k.load(ids, I32, i // width), i % width)
-            k.store(out, value * float(n["scale"]), i)
+            row = k.load(ids, I32, i // width)
+            row = row - part.place(k, k.number(0)) if part.split else row
+            with k.guarded((row >= 0) & (row < part.count) if part.split else None):
+                k.store(out, matrix.element(row, i % width) * float(n["scale"]), i)
 
         row_kernels.each(k, k.dim(count), element)
 
-    return _threads(n, c, count, body)
+    return _named(n, c, ["table", "ids", "out"], Blocks(count, THREADS), body, split=part.split)
 
 
 def _linear(n: Node, c: Context) -> list[Launch]:
@@ -247,12 +251,12 @@ def _linear_launches(
 ) -> list[Launch]:
     _refuse_rounded(n)
     x = n.inputs[0]
-    form, height, width = form_of(weight.dtype), static(weight, 0), static(weight, 1)
+    form, part, width = form_of(weight.dtype), c.part(static(weight, 0)), static(weight, 1)
     parts = 2 if gated else 1
-    shape = linears.shape_of(c.most(count), height, parts)
+    shape = linears.shape_of(c.most(count), part.count, parts)
     alone = count == 1 and width <= WIDEST
-    own = row_shape(form, height, width, parts)
-    tiles = own.blocks if alone else -(-height // (ROWS * shape.tiles * shape.each))
+    own = row_shape(form, part.count, width, parts)
+    tiles = own.blocks if alone else -(-part.count // (ROWS * shape.tiles * shape.each))
     stored = None if alone or c.own else linears.Stored.of(form, width)
 
     def body(k: Code) -> None:
@@ -265,25 +269,25 @@ def _linear_launches(
             out=of["out"],
             row=lambda i: (first + i) * (stored.groups if stored else width),
             valid=lambda i: i < rows_left,
-            place=lambda i, column: (first + i) * height + column,
+            place=lambda i, column: part.place(k, (first + i) * part.whole + column),
             tile=k.block % tiles if alone else (k.block % tiles) * (shape.tiles * shape.each),
-            bias=[of[name] for name in args if name[0] == "b"],
+            bias=[part.numbers(k, of[name]) for name in args if name[0] == "b"],
             residual=of.get("residual"),
         )
         if alone:
-            RowLinear(k, form, height, width, own, gated, out).emit(at)
+            RowLinear(k, form, part.count, width, own, gated, out).emit(at)
         else:
-            Linear(k, form, height, width, shape, gated, out, stored=stored is not None).emit(at)
+            Linear(k, form, part.count, width, shape, gated, out, stored=stored is not None).emit(at)
 
     blocks = Blocks(count, shape.rows, tiles)
     if stored is None:
-        return [c.launch(n, n.op, args, blocks, body)]
+        return [c.launch(n, n.op, args, blocks, body, split=part.split)]
     scratch, quads = extent([count, stored.groups * stored.nbytes], n), extent([count, stored.quads], n)
     split = c.launch(
         n, "parts", {"x": x, "parts": SCRATCH}, Blocks(quads, THREADS),
         lambda k: linears.store_parts(k, form, width, k.dim(count)), scratch,
     )  # fmt: skip
-    return [split, c.launch(n, n.op, {**args, "x": SCRATCH}, blocks, body, scratch)]
+    return [split, c.launch(n, n.op, {**args, "x": SCRATCH}, blocks, body, scratch, split=part.split)]
 
 
 def _refuse_rounded(n: Node) -> None:
@@ -331,8 +335,8 @@ def _matrix_for_each(
     """
     _refuse_rounded(n)
     weight = _source(weights)
-    form, height, width = form_of(weight.dtype), static(weight, 1), static(weight, 2)
-    nbytes, tiles = form.places(height, width)[2], -(-height // ROWS)
+    form, part, width = form_of(weight.dtype), c.part(static(weight, 1)), static(weight, 2)
+    nbytes, tiles = form.places(part.count, width)[2], -(-part.count // ROWS)
 
     def body(k: Code) -> None:
         unit = k.block // tiles
@@ -344,18 +348,18 @@ def _matrix_for_each(
             out=k.pointers["out"],
             row=lambda i: row * width,
             valid=lambda i: i.equals(0),
-            place=lambda i, column: unit * height + column,
+            place=lambda i, column: part.place(k, unit * part.whole + column),
             tile=k.block % tiles,
             bias=[],
             residual=None,
         )
         if width <= WIDEST:
-            shape = row_shape(form, height, width, len(at.weights), one_tile=True)
-            RowLinear(k, form, height, width, shape, gated).emit(at)
+            shape = row_shape(form, part.count, width, len(at.weights), one_tile=True)
+            RowLinear(k, form, part.count, width, shape, gated).emit(at)
         else:
-            Linear(k, form, height, width, linears.ONE_TILE, gated).emit(at)
+            Linear(k, form, part.count, width, linears.ONE_TILE, gated).emit(at)
 
-    return _named(n, c, names, Blocks(count, 1, tiles), body)
+    return _named(n, c, names, Blocks(count, 1, tiles), body, split=part.split)
 
 
 def _linear_pick(n: Node, c: Context) -> list[Launch]:
@@ -411,7 +415,13 @@ def _sequences(n: Node) -> _Sequences:
     return _Sequences(names, static(table, 1) if table else 0, table.shape[0] if table else 1, pages)
 
 
-def _cache(k: Code, n: Node, cache: Node, name: str, s: _Sequences, *, wrap: bool) -> Cache:
+def _cards(c: Context, cache: Node) -> int:
+    """How many cards share the heads of a cache; 1 if each has all of them."""
+    where, cards = root(cache), c.layouts.cards
+    return cards if where.op == "state" and own_heads(static(where, -3), cards) < static(where, -3) else 1
+
+
+def _cache(k: Code, n: Node, cache: Node, name: str, s: _Sequences, *, wrap: bool, cards: int = 1) -> Cache:
     """A cache among a node's operands, or its result."""
     where = root(cache)
     plain = where.op == "as_cache"
@@ -429,6 +439,7 @@ def _cache(k: Code, n: Node, cache: Node, name: str, s: _Sequences, *, wrap: boo
         table=k.dim(s.pages),
         slotted=is_segmented(n) and not page and not plain,
         plain=plain,
+        cards=cards,
     )
 
 
@@ -455,14 +466,16 @@ def _kv_write(n: Node, c: Context) -> list[Launch]:
     s, rotated = _sequences(n), n.op == "rope_kv_write"
     names = ["cache", "x"] + (["weight"] * (n["norm_eps"] is not None) + ["angles"] if rotated else [])
     names += s.names
+    cards = _cards(c, cache)
+    heads = static(x, 1) // cards
 
     def body(k: Code) -> None:
-        row, _ = caches.heads_of(k, static(x, 1))
-        own = _cache(k, n, cache, "cache", s, wrap=n["wrap"])
+        row, _ = caches.heads_of(k, heads)
+        own = _cache(k, n, cache, "cache", s, wrap=n["wrap"], cards=cards)
         how = _rotation(k, n, n.inputs[1:]) if rotated else None
         caches.write(k, own, n["at"], how, s.segment(k, row))
 
-    return _named(n, c, names, Blocks(x.shape[0], 1, -(-static(x, 1) // WARPS)), body)
+    return _named(n, c, names, Blocks(x.shape[0], 1, -(-heads // WARPS)), body)
 
 
 def _as_cache(n: Node, c: Context) -> list[Launch]:
@@ -488,14 +501,16 @@ def _attention(n: Node, c: Context) -> list[Launch]:
         heads=static(q, 1), kv_heads=static(keys, 0) if len(keys.shape) == 3 else static(keys, 1), width=static(q, 2),
         scale=float(n["scale"]), window=n["window"], cap=n["softcap"], mask=n["mask"], length=n["length"],
         rows=q.shape[0], bias_heads=static(n.inputs[3 + n["sinks"]], 1) if n["mask"] == "bias" else 1,
-        sinks=n["sinks"], out=n["out"],
+        sinks=n["sinks"], out=n["out"], cards=_cards(c, keys),
     )  # fmt: skip
     names = ["q", "keys", "values", *["sinks"] * n["sinks"], *["operand"] * has_operand, *s.names]
     args: dict[str, Arg] = {**dict(zip(names, n.inputs, strict=True)), "out": RESULT}
 
     def caches_of(k: Code) -> tuple[Cache, Cache]:
         wrap = n["window"] is not None
-        return _cache(k, n, keys, "keys", s, wrap=wrap), _cache(k, n, values, "values", s, wrap=wrap)
+        both = (("keys", keys), ("values", values))
+        own = [_cache(k, n, cache, name, s, wrap=wrap, cards=a.cards) for name, cache in both]
+        return own[0], own[1]
 
     def whole(k: Code, changed: Callable[[Segment], Segment] = lambda segment: segment) -> None:
         row = k.block // a.parts
@@ -503,7 +518,7 @@ def _attention(n: Node, c: Context) -> list[Launch]:
 
     if c.most(q.shape[0]) > many_rows.MANY and not c.deterministic:
         many = many_rows.attention(n, c, a, args, s.columns, s.count, caches_of, whole)
-        return many or [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), whole)]
+        return many or [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), whole, split=a.cards > 1)]
     joined = {maker(node): node for node in (q, keys, values) if maker(node) in c.own and maker(node).op in _JOINED}
     for node, name in zip((q, keys, values), ("q", "k", "v"), strict=True):
         args |= _joined_args(maker(node), name) if maker(node) in joined else {}
@@ -521,7 +536,8 @@ def _attention(n: Node, c: Context) -> list[Launch]:
     blocks = Blocks(q.shape[0], 1, a.parts, split=True)
     scratch, counters = extent([q.shape[0], 4 * a.heads * a.partial], n), extent([q.shape[0], a.parts], n)
     passed: dict[str, Arg] = {"scratch": PER_RANGE, "counters": COUNTERS}
-    return [c.launch(n, n.op, args | passed, blocks, split, scratch, counters, joined.keys())]
+    given, both = args | passed, (scratch, counters)
+    return [c.launch(n, n.op, given, blocks, split, *both, joined.keys(), split=a.cards > 1)]
 
 
 #: What attention of one row computes in its own way if each block computes it for itself.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rlx.backends.cuda import driver
 from rlx.backends.cuda.driver import Card
-from rlx.backends.cuda.layouts import LAYOUTS
+from rlx.backends.cuda.layouts import LAYOUTS, CardLayouts
 from rlx.errors import TargetError
 from rlx.passes.capabilities import Capabilities
 
@@ -45,18 +45,32 @@ class Target:
     Attributes:
         level: its machine language, such as "sm_90"; "sm_90a" has what only cards of sm_90 have.
         driver: the CUDA version of the driver; 0 where there is no card, and code is only looked at.
+        numbers: of the cards that compute together.
     """
 
     level: str
     driver: int = 0
     capabilities: Capabilities = field(default=CAPABILITIES, repr=False)
+    numbers: tuple[int, ...] = (0,)
 
     @property
     def backend(self) -> Backend:
         """The CUDA backend."""
-        from rlx.backends.cuda.backend import BACKEND  # the backend makes targets
+        from rlx.backends.cuda.backend import backend_of  # the backend makes targets
 
-        return BACKEND
+        return backend_of(self.numbers)
+
+    @property
+    def cards(self) -> int:
+        """How many cards compute together."""
+        return len(self.numbers)
+
+    @property
+    def layouts(self) -> CardLayouts:
+        """How values lie in the memory of each card."""
+        found = self.capabilities.layouts
+        assert isinstance(found, CardLayouts)
+        return found
 
     @property
     def tuning(self) -> dict[str, int]:
@@ -70,8 +84,11 @@ class Target:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a kernel can start while the one before it ends (programmatic dependent launch)."""
-        return _number(self.level) >= 90
+        """Whether a kernel can start while the one before it ends (programmatic dependent launch).
+
+        Not where one card is taken as two: blocks that wait for the other one would take its place.
+        """
+        return _number(self.level) >= 90 and len({*self.numbers}) == self.cards
 
     @property
     def together(self) -> bool:
@@ -86,8 +103,27 @@ class Target:
         return kibibytes << 10
 
     def describe(self) -> dict[str, str]:
-        """What changes code."""
-        return {"level": self.level, "ptx": str(self.ptx), "driver": str(self.driver)}
+        """What changes code, and on which cards it is loaded."""
+        found = {"level": self.level, "ptx": str(self.ptx), "driver": str(self.driver)}
+        return found | ({"cards": ",".join(map(str, self.numbers))} if self.numbers != (0,) else {})
+
+
+def of_cards(cards: Sequence[Card], numbers: tuple[int, ...]) -> Target:
+    """The target of some cards that compute together.
+
+    Raises:
+        TargetError: they are of different kinds, or as `of_card`.
+    """
+    found = [of_card(card) for card in cards]
+    if len({each.level for each in found}) > 1:
+        what = f"cards {numbers} are of different kinds: {', '.join(each.level for each in found)}"
+        raise TargetError(what, where="device cuda", hint="Choose equal cards, or one.")
+    return replace(found[0], numbers=numbers, capabilities=capabilities_of(len(numbers)))
+
+
+def capabilities_of(cards: int) -> Capabilities:
+    """What passes may ask of so many cards."""
+    return replace(CAPABILITIES, own_tables=cards == 1, layouts=replace(LAYOUTS, cards=cards))
 
 
 def of_card(card: Card) -> Target:

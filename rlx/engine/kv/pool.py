@@ -63,8 +63,8 @@ def pool_bytes(
     if chosen is not None:
         return chosen
     one, work = sizes.sequence_bytes(max_seq), 0 if memory.lazy else pools * WORK
-    left = max(0, available_memory(memory) - weight_bytes - work) // (SHARE * pools)
-    return max(one, min(left, MOST_SEQUENCES * one))
+    left = max(0, available_memory(memory) - weight_bytes - work) / (SHARE * pools * sizes.share)
+    return max(one, min(int(left), MOST_SEQUENCES * one))
 
 
 def check_plan(memory: Memory, pool: int, sizes: Sizes, max_seq: int, weight_bytes: int) -> None:
@@ -77,11 +77,12 @@ def check_plan(memory: Memory, pool: int, sizes: Sizes, max_seq: int, weight_byt
         ResourceError: it does not; says what is short, and what helps.
     """
     free = available_memory(memory)
-    if memory.lazy or weight_bytes + pool + WORK <= free:
+    caches = int(pool * sizes.share)
+    if memory.lazy or weight_bytes + caches + WORK <= free:
         return
-    parts = f"weights {size(weight_bytes)}, caches {size(pool)}, work {size(WORK)}"
-    short = size(weight_bytes + pool + WORK - free)
-    room, tokens = free - weight_bytes - WORK, 0
+    parts = f"weights {size(weight_bytes)}, caches {size(caches)}, work {size(WORK)}"
+    short = size(weight_bytes + caches + WORK - free)
+    room, tokens = int((free - weight_bytes - WORK) / sizes.share), 0
     for step in (1 << i for i in reversed(range(max_seq.bit_length()))):
         if tokens + step <= max_seq and sizes.sequence_bytes(tokens + step) <= room:
             tokens += step

@@ -14,7 +14,8 @@ from weight_bytes import random_bytes
 import rlx
 from rlx.backends.cuda import layouts
 from rlx.backends.cuda.backend import BACKEND
-from rlx.backends.cuda.program import CardCode, CardProgram, Stream
+from rlx.backends.cuda.program import CardProgram, Stream
+from rlx.backends.cuda.steps import CardCode
 from rlx.backends.memory import DeviceArray
 from rlx.compiler.compile import Compiler
 from rlx.ir import ops
@@ -121,8 +122,8 @@ def test_linears_of_every_type(rows: int) -> None:
     options = Options(precision="exact", seq=seq, all_rows=True).effective(target.capabilities)
     lowered = pipeline.lower(graph, options, passes=BACKEND.passes(options.phase))
     built = BACKEND.build(lowered, target, lambda done, total: None)
-    code = CardCode(BACKEND.card(), built.manifest, built.files.__getitem__, True)
-    program = CardProgram(code, built.manifest, BACKEND.memory, Stream(BACKEND.card()))
+    code = CardCode(BACKEND.cards(), built.manifest, built.files.__getitem__, True)
+    program = CardProgram(code, built.manifest, BACKEND.memory, Stream(BACKEND.cards(), BACKEND.memory))
     weights, buffers = {}, {}
     for name, row in built.manifest["weights"].items():
         dtype = DTYPES[row["dtype"]]

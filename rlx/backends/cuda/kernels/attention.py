@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rlx.backends.cuda.code import F32, I32, THREADS, WARPS, Code, Value, Variable
 from rlx.backends.cuda.kernels.cache import Cache, Segment
+from rlx.backends.cuda.kernels.cards import of_card
 from rlx.backends.cuda.numbers import exp, rounded, softcap
 from rlx.ir.dims import DimLike
 
@@ -34,6 +35,7 @@ class Attention:
         bias_heads: heads of a bias.
         sinks: whether each head has one more score, which counts for no value.
         out: type of the results.
+        cards: how many share the heads.
     """
 
     heads: int
@@ -48,6 +50,7 @@ class Attention:
     bias_heads: int
     sinks: bool
     out: str
+    cards: int = 1
 
     @property
     def together(self) -> int:
@@ -56,8 +59,8 @@ class Attention:
 
     @property
     def parts(self) -> int:
-        """Blocks of a row, without ranges."""
-        return self.kv_heads * -(-(self.heads // self.kv_heads) // self.together)
+        """Blocks of a row on a card, without ranges."""
+        return self.kv_heads // self.cards * -(-(self.heads // self.kv_heads) // self.together)
 
     @property
     def partial(self) -> int:
@@ -111,7 +114,7 @@ class Heads:
     ) -> None:
         self.k, self.a, self.keys, self.values, self.segment, self.row = k, a, keys, values, segment, row
         group, count = a.heads // a.kv_heads, a.together
-        tiles = -(-group // count)
+        tiles, part = -(-group // count), of_card(k, a.cards, part, a.parts)
         self.kv_head, self.first = part // tiles, (part // tiles) * group + (part % tiles) * count
         self.end = (self.kv_head + 1) * group
 

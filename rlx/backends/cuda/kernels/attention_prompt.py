@@ -17,6 +17,7 @@ from math import log
 from rlx.backends.cuda.code import F32, I8, I16, I32, THREADS, Code, Value
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache, Segment, numbered_segment
+from rlx.backends.cuda.kernels.cards import of_card
 from rlx.backends.cuda.kernels.tensor_cores import (
     commit_copies,
     copy_async,
@@ -125,8 +126,8 @@ def rows_of(a: Attention) -> int:
 
 
 def parts_of(a: Attention) -> int:
-    """Blocks that share rows."""
-    return a.kv_heads * -(-(a.heads // a.kv_heads) // together(a))
+    """Blocks of a card that share rows."""
+    return a.kv_heads // a.cards * -(-(a.heads // a.kv_heads) // together(a))
 
 
 def find_rows(k: Code, a: Attention, table: Value | None, columns: int, count: DimLike) -> tuple[Segment, Value]:
@@ -163,7 +164,7 @@ class Prompt:
         self, k: Code, a: Attention, t: Tiles, keys: Cache, values: Cache, segment: Segment, first: Value
     ) -> None:  # fmt: skip
         self.k, self.a, self.t, self.keys, self.values, self.segment, self.first = k, a, t, keys, values, segment, first
-        group, own = a.heads // a.kv_heads, k.block % parts_of(a)
+        group, own = a.heads // a.kv_heads, of_card(k, a.cards, k.block % parts_of(a), parts_of(a))
         shares = -(-group // together(a))
         self.kv_head = own // shares
         self.head, self.end = self.kv_head * group + (own % shares) * together(a), (self.kv_head + 1) * group

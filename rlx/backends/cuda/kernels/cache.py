@@ -24,6 +24,7 @@ from rlx.backends.cuda.code import (
     Operand,
     Value,
 )
+from rlx.backends.cuda.kernels.cards import of_card
 from rlx.backends.cuda.numbers import cos_sin, sqrt_
 from rlx.ir.dims import DimLike
 from rlx.ir.dtypes import DType
@@ -98,6 +99,7 @@ class Cache:
         table: pages of a sequence.
         slotted: whether each sequence has a slot of its own.
         plain: whether it holds the keys of the call itself: of segments, the slot is the place of the first one.
+        cards: how many share its heads. A card finds its own by their numbers among all.
     """
 
     base: Value
@@ -111,6 +113,12 @@ class Cache:
     table: Operand = 0
     slotted: bool = False
     plain: bool = False
+    cards: int = 1
+
+    @property
+    def own_heads(self) -> int:
+        """Heads that a card has."""
+        return self.heads // self.cards
 
     @property
     def row_bytes(self) -> int:
@@ -131,7 +139,7 @@ class Cache:
         """The number of a row of `width` elements, i64."""
         capacity = k.number(self.capacity).to(I64)
         own = head.to(I64) * capacity + place.to(I64)
-        return own + slot.to(I64) * (capacity * self.heads) if self.slotted and slot is not None else own
+        return own + slot.to(I64) * (capacity * self.own_heads) if self.slotted and slot is not None else own
 
     def read(self, k: Code, row: Value, start: Value, count: int) -> list[Value]:
         """Elements of a row from `start` on, a multiple of `count`, as f32."""
@@ -313,8 +321,9 @@ def rope(k: Code, heads: int, width: int, how: Rope) -> None:
 
 def write(k: Code, cache: Cache, at: DimLike, how: Rope | None, segment: Segment) -> None:
     """Writes rows [rows, heads, width] into a cache."""
-    row, head = heads_of(k, cache.heads)
-    with k.when(segment.found & (head < cache.heads)):
+    row, own = heads_of(k, cache.own_heads)
+    with k.when(segment.found & (own < cache.own_heads)):
+        head = of_card(k, cache.cards, own, cache.own_heads)
         staged = of_warp(k, cache.width)
         staged_head(k, k.pointers["x"], row, head, cache.heads, cache.width, how, staged)
         position = k.number(k.dim(at, segment.env)) + (row - segment.first)

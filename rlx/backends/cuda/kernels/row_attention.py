@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from rlx.backends.cuda.code import F32, I8, I32, I64, LINE, THREADS, WARP, WARPS, Code, Value, Variable
 from rlx.backends.cuda.kernels.attention import Attention, Heads, merged, visible, with_sink
 from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment, staged_head
+from rlx.backends.cuda.kernels.cards import of_card
 from rlx.backends.cuda.numbers import exp, rounded, softcap
 from rlx.ir.dims import PAST_SEQ, DimLike
 
@@ -366,7 +367,8 @@ def fetch_early(k: Code, a: Attention, caches: Sequence[Cache]) -> None:
     segment = Segment(k.as_value(1, "i1"), k.number(0), k.number(0), {"PAST_SEQ": past}, None, None)
     low, last, size = seen(k, a, segment, k.number(0))
     splits, group = k.dim_named("SPLITS"), a.heads // a.kv_heads
-    kv_head, number = (k.block // splits) % a.parts // -(-group // a.together), k.block % splits
+    part, number = of_card(k, a.cards, (k.block // splits) % a.parts, a.parts), k.block % splits
+    kv_head = part // -(-group // a.together)
     first = k.larger(low, number * size)
     for cache in caches:
         lines = -(-cache.row_bytes // LINE)
