@@ -127,6 +127,9 @@ class PaperCards(PaperDriver):
         found._obj.value = number
         return 0 if number < self.count else 101
 
+    def _cuDeviceGetCount(self, found: Any) -> None:
+        found._obj.value = self.count
+
     def _cuDevicePrimaryCtxRetain(self, found: Any, device: Any) -> None:
         found._obj.value = 1000 + device.value
 

@@ -234,6 +234,7 @@ def test_cards_without_a_way_between_them(cards: paper_cards.PaperCards, monkeyp
 def test_the_second_card_alone(cards: paper_cards.PaperCards) -> None:
     backend = rlx.backends.backend("cuda:1")
     assert backend.name == "cuda:1" and rlx.backends.backend("CUDA:1") is backend
+    assert backend.description().endswith("sm_80, CUDA 13.0, 4 cards")
     assert rlx.backends.backend("cuda:0") is rlx.backends.backend("cuda")
     assert backend.target().describe() != rlx.backends.backend("cuda").target().describe(), "code is loaded on a card"
 

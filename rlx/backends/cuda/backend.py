@@ -96,9 +96,10 @@ class Cuda(Backend):
         return target.of_cards(self.cards(), self.numbers)
 
     def description(self) -> str:
-        """The card, its machine language, and the CUDA version of the driver."""
-        found = self.target()
-        return f"{self.cards()[0].name}, {found.level}, CUDA {dotted(found.driver)}"
+        """The card, its machine language, the CUDA version of the driver, and how many cards there are."""
+        found, count = self.target(), driver.count()
+        more = f", {count} cards" if count > 1 else ""
+        return f"{self.cards()[0].name}, {found.level}, CUDA {dotted(found.driver)}{more}"
 
     def build(self, program: Lowered, target: Target, on_kernel: OnKernel) -> Built:
         return build_program(program, target, on_kernel, self._linked if target.driver else None)

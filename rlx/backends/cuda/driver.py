@@ -537,6 +537,13 @@ def version() -> int:
     return found.value
 
 
+def count() -> int:
+    """How many cards the process may see."""
+    found = c_int()
+    call("cuDeviceGetCount", byref(found))
+    return found.value
+
+
 def pointers(values: Sequence[int]) -> tuple[Any, Any]:
     """The arguments of a kernel, all of 8 bytes: (what the driver takes, the memory that it points to)."""
     memory = (c_uint64 * len(values))(*values)
