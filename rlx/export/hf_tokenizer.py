@@ -72,24 +72,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _BPE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    text: str
-    score: float
-    kind: int
-
-
-@dataclass(frozen=True)
-class SentencePieceModel:
-    """The contents of a `tokenizer.model`.
-
-    Attributes:
-        pieces: in the order of their ids.
-        space_prefix: whether a space is put before a text.
-    """
-
-    pieces: list[Piece]
-    space_prefix: bool
+Piece = tuple[str, float, int]
+"""Text, score and type of a token."""
 
 
 def is_sentencepiece(file: Path) -> bool:
@@ -100,8 +84,12 @@ def is_sentencepiece(file: Path) -> bool:
         return opened.read(1) == b"\x0a"
 
 
-def read_sentencepiece(file: Path) -> SentencePieceModel:
-    """Reads a BPE model; `TokenizerError` if the file is damaged or of another kind."""
+def read_sentencepiece(file: Path) -> tuple[list[Piece], bool]:
+    """The pieces of a BPE model in the order of their ids, and whether a space is put before a text.
+
+    Raises:
+        TokenizerError: the file is damaged or of another kind.
+    """
     try:
         return _read(file.read_bytes(), file)
     except (IndexError, struct.error, UnicodeDecodeError, TypeError, AttributeError) as error:
@@ -109,7 +97,7 @@ def read_sentencepiece(file: Path) -> SentencePieceModel:
         raise TokenizerError(f"the file is not a SentencePiece model ({error})", where=file, hint=hint) from error
 
 
-def _read(buffer: bytes, where: Path) -> SentencePieceModel:
+def _read(buffer: bytes, where: Path) -> tuple[list[Piece], bool]:
     pieces: list[Piece] = []
     space_prefix, kind = True, 1
     for number, value in _fields(buffer):
@@ -121,12 +109,12 @@ def _read(buffer: bytes, where: Path) -> SentencePieceModel:
             space_prefix = bool(dict(_fields(_bytes(value))).get(3, 1))
     if kind != _BPE:
         raise TokenizerError(f"a SentencePiece model of kind {kind}, expected {_BPE} (BPE)", where=where)
-    return SentencePieceModel(pieces, space_prefix)
+    return pieces, space_prefix
 
 
 def _piece(fields: dict[int, int | float | bytes]) -> Piece:
     text = _bytes(fields[1]).decode() if 1 in fields else ""
-    return Piece(text, float(_number(fields.get(2, 0.0))), int(_number(fields.get(3, TokenType.NORMAL))))
+    return text, float(_number(fields.get(2, 0.0))), int(_number(fields.get(3, TokenType.NORMAL)))
 
 
 def _bytes(value: int | float | bytes) -> bytes:
@@ -293,14 +281,12 @@ def _check_size(count: int, size: int, where: Path) -> None:
 
 
 def _from_sentencepiece(files: _Files, arch: str, size: int) -> Tokens:
-    model = read_sentencepiece(files.sentencepiece)
-    pieces = model.pieces[:size]
-    texts = [piece.text for piece in pieces] + [f"[PAD{i}]" for i in range(len(pieces), size)]
-    kinds = [piece.kind for piece in pieces] + [TokenType.UNUSED] * (size - len(pieces))
-    scores = [piece.score for piece in pieces] + [_PADDING_SCORE] * (size - len(pieces))
+    pieces, space_prefix = read_sentencepiece(files.sentencepiece)
+    pieces += [(f"[PAD{i}]", _PADDING_SCORE, TokenType.UNUSED) for i in range(len(pieces), size)]
+    texts, scores, kinds = map(list, zip(*pieces[:size], strict=True))
     tokens = Tokens("llama", "default", texts, kinds, scores)
     _add(tokens, files, size)
-    tokens.space_prefix = _space_prefix(files, arch, model.space_prefix)
+    tokens.space_prefix = _space_prefix(files, arch, space_prefix)
     return tokens
 
 
