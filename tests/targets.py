@@ -26,8 +26,7 @@ PLACES = (
 )  # fmt: skip
 #: What of these runs at lower levels in every run of the tests.
 FILES = (
-    "backends/test_verify.py", "e2e/test_same_bits.py", "runners/test_every_way.py", "runtime/test_whole_models.py",
-    "vision/test_towers.py",
+    "backends/test_verify.py", "e2e/test_same_bits.py", "runners/test_every_way.py", "vision/test_towers.py",
 )  # fmt: skip
 OTHERS = ("avx2", "generic")
 _NAMES_ITS_TARGET = {"level", "target"}

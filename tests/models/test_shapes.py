@@ -41,6 +41,15 @@ SHARED: Config = {
     "enable_moe_block": False, "num_experts": None,
 }  # fmt: skip
 AWKWARD: dict[str, tuple[str, Config]] = {
+    "one kv head": ("qwen2", {
+        **ODD, "hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 16,
+        "num_hidden_layers": 2, "layer_types": [SLIDING, FULL],
+    }),
+    "as many kv heads as heads": ("gemma2", {
+        **ODD, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 48, "num_hidden_layers": 2,
+        "layer_types": [SLIDING, FULL], "attn_logit_softcapping": 6.0, "final_logit_softcapping": 8.0,
+    }),
+    "wide heads": ("llama", {**ODD, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256}),
     "experts of an odd width, and a dense layer": ("qwen3_moe", {
         **ODD, "num_hidden_layers": 3, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
         "mlp_only_layers": [1], "norm_topk_prob": False,
@@ -84,7 +93,9 @@ def test_awkward_shapes(name: str, tmp_path: Path, cache: CompileCache) -> None:
 def test_every_level(level: str, tmp_path: Path, cache: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take turns; the tests above are on the widest level."""
     monkeypatch.setenv("RLX_TARGET", level)
-    model_type, changes = AWKWARD[("streams", "experts in a hybrid")[supported_levels().index(level) % 2]]
+    model_type, changes = AWKWARD[
+        ("streams", "experts in a hybrid", "one kv head")[supported_levels().index(level) % 3]
+    ]
     check(tmp_path, checkpoint(tmp_path, model_type, 1, **changes), CHUNKS, cache)
 
 
