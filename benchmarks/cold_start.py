@@ -15,6 +15,7 @@ import argparse
 import builtins
 import json
 import os
+import pkgutil
 import resource
 import subprocess
 import sys
@@ -26,6 +27,31 @@ from typing import Any
 
 _PROMPT = "Tell me a story about a brave fox."
 _START = "RLX_COLD_START"  # when the process was started, in the clock of all processes
+_PHASES = (
+    ("rlx.engine.opening.setup:Plan", "of", "open the model, build its graph"),
+    ("rlx.engine.engine", "tokenizer_of", "tokenizer"),
+    ("rlx.text.chat", "chat_ids", "chat template"),
+    ("rlx.compiler.tensors:Tensors", "load", "pack weights"),
+    ("rlx.compiler.compile:Compiler", "program_key", "cache keys"),
+    ("rlx.compiler.compile:Compiler", "key", "cache keys"),
+    ("rlx.passes.pipeline", "lower", "passes"),
+    ("rlx.backends.cpu.link", "link_program", "regions and step"),
+    ("rlx.backends.cpu.link", "select", "write tile kernels"),
+    ("rlx.backends.cpu.templates:Template", "lower", "Numba: types and lowering"),
+    ("rlx.backends.cpu.llvm:Module", "__init__", "LLVM: parse"),
+    ("rlx.backends.cpu.llvm:Module", "result", "LLVM: print"),
+    ("rlx.backends.cpu.llvm", "optimize", "LLVM: optimize"),
+    ("rlx.backends.cpu.llvm", "_emit", "LLVM: emit"),
+    ("rlx.backends.cpu.launch.code:NativeCode", "__init__", "link into the process"),
+    ("rlx.backends.cpu.launch.native:NativeProgram", "launch", "run the program"),
+    ("rlx.backends.cpu.launch.native:NativeProgram", "repeat", "run the program"),
+    ("rlx.backends.cuda.driver:Context", "__init__", "open the card"),
+    ("rlx.backends.cuda.build", "select", "write kernels of a card"),
+    ("rlx.backends.cuda.ptx", "compiled", "LLVM: PTX"),
+    ("rlx.backends.cuda.driver", "link", "the driver's linker"),
+    ("rlx.backends.cuda.program:CardCode", "__init__", "load code onto the card"),
+    ("rlx.backends.cuda.program:CardProgram", "launch", "run the program"),
+)  # functions by what has them, and the phase that they are
 
 Row = dict[str, float]
 
@@ -96,46 +122,11 @@ def child(model: str | None, prompt: str, device: str) -> None:
 
     builtins.__import__ = importing
     with spans("imports"):
-        import numpy as np  # noqa: F401
-
         import rlx
         from rlx import demo
-        from rlx.backends.cpu import link, llvm, templates
-        from rlx.backends.cpu.launch import code, native
-        from rlx.backends.cuda import build, driver, ptx
-        from rlx.backends.cuda import program as card_program
-        from rlx.compiler import compile as compiling
-        from rlx.compiler import tensors
-        from rlx.engine import engine
-        from rlx.engine.opening import setup
-        from rlx.passes import pipeline
-        from rlx.text import chat
 
-    for owner, name, phase in (
-        (setup.Plan, "of", "open the model, build its graph"),
-        (engine, "tokenizer_of", "tokenizer"),
-        (chat, "chat_ids", "chat template"),
-        (tensors.Tensors, "load", "pack weights"),
-        (compiling.Compiler, "program_key", "cache keys"),
-        (compiling.Compiler, "key", "cache keys"),
-        (pipeline, "lower", "passes"),
-        (link, "link_program", "regions and step"),
-        (link, "select", "write tile kernels"),
-        (templates.Template, "lower", "Numba: types and lowering"),
-        (llvm.Module, "__init__", "LLVM: parse"),
-        (llvm.Module, "result", "LLVM: print"),
-        (llvm, "optimize", "LLVM: optimize"),
-        (llvm, "_emit", "LLVM: emit"),
-        (code.NativeCode, "__init__", "link into the process"),
-        (native.NativeProgram, "launch", "run the program"),
-        (native.NativeProgram, "repeat", "run the program"),
-        (driver.Context, "__init__", "open the card"),
-        (build, "select", "write kernels of a card"),
-        (ptx, "compiled", "LLVM: PTX"),
-        (driver, "link", "the driver's linker"),
-        (card_program.CardCode, "__init__", "load code onto the card"),
-        (card_program.CardProgram, "launch", "run the program"),
-    ):
+        owners = [pkgutil.resolve_name(owner) for owner, _, _ in _PHASES]
+    for owner, (_, name, phase) in zip(owners, _PHASES, strict=True):
         spans.wrap(owner, name, phase)
     first: list[float] = []
 

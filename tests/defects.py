@@ -274,6 +274,12 @@ DEFECTS = (
         "tests/sampling",
     ),
     Defect(
+        "grammar: a token that the model has no logit for is forced",
+        "if token >= width), len(found))",
+        "if token > width), len(found))",
+        "tests/grammar",
+    ),
+    Defect(
         "grammar: a stop id ends an answer that is not complete",
         '            if not self._matcher.is_accepting():\n                raise GrammarError(f"the answer is not',
         '            if self._matcher.is_error():\n                raise GrammarError(f"the answer is not',

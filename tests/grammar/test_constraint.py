@@ -137,6 +137,16 @@ def test_forced_tokens_spell_the_only_continuation() -> None:
     assert text and ", said the brave fox".startswith(text)
 
 
+def test_a_token_beyond_the_logits_is_not_forced() -> None:
+    """A grammar can name the id behind the last logit, which stands for the end of an answer there."""
+    constraint = COMPILER.compile(Grammar.lark(f'start: "a" <[{WIDTH}]> "b"')).constraint()
+    assert text_of(constraint.forced()) == "a"
+    spell(constraint, "a")
+    assert constraint.forced() == []
+    with pytest.raises(GrammarError, match="no token of the model continues"):
+        constraint.mask()
+
+
 def test_thinking_comes_before() -> None:
     grammar = Grammar.choice(["yes", "no"])
     constraint = COMPILER.compile(grammar.after("</think>")).constraint({STOP})

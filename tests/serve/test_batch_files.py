@@ -44,10 +44,10 @@ class Echo:
 
     async def __call__(self, request: BatchRequest, request_id: str) -> tuple[int, Any]:
         self.asked.append(request.custom_id)
-        self.now += 1
+        self.now += request.answers
         self.most = max(self.most, self.now)
         await asyncio.sleep(3600 if request.custom_id in self.never else 0)
-        self.now -= 1
+        self.now -= request.answers
         return 200, {"text": request.body, "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
 
 
@@ -99,6 +99,19 @@ def test_wherever_a_run_ends_the_next_one_goes_on(data: st.DataObject) -> None:
         assert out.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
         assert sorted(row["custom_id"] for row in read(out)) == names
         assert len(echo.asked) == 6 - before and progress.before == before
+
+
+def test_a_line_takes_as_many_places_as_it_has_answers(tmp_path: Path) -> None:
+    bodies: list[dict[str, Any]] = [{"n": 3}, {}, {"n": 2}, {"prompt": ["a", [1, 2]], "n": 2}, {}, {"prompt": [1, 2]}]
+    bodies += [{"best_of": 4}, {"n": "two"}]
+    lines = [a_line(str(i), body={"messages": [], **body}) for i, body in enumerate(bodies)]
+    assert [BatchRequest.parse(each.encode()).answers for each in lines] == [3, 1, 2, 4, 1, 1, 4, 1]
+    path, echo = a_file(tmp_path, *lines, a_line("all", body={"n": 9})), Echo()
+    assert run(path, tmp_path / "out.jsonl", echo, at_once=4).done == 9
+    assert echo.most == 9, "one with more answers than there are places is alone"
+    small = Echo()
+    assert run(a_file(tmp_path, *lines), tmp_path / "small.jsonl", small, at_once=4).done == 8
+    assert small.most == 4
 
 
 def test_a_cancelled_run_keeps_what_it_has(tmp_path: Path) -> None:

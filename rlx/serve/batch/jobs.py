@@ -242,7 +242,7 @@ class BatchJobs:
     Args:
         store: has their files.
         call: sends requests to the application.
-        at_once: how many requests of a batch are with the engine at a time.
+        at_once: how many answers of a batch the engine computes at a time.
     """
 
     def __init__(self, store: FileStore, call: Caller, at_once: Callable[[], int]) -> None:

@@ -13,8 +13,8 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,7 +196,7 @@ async def answer_all(
     """Answers all requests that have no answer yet.
 
     Args:
-        at_once: how many requests are with the engine at a time.
+        at_once: how many answers the engine computes at a time; a request that has more of them is alone.
         report: called after each answer.
 
     Raises:
@@ -206,11 +206,15 @@ async def answer_all(
     before = sum(results.done)
     progress = Progress(len(source), done=before, before=before)
     report(progress)
-    numbers = source.ordered(results.done)
+    numbers, places = source.ordered(results.done), _Places(max(1, at_once))
+
+    async def placed(request: BatchRequest, ident: str) -> tuple[int, Any]:
+        async with places.taken(request.answers):
+            return await answering(request, ident)
 
     async def work() -> None:
         for number in numbers:
-            results.append(number, await _answered(source, number, answering, progress))
+            results.append(number, await _answered(source, number, placed, progress))
             progress.done += 1
             report(progress)
             if results.is_late:
@@ -225,6 +229,27 @@ async def answer_all(
     finally:
         results.sync()
     return progress
+
+
+class _Places:
+    """Places of answers that the engine computes at a time. Requests get theirs in order, each all of its own."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._free, self._turn = count, asyncio.Semaphore(count), asyncio.Lock()
+
+    @asynccontextmanager
+    async def taken(self, count: int) -> AsyncIterator[None]:
+        """Waits for so many places, or for all if there are fewer; gives them back at the end."""
+        taken = 0
+        try:
+            async with self._turn:
+                while taken < min(count, self._count):
+                    await self._free.acquire()
+                    taken += 1
+            yield
+        finally:
+            for _ in range(taken):
+                self._free.release()
 
 
 def _first(errors: ExceptionGroup[Exception]) -> Exception:

@@ -64,6 +64,14 @@ class BatchRequest:
     url: str
     body: dict[str, Any]
 
+    @property
+    def answers(self) -> int:
+        """How many answers the engine computes for it, as far as its body is valid: `n` of each of its prompts."""
+        each = max([1, *(n for name in ("n", "best_of") if type(n := self.body.get(name)) is int)])
+        prompt = self.body.get("prompt")
+        several = isinstance(prompt, list) and any(isinstance(one, list | str) for one in prompt)
+        return each * len(prompt) if isinstance(prompt, list) and several else each
+
     @classmethod
     def parse(cls, line: bytes) -> BatchRequest:
         """A line of the input.
