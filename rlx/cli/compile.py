@@ -36,7 +36,7 @@ from rlx.errors import ArgumentError
 from rlx.export.convert import header_of_config, header_of_shape
 from rlx.models.shapes import USUAL
 from rlx.passes import pipeline
-from rlx.passes.pipeline import effective
+from rlx.passes.effective import effective
 from rlx.store.key import range_text
 from rlx.weights import WeightLoader
 from rlx.weights.locate import models_in

@@ -29,8 +29,8 @@ from rlx.errors import ArgumentError, named_refusals
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op_table import CUSTOM, OPS
+from rlx.passes.effective import effective
 from rlx.passes.options import BACKEND, Options
-from rlx.passes.pipeline import effective
 from rlx.store.cache import CompileCache, Files, checked_cache
 from rlx.store.key import CompileKey, digest_text, versions
 from rlx.tracing import span

@@ -32,8 +32,8 @@ from rlx.ir.dtypes import BF16, DTYPES, F16, KV_DTYPES, Q8_0
 from rlx.ir.graph import Graph
 from rlx.models import variants
 from rlx.passes import pipeline
+from rlx.passes.effective import effective
 from rlx.passes.options import PASSES, Options
-from rlx.passes.pipeline import effective
 from rlx.platform import cpu_count
 from rlx.profile import PhaseProfile
 from rlx.profile.keys import KEYS

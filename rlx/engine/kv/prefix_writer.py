@@ -28,7 +28,7 @@ from rlx.engine.opening.setup import Setup
 from rlx.engine.threads import closed_at_exit
 from rlx.errors import BusyError, ModelFileError, RlxError
 from rlx.ir.graph import Graph
-from rlx.passes.pipeline import effective
+from rlx.passes.effective import effective
 from rlx.store.key import FORMAT, CompileKey, Json, digest_text, source_digest
 from rlx.store.store import Store
 from rlx.weights import WeightLoader

@@ -31,9 +31,9 @@ from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.models import variants
 from rlx.models.variants import EmbeddedRows, Features, LowRank
+from rlx.passes.effective import effective
 from rlx.passes.layout import FILE_LAYOUT, lookup_tables, packed_rows, weight_table
 from rlx.passes.options import MAX_PAST, Options, phase
-from rlx.passes.pipeline import effective
 from rlx.profile import CompileProfile
 from rlx.store.key import CompileKey, range_text
 
