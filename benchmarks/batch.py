@@ -30,7 +30,7 @@ import numpy as np
 from gguf import GGUFWriter
 
 from rlx.engine.engine import Engine
-from rlx.engine.model_runner import Batch, Segment
+from rlx.engine.model_runner import Segment
 from rlx.engine.programs import reporting
 from rlx.sampling.choice import LIKELIEST
 from rlx.weights import open_weights
@@ -119,7 +119,7 @@ def started(engine: Engine, sequences: list[Any], prompts: list[list[int]]) -> l
 def advanced(engine: Engine, sequences: list[Any], tokens: list[list[int]]) -> list[Any]:
     """One step of the engine: the logits after the tokens of each sequence, valid until the next step."""
     segments = [Segment(sequence, ids) for sequence, ids in zip(sequences, tokens, strict=True)]
-    return engine.compute(Batch(segments))
+    return engine.compute(segments)
 
 
 def chosen(engine: Engine, rows: list[Any]) -> list[int]:

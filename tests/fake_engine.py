@@ -160,10 +160,10 @@ class FakeEngine:
 
     choose = staticmethod(choose_rows)
 
-    def compute(self, batch: Any) -> list[Any]:
-        self.steps.append(len(batch.segments))
-        found = [self._rows(segment.sequence, segment.tokens) for segment in batch.segments]
-        wanted = (segment.logits for segment in batch.segments)
+    def compute(self, segments: Any) -> list[Any]:
+        self.steps.append(len(segments))
+        found = [self._rows(segment.sequence, segment.tokens) for segment in segments]
+        wanted = (segment.logits for segment in segments)
         return [{"none": None, "last": rows[-1], "all": rows}[name] for rows, name in zip(found, wanted, strict=True)]
 
     step = compute

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.backends import reference
-from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer, Memory
 from rlx.backends.program import Manifest, Program
 from rlx.errors import ArgumentError
@@ -33,6 +32,7 @@ from rlx.sampling.choice import Choose, choose_rows
 from rlx.store.key import sources_of
 
 if TYPE_CHECKING:
+    from rlx.backends.drafts import Heads, Rounds
     from rlx.backends.reference.formats import Formats
     from rlx.passes.pipeline import Pass
 

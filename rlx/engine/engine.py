@@ -28,7 +28,7 @@ from rlx.engine.images import ImageInput
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.model_runner import ALL_ROWS_VALUES, Batch, Limits, ModelRunner, Rows, Segment
+from rlx.engine.model_runner import ALL_ROWS_VALUES, Limits, ModelRunner, Rows, Segment
 from rlx.engine.opening.options import (
     IMAGE_CACHE_BYTES,
     STALL_MS,
@@ -100,8 +100,8 @@ class Engine:
     images: ImageInput | None = None
     choose: Choose
     check_fits: Callable[[int], None]
-    step: Callable[[Batch], list[Logits | None]]
-    compute: Callable[[Batch], list[Values | None]]
+    step: Callable[[Ids[Segment]], list[Logits | None]]
+    compute: Callable[[Ids[Segment]], list[Values | None]]
     kept: DiskKVCache | None = None
     prefix_writer: PrefixWriter | None = None
     _workers: Workers
@@ -274,7 +274,7 @@ class Engine:
 
     def append(self, sequence: Sequence, tokens: Ids[int], logits: Rows = "last") -> Logits:
         """`step` of one segment."""
-        (found,) = self.step(Batch([Segment(sequence, tokens, logits)]))
+        (found,) = self.step([Segment(sequence, tokens, logits)])
         assert found is not None
         return found
 

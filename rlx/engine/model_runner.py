@@ -59,22 +59,6 @@ class Segment:
     drafts: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Segments of different sequences, which one step computes.
-
-    Example:
-        >>> logits = engine.step(Batch([Segment(a, [17]), Segment(b, prompt[:40], logits="none")]))
-        >>> logits[0].shape, logits[1]
-        ((32000,), None)
-
-    Attributes:
-        segments: at least one.
-    """
-
-    segments: Ids[Segment]
-
-
 def packed(lengths: Ids[int], rows: int, texts: int) -> Iterator[list[int]]:
     """Numbers of texts that are computed together: up to `texts` texts of `rows` rows in all; a longer text is alone.
 
@@ -168,14 +152,14 @@ class ModelRunner:
 
     # -- batches --------------------------------------------------------------------------------------------------
 
-    def step(self, batch: Batch) -> list[Logits | None]:
-        """Appends the tokens of every segment to its sequence.
+    def step(self, segments: Ids[Segment]) -> list[Logits | None]:
+        """Appends the tokens of every segment to its sequence: those of different sequences, which one step computes.
 
         Segments that are longer than the largest bucket run in chunks. After an error or an interrupt each sequence
         holds the tokens of the calls that were finished.
 
             prompt = engine.open_sequence(ids)
-            (logits,) = engine.step(Batch([Segment(prompt, ids[len(prompt) :])]))
+            (logits,) = engine.step([Segment(prompt, ids[len(prompt) :])])
 
         Returns:
             For each segment float32 [vocab], the logits after its last row; or [rows, vocab] if it asks for all rows;
@@ -187,10 +171,10 @@ class ModelRunner:
             BusyError: a sequence was closed, or is paused.
             PoolFullError: the pool has no room for all of it; nothing was computed.
         """
-        found = self.compute(batch, copies=True)
+        found = self.compute(segments, copies=True)
         return [None if logits is None else np.asarray(logits) for logits in found]
 
-    def compute(self, batch: Batch, *, copies: bool = False) -> list[Values | None]:
+    def compute(self, segments: Ids[Segment], *, copies: bool = False) -> list[Values | None]:
         """As `step`, but the logits stay where they lie, which is valid until the next step.
 
         It is for callers that choose a token and are done with them.
@@ -198,7 +182,6 @@ class ModelRunner:
         Args:
             copies: whether they are copied, and stay valid.
         """
-        segments = batch.segments
         for segment in segments:
             self.prepare(segment.sequence, segment.tokens)
         if len(segments) == 1:  # quick, for every token of a sequence alone
@@ -523,12 +506,15 @@ def feed(inputs: Mapping[str, Any], ids: Ids[int], past: int, embeddings: Prompt
         embeddings: those of the sequence. A program without an input for their rows gets none of their positions.
         at: the first row.
     """
-    if embeddings is None and "row_index" not in inputs:  # text alone: components of positions are equal
-        rows, count = slice(at, at + len(ids)), len(ids)
+    if embeddings is None and "row_index" not in inputs:  # text alone
+        count = len(ids)
         if "tokens" in inputs:
-            inputs["tokens"][rows] = ids
-        if "positions" in inputs:
-            inputs["positions"][rows].T[...] = past if count == 1 else range(past, past + count)
+            inputs["tokens"][at if count == 1 else slice(at, at + count)] = ids[0] if count == 1 else ids
+        if (positions := inputs.get("positions")) is not None:
+            if count == 1:  # quick, for every token
+                positions[at] = past
+            else:  # a row of equal components, where positions have some
+                positions[at : at + count].T[...] = np.arange(past, past + count)
         return
     feed_positions(inputs, len(ids), past, embeddings, at)
     feed_tokens(inputs, ids, past, embeddings, at)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rlx.backends.memory import Values
-from rlx.engine.request.request import Logits
+from rlx.engine.request.output import Logits
 from rlx.errors import ArgumentError
 from rlx.sampling.choice import Choose, choose_rows
 
 if TYPE_CHECKING:
-    from rlx.engine.model_runner import Batch
+    from rlx.engine.model_runner import Segment
 
 MOST_ROWS = 1 << 30
 
@@ -44,7 +44,7 @@ class StepEngine(Protocol):
         """
         ...
 
-    def compute(self, batch: Batch, /) -> Ids[Values | None]:
+    def compute(self, segments: Ids[Segment], /) -> Ids[Values | None]:
         """Computes the segments; their logits are valid until the next step.
 
         Raises:
@@ -116,10 +116,10 @@ class RecomputeEngine:
         """An empty sequence."""
         return ComputedAnew(embeddings)
 
-    def compute(self, batch: Batch) -> list[Values | None]:
+    def compute(self, segments: Ids[Segment]) -> list[Values | None]:
         """Appends the segments; the logits after those that ask for them, float32[vocab]."""
         found: list[Values | None] = []
-        for segment in batch.segments:
+        for segment in segments:
             context: Any = segment.sequence
             context.ids.extend(segment.tokens)
             embeddings = [] if context.embeddings is None else [context.embeddings]

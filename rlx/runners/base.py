@@ -410,9 +410,9 @@ def planned(
     if request.stop_ids:
         stops |= _checked_ids(request.stop_ids, runner.vocab_size)
     constraint = None if request.grammar is None else runner.grammars.compile(request.grammar).constraint(stops)
-    opts = runner.default_sample
-    if request.sample is not None:
-        opts = resolved(request.sample, runner.recommended_sample, opts)
+    opts: Any = runner.default_sample if request.sample is None else request.sample
+    if isinstance(opts, str):
+        opts = resolved(opts, runner.recommended_sample, GREEDY)
     adapter, salt = chosen_adapter(runner, request.adapter, request.cache_salt)
     speculative = runner._speculative if request.speculative is None and drafts else request.speculative
     embeds = None

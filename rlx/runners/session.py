@@ -18,7 +18,7 @@ import numpy.typing as npt
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.model_runner import Batch, Segment, packed
+from rlx.engine.model_runner import Segment, packed
 from rlx.engine.request.output import Logits, Step, candidate, likeliest, log_probs, of_unit_length
 from rlx.engine.request.request import Context, Job, check_finite
 from rlx.errors import ArgumentError, PromptError
@@ -201,7 +201,7 @@ def recomputed(engine: Engine, ids: list[int], embeddings: PromptEmbeddings | No
     try:
         while (at := len(sequence)) < len(ids):
             part = ids[at : sequence.call_end(at, engine.most_rows)]
-            (found,) = engine.step(Batch([Segment(sequence, part)]))
+            (found,) = engine.step([Segment(sequence, part)])
         assert found is not None
         return found
     finally:
@@ -242,7 +242,7 @@ def measured_ends(engine: Engine, loop: EngineLoop, prompts: Ids[Context], measu
                 else:
                     each = zip(numbers, opened, strict=True)
                     segments = [Segment(own, prompts[i].ids[len(own) :]) for i, own in each]
-                    rows = loop.room.made_for(partial(engine.step, Batch(segments)))
+                    rows = loop.room.made_for(partial(engine.step, segments))
                 for i, row in zip(numbers, rows, strict=True):
                     assert row is not None
                     found[i] = measure(check_finite(row, "rerank"))
@@ -337,8 +337,7 @@ def appended(
         if output == "hidden":
             yield engine.hidden(sequence, piece)
         else:
-            batch = Batch([Segment(sequence, piece, output)])
-            (found,) = loop.room.made_for(partial(engine.step, batch))
+            (found,) = loop.room.made_for(partial(engine.step, [Segment(sequence, piece, output)]))
             assert found is not None
             yield np.atleast_2d(found)
 

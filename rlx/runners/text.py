@@ -24,7 +24,7 @@ from rlx.prompt import Prompt, read_images
 from rlx.sampling.options import combined, resolved
 from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids, tool_format
 from rlx.text.chat import chat_ids, thinking_variables
-from rlx.text.image_parts import taken_images, with_frames
+from rlx.text.image_parts import taken_images
 from rlx.text.tokenizer import AnswerText
 from rlx.text.tool_calls import Tool, ToolChoice, ToolFormat, checked_choice, checked_tools
 from rlx.text.tool_calls.format import ToolCall, whole_calls
@@ -165,7 +165,7 @@ def chat_prompt(
     """The ids of a conversation up to the start of the answer; with images a `Prompt`. See `Model.chat_ids`."""
     given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     images = model._images
-    plain, values = taken_images(with_frames(given, partial(runners.media.frames, model)))
+    plain, values = taken_images(given, partial(runners.media.frames, model))
     if values and images is None:
         raise no_tower(f"{model.family} model", "messages", len(values))
     if images is None:

@@ -19,42 +19,9 @@ _VALUES = ("image", "path", "url", "base64")  # keys of transformers' part that 
 _REMOTE = "rlx downloads no images: give the path, the bytes or a data URI"
 
 
-def with_frames(messages: Any, parts: Callable[[Any, Any, str], Iterable[Any]]) -> Any:
-    """Messages in which each video is the texts and images that stand for it.
-
-    The form of a part is `{"type": "video", "video": [frame, ...], "fps": 2}`.
-
-    Args:
-        parts: makes them of the frames and the frames per second of a part, whose place is the third argument.
-
-    Raises:
-        MultimodalError: a part is a file or an address of a video.
-    """
-    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
-        return messages
-    return [_without_videos(message, f"messages[{i}].content", parts) for i, message in enumerate(messages)]
-
-
-def _without_videos(message: Any, where: str, parts: Callable[[Any, Any, str], Iterable[Any]]) -> Any:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, list | tuple):
-        return message
-    found: list[Any] = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in _VIDEOS:
-            found.append(part)
-            continue
-        place, frames = f"{where}[{i}]", part.get("video")
-        if not isinstance(frames, list | tuple) and not hasattr(frames, "shape"):
-            hint = 'give its frames: {"type": "video", "video": [frame, ...], "fps": 2}'
-            raise MultimodalError("rlx reads no video files", where=place, hint=hint)
-        for each in parts(frames, part.get("fps"), place):
-            found.append({"type": "text", "text": each} if isinstance(each, str) else {**IMAGE, "image": each})
-    return {**message, "content": found}
-
-
-def taken_images(messages: Any) -> tuple[Any, list[Any]]:
+def taken_images(
+    messages: Any, frames: Callable[[Any, Any, str], Iterable[Any]] | None = None
+) -> tuple[Any, list[Any]]:
     """Messages in which every image is the part `{"type": "image"}`, and the images in order.
 
     The forms of a part:
@@ -63,27 +30,51 @@ def taken_images(messages: Any) -> tuple[Any, list[Any]]:
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}
         {"type": "input_image", "image_url": "data:image/png;base64,..."}
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "..."}}
+        {"type": "video", "video": [frame, ...], "fps": 2}
+
+    Args:
+        frames: makes the texts and images that stand for a video of the frames and the frames per second of its part,
+            whose place is the third argument; None leaves videos as they are.
 
     Raises:
-        MultimodalError: a part of an image has none of these forms.
+        MultimodalError: a part of an image has none of these forms, or a part is a file or an address of a video.
     """
+    images, found = list[Any](), list[Any]()
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
-        return messages, []  # what is wrong with it is said where messages are checked
-    images: list[Any] = []
-    return [_without(message, f"messages[{i}].content", images) for i, message in enumerate(messages)], images
+        return messages, images  # what is wrong with it is said where messages are checked
+    for i, message in enumerate(messages):
+        content, where = message.get("content") if isinstance(message, Mapping) else None, f"messages[{i}].content"
+        if isinstance(content, list | tuple):
+            parts = content if frames is None else _without_videos(content, where, frames)
+            message = {**message, "content": _without_images(parts, where, images)}
+        found.append(message)
+    return found, images
 
 
-def _without(message: Any, where: str, images: list[Any]) -> Any:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, list | tuple):
-        return message
+def _without_videos(content: Sequence[Any], where: str, frames: Callable[[Any, Any, str], Iterable[Any]]) -> list[Any]:
+    found: list[Any] = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in _VIDEOS:
+            found.append(part)
+            continue
+        place, shown = f"{where}[{i}]", part.get("video")
+        if not isinstance(shown, list | tuple) and not hasattr(shown, "shape"):
+            hint = 'give its frames: {"type": "video", "video": [frame, ...], "fps": 2}'
+            raise MultimodalError("rlx reads no video files", where=place, hint=hint)
+        for each in frames(shown, part.get("fps"), place):
+            found.append({"type": "text", "text": each} if isinstance(each, str) else {**IMAGE, "image": each})
+    return found
+
+
+def _without_images(content: Sequence[Any], where: str, images: list[Any]) -> list[Any]:
     parts = []
     for i, part in enumerate(content):
         value = _image_of(part, f"{where}[{i}]") if isinstance(part, Mapping) else None
         if value is not None:
             images.append(value)
         parts.append(part if value is None else IMAGE)
-    return {**message, "content": parts}
+    return parts
 
 
 def _image_of(part: Mapping[str, Any], where: str) -> Any:

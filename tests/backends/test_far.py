@@ -17,7 +17,7 @@ import rlx
 from rlx import demo
 from rlx.backends.memory import DeviceArray
 from rlx.engine.kv.disk_kv_cache import DiskKVCache
-from rlx.engine.model_runner import Batch, Segment
+from rlx.engine.model_runner import Segment
 from rlx.runners import CachedRunner
 from rlx.serve import ServedModel, create_app
 from rlx.store.cache import CompileCache
@@ -95,9 +95,9 @@ def test_logits_stay_on_the_device(opened: Any, goldens: Path, device: far.Far) 
     engine, ids = opened("llama")._engine, prompt(goldens, "llama")[:9]
     sequences = [engine.open_sequence(shared=False) for _ in range(3)]
     segments = [Segment(each, ids[at:], "last") for at, each in enumerate(sequences[:2])]
-    found = [*engine.compute(Batch(segments)), *engine.compute(Batch([Segment(sequences[2], ids[2:])]))]
+    found = [*engine.compute(segments), *engine.compute([Segment(sequences[2], ids[2:])])]
     assert all(isinstance(rows, DeviceArray) and rows.shape == (engine.config.vocab_size,) for rows in found)
-    (alone,) = engine.step(Batch([Segment(engine.open_sequence(shared=False), ids[2:])]))
+    (alone,) = engine.step([Segment(engine.open_sequence(shared=False), ids[2:])])
     np.testing.assert_array_equal(np.asarray(found[2]), alone)
     assert isinstance(alone, np.ndarray)
 

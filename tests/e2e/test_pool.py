@@ -18,7 +18,7 @@ from rlx.engine.engine import Engine
 from rlx.engine.kv import pool as cache_pool
 from rlx.engine.kv.pool import pool_bytes
 from rlx.engine.kv.sequence import Sequence as PoolSequence
-from rlx.engine.model_runner import Batch, Segment
+from rlx.engine.model_runner import Segment
 from rlx.errors import ArgumentError, BusyError, PoolFullError, ResourceError
 from rlx.platform import Platform
 from rlx.platform.linux import Linux
@@ -50,7 +50,7 @@ def fed(engine: Engine, sequence: PoolSequence, prompt: Sequence[int]) -> Array:
     found: Array | None = None
     while len(sequence) < len(prompt):
         end = min(sequence.call_end(len(sequence), engine.most_rows), len(prompt))
-        (found,) = engine.step(Batch([Segment(sequence, prompt[len(sequence) : end])]))  # type: ignore[assignment]
+        (found,) = engine.step([Segment(sequence, prompt[len(sequence) : end])])  # type: ignore[assignment]
     assert found is not None
     return found
 
@@ -88,7 +88,7 @@ def test_a_common_prefix_is_computed_and_stored_once(engine: Engine) -> None:
     slots = pool.sizes.slot_bytes * 31
     copies = pool.index.checkpoint_bytes
     assert pool.used_bytes - first_bytes <= pages * pool.sizes.page_bytes + slots + copies
-    found = engine.step(Batch([Segment(sequence, [5]) for sequence in sequences]))
+    found = engine.step([Segment(sequence, [5]) for sequence in sequences])
     for i in (0, 13, 31):
         logits = found[i]  # type: ignore[assignment]
         assert same(logits, alone(engine, [*prompts[i], 5]))
@@ -112,18 +112,18 @@ def test_segments_of_every_size_share_a_step(engine: Engine) -> None:
         Segment(sequence, tokens, mode, drafts=i == 3)
         for i, (sequence, (_, tokens), mode) in enumerate(zip(sequences, parts, modes, strict=True))
     ]
-    last, none, short, drafts = engine.step(Batch(segments))
+    last, none, short, drafts = engine.step(segments)
     assert none is None and last is not None and short is not None and drafts is not None
     assert same(last, alone(engine, [*IDS[:40], 7]))
     assert short.shape == (5, engine.config.vocab_size) and drafts.shape == (3, engine.config.vocab_size)
     assert same(short[2], alone(engine, IDS[200:203]))
     assert same(drafts[1], alone(engine, [*IDS[300:309], 1, 2]))
     sequences[3].rewind(11)  # the last draft was wrong
-    found = engine.step(Batch([Segment(sequences[3], [9]), Segment(sequences[1], [8])]))
+    found = engine.step([Segment(sequences[3], [9]), Segment(sequences[1], [8])])
     assert same(found[0], alone(engine, [*IDS[300:309], 1, 2, 9]))  # type: ignore[arg-type]
     assert same(found[1], alone(engine, [*IDS[100:150], 8]))  # type: ignore[arg-type]
     kept = [rows.copy() for rows in found if rows is not None]
-    views = engine.compute(Batch([Segment(sequences[3], [4]), Segment(sequences[1], [5])]))
+    views = engine.compute([Segment(sequences[3], [4]), Segment(sequences[1], [5])])
     assert same(views[0], alone(engine, [*IDS[300:309], 1, 2, 9, 4]))  # type: ignore[arg-type]
     assert np.array_equal(found, kept), "copies outlive the next step"
 
@@ -136,13 +136,13 @@ def test_a_paused_sequence_goes_on_with_the_same_bits(engine: Engine) -> None:
     assert not len(sequence.pages) and not sequence.memory.slots
     assert engine.stats()["paused_bytes"] >= 3 * engine.pool.sizes.page_bytes
     with pytest.raises(BusyError, match="the sequence is paused"):
-        engine.step(Batch([Segment(sequence, [3])]))
+        engine.step([Segment(sequence, [3])])
     stranger = engine.open_sequence()
     fed(engine, stranger, IDS[500:700])  # takes pages and slots
     sequence.resume()
     assert engine.stats()["paused_bytes"] == 0
-    found = engine.step(Batch([Segment(sequence, [3])]))[0]
-    want = engine.step(Batch([Segment(other, [3])]))[0]
+    found = engine.step([Segment(sequence, [3])])[0]
+    want = engine.step([Segment(other, [3])])[0]
     assert np.array_equal(found, want)  # type: ignore[arg-type]
 
 
@@ -167,7 +167,7 @@ def test_a_small_pool_forgets_and_refuses(goldens: Path) -> None:
             assert len(held) < 40
             held.append(engine.open_sequence())
             try:
-                engine.step(Batch([Segment(held[-1], IDS[40 * len(held) :][:150])]))
+                engine.step([Segment(held[-1], IDS[40 * len(held) :][:150])])
             except PoolFullError as error:
                 refused = error
         assert str(refused).startswith("kv_bytes: the pool of ") and refused.total == nbytes
@@ -191,7 +191,7 @@ def test_a_nan_stays_in_its_sequence(engine: Engine) -> None:
             grid.put(broken.pages, np.full_like(grid.take(broken.pages), 0xFF))
     for name in (*memory.rings, *memory.recurrent):
         memory.slot_of(name, broken.memory.slot).view(memory.table[name].element)[...] = np.nan
-    found = engine.step(Batch([Segment(broken, [3]), Segment(sound, [4])]))
+    found = engine.step([Segment(broken, [3]), Segment(sound, [4])])
     assert np.isnan(found[0]).all()  # type: ignore[arg-type]
     assert same(found[1], alone(engine, [*IDS[100:170], 4]))  # type: ignore[arg-type]
     pages = broken.pages.tolist()

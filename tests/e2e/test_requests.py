@@ -68,9 +68,9 @@ def test_one_that_fails_fails_alone(runner: Any, monkeypatch: pytest.MonkeyPatch
     alone = [runner.generate([i, 5, 9], 16, stop_at_eog=False) for i in range(3)]
     compute, bad = runner._engine.compute, [7, 7, 7]
 
-    def broken(batch: Any) -> Any:
-        found = compute(batch)
-        for segment, logits in zip(batch.segments, found, strict=True):
+    def broken(segments: Any) -> Any:
+        found = compute(segments)
+        for segment, logits in zip(segments, found, strict=True):
             if logits is not None and list(segment.sequence.ids[:3]) == bad:
                 np.asarray(logits)[...] = np.nan  # where it lies
         return found

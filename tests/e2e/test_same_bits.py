@@ -15,7 +15,7 @@ import pytest
 from models.golden_files import FILES, QUANTIZED
 
 from rlx.engine.kv.sequence import Sequence as TokenSequence
-from rlx.engine.model_runner import Batch, Segment
+from rlx.engine.model_runner import Segment
 from rlx.profile import CompileProfile
 from tests.single_sequence import SingleEngine
 
@@ -70,7 +70,7 @@ def with_drafts(engine: SingleEngine, ids: Sequence[int]) -> Rows:
 def appended(engine: SingleEngine, sequence: TokenSequence, tokens: Sequence[int]) -> Rows:
     """The logits after each of the tokens, by position."""
     at = len(sequence)
-    (rows,) = engine.step(Batch([Segment(sequence, tokens, "all")]))
+    (rows,) = engine.step([Segment(sequence, tokens, "all")])
     assert rows is not None
     return dict(enumerate(rows, at))
 
@@ -109,7 +109,7 @@ def in_a_batch(engine: SingleEngine, ids: Sequence[int]) -> Rows:
                 Segment(chunks, ids[at : at + 5], "none"),
                 Segment(drafts, ids[at : at + 3], "all", drafts=True),
             ]
-            *_, row = engine.step(Batch([*beside[at % 3 :], Segment(own, [ids[at]])]))
+            *_, row = engine.step([*beside[at % 3 :], Segment(own, [ids[at]])])
             assert row is not None
             found[at] = row
             drafts.rewind(len(drafts) - 2)

@@ -14,7 +14,7 @@ import pytest
 from rlx import models
 from rlx.engine.engine import Engine
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
-from rlx.engine.model_runner import Batch, Segment
+from rlx.engine.model_runner import Segment
 from rlx.engine.opening.setup import open_model
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
@@ -74,7 +74,7 @@ def reference(engine: Engine) -> Array:
 
 
 def computed(engine: Engine, *segments: Segment) -> list[Array]:
-    return [found.copy() for found in engine.step(Batch(segments)) if found is not None]
+    return [found.copy() for found in engine.step(segments) if found is not None]
 
 
 def test_logits_of_every_position(engine: Engine) -> None:

@@ -100,19 +100,19 @@ class ToyEngine:
         if used + more > self.room:
             raise PoolFullError("the pool is full", needed=more, available=self.room - used, total=self.room)
 
-    def compute(self, batch: Any) -> list[Any]:
-        rows = [len(segment.tokens) for segment in batch.segments]
+    def compute(self, segments: Any) -> list[Any]:
+        rows = [len(segment.tokens) for segment in segments]
         assert max(rows) <= self.most_rows
-        assert len({id(segment.sequence) for segment in batch.segments}) == len(rows)
+        assert len({id(segment.sequence) for segment in segments}) == len(rows)
         self.check_room(sum(rows))
         positions = sum(
-            count * (len(segment.sequence) + count / 2) for segment, count in zip(batch.segments, rows, strict=True)
+            count * (len(segment.sequence) + count / 2) for segment, count in zip(segments, rows, strict=True)
         )
         self.now += self.first + self.more * (sum(rows) - 1) + self.deep * positions
         self.steps.append(rows)
         for view in self.views:
             view[...] = np.nan  # as a real engine may overwrite them
-        found = [self._segment(segment) for segment in batch.segments]
+        found = [self._segment(segment) for segment in segments]
         self.views = [rows for rows in found if rows is not None]
         return found
 

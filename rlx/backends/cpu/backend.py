@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends import cpu
-from rlx.backends.cpu import steps
+from rlx.backends.cpu import launch, steps
 from rlx.backends.cpu.chooser import Chooser
 from rlx.backends.cpu.kernel import Units
 from rlx.backends.cpu.launch.code import NativeCode
-from rlx.backends.cpu.launch.drafts import run_rounds
 from rlx.backends.cpu.launch.native import NativeProgram
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import packed_bytes, row_blocks
@@ -35,7 +34,6 @@ from rlx.backends.device import (
     Packer,
     no_form,
 )
-from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.host import HOST, address
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Manifest, Program
@@ -44,6 +42,7 @@ from rlx.sampling.choice import Choose
 from rlx.store.key import compiler_versions
 
 if TYPE_CHECKING:
+    from rlx.backends.drafts import Heads, Rounds
     from rlx.backends.reference.formats import Formats
 
 _GRAINS = 64  # ranges of units that the workers of a loop take
@@ -146,7 +145,7 @@ class Cpu(Backend):
             return autotune.tune(plan, target.default_tuning, bench, seconds, progress)
 
     def rounds(self, models: tuple[Program, Program], heads: Heads, **limits: Any) -> Rounds:
-        return run_rounds(models, heads, **limits)
+        return launch.drafts.run_rounds(models, heads, **limits)
 
     def loop(self, loop: Loop, workers: WorkerPool, builder: Builder) -> Callable[..., None]:
         code = steps.step_of(

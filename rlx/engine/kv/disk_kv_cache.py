@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from rlx.compiler.state_memory import SlotCopy
-from rlx.engine.kv.prefix import Keys, keys_of, page_count
+from rlx.engine.kv.prefix import Keys, page_count
 from rlx.engine.kv.prefix_store import BLOCK, Digests, Found, PrefixStore, Run
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
-from rlx.engine.kv.sequence import SPACING
+from rlx.engine.kv.sequence import SPACING, keys_of
 from rlx.errors import PoolFullError
 
 if TYPE_CHECKING:

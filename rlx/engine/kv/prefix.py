@@ -19,16 +19,12 @@ Truth lies with the owners: `recount` restores the counters from them, after an 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 
 Pages = npt.NDArray[np.int32]
 
@@ -140,23 +136,6 @@ def page_count(positions: int, page: int) -> int:
 
 
 Keys = npt.NDArray[np.int64]
-
-
-def keys_of(ids: Sequence[int], embeddings: PromptEmbeddings | None, salt: str = "") -> Keys:
-    """The keys of some ids in the prefix index, i64 [ids]: the id, or in an embedded span a hash of what stands there.
-
-    Hashes are below 0, so that they differ from every token id.
-
-    Args:
-        salt: hashed into the first key, so that only prompts with the same salt have a prefix in common.
-    """
-    keys = np.array(ids, np.int64)
-    if embeddings is not None:
-        embeddings.identify(keys)
-    if salt and len(keys):
-        digest = blake2b(keys[:1].tobytes(), digest_size=8, key=blake2b(salt.encode("utf-8", "surrogatepass")).digest())
-        keys[0] = -1 - (int.from_bytes(digest.digest(), "little") >> 1)
-    return keys
 
 
 @dataclass(eq=False)

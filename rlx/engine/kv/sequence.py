@@ -14,12 +14,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.compiler.state_memory import SlotCopy
-from rlx.engine.kv.prefix import Keys, Pages, keys_of, page_count
+from rlx.engine.kv.prefix import Keys, Pages, page_count
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.errors import BusyError
 
@@ -476,3 +477,20 @@ class Sequence:
             what = "the sequence was closed" if self.closed else "the sequence is paused"
             hint = "Open a new one." if self.closed else "Call resume() first."
             raise BusyError(what, where="sequence", hint=hint)
+
+
+def keys_of(ids: Ids[int], embeddings: PromptEmbeddings | None, salt: str = "") -> Keys:
+    """The keys of some ids in the prefix index, i64 [ids]: the id, or in an embedded span a hash of what stands there.
+
+    Hashes are below 0, so that they differ from every token id.
+
+    Args:
+        salt: hashed into the first key, so that only prompts with the same salt have a prefix in common.
+    """
+    keys = np.array(ids, np.int64)
+    if embeddings is not None:
+        embeddings.identify(keys)
+    if salt and len(keys):
+        digest = blake2b(keys[:1].tobytes(), digest_size=8, key=blake2b(salt.encode("utf-8", "surrogatepass")).digest())
+        keys[0] = -1 - (int.from_bytes(digest.digest(), "little") >> 1)
+    return keys

@@ -19,7 +19,7 @@ from rlx import env, tracing
 from rlx.backends.memory import Values
 from rlx.engine.loop.room import Room
 from rlx.engine.loop.scheduler import Scheduler
-from rlx.engine.model_runner import Batch, Segment
+from rlx.engine.model_runner import Segment
 from rlx.engine.request import record
 from rlx.engine.request.output import FinishReason
 from rlx.engine.request.request import AHEAD, QUIET, Job, Task, check_finite
@@ -459,7 +459,7 @@ class Executor:
         left = segments
         while left:
             try:
-                found = self.engine.compute(Batch([*left.values()]))
+                found = self.engine.compute([*left.values()])
             except PoolFullError as error:
                 if not self.room.make():
                     self.room.end(next(iter(left)), error)

@@ -21,7 +21,7 @@ from rlx.backends.program import Observer, Program
 from rlx.compiler import profiling
 from rlx.compiler.profiling import LEAST_BYTES, MEMORY_BYTES, OpTime, clocked, measure_step, op_times
 from rlx.engine.kv.sequence import Sequence as Cached
-from rlx.engine.model_runner import Batch, Segment
+from rlx.engine.model_runner import Segment
 from rlx.engine.programs.programs import DECODE, GREEDY, ProgramSpec
 from rlx.engine.programs.ready import compile_tower
 from rlx.errors import RlxError
@@ -270,7 +270,7 @@ def batch_steps(engine: Engine, rows: Sequence[int], depth: int) -> Iterator[Bat
     """
     prompt = [(7919 * i) % engine.config.vocab_size for i in range(depth)]
     first = engine.open_sequence(shared=False)
-    engine.step(Batch([Segment(first, prompt, "none")]))
+    engine.step([Segment(first, prompt, "none")])
     snapshot = engine.snapshot_of(first)
     first.discard()
     for count in rows:
@@ -304,7 +304,7 @@ def _measured(engine: Engine, sequences: list[Cached], depth: int) -> BatchStep:
 
     def run() -> float:
         start = time.perf_counter()
-        found = engine.compute(Batch([Segment(s, [token]) for s, token in zip(sequences, ids, strict=True)]))
+        found = engine.compute([Segment(s, [token]) for s, token in zip(sequences, ids, strict=True)])
         computed = time.perf_counter()
         chosen = engine.choose([each for each in found if each is not None], [LIKELIEST] * rows)
         end = time.perf_counter()

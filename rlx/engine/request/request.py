@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from rlx import grammar
 from rlx.backends.memory import Values
-from rlx.engine.kv.prefix import Keys, keys_of
+from rlx.engine.kv.prefix import Keys
+from rlx.engine.kv.sequence import keys_of
 from rlx.engine.request.output import FinishReason
 from rlx.engine.request.record import ActiveRequest, Record
 from rlx.engine.threads import Notifier

@@ -18,7 +18,7 @@ from rlx import env
 from rlx.compiler.compile import Progress
 from rlx.compiler.state_memory import Sizes
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.model_runner import Batch, Segment
+from rlx.engine.model_runner import Segment
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan, Setup, open_model, tokenizer_of
 from rlx.engine.programs.programs import expected_programs
@@ -149,7 +149,7 @@ class DraftModel:
             Segment(each.sequence, tokens[:ROWS], "last" if len(tokens) <= ROWS else "none")
             for each, tokens in rows.items()
         ]
-        computed = zip(rows, self.engine.compute(Batch(segments)), strict=True)
+        computed = zip(rows, self.engine.compute(segments), strict=True)
         ends = {each: logits for each, logits in computed if logits is not None}
         chosen = self.engine.choose([*ends.values()], [LIKELIEST] * len(ends)) if ends else ()
         for each, (token, _, _) in zip(ends, chosen, strict=True):
@@ -215,7 +215,7 @@ class ModelDrafter:
         if self.sequence.recurrent:  # states that cannot go back are copied before the drafts
             self.sequence.mark(len(ids) - 1)
             if 1 < len(lacking) <= ROWS:
-                engine.step(Batch([Segment(self.sequence, lacking[:-1], "none")]))
+                engine.step([Segment(self.sequence, lacking[:-1], "none")])
                 return lacking[-1:]
         return lacking
 
