@@ -1,6 +1,6 @@
 """The options that make a difference to the program of a graph: what its key in the cache is made of.
 
-Passes stage. A program that is in the cache needs this, and no pass.
+Passes stage. A program that is in the cache needs this, and runs no pass.
 """
 
 from __future__ import annotations
