@@ -19,7 +19,7 @@ from rlx.arguments import known_arguments
 from rlx.backends import Device
 from rlx.closing import Closing
 from rlx.engine import speculation
-from rlx.engine.images import ImageInput
+from rlx.engine.images import ImageInput, checked_context
 from rlx.engine.loop.handle import Handle, RequestGroup, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import OPENING
@@ -32,7 +32,6 @@ from rlx.engine.request.request import (
     PromptLike,
     Request,
     RequestOptions,
-    checked_context,
     request_of,
 )
 from rlx.engine.threads import Notifier

@@ -18,6 +18,7 @@ from rlx import env
 from rlx.arguments import bound, check_arguments, whole
 from rlx.closing import Closing
 from rlx.engine.engine import Engine
+from rlx.engine.images import checked_context
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import profile_beside
@@ -29,7 +30,6 @@ from rlx.engine.request.request import (
     Context,
     PromptLike,
     check_ids,
-    checked_context,
     checked_count,
     too_long,
 )

@@ -13,9 +13,9 @@ from toy_engine import ToyEngine, answer, asked, executor, give
 from toy_engine import job as toy_job
 
 import rlx
-from rlx.engine.images import ImageInput
+from rlx.engine.images import ImageInput, checked_context
 from rlx.engine.loop.executor import Executor
-from rlx.engine.request.request import Job, checked_context
+from rlx.engine.request.request import Job
 from rlx.errors import ArgumentError, ConfigError, MultimodalError
 from rlx.prompt import Prompt
 from rlx.runners import CachedRunner

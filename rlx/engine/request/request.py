@@ -28,13 +28,12 @@ from rlx.engine.kv.sequence import keys_of
 from rlx.engine.request.output import FinishReason
 from rlx.engine.request.record import ActiveRequest, Record
 from rlx.engine.threads import Notifier
-from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
+from rlx.errors import ArgumentError, NumericalError, PromptError
 from rlx.prompt import Prompt, TokenIds
 from rlx.sampling.options import Sample, SampleOpts
 from rlx.sampling.sampler import Constraint, Sampler
 
 if TYPE_CHECKING:
-    from rlx.engine.images import ImageInput
     from rlx.engine.speculation.drafts import Drafts
     from rlx.grammar import Grammar
 
@@ -62,45 +61,6 @@ class Context:
 
 
 PromptLike = TokenIds | Prompt | Context
-
-
-def checked_context(
-    prompt: PromptLike, images: ImageInput | None, vocab_size: int, max_seq: int | None, what: str, model: str
-) -> Context:
-    """The checked context of a prompt: each image takes as many positions as it has rows.
-
-    Args:
-        images: how images come into prompts; None if the runner takes none.
-        max_seq: how many positions there may be; None for any number.
-        what: the argument, for messages.
-        model: what the model is called in messages.
-
-    Raises:
-        PromptError: there is no id, an invalid one, or too many.
-        MultimodalError: the model takes no images, or placeholders and images do not match.
-        ImageError: the model takes no image of such a size.
-    """
-    if isinstance(prompt, Context):  # it is checked
-        return prompt
-    found = None
-    if isinstance(prompt, Prompt):
-        found = None if images is None else images.placed(prompt, vocab_size, what)
-        if found is None and prompt.images:
-            raise no_tower(model, what, len(prompt.images))
-        prompt = prompt.ids
-    context = Context(check_ids(prompt, vocab_size, what)) if found is None else found
-    if max_seq is not None and len(context.ids) > max_seq:
-        raise too_long(context, max_seq, what)
-    return context
-
-
-def no_tower(model: str, where: str, images: int = 1) -> MultimodalError:
-    """The error of images for a model that takes none."""
-    count = "there is an image" if images == 1 else f"there are {images} images"
-    return MultimodalError(
-        f"{count}, and the {model} has no vision tower", where=where,
-        hint="open the model with its vision projector (`mmproj`), or its folder of safetensors, which holds the tower",
-    )  # fmt: skip
 
 
 def _is_whole(value: Any) -> bool:
