@@ -306,30 +306,36 @@ class PrefixIndex:
             keys: i64 [positions].
             table: i32 [pages or more], the sequence's page table.
         """
-        path, at = self._walk(keys, uses=True)
+        path, at = self._walk(keys)
         if at < len(keys):
-            self._grow(path, at, keys, table)
+            path = self._grow(path, at, keys, table)
+        self._clock += 1
+        for node in path:  # not what was split off
+            node.used = self._clock
 
-    def _grow(self, path: list[Node], at: int, keys: Keys, table: npt.NDArray[np.int32]) -> None:
+    def _grow(self, path: list[Node], at: int, keys: Keys, table: npt.NDArray[np.int32]) -> list[Node]:
         """Adds the keys from position `at` on, behind the last node of the path."""
         before = path[-2] if len(path) > 1 else self._root
         last = path[-1] if path else self._root
         if last is not self._root and at < last.end:
             last = self._split(before, last, at)
+            path = [*path[:-1], last]
         first = at // self._page
         pages = table[first : page_count(len(keys), self._page)].tolist()
         self._pages.share(pages, index=True)
         self._pages.freeze(pages, np.minimum(self._page, len(keys) - np.arange(first, first + len(pages)) * self._page))
         if last is self._root or last.children:
-            last.children[int(keys[at])] = Node(at, keys[at:].copy(), pages, used=self._clock)
-            return
+            node = Node(at, keys[at:].copy(), pages)
+            last.children[int(keys[at])] = node
+            return [*path, node]
         # A leaf that nothing else follows grows. The new page holds what the one before it held, and more.
         kept = first - last.start // self._page
         old = last.pages[kept:]
         own, held = np.concatenate([last.keys, keys[at:]]), [*last.pages[:kept], *pages]
-        longer = Node(last.start, own, held, {}, last.checkpoints, self._clock)
+        longer = Node(last.start, own, held, {}, last.checkpoints)
         before.children[int(longer.keys[0])] = longer
         self._release(old)
+        return [*path[:-1], longer]
 
     def _split(self, before: Node, node: Node, at: int) -> Node:
         """Replaces a node by two that meet at position `at`; returns the first one."""
