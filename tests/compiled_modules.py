@@ -11,6 +11,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def keep_in(path: Path) -> None:
 
 def remove_old(path: Path) -> None:
     """Empties a folder that has become large."""
-    with os.scandir(path) as entries:
+    with suppress(FileNotFoundError), os.scandir(path) as entries:  # another run may write there
         if sum(entry.stat().st_size for entry in entries) > MOST_BYTES:
             shutil.rmtree(path, ignore_errors=True)
 

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from platform import machine as this_machine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -44,6 +44,9 @@ from rlx.errors import CacheError, RlxError
 from rlx.platform import cpu_count, usable_cpus
 from rlx.store.folder import Folder
 from rlx.store.store import Store, default_root
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 Facts = dict[str, Any]
 """A section: plain JSON values."""
@@ -139,7 +142,6 @@ def shown_path(path: Path | str) -> str:
     return without_home(str(path))
 
 
-_EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 _NOT_FOR_USERS = ("test", "dev", "docs")
 _VERIFIED_BYTES = 256 << 20  # a larger cache takes seconds to check
 _PROBE = "doctor.tmp"
@@ -163,52 +165,41 @@ def versions(findings: Findings) -> Facts:
 
 def packages(findings: Findings) -> Facts:
     """Name -> installed version of every package that rlx needs; those that are missing or do not fit are problems."""
-    from packaging.requirements import Requirement
-
     found: Facts = {}
-    for line in metadata.requires("rlx") or []:
-        if _EXTRA.search(line):
-            continue
-        needed = Requirement(line)
-        version = _version(needed.name)
-        found[needed.name] = version
-        wanted = f"rlx needs {needed.name}{needed.specifier}"
+    for needed in _needed():
+        version = found[needed.name] = _version(needed.name)
+        wanted, hint = f"rlx needs {needed.name}{needed.specifier}", f'pip install "{needed}"'
         if version is None:
-            findings.problem(f"{wanted}, which is not installed", f'pip install "{line}"', prevents=True)
+            findings.problem(f"{wanted}, which is not installed", hint, prevents=True)
         elif not needed.specifier.contains(version, prereleases=True):
-            findings.problem(f"{wanted}; {version} is installed", f'pip install "{line}"')
+            findings.problem(f"{wanted}; {version} is installed", hint)
     return dict(sorted(found.items(), key=lambda row: row[0].lower()))
 
 
 def extras(findings: Findings) -> Facts:
     """Extra -> whether it is installed, which packages are missing, and the command that installs it."""
     found: Facts = {}
-    lines = metadata.requires("rlx") or []
     for extra in metadata.metadata("rlx").get_all("Provides-Extra") or []:
         if extra in _NOT_FOR_USERS:
             continue
-        names = _names_of(extra, lines, set())
-        missing = sorted(name for name in names if _version(name) is None)
+        missing = sorted({each.name for each in _needed(extra) if _version(each.name) is None})
         command = f'pip install "rlx[{extra}]"'
         found[extra] = {"installed": not missing, "missing": missing, "install": command}
     return found
 
 
-def _names_of(extra: str, lines: list[str], seen: set[str]) -> set[str]:
-    """The packages of an extra, those of extras that it includes among them."""
-    names: set[str] = set()
-    for line in lines:
-        marker = _EXTRA.search(line)
-        if marker is None or marker[1] != extra:
+def _needed(extra: str = "") -> Iterator[Requirement]:
+    """What rlx needs on this machine; of an extra, what it adds, with what the extras add that it names."""
+    from packaging.requirements import Requirement
+
+    for each in map(Requirement, metadata.requires("rlx") or []):
+        of_extra = each.marker is not None and "extra" in str(each.marker)
+        if of_extra != bool(extra) or not (each.marker is None or each.marker.evaluate({"extra": extra})):
             continue
-        name = re.split(r"[\s<>=!~\[;(]", line, maxsplit=1)[0]
-        included = re.match(r"rlx\[([^\]]+)\]", line)
-        for other in included[1].split(",") if included else ():
-            if other not in seen:
-                names |= _names_of(other, lines, seen | {extra})
-        if not included:
-            names.add(name)
-    return names
+        if each.name != "rlx":
+            yield each
+        for other in each.extras if each.name == "rlx" else ():
+            yield from _needed(other)
 
 
 def _version(name: str) -> str | None:
