@@ -22,7 +22,7 @@ from rlx.backends import memory as host
 from rlx.backends.cpu.loops import python_form
 from rlx.backends.cuda import backend as cuda
 from rlx.backends.cuda import build, driver, memory, packing
-from rlx.backends.cuda.kernels import cards, pack
+from rlx.backends.cuda.kernels import pack
 from rlx.ir.dtypes import DTYPES
 
 Work = Callable[[], object]
@@ -112,6 +112,10 @@ class PaperCards(PaperDriver):
     @property
     def used(self) -> int:
         return sum(self._sizes.values())
+
+    def fail(self, number: int) -> None:
+        """A card computes no more."""
+        list(self._streams.values())[number].failed = RuntimeError("the card is off")
 
     def see(self, address: int) -> simt.Array:
         return self.memory.raw[address - self.memory.base :]
@@ -256,7 +260,6 @@ def computing(patch: pytest.MonkeyPatch, count: int = 1, level: tuple[int, int] 
         own.setattr(build.ptx, "compiled", lambda modules, level, version: list(modules))
         own.setattr(packing, "module_of", lambda dtype: f"pack {dtype.name}")
         own.setattr(packing, "_PIECE", 1 << 16)
-        own.setattr(cards, "PATIENCE", 10**12)  # kernels take seconds on paper
         own.setattr(driver, "WAIT_SECONDS", 600.0)
         own.setattr(host, "_SLAB", 1 << 20)
         for module, name, value in ((build, "_known", type(build._known)()), (memory, "_open", {})):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import struct
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -665,6 +664,18 @@ def _trap(b: Block) -> None:
     raise Trap
 
 
+class Clock:
+    """The clock of the cards, in nanoseconds. It goes on by `tick` when it is read, and else stands still."""
+
+    tick, now = 1, 0
+
+    @classmethod
+    def read(cls) -> int:
+        """The time."""
+        cls.now += cls.tick
+        return cls.now
+
+
 class Trap(Exception):
     """A kernel stopped itself."""
 
@@ -674,7 +685,7 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
     "ld.acquire.sys.global.u32 $0, [$1];": _read,
     "ld.relaxed.gpu.global.u32 $0, [$1];": _read,
     "prefetch.global.L2 [$0];": lambda b, at: None,
-    "mov.u64 $0, %globaltimer;": lambda b: np.full(THREADS, time.monotonic_ns()),
+    "mov.u64 $0, %globaltimer;": lambda b: np.full(THREADS, Clock.read()),
     "trap;": _trap,
     "red.relaxed.cta.shared.add.u32 [$0], $1;": _shared_sum,
     "red.relaxed.cta.shared.add.u64 [$0], $1;": _shared_sum,

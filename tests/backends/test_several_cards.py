@@ -194,10 +194,27 @@ def test_cards_wait_for_each_other(cards: paper_cards.PaperCards, monkeypatch: p
 def test_a_card_that_does_not_come_is_not_waited_for_forever(
     cards: paper_cards.PaperCards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "PATIENCE", 10**7)
+    monkeypatch.setattr(paper_cards.simt.Clock, "tick", 10**10)
     kernels = meet(cards, monkeypatch, (0, 1))
     with pytest.raises(paper_cards.simt.Trap):
         kernels[0]()
+
+
+def test_a_card_that_fails_ends_the_steps_of_all(
+    cards: paper_cards.PaperCards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = rlx.Graph("product")
+    weight = graph.weight("w", [64, 64])
+    graph.output("y", ops.softmax(ops.linear(graph.input("x", [rlx.SEQ, 64]), weight)))
+    given, x = {"w": np.eye(64, dtype=np.float32)}, np.ones((2, 64), np.float32)
+    with rlx.compile(graph, given, device="cuda:0,1", cache=CompileCache(policy="off")) as exe:
+        np.testing.assert_allclose(exe(x)["y"], 1 / 64, rtol=1e-6)
+        cards.fail(1)
+        monkeypatch.setattr(paper_cards.simt.Clock, "tick", 10**10)
+        with pytest.raises(DeviceError, match=r"the card refuses.*did not come to where they meet"):
+            exe(x)
+        with pytest.raises(DeviceError, match="the card refuses"):
+            exe(x)
 
 
 # -- what can go wrong -------------------------------------------------------------------------------------------------
