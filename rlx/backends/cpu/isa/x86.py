@@ -34,6 +34,7 @@ class X86(Portable):
         super().__init__(target)
         self.converts_half = target.has("f16c")
         self._wide = self.looks_up_f32 = target.vectors == "avx512"
+        self.multiplies_half = self._wide and target.has("avx512fp16")
         self._plain = target.level == "generic"
         has_vnni = target.has_vnni512 or target.has_vnni256
         self.sums_pairs = self.signed_codes = self.moves_signs = not has_vnni and not self._plain
@@ -68,6 +69,12 @@ class X86(Portable):
             return super().bf16_row(e, low, high)
         both = e.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", BF16X32, [high, low])
         return e.b.bitcast(both, vector(I16, 2 * LANES))
+
+    def bf16_of_small_half(self, e: Emitter, values: ir.Value) -> ir.Value:
+        """By a product of i16 that rounds: three bits of the mantissa go, and an exponent below 16 gets 112 more."""
+        words = vector(I16, 2 * LANES)
+        moved = e.call("llvm.x86.avx512.pmul.hr.sw.512", words, [e.b.bitcast(values, words), constant(words, 1 << 12)])
+        return e.b.or_(e.b.and_(moved, constant(words, 0x8FFF)), constant(words, 0x3800))
 
     def dot_bf16(self, e: Emitter, acc: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
         """The odd product is added first."""

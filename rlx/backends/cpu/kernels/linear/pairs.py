@@ -1,4 +1,4 @@
-"""Weights of quantized types as pairs of bf16, for tile registers: few vector instructions a weight.
+"""Weights of quantized types as pairs of bf16, for tile registers, by arithmetic in f32: few instructions a weight.
 
 A code is not shifted down and converted. Its bits stay where they are, or nearly, and become the mantissa of an f32
 with a chosen exponent, by one instruction:

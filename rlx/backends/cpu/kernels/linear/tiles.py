@@ -18,6 +18,7 @@ and so are weights.
 Products occupy the tile unit and leave the vector units idle. So these unpack weights during the products of the first
 32 rows, and write results a few rows at a time during the products of the next 32 rows. Weights of bf16 are used where
 they lie. No more than 32 rows, as in a batch, need no whole panel: a ring of eight steps stays in the L1 cache.
+`halves.py` unpacks where the target multiplies f16, and `pairs.py` elsewhere.
 
 int8 products are not used here. They would have to scale each tile of sums every 32 k, which costs more than unpacking
 saves. Also, bf16 rounds activations less than int8 does. Over quantized weights, vector code is faster for up to eight
@@ -37,7 +38,7 @@ from llvmlite import ir
 
 from rlx.backends.cpu import dots
 from rlx.backends.cpu.isa.amx import BYTES, COUNT, DEPTH, ROW_BYTES, ROWS
-from rlx.backends.cpu.kernels.linear import unpack
+from rlx.backends.cpu.kernels.linear import halves, unpack
 from rlx.backends.cpu.kernels.linear.multiply import Multiplier, ResultWriter, Shape
 from rlx.backends.cpu.kernels.linear.pairs import pairs_bf16
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB
@@ -122,13 +123,27 @@ class Strides:
 class Delayed:
     """Sums of some rows whose results are written later: the state of a kernel at run time, in stack memory."""
 
-    def __init__(self, writer: ResultWriter) -> None:
+    def __init__(self, writer: TileWriter) -> None:
         self.writer, self.e = writer, writer.e
         self._totals, self._row, self._count, self._unit, self._last = (self.e.stack(8) for _ in range(5))
+        self._factors = self.e.stack(BLOCKS * ROW_BYTES)
         self._set(self._count, self.e.i64(0))
 
-    def put(self, totals: ir.Value, row: ir.Value, count: ir.Value, unit: ir.Value, last: ir.Value) -> None:
-        """`count` rows from `row` on, whose sums for the units [unit, last) are at `totals`, `TOTALS` bytes a row."""
+    def put(
+        self,
+        totals: ir.Value,
+        row: ir.Value,
+        count: ir.Value,
+        unit: ir.Value,
+        last: ir.Value,
+        factors: Sequence[ir.Value],
+    ) -> None:
+        """`count` rows from `row` on, whose sums for the units [unit, last) are at `totals`, `TOTALS` bytes a row.
+
+        The sums of each block are multiplied by its factors, if there are any.
+        """
+        for j, factor in enumerate(factors):
+            self.e.store(factor, self.e.at(self._factors, j * ROW_BYTES), 64)
         state = ((self._totals, totals), (self._row, row), (self._count, count), (self._unit, unit), (self._last, last))
         for place, value in state:
             self._set(place, value)
@@ -143,7 +158,11 @@ class Delayed:
                 number = e.b.add(unit, e.i64(block // products))
                 with e.when(e.b.icmp_signed("<", number, last)):
                     places = [e.at(sums, ROW_BYTES * j) for j in range(block, block + products)]
-                    self.writer.finish(e.b.add(row, r.i), number, [e.load(F32X16, place, 64) for place in places])
+                    found = [e.load(F32X16, place, 64) for place in places]
+                    if self.writer.in_halves:
+                        factors = [e.load(F32X16, e.at(self._factors, ROW_BYTES * j), 64) for j in range(BLOCKS)]
+                        found = [e.b.fmul(s, f) for s, f in zip(found, factors[block:], strict=False)]
+                    self.writer.finish(e.b.add(row, r.i), number, found)
 
     def clear(self) -> None:
         """Forgets the rows."""
@@ -171,6 +190,8 @@ class TileWriter(ResultWriter):
         self.panel_steps = self.panel_chunks * CHUNK // DEPTH
         self.tail = shape.k % DEPTH  # k of the last step, if it is a short one
         self.as_packed = shape.dtype is BF16 and not self.tail  # packed weights are tiles already
+        self.in_halves = halves.serves(e, shape.format)
+        self.references = e.stack(2 * BLOCKS * ROW_BYTES) if self.in_halves else None  # and their inverses
         self.panel = None if self.as_packed else e.stack(self.panel_steps * BLOCKS * BYTES)
         self.ends = e.stack(macro_rows(shape.k, e.target) * ROW_BYTES) if self.tail else None
         self.delayed = Delayed(self)
@@ -209,6 +230,8 @@ class TileWriter(ResultWriter):
         """Adds the products of a piece to its totals. After the last panel these go to `delayed`."""
         e = self.e
         weights, few = self._operands(piece), e.b.icmp_signed("<=", piece.count, e.i64(PAIR))
+        if self.in_halves:
+            self._find_references(piece)
         self._product(piece, weights, e.i64(0), e.smin(PAIR, piece.count), unpacks=True)
         with e.when(e.b.not_(few)):
             rest = e.b.urem(piece.count, e.i64(PAIR))
@@ -249,12 +272,32 @@ class TileWriter(ResultWriter):
             for w in weights:
                 e.prefetch(e.at(w.tile(e, step), e.target.tuning.prefetch), BYTES)
             return
-        number = e.mul_add(at.panel, self.panel_steps, step)
-        chunk, sub = e.b.udiv(number, e.i64(CHUNK // SUB)), e.b.urem(number, e.i64(CHUNK // SUB))
-        for w, block in zip(weights, self._blocks(at), strict=True):
+        whole = e.mul_add(at.panel, self.panel_steps, step)
+        chunk, sub = e.b.udiv(whole, e.i64(CHUNK // SUB)), e.b.urem(whole, e.i64(CHUNK // SUB))
+        for number, (w, block) in enumerate(zip(weights, self._blocks(at), strict=True)):
             place, start = w.tile(e, step), e.at(block, (chunk, unpack.chunk_bytes(self.shape.dtype)))
-            for i, pairs in self._weights(start, sub):
+            for i, pairs in self._weights(start, sub, number):
                 e.store(pairs, e.at(place, ROW_BYTES * i), 64)
+
+    def _find_references(self, at: Piece) -> None:
+        """Stores the reference of each row of both blocks, then their inverses."""
+        e, format_ = self.e, self.shape.format
+        assert format_ is not None
+        row, nbytes = format_.row, unpack.chunk_bytes(self.shape.dtype)
+        for j, block in enumerate(self._blocks(at)):
+            with e.loop(0, self.shape.k // SUB, row.subs if row.head else 1, [e.f32(0.0)]) as s:
+                chunk = e.at(block, (e.b.udiv(s.i, e.i64(CHUNK // SUB)), nbytes))
+                sub = unpack.sub_block(e, format_, chunk, e.b.urem(s.i, e.i64(CHUNK // SUB)))
+                header = format_.chunk(e, chunk) if row.head else format_.scales(e, [], sub)
+                s.values = [e.max(halves.bound(e, format_, header), s.values[0])]
+            for i, number in enumerate(halves.references(e, s.results[0])):
+                e.store(number, e.at(self.references, (i * BLOCKS + j) * ROW_BYTES), 64)
+
+    def _factors(self) -> list[ir.Value]:
+        """What sums of both blocks are multiplied by."""
+        if not self.in_halves:
+            return []
+        return [self.e.load(F32X16, self.e.at(self.references, ROW_BYTES * j), 64) for j in range(BLOCKS)]
 
     def _unpack_tails(self, at: Piece, weights: Sequence[Operand]) -> None:
         for block, w in zip(self._blocks(at), weights, strict=True):
@@ -290,12 +333,15 @@ class TileWriter(ResultWriter):
     def _is_last(self, panel: ir.Value) -> ir.Value:
         return self.e.b.icmp_signed("==", panel, self.e.i64(self.panels - 1))
 
-    def _weights(self, chunk: ir.Value, s: ir.Value) -> Iterator[tuple[int, ir.Value]]:
-        """Sub-block `s` of a chunk as bf16: 16 vectors of 16 pairs, each with its number."""
+    def _weights(self, chunk: ir.Value, s: ir.Value, number: int) -> Iterator[tuple[int, ir.Value]]:
+        """Sub-block `s` of a chunk of block `number` as bf16: 16 vectors of 16 pairs, each with its number."""
         e, dtype, format_ = self.e, self.shape.dtype, self.shape.format
         nbytes = format_.row.stride if format_ else unpack.chunk_bytes(dtype) * SUB // CHUNK
         place = unpack.sub_block(e, format_, chunk, s) if format_ else e.at(chunk, (s, nbytes))
         e.prefetch(e.at(place, e.target.tuning.prefetch), nbytes)
+        if format_ and self.in_halves:
+            inverse = e.load(F32X16, e.at(self.references, (BLOCKS + number) * ROW_BYTES), 64)
+            return halves.pairs(e, format_, place, format_.chunk(e, chunk), inverse)
         if format_:
             return pairs_bf16(e, format_, place, format_.chunk(e, chunk))
         return ((i, dots.bf16_pairs(e, dtype, e.at(place, i * nbytes // ROWS))) for i in range(ROWS))
@@ -343,7 +389,7 @@ class TileWriter(ResultWriter):
         for c, place in zip(_SUMS, places, strict=True):
             tiles.store(c, place, TOTALS)
         with e.when(self._is_last(at.panel)):
-            self.delayed.put(totals, e.b.add(at.row, row), count, at.unit, at.last)
+            self.delayed.put(totals, e.b.add(at.row, row), count, at.unit, at.last, self._factors())
             if not self.results_a_step:
                 self.delayed.flush()
 
