@@ -247,12 +247,14 @@ class Backend(ABC):
         name: of its device.
         memory: that its programs work on: weights, states and arenas.
         native_loops: whether it generates many tokens in one call (`Program.repeat`) faster than one by one.
+        native_draws: whether it also draws these tokens at random.
         native_rounds: whether one call drafts with a head and verifies several times (`rounds`), too.
     """
 
     name: str
     memory: Memory
     native_loops = False
+    native_draws = False
     native_rounds = False
 
     @property

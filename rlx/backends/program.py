@@ -20,6 +20,7 @@ from rlx.errors import ArgumentError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES
 from rlx.passes.program import Buffer as Placed
+from rlx.sampling.choice import UNIFORM, Choice, Choose
 
 Manifest = Mapping[str, Any]
 
@@ -90,6 +91,29 @@ class Observer(ABC):
 
 
 @dataclass(frozen=True)
+class Draws:
+    """How the tokens of a run are chosen from the logits of its steps.
+
+    Attributes:
+        choose: of the device.
+        choice: of all steps, but for its random number.
+        numbers: a random number for each step.
+        output: name of the logits, f32 [1, vocab].
+    """
+
+    choose: Choose
+    choice: Choice
+    numbers: NDArray[np.float64]
+    output: str
+
+    def token(self, number: int, logits: Values) -> int:
+        """The token of a step; -1 if there is none, or a logit is not finite."""
+        self.choice.numbers[UNIFORM] = self.numbers[number]
+        (chosen,) = self.choose([logits[-1]], [self.choice])
+        return chosen.token if chosen.is_finite else -1
+
+
+@dataclass(frozen=True)
 class TokenRun:
     """Steps of one row, each of which takes the token that the step before chose; `Program.repeat` runs them.
 
@@ -102,6 +126,7 @@ class TokenRun:
         carried: an output of a step, and the input of the next step that receives it.
         first: a program with the same outputs for the first step, which may have several rows: its inputs are set and
             it is `prepared`. `extents` and the position are then those of its last row.
+        draws: how tokens are chosen; None if the program does so itself.
     """
 
     count: int
@@ -111,6 +136,7 @@ class TokenRun:
     extents: Mapping[str, int]
     carried: tuple[str, str] | None = None
     first: Program | None = None
+    draws: Draws | None = None
 
 
 @dataclass(frozen=True)
@@ -366,8 +392,8 @@ class Program(ABC):
     def repeat(self, run: TokenRun) -> list[int]:
         """Runs steps of one row; each step takes the token that the step before chose.
 
-        For programs whose output `token` i32[1] becomes the input `tokens`. The first token, and its position if there
-        is an input `positions`, are in `inputs`. PAST_SEQ and the position grow by one per step.
+        The program's output `token` i32[1], or what is drawn, becomes the input `tokens`. The first token, and its
+        position if there is an input `positions`, are in `inputs`. PAST_SEQ and the position grow by one per step.
 
         Returns:
             The tokens found, 1 to `run.count`.
@@ -380,7 +406,10 @@ class Program(ABC):
         program: Program = run.first or self
         while True:
             program.run(**program.extents)
-            found.append(int(program.output("token", **program.extents).reshape(-1)[0]))
+            if run.draws is None:
+                found.append(int(program.output("token", **program.extents).reshape(-1)[0]))
+            else:
+                found.append(run.draws.token(len(found), program.values(run.draws.output, **program.extents)))
             ended = not 0 <= found[-1] < run.rows or found[-1] in run.stops
             if ended or len(found) >= run.count or time.monotonic() >= end:
                 return found

@@ -55,6 +55,7 @@ from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows
 from rlx.sampling import SampleOpts
 from rlx.sampling.choice import Choose
+from rlx.sampling.sampler import Sampler
 from rlx.text.chat import template_text
 from rlx.tracing import span
 from rlx.weights import WeightLoader, open_weights
@@ -88,6 +89,7 @@ class Engine:
         device: the name of what it runs on.
         most_rows: maximum number of rows in a call of `verify`.
         native_loops: whether one native call runs several steps; otherwise each runs alone, where it can be observed.
+        native_draws: whether it also draws their tokens at random.
         pool: the states of all sequences.
         tables: the programs in memory, "prefill", "decode" and "batch".
         images: how images come into prompts.
@@ -129,6 +131,7 @@ class Engine:
         self.ahead = BackgroundCompiler(progress)
         self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell, self.ahead.compiling)
         self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops
+        self.native_draws = self.native_loops and self._compiler.backend.native_draws and bucketing.decode == "dynamic"
         self._mmproj, self._vision_lock = mmproj, Lock()  # callers and the engine's loop ask for the tower
         places = (lambda: self._workers), (lambda: self._tensors.buffers)
         self._programs = Programs(plan.graph, setup, self._compiler, *places)
@@ -287,6 +290,10 @@ class Engine:
         can_repeat = self.bucketing.decode == "dynamic" and self.native_loops
         can_repeat = can_repeat and (loads or GREEDY in self.tables["decode"])
         return self.model_runner.greedy(sequence, token, count, stops) if can_repeat else []
+
+    def drawn(self, sequence: Sequence, token: int, sampler: Sampler, count: int, stops: Ids[int] = ()) -> list[int]:
+        """As `greedy`, with tokens that a sampler draws: `ModelRunner.drawn`."""
+        return self.model_runner.drawn(sequence, token, sampler, self.choose, count, stops) if self.native_draws else []
 
     def hidden(self, sequence: Sequence, ids: Ids[int]) -> Logits:
         """Appends ids to a sequence: the hidden states before the head, float32 [len(ids), hidden].

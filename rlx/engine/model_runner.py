@@ -19,16 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.memory import Buffer, Values
-from rlx.backends.program import Program, TokenRun
+from rlx.backends.program import Draws, Program, TokenRun
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.prefix import Pages
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.programs.programs import GREEDY, HIDDEN, LOGITS, Bucketing, Programs, ProgramSpec
+from rlx.engine.programs.programs import DECODE, GREEDY, HIDDEN, LOGITS, Bucketing, Programs, ProgramSpec
 from rlx.engine.request.output import Logits
 from rlx.errors import ArgumentError, NumericalError, PromptError
 from rlx.models.variants import EmbeddedRows, Features, LowRank
 from rlx.passes.options import MAX_SEGMENTS
+from rlx.sampling.choice import Choose
+from rlx.sampling.sampler import Sampler
 
 Ints: TypeAlias = npt.NDArray[Any]
 
@@ -451,6 +453,24 @@ class ModelRunner:
 
     # -- greedy tokens --------------------------------------------------------------------------------------------
 
+    def drawn(
+        self, sequence: Sequence, token: int, sampler: Sampler, choose: Choose, count: int, stops: Ids[int] = ()
+    ) -> list[int]:
+        """As `greedy`, with tokens that a sampler draws, which does not look back.
+
+        Args:
+            choose: of the device.
+        """
+        opts = sampler.opts
+        if sequence.recurrent and (opts.top_k or opts.top_p < 1):  # a step that the host ends would be computed again
+            return []
+        spec, steps = DECODE, min(count, STEPS, self.limits.max_seq - len(sequence))
+        vocab = self.programs[spec].values(LOGITS, SEQ=1).shape[-1]
+        choice, numbers = sampler.ahead(vocab, max(1, steps))
+        found = self._run_tokens(spec, sequence, token, count, stops, Draws(choose, choice, numbers, LOGITS))
+        sampler.take(found)
+        return found
+
     def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = ()) -> list[int]:
         """Appends `token` to a sequence, then the likeliest tokens after it, one by one, in one native call.
 
@@ -465,11 +485,17 @@ class ModelRunner:
             PoolFullError: there is no room.
             NumericalError: a logit is NaN or infinite; the sequence ends before the token that it followed.
         """
+        return self._run_tokens(GREEDY, sequence, token, count, stops)
+
+    def _run_tokens(
+        self, spec: ProgramSpec, sequence: Sequence, token: int, count: int, stops: Ids[int], draws: Draws | None = None
+    ) -> list[int]:
+        """Tokens of a native call, as `greedy`, with the program of that spec."""
         self.prepare(sequence, [token])
         self.catch_up(sequence)
-        program, past = self.programs[GREEDY], sequence.done
+        program, past = self.programs[spec], sequence.done
         if sequence.adapter:
-            program = self.programs[replace(GREEDY, adapters=self.adapters)]
+            program = self.programs[replace(spec, adapters=self.adapters)]
             program.inputs["adapter"][:1] = sequence.adapter
         steps = min(count, STEPS, self.limits.max_seq - past)
         sequence.begin(steps)
@@ -477,7 +503,7 @@ class ModelRunner:
         if "positions" in program.inputs:  # absent if no layer has rope
             program.inputs["positions"][:1] = past + shift_at(sequence.embeddings, past)
         env = {"SEQ": 1, "PAST_SEQ": past, **self.bind_slots(program, sequence)}
-        found = program.repeat(TokenRun(steps, self.limits.ids, stops, SECONDS, env))
+        found = program.repeat(TokenRun(steps, self.limits.ids, stops, SECONDS, env, draws=draws))
         end_run(sequence, token, found)
         return found
 

@@ -15,6 +15,7 @@ from rlx.backends.memory import Values
 from rlx.engine.request.output import Logits
 from rlx.errors import ArgumentError
 from rlx.sampling.choice import Choose, choose_rows
+from rlx.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from rlx.engine.model_runner import Segment
@@ -27,9 +28,11 @@ class StepEngine(Protocol):
 
     Attributes:
         most_rows: maximum number of rows in a segment.
+        native_draws: whether `drawn` may draw tokens.
     """
 
     most_rows: int
+    native_draws: bool
 
     @property
     def choose(self) -> Choose:
@@ -64,6 +67,10 @@ class StepEngine(Protocol):
         Raises:
             NumericalError: a logit is NaN or infinite; the token that would follow is not appended.
         """
+        ...
+
+    def drawn(self, sequence: Any, token: int, sampler: Sampler, count: int, stops: Ids[int] = ()) -> list[int]:
+        """As `greedy`, with tokens that a sampler draws. `[]` if it cannot; the sampler has then not advanced."""
         ...
 
 
@@ -105,7 +112,7 @@ class RecomputeEngine:
         logits: the logits after some ids, float32[vocab]; of those and prompt embeddings where there are some.
     """
 
-    most_rows, choose = MOST_ROWS, staticmethod(choose_rows)
+    most_rows, native_draws, choose = MOST_ROWS, False, staticmethod(choose_rows)
 
     def __init__(self, logits: Callable[..., Logits]) -> None:
         self._logits = logits
@@ -128,6 +135,10 @@ class RecomputeEngine:
 
     def greedy(self, sequence: Any, token: int, count: int, stops: Ids[int] = (), loads: bool = True) -> list[int]:
         """It cannot: `[]`, so that steps are computed one by one."""
+        return []
+
+    def drawn(self, sequence: Any, token: int, sampler: Sampler, count: int, stops: Ids[int] = ()) -> list[int]:
+        """As `greedy`."""
         return []
 
     def check_fits(self, positions: int) -> None:

@@ -140,6 +140,26 @@ class Sampler:
             self._constraint.accept(chosen.token)
         return chosen.token
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether a choice depends on more than logits and a random number: on the tokens before it, or on a bias."""
+        opts = self.opts
+        changes = opts.logit_bias or opts.has_penalties or opts.dry_multiplier or opts.mirostat
+        return self._constraint is not None or bool(changes)
+
+    def ahead(self, vocab: int, count: int) -> tuple[Choice, Floats]:
+        """How the next tokens are chosen if it does not look back, and the random number of each. None is taken yet."""
+        choice, generator = self.choice(vocab, draws=False), self._random.bit_generator
+        state = generator.state
+        numbers = self._random.random(count)
+        generator.state = state
+        return choice, numbers
+
+    def take(self, tokens: Collection[int]) -> None:
+        """Goes on with tokens that were chosen as `ahead` says."""
+        self._random.random(len(tokens))
+        self._recent.extend(tokens)
+
     def sample(self, logits: Logits, banned: Collection[int] = ()) -> int:
         """Chooses the next token for `logits`, float[vocab], and appends it to the history.
 

@@ -52,7 +52,8 @@ class PaperCard(Backend):
         manifests: of all programs.
     """
 
-    name, memory, level, cards, native_loops = "paper", FarMemory(), "sm_90", 1, True
+    name, memory, level, cards = "paper", FarMemory(), "sm_90", 1
+    native_loops = native_draws = True
 
     def __init__(self) -> None:
         self.ptx: dict[str, str] = {}

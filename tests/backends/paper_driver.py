@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.cuda import driver
+
 #: Takes the arguments of a launch, each of 8 bytes, and its number of threads.
 Run = Callable[[list[int], int], None]
 
@@ -63,6 +65,9 @@ class PaperDriver:
 
     def _cuGetErrorName(self, code: int, text: Any) -> None:
         text._obj.value = f"CUDA_ERROR_{code}".encode()
+
+    def _cuDeviceGetAttribute(self, found: Any, number: int, device: Any) -> None:
+        found._obj.value = {driver.MULTIPROCESSORS: 100}.get(number, 0)
 
     def _cuDriverGetVersion(self, found: Any) -> None:
         found._obj.value = 13000

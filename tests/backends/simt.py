@@ -105,7 +105,7 @@ class Block:
 
     def __init__(self, program: Program, memory: Memory, given: Mapping[str, int], shared: int) -> None:
         self.program, self.memory = program, memory
-        self.shared = np.full(max(shared, 16), 0xCD, np.uint8)
+        self.shared = np.full(max(shared, 16), 0xFF, np.uint8)  # of floats: NaN
         self.values: dict[str, Any] = {
             name: np.full(THREADS, value, np.int32 if name == "block" else np.int64) for name, value in given.items()
         }
@@ -350,7 +350,8 @@ def _call(name: str | None, result: str, function: str, text: str) -> Run:
 
 def _assembly(name: str | None, result: str, text: str, constraints: str, given: str) -> Run:
     operands = _operands(given)
-    kind = _fetched if text.startswith("ld.") else _begun if "wgmma.mma_async" in text else _finished
+    kinds = {"@": _taken, "l": _fetched}
+    kind = kinds.get(text[0]) or (_begun if "wgmma.mma_async" in text else _finished)
     known = ASSEMBLY.get(text) or partial(kind, text, constraints)
 
     def run(b: Block) -> None:
@@ -533,15 +534,18 @@ def _mma_s8(b: Block, *x: Array) -> list[Array]:
 
 def _ldmatrix(count: int, transposed: bool) -> Callable[..., Any]:
     def run(b: Block, addresses: Array) -> Any:
-        own = np.ascontiguousarray(addresses.reshape(WARPS, WARP)[:, : 8 * count])
+        active = b.active.reshape(WARPS, WARP).all(1)
+        assert active.sum() * WARP == b.active.sum(), "ldmatrix of a part of a warp"
+        own = np.where(active[:, None], addresses.reshape(WARPS, WARP)[:, : 8 * count], 0)
         assert not (own % 16).any() and own.min() >= 0 and own.max() + 16 <= len(b.shared)
         flat = own.reshape(-1)
         words = (flat[:, None] // 4 + np.arange(4)).reshape(-1)
         warps = np.repeat(np.arange(WARPS), 8 * count * 4)
         others = np.ones((len(words), WARPS), np.bool_)
         others[np.arange(len(words)), warps] = False
-        assert not (b.written[words] & others).any(), "warps meet in shared memory"
-        b.used[words, warps] = True
+        mine = active[warps]
+        assert not (b.written[words] & others)[mine].any(), "warps meet in shared memory"
+        b.used[words[mine], warps[mine]] = True
         rows = b.shared[flat[:, None] + np.arange(16)].view(np.int16).reshape(WARPS, count, 8, 8)
         if transposed:
             rows = rows.swapaxes(2, 3)
@@ -617,12 +621,13 @@ CALLS: dict[str, Callable[..., Any]] = {
     "llvm.nvvm.prmt": lambda b, x, y, s: _prmt(x, y, s),
     "llvm.nvvm.mma.m16n8k16.row.col.bf16": _mma("bf16"),
     "llvm.nvvm.mma.m16n8k16.row.col.s8": _mma_s8, "llvm.nvvm.mma.m16n8k32.row.col.s8": _mma_s8,
-    "llvm.nvvm.rcp.approx.ftz.f": _f32(lambda x: 1 / x),
+    "llvm.nvvm.rcp.approx.ftz.f": _f32(lambda x: 1 / x), "llvm.nvvm.rsqrt.approx.f": _f32(lambda x: 1 / np.sqrt(x)),
     "llvm.nvvm.mma.m16n8k16.row.col.f32.f32": lambda b, *x: _mma("f16")(
         b, *(np.ascontiguousarray(v).view(np.int32)[:, 0] for v in x[:6]), *x[6:]
     ),
     "llvm.fma.f32": _f32(_fma), "llvm.fma.f64": _f32(_fma),
     "llvm.maxnum.f32": _f32(np.fmax), "llvm.minnum.f32": _f32(np.fmin),
+    "llvm.ceil.f32": _f32(np.ceil),
     "llvm.fabs.f32": _f32(np.abs), "llvm.fabs.f64": _f32(np.abs),
     "llvm.sqrt.f32": _f32(np.sqrt), "llvm.rint.f64": _f32(np.rint),
     "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.b16.p3": _ldmatrix(4, False),
@@ -647,6 +652,22 @@ def _pack_bf16(b: Block, high: Array, low: Array) -> Array:
 def _pack_f16(b: Block, high: Array, low: Array) -> Array:
     with np.errstate(all="ignore"):
         return np.ascontiguousarray(np.stack([low, high], 1).astype(np.float16)).view(np.int32)[:, 0]
+
+
+def _left(b: Block, places: Array, first: Array, second: Array) -> None:
+    raw, at = b.bytes_at("ptr addrspace(1)", places, 8)
+    values = np.stack([first, second], 1).astype(np.float32)
+    raw[at[b.active]] = np.ascontiguousarray(values).view(np.uint8)[b.active]
+
+
+def _taken(text: str, constraints: str, b: Block, places: Array, valid: Array, *others: Array) -> list[Array]:
+    """`row_results.taken`."""
+    found = re.fullmatch(r"@\$3 ld\.relaxed\.gpu\.global\.v2\.f32 \{\$0, \$1\}, \[\$2\+(\d+)\];", text)
+    assert found, f"not understood: {text}"
+    raw, at = b.bytes_at("ptr addrspace(1)", np.where(valid, places + int(found[1]), 0), 8)
+    pair = raw[at].view(np.float32)
+    assert pair[b.active & valid].view(np.int32).all(), "a block waits for what nobody wrote before"
+    return [np.where(valid, pair[:, i], other) for i, other in enumerate(others)]
 
 
 def _read(b: Block, addresses: Array) -> Array:
@@ -687,6 +708,7 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
     "prefetch.global.L2 [$0];": lambda b, at: None,
     "mov.u64 $0, %globaltimer;": lambda b: np.full(THREADS, Clock.read()),
     "trap;": _trap,
+    "st.relaxed.gpu.global.v2.f32 [$0], {$1, $2};": _left,
     "red.relaxed.cta.shared.add.u32 [$0], $1;": _shared_sum,
     "red.relaxed.cta.shared.add.u64 [$0], $1;": _shared_sum,
     "red.relaxed.gpu.global.add.u64 [$0], $1;": _sum,

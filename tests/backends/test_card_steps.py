@@ -13,15 +13,20 @@ from paper_driver import PaperDriver
 import rlx
 from rlx.backends.cuda import build, clocks, driver, target
 from rlx.backends.cuda.backend import BACKEND
+from rlx.backends.cuda.chooser import Chooser
 from rlx.backends.cuda.code import THREADS
-from rlx.backends.cuda.driver import Card
+from rlx.backends.cuda.driver import Card, Loaded
+from rlx.backends.cuda.kernels import loop as loops
 from rlx.backends.cuda.memory import CardMemory
 from rlx.backends.cuda.program import CardProgram, Stream
 from rlx.backends.cuda.steps import CardCode
+from rlx.backends.program import Draws, TokenRun
 from rlx.errors import DeviceError
 from rlx.ir import ops
 from rlx.passes import pipeline
 from rlx.passes.options import Options
+from rlx.sampling.choice import UNIFORM, Choice
+from rlx.sampling.options import SampleOpts
 
 REGIONS = 20
 
@@ -77,7 +82,7 @@ def test_a_launch_takes_few_calls_of_python(program: CardProgram) -> None:
 
     sys.setprofile(count)
     try:
-        program._begin_on(program._steps, counts, loops=False)
+        program._begin_on(program._steps, counts)
     finally:
         sys.setprofile(None)
     assert calls < 8 * REGIONS, "what is launched is ready, but for numbers of blocks"
@@ -96,3 +101,53 @@ def test_memory_for_more_ranges_of_positions_is_new(program: CardProgram, launch
 def test_each_card_has_a_peak(level: str, launched: list[list[int]]) -> None:
     found = clocks.peaks(Card(), level)
     assert found.keys() == {"bf16", "f32"} and np.isfinite([*found.values()]).all()
+
+
+def test_a_loop_draws_without_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is followed by the kernels that choose its token, and by the one that takes it to the next step."""
+    paper, ran = PaperDriver(), list[str]()
+    monkeypatch.setattr(driver, "_library", lambda: paper)
+    monkeypatch.setattr(driver, "_quick", lambda: paper)
+    monkeypatch.setattr(build.ptx, "compiled", lambda modules, level, version: list(modules))
+
+    def kernel(name: str) -> Loaded:
+        paper.kernels[name.encode()] = lambda arguments, threads: run(name, arguments)
+        return Loaded(card, name.encode(), name)
+
+    def run(name: str, arguments: list[int]) -> None:
+        ran.append(name)
+        if name == "advance" and finds:
+            memory = paper.see(arguments[1])
+            head = memory[: 4 * (len(memory) // 4)].view(np.int32)
+            head[loops.FOUND_AT + head[loops.COUNT]] = 7 + head[loops.COUNT]
+            head[loops.COUNT] += 1
+
+    def link(text: str) -> bytes:
+        name = "advance" if "@advance" in text else "step"
+        kernel(name)
+        return name.encode()
+
+    card, finds = Card(), True
+    memory = CardMemory(lambda: [card])  # type: ignore[arg-type]
+    graph = rlx.Graph("loop")
+    table = graph.weight("table", [64, 32])
+    graph.output("logits", ops.embedding(table, graph.input("tokens", [1], "i32"), scale=1.0))
+    options = Options(precision="exact", seq=(1, 1))
+    lowered = pipeline.lower(graph, options, passes=BACKEND.passes(options.phase))
+    built = build.build_program(lowered, target.named("sm_90"), lambda done, total: None, link)
+    code = CardCode([card], built.manifest, built.files.__getitem__, True)
+    program = CardProgram(code, built.manifest, memory, Stream([card], memory))
+    program.bind({name: memory.allocate(1 << 16) for name in built.manifest["weights"]})
+    chooser = Chooser(card, memory, lambda: [kernel(name) for name in ("look", "weigh", "draw")], overlaps=True)
+    choice = Choice(SampleOpts(temperature=1.0, top_k=5, seed=1))
+    draws = Draws(chooser, choice, np.linspace(0.1, 0.9, 4), "logits")
+    tokens = program.repeat(TokenRun(2, 64, (), 9.0, {}, draws=draws))
+    assert tokens == [7, 8] and ran == ["step", "look", "weigh", "draw", "advance"] * 2
+    assert choice.numbers[UNIFORM] == 0.1, "the card takes the other numbers itself"
+    finds = False
+    ran.clear()
+    assert program.repeat(TokenRun(1, 64, (), 9.0, {}, draws=draws)) == [-1], "the host looks at the step"
+    assert ran[-4:] == ["step", "look", "weigh", "draw"]
+    chooser.close()
+    program.close()
+    card.lost = DeviceError("the test is over")

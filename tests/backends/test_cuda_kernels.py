@@ -15,6 +15,7 @@ from rlx.backends.cuda.code import THREADS, Code, Kernel, kernel_of
 from rlx.backends.cuda.kernels import attention_prompt as prompts
 from rlx.backends.cuda.kernels import groups
 from rlx.backends.cuda.kernels import linear as linears
+from rlx.backends.cuda.kernels import loop as loops
 from rlx.backends.cuda.kernels import matrix_large as larges
 from rlx.backends.cuda.kernels import rows as row_kernels
 from rlx.backends.cuda.kernels.attention import Attention
@@ -278,3 +279,33 @@ def test_choices_get_other_numbers() -> None:
     places = {"ids": memory.put(ids), "labels": memory.put(labels), "out": memory.put(np.zeros(len(ids), np.int32))}
     run(kernel_of(code), memory, 1, places)
     assert memory.get(places["out"], ids.shape, np.int32).tolist() == [(1 << 24) - 1, -1, 9, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("token", "is_finite", "ends", "noted"),
+    [(7, 1, False, True), (9, 1, True, True), (50, 1, True, True), (-2, 1, True, False), (7, 0, True, False)],
+)
+def test_a_drawn_token_goes_to_the_next_step(token: int, is_finite: int, ends: bool, noted: bool) -> None:
+    """With the random number of that step; what is no token is left to the host."""
+    symbols = ["PAST_SEQ", "RUNS"]
+    code = Code("kernel", dict.fromkeys(["loop", "token", "number", "tokens", "positions"]), symbols)
+    loops.advance(code, past=True)
+    memory, block = simt.Memory(), np.zeros(loops.NBYTES, np.uint8)
+    head = block.view(np.int32)
+    head[[loops.COUNT, loops.STOP_COUNT, loops.TABLE, loops.STOPS_AT]] = 3, 1, 40, 9
+    block.view(np.float64)[loops.NUMBERS_AT :] = np.arange(loops.STEPS) / 64
+    given = {
+        "loop": block, "token": np.array([token, is_finite], np.int32), "number": np.zeros(1), "tokens": np.int32([5]),
+        "positions": np.int32([20]),
+    }  # fmt: skip
+    places = {name: memory.put(each) for name, each in given.items()}
+    kernel = kernel_of(code)
+    extents = memory.put(np.array([20, 1], np.int32))
+    arguments = {f"p.{name}": at for name, at in places.items()} | {"block": 0, "extents": extents}
+    simt.Block(simt.Program(kernel.text), memory, arguments, kernel.shared).run()
+    assert memory.get(extents, (2,), np.int32).tolist() == ([20, 0] if ends else [21, 1])
+    after = memory.get(places["loop"], (loops.NBYTES // 4,), np.int32)
+    assert after[loops.COUNT] == 3 + noted and (after[loops.FOUND_AT + 3] == token or not noted)
+    assert memory.get(places["number"], (1,), np.float64)[0] == 4 / 64
+    assert memory.get(places["tokens"], (1,), np.int32)[0] == (5 if ends else token)
+    assert memory.get(places["positions"], (1,), np.int32)[0] == (20 if ends else 21)

@@ -74,7 +74,7 @@ class ToyEngine:
     def __init__(
         self, room: int = 1 << 30, first: float = 0.02, more: float = 0.002, most_rows: int = 512, deep: float = 0.0
     ) -> None:
-        self.room, self.first, self.more, self.most_rows = room, first, more, most_rows
+        self.room, self.first, self.more, self.most_rows, self.native_draws = room, first, more, most_rows, False
         self.deep, self.now, self.steps = deep, 0.0, list[list[int]]()
         self.sequences: list[ToySequence] = []
         self.runs: list[int] = []

@@ -73,7 +73,7 @@ class Cuda(Backend):
         numbers: of the cards. One that comes twice is taken as two cards.
     """
 
-    native_loops = True
+    native_loops = native_draws = True
 
     def __init__(self, numbers: tuple[int, ...] = (0,)) -> None:
         self.name = "cuda" if numbers == (0,) else f"cuda:{','.join(map(str, numbers))}"

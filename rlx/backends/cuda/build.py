@@ -90,10 +90,14 @@ def _inside(program: Lowered, region: int, context: Context) -> Context:
 
 def _between_steps(program: Lowered, context: Context) -> Kernel | None:
     """The kernel that takes the token of a step of one row to the next step; None for other programs."""
-    leaves = program.graph.leaves("input")
-    if program.graph.phase != "decode" or "token" not in program.graph.outputs or "tokens" not in leaves:
+    leaves, outputs = program.graph.leaves("input"), program.graph.outputs
+    if program.graph.phase != "decode" or not {"token", "logits"} & outputs.keys() or "tokens" not in leaves:
         return None
-    names = ["loop", *(name for name, _ in _loop_pointers(program))]
+    names = [
+        "loop",
+        *([] if "token" in outputs else ["token", "number"]),
+        *(name for name, _ in _loop_pointers(program)),
+    ]
     return context.kernel("advance", dict.fromkeys(names), lambda k: advance(k, "PAST_SEQ" in program.symbols))
 
 
@@ -116,9 +120,9 @@ def _meets(program: Lowered, launches: dict[Node, list[Launch]]) -> list[int]:
 
 
 def _loop_pointers(program: Lowered) -> list[list[Any]]:
-    """Name and place in the arena of what the loop passes on."""
+    """Name and place in the arena of what the loop passes on; the token of logits lies elsewhere."""
     leaves, outputs = program.graph.leaves("input"), program.graph.outputs
-    found = {"token": outputs["token"], "tokens": leaves["tokens"]}
+    found = {name: outputs[name] for name in ("token",) if name in outputs} | {"tokens": leaves["tokens"]}
     found |= {name: node for name, node in leaves.items() if name == "positions" and len(node.shape) == 1}
     return [[name, program.buffer(node).offset] for name, node in found.items()]
 

@@ -8,7 +8,8 @@ copies these rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import c_uint8
+from ctypes import c_uint8, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ from numpy.typing import NDArray
 
 from rlx.backends.cuda import driver, ptx
 from rlx.backends.cuda.code import THREADS, Code, Kernel, entry, kernel_of
-from rlx.backends.cuda.driver import Card, Loaded
+from rlx.backends.cuda.driver import Card, LaunchConfig, Loaded
 from rlx.backends.cuda.kernels import choose as kernels
 from rlx.backends.cuda.memory import address
 from rlx.backends.device import Builder, Files, Stored
 from rlx.backends.memory import Buffer, DeviceArray, Memory
-from rlx.sampling.choice import Choice, Chosen, choose_rows
+from rlx.sampling.choice import UNIFORM, Choice, Chosen, choose_rows
 from rlx.sampling.filters import INTERVALS
 from rlx.sampling.options import SampleOpts
 
@@ -63,6 +64,23 @@ def compiled(builder: Builder, link: Callable[[str], bytes], card: Card, *, over
     return builder.once("the choice of tokens", build, load, kind="choice", name="choose")
 
 
+@dataclass(frozen=True)
+class Begun:
+    """What chooses the token of a row, ready to launch again and again.
+
+    Attributes:
+        launches: function, configuration and arguments of each kernel, and where the arguments lie.
+        key: what they depend on.
+        token: where the token comes, i32, and whether all logits are finite.
+        number: where its random number lies, f64.
+    """
+
+    launches: list[tuple[c_void_p, LaunchConfig, Any, Any]]
+    key: tuple[int, ...]
+    token: int
+    number: int
+
+
 class Chooser:
     """Chooses tokens, see `rlx.sampling.choice.Choose`; one thread at a time. Its code is loaded by the first call.
 
@@ -91,6 +109,23 @@ class Chooser:
         return [found[i] for i in range(len(rows))]
 
     def _on_card(self, rows: Sequence[DeviceArray], choices: Sequence[Choice]) -> list[Chosen]:
+        count = len(rows)
+        for function, config, arguments, _ in self._begun(rows, choices, alone=False).launches:
+            self._card.launch(function, config, arguments)
+        self._card.wait()
+        result = self._host(8 * count).view(np.int32).reshape(count, 2).tolist()
+        return [Chosen(token, is_finite == 1) for token, is_finite in result]
+
+    def begin(self, row: DeviceArray, choice: Choice) -> Begun:
+        """What chooses a token of a row in each step of a loop, without the host."""
+        return self._begun([row], [choice], alone=True)
+
+    def _begun(self, rows: Sequence[DeviceArray], choices: Sequence[Choice], *, alone: bool) -> Begun:
+        """Sends what the kernels read.
+
+        Args:
+            alone: the tokens stay on the card.
+        """
         count, vocab = len(rows), len(rows[0])
         parts = -(-vocab // kernels.PART)
         self._fit(count, parts)
@@ -98,17 +133,16 @@ class Chooser:
         draws = [choice.opts for choice in choices if not choice.opts.is_greedy]
         needed = [True, any(opts.top_k > 0 or opts.top_p < 1 for opts in draws), bool(draws)]
         places = {name: address(buffer) for name, buffer in self._own.items()}
-        places |= {"memory": 0, "table": sent + _HEAD, "found": self._pinned}
+        places |= {"memory": 0, "table": sent + _HEAD}
+        places |= {} if alone else {"found": self._pinned}
         given = [count * parts, *(places[name] for name in kernels.POINTERS), sent]
+        launches = []
         for kernel, is_needed in zip(self._kernels, needed, strict=True):
             if is_needed:
-                arguments, memory = driver.pointers(given)
                 config = driver.config(count * parts, THREADS, kernel.shared, self._card, overlaps=self._overlaps)
-                self._card.launch(kernel.function, config, arguments)
-                del memory  # the driver has copied the arguments
-        self._card.wait()
-        result = self._host(8 * count).view(np.int32).reshape(count, 2).tolist()
-        return [Chosen(token, is_finite == 1) for token, is_finite in result]
+                launches.append((kernel.function, config, *driver.pointers(given)))
+        number = sent + _HEAD + 8 * (kernels.FIRST_NUMBER + UNIFORM)
+        return Begun(launches, (len(launches), *given), places["found"], number)
 
     def _host(self, nbytes: int, start: int = 0) -> NDArray[np.uint8]:
         """Pinned memory from a byte on: first the tokens, then what is sent."""
@@ -145,7 +179,7 @@ class Chooser:
         sizes = {
             "parts": 8 * rows * kernels.PART_WORDS * parts, "rows": 8 * rows * kernels.ROW_WORDS,
             "counters": 4 * rows * kernels.COUNTERS, "sums": 16 * rows * INTERVALS,
-            "listed": 16 * rows * kernels.LISTED,
+            "listed": 16 * rows * kernels.LISTED, "found": 8 * rows,
         }  # fmt: skip
         self._own = {name: self._memory.allocate(nbytes) for name, nbytes in sizes.items()}
 

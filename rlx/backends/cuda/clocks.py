@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends.cuda.driver import Card
+from rlx.backends.cuda.driver import MULTIPROCESSORS, Card
 from rlx.backends.program import StepClocks, StepLog
 from rlx.errors import TargetError
 
@@ -19,7 +19,7 @@ _BF16_OPERATIONS: Mapping[str, int] = {
     "sm_80": 2048, "sm_86": 512, "sm_87": 1024, "sm_89": 512, "sm_90": 4096, "sm_100": 8192, "sm_103": 8192,
     "sm_120": 512, "sm_121": 512,
 }  # fmt: skip
-_MULTIPROCESSORS, _CLOCK = 16, 13  # CUdevice_attribute; the clock in kHz
+_CLOCK = 13  # CUdevice_attribute, in kHz
 
 
 class ClockedStep:
@@ -98,5 +98,5 @@ def peaks(card: Card, level: str) -> dict[str, float]:
     """
     if (operations := _BF16_OPERATIONS.get(level.removesuffix("a"))) is None:  # "sm_90a" has more instructions
         raise TargetError(f"the peak of {level} is not known", where="device cuda")
-    rate = operations * card.attribute(_MULTIPROCESSORS) * card.attribute(_CLOCK) / 1e6
+    rate = operations * card.attribute(MULTIPROCESSORS) * card.attribute(_CLOCK) / 1e6
     return {"bf16": rate, "f32": rate / 2}

@@ -25,6 +25,7 @@ PEERS_AT = 16  # place among the extents, as i64, of the distances in memory to 
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 I1, I8, I16, I32, I64 = "i1", "i8", "i16", "i32", "i64"
 F16, BF16, F32, F64 = "half", "bfloat", "float", "double"
+_LETS = "  ; lets"  # where a kernel lets the next one start, if it does not say
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,9 +264,9 @@ class Builder:
         raise NotImplementedError
 
     def let_next(self) -> None:
-        """Lets the kernel after this one start, once all blocks are here or have ended; by default at their start.
+        """Lets the kernel after this one start, once all blocks are here or have ended; by default when they waited.
 
-        Its loads of weights then do not delay those of x.
+        What kernels read before they `wait` may so be written by any kernel but the one before.
         """
         raise NotImplementedError
 
@@ -275,9 +276,11 @@ class Builder:
             body, self._lines = self._lines, []
             self.wait()
             self._lines += body
-        if not self.lets:
-            body, self._lines = self._lines, []
-            self.let_next()
+        if _LETS in self._lines:
+            at = self._lines.index(_LETS)
+            body, self._lines = self._lines[at + 1 :], self._lines[:at]
+            if not self.lets:
+                self.let_next()
             self._lines += body
         pointers = "".join(f", {GLOBAL} {name}" for name in self.parameters)
         head = f"define internal void @{self.name}(i32 %block{pointers}, {GLOBAL} %extents) alwaysinline nounwind {{"
@@ -464,6 +467,7 @@ class Flow(Builder):
                 with self.loop(thread, -(-nbytes // LINE), THREADS) as line:
                     self.fetch_line(self.at(memory, I8, line * LINE))
             self.call("void", "llvm.nvvm.griddepcontrol.wait")
+            self._lines.append(_LETS)
         for i, each in enumerate(self.own):
             pointers = "".join(f", {GLOBAL} %own{i}.{j}" for j in range(each.kernel.pointers))
             count = (self.number(self.dim(each.count)) + (each.per - 1)) // each.per * each.times

@@ -22,6 +22,7 @@ _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _LOG_BYTES = 8192
 _PTX, _CUBIN_ERROR_LOG, _ERROR_LOG_BYTES = 1, 5, 6  # CUjitInputType, CUjit_option
 _MAX_DYNAMIC_SHARED, _CARVEOUT = 8, 9  # CUfunction_attribute
+MULTIPROCESSORS = 16  # CUdevice_attribute
 _CAPTURE_RELAXED = 2
 _CARD = 2  # CUmemorytype
 

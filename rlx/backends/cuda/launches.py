@@ -98,7 +98,8 @@ class Context:
     ) -> Kernel:  # fmt: skip
         """A kernel, named by its op and a digest of its text."""
         each = [Own(some.kernel, some.blocks.count, some.blocks.per, some.blocks.times) for some in own]
-        code = Code("KERNEL", pointers, self.symbols, self.overlaps and not self.inner, each, soon, self.start)
+        start = self.start if own or self.inner else 0
+        code = Code("KERNEL", pointers, self.symbols, self.overlaps and not self.inner, each, soon, start)
         if split:
             assert not self.inner, "what a block computes for itself is not split"
             code.pointers["out"] = replace(code.pointers["out"], peers=self.layouts.cards - 1)

@@ -10,7 +10,7 @@ from math import log, pi, sqrt
 
 from rlx.backends.cuda.code import F32, F64, I32, I64, Code, Value
 
-_LOG2_E = 1 / log(2)
+LOG2_E = 1 / log(2)
 
 # erf(x) = 1 - (c0 t + c1 t^2 + ...) exp(-x^2) with t = 1 / (1 + 0.3275911 x), x >= 0, within 1.5e-7: formula 7.1.26 of
 # Abramowitz and Stegun, "Handbook of Mathematical Functions".
@@ -37,8 +37,8 @@ def exp2(k: Code, x: Value) -> Value:
 
 def exp(k: Code, x: Value) -> Value:
     """e^x: 2^(x log2(e)), whose product is split so that large x keep their precision."""
-    high = x * _LOG2_E
-    rest = k.fma(x, _LOG2_E, -high)
+    high = x * LOG2_E
+    rest = k.fma(x, LOG2_E, -high)
     scale = k.fma(rest, log(2), 1.0)
     return exp2(k, high) * k.select(k.fabs(rest) < 1.0, scale, k.f32(1.0))
 
@@ -51,6 +51,11 @@ def log_(k: Code, x: Value) -> Value:
 def sqrt_(k: Code, x: Value) -> Value:
     """The square root, rounded correctly."""
     return k.call(F32, "llvm.sqrt.f32", x)
+
+
+def rsqrt(k: Code, x: Value) -> Value:
+    """1 / the square root, within 2^-22."""
+    return k.call(F32, "llvm.nvvm.rsqrt.approx.f", x)
 
 
 def tanh(k: Code, x: Value) -> Value:

@@ -6,30 +6,33 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_uint8
+from dataclasses import replace
 from functools import partial
 from itertools import chain
+from math import log2
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlx.backends.cuda.code import LINE, PEERS_AT
-from rlx.backends.cuda.driver import Card
+from rlx.backends.cuda.driver import MULTIPROCESSORS, Card
 from rlx.backends.cuda.kernels.cards import CARD, MOST
-from rlx.backends.cuda.kernels.loop import COUNT, FOUND_AT, STOP_COUNT, STOPS, STOPS_AT, TABLE
-from rlx.backends.cuda.kernels.row_attention import KEYS
-from rlx.backends.cuda.kernels.row_attention import SPLITS as MOST_SPLITS
+from rlx.backends.cuda.kernels.loop import STEPS
+from rlx.backends.cuda.kernels.row_chunks import KEYS
+from rlx.backends.cuda.kernels.row_chunks import SPLITS as MOST_SPLITS
 from rlx.backends.cuda.kernels.states import RUNS
 from rlx.backends.cuda.memory import address
 from rlx.backends.cuda.packing import Ring
-from rlx.backends.cuda.select import ADDED, SPLITS
+from rlx.backends.cuda.select import ADDED, EACH, SHARING, SPLITS
 from rlx.backends.cuda.steps import CardCode, CardSteps, Counts, begin_calls, launches_of
-from rlx.backends.memory import Buffer, Memory
+from rlx.backends.cuda.token_loop import Between, TokenLoop, serves
+from rlx.backends.memory import Buffer, Memory, Values
 from rlx.backends.program import Manifest, Program, StepLog, TokenRun
 from rlx.ir import dims
 from rlx.ir.segments import PAST, ROWS
 
-_LOOP = 32  # steps of a loop between two looks at its tokens
+_RESIDENT = 2  # blocks of attention that a multiprocessor runs at a time
 _ALIGN = 256
 #: What kernels of a region pass on.
 _PASSED = ("scratch", "per_range", "counters")
@@ -76,10 +79,11 @@ class CardProgram(Program):
         self._cards, self._meeting = workers.cards, workers.meeting
         self._symbols = [*manifest["symbols"], *ADDED]
         self._blocks, launches = launches_of(manifest)
+        self._attention_parts = max((each.times for each in self._blocks if each.split), default=1)
         self._scratch: dict[tuple[str, int], Buffer] = {}
         self._scratch_sizes = _scratch_sizes(manifest)
         self._own = memory.allocate(_ALIGN)  # the extents
-        self._loop: Buffer | None = None
+        self._loop: TokenLoop | None = None
         self._splits_most = 0  # ranges of positions that the memory is for
         self._steps = [
             CardSteps(code, number, manifest, launches, partial(self._address, number))
@@ -143,20 +147,17 @@ class CardProgram(Program):
         """What a pointer of a kernel is on a card."""
         if kind == "arena":
             return address(self.arena, number) + int(place)
-        if kind in ("extents", "loop"):
-            return address(self._own if kind == "extents" else self._found, number)
+        if kind == "extents":
+            return address(self._own, number)
+        if kind == "loop":
+            assert self._loop is not None
+            return self._loop.address(number)
         if kind == "meeting":
             assert self._meeting is not None
             return address(self._meeting, number) + (MOST * LINE if place == "places" else 0)
         if kind in _PASSED:
             return address(self._scratch[kind, int(place)], number)
         return address(self.bound(place), number)
-
-    @property
-    def _found(self) -> Buffer:
-        """Memory of a loop."""
-        self._loop = self._loop or self.arena.memory.allocate(4 * (FOUND_AT + _LOOP))
-        return self._loop
 
     def _reserve(self, splits: int) -> None:
         """Makes room for what kernels of a region pass on, which grows with the number of ranges of positions."""
@@ -180,7 +181,7 @@ class CardProgram(Program):
         if self._begins:
             for card, event in zip(self._cards, self._have_inputs, strict=True):
                 card.record(event)
-        self._step(counts, loops=False)
+        self._step(counts)
         for card, event in zip(self._cards, self._have_inputs, strict=True):
             card.wait_for(event) if self._begins else card.wait()
 
@@ -206,7 +207,7 @@ class CardProgram(Program):
         key = counts, self._slots
 
         def begin(own: CardSteps, after: Callable[[int], object]) -> None:
-            self._begin_on([own], counts, loops=False, after=after)
+            self._begin_on([own], counts, after=after)
 
         every = [steps.clocked(key, partial(begin, steps)) for steps in self._steps]
         with self._in_order:
@@ -216,7 +217,7 @@ class CardProgram(Program):
 
     def _begin(self, steps: int) -> Counts:
         """Sends the values of the symbols for some steps: the numbers of blocks."""
-        extents = {**self.extents, SPLITS: self._splits(steps), RUNS: 1}
+        extents = {**self.extents, **self._shares(steps), RUNS: 1}
         self._reserve(extents[SPLITS])
         values = [extents[name] for name in self._symbols[:-1]]
         for card, own, source, target in self._extents:
@@ -224,11 +225,11 @@ class CardProgram(Program):
             card.send(target, source, _ALIGN)
         return tuple([blocks.value(extents) for blocks in self._blocks])
 
-    def _step(self, counts: Counts, *, loops: bool) -> None:
-        """Begins a step; with `loops` its token goes to the next one. One that comes again is recorded."""
-        key = loops, counts, self._slots
+    def _step(self, counts: Counts, between: Between | None = None) -> None:
+        """Begins a step, and what takes its token to the next one. A step that comes again is recorded."""
+        key = None if between is None else between.key, counts, self._slots
         with self._in_order:
-            begin = partial(self._begin_on, counts=counts, loops=loops)
+            begin = partial(self._begin_on, counts=counts, between=between)
             records = [steps.record(key, partial(begin, [steps])) for steps in self._steps]
             for card, record in zip(self._cards, records, strict=True):
                 if record is not None:
@@ -240,48 +241,64 @@ class CardProgram(Program):
             steps.remember(key)
 
     def _begin_on(
-        self, some: Sequence[CardSteps], counts: Counts, *, loops: bool,
+        self, some: Sequence[CardSteps], counts: Counts, between: Between | None = None,
         after: Callable[[int], object] = lambda region: None,
     ) -> None:  # fmt: skip
         """Begins all launches of a step on some of the cards; `after` as that of `begin_calls`."""
         begin_calls([(steps.card, steps.ready(self._slots)) for steps in some], counts, after)
-        if loops:
-            begin_calls([(steps.card, [steps.advance()]) for steps in some], counts)
+        if between is not None:
+            for function, config, given, _ in between.launches:  # of one card
+                some[0].card.launch(function, config, given)
+            begin_calls([(steps.card, [steps.advance(between.pointers)]) for steps in some], counts)
 
     def repeat(self, run: TokenRun) -> list[int]:
-        if "loop" not in self.manifest or run.carried or run.first or self.observers or len(run.stops) > STOPS:
+        row = None if run.draws is None else self.values(run.draws.output, **self._largest)[-1]
+        alone = "loop" in self.manifest and not self.observers and (row is None or len(self._cards) == 1)
+        if not alone or not serves(run, row):
             return super().repeat(run)
         self.prepare(run.extents)
         self._send()
         found, end, runs = list[int](), time.monotonic() + run.seconds, True
         while runs and len(found) < run.count and (not found or time.monotonic() < end):
-            steps = min(run.count - len(found), _LOOP)
-            some = self._looped(run, steps)
+            steps = min(run.count - len(found), STEPS)
+            some = self._looped(run, row, steps, len(found))
+            if not (found or some):  # the host has to choose, or to say why it cannot
+                return super().repeat(replace(run, count=1))
             found += some
             runs = len(some) == steps and 0 <= some[-1] < run.rows and some[-1] not in run.stops
             self.extents = {name: v + len(some) if name == "PAST_SEQ" else v for name, v in self.extents.items()}
         return found
 
-    def _looped(self, run: TokenRun, steps: int) -> list[int]:
-        """Tokens of some steps, fewer if the last one ends the run."""
-        head = np.zeros(FOUND_AT, np.int32)
-        head[[COUNT, STOP_COUNT, TABLE]] = 0, len(run.stops), run.rows
-        head[STOPS_AT : STOPS_AT + len(run.stops)] = run.stops
-        self._found.part(0, head.nbytes).write(head)
-        counts = self._begin(steps)
-        for _ in range(steps):
-            self._step(counts, loops=True)
-        result = self._found.read(np.int32)
-        return [int(token) for token in result[FOUND_AT : FOUND_AT + int(result[COUNT])]]
+    def _looped(self, run: TokenRun, row: Values | None, steps: int, first: int) -> list[int]:
+        """Tokens of some steps, from the `first` one of a run on.
 
-    def _splits(self, steps: int) -> int:
-        """Blocks that share a row of attention in some steps: a power of two, so that few records serve all lengths."""
+        Args:
+            row: of the logits, if tokens are drawn.
+        """
+        loop = self._loop = self._loop or TokenLoop(self.arena.memory)
+        loop.begin(run, steps, first)
+        counts, between = self._begin(steps), loop.between(run.draws, row)
+        for _ in range(steps):
+            self._step(counts, between)
+        return loop.tokens()
+
+    def _shares(self, steps: int) -> dict[str, int]:
+        """How blocks share rows of attention in some steps: about as many blocks as the card runs at a time.
+
+        Numbers are powers of two, so that few records serve all lengths.
+        """
         if (segments := self.inputs.get("segments")) is not None:
             used = segments[: self.extents.get("SEGMENTS", len(segments))]
-            longest = int((used[:, PAST] + used[:, ROWS]).max(initial=1))
+            lengths = used[:, PAST] + used[:, ROWS]
+            longest, every = int(lengths.max(initial=1)), int((used[:, ROWS] * lengths).sum())
         else:
-            longest = self.extents.get("PAST_SEQ", 0) + self.extents.get("SEQ", 1) + steps - 1
-        return min(MOST_SPLITS, 1 << max(0, -(-longest // KEYS) - 1).bit_length())
+            rows = self.extents.get("SEQ", 1)
+            longest = self.extents.get("PAST_SEQ", 0) + rows + steps - 1
+            every = rows * longest
+        blocks = _RESIDENT * self._cards[0].attribute(MULTIPROCESSORS)
+        each = KEYS << max(0, round(log2(max(1, every * self._attention_parts / (blocks * KEYS)))))
+        splits = min(-(-longest // KEYS), MOST_SPLITS)
+        return {SPLITS: 1 << _bits(splits), SHARING: _bits(min(splits, -(-longest // each))), EACH: each}
 
     def close(self) -> None:
         if not self.closed:
@@ -289,13 +306,20 @@ class CardProgram(Program):
             for card, event in zip(self._cards, self._have_inputs, strict=True):
                 card.forget_event(event)
             self._steps = []  # they know this program
-            for buffer in (*self._scratch.values(), self._own, *filter(None, [self._loop])):
+            for buffer in (*self._scratch.values(), self._own):
                 buffer.close()
+            if self._loop is not None:
+                self._loop.close()
         super().close()
         if self._pinned:
             self.inputs, self._extents = {}, []
             self._cards[0].free_pinned(self._pinned)
             self._pinned = 0
+
+
+def _bits(count: int) -> int:
+    """The logarithm of the smallest power of two that is not smaller."""
+    return max(0, count - 1).bit_length()
 
 
 def _scratch_sizes(manifest: Manifest) -> dict[tuple[str, int], int]:

@@ -21,7 +21,8 @@ _HINT = "This is a bug of rlx; please report it."
 
 #: The intrinsics that kernels may call: LLVM's code generator for PTX takes all of them at every level.
 ALLOWED = frozenset((
-    "llvm.fabs.f32", "llvm.fabs.f64", "llvm.fma.f32", "llvm.fma.f64", "llvm.maxnum.f32", "llvm.minnum.f32",
+    "llvm.ceil.f32", "llvm.fabs.f32", "llvm.fabs.f64", "llvm.fma.f32", "llvm.fma.f64", "llvm.maxnum.f32",
+    "llvm.minnum.f32",
     "llvm.nvvm.cp.async.cg.shared.global.16", "llvm.nvvm.cp.async.cg.shared.global.16.s",
     "llvm.nvvm.cp.async.ca.shared.global.8", "llvm.nvvm.cp.async.commit.group", "llvm.nvvm.cp.async.wait.group",
     "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.b16.p3", "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.trans.b16.p3",
@@ -30,7 +31,7 @@ ALLOWED = frozenset((
     "llvm.nvvm.ex2.approx.f", "llvm.nvvm.griddepcontrol.launch.dependents",
     "llvm.nvvm.griddepcontrol.wait", "llvm.nvvm.lg2.approx.f", "llvm.nvvm.mma.m16n8k16.row.col.bf16",
     "llvm.nvvm.mma.m16n8k16.row.col.s8", "llvm.nvvm.mma.m16n8k32.row.col.s8", "llvm.nvvm.rcp.approx.ftz.f",
-    "llvm.nvvm.prmt",
+    "llvm.nvvm.prmt", "llvm.nvvm.rsqrt.approx.f",
     "llvm.nvvm.read.ptx.sreg.ctaid.x", "llvm.nvvm.read.ptx.sreg.tid.x", "llvm.nvvm.shfl.sync.bfly.i32",
     "llvm.nvvm.shfl.sync.idx.i32", "llvm.nvvm.vote.ballot.sync",
 ))  # fmt: skip

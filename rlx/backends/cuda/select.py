@@ -8,12 +8,11 @@ from math import prod
 
 from rlx.backends.cuda import many_rows
 from rlx.backends.cuda.code import I32, THREADS, WARPS, Code, Value
-from rlx.backends.cuda.kernels import attention as attentions
 from rlx.backends.cuda.kernels import cache as caches
 from rlx.backends.cuda.kernels import linear as linears
 from rlx.backends.cuda.kernels import row_attention as row_attentions
+from rlx.backends.cuda.kernels import row_chunks, states
 from rlx.backends.cuda.kernels import rows as row_kernels
-from rlx.backends.cuda.kernels import states
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment
 from rlx.backends.cuda.kernels.cards import CARD
@@ -31,10 +30,11 @@ from rlx.ir.op_table import OPS
 from rlx.ir.segments import is_segmented
 from rlx.passes.program import maker, root
 
-#: The symbol that programs add: blocks that share a row of attention.
-SPLITS = "SPLITS"
+#: Symbols that programs add for attention: ranges of a row that there is memory for, the logarithm of the number of
+#: blocks that share a row, and positions of a block, about.
+SPLITS, SHARING, EACH = "SPLITS", "SHARING", "EACH"
 #: All symbols that programs add.
-ADDED = (SPLITS, states.RUNS, CARD)
+ADDED = (SPLITS, SHARING, EACH, states.RUNS, CARD)
 
 
 def elements(node: Node) -> DimLike:
@@ -512,32 +512,36 @@ def _attention(n: Node, c: Context) -> list[Launch]:
         own = [_cache(k, n, cache, name, s, wrap=wrap, cards=a.cards) for name, cache in both]
         return own[0], own[1]
 
+    joined = {maker(node): node for node in (q, keys, values) if maker(node) in c.own and maker(node).op in _JOINED}
+    taken = c.start if {*c.needed((q, keys, values))} - {*joined} else 0
+    alone = c.most(q.shape[0]) == 1
+    tiles = row_chunks.tiles_of(a, keys.dtype, values.dtype, c.shared - taken, alone=alone)
+
     def whole(k: Code, changed: Callable[[Segment], Segment] = lambda segment: segment) -> None:
-        row = k.block // a.parts
-        attentions.attention(k, a, *caches_of(k), changed(s.segment(k, row)), row)
+        row, part = k.block // a.parts, k.block % a.parts
+        row_attentions.attention(k, a, tiles, *caches_of(k), changed(s.segment(k, row)), row, part)
 
     if c.most(q.shape[0]) > many_rows.MANY and not c.deterministic:
         many = many_rows.attention(n, c, a, args, s.columns, s.count, caches_of, whole)
         return many or [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), whole, split=a.cards > 1)]
-    joined = {maker(node): node for node in (q, keys, values) if maker(node) in c.own and maker(node).op in _JOINED}
     for node, name in zip((q, keys, values), ("q", "k", "v"), strict=True):
         args |= _joined_args(maker(node), name) if maker(node) in joined else {}
+    early = a.mask == "causal" and maker(keys) in joined and maker(values) in joined
 
     def split(k: Code) -> None:
-        if c.overlaps and not is_segmented(n):
-            row_attentions.fetch_early(k, a, caches_of(k))
-            k.wait()
-        row = k.block // (k.dim_named(SPLITS) * a.parts)
+        sharing = k.dim_named(SHARING)
+        number, of_part = k.block & ((k.number(1) << sharing) - 1), k.block >> sharing
+        share = row_chunks.Share(number, k.dim_named(EACH), k.dim_named(SPLITS))
+        row, part = of_part // a.parts, of_part % a.parts
         own = [_joined(k, maker(node), name) if maker(node) in joined else None
                for node, name in ((q, "q"), (keys, "k"), (values, "v"))]  # fmt: skip
         before = row_attentions.Before(own[0].rope if own[0] else None, (own[1], own[2]))
-        row_attentions.attention(k, a, *caches_of(k), s.segment(k, row), row, before)
+        segment = s.segment(k, row)
+        row_attentions.attention(k, a, tiles, *caches_of(k), segment, row, part, share, before, early)
 
     blocks = Blocks(q.shape[0], 1, a.parts, split=True)
-    scratch, counters = extent([q.shape[0], 4 * a.heads * a.partial], n), extent([q.shape[0], a.parts], n)
-    passed: dict[str, Arg] = {"scratch": PER_RANGE, "counters": COUNTERS}
-    given, both = args | passed, (scratch, counters)
-    return [c.launch(n, n.op, given, blocks, split, *both, joined.keys(), split=a.cards > 1)]
+    scratch, given = extent([q.shape[0], 4 * a.heads * a.partial], n), args | {"scratch": PER_RANGE}
+    return [c.launch(n, n.op, given, blocks, split, scratch, takes=joined.keys(), split=a.cards > 1)]
 
 
 #: What attention of one row computes in its own way if each block computes it for itself.

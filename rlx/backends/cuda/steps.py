@@ -17,7 +17,7 @@ from rlx.backends.cuda import driver
 from rlx.backends.cuda.clocks import ClockedStep
 from rlx.backends.cuda.code import THREADS
 from rlx.backends.cuda.driver import Card, LaunchConfig
-from rlx.backends.cuda.select import SPLITS
+from rlx.backends.cuda.select import SHARING
 from rlx.backends.program import Manifest
 from rlx.errors import CompileError, DeviceError
 from rlx.ir import dims
@@ -81,7 +81,7 @@ class Blocks:
     def value(self, extents: Mapping[str, int]) -> int:
         """Their number."""
         found = -(-dims.value(self.count, extents) // self.per) * self.times
-        return found * extents[SPLITS] if self.split else found
+        return found << extents[SHARING] if self.split else found
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,14 @@ class CardSteps:
             self._calls[slots] = list(self._prepared())
         return self._calls[slots]
 
-    def advance(self) -> Call:
-        """The launch between two steps of a loop."""
+    def advance(self, drawn: Sequence[int] = ()) -> Call:
+        """The launch between two steps of a loop.
+
+        Args:
+            drawn: where the token and its random number lie, if it is drawn.
+        """
         places = (self._address("arena", offset) for _, offset in self._manifest["loop"])
-        return self._call("advance", 0, -1, [1, self._address("loop", None), *places])
+        return self._call("advance", 0, -1, [1, self._address("loop", None), *drawn, *places])
 
     def _prepared(self) -> Iterator[Call]:
         meets = self._manifest.get("meets", ())

@@ -165,7 +165,8 @@ class Executor:
             if room.paused:
                 room.resume()
             jobs = [job for job in scheduler.running if not (job.backpressured or job.paused)]
-            if jobs and not (jobs[0].is_greedy and self._run_natively(jobs)):
+            native = bool(jobs) and (jobs[0].is_greedy or self.engine.native_draws)
+            if jobs and not (native and self._run_natively(jobs)):
                 self._decode(jobs)
             if scheduler.tasks or scheduler.prefilling or scheduler.waiting:
                 self._compute_others(bool(jobs))
@@ -216,6 +217,8 @@ class Executor:
                 return False
             if job.drafts:
                 found = job.drafts.run(self.engine, job.sequence, job.tokens, count, stops)
+            elif not job.is_greedy:
+                found = self.engine.drawn(job.sequence, job.tokens[-1], job.sampler, count, stops)
             else:
                 found = self.engine.greedy(job.sequence, job.tokens[-1], count, stops, loads=not job.streaming)
         except PoolFullError:  # room for one step may be there

@@ -380,11 +380,13 @@ class Job:
 
     @property
     def runs_natively(self) -> bool:
-        """Whether one native call may compute several tokens: greedy ones, and nobody needs their logits.
+        """Whether one native call may compute several tokens: nobody needs their logits, or looks back for a choice.
 
         If the consumer looks at each token it may stop at any of them: the sequence has to be able to go back.
         """
-        if not self.is_greedy or self.with_logits or self.banned or self.constraint is not None:
+        if self.with_logits or self.banned or self.constraint is not None:
+            return False
+        if not self.is_greedy and (self.drafts or self.sampler.looks_back):
             return False
         return not (self.streaming and (self.drafts or self.sequence.recurrent))
 

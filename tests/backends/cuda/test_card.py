@@ -72,9 +72,14 @@ def test_same_tokens_alone_and_together(opened: Any, goldens: Path, family: str)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen35", "gpt-oss"])
-def test_every_kernel_computes_its_op(opened: Any, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "bf16", "q8_0"])
+def test_every_kernel_computes_its_op(
+    opened: Any, family: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RLX_VERIFY", "1")
-    assert len(opened(family).generate([5, 9, 2, 7, 1], 3, stop_at_eog=False)) == 3
+    runner, ids = opened(family, kv_dtype=kv_dtype, max_seq=256), [3 + i * i % 29 for i in range(130)]
+    assert len(runner.generate(ids, 3, stop_at_eog=False)) == 3
+    assert len(runner.generate_batch([ids, ids[:64], ids[:5]], 3, stop_at_eog=False)) == 3
 
 
 MANY: dict[str, Any] = {"profile": {"buckets": {"seq": [1, 128]}}, "max_seq": 192}
@@ -95,6 +100,22 @@ def test_same_tokens_of_many_rows(opened: Any, family: str) -> None:
     some = (ids, ids[1:60], ids[2:30], ids[3:7])
     alone = [runner.generate(each, 6, stop_at_eog=False) for each in some]
     assert runner.generate_batch(some, 6, stop_at_eog=False) == alone
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen35"])
+@pytest.mark.parametrize("more", [{}, {"top_k": 20, "top_p": 0.9}], ids=["temperature", "top-k and top-p"])
+def test_sampled_tokens_of_one_call(
+    opened: Any, family: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the tokens that are drawn one by one, also where a stop id ends them."""
+    found = []
+    for native in (True, False):
+        monkeypatch.setattr(BACKEND, "native_draws", native)
+        runner, opts = opened(family), SampleOpts(temperature=1.3, seed=4, **more)
+        tokens = runner.generate([5, 9, 2], 50, sample=opts, stop_at_eog=False)
+        request = rlx.Request([5, 9, 2], 50, sample=opts, stop_at_eog=False, stop_ids=[tokens[40]])
+        found.append([tokens, list(runner.submit(request).result())])
+    assert found[0] == found[1] and len(found[0][0]) == 50
 
 
 @pytest.mark.parametrize("dtype", layouts.TYPES, ids=str)

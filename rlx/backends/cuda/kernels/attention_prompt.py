@@ -12,7 +12,6 @@ bf16, and so are keys and values of caches of other types than these.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log
 
 from rlx.backends.cuda.code import F32, I8, I16, I32, THREADS, Code, Value
 from rlx.backends.cuda.kernels.attention import Attention
@@ -25,7 +24,7 @@ from rlx.backends.cuda.kernels.tensor_cores import (
     product,
     wait_copies,
 )
-from rlx.backends.cuda.numbers import exp2, pair_parts, rounded, softcap
+from rlx.backends.cuda.numbers import LOG2_E, exp2, pair_parts, rounded, softcap
 from rlx.ir.dims import DimLike
 from rlx.ir.dtypes import DType
 from rlx.ir.segments import ROWS
@@ -37,7 +36,6 @@ _WIDEST, _HELD = 256, 128  # elements of a head: at most, and with queries in re
 #: other types have 8 bits of their own.
 _PARTS = {"f16": ("f16", 1, 2), "bf16": ("bf16", 1, 3), "f32": ("bf16", 3, 3)}
 _CHUNK = 8  # elements that a thread brings at a time
-_LOG2_E = 1 / log(2)
 _LOWEST = float("-inf")
 
 
@@ -206,7 +204,7 @@ class Prompt:
     def bring_queries(self) -> None:
         """Queries as operands: in registers, or the same registers in shared memory."""
         k, a, t = self.k, self.a, self.t
-        factor = a.scale * (1.0 if a.cap is not None else _LOG2_E)
+        factor = a.scale * (1.0 if a.cap is not None else LOG2_E)
         places = [(row * a.heads + head) * a.width + self.t4 * 2 for row, head, _ in map(self.pair, range(2))]
         for step in range(t.width // 16):
             parts: list[list[Value]] = [[] for _ in range(t.own)]
@@ -350,7 +348,7 @@ class Prompt:
         """A score in units of log2(e); the lowest of all where the row does not see the position."""
         k, a = self.k, self.a
         if a.cap is not None:
-            score = softcap(k, score, a.cap) * _LOG2_E
+            score = softcap(k, score, a.cap) * LOG2_E
         inside = position <= bounds[1]
         if a.window is not None:
             inside = inside & (position >= bounds[0])
@@ -391,7 +389,7 @@ class Prompt:
         own = self.top[half].get()
         tops = [own, other]
         if a.sinks:
-            tops.append(k.load(k.pointers["sinks"], F32, head, constant=True) * _LOG2_E)
+            tops.append(k.load(k.pointers["sinks"], F32, head, constant=True) * LOG2_E)
         top = k.fmax(own, other) if len(tops) == 2 else k.fmax(k.fmax(own, other), tops[2])
         shift = k.select(top.equals(_LOWEST), k.f32(0.0), top)
         factors = [exp2(k, each - shift) for each in tops]

@@ -25,7 +25,7 @@ from rlx.backends.cuda.code import (
     Value,
 )
 from rlx.backends.cuda.kernels.cards import of_card
-from rlx.backends.cuda.numbers import cos_sin, sqrt_
+from rlx.backends.cuda.numbers import cos_sin, rsqrt
 from rlx.ir.dims import DimLike
 from rlx.ir.dtypes import DType
 from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT, SLOT_WRITTEN
@@ -170,8 +170,10 @@ class Cache:
                 self._write_block(k, (row * (self.width // _BLOCK) + block) * self.dtype.nbytes, value)
             return
         type_ = {"f32": F32, "f16": F16, "bf16": BF16}[self.dtype.name]
-        with k.loop(k.lane, self.width, WARP) as i:
-            k.store(self.base, k.load(staged, F32, i).to(type_), row * self.width + i.to(I64))
+        base = k.at(self.base, type_, row * self.width)
+        for i, inside in every_lane(k, self.width):
+            with k.guarded(inside):
+                k.store(base, k.load(staged, F32, i).to(type_), i)
 
     def _write_block(self, k: Code, at: Value, value: Value) -> None:
         """Writes a block, of which each lane has an element (see `rlx.ir.stored`)."""
@@ -271,7 +273,7 @@ def staged_head(
         squares = k.f32(0.0)
         for (_, inside), value in zip(columns, values, strict=True):
             squares = squares + k.chosen(inside, value * value, 0.0)
-        factor = 1.0 / sqrt_(k, k.warp_sum(squares) / float(width) + eps)
+        factor = rsqrt(k, k.warp_sum(squares) / float(width) + eps)
         values = [value * factor * own for value, own in zip(values, factors, strict=True)]
     for (i, inside), value in zip(columns, values, strict=True):
         with k.guarded(inside):

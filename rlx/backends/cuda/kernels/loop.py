@@ -1,21 +1,28 @@
 """The kernel between two steps of a loop: it takes the token that a step chose to the next step.
 
 The card keeps a block of i32 for a loop: how many tokens were found, how many there are to stop at, the number of rows
-of the embedding table, `STOPS` tokens to stop at, then the tokens found.
+of the embedding table, `STOPS` tokens to stop at, then the tokens found; behind them, as f64, a random number for each
+step.
 """
 
 from __future__ import annotations
 
-from rlx.backends.cuda.code import I32, Code
+from rlx.backends.cuda.code import F64, I32, Code
 from rlx.backends.cuda.kernels.states import RUNS
 
 COUNT, STOP_COUNT, TABLE = range(3)
 STOPS, STOPS_AT = 64, 3
 FOUND_AT = STOPS_AT + STOPS
+STEPS = 32  # of a loop between two looks at its tokens
+NUMBERS_AT = (FOUND_AT + STEPS + 1) // 2  # in numbers of 8 bytes
+NBYTES = 8 * (NUMBERS_AT + STEPS)
 
 
 def advance(k: Code, past: bool) -> None:
     """One block: notes the token, and makes it the input of the next step, or ends the loop.
+
+    With a pointer to the random number of the choice, it also brings the next one there, and the token is followed by
+    whether all logits are finite. If it is none, it is not noted: the host then looks at the step.
 
     Args:
         past: whether the program has the symbol PAST_SEQ.
@@ -23,9 +30,15 @@ def advance(k: Code, past: bool) -> None:
     loop, extents = k.pointers["loop"], k.extents
     with k.when(k.thread.equals(0) & k.load(extents, I32, k.symbol(RUNS)).equals(1)):
         token, count = k.load(k.pointers["token"], I32), k.load(loop, I32, COUNT)
-        k.store(loop, token, count + FOUND_AT)
-        k.store(loop, count + 1, COUNT)
         ended = k.variable(I32, ((token < 0) | (token >= k.load(loop, I32, TABLE))).to(I32))
+        if draws := "number" in k.pointers:
+            fails = (token < 0) | k.load(k.pointers["token"], I32, 1).equals(0)
+            ended.set(ended.get() | fails.to(I32))
+            following = k.load(loop, F64, k.smaller(count + 1, STEPS - 1) + NUMBERS_AT)
+            k.store(k.pointers["number"], following)
+        with k.guarded(fails.equals(0) if draws else None):
+            k.store(loop, token, count + FOUND_AT)
+            k.store(loop, count + 1, COUNT)
         with k.loop(0, k.load(loop, I32, STOP_COUNT)) as i:
             ended.set(ended.get() | k.load(loop, I32, i + STOPS_AT).equals(token).to(I32))
         k.store(extents, 1 - ended.get(), k.symbol(RUNS))

@@ -1,9 +1,10 @@
-"""Attention of few rows: several blocks share a row, each has some heads and a range of positions.
+"""Attention of few rows: a block computes some heads of one row, over some of the positions that the row sees.
 
-The positions that a row sees are cut into at most `SPLITS` ranges, whose size follows from its own position alone. So
-its result has the same bits whatever else a call computes. A range is computed in chunks of `KEYS` keys, of which each
-has `THREADS / KEYS` threads for its score; then each thread has some elements of the values of every few keys. The
-block that ends last merges the ranges of a row, in order.
+The positions are cut into at most `SPLITS` ranges, whose size follows from the row's own position alone. The results of
+ranges are added in order, whatever block has them: so a row has the same bits whatever else a call computes. A range is
+computed in chunks, which come to shared memory while others are computed. Tensor cores multiply a chunk with up to
+eight queries. These are sums of parts, which are rows of an operand: the first part of query g is row g, the second one
+row g + 8. Each warp has some of the keys, and some elements of the values.
 
 With one row the block also computes what comes right before: it rotates its queries, and the block that sees the newest
 position writes its key and value.
@@ -15,18 +16,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rlx.backends.cuda.code import F32, I8, I32, I64, LINE, THREADS, WARP, WARPS, Code, Value, Variable
-from rlx.backends.cuda.kernels.attention import Attention, Heads, merged, visible, with_sink
+from rlx.backends.cuda.code import F32, I1, I8, I32, WARP, WARPS, Code, Value
+from rlx.backends.cuda.kernels.attention import QUERIES, Attention
 from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment, staged_head
-from rlx.backends.cuda.kernels.cards import of_card
-from rlx.backends.cuda.numbers import exp, rounded, softcap
-from rlx.ir.dims import PAST_SEQ, DimLike
+from rlx.backends.cuda.kernels.row_chunks import Chunks, Share, Tiles, Work
+from rlx.backends.cuda.kernels.row_results import Results, finite
+from rlx.backends.cuda.kernels.tensor_cores import commit_copies, matrices, product, wait_copies
+from rlx.backends.cuda.numbers import LOG2_E, exp2, pair_parts, softcap
+from rlx.ir.dims import DimLike
 
-SPLITS, KEYS = 32, 64
-_SHARE = THREADS // KEYS  # threads of a key
 _LOWEST = float("-inf")
-_MERGED = 8  # ranges that are loaded at a time
-_EARLY = 8  # vectors of values that a thread loads before it knows their weights
 
 
 @dataclass(frozen=True)
@@ -53,336 +52,296 @@ class Before:
         written: what is written to the cache of keys, and to that of values.
     """
 
-    rope: Rope | None
-    written: tuple[Written | None, Written | None]
+    rope: Rope | None = None
+    written: tuple[Written | None, Written | None] = (None, None)
 
 
-class Block(Heads):
-    """The work of a block under construction."""
+class Block:
+    """The work of a block under construction.
 
-    def __init__(
-        self, k: Code, a: Attention, keys: Cache, values: Cache, segment: Segment, row: Value, before: Before
-    ) -> None:
-        self.before, self.splits, count = before, k.dim_named("SPLITS"), a.together
-        self.part, self.number = (k.block // self.splits) % a.parts, k.block % self.splits
-        super().__init__(k, a, keys, values, segment, row, self.part)
-        self.low, self.last, self.size = seen(k, a, segment, row)
-        self.key_vector, self.value_vector = (_vector(a.width, cache) for cache in (keys, values))
-        self.pieces = a.width // self.value_vector  # vectors of a value
-        self.columns = -(-self.pieces // THREADS)  # how many of them a thread has of a key
-        self.lanes = -(-self.pieces // self.columns)
-        self.sharing = max(1, THREADS // self.lanes)  # threads that share the keys of an element
-        self.start = k.larger(self.number * self.size, (self.low // KEYS) * KEYS)
-        #: Where the keys of a chunk begin: they lie in one piece. The first place is looked up early.
-        self.place = k.variable(I32, keys.place(k, self.start, segment))
-        self.q = k.share(4 * count * a.width)
-        self.scores = k.share(4 * count * KEYS)
-        self.in_warp = WARP % self.lanes == 0 and self.columns == 1  # lanes of a warp that share are added first
-        self.found_parts = WARPS if self.in_warp else self.sharing
-        self.found = k.share(4 * self.found_parts * count * a.width)
+    Args:
+        early: chunks may be brought before `Code.wait`, but for what the block itself writes.
+    """
+
+    def __init__(self, w: Work, keys: Cache, values: Cache, before: Before, early: bool) -> None:
+        self.w, self.k, self.a, self.t, self.before = w, w.k, w.a, w.t, before
+        self.early = early and w.t.stages > 0
+        k, t, tasks = self.k, self.t, self.a.together + len(before.written)
+        new = [None if each is None else self._position(each) for each in before.written]
+        self.chunks = Chunks(w, (keys, values), Results.least(self.a.partial), new)
+        self.results = Results(w, self.chunks.memory)
+        self.queries = k.share(16 * t.lines * t.stride)
+        self.weights = k.share(16 * t.lines * t.weights)
+        self.tops, self.totals = (k.share(4 * QUERIES * WARPS) for _ in range(2))
+        self.staged = k.share(4 * t.width * tasks)
+        self.g, self.t4 = k.lane >> 2, k.lane & 3
 
     # -- what comes before --------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Puts the queries into shared memory, and writes the newest key and value."""
+        """Puts the queries into shared memory, and the newest key and value. A barrier must follow."""
         k, a = self.k, self.a
-        tasks = a.together + sum(each is not None for each in self.before.written)
-        if self.before.rope is None and tasks == a.together:
-            self.bring_queries()
-        else:
-            with k.loop(k.warp, tasks, WARPS) as task:
-                self._task(task)
-        k.barrier()
+        tasks = a.together + (len(self.before.written) if any(self.before.written) else 0)
+        with k.loop(k.warp, tasks, WARPS) as task:
+            staged = self._staged(task)
+            with k.when(task < a.together):
+                head = k.smaller(self.w.head + task, self.w.end - 1)
+                staged_head(k, k.pointers["q"], self.w.row, head, a.heads, a.width, self.before.rope, staged)
+                self._split_query(task, staged)
+            for which, each in enumerate(self.before.written):
+                if each is not None:
+                    with k.when(task.equals(a.together + which) & self._has(each)):
+                        kv_heads, width = a.kv_heads, self.chunks.caches[which].width
+                        staged_head(k, each.x, self.w.row, self.w.kv_head, kv_heads, width, each.rope, staged)
+                        is_here = self._is_here(each)
+                        with k.when(is_here):
+                            self.chunks.keep(which, self._position(each), staged)
+                        with k.when(is_here ^ 1):
+                            self._write(which, each, staged)
 
-    def _task(self, task: Value) -> None:
-        """A head of the queries, or of the key or the value that is written, by a warp."""
-        k, a = self.k, self.a
-        with k.when(task < a.together):
-            head = k.smaller(self.first + task, self.end - 1)
-            own = k.at(self.q, F32, task * a.width)
-            staged_head(k, k.pointers["q"], self.row, head, a.heads, a.width, self.before.rope, own)
-        number = a.together
-        for cache, written in zip((self.keys, self.values), self.before.written, strict=True):
-            if written is None:
-                continue
-            position = k.number(k.dim(written.at, self.segment.env))
-            mine = (position // self.size).equals(self.number)
-            with k.when(task.equals(number) & mine):
-                staged = k.share(4 * cache.width)
-                staged_head(k, written.x, self.row, self.kv_head, a.kv_heads, cache.width, written.rope, staged)
-                place = cache.place(k, position, self.segment)
-                cache.write(k, cache.row(k, self.kv_head, place, self.segment.slot), staged)
-            number += 1
-
-    # -- a range ------------------------------------------------------------------------------------------------------
-
-    def range(self) -> tuple[list[Variable], list[Variable]]:
-        """Largest scores and sums of weights over the range; the weighted values are then in `found`."""
-        k, a = self.k, self.a
-        top = [k.variable(F32, _LOWEST) for _ in range(a.together)]
-        total = [k.variable(F32, 0.0) for _ in range(a.together)]
-        count = self.columns * self.value_vector
-        sums = [[k.variable(F32, 0.0) for _ in range(count)] for _ in range(a.together)]
-        stop = k.smaller(self.number * self.size + self.size, self.last + 1)
-        with k.loop(self.start, stop, KEYS) as base:
-            self._chunk(base, top, total, sums)
-            with k.when(base + KEYS < stop):
-                self.place.set(self.keys.place(k, base + KEYS, self.segment))
-        self._gather(sums)
-        return top, total
-
-    def _chunk(self, base: Value, top: list[Variable], total: list[Variable], sums: list[list[Variable]]) -> None:
+    def write_new(self) -> None:
+        """Writes the newest key and value to the caches, if they were in shared memory so far."""
         k = self.k
-        first = k.larger(self.low - base, 0)
-        stop = k.smaller(self.last + 1 - base, KEYS)
-        place = self.place.get()
-        key = k.thread // _SHARE
-        row = self.keys.row(k, self.kv_head, place + self._clamped(key, first, stop), self.segment.slot)
-        early = self._early()
-        values = [self._value(place, self._clamped(self._key(j), first, stop)) for j in range(early)]
-        scores = self._scores(row, base + key)
-        inside = (key >= first) & (key < stop)
-        with k.when((k.thread % _SHARE).equals(0)):
-            for i, score in enumerate(scores):
-                k.store(self.scores, k.select(inside, score, k.f32(_LOWEST)), key + i * KEYS)
-        k.barrier()
-        bases = self._weigh(top, total, sums)
-        if early:
-            for j, some in enumerate(values):
-                self._add(self._key(j), some, bases, sums)
-        else:
-            within = k.thread < self.sharing * self.lanes
-            with (
-                k.loop(k.thread // self.lanes, KEYS, self.sharing) as own,
-                k.when(within & (own >= first) & (own < stop)),
-            ):
-                self._add(own, self._value(place, own), bases, sums)
-        k.barrier()
+        for which, each in enumerate(self.before.written):
+            if each is not None:
+                with k.when(k.warp.equals(which) & self._has(each) & self._is_here(each)):
+                    self._write(which, each, self._staged(k.number(self.a.together + which)))
 
-    def _early(self) -> int:
-        """How many keys a thread has in a chunk, if it can hold their values; else 0."""
-        whole = self.sharing * self.lanes == THREADS and KEYS % self.sharing == 0 and self.columns == 1
-        plain = self.values.dtype.name in ("f32", "f16", "bf16")
-        count = KEYS // self.sharing
-        return count if whole and plain and count <= _EARLY else 0
+    def _write(self, which: int, written: Written, staged: Value) -> None:
+        k, cache, w = self.k, self.chunks.caches[which], self.w
+        place = cache.place(k, self._position(written), w.segment)
+        cache.write(k, cache.row(k, w.kv_head, place, w.segment.slot), staged)
 
-    def _clamped(self, key: Value, first: Value, stop: Value) -> Value:
-        return self.k.larger(self.k.smaller(key, stop - 1), first)
+    def _has(self, written: Written) -> Value:
+        """Whether the block sees the newest position."""
+        position = self._position(written)
+        return (position >= self.w.start) & (position < self.w.limit)
 
-    def _key(self, j: int) -> Value:
-        """The number in the chunk of a thread's j-th key of values."""
-        return self.k.thread // self.lanes + j * self.sharing
+    def _is_here(self, written: Written) -> Value:
+        """Whether its chunk is brought before it is known, so that the block puts it there."""
+        if not self.early:
+            return self.k.as_value(0, I1)
+        return (self._position(written) - self.w.start) // self.t.keys < self.t.stages - 1
 
-    def _value(self, place: Value, key: Value) -> list[Value]:
-        """Some elements of the value of a key."""
-        k = self.k
-        row, found = self.values.row(k, self.kv_head, place + key, self.segment.slot), list[Value]()
-        for column in range(self.columns):
-            piece = k.smaller(k.thread % self.lanes + column * self.lanes, self.pieces - 1)
-            found += self.values.read(k, row, piece * self.value_vector, self.value_vector)
-        return found
+    def _position(self, written: Written) -> Value:
+        return self.k.number(self.k.dim(written.at, self.w.segment.env))
 
-    def _scores(self, row: Value, position: Value) -> list[Value]:
-        """The scores of a key, in all threads that share it."""
-        k, a, size = self.k, self.a, self.key_vector
-        found = [k.f32(0.0) for _ in range(a.together)]
-        pieces = a.width // size
-        steps = [k.thread % _SHARE + start for start in range(0, pieces, _SHARE)]
-        keys = [self.keys.read(k, row, k.smaller(piece, pieces - 1) * size, size) for piece in steps]
-        for n, (piece, key) in enumerate(zip(steps, keys, strict=True)):
-            whole = (n + 1) * _SHARE <= pieces
-            if not whole:
-                key = [k.select(piece < pieces, x, k.f32(0.0)) for x in key]
-            start = piece * size if whole else k.smaller(piece, pieces - 1) * size
-            for i, total in enumerate(found):
-                for q, x in zip(self.query(i, start, size), key, strict=True):
-                    total = k.fma(q, x, total)
-                found[i] = total
-        results = []
-        for i, total in enumerate(found):
+    def _staged(self, task: Value) -> Value:
+        """Where a warp leaves the numbers of a head."""
+        return self.k.at(self.staged, F32, task * self.t.width)
+
+    def _split_query(self, number: Value, staged: Value) -> None:
+        """Puts the parts of a query into rows of the operands, by a warp."""
+        k, a, t = self.k, self.a, self.t
+        factor = a.scale * (LOG2_E if a.cap is None else 1.0)
+        for start in range(0, t.width, 2 * WARP):
+            i = k.lane * 2 + start
+            with k.guarded(i < t.width if start + 2 * WARP > t.width else None):
+                x, y = (k.load(staged, F32, i + at) * factor for at in range(2))
+                if start + 2 * WARP > a.width:
+                    x, y = (k.select(i + at < a.width, own, k.f32(0.0)) for at, own in enumerate((x, y)))
+                for part, word in enumerate(pair_parts(k, x, y, t.kind, t.own)):
+                    line = number + (part // 2 * 16 + part % 2 * 8)
+                    k.store(k.at(self.queries, I8, line * t.stride + i * 2), word)
+
+    # -- a chunk ------------------------------------------------------------------------------------------------------
+
+    def scores(self, start: Value, base: Value) -> None:
+        """The scores of the keys of each warp: their largest goes to shared memory."""
+        k, t = self.k, self.t
+        self.own = [k.variable(F32, _LOWEST) for _ in range(2)]
+        with self._with_keys():
+            sums = [[[k.f32(0.0)] * 4 for _ in range(2)] for _ in range(t.lines)]
+            for step in range(0, t.width // 16, 2):
+                right = [self._keys(start, step, part) for part in range(t.parts)]
+                for half in range(min(2, t.width // 16 - step)):
+                    left = [self._query(step + half, line) for line in range(t.lines)]
+                    for i, j in t.pairs:
+                        own = right[j][2 * half : 2 * half + 2]
+                        sums[i][half] = product(k, left[i], own, sums[i][half], t.kind)
+            for i, variable in enumerate(self.own):
+                variable.set(self._masked(self._of_parts(sums, i), base + k.warp * 8 + self.t4 * 2 + i))
+            largest = k.fmax(self.own[0].get(), self.own[1].get())
             for distance in (1, 2):
-                total = total + k.exchanged(total, distance)
-            score = total * a.scale
-            score = score if a.cap is None else softcap(k, score, a.cap)
-            results.append(score + self._bias(i, position) if a.mask == "bias" else score)
-        return results
-
-    def _bias(self, i: int, position: Value) -> Value:
-        k, a = self.k, self.a
-        length = k.number(k.dim(a.length, self.segment.env))
-        head = k.smaller(self.first + i, self.end - 1) if a.bias_heads > 1 else k.number(0)
-        place = k.smaller(position, length - 1)
-        return k.load(k.pointers["operand"], F32, (self.row * a.bias_heads + head) * length + place)
-
-    def _weigh(self, top: list[Variable], total: list[Variable], sums: list[list[Variable]]) -> list[Value]:
-        """Takes the scores of a chunk into account, in every warp; what is subtracted from scores."""
-        k, bases = self.k, []
-        for i, (largest, weights, own) in enumerate(zip(top, total, sums, strict=True)):
-            scores = [k.load(self.scores, F32, k.lane + (i * KEYS + at)) for at in range(0, KEYS, WARP)]
-            before = largest.get()
-            after = k.fmax(before, k.warp_max(k.fmax(scores[0], scores[1])))
-            base = k.select(after.equals(_LOWEST), k.f32(0.0), after)
-            factor = exp(k, before - base)
-            summed = k.warp_sum(exp(k, scores[0] - base) + exp(k, scores[1] - base))
-            weights.set(k.fma(weights.get(), factor, summed))
-            largest.set(after)
-            for value in own:
-                value.set(value.get() * factor)
-            bases.append(base)
-        return bases
-
-    def _add(self, key: Value, value: Sequence[Value], bases: Sequence[Value], sums: list[list[Variable]]) -> None:
-        """Adds the weighted value of a key, whose weight is 0 outside of what the row sees."""
-        k = self.k
-        for i, (base, own) in enumerate(zip(bases, sums, strict=True)):
-            weight = exp(k, k.load(self.scores, F32, key + i * KEYS) - base)
-            for x, variable in zip(value, own, strict=True):
-                variable.set(k.fma(weight, x, variable.get()))
-
-    def _gather(self, sums: list[list[Variable]]) -> None:
-        """Puts the weighted values into `found`, [part, heads, width]."""
-        k, a = self.k, self.a
-        part, lane = k.thread // self.lanes, k.thread % self.lanes
-        writes = part < self.sharing
-        if self.in_warp:
-            for variable in (variable for own in sums for variable in own):
-                value, distance = variable.get(), WARP // 2
-                while distance >= self.lanes:
-                    value, distance = value + k.exchanged(value, distance), distance // 2
-                variable.set(value)
-            part, lane, writes = k.warp, k.lane, k.lane < self.lanes
-        with k.when(writes):
-            for i, own in enumerate(sums):
-                for column in range(self.columns):
-                    piece = lane + column * self.lanes
-                    with k.when(piece < self.pieces):
-                        place = (part * a.together + i) * a.width + piece * self.value_vector
-                        for j in range(self.value_vector):
-                            k.store(self.found, own[column * self.value_vector + j].get(), place + j)
-        k.barrier()
-
-    def value(self, item: Value) -> Value:
-        """The weighted values of the range; item: head * width + element."""
-        k, found = self.k, self.k.f32(0.0)
-        for part in range(self.found_parts):
-            found = found + k.load(self.found, F32, item + part * self.a.together * self.a.width)
-        return found
-
-    # -- results ------------------------------------------------------------------------------------------------------
-
-    def finish(self, top: list[Variable], total: list[Variable]) -> None:
-        """Writes the results if the row has one range, else those of the range, and merges them if it is the last."""
-        k = self.k
-        ranges = self.last // self.size + 1
-        with k.when(ranges.equals(1)):
-            self._write_whole(top, total)
-        with k.when(ranges > 1):
-            self._write_range(top, total)
-            counter = k.at(k.pointers["counters"], I32, self.row * self.a.parts + self.part)
-            with k.when(k.is_last(counter, ranges)):
-                self._merge(ranges)
-
-    def _write_whole(self, top: list[Variable], total: list[Variable]) -> None:
-        k, a = self.k, self.a
-        with self._each_item() as (i, head, e):
-            tops, totals = self._of(i, top), self._of(i, total)
-            whole, factor = with_sink(k, a, head, tops, totals)
-            self._store(head, e, self.value(e + i * a.width) * factor / whole)
+                largest = k.fmax(largest, k.exchanged(largest, distance))
+            with k.when(self.t4.equals(0)):
+                k.store(self.tops, largest, self.g * WARPS + k.warp)
 
     @contextmanager
-    def _each_item(self) -> Iterator[tuple[Value, Value, Value]]:
-        """Number of a head in the block, the head, and an element, a thread for each."""
-        k, a = self.k, self.a
-        with k.loop(k.thread, a.together * a.width, THREADS) as item:
-            i = item // a.width
-            with k.when(self.first + i < self.end):
-                yield i, self.first + i, item % a.width
+    def _with_keys(self) -> Iterator[None]:
+        """The warps that have keys of a chunk."""
+        with self.k.guarded(self.k.warp < self.t.keys // 8 if self.t.keys < 8 * WARPS else None):
+            yield
 
-    def _of(self, i: Value, values: list[Variable]) -> Value:
-        """One of the values by its number."""
-        k, found = self.k, values[0].get()
-        for n, value in enumerate(values[1:], 1):
-            found = k.select(i.equals(n), value.get(), found)
+    def _of_parts(self, sums: Sequence[Sequence[Sequence[Value]]], i: int) -> Value:
+        """The sum of the products of all parts of a query. A line's second part is in the second half of its rows."""
+        found = None
+        for line, some in enumerate(sums):
+            for half in range(2):
+                if 2 * line + half < self.t.own:
+                    own = some[0][2 * half + i] if len(some) == 1 else some[0][2 * half + i] + some[1][2 * half + i]
+                    found = own if found is None else found + own
+        assert found is not None
         return found
 
-    def _store(self, head: Value, element: Value, value: Value) -> None:
+    def _keys(self, start: Value, step: int, part: int) -> list[Value]:
+        """Eight keys of the warp as operands of two products: elements 16 step and on."""
+        k, t = self.k, self.t
+        column = k.smaller((k.lane >> 3) + 2 * step, t.width // 8 - 1) if 16 * step + 32 > t.width else None
+        column = (k.lane >> 3) + 2 * step if column is None else column
+        row = k.warp * 8 + (k.lane & 7) + part * t.keys
+        return matrices(k, k.at(start, I8, row * t.stride + column * 16))
+
+    def _query(self, step: int, line: int) -> list[Value]:
+        k, t = self.k, self.t
+        at = ((k.lane & 15) + 16 * line) * t.stride + (k.lane >> 4) * 16 + 32 * step
+        return matrices(k, k.at(self.queries, I8, at))
+
+    def _masked(self, score: Value, position: Value) -> Value:
+        """A score in units of log2(e); the lowest of all where the row does not see the position."""
         k, a = self.k, self.a
-        k.store(k.pointers["out"], rounded(value, a.out), (self.row * a.heads + head) * a.width + element)
+        if a.cap is not None:
+            score = softcap(k, score, a.cap) * LOG2_E
+        if a.mask == "bias":
+            score = score + self._bias(position) * LOG2_E
+        return k.select((position >= self.w.low) & (position <= self.w.last), score, k.f32(_LOWEST))
 
-    def _partial(self, head: Value, number: Value) -> Value:
-        """Where the result of a range begins: largest score, sum of weights, weighted values."""
-        return ((self.row * self.a.heads + head) * self.splits + number) * self.a.partial
-
-    def _write_range(self, top: list[Variable], total: list[Variable]) -> None:
-        k, a, scratch = self.k, self.a, self.k.pointers["scratch"]
-        with self._each_item() as (i, head, e):
-            place = self._partial(head, self.number)
-            with k.when(e.equals(0)):
-                k.store(scratch, self._of(i, top), place)
-                k.store(scratch, self._of(i, total), place + 1)
-            k.store(scratch, self.value(e + i * a.width), place + 2 + e)
-
-    def _merge(self, ranges: Value) -> None:
+    def _bias(self, position: Value) -> Value:
         k, a = self.k, self.a
-        with self._each_item() as (_, head, e):
-            top, total, value = k.variable(F32, _LOWEST), k.variable(F32, 0.0), k.variable(F32, 0.0)
-            with k.loop(0, ranges, _MERGED) as start:
-                some = [self._range_of(head, e, k.smaller(start + n, ranges - 1)) for n in range(_MERGED)]
-                for n, own in enumerate(some):
-                    inside = start + n < ranges
-                    found = k.select(inside, own[0], k.f32(_LOWEST)), k.select(inside, own[1], k.f32(0.0))
-                    largest, summed, first, second = merged(k, (top.get(), total.get()), found)
-                    top.set(largest)
-                    total.set(summed)
-                    value.set(value.get() * first + own[2] * second)
-            whole, factor = with_sink(k, a, head, top.get(), total.get())
-            self._store(head, e, value.get() * factor / whole)
+        length = k.number(k.dim(a.length, self.w.segment.env))
+        head = k.smaller(self.w.head + self.g, self.w.end - 1) if a.bias_heads > 1 else k.number(0)
+        place = k.smaller(position, length - 1)
+        return k.load(k.pointers["operand"], F32, (self.w.row * a.bias_heads + head) * length + place)
 
-    def _range_of(self, head: Value, element: Value, number: Value) -> tuple[Value, Value, Value]:
-        k, scratch, place = self.k, self.k.pointers["scratch"], self._partial(head, number)
-        found = [k.load(scratch, F32, place + at) for at in (0, 1)]
-        return found[0], found[1], k.load(scratch, F32, place + 2 + element)
+    def weigh(self) -> Value:
+        """Puts the weights of a chunk into shared memory; what was subtracted from the scores of a query."""
+        k, t = self.k, self.t
+        largest = self._over_warps(self.tops)
+        top = largest[0]
+        for each in largest[1:]:
+            top = k.fmax(top, each)
+        top = k.call(F32, "llvm.ceil.f32", top)
+        base = finite(k, top)
+        with self._with_keys():
+            first, second = (exp2(k, own.get() - base) for own in self.own)
+            total = first + second
+            for distance in (1, 2):
+                total = total + k.exchanged(total, distance)
+            with k.when(self.t4.equals(0)):
+                k.store(self.totals, total, self.g * WARPS + k.warp)
+            for part, word in enumerate(pair_parts(k, first, second, t.kind, t.own)):
+                line = self.g + (part // 2 * 16 + part % 2 * 8)
+                k.store(k.at(self.weights, I8, line * t.weights + k.warp * 16 + self.t4 * 4), word)
+        return top
+
+    def _over_warps(self, place: Value) -> list[Value]:
+        """A number of each warp that has keys, for the query of the thread."""
+        k, count = self.k, self.t.keys // 8
+        size, found = min(4, count), list[Value]()
+        for at in range(0, count, size):
+            found += k.lanes(k.load(k.at(place, F32, self.g * WARPS + at), f"<{size} x float>"))
+        return found
+
+    def weighted(self, start: Value) -> tuple[Value, list[Value]]:
+        """The sum of the weights of a chunk, and the weighted values of the thread: two of each eight elements."""
+        k, t = self.k, self.t
+        total, *others = self._over_warps(self.totals)
+        for other in others:
+            total = total + other
+        steps = range(t.keys // 16)
+        left = [[self._weights(step, line) for line in range(t.lines)] for step in steps]
+        found = list[Value]()
+        for n in range(self.results.columns):
+            group = k.smaller(k.warp + n * WARPS, t.width // 16 - 1)
+            sums = [[[k.f32(0.0)] * 4 for _ in range(2)] for _ in range(t.lines)]
+            for step in steps:
+                for part in range(t.parts):
+                    right = self._values(start, step, group, part)
+                    for i, j in t.pairs:
+                        if j == part:
+                            for half in range(2):
+                                own = right[2 * half : 2 * half + 2]
+                                sums[i][half] = product(k, left[step][i], own, sums[i][half], t.kind)
+            found += [self._of_parts([[some[half]] for some in sums], i) for half in range(2) for i in range(2)]
+        return total, found
+
+    def _weights(self, step: int, line: int) -> list[Value]:
+        k, t = self.k, self.t
+        at = ((k.lane & 15) + 16 * line) * t.weights + (k.lane >> 4) * 16 + 32 * step
+        return matrices(k, k.at(self.weights, I8, at))
+
+    def _values(self, start: Value, step: int, group: Value, part: int) -> list[Value]:
+        """Sixteen values as operands of two products: the elements of a group of sixteen."""
+        k, t = self.k, self.t
+        row = (k.lane & 15) + (16 * step + part * t.keys)
+        return matrices(k, k.at(start, I8, row * t.stride + (k.lane >> 4) * 16 + group * 32), turned=True)
+
+    # -- all chunks ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Computes the ranges of the block."""
+        if self.t.stages:
+            self._run_copied()
+        else:
+            self._run_converted()
+        self.results.finish()
+
+    def _run_copied(self) -> None:
+        k, t, w, chunks = self.k, self.t, self.w, self.chunks
+        ahead = t.stages - 1
+        if not self.early:
+            k.wait()
+        for i in range(ahead):
+            base = w.start + i * t.keys
+            chunks.look_up(base)
+            with k.when(base < w.limit):
+                chunks.copy(base, i, skips=self.early)
+            commit_copies(k)
+        chunks.look_up(w.start + ahead * t.keys)
+        k.wait()
+        self.prepare()
+        stage = k.variable(I32, 0)
+        with k.loop(w.start, w.limit, t.keys) as base:
+            wait_copies(k, ahead - 1)
+            k.barrier()
+            following = base + ahead * t.keys
+            with k.when(following < w.limit):
+                chunks.copy(following, k.select(stage.get().equals(0), ahead, stage.get() - 1))
+                chunks.look_up(following + t.keys)
+            commit_copies(k)
+            start = chunks.stage(stage.get())
+            self.scores(start, base)
+            k.barrier()
+            top = self.weigh()
+            k.barrier()
+            self.results.add(base + t.keys, top, *self.weighted(k.at(start, I8, t.operand)))
+            stage.set(k.select(stage.get().equals(ahead), 0, stage.get() + 1))
+        if self.early:
+            self.write_new()
+
+    def _run_converted(self) -> None:
+        k, t, w, chunks = self.k, self.t, self.w, self.chunks
+        k.wait()
+        self.prepare()
+        with k.loop(w.start, w.limit, t.keys) as base:
+            k.barrier()
+            chunks.look_up(base)
+            chunks.convert(base, 0)
+            k.barrier()
+            self.scores(chunks.memory, base)
+            k.barrier()
+            top = self.weigh()
+            chunks.convert(base, 1)
+            k.barrier()
+            self.results.add(base + t.keys, top, *self.weighted(chunks.memory))
 
 
-def _vector(width: int, cache: Cache) -> int:
-    """Elements that a thread reads at a time: 16 bytes if the width allows."""
-    most = 4 if cache.dtype.name == "f32" else 8
-    return next(size for size in (most, 4, 2, 1) if size <= most and width % size == 0)
-
-
-def seen(k: Code, a: Attention, segment: Segment, row: Value) -> tuple[Value, Value, Value]:
-    """The positions [low, last] that a row sees, and the size of a range."""
-    low, last = visible(k, a, segment, row)
-    return low, last, ((last + SPLITS * KEYS) // (SPLITS * KEYS)) * KEYS
-
-
-def fetch_early(k: Code, a: Attention, caches: Sequence[Cache]) -> None:
-    """Before waiting, brings what the block will read of the caches to the card's cache: hints, which change nothing.
-
-    The number of positions may be that of the step before.
-    """
-    if a.mask != "causal" or a.length not in (PAST_SEQ, PAST_SEQ + 1):
-        return
-    past = k.assembly(I32, "ld.relaxed.gpu.global.u32 $0, [$1];", "=r,l", k.at(k.extents, I32, k.symbol("PAST_SEQ")))
-    segment = Segment(k.as_value(1, "i1"), k.number(0), k.number(0), {"PAST_SEQ": past}, None, None)
-    low, last, size = seen(k, a, segment, k.number(0))
-    splits, group = k.dim_named("SPLITS"), a.heads // a.kv_heads
-    part, number = of_card(k, a.cards, (k.block // splits) % a.parts, a.parts), k.block % splits
-    kv_head = part // -(-group // a.together)
-    first = k.larger(low, number * size)
-    for cache in caches:
-        lines = -(-cache.row_bytes // LINE)
-        with k.loop(k.thread, k.smaller(size, last + 1 - first) * lines, THREADS) as i:
-            position = first + i // lines
-            row = cache.row(k, kv_head, cache.place(k, position, segment), None)
-            k.fetch_line(k.at(cache.base, I8, row * cache.row_bytes + (i % lines * LINE).to(I64)))
-
-
-def attention(k: Code, a: Attention, keys: Cache, values: Cache, segment: Segment, row: Value, before: Before) -> None:
-    """The kernel."""
+def attention(
+    k: Code, a: Attention, t: Tiles, keys: Cache, values: Cache, segment: Segment, row: Value, part: Value,
+    share: Share | None = None, before: Before = Before(), early: bool = False,
+) -> None:  # fmt: skip
+    """The kernel; the block has one of the `Attention.parts` of a row, or a share of it."""
     with k.when(segment.found):
-        block = Block(k, a, keys, values, segment, row, before)
-        with k.when(block.number * block.size <= block.last):
-            block.prepare()
-            k.let_next()
-            block.finish(*block.range())
+        work = Work(k, a, t, segment, row, part, share)
+        with k.when(work.begin < work.stop):
+            Block(work, keys, values, before, early).run()
