@@ -135,18 +135,19 @@ def _choice(node: Node, options: Options) -> tuple[str, str]:
     weight, (rows, *_, k) = node.inputs[_WEIGHT[node.op]], node.inputs[0].shape
     if options.precision == "exact":
         return "f32", "precision is exact"
-    if node.op == "linear":
-        tiles = options.bf16_tiles and len(weight.shape) == 2 and _many(rows, options)  # heads have no tiles
-    else:
-        tiles = _experts_in_tiles(node, options)
+    plain = node.op == "linear" and len(weight.shape) == 2  # heads have no tiles
+    tiles = (plain and options.bf16_tiles and _many(rows, options)) or (
+        node.op == "expert_linear" and _experts_in_tiles(node, options)
+    )
     if weight.dtype.is_quantized and tiles:
         return "bf16", f"{weight.dtype} weights, bf16 tiles and enough rows"
     if weight.dtype.has_integer_codes:
         return "q8a", f"{weight.dtype} weights have integer codes"
     if weight.dtype not in (BF16, F16):
         return "f32", f"the weights are {weight.dtype}"
-    if rows == 1 and not options.deterministic:
-        return "f32", f"{weight.dtype} weights are read for one row: bf16 activations are no faster"
+    if (rows == 1 or (options.decodes and not plain)) and not options.deterministic:
+        few = "one row" if rows == 1 else "few rows without tiles"
+        return "f32", f"{weight.dtype} weights are read for {few}: bf16 activations are no faster"
     if not node["bf16"]:
         return "f32", "the model does not allow bf16 activations"
     if not options.bf16_dots:

@@ -155,7 +155,10 @@ def test_which_linears_take_bf16_rows_where_there_are_tiles(dtype: DType, option
 def test_steps_of_several_sequences_multiply_tiles_from_few_rows_on(
     dtype: DType, seq: tuple[int, int], found: str
 ) -> None:
-    """In layers and head alike, whose rows are those that get logits. With `deterministic` all are as one row."""
+    """In layers and head alike, whose rows are those that get logits. With `deterministic` all are as one row.
+
+    Experts have tiles if each gets enough rows, or none if a step has few.
+    """
     x = G.input("x", [SEQ, 64])
     hidden = ops.linear(x, G.weight("layer", [64, 64], dtype), bf16=True)
     graph = Graph(outputs={"logits": ops.linear(hidden, G.weight("head", [8, 64], dtype), bf16=True)})
@@ -167,6 +170,11 @@ def test_steps_of_several_sequences_multiply_tiles_from_few_rows_on(
 
     options = Options(seq=seq, segments=True)
     assert chosen(options) == [found] * 2
+    ids, many = G.input("ids", [SEQ, 2], I32), G.weight("many", [4, 64, 64], dtype)
+    experts = specialize(Graph(outputs={"y": ops.expert_linear(x, ids, many, bf16=True)}), options)
+    after = quantize(experts, options.effective(Capabilities(bf16_rows=9))).outputs["y"]
+    if seq == (2, 8):
+        assert (after.inputs[0].dtype.name, after["tiles"]) == ("f32" if dtype is BF16 else "q8a", False)
     assert chosen(replace(options, deterministic=True)) == ["bf16" if dtype is BF16 else "q8a"] * 2
     assert chosen(replace(options, precision="exact")) == ["f32"] * 2
     assert chosen(replace(options, bf16_tiles=False, bf16_dots=False)) == ["f32" if dtype is BF16 else "q8a"] * 2
