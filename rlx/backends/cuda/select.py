@@ -514,8 +514,7 @@ def _attention(n: Node, c: Context) -> list[Launch]:
 
     joined = {maker(node): node for node in (q, keys, values) if maker(node) in c.own and maker(node).op in _JOINED}
     taken = c.start if {*c.needed((q, keys, values))} - {*joined} else 0
-    alone = c.most(q.shape[0]) == 1
-    tiles = row_chunks.tiles_of(a, keys.dtype, values.dtype, c.shared - taken, alone=alone)
+    tiles = row_chunks.tiles_of(a, keys.dtype, values.dtype, c.shared - taken)
 
     def whole(k: Code, changed: Callable[[Segment], Segment] = lambda segment: segment) -> None:
         row, part = k.block // a.parts, k.block % a.parts

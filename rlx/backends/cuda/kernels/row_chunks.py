@@ -19,7 +19,7 @@ from rlx.ir.dtypes import DType
 
 SPLITS, KEYS = 32, 64  # ranges of a row at most, and the positions of which the size of a range is a multiple
 _LEAST, _MOST = KEYS.bit_length() - 1, (SPLITS * KEYS).bit_length() - 1
-_STAGES = 3, 2  # chunks of keys and values in shared memory
+_STAGES = 2  # chunks of keys and values in shared memory
 _RESERVED = 1024  # bytes of shared memory of a block that the card takes
 _CHUNK = 8  # elements that a thread brings at a time
 #: Of keys and values in a type of cache: kind of their parts, how many, and how many of queries and weights. Those of
@@ -88,17 +88,16 @@ class Tiles:
         return self.chunks + 16 * self.lines * (self.stride + self.weights) + staged + 1024
 
 
-def tiles_of(a: Attention, keys: DType, values: DType, shared: int, *, alone: bool = False) -> Tiles:
+def tiles_of(a: Attention, keys: DType, values: DType, shared: int) -> Tiles:
     """How an attention lies in shared memory: so that two blocks share a multiprocessor, if that is possible.
 
     Args:
         shared: bytes of shared memory that a block can have.
-        alone: whether there is one row: a block then has a chunk or two, and leaves room for those of other kernels.
     """
     width = -(-a.width // 16) * 16
     kind, parts, own = _PARTS.get(keys.name, ("bf16", 2, 2)) if keys == values else ("bf16", 3, 3)
-    stages = (0,) if parts > 1 or a.width % _CHUNK else _STAGES[alone:]
-    every = [Tiles(width, kind, parts, own, count, some) for count in (KEYS, KEYS // 2, KEYS // 4) for some in stages]
+    stages = 0 if parts > 1 or a.width % _CHUNK else _STAGES
+    every = [Tiles(width, kind, parts, own, count, stages) for count in (KEYS, KEYS // 2, KEYS // 4)]
     half = (shared + _RESERVED) // 2 - _RESERVED
     return next((tiles for tiles in every if tiles.shared(a) <= half), every[-1])
 
