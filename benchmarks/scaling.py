@@ -7,11 +7,11 @@ A step reads the weights once and the caches of its rows, multiplies, does some 
 choice of tokens), and joins all workers after each region. The parts are added, because a region has one limit or the
 other:
 
-    ms = 1.24 * weights / bandwidth + 1.77 * caches / bandwidth + k * operations / peak + 0.29 * sequences
-         + 1.2e-3 * regions * log2(cores)                            # k is 0 for one row, 1.56 up to 32 rows, else 1.30
+    ms = 1.15 * weights / bandwidth + 1.12 * caches / bandwidth + k * operations / peak + 0.22 * sequences
+         + 1.2e-3 * regions * log2(cores)                            # k is 0 for one row, 0.39 up to 8 rows, else 1.04
 
-The factors were fitted by least squares to steps of `benchmarks/batch.py` and `rlx bench --rows`. Bandwidth and peak
-are what `benchmarks/machine.py` measures on the machine, as are those of the machines in `MEASURED`.
+The factors were fitted by least squares to steps of `benchmarks/batch.py` and a prompt. Bandwidth and peak are those
+that `batch.py` measures, of the machines in `MEASURED`, too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log2
 
-READ, CACHES, SERIAL, BARRIER = 1.24, 1.77, 0.29, 1.16e-3
-NARROW, WIDE = 1.56, 1.30  # k for 2 to 32 rows, and for more
+READ, CACHES, SERIAL, BARRIER = 1.15, 1.12, 0.22, 1.16e-3
+NARROW, WIDE = 0.385, 1.04  # k for 2 to 8 rows, and for more, in tiles
 REGIONS = 6  # of a layer
 
 
@@ -78,25 +78,20 @@ def prompt_ms(model: Model, machine: Machine, rows: int, depth: float) -> float:
 
 
 def _rows_ms(model: Model, machine: Machine, rows: int, positions: float, sequences: int) -> float:
-    products = 0.0 if rows == 1 else NARROW if rows <= 32 else WIDE
+    products = 0.0 if rows == 1 else NARROW if rows <= 8 else WIDE
     read = (READ * model.weights(rows) + CACHES * positions * model.position) / machine.bandwidth / 1e6
     multiplied = products * rows * model.operations / machine.peak * 1e3
     joined = BARRIER * REGIONS * model.layers * log2(machine.cores) * machine.hops
     return read + multiplied + SERIAL * sequences + joined
 
 
-#: Steps of Qwen3-0.6B Q4_K_M: machine -> (rows, depth, ms). The first two from `batch.py`, the others from another day,
-#: when other programs used the host.
+#: Steps of Qwen3-0.6B Q4_K_M by `batch.py`: machine -> (rows, depth, ms).
 MEASURED = {
-    Machine(16, 197, 9900): [(1, 80, 3.44), (8, 80, 7.35), (32, 80, 21.5), (64, 80, 34.5)],
-    Machine(4, 76.5, 3000): [(1, 80, 7.9), (8, 80, 14.3), (32, 80, 44.6), (64, 80, 72.6)],
-    Machine(16, 150, 8395): [
-        (1, 64, 4.81), (8, 64, 12.9), (32, 64, 26.7), (64, 64, 48.8),
-        (1, 512, 6.69), (8, 512, 16.3), (32, 512, 40.4), (64, 512, 86.4),
+    Machine(16, 150, 9400): [
+        (1, 70, 4.3), (4, 70, 5.3), (8, 70, 7.1), (16, 70, 11.5), (32, 70, 18.0), (64, 70, 28.4),
+        (8, 517, 11.1), (32, 517, 30.9), (64, 517, 52.3),
     ],
-    Machine(4, 57, 2609): [
-        (1, 64, 8.19), (8, 64, 17.7), (32, 64, 56.7), (8, 512, 27.7), (32, 512, 91.6), (64, 512, 190.0),
-    ],
+    Machine(4, 53.4, 2690): [(1, 70, 8.74), (8, 70, 12.0), (32, 70, 32.1), (64, 70, 54.9)],
 }  # fmt: skip
 
 #: Assumed: 8 channels of DDR5-5600 for 64 cores and 12 of DDR5-6400 for 128, of which reads get 80%; peaks a core as

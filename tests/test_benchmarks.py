@@ -40,8 +40,8 @@ def test_ratios_of_medians_and_of_pairs_are_different_things(report: ModuleType)
 
 def test_the_model_of_a_step_predicts_measured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     scaling = module("scaling", monkeypatch)
-    found = [(depth, predicted / measured) for _, _, depth, measured, predicted in scaling.predictions()]
-    assert all(abs(ratio - 1) < 0.15 for depth, ratio in found if depth == 80), "those of an idle machine"
+    found = [predicted / measured for *_, measured, predicted in scaling.predictions()]
+    assert found and all(abs(ratio - 1) < 0.15 for ratio in found)
     fewer, more = (scaling.QWEN3_30B.weights(rows) for rows in (1, 64))
     assert fewer < more < scaling.QWEN3_30B.dense + scaling.QWEN3_30B.experts
 
