@@ -78,12 +78,13 @@ def test_several_requests_draft_in_the_same_steps(goldens: Path, model: str, mon
     with opened(path) as runner:
         runner._loop.scheduler.cost.share = 0.0
         monkeypatch.setattr(runner._loop.scheduler.cost, "update", lambda: None)
-        prompts = [(IDS, 30), (IDS[:20], 12), ([*IDS[:20], 9, 8], 30)]
+        prompts = [(IDS, 80), (IDS[:20], 40), ([*IDS[:20], 9, 8], 80)]
         plain = [runner.generate(ids, count, stop_at_eog=False) for ids, count in prompts]
-        handles = [
-            runner.submit(Request(ids, count, stop_at_eog=False, speculative=f"model:{path}", cache_salt=str(count)))
+        requests = [
+            Request(ids, count, stop_at_eog=False, speculative=f"model:{path}", cache_salt=str(count))
             for ids, count in prompts
         ]
+        handles = runner._loop.call(lambda: [runner.submit(request) for request in requests])  # no step between
         assert [[step.token for step in handle] for handle in handles] == plain
         assert max(together) > 1
         counters = runner.stats()["speculation"]

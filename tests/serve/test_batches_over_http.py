@@ -121,7 +121,10 @@ def test_mistakes(server: Any) -> None:
         with pytest.raises(openai.NotFoundError, match="there is no batch"):
             call("batch_x")
     assert server.http.post("/v1/files", json={}).status_code == 415
-    for form in ({"data": {"purpose": "batch"}, "files": {"other": b"x"}}, {"files": {"file": b"x"}}):
+    for form in (
+        {"data": {"purpose": "batch"}, "files": {"other": b"x"}}, {"files": {"file": b"x"}},
+        {"data": {"purpose": ""}, "files": {"file": b"x"}}, {"data": {"purpose": "other"}, "files": {"file": b"x"}},
+    ):  # fmt: skip
         assert server.http.post("/v1/files", **form).status_code == 400
     broken = {"content-type": "multipart/form-data"}
     assert server.http.post("/v1/files", content=b"--x", headers=broken).status_code == 400

@@ -376,7 +376,9 @@ def _is_good(line: bytes) -> bool:
 
 
 FORM_FIELDS = 16
-_PARTS = {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}}
+#: Those that clients of OpenAI's API read back; a list of files with another one is an error to them.
+PURPOSES = ("assistants", "batch", "fine-tune", "user_data", "vision")
+_PARTS = {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string", "enum": list(PURPOSES)}}
 _SCHEMA = {"type": "object", "required": list(_PARTS), "properties": _PARTS}
 _UPLOAD = {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}
 Limit = Annotated[int, Query(ge=1, le=10_000)]
@@ -454,8 +456,8 @@ async def _form(request: Request, body: bytes) -> tuple[str, str, bytes]:
     file, purpose = form.get("file"), form.get("purpose")
     if not isinstance(file, UploadFile):
         raise invalid("file", "it is required")
-    if not isinstance(purpose, str):
-        raise invalid("purpose", "it is required", "give batch")
+    if purpose not in PURPOSES:
+        raise invalid("purpose", f"expected one of {', '.join(PURPOSES)}", "give batch for a file of requests")
     record.ignore(*(name for name in form if name not in ("file", "purpose")))
     return file.filename or "file", purpose, await file.read()
 
