@@ -15,6 +15,7 @@ from rlx.engine.speculation import draft_model
 from rlx.engine.speculation.drafts import ModelHits
 from rlx.errors import ArgumentError, ModelFileError
 from rlx.runners import Model, auto_runner
+from rlx.runners.base import planned, submitted
 from rlx.sampling import SampleOpts
 
 IDS = np.random.default_rng(3).integers(5, 500, 30).tolist()
@@ -78,13 +79,14 @@ def test_several_requests_draft_in_the_same_steps(goldens: Path, model: str, mon
     with opened(path) as runner:
         runner._loop.scheduler.cost.share = 0.0
         monkeypatch.setattr(runner._loop.scheduler.cost, "update", lambda: None)
-        prompts = [(IDS, 80), (IDS[:20], 40), ([*IDS[:20], 9, 8], 80)]
+        prompts = [(IDS, 30), (IDS[:20], 12), ([*IDS[:20], 9, 8], 30)]
         plain = [runner.generate(ids, count, stop_at_eog=False) for ids, count in prompts]
         requests = [
             Request(ids, count, stop_at_eog=False, speculative=f"model:{path}", cache_salt=str(count))
             for ids, count in prompts
         ]
-        handles = runner._loop.call(lambda: [runner.submit(request) for request in requests])  # no step between
+        handles = [planned(runner, request, has_texts=False) for request in requests]  # none waits for a consumer
+        submitted(runner, *handles)
         assert [[step.token for step in handle] for handle in handles] == plain
         assert max(together) > 1
         counters = runner.stats()["speculation"]

@@ -89,7 +89,7 @@ def demo_server(name: str, **options: Any) -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Running]:
-    """Serves the demo model for text, as "demo" and "gpt-4o"; an answer is the same alone and beside others on AMX, too."""
+    """Serves the demo model for text, as "demo" and "gpt-4o". Answers are the same alone and beside others."""
     yield from demo_server(demo.TEXT, deterministic=True)
 
 
