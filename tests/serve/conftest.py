@@ -78,8 +78,7 @@ def serving(app: Any) -> Iterator[str]:
 
 
 def demo_server(name: str, **options: Any) -> Iterator[Running]:
-    # deterministic: answers are compared with those beside others, which on AMX have other bits without it
-    with rlx.auto_runner(demo.path(name), deterministic=True, **options) as runner:
+    with rlx.auto_runner(demo.path(name), **options) as runner:
         model = ServedModel(runner, name, aliases=("gpt-4o",))
         app = create_app(model)
         with serving(app) as url:
