@@ -21,6 +21,7 @@ from rlx.backends.cuda.kernels import rows as row_kernels
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache
 from rlx.backends.cuda.kernels.matrix_large import Shape
+from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, RowShape, row_shape
 from rlx.ir.dims import PAST_SEQ, SEQ
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT
@@ -245,6 +246,72 @@ def test_linears_of_few_rows(dtype: str, width: int, rows: int, each: int) -> No
     expected = x.astype(np.float64) @ dequantize(raw, type_, (n, width)).T
     assert np.abs(found[1] - expected).max() <= 2e-5 * np.abs(expected).max()
     np.testing.assert_array_equal(*found)
+
+
+def of_rows(code: Code, n: int, width: int, rows: int) -> linears.Operands:
+    """The operands of a layer whose blocks have a tile each of so many rows of x."""
+    return linears.Operands(
+        weights=[code.pointers["w0"]], x=code.pointers["x"], out=code.pointers["out"], row=lambda i: i * width,
+        valid=lambda i: i < rows, place=lambda i, column: i * n + column, tile=code.block, bias=[], residual=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "width", "own"),
+    [
+        ("q8_0", 40, 352, 1),  # one piece for each range
+        ("q4_k", 100, 2048, 3),  # pieces of a superblock, several tiles of a block
+        ("q5_k", 40, 1280, 1),  # ranges of 2.5 units
+        ("q6_k", 40, 2048, 3),  # half superblocks
+        ("q2_k", 40, 512, 1),
+        ("q4_1", 40, 2048, 3),
+        ("mxfp4", 40, 352, 1),
+        ("bf16", 40, 2100, 3),
+        ("f16", 40, 200, 1),
+        ("f32", 40, 130, 1),
+    ],
+)
+def test_a_row_has_the_same_bits_alone(dtype: str, n: int, width: int, own: int) -> None:
+    """Rings of any shape give the bits that the kernel of several rows has; and those are right."""
+    rng, type_ = np.random.default_rng(width), DTYPES[dtype]
+    form, tiles = layouts.form_of(type_), -(-n // layouts.ROWS)
+    x, raw = rng.standard_normal((2, width)).astype(np.float32), random_bytes(type_, n, width, rng)
+    packed, found = layouts.pack(type_, raw, n, width), []
+    shape = replace(row_shape(form, n, width, 1, 0), tiles=own, blocks=-(-tiles // own))
+    for alone in (True, False):
+        code = Code("kernel", dict.fromkeys(["x", "w0", "out"]), [])
+        at = of_rows(code, n, width, 2)
+        if alone:
+            RowLinear(code, form, n, width, shape).emit(at)
+        else:
+            linears.Linear(code, form, n, width, linears.ONE_TILE).emit(at)
+        memory = simt.Memory()
+        places = {"x": memory.put(x), "w0": memory.put(packed), "out": memory.put(np.full((2, n), np.nan, np.float32))}
+        run(kernel_of(code), memory, shape.blocks if alone else tiles, places)
+        found.append(memory.get(places["out"], (2, n))[0].copy())
+    expected = x[0].astype(np.float64) @ dequantize(raw, type_, (n, width)).T
+    assert np.abs(found[1] - expected).max() <= 2e-5 * np.abs(expected).max()
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("shared", [99 << 10, 163 << 10, 227 << 10])
+@pytest.mark.parametrize("dtype", ["q4_k", "q8_0", "bf16"])
+def test_blocks_of_one_row_leave_room_for_the_next_kernel(dtype: str, shared: int) -> None:
+    form = layouts.form_of(DTYPES[dtype])
+
+    def block(n: int, width: int) -> tuple[RowShape, int]:
+        """The shape of a layer, and how many of its blocks a multiprocessor has room for."""
+        shape = row_shape(form, n, width, 1, form.places(n, width)[2], shared)
+        code = Code("kernel", dict.fromkeys(["x", "w0", "out"]), [])
+        RowLinear(code, form, n, width, shape).emit(of_rows(code, n, width, 1))
+        return shape, (shared + 1024) // (code.shared + 1024)
+
+    for n in (1024, 2048):
+        shape, fit = block(n, 1024)
+        assert shape.blocks <= 132 and fit == 2, "one, and one of the next kernel"
+    shape, fit = block(1 << 17, 1024)
+    assert 132 < shape.blocks <= 264 and fit in (3, 4), "two, and one or two of the next kernel"
+    assert block(64, WIDEST)[1] >= 1, "the widest row fits"
 
 
 def test_pairs_of_rows_and_experts() -> None:

@@ -16,11 +16,13 @@ from rlx.backends.cuda.code import Kernel, entry
 from rlx.backends.cuda.kernels.cards import meet
 from rlx.backends.cuda.kernels.loop import advance
 from rlx.backends.cuda.launches import COUNTERS, PER_RANGE, SCRATCH, Context, Launch
+from rlx.backends.cuda.layouts import matrix_bytes
 from rlx.backends.cuda.select import ADDED, select
 from rlx.backends.cuda.target import Target
 from rlx.backends.device import Built, Lowered, OnKernel, manifest_of
+from rlx.backends.sizes import static
 from rlx.ir.node import Node
-from rlx.passes.program import root
+from rlx.passes.program import maker, root
 from rlx.platform import cpu_count
 
 _KEPT = 512  # compiled modules that later programs of this process find
@@ -85,7 +87,14 @@ def _inside(program: Lowered, region: int, context: Context) -> Context:
     for node in program.prologues[region]:
         (own[node],) = select(node, inner)
     start = max((launch.kernel.shared for launch in own.values()), default=0)
-    return replace(inner, own=own, start=start, inner=False)
+    return replace(inner, own=own, start=start, inner=False, weights=_weights(program.regions[region], inner))
+
+
+def _weights(region: Sequence[Node], context: Context) -> int:
+    """Bytes of the matrices of linears that a card has."""
+    packed = [maker(each) for node in region if node.op in ("linear", "linear_pick") for each in node.inputs]
+    sizes = [(each.inputs[0].dtype, static(each, -2), static(each, -1)) for each in packed if each.op == "pack"]
+    return sum(matrix_bytes(dtype, context.part(n).count, k) for dtype, n, k in sizes)
 
 
 def _between_steps(program: Lowered, context: Context) -> Kernel | None:

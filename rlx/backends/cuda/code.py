@@ -176,6 +176,7 @@ class Builder:
         block: the number of the block, from 0.
         thread: the number of the thread in its block.
         shared: bytes of shared memory that are taken so far.
+        resident: how many blocks of the kernel a multiprocessor is to have room for: registers of a thread follow.
         extents: values of the symbols.
         parameters: the pointers that a caller gives: its own, then those of kernels that it calls.
     """
@@ -190,7 +191,7 @@ class Builder:
         self._first: list[str] = []
         self._count = 0
         self.declared: set[str] = set()
-        self.shared = start
+        self.shared, self.resident = start, 0
         self.block = self._value("%block", I32)
         self.parameters = [f"%p.{each}" for each, place in pointers.items() if place is None]
         self.parameters += [f"%own{i}.{j}" for i, each in enumerate(own) for j in range(each.kernel.pointers)]
@@ -550,34 +551,36 @@ class Code(Flow):
         """Adds 1 to an i32 in memory of the card; what it was before."""
         return self.assembly(I32, "atom.relaxed.gpu.global.add.u32 $0, [$1], 1;", "=r,l", place)
 
-    def warp_sum(self, value: Value) -> Value:
-        """The sum over the lanes of a warp, in every lane."""
-        for distance in (16, 8, 4, 2, 1):
-            value = value + self.exchanged(value, distance)
-        return value
+    def warp_sum(self, value: Value, lanes: int = WARP) -> Value:
+        """The sum over the lanes of a warp, or over each so many side by side, in every lane."""
+        return self._over_lanes(value, lambda a, b: a + b, lanes)
 
-    def warp_max(self, value: Value) -> Value:
-        """The largest value of the lanes of a warp, in every lane; NaN is left out."""
-        for distance in (16, 8, 4, 2, 1):
-            value = self.fmax(value, self.exchanged(value, distance))
+    def warp_max(self, value: Value, lanes: int = WARP) -> Value:
+        """The largest value, as `warp_sum`; NaN is left out."""
+        return self._over_lanes(value, self.fmax, lanes)
+
+    def _over_lanes(self, value: Value, combine: Callable[[Value, Value], Value], lanes: int) -> Value:
+        while lanes > 1:
+            lanes //= 2
+            value = combine(value, self.exchanged(value, lanes))
         return value
 
     def block_sum(self, value: Value) -> Value:
         """The sum over the threads of a block, in every thread."""
-        return self._over_warps(self.warp_sum(value), self.warp_sum, 0.0)
+        return self.warp_sum(self._of_warps(self.warp_sum(value)), WARPS)
 
     def block_max(self, value: Value) -> Value:
         """The largest value of the threads of a block, in every thread."""
-        return self._over_warps(self.warp_max(value), self.warp_max, float("-inf"))
+        return self.warp_max(self._of_warps(self.warp_max(value)), WARPS)
 
-    def _over_warps(self, value: Value, combine: Callable[[Value], Value], none: float) -> Value:
+    def _of_warps(self, value: Value) -> Value:
+        """The value of each warp, in one of `WARPS` lanes side by side."""
         place = self.share(4 * WARPS)
         self.barrier()  # for readers of an earlier result in the same place
         with self.when(self.lane.equals(0)):
             self.store(place, value, self.warp)
         self.barrier()
-        found = self.load(place, F32, self.lane & (WARPS - 1))
-        return combine(self.select(self.lane < WARPS, found, self.f32(none)))
+        return self.load(place, F32, self.lane & (WARPS - 1))
 
     # -- numbers ------------------------------------------------------------------------------------------------------
 
@@ -614,6 +617,7 @@ class Kernel:
         declared: what it calls.
         shared: bytes of shared memory that it uses.
         own: kernels that it calls.
+        resident: how many blocks a multiprocessor is to have room for; 0 if that does not matter.
     """
 
     name: str
@@ -622,6 +626,7 @@ class Kernel:
     declared: frozenset[str]
     shared: int
     own: tuple[Kernel, ...] = ()
+    resident: int = 0
 
 
 @dataclass(frozen=True)
@@ -639,7 +644,7 @@ def kernel_of(code: Code) -> Kernel:
     own = tuple(each.kernel for each in code.own)
     text = code.finish()
     declared = code.declared.union(*(each.declared for each in own))
-    return Kernel(code.name, text, len(code.parameters), frozenset(declared), code.shared, own)
+    return Kernel(code.name, text, len(code.parameters), frozenset(declared), code.shared, own, code.resident)
 
 
 def entry(name: str, kernels: Sequence[Kernel], overlaps: bool) -> str:
@@ -669,13 +674,15 @@ def entry(name: str, kernels: Sequence[Kernel], overlaps: bool) -> str:
     if overlaps:
         called += [f"declare void @llvm.nvvm.griddepcontrol.{what}()" for what in ("wait", "launch.dependents")]
     declared = sorted({*called, *(line for each in kernels for line in each.declared)})
+    resident = max(each.resident for each in kernels)
+    bounds = f'"nvvm.maxntid"="{THREADS}"' + f' "nvvm.minctasm"="{resident}"' * (resident > 0)
     distinct = {each.name: each.text for kernel in kernels for each in (*kernel.own, kernel)}
     return "\n".join([
         'target triple = "nvptx64-nvidia-cuda"',
         "@shared = external addrspace(3) global [0 x i8], align 16",
         *declared,
         *distinct.values(),
-        f'define ptx_kernel void @{name}({", ".join(parameters)}) "nvvm.maxntid"="{THREADS}" {{',
+        f'define ptx_kernel void @{name}({", ".join(parameters)}) {bounds} {{',
         "  %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()",
         *calls,
         "}",

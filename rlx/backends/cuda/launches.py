@@ -73,6 +73,7 @@ class Context:
         own: the launches that compute them, in order.
         start: first byte of shared memory that is free.
         inner: whether the kernel is one of these itself.
+        weights: bytes of the matrices of all linears of the region, which run side by side.
     """
 
     symbols: tuple[str, ...]
@@ -87,6 +88,7 @@ class Context:
     own: Mapping[Node, Launch] = field(default_factory=dict)
     start: int = 0
     inner: bool = False
+    weights: int = 0
 
     def part(self, n: int) -> Part:
         """What a card has of a matrix with `n` outputs."""

@@ -81,6 +81,16 @@ class Form:
         """The number of k must be a multiple of it."""
         return self.row.superblock if self.row else 1
 
+    @property
+    def field_bytes(self) -> int:
+        """Of the fields of a unit."""
+        return self.unit // DEPTH * ROWS * self.row.field_bytes if self.row else 0
+
+    @property
+    def head_bytes(self) -> int:
+        """Of the numbers of a superblock."""
+        return ROWS * self.row.head * 2 if self.row else 0
+
     def units(self, k: int) -> int:
         """Units of a row of `k` elements."""
         return -(-k // self.unit)

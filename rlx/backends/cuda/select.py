@@ -255,7 +255,7 @@ def _linear_launches(
     parts = 2 if gated else 1
     shape = linears.shape_of(c.most(count), part.count, parts)
     alone = count == 1 and width <= WIDEST
-    own = row_shape(form, part.count, width, parts)
+    own = row_shape(form, part.count, width, parts, c.weights, c.shared)
     tiles = own.blocks if alone else -(-part.count // (ROWS * shape.tiles * shape.each))
     stored = None if alone or c.own else linears.Stored.of(form, width)
 
@@ -268,7 +268,7 @@ def _linear_launches(
             x=of["x"],
             out=of["out"],
             row=lambda i: (first + i) * (stored.groups if stored else width),
-            valid=lambda i: i < rows_left,
+            valid=lambda i: k.as_value(1, "i1") if alone else i < rows_left,
             place=lambda i, column: part.place(k, (first + i) * part.whole + column),
             tile=k.block % tiles if alone else (k.block % tiles) * (shape.tiles * shape.each),
             bias=[part.numbers(k, of[name]) for name in args if name[0] == "b"],
@@ -354,7 +354,7 @@ def _matrix_for_each(
             residual=None,
         )
         if width <= WIDEST:
-            shape = row_shape(form, part.count, width, len(at.weights), one_tile=True)
+            shape = row_shape(form, part.count, width, len(at.weights), shared=c.shared)
             RowLinear(k, form, part.count, width, shape, gated).emit(at)
         else:
             Linear(k, form, part.count, width, linears.ONE_TILE, gated).emit(at)
@@ -367,7 +367,7 @@ def _linear_pick(n: Node, c: Context) -> list[Launch]:
     form, height, width = form_of(weight.dtype), static(weight, 0), static(weight, 1)
     if width > WIDEST:
         raise CompileError(f"a head over {width} numbers, more than {WIDEST}", where=repr(n))
-    shape = row_shape(form, height, width, 1)
+    shape = row_shape(form, height, width, 1, c.weights, c.shared)
 
     def body(k: Code) -> None:
         pick = row_kernels.Pick(k, n["cap"])

@@ -55,9 +55,20 @@ class Matrix:
 
     def load(self, tile: Value, unit: Value) -> list[Value]:
         """What a lane has of a unit, as it is stored: registers."""
-        k = self.code
-        first = ((tile * self.units + unit) * self.form.loads) * LANES + k.lane
-        return [word for i in range(self.form.loads) for word in k.fetched(k.at(self.base, _V4, first + i * LANES), 4)]
+        k, at = self.code, self.codes_at(tile, unit)
+        return [word for i in range(self.form.loads) for word in k.fetched(k.at(at, _V4, i * LANES), 4)]
+
+    def codes_at(self, tile: Value, unit: Value) -> Value:
+        """Where the first 16 bytes of a lane of a unit are."""
+        return self.code.at(self.base, _V4, ((tile * self.units + unit) * self.form.loads) * LANES + self.code.lane)
+
+    def fields_at(self, tile: Value) -> Value:
+        """Where the fields of a tile begin."""
+        return self.code.at(self._fields, I8, tile * (self.units * self.form.field_bytes))
+
+    def heads_at(self, tile: Value) -> Value:
+        """Where the numbers of the superblocks of a tile begin."""
+        return self.code.at(self._heads, I8, tile * (self.superblocks * self.form.head_bytes))
 
     def numbers(self, tile: Value, unit: Value) -> list[list[Value]]:
         """What the scales and lows of a unit are made of, for the two rows of the lane: registers for each 32 k."""
@@ -92,10 +103,18 @@ class Matrix:
             ints: whether codes stay int8.
         """
         for q in range(self.form.unit // DEPTH):
-            parts = [] if ints else _UNPACK[self.form.kind](self.code, words, q, self.form.zero)
-            codes = _CODES[self.form.kind](words, q, self.form.zero) if ints else []
             found = numbers_of(self.code, self.form.row, numbers[q]) if self.form.row else Numbers([], [])
-            yield Group(parts, codes, found.scales, found.lows)
+            yield self.group(words, q, found, ints)
+
+    def group(self, words: Sequence[Value], q: int, numbers: Numbers, ints: bool) -> Group:
+        """32 k of a unit.
+
+        Args:
+            ints: whether codes stay int8.
+        """
+        parts = [] if ints else _UNPACK[self.form.kind](self.code, words, q, self.form.zero)
+        codes = _CODES[self.form.kind](words, q, self.form.zero) if ints else []
+        return Group(parts, codes, numbers.scales, numbers.lows)
 
     def element(self, row: Value, column: Value) -> Value:
         """One number of the matrix, f32."""

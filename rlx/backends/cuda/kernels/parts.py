@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlx.backends.cuda.code import F32, I32, Code, Value
-from rlx.backends.cuda.numbers import bf16_parts
+from rlx.backends.cuda.numbers import pair_parts
 
 STEP = 1 / 254  # of a part, in steps of the part before
 _ROUND = 1.5 * 2.0**23  # added to a number it leaves its nearest integer in the low bits
@@ -45,15 +45,11 @@ class Parts:
         """
         if self.ints:
             return _int8_parts(k, numbers)
-        high, low = zip(*(bf16_parts(k, number) for number in numbers), strict=True)
-        return [[_pair(k, *some[:2]), _pair(k, *some[2:])] for some in (high, low)], None
+        pairs = [pair_parts(k, numbers[i], numbers[i + 1], "bf16") for i in (0, 2)]
+        return [list(part) for part in zip(*pairs, strict=True)], None
 
 
 INTS, FLOATS = Parts(3, 32, ints=True), Parts(2, 64, ints=False)
-
-
-def _pair(k: Code, low: Value, high: Value) -> Value:
-    return low.to(I32) & 0xFFFF | high.to(I32) << 16
 
 
 def _int8_parts(k: Code, numbers: Sequence[Value]) -> tuple[list[list[Value]], Value]:
