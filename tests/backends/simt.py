@@ -587,8 +587,12 @@ def _shared_sum(b: Block, places: Array, values: Array) -> Array:
 def _copy(b: Block, target: Array, source: Array, kept: Array | None = None, size: int = 16) -> None:
     """A copy that arrives when it is waited for; bytes after the first `kept` are zeros."""
     b.note(target, size, writes=True)
-    raw, at = b.bytes_at("ptr addrspace(1)", np.where(kept > 0, source, 0) if kept is not None else source, size)
-    values = raw[at]
+    values, active = np.zeros((THREADS, size), np.uint8), b.active
+    b.active = active if kept is None else active & (kept > 0)  # who keeps nothing reads nothing
+    if b.active.any():
+        raw, at = b.bytes_at("ptr addrspace(1)", source, size)
+        values[b.active] = raw[at][b.active]
+    b.active = active
     if kept is not None:
         values = np.where(np.arange(size) < kept[:, None], values, 0)
     _, places = b.bytes_at("ptr addrspace(3)", target, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import simt
 from weight_bytes import random_bytes
 
 from rlx.backends.cuda import layouts
-from rlx.backends.cuda.code import THREADS, Code, Kernel, kernel_of
+from rlx.backends.cuda.code import THREADS, WARPS, Code, Kernel, kernel_of
 from rlx.backends.cuda.kernels import attention_prompt as prompts
 from rlx.backends.cuda.kernels import groups
 from rlx.backends.cuda.kernels import linear as linears
@@ -210,42 +211,84 @@ def test_linears_of_many_rows(dtype: str, width: int, shape: Shape, gated: str |
     assert np.abs(found - expected).max() <= (2e-5 if few_parts else 1e-6) * np.abs(expected).max()
 
 
+def test_shapes_of_few_rows() -> None:
+    """Sets of tiles cover a layer, and what is in shared memory fits."""
+    for dtype, rows, n, width, parts, shared in itertools.product(
+        ("q4_k", "q6_k", "q8_0", "bf16", "f32"), (2, 8, 16, 24, 64, 500), (40, 1024, 12288, 151936), (256, 4096, 12288),
+        (1, 2), (99 << 10, 227 << 10),
+    ):  # fmt: skip
+        form = layouts.form_of(DTYPES[dtype])
+        shape = linears.shape_of(form, rows, n, width, parts, shared)
+        assert shape.blocks * WARPS * shape.rounds >= parts * shape.sets(n) and shape.columns == -(-min(rows, 64) // 8)
+        x = shape.pieces * shape.piece * form.unit // 32 * linears.record_bytes(form, shape.columns, False)
+        assert x + WARPS * shape.slots * shape.each * form.unit_bytes <= shared
+
+
 @pytest.mark.parametrize(
-    ("dtype", "width", "rows", "each"),
-    [("q8_0", 352, 5, 2), ("q4_k", 512, 20, 1), ("q6_k", 512, 9, 2), ("bf16", 300, 33, 2), ("q2_k", 512, 7, 1)],
+    ("dtype", "width", "rows", "gated", "changes"),
+    [
+        ("q8_0", 352, 5, None, {}),
+        ("q4_k", 512, 20, "silu", {}),
+        ("q6_k", 2304, 9, None, {"each": 2, "piece": 3, "pieces": 2}),
+        ("bf16", 300, 33, "silu", {"ranges": 1, "piece": 10}),
+        ("q2_k", 768, 7, None, {"each": 2}),
+        ("q4_k", 256, 20, "silu", {"blocks": 1, "rounds": 3}),
+        ("q4_0", 1312, 12, None, {"ranges": 1, "piece": 2, "pieces": 2}),
+        ("q3_k", 1024, 10, None, {"piece": 1, "pieces": 2}),
+        ("f8_e4m3", 256, 3, None, {}),
+        ("f16", 520, 17, None, {"ranges": 1, "piece": 1, "pieces": 2, "rounds": 2, "blocks": 1}),
+        ("f32", 288, 64, None, {}),
+    ],
 )
-def test_linears_of_few_rows(dtype: str, width: int, rows: int, each: int) -> None:
-    """x that a kernel before has split gives the bits of x that each block splits for itself."""
-    n, rng, type_ = 40, np.random.default_rng(width), DTYPES[dtype]
-    form, shape = layouts.form_of(type_), replace(linears.shape_of(rows, n), each=each)
-    stored = linears.Stored.of(form, width)
-    x, raw = rng.standard_normal((rows, width)).astype(np.float32), random_bytes(type_, n, width, rng)
-    found, tiles = [], -(-n // (layouts.ROWS * shape.each))
-    for is_stored in (False, True):
-        memory = simt.Memory()
-        places = {"x": memory.put(x), "w0": memory.put(layouts.pack(type_, raw, n, width))}
-        places["out"] = memory.put(np.full((rows, n), np.nan, np.float32))
-        if is_stored:
-            split = Code("split", dict.fromkeys(["x", "parts"]), [])
-            linears.store_parts(split, form, width, rows)
-            parts = memory.put(np.full(rows * stored.groups * stored.nbytes, 0xCD, np.uint8))
-            run(kernel_of(split), memory, -(-rows * stored.quads // THREADS), {"x": places["x"], "parts": parts})
-            places["x"] = parts
-        code = Code("kernel", dict.fromkeys(["x", "w0", "out"]), [])
-        first, size = code.block // tiles * shape.rows, stored.groups if is_stored else width
-        at = linears.Operands(
-            weights=[code.pointers["w0"]], x=code.pointers["x"], out=code.pointers["out"],
-            row=lambda i, first=first, size=size: (first + i) * size,
-            valid=lambda i, first=first: first + i < rows,
-            place=lambda i, column, first=first: (first + i) * n + column,
-            tile=code.block % tiles * shape.each, bias=[], residual=None,
+@pytest.mark.parametrize("rounded", [False, True])
+def test_linears_of_few_rows(
+    dtype: str, width: int, rows: int, gated: str | None, changes: dict[str, Any], rounded: bool
+) -> None:
+    """Rows have the bits that they have alone."""
+    n, rng, type_, parts = 152, np.random.default_rng(width), DTYPES[dtype], 2 if gated else 1
+    form = layouts.form_of(type_)
+    shape = replace(linears.shape_of(form, rows, n, width, parts, 227 << 10, rounded), **changes)
+    x, residual = (rng.standard_normal(size).astype(np.float32) for size in ((rows, width), (rows, n)))
+    raw = [random_bytes(type_, n, width, rng) for _ in range(2)]
+    bias = rng.standard_normal((2, n)).astype(np.float32)
+    if rounded:
+        x = (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    given = {"b0": bias[0], "b1": bias[1], "residual": residual, "out": np.full((rows, n), np.nan, np.float32)}
+    given |= {f"w{i}": layouts.pack(type_, each, n, width) for i, each in enumerate(raw)}
+    given |= {"x": (x.view(np.uint32) >> 16).astype(np.uint16) if rounded else x}
+    given["passed"] = np.full(shape.passed(n, parts), 0xCD, np.uint8)
+    memory = simt.Memory(1 << 25)
+    places = {name: memory.put(each) for name, each in given.items()}
+
+    def operands(code: Code, row: int | None) -> linears.Operands:
+        of = code.pointers
+        return linears.Operands(
+            weights=[of["w0"], of["w1"]][:parts], bias=[of["b0"], of["b1"]][:parts], residual=of["residual"],
+            x=of["x"], out=of["out"], row=lambda i: (i + (row or 0)) * width,
+            valid=lambda i: i < (rows if row is None else 1),
+            place=lambda i, column: (i + (row or 0)) * n + column, tile=code.block,
+            passed=of["passed"] if shape.passed(n, parts) else None,
         )  # fmt: skip
-        linears.Linear(code, form, n, width, shape, stored=is_stored).emit(at)
-        run(kernel_of(code), memory, tiles * -(-rows // shape.rows), places)
-        found.append(memory.get(places["out"], (rows, n)).copy())
-    expected = x.astype(np.float64) @ dequantize(raw, type_, (n, width)).T
-    assert np.abs(found[1] - expected).max() <= 2e-5 * np.abs(expected).max()
-    np.testing.assert_array_equal(*found)
+
+    code = Code("products", dict.fromkeys(given), [])
+    linears.Linear(code, form, n, width, shape, gated, rounded=rounded).emit(operands(code, None))
+    run(kernel_of(code), memory, shape.blocks * shape.ranges, places)
+    if shape.passed(n, parts):
+        code = Code("add", dict.fromkeys(given), [])
+        linears.Linear(code, form, n, width, shape, gated, rounded=rounded).add_ranges(operands(code, None))
+        run(kernel_of(code), memory, -(-10 * shape.columns // WARPS), places)
+    found = memory.get(places["out"], (rows, n)).copy()
+    results = [x.astype(np.float64) @ dequantize(each, type_, (n, width)).T for each in raw]
+    results = [result + each for result, each in zip(results, bias, strict=True)]
+    gate = np.clip(results[0], -500, None)
+    expected = (gate / (1 + np.exp(-gate)) * results[1] if gated else results[0]) + residual
+    most = (2e-6 if rounded and dtype != "f32" else 2e-5) * np.abs(expected).max()
+    assert np.abs(found - expected).max() <= most
+    for row in (0, rows - 1):
+        code, own = Code("row", dict.fromkeys(given), []), row_shape(form, n, width, parts)
+        RowLinear(code, form, n, width, own, gated, rounded=rounded).emit(operands(code, row))
+        run(kernel_of(code), memory, own.blocks, places)
+        np.testing.assert_array_equal(memory.get(places["out"], (rows, n))[row], found[row])
 
 
 def of_rows(code: Code, n: int, width: int, rows: int) -> linears.Operands:
@@ -253,6 +296,7 @@ def of_rows(code: Code, n: int, width: int, rows: int) -> linears.Operands:
     return linears.Operands(
         weights=[code.pointers["w0"]], x=code.pointers["x"], out=code.pointers["out"], row=lambda i: i * width,
         valid=lambda i: i < rows, place=lambda i, column: i * n + column, tile=code.block, bias=[], residual=None,
+        passed=code.pointers.get("passed"),
     )  # fmt: skip
 
 
@@ -278,16 +322,21 @@ def test_a_row_has_the_same_bits_alone(dtype: str, n: int, width: int, own: int)
     x, raw = rng.standard_normal((2, width)).astype(np.float32), random_bytes(type_, n, width, rng)
     packed, found = layouts.pack(type_, raw, n, width), []
     shape = replace(row_shape(form, n, width, 1, 0), tiles=own, blocks=-(-tiles // own))
+    few = linears.shape_of(form, 2, n, width, 1, 227 << 10)
+    given = {"w0": packed, "passed": np.zeros(few.passed(n, 1), np.uint8)}
     for alone in (True, False):
-        code = Code("kernel", dict.fromkeys(["x", "w0", "out"]), [])
-        at = of_rows(code, n, width, 2)
-        if alone:
-            RowLinear(code, form, n, width, shape).emit(at)
-        else:
-            linears.Linear(code, form, n, width, linears.ONE_TILE).emit(at)
         memory = simt.Memory()
-        places = {"x": memory.put(x), "w0": memory.put(packed), "out": memory.put(np.full((2, n), np.nan, np.float32))}
-        run(kernel_of(code), memory, shape.blocks if alone else tiles, places)
+        places = {name: memory.put(each) for name, each in given.items()}
+        places |= {"x": memory.put(x), "out": memory.put(np.full((2, n), np.nan, np.float32))}
+        code, adds = (Code("kernel", dict.fromkeys(places), []) for _ in range(2))
+        if alone:
+            RowLinear(code, form, n, width, shape).emit(of_rows(code, n, width, 2))
+        else:
+            linears.Linear(code, form, n, width, few).emit(of_rows(code, n, width, 2))
+            linears.Linear(adds, form, n, width, few).add_ranges(of_rows(adds, n, width, 2))
+        run(kernel_of(code), memory, shape.blocks if alone else few.blocks * few.ranges, places)
+        if not alone:
+            run(kernel_of(adds), memory, -(-tiles // WARPS), places)
         found.append(memory.get(places["out"], (2, n))[0].copy())
     expected = x[0].astype(np.float64) @ dequantize(raw, type_, (n, width)).T
     assert np.abs(found[1] - expected).max() <= 2e-5 * np.abs(expected).max()

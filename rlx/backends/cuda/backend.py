@@ -13,7 +13,6 @@ from rlx.backends.cuda.chooser import Chooser, compiled
 from rlx.backends.cuda.driver import Loaded
 from rlx.backends.cuda.formats import CardFormats
 from rlx.backends.cuda.kernels.cards import MOST
-from rlx.backends.cuda.many_rows import MANY
 from rlx.backends.cuda.memory import CardMemory, CardSource
 from rlx.backends.cuda.program import CardProgram, Stream
 from rlx.backends.cuda.steps import CardCode
@@ -21,7 +20,7 @@ from rlx.backends.cuda.target import Target, dotted
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
 from rlx.backends.program import Manifest
 from rlx.errors import ArgumentError, TargetError
-from rlx.ir import dims, ops
+from rlx.ir import ops
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
@@ -37,16 +36,15 @@ from rlx.store.key import compiler_versions
 COUNTS = (1, 2, 4, MOST)
 
 
-def round_many(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
-    """In place of the pass `quantize`: with precision "auto", linears of many rows take activations in bf16.
+def round_activations(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
+    """In place of the pass `quantize`: with precision "auto", linears take activations in bf16.
 
-    Those of fewer rows keep f32, and so do those of deterministic programs, of heads with a matrix each, and over
-    weights in f32, or in 16 bits if the model does not allow it (see `rlx.passes.quantize`).
+    Heads with a matrix each keep f32, and so do linears over weights in f32, or in 16 bits if the model does not allow
+    it (see `rlx.passes.quantize`).
     """
-    rounds = options.precision == "auto" and not options.deterministic
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
-        if rounds and _may_round(old) and dims.bounds(inputs[0].shape[0], options.bounds)[1] > MANY:
+        if options.precision == "auto" and _may_round(old):
             return ops.make(old.op, ops.quantize(inputs[0], "bf16"), *inputs[1:], **dict(old.attrs))
         return ops.rebuild(old, inputs)
 
@@ -84,8 +82,8 @@ class Cuda(Backend):
         return compiler_versions()
 
     def passes(self, phase: str) -> tuple[pipeline.Pass, ...]:
-        """The usual ones; activations are rounded in calls of many rows only."""
-        changed: dict[pipeline.Pass, pipeline.Pass] = {quantize: round_many}
+        """The usual ones, but for which activations are rounded."""
+        changed: dict[pipeline.Pass, pipeline.Pass] = {quantize: round_activations}
         changed |= {fuse: fuse_few} if len(self.numbers) > 1 else {}
         return tuple(changed.get(each, each) for each in pipeline.usual_passes(phase))
 

@@ -91,6 +91,11 @@ class Form:
         """Of the numbers of a superblock."""
         return ROWS * self.row.head * 2 if self.row else 0
 
+    @property
+    def unit_bytes(self) -> int:
+        """Of a unit, with its fields and the numbers of its superblock."""
+        return self.loads * LANES * LOAD + self.field_bytes + self.head_bytes
+
     def units(self, k: int) -> int:
         """Units of a row of `k` elements."""
         return -(-k // self.unit)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from rlx.backends.cuda import many_rows
-from rlx.backends.cuda.code import I32, THREADS, WARPS, Code, Value
+from rlx.backends.cuda.code import I8, I32, I64, THREADS, WARPS, Code, Value
 from rlx.backends.cuda.kernels import cache as caches
 from rlx.backends.cuda.kernels import linear as linears
 from rlx.backends.cuda.kernels import row_attention as row_attentions
@@ -15,7 +15,7 @@ from rlx.backends.cuda.kernels import row_chunks, states
 from rlx.backends.cuda.kernels import rows as row_kernels
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment
-from rlx.backends.cuda.kernels.cards import CARD
+from rlx.backends.cuda.kernels.cards import CARD, Part
 from rlx.backends.cuda.kernels.linear import Linear, Operands
 from rlx.backends.cuda.kernels.matrix import Matrix
 from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, row_shape
@@ -24,6 +24,7 @@ from rlx.backends.cuda.layouts import ROWS, form_of, own_heads
 from rlx.backends.sizes import extent, rows, static
 from rlx.errors import CompileError, CustomOpError
 from rlx.ir.dims import DimLike
+from rlx.ir.dtypes import BF16
 from rlx.ir.meaning import component
 from rlx.ir.node import Node
 from rlx.ir.op_table import OPS
@@ -249,51 +250,71 @@ def _many(n: Node, c: Context) -> bool:
 def _linear_launches(
     n: Node, c: Context, weight: Node, count: DimLike, args: Mapping[str, Arg], gated: str | None, out: str
 ) -> list[Launch]:
-    _refuse_rounded(n)
-    x = n.inputs[0]
     form, part, width = form_of(weight.dtype), c.part(static(weight, 0)), static(weight, 1)
-    parts = 2 if gated else 1
-    shape = linears.shape_of(c.most(count), part.count, parts)
-    alone = count == 1 and width <= WIDEST
-    own = row_shape(form, part.count, width, parts, c.weights, c.shared)
-    tiles = own.blocks if alone else -(-part.count // (ROWS * shape.tiles * shape.each))
-    stored = None if alone or c.own else linears.Stored.of(form, width)
+    parts, rounded, height = 2 if gated else 1, n.inputs[0].dtype is BF16, part.count
+    if count == 1 and width <= WIDEST:
+        own = row_shape(form, height, width, parts, c.weights, c.shared)
 
-    def body(k: Code) -> None:
-        first = (k.block // tiles) * shape.rows
-        rows_left = k.number(k.dim(count)) - first
-        of = k.pointers
-        at = Operands(
-            weights=[of[name] for name in args if name[0] == "w"],
-            x=of["x"],
-            out=of["out"],
-            row=lambda i: (first + i) * (stored.groups if stored else width),
-            valid=lambda i: k.as_value(1, "i1") if alone else i < rows_left,
-            place=lambda i, column: part.place(k, (first + i) * part.whole + column),
-            tile=k.block % tiles if alone else (k.block % tiles) * (shape.tiles * shape.each),
-            bias=[part.numbers(k, of[name]) for name in args if name[0] == "b"],
-            residual=of.get("residual"),
-        )
-        if alone:
-            RowLinear(k, form, part.count, width, own, gated, out).emit(at)
-        else:
-            Linear(k, form, part.count, width, shape, gated, out, stored=stored is not None).emit(at)
+        def one(k: Code) -> None:
+            RowLinear(k, form, height, width, own, gated, out, rounded).emit(_operands(k, args, width, part))
 
-    blocks = Blocks(count, shape.rows, tiles)
-    if stored is None:
-        return [c.launch(n, n.op, args, blocks, body, split=part.split)]
-    scratch, quads = extent([count, stored.groups * stored.nbytes], n), extent([count, stored.quads], n)
-    split = c.launch(
-        n, "parts", {"x": x, "parts": SCRATCH}, Blocks(quads, THREADS),
-        lambda k: linears.store_parts(k, form, width, k.dim(count)), scratch,
-    )  # fmt: skip
-    return [split, c.launch(n, n.op, {**args, "x": SCRATCH}, blocks, body, scratch, split=part.split)]
+        return [c.launch(n, n.op, args, Blocks(own.blocks), one, split=part.split)]
+    shape = linears.shape_of(form, c.most(count), height, width, parts, c.shared, rounded)
+    own_rows, passed = 8 * shape.columns, shape.passed(height, parts)
+    each, adding = shape.blocks * shape.ranges, -(-(-(-height // ROWS) * shape.columns) // WARPS)
+
+    def linear(k: Code, each: int) -> tuple[Linear, Operands]:
+        at = _operands(k, args, width, part, count, own_rows, each, passed)
+        return Linear(k, form, height, width, shape, gated, out, rounded), at
+
+    def products(k: Code) -> None:
+        found, at = linear(k, each)
+        found.emit(at)
+
+    def add(k: Code) -> None:
+        found, at = linear(k, adding)
+        found.add_ranges(at)
+
+    blocks = Blocks(count, own_rows, each)
+    if not passed:
+        return [c.launch(n, n.op, args, blocks, products, split=part.split)]
+    scratch = extent([count + (own_rows - 1), passed // own_rows], n)
+    first: dict[str, Arg] = {name: arg for name, arg in args.items() if name == "x" or name[0] == "w"}
+    after: dict[str, Arg] = {name: arg for name, arg in args.items() if name not in first}
+    sums: dict[str, Arg] = {"passed": SCRATCH}
+    return [
+        c.launch(n, n.op, first | sums, blocks, products, scratch),
+        c.launch(n, "add", after | sums, Blocks(count, own_rows, adding), add, scratch, split=part.split),
+    ]
 
 
-def _refuse_rounded(n: Node) -> None:
-    x = n.inputs[0]
-    if x.dtype.name != "f32":
-        raise CompileError(f"activations of {x.dtype} are not multiplied on this device", where=repr(n))
+def _operands(
+    k: Code, args: Mapping[str, Arg], width: int, part: Part, count: DimLike = 1, own_rows: int = 1, each: int = 0,
+    passed: int = 0,
+) -> Operands:  # fmt: skip
+    """The operands of a block of a linear layer.
+
+    Args:
+        own_rows: rows of a block.
+        each: blocks with the same rows; 0 if all have.
+        passed: bytes of sums that these pass on.
+    """
+    of, number = k.pointers, k.block // each if each else k.number(0)
+    first = number * own_rows
+    rows_left = k.number(k.dim(count)) - first
+    sums = of.get("passed")
+    return Operands(
+        weights=[of[name] for name in args if name[0] == "w" and name in of],
+        x=of.get("x", k.extents),
+        out=of.get("out", k.extents),
+        row=lambda i: (first + i) * width,
+        valid=lambda i: i < rows_left,
+        place=lambda i, column: part.place(k, (first + i) * part.whole + column),
+        tile=k.block % each if each else k.block,
+        bias=[part.numbers(k, of[name]) for name in args if name[0] == "b" and name in of],
+        residual=of.get("residual"),
+        passed=None if sums is None else k.at(sums, I8, number.to(I64) * passed),
+    )
 
 
 def _expert_linear(n: Node, c: Context) -> list[Launch]:
@@ -333,10 +354,10 @@ def _matrix_for_each(
     Args:
         place: number of a row of the result -> (number of its matrix, its row of x).
     """
-    _refuse_rounded(n)
-    weight = _source(weights)
+    x, weight = n.inputs[0], _source(weights)
     form, part, width = form_of(weight.dtype), c.part(static(weight, 1)), static(weight, 2)
     nbytes, tiles = form.places(part.count, width)[2], -(-part.count // ROWS)
+    _refuse_wide(n, width)
 
     def body(k: Code) -> None:
         unit = k.block // tiles
@@ -353,20 +374,21 @@ def _matrix_for_each(
             bias=[],
             residual=None,
         )
-        if width <= WIDEST:
-            shape = row_shape(form, part.count, width, len(at.weights), shared=c.shared)
-            RowLinear(k, form, part.count, width, shape, gated).emit(at)
-        else:
-            Linear(k, form, part.count, width, linears.ONE_TILE, gated).emit(at)
+        shape, rounded = row_shape(form, part.count, width, len(at.weights), shared=c.shared), x.dtype is BF16
+        RowLinear(k, form, part.count, width, shape, gated, rounded=rounded).emit(at)
 
     return _named(n, c, names, Blocks(count, 1, tiles), body, split=part.split)
+
+
+def _refuse_wide(n: Node, width: int) -> None:
+    if width > WIDEST:
+        raise CompileError(f"{width} inputs of a row, more than {WIDEST}", where=repr(n))
 
 
 def _linear_pick(n: Node, c: Context) -> list[Launch]:
     weight = _source(n.inputs[1])
     form, height, width = form_of(weight.dtype), static(weight, 0), static(weight, 1)
-    if width > WIDEST:
-        raise CompileError(f"a head over {width} numbers, more than {WIDEST}", where=repr(n))
+    _refuse_wide(n, width)
     shape = row_shape(form, height, width, 1, c.weights, c.shared)
 
     def body(k: Code) -> None:
@@ -376,7 +398,8 @@ def _linear_pick(n: Node, c: Context) -> list[Launch]:
             weights=[k.pointers["w0"]], x=k.pointers["x"], out=k.pointers["out"], row=lambda i: zero,
             valid=lambda i: i.equals(0), place=lambda i, column: column, tile=k.block, bias=[], residual=None,
         )  # fmt: skip
-        RowLinear(k, form, height, width, shape, take=pick.note).emit(at)
+        rounded = n.inputs[0].dtype is BF16
+        RowLinear(k, form, height, width, shape, rounded=rounded, take=pick.note).emit(at)
         pick.write(shape.blocks)
 
     args: dict[str, Arg] = {"x": n.inputs[0], "w0": n.inputs[1], "parts": SCRATCH, "counters": COUNTERS, "out": RESULT}

@@ -145,7 +145,7 @@ class ProgramSpec:
 DECODE, GREEDY = ProgramSpec((1, 1)), ProgramSpec((1, 1), "tokens")
 
 
-SEGMENT_ROWS = (8, 32)  # largest row counts of programs for rows of several sequences, besides the largest bucket
+SEGMENT_ROWS = (8, 32, 64)  # largest row counts of programs for rows of several sequences, besides the largest bucket
 
 _spec = lru_cache(ProgramSpec)  # called for every step; most steps repeat the spec of the last one
 

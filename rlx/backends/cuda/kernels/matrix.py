@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from rlx.backends.cuda.code import F32, I8, I16, I32, I64, Code, Value
 from rlx.backends.cuda.kernels.scales import Numbers, numbers_of
+from rlx.backends.cuda.kernels.tensor_cores import copy_async
 from rlx.backends.cuda.layouts import DEPTH, LANES, ROWS, Form
 from rlx.backends.cuda.numbers import bf16_parts
 
@@ -18,6 +20,9 @@ _V4 = "<4 x i32>"
 #: For each half of 32 k, for each part that adds up, the four registers of an operand.
 Halves: TypeAlias = list[list[list[Value]]]
 
+#: The registers of a unit, and what its scales and lows are made of.
+Loaded: TypeAlias = tuple[list[Value], list[list[Value]]]
+
 #: (memory, first unit of a tile, lane, half of the rows, half of the k, k of the lane, 32 k of the unit) -> a number.
 Element: TypeAlias = Callable[[Code, Value, Value, Value, Value, Value, Value, Value], Value]
 
@@ -27,13 +32,11 @@ class Group:
     """A tile of 16 rows times 32 k, as a lane has it.
 
     Attributes:
-        parts: the operands of products, registers of two bf16 each; empty for codes.
-        codes: registers of four int8: [k 0..15, k 16..31][row g, row g + 8].
+        parts: the operands of products, registers of two bf16 each.
         scales, lows: for each scale of the 32 k those of the two rows of the lane.
     """
 
     parts: Halves
-    codes: list[Value]
     scales: list[tuple[Value, Value]]
     lows: list[tuple[Value, Value]]
 
@@ -52,6 +55,14 @@ class Matrix:
         self.units, self.groups, self.superblocks = form.units(k), form.groups(k), k // form.block
         fields, heads, self.nbytes = form.places(n, k)
         self._fields, self._heads = code.at(base, I8, fields), code.at(base, I8, heads)
+
+    @staticmethod
+    def one_of(first: Value, one: Matrix, other: Matrix) -> Matrix:
+        """One of two matrices of the same form and sizes."""
+        found = copy(one)
+        for name in ("base", "_fields", "_heads"):
+            setattr(found, name, one.code.select(first, getattr(one, name), getattr(other, name)))
+        return found
 
     def load(self, tile: Value, unit: Value) -> list[Value]:
         """What a lane has of a unit, as it is stored: registers."""
@@ -96,25 +107,53 @@ class Matrix:
             return [k.load(base, I16, index, constant=True).to(I32)]
         return k.fetched(k.at(base, f"<{nbytes // 4} x i32>", index), nbytes // 4)
 
-    def unpacked(self, words: Sequence[Value], numbers: Sequence[list[Value]], ints: bool = False) -> Iterator[Group]:
-        """The groups of a unit.
+    def copy(self, to: Value, place: Value, tiles: int, kept: Value) -> None:
+        """Begins to copy a unit, as it is stored, to shared memory of a warp.
 
         Args:
-            ints: whether codes stay int8.
+            place: its number among all units, or that of the unit so many tiles before.
+            kept: of 16 bytes, or 0 if there is no such unit.
         """
+        k, form = self.code, self.form
+        codes = k.at(self.base, _V4, place * (form.loads * LANES) + k.lane)
+        for i in range(form.loads):
+            source = k.at(codes, _V4, tiles * self.units * (form.loads * LANES) + i * LANES)
+            copy_async(k, k.at(to, _V4, k.lane + i * LANES), source, kept)
+        fields, heads = form.field_bytes // 16, form.head_bytes // 16
+        if not fields + heads:
+            return
+        with k.when(k.lane < fields + heads):
+            source = k.at(k.at(self._fields, _V4, place * fields + k.lane), _V4, tiles * self.units * fields)
+            if heads:
+                head = k.at(self._heads, _V4, place // (form.block // form.unit) * heads + (k.lane - fields))
+                head = k.at(head, _V4, tiles * self.superblocks * heads)
+                source = k.select(k.lane < fields, source, head)
+            copy_async(k, k.at(to, _V4, k.lane + form.loads * LANES), source, kept)
+
+    def copied(self, place: Value) -> Loaded:
+        """The registers of a unit that was copied."""
+        k, form, g = self.code, self.form, self.code.lane >> 2
+        words = [
+            word
+            for i in range(form.loads)
+            for word in k.lanes(k.load(k.at(place, _V4, k.lane + i * LANES), _V4))
+        ]
+        count, fields = form.unit // DEPTH, form.loads * LANES * 16
+        if form.row is None:
+            return words, [[] for _ in range(count)]
+        size = 2 * form.row.field_bytes
+        head = _shared_words(k, k.at(place, I8, fields + form.field_bytes), 4 * form.row.head, g)
+        return words, [_shared_words(k, k.at(place, I8, fields), size, g + 8 * q) + head for q in range(count)]
+
+    def unpacked(self, words: Sequence[Value], numbers: Sequence[list[Value]]) -> Iterator[Group]:
+        """The groups of a unit."""
         for q in range(self.form.unit // DEPTH):
             found = numbers_of(self.code, self.form.row, numbers[q]) if self.form.row else Numbers([], [])
-            yield self.group(words, q, found, ints)
+            yield self.group(words, q, found)
 
-    def group(self, words: Sequence[Value], q: int, numbers: Numbers, ints: bool) -> Group:
-        """32 k of a unit.
-
-        Args:
-            ints: whether codes stay int8.
-        """
-        parts = [] if ints else _UNPACK[self.form.kind](self.code, words, q, self.form.zero)
-        codes = _CODES[self.form.kind](words, q, self.form.zero) if ints else []
-        return Group(parts, codes, numbers.scales, numbers.lows)
+    def group(self, words: Sequence[Value], q: int, numbers: Numbers) -> Group:
+        """32 k of a unit."""
+        return Group(_UNPACK[self.form.kind](self.code, words, q, self.form.zero), numbers.scales, numbers.lows)
 
     def element(self, row: Value, column: Value) -> Value:
         """One number of the matrix, f32."""
@@ -142,6 +181,15 @@ class Matrix:
         """Of each 32 k the number of one row, in the first or the second half of the k."""
         rows = [self.code.select(upper, *pair) for pair in pairs]
         return rows[0] if first is None else self.code.select(first, *rows)
+
+
+def _shared_words(k: Code, base: Value, nbytes: int, index: Value) -> list[Value]:
+    """As `Matrix._words`, in shared memory."""
+    if not nbytes:
+        return []
+    if nbytes == 2:
+        return [k.load(base, I16, index).to(I32)]
+    return k.lanes(k.load(base, f"<{nbytes // 4} x i32>", index))
 
 
 # -- registers of a lane -> operands ---------------------------------------------------------------------------------
@@ -215,23 +263,6 @@ def _in_parts(split: Sequence[tuple[Value, Value]], order: Sequence[Sequence[int
     return [[[split[i][part] for i in own] for part in range(2)] for own in order]
 
 
-def _int8(words: Sequence[Value], q: int, zero: int) -> list[Value]:
-    return [words[0], words[2], words[1], words[3]]
-
-
-def _int4(words: Sequence[Value], q: int, zero: int) -> list[Value]:
-    pairs = words[2 * q : 2 * q + 2]
-    return [_less(nibbles & 0x0F0F0F0F, zero) for h in range(2) for nibbles in (word >> 4 * h for word in pairs)]
-
-
-def _less(codes: Value, zero: int) -> Value:
-    """Four codes less their zero: 128 is added to each before, and taken away after, so that none borrows."""
-    if not zero:
-        return codes
-    return (codes | -0x7F7F7F80) - 0x01010101 * zero ^ -0x7F7F7F80
-
-
-_CODES = {"codes8": _int8, "codes4": _int4}
 _UNPACK = {"codes8": _codes8, "codes4": _codes4, "bf16": _bf16, "f16": _f16, "f32": _f32}
 
 

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from itertools import chain
 
 from rlx.backends.cuda.code import F32, I8, I32, THREADS, WARPS, Code, Value, Variable
-from rlx.backends.cuda.kernels.linear import SLICES, Operands, parts_of, product
-from rlx.backends.cuda.kernels.matrix import Group, Matrix
-from rlx.backends.cuda.kernels.parts import STEP, sums_of_products
-from rlx.backends.cuda.kernels.scales import Numbers
+from rlx.backends.cuda.kernels.linear import SLICES, Layer, Operands
+from rlx.backends.cuda.kernels.matrix import Matrix
+from rlx.backends.cuda.kernels.parts import NBYTES, QUAD, QUADS, loaded, place, split, summed
 from rlx.backends.cuda.kernels.weight_ring import Piece, Ring
 from rlx.backends.cuda.layouts import DEPTH, LANES, LOAD, ROWS, Form
-from rlx.backends.cuda.numbers import UNARY, rounded
 
 WIDEST = 1 << 14  # inputs of a row that are in shared memory
 _BLOCKS = 132  # multiprocessors of a large card
@@ -79,7 +77,7 @@ def _divisor(count: int, most: int) -> int:
     return found if 2 * found > most or count <= most else -(-count // -(-count // most))
 
 
-class RowLinear:
+class RowLinear(Layer):
     """A linear layer of one row in a kernel.
 
     Args:
@@ -88,33 +86,27 @@ class RowLinear:
         shape: how the work is shared.
         gated: the activation of gate weights.
         out: type of the results, "f32" or "bf16".
+        rounded: whether x is in bf16.
         take: gets each result and its number in place of memory.
     """
 
     def __init__(
         self, code: Code, form: Form, n: int, width: int, shape: RowShape, gated: str | None = None, out: str = "f32",
-        take: Callable[[Value, Value], None] | None = None,
+        rounded: bool = False, take: Callable[[Value, Value], None] | None = None,
     ) -> None:  # fmt: skip
-        self.code, self.form, self.n, self.width, self.shape, self.gated, self.out = (
-            code, form, n, width, shape, gated, out,
-        )  # fmt: skip
-        self.take = take or self._store
-        self.parts = 2 if gated else 1
-        self.x, self.sums = parts_of(form)
-        self.groups = form.groups(width)
+        super().__init__(code, form, n, width, gated, out, rounded)
+        self.shape, self.take, self.groups = shape, take or self._store, form.groups(width)
         self.quads = -(-self.groups // 4) * 32  # times four elements of x, for whole warps
-        self.numbers = self.x.ints + self.sums  # that products with 32 k are multiplied with, of a part of x
-        self.stride = 4 * (self.numbers if self.numbers < 3 else 4)
-        self.record = self.x.count * self.x.nbytes  # bytes of 32 k of x
-        self.place = code.share(self.quads // 8 * self.record)
-        self.number_place = code.share(self.quads // 8 * 2 * self.stride)
+        self.record = self.count * NBYTES  # bytes of 32 k of x
+        self.place = code.share(self.quads // QUADS * self.record)
+        self.sum_place = code.share(self.quads // QUADS * self.sums * 4)
         self.results = code.share(2 * self.parts * WARPS * ROWS * 4)
 
     def emit(self, at: Operands) -> None:
         """The whole computation of a block."""
-        k, shape, units = self.code, self.shape, self.form.units(self.width)
+        k, shape, units, self.at = self.code, self.shape, self.units, at
         matrices = [Matrix(k, base, self.form, self.n, self.width) for base in at.weights]
-        self.begin, self.end = (((k.warp + i) * units) // SLICES for i in range(2))
+        self.begin, self.end = self.slice(k.warp), self.slice(k.warp + 1)
         self.piece, stages = self._cut()
         longest, whole = -(-units // SLICES), self._whole(self.piece.units)
         self.pieces = -(-longest // self.piece.units)
@@ -122,7 +114,7 @@ class RowLinear:
         self.ring = Ring(k, matrices, self.piece, stages)
         k.shared = max(k.shared, shape.least)
         k.resident = shape.resident
-        sums = [[k.variable(F32, 0.0) for _ in range(2 if self.x.ints else 4)] for _ in matrices]
+        sums = [{i: k.variable(F32, 0.0) for i in (0, 2)} for _ in matrices]
         self.added = [k.variable(F32, 0.0) for _ in range(self.parts * bool(at.bias) + (at.residual is not None))]
         for first in range(stages):
             self._begin(at, k.number(first), k.number(first))
@@ -143,7 +135,7 @@ class RowLinear:
                 self.ring.end()
                 slot.set(k.select((own + 1).equals(stages), 0, own + 1))
             self._finish_tile(at, tile, sums)
-            for variable in chain.from_iterable(sums):
+            for variable in chain.from_iterable(each.values() for each in sums):
                 variable.set(0.0)
 
     def _cut(self) -> tuple[Piece, int]:
@@ -192,138 +184,68 @@ class RowLinear:
         each = min(_BROUGHT, -(-self.quads // THREADS))
         with k.loop(0, self.quads, each * THREADS) as start:
             quads = [start + k.thread + i * THREADS for i in range(each)]
-            found = [self._quad(at, quad * 4) for quad in quads]
+            found = [self._quad(at, quad) for quad in quads]
             for quad, numbers in zip(quads, found, strict=True):
                 whole = self.quads % (each * THREADS) == 0
                 with k.guarded(None if whole else quad < self.quads):
                     self._put(numbers, quad)
 
-    def _quad(self, at: Operands, column: Value) -> list[Value]:
+    def _quad(self, at: Operands, quad: Value) -> list[Value]:
         """Four numbers of x, or zeros beyond its end and if it is not to be computed."""
-        k, valid = self.code, at.valid(self.code.number(0))
-        start = at.row(k.number(0))
-        if self.width % 4 == 0:
-            inside = valid if 4 * self.quads == self.width else valid & (column < self.width)
-            found = k.lanes(k.load(k.at(at.x, F32, k.select(inside, start + column, 0)), "<4 x float>"))
-            return [k.select(inside, number, k.f32(0.0)) for number in found]
-        within = [valid & (column + i < self.width) for i in range(4)]
-        numbers = [k.load(at.x, F32, k.select(each, start + column + i, 0)) for i, each in enumerate(within)]
-        return [k.select(each, number, k.f32(0.0)) for each, number in zip(within, numbers, strict=True)]
+        k, zero = self.code, self.code.number(0)
+        return loaded(k, at.x, at.row(zero), quad * QUAD, self.width, at.valid(zero), self.rounded)
 
     def _put(self, numbers: Sequence[Value], quad: Value) -> None:
-        """Stores the parts of four numbers, and the numbers of 32 k: for the first parts, then for the last."""
-        k, group = self.code, quad >> 3
-        parts, step = self.x.split(k, numbers)
-        for part, words in enumerate(parts):
-            place = group * self.record + (self.x.place(quad) + part * self.x.nbytes)
-            k.store(k.at(self.place, I8, place), k.vector(words), align=4 * len(words))
-        totals, zero = self._totals(numbers), k.f32(0.0)
-        first = ([] if step is None else [step]) + totals
-        last = ([] if step is None else [step * STEP**2]) + [zero] * len(totals)
-        if first:
-            padding = [zero] * (self.stride // 4 - len(first))
-            with k.when((quad & 7).equals(0)):
-                for part, some in enumerate((first, last)):
-                    place = group * (2 * self.stride) + part * self.stride
-                    k.store(k.at(self.number_place, I8, place), k.vector([*some, *padding]), align=self.stride)
-
-    def _totals(self, numbers: Sequence[Value]) -> list[Value]:
-        """The sums of x over the k of each scale, which lows are multiplied with, in the first lane of eight."""
-        k = self.code
-        if not self.sums:
-            return []
-        total = (numbers[0] + numbers[1]) + (numbers[2] + numbers[3])
-        for distance in (1, 2, 4):
-            if distance < 8 // self.sums:
-                total = total + k.exchanged(total, distance)
-        return [total] + [k.exchanged(total, 8 // self.sums * i) for i in range(1, self.sums)]
+        """Stores the parts of four numbers, and the sums that lows are multiplied with."""
+        k, group = self.code, quad // QUADS
+        for part, words in enumerate(split(k, numbers, self.rounded)):
+            k.store(k.at(self.place, I8, group * self.record + (place(quad) + part * NBYTES)), words, align=8)
+        if self.sums:
+            total, each = summed(k, numbers, self.sums, self.rounded), QUADS // self.sums
+            with k.when((quad % each).equals(0)):
+                k.store(self.sum_place, total, quad // each)
 
     # -- products -----------------------------------------------------------------------------------------------------
 
-    def _add(self, slot: Value, unit: Value, stop: Value | None, sums: list[list[Variable]]) -> None:
+    def _add(self, slot: Value, unit: Value, stop: Value | None, sums: list[dict[int, Variable]]) -> None:
         """Adds the products of pieces from unit `unit` on, of which units before `stop` count, or all."""
         k, per, ring = self.code, self.form.unit // DEPTH, self.ring
         numbers = ring.take(slot, unit)
-        soon = stop is None and self.x.ints
-        if not soon:
+        if stop:
             ring.keep(numbers)
         together = 1 if stop else max(1, _TOGETHER // (per * len(sums)))
         for start in range(0, self.piece.units, together):
             some = range(start, min(start + together, self.piece.units))
             with k.guarded(unit + start < stop if stop else None):
                 parts = [(part, i, ring.unit(slot, part, i)) for i in some for part in range(len(sums))]
-                groups = [(part, i * per + q, ring.operands(part, words, q, self.x.ints))
+                groups = [(part, i * per + q, ring.operands(part, words, q))
                           for part, i, words in parts for q in range(per)]  # fmt: skip
-                x = [self._operand(unit * per, number) for _, number, _ in groups]
-                if not self.x.ints:
-                    for (part, number, group), own in zip(groups, x, strict=True):
-                        self._multiply_floats(group, own, ring.numbers(part, number), sums[part])
-                    continue
-                found = [self._products(group, own) for (_, _, group), own in zip(groups, x, strict=True)]
-                if soon and not start:
+                x = [self._row(unit * per, number) for _, number, _ in groups]
+                found = [self.products(group, own) for (_, _, group), (own, _) in zip(groups, x, strict=True)]
+                if not stop and not start:
                     ring.keep(numbers)  # while the first products are under way
-                for (part, number, _), products in zip(groups, found, strict=True):
-                    self._scale(products, ring.numbers(part, number), unit * per, number, sums[part])
+                for (part, number, _), (_, totals), products in zip(groups, x, found, strict=True):
+                    self.add_products(products, ring.numbers(part, number), totals, sums[part])
 
-    def _operand(self, first: Value, number: int) -> list[Value]:
-        """Of x the 32 k `number` after `first`: its parts are the columns, the last one of three again as fourth."""
-        k, words = self.code, self.x.nbytes // 16
-        part, t = k.lane >> 2 & (3 if self.x.ints else 1), k.lane & 3
-        part = k.smaller(part, self.x.count - 1)
-        place = k.at(self.place, I8, first * self.record + (part * self.x.nbytes + t * (4 * words)))
-        return k.lanes(k.load(k.at(place, I8, number * self.record), f"<{words} x i32>", align=4 * words))
-
-    def _products(self, group: Group, x: list[Value]) -> list[list[Value]]:
-        """For each scale the sums of products: t = 0 has those with the first two parts of x, t = 1 with the last."""
-        if self.form.scales == 1:
-            return [sums_of_products(self.code, group.codes, x)]
-        return [sums_of_products(self.code, group.codes[2 * s : 2 * s + 2], x[s : s + 1]) for s in range(2)]
-
-    def _scale(
-        self, found: list[list[Value]], numbers: Numbers, first: Value, number: int, sums: list[Variable]
-    ) -> None:  # fmt: skip
-        """Adds the products for 32 k times their scales."""
+    def _row(self, first: Value, number: int) -> tuple[list[list[Value]], list[list[Value]]]:
+        """Of x the 32 k `number` after `first`: the registers of each part, which all columns share, and its sums."""
         k = self.code
-        place = k.at(self.number_place, I8, first * (2 * self.stride) + (k.lane & 1) * self.stride)
-        place = k.at(place, I8, number * (2 * self.stride))
-        second = k.select((k.lane & 1).equals(0), k.f32(STEP), k.f32(0.0))  # the last part has no second one
-        step, *totals = k.lanes(k.load(place, f"<{self.stride // 4} x float>", align=self.stride))
-        for own, scale in zip(found, numbers.scales, strict=True):
-            for i, result in enumerate(sums):
-                value = k.fma(own[2 * i + 1], second, own[2 * i])
-                result.set(k.fma(value, step * scale[i], result.get()))
-        for low, total in zip(numbers.lows, totals, strict=False):
-            for i, result in enumerate(sums):
-                result.set(k.fma(-low[i], total, result.get()))
-
-    def _multiply_floats(self, group: Group, x: list[Value], numbers: Numbers, sums: list[Variable]) -> None:
-        """Adds the products with the parts of x."""
-        k, scales = self.code, numbers.scales
-        values = [k.f32(0.0) if scales else each.get() for each in sums]
-        for h, parts in enumerate(group.parts):
-            for part in parts:
-                values = product(k, part, x[2 * h : 2 * h + 2], values)
-        for i, (result, value) in enumerate(zip(sums, values, strict=True)):
-            result.set(k.fma(value, scales[0][i // 2], result.get()) if scales else value)
-
-    def _rows(self, sums: list[Variable]) -> list[Value]:
-        """The sums of the two rows of a lane with t = 0."""
-        if self.x.ints:
-            return [each.get() + self.code.exchanged(each.get(), 1) for each in sums]
-        return [sums[0].get() + sums[1].get(), sums[2].get() + sums[3].get()]
+        start = k.at(k.at(self.place, I8, first * self.record + (k.lane & 3) * 16), I8, number * self.record)
+        x = [k.lanes(k.load(k.at(start, I8, part * NBYTES), "<4 x i32>")) for part in range(self.count)]
+        sums = k.at(k.at(self.sum_place, F32, first * self.sums), F32, number * self.sums)
+        return x, [[k.load(sums, F32, s)] for s in range(self.sums)]
 
     # -- results ------------------------------------------------------------------------------------------------------
 
-    def _finish_tile(self, at: Operands, number: Value, sums: list[list[Variable]]) -> None:
+    def _finish_tile(self, at: Operands, number: Value, sums: list[dict[int, Variable]]) -> None:
         """Adds the ranges and writes the results of a tile."""
         k, size = self.code, WARPS * ROWS
         base = number % 2 * (self.parts * size)
-        rows = [self._rows(some) for some in sums]
         with k.when((k.lane & 3).equals(0)):
-            for part, (first, second) in enumerate(rows):
-                place = base + k.warp * ROWS + (k.lane >> 2) + part * size
-                k.store(self.results, first, place)
-                k.store(self.results, second, place + 8)
+            for part, own in enumerate(sums):
+                to = base + k.warp * ROWS + (k.lane >> 2) + part * size
+                k.store(self.results, own[0].get(), to)
+                k.store(self.results, own[2].get(), to + 8)
         k.barrier()
         column = self._tile(at, number) * ROWS + k.thread
         with k.when((k.thread < ROWS) & (column < self.n) & at.valid(k.number(0))):
@@ -333,15 +255,9 @@ class RowLinear:
                 for warp in range(WARPS):
                     total = total + k.load(self.results, F32, base + k.thread + (part * size + warp * ROWS))
                 values.append(total)
-            self.at = at
-            self.take(self._result(at, values), column)
+            bias = [variable.get() for variable in self.added[: len(at.bias)]]
+            residual = None if at.residual is None else self.added[-1].get()
+            self.take(self.result(values, bias, residual), column)
 
     def _store(self, result: Value, column: Value) -> None:
-        k = self.code
-        k.store(self.at.out, rounded(result, self.out), self.at.place(k.number(0), column))
-
-    def _result(self, at: Operands, values: list[Value]) -> Value:
-        if at.bias:
-            values = [value + bias.get() for value, bias in zip(values, self.added, strict=False)]
-        result = UNARY[self.gated](self.code, values[0]) * values[1] if self.gated else values[0]
-        return result if at.residual is None else result + self.added[-1].get()
+        self.code.store(self.at.out, result, self.at.place(self.code.number(0), column))

@@ -179,9 +179,9 @@ class Ring:
         vectors = [k.load(base, _V4, k.lane + (i * loads + j) * LANES, align=LOAD) for j in range(loads)]
         return [word for vector in vectors for word in k.lanes(vector)]
 
-    def operands(self, part: int, words: Sequence[Value], q: int, ints: bool) -> Group:
+    def operands(self, part: int, words: Sequence[Value], q: int) -> Group:
         """32 k of a unit without scales; see `Matrix.group`."""
-        return self.matrices[part].group(words, q, Numbers([], []), ints)
+        return self.matrices[part].group(words, q, Numbers([], []))
 
     def numbers(self, part: int, number: int) -> Numbers:
         """The scales and lows of 32 k of a piece, for the two rows of the lane."""
