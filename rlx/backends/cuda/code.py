@@ -19,6 +19,8 @@ from rlx.ir.dims import Dim, DimLike
 
 THREADS, WARP = 256, 32
 WARPS = THREADS // WARP
+TYPICAL_MULTIPROCESSORS = 132  # of a large card, for which work is shared out
+RESERVED = 1024  # bytes of shared memory that the card takes for each block
 LINE = 128  # bytes of a line of the card's cache
 PEERS_AT = 16  # place among the extents, as i64, of the distances in memory to the other cards
 

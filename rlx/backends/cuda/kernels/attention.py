@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from rlx.backends.cuda.code import I32, Code, Value
 from rlx.backends.cuda.kernels.cache import Segment
 from rlx.ir.dims import DimLike
+from rlx.ir.dtypes import DType
 
 QUERIES = 8  # heads that a block of few rows computes at most
+#: Of keys and values in a type of cache: kind of their parts, how many, and how many of queries and weights. Those of
+#: other types have 8 bits of their own.
+_PARTS = {"f16": ("f16", 1, 2), "bf16": ("bf16", 1, 3), "f32": ("bf16", 3, 3)}
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,33 @@ class Attention:
     def partial(self) -> int:
         """Numbers of the result of a range: the weighted values, largest score and sum of weights."""
         return -(-self.width // 2) * 2 + 2
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """Rows of keys and values in shared memory, for products on tensor cores.
+
+    Attributes:
+        width: of a row, in elements.
+        kind: of the operands of products: "f16" or "bf16".
+        parts: that add up to a key or a value.
+        own: that add up to a query or a weight.
+    """
+
+    width: int
+    kind: str
+    parts: int
+    own: int
+
+    @property
+    def stride(self) -> int:
+        """Bytes from row to row, so that eight rows lie in different banks."""
+        return 2 * self.width + 16
+
+
+def operands_of(keys: DType, values: DType) -> tuple[str, int, int]:
+    """The kind of operands, the parts of keys and values, and those of queries and weights, by the types of a cache."""
+    return _PARTS.get(keys.name, ("bf16", 2, 2)) if keys == values else ("bf16", 3, 3)
 
 
 def visible(k: Code, a: Attention, segment: Segment, row: Value) -> tuple[Value, Value]:

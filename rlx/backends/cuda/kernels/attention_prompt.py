@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlx.backends.cuda.code import F32, I8, I16, I32, THREADS, Code, Value
-from rlx.backends.cuda.kernels.attention import Attention
+from rlx.backends.cuda.code import F32, I8, I16, I32, RESERVED, THREADS, Code, Value
+from rlx.backends.cuda.kernels.attention import Attention, SharedRows, operands_of
 from rlx.backends.cuda.kernels.cache import Cache, Segment, numbered_segment
 from rlx.backends.cuda.kernels.cards import of_card
 from rlx.backends.cuda.kernels.tensor_cores import (
@@ -32,30 +32,20 @@ from rlx.ir.segments import ROWS
 MANY = 16  # rows of a sequence in a call from which on there are more than one kernel of few rows computes well
 _PAIRS, _GROUPS = 64, 2  # of a row and a head in a block; groups of warps that share positions
 _WIDEST, _HELD = 256, 128  # elements of a head: at most, and with queries in registers
-#: Of keys and values in a type of cache: kind of their parts, how many, and how many of queries and weights. Those of
-#: other types have 8 bits of their own.
-_PARTS = {"f16": ("f16", 1, 2), "bf16": ("bf16", 1, 3), "f32": ("bf16", 3, 3)}
 _CHUNK = 8  # elements that a thread brings at a time
 _LOWEST = float("-inf")
 
 
 @dataclass(frozen=True)
-class Tiles:
+class Tiles(SharedRows):
     """How the work is cut.
 
     Attributes:
-        width: of heads.
-        kind: of the operands of products: "f16" or "bf16".
-        parts: that add up to a key or a value.
-        own: that add up to a query or a weight.
+        width: that of a head.
         keys: positions that a group has at a time.
         stages: chunks in shared memory.
     """
 
-    width: int
-    kind: str
-    parts: int
-    own: int
     keys: int
     stages: int
 
@@ -73,11 +63,6 @@ class Tiles:
     def positions(self) -> int:
         """Of a chunk."""
         return _GROUPS * self.keys
-
-    @property
-    def stride(self) -> int:
-        """Bytes from row to row in shared memory, so that eight rows lie in different banks."""
-        return 2 * self.width + 16
 
     @property
     def operand(self) -> int:
@@ -104,11 +89,11 @@ def tiles_of(a: Attention, keys: DType, values: DType, shared: int) -> Tiles | N
     """
     if a.width % 16 or a.width > _WIDEST or a.mask == "bias":
         return None
-    kind, parts, own = _PARTS.get(keys.name, ("bf16", 2, 2)) if keys == values else ("bf16", 3, 3)
+    kind, parts, own = operands_of(keys, values)
     positions = 32 if a.width <= _HELD and parts < 3 else 16
     for stages in (2, 1) if parts == 1 else (1,):
         found = Tiles(a.width, kind, parts, own, positions, stages)
-        if found.shared + 1024 <= shared:
+        if found.shared + RESERVED <= shared:
             return found
     return None
 

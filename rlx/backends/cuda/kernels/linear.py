@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-from rlx.backends.cuda.code import F32, I8, I32, THREADS, WARPS, Code, Operand, Value, Variable
+from rlx.backends.cuda.code import F32, I8, I32, THREADS, TYPICAL_MULTIPROCESSORS, WARPS, Code, Operand, Value, Variable
 from rlx.backends.cuda.kernels.matrix import Group, Matrix
 from rlx.backends.cuda.kernels.parts import NBYTES, QUAD, QUADS, count_of, loaded, place, split, summed, sums_of
 from rlx.backends.cuda.kernels.scales import Numbers
@@ -119,7 +119,6 @@ class Layer:
         return rounded(found if residual is None else found + residual, self.out)
 
 
-_BLOCKS = 132  # multiprocessors of a large card
 _FULL = 0.8  # of the warps have to have work if a block computes all ranges
 _ROOM = 112 << 10  # bytes of shared memory of a block, of which two share a large multiprocessor
 _LANES = LANES * 16  # bytes of four f32 of each lane
@@ -174,9 +173,9 @@ def shape_of(
     """
     columns, tiles = -(-min(rows, 64) // 8), -(-n // ROWS)
     whole = rows > 64 or _used(-(-parts * tiles // (1 if columns > 4 else 2))) >= _FULL
-    each = 1 if columns > 4 or parts * tiles * SLICES < 4 * _BLOCKS * WARPS else 2
+    each = 1 if columns > 4 or parts * tiles * SLICES < 4 * TYPICAL_MULTIPROCESSORS * WARPS else 2
     sets, ranges = parts * -(-tiles // each), 1 if whole else SLICES
-    rounds = -(-sets * ranges // (2 * _BLOCKS * WARPS))
+    rounds = -(-sets * ranges // (2 * TYPICAL_MULTIPROCESSORS * WARPS))
     blocks = -(-sets // (WARPS * rounds))
     longest = -(-form.units(width) // SLICES)
     own = form.units(width) if whole else longest
@@ -198,7 +197,7 @@ def record_bytes(form: Form, columns: int, rounded: bool) -> int:
 
 def _used(sets: int) -> float:
     """The part of the warps of a card that has work in the last round, and before, if a block computes all ranges."""
-    warps = _BLOCKS * WARPS
+    warps = TYPICAL_MULTIPROCESSORS * WARPS
     return sets / (-(-sets // warps) * warps)
 
 

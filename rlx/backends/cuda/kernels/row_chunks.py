@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rlx.backends.cuda.code import BF16, F16, F32, I1, I8, I16, I32, I64, THREADS, Code, Value
-from rlx.backends.cuda.kernels.attention import Attention, visible
+from rlx.backends.cuda.code import BF16, F16, F32, I1, I8, I16, I32, I64, RESERVED, THREADS, Code, Value
+from rlx.backends.cuda.kernels.attention import Attention, SharedRows, operands_of, visible
 from rlx.backends.cuda.kernels.cache import Cache, Segment, every_lane
 from rlx.backends.cuda.kernels.cards import of_card
 from rlx.backends.cuda.kernels.tensor_cores import copy_async
@@ -20,37 +20,21 @@ from rlx.ir.dtypes import DType
 SPLITS, KEYS = 32, 64  # ranges of a row at most, and the positions of which the size of a range is a multiple
 _LEAST, _MOST = KEYS.bit_length() - 1, (SPLITS * KEYS).bit_length() - 1
 _STAGES = 2  # chunks of keys and values in shared memory
-_RESERVED = 1024  # bytes of shared memory of a block that the card takes
 _CHUNK = 8  # elements that a thread brings at a time
-#: Of keys and values in a type of cache: kind of their parts, how many, and how many of queries and weights. Those of
-#: other types have 8 bits of their own.
-_PARTS = {"f16": ("f16", 1, 2), "bf16": ("bf16", 1, 3), "f32": ("bf16", 3, 3)}
 
 
 @dataclass(frozen=True)
-class Tiles:
+class Tiles(SharedRows):
     """How keys and values lie in shared memory.
 
     Attributes:
-        width: of a row: that of a head, rounded up to a multiple of 16.
-        kind: of the operands of products: "f16" or "bf16".
-        parts: that add up to a key or a value.
-        own: that add up to a query or a weight.
+        width: that of a head, rounded up to a multiple of 16.
         keys: positions of a chunk.
         stages: chunks that are there at a time, or on their way. With 0, values take the place of keys.
     """
 
-    width: int
-    kind: str
-    parts: int
-    own: int
     keys: int
     stages: int
-
-    @property
-    def stride(self) -> int:
-        """Bytes from row to row, so that eight rows lie in different banks."""
-        return 2 * self.width + 16
 
     @property
     def operand(self) -> int:
@@ -85,7 +69,7 @@ class Tiles:
     def shared(self, a: Attention) -> int:
         """Bytes of shared memory of a block, about."""
         staged = 4 * self.width * (a.together + 2)
-        return self.chunks + 16 * self.lines * (self.stride + self.weights) + staged + 1024
+        return self.chunks + 16 * self.lines * (self.stride + self.weights) + staged + RESERVED
 
 
 def tiles_of(a: Attention, keys: DType, values: DType, shared: int) -> Tiles:
@@ -95,10 +79,10 @@ def tiles_of(a: Attention, keys: DType, values: DType, shared: int) -> Tiles:
         shared: bytes of shared memory that a block can have.
     """
     width = -(-a.width // 16) * 16
-    kind, parts, own = _PARTS.get(keys.name, ("bf16", 2, 2)) if keys == values else ("bf16", 3, 3)
+    kind, parts, own = operands_of(keys, values)
     stages = 0 if parts > 1 or a.width % _CHUNK else _STAGES
     every = [Tiles(width, kind, parts, own, count, stages) for count in (KEYS, KEYS // 2, KEYS // 4)]
-    half = (shared + _RESERVED) // 2 - _RESERVED
+    half = (shared + RESERVED) // 2 - RESERVED
     return next((tiles for tiles in every if tiles.shared(a) <= half), every[-1])
 
 

@@ -14,7 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from rlx.backends.cuda.code import F32, I8, I32, THREADS, WARPS, Code, Value, Variable
+from rlx.backends.cuda.code import (
+    F32,
+    I8,
+    I32,
+    RESERVED,
+    THREADS,
+    TYPICAL_MULTIPROCESSORS,
+    WARPS,
+    Code,
+    Value,
+    Variable,
+)
 from rlx.backends.cuda.kernels.linear import SLICES, Layer, Operands
 from rlx.backends.cuda.kernels.matrix import Matrix
 from rlx.backends.cuda.kernels.parts import NBYTES, QUAD, QUADS, loaded, place, split, summed
@@ -22,12 +33,10 @@ from rlx.backends.cuda.kernels.weight_ring import Piece, Ring
 from rlx.backends.cuda.layouts import DEPTH, LANES, LOAD, ROWS, Form
 
 WIDEST = 1 << 14  # inputs of a row that are in shared memory
-_BLOCKS = 132  # multiprocessors of a large card
 _LONG = 64 << 10  # bytes of weights of each from which on it has two blocks
 _FIT = 3  # blocks of a long layer, and the next one, that fit in a multiprocessor
 _X_SHARE = 50  # percent of the shared memory of a block that x takes at most if there are two
 _X_BYTES = 112  # of 32 k of x in shared memory, about
-_RESERVED = 1024  # bytes of shared memory that the card takes for each block
 _PIECE = 2048  # bytes of codes of the pieces of all matrices
 _STAGES = 2  # pieces of a ring at least, or they are made smaller
 _TOGETHER = 4  # products that are under way before the first is scaled
@@ -63,12 +72,12 @@ def row_shape(form: Form, n: int, width: int, parts: int, among: int = 0, shared
         shared: bytes of shared memory that a block of the target can have.
     """
     tiles, x = -(-n // ROWS), form.groups(width) * _X_BYTES
-    whole = shared + _RESERVED
-    long = among > _LONG * _BLOCKS and x <= whole // _FIT * _X_SHARE // 100
-    own = max(1, -(-among * tiles // ((2 if long else 1) * _BLOCKS * parts * form.places(n, width)[2])))
+    whole = shared + RESERVED
+    long = among > _LONG * TYPICAL_MULTIPROCESSORS and x <= whole // _FIT * _X_SHARE // 100
+    own = max(1, -(-among * tiles // ((2 if long else 1) * TYPICAL_MULTIPROCESSORS * parts * form.places(n, width)[2])))
     fit = _FIT if long else 2
     least = whole // (fit + 1) if among else 0
-    return RowShape(own, -(-tiles // own), least, whole // fit - _RESERVED, shared, fit if long else 0)
+    return RowShape(own, -(-tiles // own), least, whole // fit - RESERVED, shared, fit if long else 0)
 
 
 def _divisor(count: int, most: int) -> int:
