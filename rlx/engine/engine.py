@@ -49,13 +49,12 @@ from rlx.engine.programs.programs import (
     expected_programs,
     programs_of,
 )
-from rlx.engine.request.output import Logits
+from rlx.engine.request.request import Logits
 from rlx.errors import SnapshotError
 from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows
 from rlx.sampling import SampleOpts
-from rlx.sampling.choice import Choose
-from rlx.sampling.sampler import Sampler
+from rlx.sampling.choice import Choose, Sampler
 from rlx.text.chat import template_text
 from rlx.tracing import span
 from rlx.weights import WeightLoader, open_weights

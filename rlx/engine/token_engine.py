@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rlx.backends.memory import Values
-from rlx.engine.request.output import Logits
+from rlx.engine.request.request import Logits
 from rlx.errors import ArgumentError
-from rlx.sampling.choice import Choose, choose_rows
-from rlx.sampling.sampler import Sampler
+from rlx.sampling.choice import Choose, Sampler, choose_rows
 
 if TYPE_CHECKING:
     from rlx.engine.model_runner import Segment

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from rlx.lazy import names_of
 
 if TYPE_CHECKING:
-    from rlx.engine.loop.handle import Handle, Stream
-    from rlx.engine.request.output import FinishReason, Generation, Step, TokenLogprob
+    from rlx.engine.loop.handle import Generation, Handle, Step, Stream, TokenLogprob
     from rlx.engine.request.record import RequestStats
-    from rlx.engine.request.request import Request
+    from rlx.engine.request.request import FinishReason, Request
     from rlx.runners import builder as builder
     from rlx.runners import media as media
     from rlx.runners import text as text
@@ -33,9 +32,9 @@ _HOMES = {
     "LmRunner": "rlx.runners.base",
     "EncoderRunner": "rlx.runners.encoder",
     **dict.fromkeys(("Model", "CachedRunner", "TextRunner"), "rlx.runners.model"),
-    **dict.fromkeys(("Generation", "Step", "TokenLogprob"), "rlx.engine.request.output"),
+    **dict.fromkeys(("Generation", "Step", "TokenLogprob"), "rlx.engine.loop.handle"),
     "Request": "rlx.engine.request.request",
-    "FinishReason": "rlx.engine.request.output",
+    "FinishReason": "rlx.engine.request.request",
     **dict.fromkeys(("Handle", "Stream"), "rlx.engine.loop.handle"),
     "RequestStats": "rlx.engine.request.record",
     "Answer": "rlx.runners.text",

@@ -20,23 +20,24 @@ from rlx.backends import Device
 from rlx.closing import Closing
 from rlx.engine import speculation
 from rlx.engine.images import ImageInput, checked_context
-from rlx.engine.loop.handle import Handle, RequestGroup, Stream
+from rlx.engine.loop.handle import Generation, Handle, OnToken, RequestGroup, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import OPENING
-from rlx.engine.request.output import Generation, Logits, OnToken, log_probs
 from rlx.engine.request.request import (
     PARAMETERS,
     Context,
     DraftsOf,
     Job,
+    Logits,
+    Notifier,
     PromptLike,
     Request,
     RequestOptions,
     request_of,
 )
-from rlx.engine.threads import Notifier
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
 from rlx.sampling import SampleOpts, Sampler
+from rlx.sampling.choice import log_probs
 from rlx.sampling.options import Sample, resolved
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from rlx.errors import ArgumentError
 from rlx.profile.option import options_of
 
 if TYPE_CHECKING:
+    from rlx.engine.loop.handle import OnToken
     from rlx.engine.opening.options import ModelSource
-    from rlx.engine.request.output import OnToken
 
 R = TypeVar("R")
 

@@ -22,10 +22,10 @@ from rlx.engine.images import checked_context
 from rlx.engine.opening.options import RunnerOptions, method_takes_options
 from rlx.engine.opening.setup import tokenizer_of
 from rlx.engine.opening.source import open_with
-from rlx.engine.request.output import Scores, of_unit_length
 from rlx.engine.request.request import Context, PromptLike
 from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
 from rlx.runners.base import adapter_number
+from rlx.runners.session import Scores, of_unit_length
 from rlx.text.rerank import checked_documents, rerank_prompts
 from rlx.weights.sentence_modules import POOLINGS, SentenceModules
 

@@ -19,15 +19,16 @@ from rlx.arguments import bound, check_arguments, whole
 from rlx.closing import Closing
 from rlx.engine.engine import Engine
 from rlx.engine.images import checked_context
+from rlx.engine.loop.handle import OnToken, says_stop
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import profile_beside
 from rlx.engine.opening.source import open_with
 from rlx.engine.programs.programs import past_buckets
-from rlx.engine.request.output import Logits, OnToken, says_stop
 from rlx.engine.request.request import (
     NOTHING,
     Context,
+    Logits,
     PromptLike,
     check_ids,
     checked_count,

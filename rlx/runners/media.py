@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from rlx.arguments import bound, whole
 from rlx.engine.images import ImageInput, PlacedImages, no_tower
-from rlx.engine.request.output import Generation, Logits
+from rlx.engine.loop.handle import Generation
+from rlx.engine.request.request import Logits
 from rlx.errors import ArgumentError, MultimodalError
 from rlx.prompt import Prompt, read_images
 from rlx.text.chat import EscapedMessages

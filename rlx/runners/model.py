@@ -16,18 +16,19 @@ import numpy as np
 from rlx import engine as engines
 from rlx import env, runners
 from rlx.engine.images import checked_context
-from rlx.engine.loop.handle import Stream
+from rlx.engine.loop.handle import Generation, OnToken, Step, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import SLOTS, STALL_MS, RunnerOptions, method_takes_options
 from rlx.engine.opening.source import open_with
-from rlx.engine.request.output import Generation, Logits, OnToken, Scores, Step, log_probs
-from rlx.engine.request.request import Context, PromptLike, check_ids
+from rlx.engine.request.request import Context, Logits, PromptLike, check_ids
 from rlx.errors import BusyError, TokenizerError, UnsupportedModelError, named_refusals
 from rlx.notebook import Stats, card
 from rlx.prompt import Prompt, read_images
 from rlx.runners import session
 from rlx.runners.base import DRAFT_MODEL, GREEDY, LmRunner, adapted, checked_speculation
+from rlx.runners.session import Scores
 from rlx.sampling import SampleOpts
+from rlx.sampling.choice import log_probs
 from rlx.sampling.options import Sample, resolved
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ between the steps of requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import ExitStack, closing
 from functools import partial
@@ -17,12 +17,13 @@ import numpy.typing as npt
 
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
+from rlx.engine.loop.handle import Step, candidate, likeliest
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.model_runner import Segment, packed
-from rlx.engine.request.output import Logits, Step, candidate, likeliest, log_probs, of_unit_length
-from rlx.engine.request.request import Context, Job, check_finite
+from rlx.engine.request.request import Context, Job, Logits, check_finite
 from rlx.errors import ArgumentError, PromptError
 from rlx.passes.options import MAX_SEGMENTS
+from rlx.sampling.choice import log_probs
 from rlx.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -252,6 +253,18 @@ def measured_ends(engine: Engine, loop: EngineLoop, prompts: Ids[Context], measu
     return loop.call(work)
 
 
+class Scores(list[float]):
+    """The scores of documents.
+
+    Attributes:
+        tokens: how many the model has read for them.
+    """
+
+    def __init__(self, scores: Iterable[float], tokens: int) -> None:
+        super().__init__(scores)
+        self.tokens = tokens
+
+
 def steps_of(tokenizer: Tokenizer, top_logprobs: int, rows: Logits, tokens: list[int]) -> list[Step]:
     """A step for each of `tokens`, with its log-probability in its row of logits, and the likeliest ones there."""
     found = []
@@ -279,6 +292,13 @@ def embedding(engine: Engine, loop: EngineLoop, context: Context, pooling: str, 
     total = np.sum([rows.sum(0, dtype=np.float64) for rows in pieces], 0)
     vector: Floats = total / len(context) if pooling == "mean" else pieces[-1][-1].astype(np.float64)
     return of_unit_length(vector) if normalize else vector.astype(np.float32)
+
+
+def of_unit_length(vectors: npt.ArrayLike) -> Logits:
+    """Vectors [..., width], each divided by its length, as float32; zeros stay."""
+    exact = np.asarray(vectors, np.float64)
+    lengths = np.linalg.norm(exact, axis=-1, keepdims=True)
+    return (exact / np.where(lengths == 0, 1, lengths)).astype(np.float32)
 
 
 def checked_pooling(pooling: str) -> str:

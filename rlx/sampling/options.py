@@ -1,6 +1,6 @@
 """The sampling options, their ranges and their defaults.
 
-Sampling stage. `sampler.py` applies them, `recommended.py` reads those in a model's files.
+Sampling stage. `choice.py` applies them, `recommended.py` reads those in a model's files.
 """
 
 from __future__ import annotations

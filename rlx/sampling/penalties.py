@@ -1,6 +1,6 @@
 """Changes to logits: bias, bans, penalties for repeated tokens, and DRY for repeated sequences.
 
-Sampling stage, under `sampler.py`. What is found here are ids and numbers; a device applies them (`choice.py`).
+Sampling stage, under `choice.py`. What is found here are ids and numbers; a device applies them.
 """
 
 from __future__ import annotations
@@ -10,18 +10,31 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from math import ceil, log
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import SamplingError
-from rlx.sampling.choice import Changes
 from rlx.sampling.options import SampleOpts
 
 Ids = npt.NDArray[np.intp]
 
 _BEYOND_ALL = 1e30  # a penalty this large is not increased further
+
+
+class Changes(NamedTuple):
+    """Changes of logits, which apply in order: a penalty for repetition where the count is above 0, else an addition.
+
+    Attributes:
+        ids: of tokens; those outside the vocabulary are left out.
+        counts: how often the token occurs in the window of the penalties, or 0.
+        amounts: what is added to its logit.
+    """
+
+    ids: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.float64]
+    amounts: npt.NDArray[np.float64]
 
 
 class Tokenizer(Protocol):

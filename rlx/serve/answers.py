@@ -19,8 +19,7 @@ from anyio import to_thread
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rlx.engine.loop.handle import RequestGroup
-from rlx.engine.request.output import candidate
+from rlx.engine.loop.handle import RequestGroup, candidate
 from rlx.json_file import JsonObject
 from rlx.runners import FinishReason, Request, Step, TokenLogprob
 from rlx.serve.errors import ApiError, api_error

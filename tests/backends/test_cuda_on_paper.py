@@ -24,8 +24,7 @@ from rlx.errors import ArgumentError, CompileError, TargetError
 from rlx.ir import ops
 from rlx.ir.dtypes import BF16, F8_E4M3, F16, F32, Q4_K, Q6_K, Q8_0, DType
 from rlx.passes.options import Options
-from rlx.sampling.choice import UNIFORM, choose
-from rlx.sampling.sampler import Sampler
+from rlx.sampling.choice import UNIFORM, Sampler, choose
 from rlx.store.cache import CompileCache
 
 #: Recurrent states and quantized weights. Slow cases: windows and soft caps, which `test_cuda_kernels.py` computes,

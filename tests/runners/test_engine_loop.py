@@ -19,8 +19,7 @@ from toy_engine import job as made_job
 
 from rlx.engine.loop.handle import Handle, Stream
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.request.output import FinishReason
-from rlx.engine.request.request import AHEAD, Job
+from rlx.engine.request.request import AHEAD, FinishReason, Job
 from rlx.errors import BusyError, DeadlineError
 
 pytestmark = pytest.mark.any_machine

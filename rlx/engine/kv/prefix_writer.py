@@ -20,12 +20,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlx.closing import closed_at_exit
 from rlx.compiler.compile import Compiler, program_name
 from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.prefix_store import PrefixStore
 from rlx.engine.opening.setup import Setup
-from rlx.engine.threads import closed_at_exit
 from rlx.errors import BusyError, ModelFileError, RlxError
 from rlx.ir.graph import Graph
 from rlx.passes.effective import effective

@@ -21,9 +21,7 @@ from rlx.engine.loop.room import Room
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.model_runner import Segment
 from rlx.engine.request import record
-from rlx.engine.request.output import FinishReason
-from rlx.engine.request.request import AHEAD, QUIET, Job, Task, check_finite
-from rlx.engine.threads import Notifier
+from rlx.engine.request.request import AHEAD, QUIET, FinishReason, Job, Notifier, Task, check_finite
 from rlx.errors import DeadlineError, PoolFullError
 from rlx.sampling.choice import LIKELIEST, Choice
 from rlx.tracing import span

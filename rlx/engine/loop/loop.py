@@ -11,20 +11,23 @@ hands over to the thread that waits.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import os
 import queue
+import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
+from rlx.closing import closed_at_exit
 from rlx.engine.loop.executor import Executor, Message
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.opening.options import SLOTS, STALL_MS
-from rlx.engine.request.request import Job, Task
-from rlx.engine.threads import DeferredInterrupt, Notifier, closed_at_exit
+from rlx.engine.request.request import Job, Notifier, Task
 from rlx.errors import BusyError, ResourceError, named_refusals
 
 if TYPE_CHECKING:
@@ -34,6 +37,48 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NOBODY = Notifier()  # of a caller that waits for nothing
+
+
+# What the module `signal` wraps. The wrappers convert numbers to enums and back, which takes 10 us a call.
+_get, _set = _signal.getsignal, _signal.signal
+_INTERRUPT = int(signal.SIGINT)
+_MAIN = threading.main_thread().ident
+
+
+class DeferredInterrupt:
+    """A context in which Ctrl-C is only noted; the program's own handler is called at the end.
+
+    Python raises KeyboardInterrupt between any two instructions of the main thread. In the middle of a step that would
+    leave states half written; after it, nothing is. In other threads it does nothing: signals are handled in the main
+    thread.
+
+        with DeferredInterrupt() as interrupt:
+            while not interrupt.came:
+                work()
+
+    Attributes:
+        came: whether Ctrl-C was pressed.
+    """
+
+    came = False
+    _handler: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.get_ident() == _MAIN and callable(handler := _get(_INTERRUPT)):
+            _set(_INTERRUPT, self._note)
+            self._handler = handler  # afterwards: an interrupt before it would be lost otherwise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handler is not None:
+            _set(_INTERRUPT, self._handler)
+            if self.came:
+                self._handler(_INTERRUPT, None)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
 
 
 class EngineLoop:

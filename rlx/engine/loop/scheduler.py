@@ -30,8 +30,7 @@ from math import inf, sqrt
 from operator import attrgetter
 
 from rlx.engine.kv.prefix import Keys
-from rlx.engine.request.request import AHEAD, QUIET, Job, Task
-from rlx.engine.threads import Notifier
+from rlx.engine.request.request import AHEAD, QUIET, Job, Notifier, Task
 
 PACKED = 64  # prompts with at most so many rows left share one step: longer ones fill the cores alone
 LEAST = 16  # rows of a bounded prompt step at least: the weights are read for each step

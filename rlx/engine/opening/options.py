@@ -26,8 +26,8 @@ from rlx.vision.image import ImageOptions
 
 if TYPE_CHECKING:
     from rlx.compiler.compile import Progress
+    from rlx.engine.loop.handle import OnToken
     from rlx.engine.opening.source import Config
-    from rlx.engine.request.output import OnToken
     from rlx.profile import ProfileLike
     from rlx.sampling.options import Sample
     from rlx.store.cache import CompileCache

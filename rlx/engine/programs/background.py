@@ -18,8 +18,8 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 
+from rlx.closing import closed_at_exit
 from rlx.compiler.compile import Progress
-from rlx.engine.threads import closed_at_exit
 from rlx.errors import BusyError
 
 _LOOK = 0.02  # seconds between two checks whether the runner is idle

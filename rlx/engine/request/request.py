@@ -2,16 +2,19 @@
 
 Runners stage. `LmRunner.checked_prompt` makes a `Context` of token ids or of a `Prompt`. `LmRunner.submit` takes a
 `Request`; `generate` and `stream` make one of their arguments. The thread that drives the loop computes its `Job` and
-adds tokens; a handle reads them in the consumer's thread. Every field has one writer, named below, so neither side ever
-waits for a lock.
+adds tokens; a handle reads them in the consumer's thread, which waits for news at a `Notifier`. Every field has one
+writer, named below, so neither side ever waits for a lock.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence, Set
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from inspect import Parameter
 from math import isfinite
@@ -25,19 +28,38 @@ from rlx import grammar
 from rlx.backends.memory import Values
 from rlx.engine.kv.prefix import Keys
 from rlx.engine.kv.sequence import keys_of
-from rlx.engine.request.output import FinishReason
 from rlx.engine.request.record import ActiveRequest, Record
-from rlx.engine.threads import Notifier
 from rlx.errors import ArgumentError, NumericalError, PromptError
 from rlx.prompt import Prompt, TokenIds
+from rlx.sampling.choice import Constraint, Sampler
 from rlx.sampling.options import Sample, SampleOpts
-from rlx.sampling.sampler import Constraint, Sampler
 
 if TYPE_CHECKING:
+    import asyncio
+
     from rlx.engine.speculation.drafts import Drafts
     from rlx.grammar import Grammar
 
 Logits = npt.NDArray[np.float32]
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """The model generated one of the stop ids."""
+    STOP_STRING = "stop_string"
+    """The text contains one of the stop strings."""
+    GRAMMAR = "grammar"
+    """The text is complete by its grammar, and nothing may follow."""
+    CALLBACK = "callback"
+    """`on_token` returned False."""
+    LENGTH = "length"
+    """The requested number of tokens is reached."""
+    CONTEXT = "context"
+    """The context is full."""
+    ABORTED = "aborted"
+    """It was aborted, or its stream was closed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,6 +270,88 @@ def request_of(
     if form is not None or schema is not None:
         fields["grammar"] = grammar.chosen_grammar(form, schema)
     return Request(ids, n_new, sample, stop_at_eog, **fields)
+
+
+LOOK = 0.1  # seconds after which a waiting thread looks for signals: the system may give them to another thread
+
+
+class Notifier:
+    """Any number of threads and tasks wait here for news.
+
+        seen = notifier.news          # in one thread, before it looks
+        if not job.ended:
+            notifier.wait(seen)
+
+        job.ended = True              # in another
+        notifier.notify()
+
+    A waiting thread may be interrupted (Ctrl-C) at any instruction, so there is no lock that it would have to release:
+    whoever waits leaves a function that wakes it, and looks once more.
+
+    Attributes:
+        news: another object with each news. To set it without `notify` lets those see it who look anyway.
+    """
+
+    __slots__ = ("_waiters", "news")
+
+    def __init__(self) -> None:
+        self.news = object()
+        self._waiters: deque[Callable[[], object]] = deque()
+
+    def notify(self) -> None:
+        """Wakes everybody who waits. Cheap if nobody does; safe in any thread, callback or finalizer."""
+        self.news = object()
+        for _ in range(len(self._waiters)):
+            try:
+                wake = self._waiters.popleft()
+            except IndexError:  # another thread notifies, too
+                return
+            wake()
+
+    @property
+    def waiting(self) -> int:
+        """How many threads and tasks wait, or more: one that went on by itself counts up to the next news."""
+        return len(self._waiters)
+
+    def wait(self, seen: object, seconds: float | None = None) -> bool:
+        """Waits until `news` is not `seen`, at most so many seconds; returns whether. An interrupt ends the wait."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while self.news is seen:
+            lock = threading.Lock()
+            lock.acquire()
+            self._waiters.append(lock.release)
+            if self.news is not seen:  # after the append: a call of `notify` before it would have been missed
+                return True
+            while not lock.acquire(timeout=LOOK if end is None else min(LOOK, max(0.0, end - time.monotonic()))):
+                if end is not None and time.monotonic() >= end:
+                    return self.news is not seen
+        return True
+
+    async def wait_async(self, seen: object, seconds: float | None = None) -> bool:
+        """As `wait`, for an asyncio task."""
+        import asyncio  # slow, and few programs need it
+
+        here = asyncio.get_running_loop()
+        end = None if seconds is None else here.time() + seconds
+        while self.news is seen:
+            if end is not None and here.time() >= end:
+                return False
+            woken = asyncio.Event()
+
+            def wake(here: asyncio.AbstractEventLoop = here, woken: asyncio.Event = woken) -> None:
+                try:
+                    here.call_soon_threadsafe(woken.set)
+                except RuntimeError:  # the event loop was closed, and its tasks with it
+                    return
+
+            self._waiters.append(wake)
+            if self.news is not seen:
+                return True
+            timer = None if end is None else here.call_at(end, woken.set)
+            await woken.wait()
+            if timer is not None:
+                timer.cancel()
+        return True
 
 
 DraftsOf = Callable[[Any], "Drafts | None"]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 import rlx
-from rlx.engine.request.output import candidate
+from rlx.engine.loop.handle import candidate
 from rlx.engine.request.request import Context
 from rlx.runners import TokenLogprob
 from rlx.sampling import SampleOpts

@@ -17,9 +17,9 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from rlx.engine.request.output import of_unit_length
 from rlx.engine.request.request import Context
 from rlx.runners.encoder import as_encoder
+from rlx.runners.session import of_unit_length
 from rlx.serve.errors import invalid
 from rlx.serve.http import MAX_TEXTS, Body, Ignored, OpenRoute, in_thread, json_rows, new_router, while_connected
 from rlx.serve.ollama import KeepAlive, ModelBody, Options, named, options_of
@@ -27,7 +27,7 @@ from rlx.serve.openai.bodies import EmbeddingBody, Text
 from rlx.serve.prompts import prompt_ids, prompts
 
 if TYPE_CHECKING:
-    from rlx.engine.request.output import Logits
+    from rlx.engine.request.request import Logits
     from rlx.serve.model import ServedModel
     from rlx.serve.server import Server
 

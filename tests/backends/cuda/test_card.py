@@ -73,9 +73,7 @@ def test_same_tokens_alone_and_together(opened: Any, goldens: Path, family: str)
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen35", "gpt-oss"])
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "bf16", "q8_0"])
-def test_every_kernel_computes_its_op(
-    opened: Any, family: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kernel_computes_its_op(opened: Any, family: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLX_VERIFY", "1")
     runner, ids = opened(family, kv_dtype=kv_dtype, max_seq=256), [3 + i * i % 29 for i in range(130)]
     assert len(runner.generate(ids, 3, stop_at_eog=False)) == 3
