@@ -1,5 +1,5 @@
-"""Checks of arguments: unknown keywords, names that are close to what was written, whole numbers,
-and texts.
+"""Checks of arguments: unknown keywords, names that are close to what was written, whole numbers, texts, paths
+and functions.
 
 Every part may ask this module. Public functions are wrapped in `known_arguments`; functions that hand options on use
 `check_arguments`.
@@ -7,12 +7,14 @@ Every part may ask this module. Public functions are wrapped in `known_arguments
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
 from math import inf
 from numbers import Integral
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from rlx.errors import ArgumentError, UnknownArgumentError
@@ -92,7 +94,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 SAMPLING: set[str] = set()
 #: What others have and rlx has not, with what to do.
 NOTES: dict[str, str] = {
-    **dict.fromkeys(("n_gpu_layers", "gpu_layers", "num_gpu", "main_gpu", "tensor_split"), "rlx runs on the CPU"),
+    **dict.fromkeys(("n_gpu_layers", "gpu_layers", "num_gpu", "main_gpu", "tensor_split"), "`device` has all layers"),
     **dict.fromkeys(("n_batch", "n_ubatch", "batch_size"), "a compile profile has the sizes: [buckets] seq"),
     **dict.fromkeys(("use_mmap", "mmap", "use_mlock", "low_cpu_mem_usage"), "model files are always mapped"),
     **dict.fromkeys(("flash_attn", "attn_implementation", "use_cache"), "rlx always does it"),
@@ -208,6 +210,29 @@ def text(name: str, value: Any) -> str:
     """`value`, which is a text; else `ArgumentError`."""
     if not isinstance(value, str):
         raise ArgumentError(f"expected a text, found a {type(value).__name__}", where=name)
+    return value
+
+
+def path(name: str, value: Any) -> Path:
+    """`value` as a path; `~` is the home folder.
+
+    Raises:
+        ArgumentError: it is no path, or has characters that no file's name has.
+    """
+    if not isinstance(value, str | os.PathLike) or isinstance(found := os.fspath(value), bytes):
+        raise ArgumentError(f"expected a path, found a {type(value).__name__}", where=name)
+    try:
+        if b"\0" in os.fsencode(found):
+            raise ValueError
+        return Path(found).expanduser()
+    except (ValueError, RuntimeError) as error:  # half a surrogate pair, NUL, or no home folder
+        raise ArgumentError(f"{found!r} is no path on this system", where=name) from error
+
+
+def function(name: str, value: Any) -> Any:
+    """`value`, which can be called; else `ArgumentError`."""
+    if not callable(value):
+        raise ArgumentError(f"expected a function, found a {type(value).__name__}", where=name)
     return value
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, get_args
 
+from rlx import arguments
 from rlx.errors import ArgumentError, OutputError, file_error
 
 Detail = Literal["steps", "kernels"]
@@ -323,7 +324,7 @@ def trace(
     if recording is not None:
         raise ArgumentError("a trace is being recorded already", where=recording.path, hint="End it first.")
     facts = {**_facts(), **facts, "detail": detail, "limit": limit}
-    found = Trace(Path(path), detail, limit)
+    found = Trace(arguments.path("path", path), detail, limit)
     found.instant("recording", **facts)
     recording = found
     try:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_engine import FakeEngine
 
 import rlx
+from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError, UnknownArgumentError
 from rlx.runners import CachedRunner
 
-GENERATE = CachedRunner(FakeEngine()).generate
+RUNNER = CachedRunner(FakeEngine())
+GENERATE = RUNNER.generate
 
 CALLS: list[tuple[Callable[..., Any], str, str]] = [
     (rlx.auto_runner, "n_ctx", "Use max_seq="),
@@ -21,7 +25,7 @@ CALLS: list[tuple[Callable[..., Any], str, str]] = [
     (rlx.auto_runner, "n_threads", "Use threads="),
     (rlx.auto_runner, "temperature", "Use sample=SampleOpts(temperature=...)"),
     (rlx.auto_runner, "top_k", "Use sample=SampleOpts(top_k=...)"),
-    (rlx.auto_runner, "n_gpu_layers", "Leave it out: rlx runs on the CPU"),
+    (rlx.auto_runner, "n_gpu_layers", "Leave it out: `device` has all layers"),
     (rlx.auto_runner, "max_sec", "Did you mean max_seq=?"),
     (GENERATE, "max_tokens", "Use n_new="),
     (GENERATE, "n_predict", "Use n_new="),
@@ -44,3 +48,47 @@ def test_an_unknown_argument_is_named(call: Callable[..., Any], name: str, hint:
     with pytest.raises(UnknownArgumentError, match=re.escape(f"there is no argument '{name}'. {hint}")) as caught:
         call(*required, **{name: 1})
     assert isinstance(caught.value, ArgumentError) and isinstance(caught.value, TypeError)
+
+
+def submit(**fields: Any) -> None:
+    RUNNER.submit(rlx.Request([1], 2, **fields))
+
+
+def decode(ids: Any) -> str:
+    return rlx.load_tokenizer("demo").decode(ids)
+
+
+# A call, one of its arguments, and values that it cannot have.
+WRONG: list[tuple[Callable[..., Any], str, list[Any]]] = [
+    (partial(GENERATE, [1], 2), "on_token", [1, "x"]),
+    (partial(RUNNER.generate_batch, [[1]], 2), "on_token", [1, "x"]),
+    (submit, "priority", [None, "high", 1.5, True]),
+    (submit, "stop_ids", [None, 1, "1", ["1"], [1.0], [40]]),
+    (submit, "keep_ids", [None, 1, "1", ["1"], [1.0], [-1]]),
+    (submit, "cache_salt", [None, 1, b"x"]),
+    (submit, "speculative", [1, [], np.array([1, 2])]),
+    (partial(RUNNER.score_steps, [1, 2]), "top_logprobs", [-1, 1.5, "x"]),
+    (RUNNER.compile, "on_program", [1, "x"]),
+    (partial(RUNNER.chat, "Hi", 2), "variables", [1, "x", [1], {1: 2}]),
+    (decode, "ids", [None, 1, "x"]),
+    (rlx.StreamDetokenizer, "tokenizer", [None, "model.gguf"]),
+    (rlx.load_tokenizer, "path", [None, 1, b"x", "\0", "\ud800"]),
+    (rlx.Snapshot.load, "path", [None, 1]),
+    (lambda **given: rlx.trace(**given).__enter__(), "path", [None, 1, "\0"]),
+    (rlx.auto_runner, "progress", [1, "x"]),
+    (rlx.auto_runner, "dump_ir", [1, "\0"]),
+    (rlx.auto_runner, "on_token", [1, "x"]),
+]
+
+
+@pytest.mark.parametrize(("call", "name", "value"), [(call, name, each) for call, name, all_ in WRONG for each in all_])
+def test_a_value_of_another_kind_is_named(call: Callable[..., Any], name: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=name):
+        call(**{name: value})
+
+
+def test_none_is_the_default() -> None:
+    usual = RunnerOptions()
+    assert RunnerOptions(slots=None, stall_ms=None, streams=None, load=None) == usual  # type: ignore[arg-type]
+    assert GENERATE([1], 2, min_tokens=None) == GENERATE([1], 2)
+    assert submit(stop_ids=np.array([1, 2]), keep_ids=[3]) is None

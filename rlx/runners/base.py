@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import numpy as np
 
-from rlx import engine, grammar
-from rlx.arguments import known_arguments
+from rlx import arguments, engine, grammar
+from rlx.arguments import known_arguments, several
 from rlx.backends import Device
 from rlx.closing import Closing
 from rlx.engine import speculation
@@ -283,6 +284,8 @@ class LmRunner(Closing, ABC):
             PromptError: there are no prompts, or one of them is invalid as for `generate`; `where` has its number.
             ArgumentError, NumericalError, BusyError: as `generate`.
         """
+        if on_token is not None:
+            arguments.function("on_token", on_token)
         opts, handles = resolved(sample, self.recommended_sample, self.default_sample), list[Handle]()
         for i, context in enumerate(contexts(self, prompts)):
             request = request_of(context, n_new, with_own_seed(opts, i), stop_at_eog, options)
@@ -407,8 +410,8 @@ def planned(
     request.check()
     context, room = runner.checked_prompt(request.ids), runner.max_seq
     stops = frozenset(runner.stop_ids if request.stop_at_eog else ())
-    if request.stop_ids:
-        stops |= _checked_ids(request.stop_ids, runner.vocab_size)
+    stops |= _checked_ids("stop_ids", request.stop_ids, runner.vocab_size)
+    keep = _checked_ids("keep_ids", request.keep_ids, runner.vocab_size)
     constraint = None if request.grammar is None else runner.grammars.compile(request.grammar).constraint(stops)
     opts: Any = runner.default_sample if request.sample is None else request.sample
     if isinstance(opts, str):
@@ -425,7 +428,10 @@ def planned(
     known = vars(runner).get("tokenizer")  # none is built for the ends of turns
     counted = context.ids if context.images is None else context.images.without_rows(context.ids)
     job = Job(
-        replace(request, ids=context, sample=opts, stop_ids=tuple(stops), embeds=embeds, cache_salt=salt),
+        replace(
+            request, ids=context, sample=opts, min_tokens=request.min_tokens or 0, stop_ids=stops, keep_ids=keep,
+            embeds=embeds, cache_salt=salt,
+        ),
         Sampler(opts, counted, tokenizer, constraint),
         None if room is None else room - len(context.ids) + 1,
         constraint,
@@ -533,19 +539,21 @@ def _embeddings(runner: LmRunner, request: Request, context: Context) -> Any:
 
 def checked_speculation(name: str | None) -> str | None:
     """`name`; `ArgumentError` if there is no such speculative decoding."""
-    if name in (None, *SPECULATIONS) or (str(name).startswith(DRAFT_MODEL) and name != DRAFT_MODEL):
+    is_text = isinstance(name, str)
+    if name is None or (is_text and (name in SPECULATIONS or (name.startswith(DRAFT_MODEL) and name != DRAFT_MODEL))):
         return name
     hint = f"give {', '.join(map(repr, SPECULATIONS))}, '{DRAFT_MODEL}PATH', or None"
     raise ArgumentError(f"speculative is {name!r}", where="generate", hint=hint)
 
 
-def _checked_ids(ids: Sequence[Any], vocab_size: int) -> frozenset[int]:
+def _checked_ids(name: str, ids: Any, vocab_size: int) -> frozenset[int]:
     """`ids` as a set; `ArgumentError` if one is outside the vocabulary."""
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+    found = several(name, ids, "token ids")
+    for token in found:
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
             what = f"{token!r} is no id of the vocabulary of {vocab_size} tokens"
-            raise ArgumentError(what, where="stop_ids")
-    return frozenset(ids)
+            raise ArgumentError(what, where=name)
+    return frozenset(map(int, found))
 
 
 def contexts(runner: LmRunner, prompts: Any) -> list[Context]:

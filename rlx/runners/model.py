@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 
+from rlx import arguments, env, runners
 from rlx import engine as engines
-from rlx import env, runners
 from rlx.engine.images import checked_context
 from rlx.engine.loop.handle import Generation, OnToken, Step, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import SLOTS, STALL_MS, RunnerOptions, method_takes_options
 from rlx.engine.opening.source import open_with
-from rlx.engine.request.request import Context, Logits, PromptLike, check_ids
+from rlx.engine.request.request import Context, Logits, PromptLike, check_ids, checked_count
 from rlx.errors import BusyError, TokenizerError, UnsupportedModelError, named_refusals
 from rlx.notebook import Stats, card
 from rlx.prompt import Prompt, read_images
@@ -390,9 +390,11 @@ class Model(LmRunner):
 
         Raises:
             PromptError, NumericalError: as `score`.
+            ArgumentError: `top_logprobs` is negative or no whole number, or there is no such adapter.
             TokenizerError: the model has no tokenizer.
         """
-        context, steps = adapted(self, ids, adapter), partial(session.steps_of, self.tokenizer, top_logprobs)
+        count = checked_count("top_logprobs", top_logprobs) or 0
+        context, steps = adapted(self, ids, adapter), partial(session.steps_of, self.tokenizer, count)
         self._check_open("score_steps")
         if len(context) < 2:
             return []
@@ -547,6 +549,8 @@ class Model(LmRunner):
             CacheError: the cache is read-only and lacks a program.
         """
         self._check_open("compile")
+        if on_program is not None:
+            arguments.function("on_program", on_program)
         return self._engine.compile(on_program, batch, phase, rows)
 
     @property

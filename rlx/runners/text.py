@@ -179,7 +179,7 @@ def chat_prompt(
 
 def chat_call(model: Model, where: str, messages: Messages, options: dict[str, Any]) -> Call:
     """The call of a method that answers messages; takes its own options out of `options`."""
-    variables = {**(options.pop("variables", None) or {})}
+    variables = _variables(options.pop("variables", None))
     variables |= thinking_variables(model.tokenizer, options.pop("thinking", None), "thinking")
     given, parallel = options.pop("tools", None), options.pop("parallel_tool_calls", True)
     tools = checked_tools(given or ())
@@ -194,6 +194,15 @@ def chat_call(model: Model, where: str, messages: Messages, options: dict[str, A
         return call
     form = tool_format(model.tokenizer)
     return replace(call, tools=tools, tool_format=form, choice=choice, parallel=parallel)
+
+
+def _variables(given: Any) -> dict[str, Any]:
+    """Further variables of a template; `ArgumentError` if they are no mapping of names."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ArgumentError("expected names with values", where="variables", hint='give {"name": value}')
+    return dict(given)
 
 
 def text_call(model: Model, where: str, prompt: str) -> Call:

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.arguments import nearest
+from rlx.arguments import function, nearest
 from rlx.errors import ArgumentError, ChatTemplateError, MultimodalError
 from rlx.json_file import read_text
 from rlx.text.confined import NOT_STARTED, Confined, ConfinedError
@@ -513,7 +513,7 @@ def chat_ids(
     escaped = EscapedMessages(tokenizer, fitted, images, tools=tools, trusted=trust_content)
     text = template.rendered(escaped.messages, escaped.tools, add_generation_prompt, **kwargs)
     if check is not None:
-        check(text)
+        function("check", check)(text)
     ids = escaped.encode(text)
     if images is None:
         return ids

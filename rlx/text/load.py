@@ -8,6 +8,7 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
+from rlx import arguments
 from rlx.errors import TokenizerError
 from rlx.text.from_gguf import tokenizer_from_gguf
 from rlx.text.from_hf import tokenizer_from_hf
@@ -31,7 +32,7 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
         AmbiguousModelError: the folder holds several models.
         ModelFileError: the path or the GGUF file cannot be used.
     """
-    given = Path(path).expanduser()
+    given = arguments.path("path", path)
     if given.is_dir() and not models_in(given):
         return tokenizer_from_hf(given)
     if given.name == TOKENIZER_FILE:

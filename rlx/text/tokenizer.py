@@ -9,15 +9,17 @@ from __future__ import annotations
 import codecs
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from functools import cached_property
 from itertools import accumulate
+from numbers import Integral
 
 import numpy as np
 
-from rlx.errors import TokenizerError
+from rlx.arguments import several
+from rlx.errors import ArgumentError, TokenizerError
 
 
 class SpecialSplitter:
@@ -180,18 +182,21 @@ class StreamDetokenizer:
         skip_special_tokens: bool = False,
         *,
         continues: bool = False,
-        keep: Set[int] = frozenset(),
+        keep: Collection[int] = (),
     ) -> None:
+        if not hasattr(tokenizer, "token_bytes"):
+            what, hint = f"expected a Tokenizer, found a {type(tokenizer).__name__}", "give load_tokenizer(path)"
+            raise ArgumentError(what, where="tokenizer", hint=hint)
         self._bytes_of = tokenizer.token_bytes
-        self._skip = tokenizer.special_ids - keep if skip_special_tokens else frozenset()
+        self._skip = tokenizer.special_ids.difference(keep) if skip_special_tokens else frozenset()
         self._drop_space = tokenizer.drop_space and not continues
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
         """The text that `token` completes, perhaps none; `TokenizerError` for an id outside the vocabulary."""
+        piece = self._bytes_of(token)
         if token in self._skip:
             return ""
-        piece = self._bytes_of(token)
         if self._drop_space and piece:
             piece, self._drop_space = piece.removeprefix(b" "), False
         return self._decoder.decode(piece)
@@ -212,7 +217,7 @@ class AnswerText:
         stopped_at: the stop string that was found.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), keep: Set[int] = frozenset()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), keep: Collection[int] = ()) -> None:
         self._detokenizer = StreamDetokenizer(tokenizer, skip_special_tokens=True, continues=True, keep=keep)
         self._stop, self._held, self._pieces = tuple(stop), "", list[str]()
         self.stopped_at: str | None = None
@@ -407,19 +412,23 @@ class Tokenizer:
         return [*prefix, *ids, *suffix]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """The text of `ids`; bytes that are not UTF-8 become U+FFFD. `TokenizerError` for an id outside the vocabulary.
+        """The text of `ids`; bytes that are not UTF-8 become U+FFFD.
 
         Nothing else is cleaned up: `decode(encode(text, add_special_tokens=False)) == text`, up to Unicode
         normalization where the model asks for it.
+
+        Raises:
+            ArgumentError: `ids` is no list.
+            TokenizerError: one of them is no id of the vocabulary.
         """
         skip = self.special_ids if skip_special_tokens else frozenset()
-        data = b"".join([self.token_bytes(token) for token in ids if token not in skip])
+        pieces = [(token, self.token_bytes(token)) for token in several("ids", ids, "token ids")]
+        data = b"".join([piece for token, piece in pieces if token not in skip])
         return (data.removeprefix(b" ") if self.drop_space else data).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one piece, perhaps a part of a character; `TokenizerError` for an id outside the vocabulary."""
-        if not 0 <= token < len(self._pieces):
-            raise TokenizerError(f"id {token} is outside the vocabulary of {self.vocab_size}")
+        self._check_id(token)
         piece = self._pieces[token]
         if piece is None:
             piece = self._pieces[token] = self.vocabulary.bytes_of(token)
@@ -427,9 +436,12 @@ class Tokenizer:
 
     def id_to_token(self, token: int) -> str:
         """The piece as the vocabulary spells it; `TokenizerError` for an id outside the vocabulary."""
-        if not 0 <= token < len(self._pieces):
-            raise TokenizerError(f"id {token} is outside the vocabulary of {self.vocab_size}")
+        self._check_id(token)
         return self.vocabulary.tokens[token]
+
+    def _check_id(self, token: object) -> None:
+        if not isinstance(token, Integral) or not 0 <= int(token) < len(self._pieces):
+            raise TokenizerError(f"{token!r:.80} is no id of the vocabulary of {self.vocab_size} tokens")
 
     def tokens_with(self, text: str) -> frozenset[int]:
         """The ids whose bytes contain those of `text`, which is not empty."""

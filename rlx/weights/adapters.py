@@ -11,12 +11,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx.arguments import as_float
 from rlx.errors import ConfigError, ModelFileError, UnsupportedModelError, WeightError
 from rlx.ir.stored import dequantize
 from rlx.json_file import read_object
@@ -118,11 +120,11 @@ def _from_peft(folder: Path, family: str) -> Adapter:
 def _from_gguf(path: Path, family: str) -> Adapter:
     with open_weights(path) as loader:
         metadata = loader.metadata
-        kind, arch = metadata.get("general.type"), metadata.get("general.architecture")
-        if kind != "adapter" or metadata.get("adapter.type") != "lora":
-            what = f"it is no LoRA adapter: general.type is {kind!r}, adapter.type {metadata.get('adapter.type')!r}"
+        kind, form, arch = (str(metadata.get(key)) for key in ("general.type", "adapter.type", "general.architecture"))
+        if kind != "adapter" or form != "lora":
+            what = f"it is no LoRA adapter: general.type is {kind!r}, adapter.type {form!r}"
             raise UnsupportedModelError(what, where=path)
-        if TWO_WAY.get(str(arch), arch) != family:
+        if TWO_WAY.get(arch, arch) != family:
             what = f"the adapter is for the architecture {arch!r}, the model is of {family!r}"
             raise UnsupportedModelError(what, where=path, hint="use one that was made for this model")
         if "adapter.alora.invocation_tokens" in metadata:
@@ -132,8 +134,8 @@ def _from_gguf(path: Path, family: str) -> Adapter:
 
 
 def _number(value: Any, key: str, where: Path) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-        raise ConfigError(f"{key} is {value!r}, expected a number", where=where)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(as_float(value)):
+        raise ConfigError(f"{key} is {value!r:.80}, expected a number", where=where)
     return float(value)
 
 

@@ -297,3 +297,20 @@ def test_stats_say_where_the_time_of_a_request_went(loop: EngineLoop) -> None:
     assert found.decode_s == pytest.approx(3 * 0.02)
     assert sum((found.queued_s, found.prompt_s, found.decode_s)) == pytest.approx(loop.executor.engine.now - alone)  # type: ignore[attr-defined]
     assert third.stats == found
+
+
+def test_a_bug_ends_what_waits_and_the_thread_serves_what_comes_next(
+    loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.scheduler, "admitted", lambda: {}["bug"])
+        made = handle(loop)
+        waits = threading.Thread(target=made.job.notifier.wait, args=(made.job.notifier.news,), daemon=True)
+        waits.start()
+        loop.wake()  # its own thread computes: nobody else drives
+        waits.join(HANGS)
+        assert not waits.is_alive()
+        with pytest.raises(KeyError, match="bug"):
+            made.result()
+    assert handle(loop).result() == answer(PROMPT, 20)
+    assert thread_of(loop).is_alive()

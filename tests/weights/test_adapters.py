@@ -69,6 +69,7 @@ def test_a_gguf_file(tmp_path: Path, alpha: float, scale: float) -> None:
         ({"r": 0}, "r is 0"),
         ({"lora_alpha": None}, "lora_alpha is None"),
         ({"lora_alpha": "8"}, "lora_alpha is '8'"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
     ],
 )
 def test_settings_that_are_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:

@@ -30,6 +30,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
+from rlx import arguments
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.errors import PromptError, SnapshotError, file_error
 from rlx.json_file import open_regular, parse_object
@@ -98,7 +99,7 @@ class Snapshot:
         Raises:
             SnapshotError: the file cannot be written.
         """
-        path = Path(path)
+        path = arguments.path("path", path)
         try:
             with into_place(path, 0o600) as partial, partial.open("wb") as file:
                 self._write(file)
@@ -129,7 +130,7 @@ class Snapshot:
         Raises:
             SnapshotError: the file does not exist, is damaged, is not a snapshot, or is of another version of rlx.
         """
-        path = Path(path)
+        path = arguments.path("path", path)
         with open_regular(path, SnapshotError) as (file, size):
             try:
                 return _read(file, size, path)

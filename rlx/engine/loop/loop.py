@@ -322,6 +322,9 @@ class EngineLoop:
                 if self.is_closed:
                     self.executor.end_all(_closed_error())
                 seconds = self.executor.seconds_left()
+            except Exception as error:  # a bug: who waits hears of it, and this thread serves what comes next
+                self.executor.end_all(error)
+                seconds = None
             finally:
                 self._driver = None
         if successor is not None:

@@ -11,11 +11,11 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
-from functools import wraps
+from functools import partial, wraps
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from rlx import env
+from rlx import arguments, env
 from rlx.arguments import check_arguments
 from rlx.backends import checked_device, is_auto
 from rlx.errors import ArgumentError, UnknownArgumentError
@@ -128,9 +128,14 @@ class EngineOptions(ImageOptions, ProfileOptions):
         None,
         "Callback for progress of loading and compiling: (what, done, total)",
         kind=object,
+        parse=partial(arguments.function, "progress"),
     )
     dump_ir: str | PathLike[str] | None = option(
-        None, "Folder for the IR of every program after every pass", kind=object, metavar="DIR"
+        None,
+        "Folder for the IR of every program after every pass",
+        kind=object,
+        parse=partial(arguments.path, "dump_ir"),
+        metavar="DIR",
     )
     image_cache_bytes: int | str | None = option(
         None,
@@ -154,6 +159,9 @@ class EngineOptions(ImageOptions, ProfileOptions):
     )
 
     def __post_init__(self) -> None:
+        for given in fields(self):
+            if getattr(self, given.name) is None:
+                object.__setattr__(self, given.name, given.default)
         for name, each in options_of(type(self)).items():
             if (value := getattr(self, name)) is not None:
                 each.check(name, value)
@@ -185,7 +193,9 @@ class RunnerOptions(EngineOptions):
         default="greedy",
         kind=object,
     )
-    on_token: OnToken | None = option(None, "Default callback for tokens", kind=object)
+    on_token: OnToken | None = option(
+        None, "Default callback for tokens", kind=object, parse=partial(arguments.function, "on_token")
+    )
     streams: bool = option(
         True,
         "Call the callback for each token as it comes; False calls it after the last token",

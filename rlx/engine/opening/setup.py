@@ -202,7 +202,7 @@ class Setup:
             worker_count(profile.threads),
             min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),
             compile_cache(chosen.cache, profile),
-            Path(chosen.dump_ir) if chosen.dump_ir else None,
+            None if chosen.dump_ir is None else Path(chosen.dump_ir).expanduser(),
         )
 
 

@@ -254,9 +254,8 @@ def batch_programs(sequences: int, bucketing: Bucketing) -> list[ProgramSpec]:
     Raises:
         ArgumentError: the number is below 1.
     """
-    if sequences < 1:
-        raise ArgumentError(f"a batch of {sequences} sequences", where="batch", hint="Give a number of at least 1.")
-    return [bucketing.segments(rows) for _, rows in bucketing.segment_ranges] if sequences > 1 else []
+    several = whole("batch", sequences, 1, MAX_PAST) > 1
+    return [bucketing.segments(rows) for _, rows in bucketing.segment_ranges] if several else []
 
 
 def expected_programs(chosen: Any, setup: Setup) -> list[ProgramSpec]:
@@ -301,7 +300,8 @@ def programs_of(
     """
     table = [*map(ProgramSpec, profile.ranges), GREEDY, *batch_programs(batch, Bucketing(profile.ranges))]
     of_phase = [w for w in table if phase in (None, w.kind)]
-    found = [w for w in of_phase if rows is None or w.seq[0] <= rows <= w.seq[1]]
+    least = None if rows is None else whole("rows", rows, 1, MAX_PAST)
+    found = [w for w in of_phase if least is None or w.seq[0] <= least <= w.seq[1]]
     if not found:
         has = ", ".join(f"{w.kind} {w.seq[0]}-{w.seq[1]}" for w in of_phase or table)
         what = f"takes {rows} rows" if of_phase else f"is of phase {phase!r}"

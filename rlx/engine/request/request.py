@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Sequence, Set
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from rlx import grammar
+from rlx import arguments, grammar
 from rlx.backends.memory import Values
 from rlx.engine.kv.prefix import Keys
 from rlx.engine.kv.sequence import keys_of
@@ -195,13 +195,13 @@ class Request:
     embeds: Any = None
     attn_bias: Any = None
     grammar: Grammar | None = None
-    stop_ids: Sequence[int] = ()
-    keep_ids: Set[int] = frozenset()
+    stop_ids: Collection[int] = ()
+    keep_ids: Collection[int] = ()
     adapter: str | None = None
     cache_salt: str = ""
 
     def check(self) -> None:
-        """`ArgumentError` if a number is out of its range."""
+        """`ArgumentError` if a number is out of its range, or of another type."""
         most, least = checked_count("n_new", self.n_new), checked_count("min_tokens", self.min_tokens) or 0
         if most is None:
             raise ArgumentError("n_new is None, expected a whole number of at least 0", where="generate")
@@ -209,6 +209,8 @@ class Request:
             raise ArgumentError(f"min_tokens is {least}, more than the {most} of max_tokens", where="generate")
         if self.top_logprobs is not None:
             checked_count("top_logprobs", self.top_logprobs)
+        arguments.whole("priority", self.priority, -(1 << 31), 1 << 31)
+        arguments.text("cache_salt", self.cache_salt)
         timeout: Any = self.timeout
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if timeout is not None and not (is_number and timeout > 0):
