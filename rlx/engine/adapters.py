@@ -19,8 +19,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.stored import to_bf16
 from rlx.models.architectures import Architecture
 from rlx.models.config import ModelConfig
-from rlx.models.encoder import EncoderConfig
-from rlx.models.encoders import encoder_views
+from rlx.models.encoder import EncoderConfig, encoder_views
 from rlx.models.registry import ARCHITECTURES
 from rlx.models.rope import by_halves, by_neighbours
 from rlx.models.variants import LowRank, with_adapters

@@ -28,7 +28,7 @@ from rlx.export.hf_tokenizer import tokenizer_metadata
 from rlx.export.model import ExportModel, ExportTensor, model_from_gguf
 from rlx.ir.dtypes import F32
 from rlx.models import build, build_predictor, views
-from rlx.models.encoders import encoder_config
+from rlx.models.encoder import encoder_config
 from rlx.models.keys import Keys
 from rlx.weights import ModelWeights, WeightLoader, open_weights
 from rlx.weights.gguf import GgufFile

@@ -14,8 +14,7 @@ from rlx.errors import UnsupportedModelError
 from rlx.export.hf_config import GgufType, Metadata, Writer
 from rlx.export.hf_tensors import Change, export_tensor
 from rlx.export.model import ExportTensor
-from rlx.models.encoder import EncoderConfig, classifier
-from rlx.models.encoders import encoder_views
+from rlx.models.encoder import EncoderConfig, classifier, encoder_views
 from rlx.models.keys import Keys
 from rlx.models.registry import ENCODERS
 from rlx.text import load_tokenizer

@@ -1,6 +1,7 @@
-"""Encoders: graphs of texts whose tokens see the whole text, over blocks that families share.
+"""Encoders: graphs of texts whose tokens see the whole text, over blocks that families share, and their configurations.
 
-Part of the models stage; `bert.py`, `nomic_bert.py` and `modernbert.py` are the families. Rows are tokens of several
+Part of the models stage; `bert.py`, `nomic_bert.py` and `modernbert.py` are the families, rows of `ENCODER_FILES` in
+`registry.py`. Rows are tokens of several
 texts, packed one behind the other: programs are compiled for segments (`rlx.ir.segments`), and no state is left after a
 call. An encoder has up to two graphs:
 
@@ -12,20 +13,24 @@ call. An encoder has up to two graphs:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rlx.errors import WeightError
+from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.builder import GraphOfLayers, Weights
+from rlx.models.config import ModelConfig
+from rlx.models.gguf_config import vocab_size
 from rlx.models.keys import HEADS, WIDTH, Keys
 from rlx.models.names import Table
+from rlx.models.registry import ENCODER_TYPES, ENCODERS
 from rlx.models.rope import Rope, inv_freq
+from rlx.models.views import View
 
 ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
     "gelu_erf": ops.gelu_erf,
@@ -226,3 +231,60 @@ class EncoderFamily(NamedTuple):
     build: Callable[[EncoderConfig, Weights], Graph]
     names: Table
     from_gguf: Callable[[Keys, int, int], EncoderConfig]
+
+
+def encoder_config(format: str, metadata: Mapping[str, Any], where: object) -> EncoderConfig | None:
+    """The configuration of an encoder; None if the file is of another kind of model.
+
+    Raises:
+        ConfigError: a key is missing, of the wrong type or out of range.
+        UnsupportedModelError: a feature that rlx does not support.
+    """
+    plain = Keys(metadata, where)
+    if format != "gguf":
+        read = ENCODER_TYPES.get(str(metadata.get("model_type")))
+        return None if read is None else _checked(read(plain), plain)
+    arch = str(metadata.get("general.architecture"))
+    if arch not in ENCODERS:
+        return None
+    types = plain.integer("tokenizer.ggml.token_type_count", (0, 1 << 10), 0)
+    keys = Keys(metadata, where, f"{arch}.")
+    return _checked(ENCODERS[arch].from_gguf(keys, vocab_size(keys), types), keys)
+
+
+def _checked(config: EncoderConfig, keys: Keys) -> EncoderConfig:
+    if config.hidden % (2 * config.heads):
+        what = f"{config.hidden} elements are no even heads, of which there are {config.heads}"
+        raise UnsupportedModelError(what, where=keys.where)
+    return config
+
+
+def encoder_views(config: EncoderConfig) -> Iterator[View]:
+    """The parts of tensors that files may store as one."""
+    for layer in range(config.layers):
+        name, size = f"blk.{layer}", config.hidden
+        for end in ("weight", "bias"):
+            for i, part in enumerate("qkv"):
+                yield View(f"{name}.attn_{part}.{end}", f"{name}.attn_qkv.{end}", i * size, size, 3 * size)
+            if config.arch == "modern-bert":
+                for i, part in enumerate(("gate", "mul")):
+                    whole = f"{name}.ffn_up.{end}"
+                    yield View(f"{name}.ffn_{part}.{end}", whole, i * config.ffn, config.ffn, 2 * config.ffn)
+
+
+def of_decoder(config: ModelConfig) -> EncoderConfig:
+    """What is asked of the configuration of an encoder, for a decoder that serves as one."""
+    return EncoderConfig(
+        arch=config.arch,
+        vocab_size=config.vocab_size,
+        hidden=config.hidden,
+        heads=config.heads,
+        layers=config.layers,
+        ffn=config.each[0].ffn,
+        context=config.context,
+        eps=config.eps,
+        activation=config.activation,
+        windows=config.windows,
+        bases=(),
+        pooling="last",
+    )

@@ -1,17 +1,56 @@
-"""GLM-4: norms before and behind attention and MLP; half of each head turns.
+"""GLM-4 to 4.7.
 
-A family file: the equations are those of Gemma 2. Source: the published implementation in transformers.
+A family file: the equations of one decoder, top to bottom, and what its files say. GLM-4 is dense, with Gemma 2's
+equations: norms before and behind attention and MLP; half of each head turns. From GLM-4.5 on experts, chosen by biased
+sigmoids as in DeepSeek-V3 (arXiv 2412.19437), stand beside one that every token uses, behind some dense layers.
+Sources: GLM-4 as transformers implements it, GLM-4.5 (arXiv 2508.06471).
 """
 
 from __future__ import annotations
 
 from functools import partial
 
+from rlx.ir.dtypes import DType
+from rlx.ir.graph import Graph
 from rlx.models import gemma
 from rlx.models.architectures import QKV, Architecture
-from rlx.models.names import ATTENTION, FUSED_QKV, LINEAR, PRE_NORMS, PREDICTION, Row, Table
+from rlx.models.blocks import attention, embedding, feed_forward, head, norm, rope_angles, shared_expert
+from rlx.models.builder import Weights, start
+from rlx.models.config import ModelConfig
+from rlx.models.names import (
+    ATTENTION,
+    ATTN_NORM,
+    FUSED_QKV,
+    HEAD_NORMS,
+    LAYER,
+    LINEAR,
+    MOE,
+    POST_NORM,
+    PRE_NORMS,
+    PREDICTION,
+    WHOLE,
+    Row,
+    Table,
+    shared_expert_names,
+)
 
-_LAYER = (
+
+def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
+    """The graph of a GLM-4.5 model; see `rlx.models.build`."""
+    model = start(config, weights, kv_dtype)
+    x = embedding(model)
+    angles = rope_angles(model)
+    for layer in model.layers():
+        y = norm(layer, x, "attn_norm")
+        x = x + attention(layer, y, angles, head_norms=layer.has("attn_q_norm.weight"))
+        y = norm(layer, x, "post_attention_norm")
+        x = x + feed_forward(layer, y)
+        if layer.here.sparse and config.experts is not None and config.experts.shared:
+            x = x + shared_expert(layer, y)
+    return head(model, x)
+
+
+_GLM4 = (
     *ATTENTION,
     *FUSED_QKV,
     *PRE_NORMS,
@@ -20,10 +59,12 @@ _LAYER = (
     Row("ffn_up", "mlp.gate_up_proj", LINEAR),
     Row("ffn_down", "mlp.down_proj", LINEAR),
 )
+_EXPERTS = (*MOE, Row("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", WHOLE))
+_SHARED = shared_expert_names("mlp.shared_experts")
 ARCHITECTURES = {
     "glm4": Architecture(
         partial(gemma.build, post_norms=True),
-        Table((*_LAYER, *PREDICTION)),
+        Table((*_GLM4, *PREDICTION)),
         ("glm4",),
         gguf_rope="interleaved",
         hf_rope="interleaved",
@@ -31,5 +72,16 @@ ARCHITECTURES = {
         fused_ffn=True,
         predicts=True,
         hf_biases={"attention_bias": QKV},
-    )
+    ),
+    "glm4moe": Architecture(
+        build,
+        Table((*LAYER, *ATTN_NORM, *HEAD_NORMS, *POST_NORM, *_EXPERTS, *_SHARED, *PREDICTION)),
+        ("glm4_moe",),
+        partial_rope=0.5,
+        experts="must",
+        router="sigmoid",
+        shared_expert="may",
+        predicts=True,
+        hf_biases={"attention_bias": QKV},
+    ),
 }

@@ -1,29 +1,50 @@
-"""Llama 1 to 3.2 and models of the same architecture: Mistral, Mixtral, TinyLlama, SmolLM, Vicuna.
+"""Llama 1 to 3.2 and the models whose equations are Llama's: Mistral, Mixtral, Ministral 3, Phi-3 to 4, ERNIE 4.5,
+TinyLlama, SmolLM, Vicuna.
 
-A family file: the equations of one decoder, top to bottom. Sources: Llama (arXiv 2302.13971), Llama 3 (arXiv
-2407.21783) for its rope scaling, which is part of the frequencies, Mixtral (arXiv 2401.04088) for the experts.
+A family file: the equations of one decoder, top to bottom, and what its files say. Ministral 3 also scales the queries
+of tokens far behind the original context, as Llama 4 does. Phi-3 has q, k and v in one matrix, gate and up in another,
+and other frequencies for long texts (LongRoPE, arXiv 2402.13753). Sources: Llama (arXiv 2302.13971), Llama 3 (arXiv
+2407.21783) for its rope scaling, which is part of the frequencies, Mixtral (arXiv 2401.04088) for the experts, Phi-3
+(arXiv 2404.14219), and transformers for Ministral 3 and ERNIE 4.5.
 """
 
 from __future__ import annotations
 
-from rlx.ir.dtypes import DType
+import numpy as np
+
+from rlx.ir import ops
+from rlx.ir.dims import SEQ
+from rlx.ir.dtypes import I32, DType
 from rlx.ir.graph import Graph
-from rlx.models.architectures import Architecture, all_slide
+from rlx.ir.node import Node
+from rlx.models.architectures import FFN, QKVO, Architecture, all_slide
 from rlx.models.blocks import attention, embedding, feed_forward, head, norm, rope_angles
-from rlx.models.builder import Weights, start
+from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
-from rlx.models.names import LAYER, MOE, PRE_NORMS, SCALED, Row, Table
+from rlx.models.keys import CAP
+from rlx.models.names import LAYER, LINEAR, MOE, PRE_NORMS, SCALED, Row, Table
+from rlx.models.settings import Key
 
 
 def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
     """The graph of a llama model; see `rlx.models.build`."""
     model = start(config, weights, kv_dtype)
     x = embedding(model)
-    angles = rope_angles(model)
+    angles, scale = rope_angles(model), _query_scale(model)
     for layer in model.layers():
-        x = x + attention(layer, norm(layer, x, "attn_norm"), angles)
+        x = x + attention(layer, norm(layer, x, "attn_norm"), angles, query_scale=scale)
         x = x + feed_forward(layer, norm(layer, x, "ffn_norm"))
     return head(model, x)
+
+
+def _query_scale(model: Model) -> Node | None:
+    """1 + beta ln(1 + floor(position / original context)) of each token, f32 [SEQ, 1]; None if it is always 1."""
+    beta, original = (model.config.own.get(name, 0) for name in ("query_growth", "original_context"))
+    if not beta or original >= model.config.context:
+        return None
+    steps = np.arange(model.config.context) // original
+    table = model.graph.constant("query_scale", (1 + beta * np.log1p(steps)).astype(np.float32)[:, None])
+    return ops.take_rows(table, model.graph.input("positions", [SEQ], I32))
 
 
 _MIXTRAL = (
@@ -32,6 +53,8 @@ _MIXTRAL = (
     Row("ffn_up_exps", "block_sparse_moe.experts.{}.w3", SCALED),
     Row("ffn_down_exps", "block_sparse_moe.experts.{}.w2", SCALED),
 )
+_PHI3 = (Row("attn_qkv", "self_attn.qkv_proj", LINEAR), Row("ffn_up", "mlp.gate_up_proj", LINEAR))
+_ROPE = ("rope_parameters", "rope_scaling")
 ARCHITECTURES = {
     "llama": Architecture(
         build,
@@ -44,5 +67,44 @@ ARCHITECTURES = {
         bf16=True,
         gguf_rope="interleaved",
         experts="may",
-    )
+    ),
+    "mistral3": Architecture(
+        build,
+        Table((*LAYER, *PRE_NORMS, *MOE)),
+        ("ministral3", "mistral3"),
+        wrappers=("mistral3",),
+        gguf_rope="interleaved",
+        hf_base=1_000_000.0,
+        hf_sliding=all_slide,
+        experts="may",
+        keys={
+            "query_growth": Key(
+                "attention.temperature_scale", " ".join(f"{each}.llama_4_scaling_beta" for each in _ROPE), CAP, 0.0
+            ),
+            "original_context": Key(
+                "rope.scaling.original_context_length",
+                " ".join(f"{each}.original_max_position_embeddings" for each in _ROPE),
+                (1, 1 << 31),
+                1 << 31,
+            ),
+        },
+    ),
+    "phi3": Architecture(
+        build,
+        Table((*LAYER, *_PHI3, *PRE_NORMS)),
+        ("phi3",),
+        gguf_period=1 << 30,
+        hf_sliding=all_slide,
+        partial_rope=1.0,
+        fused_ffn=True,
+    ),
+    "ernie4_5": Architecture(
+        build,
+        Table((*LAYER, *PRE_NORMS)),
+        ("ernie4_5",),
+        gguf_rope="interleaved",
+        hf_rope="interleaved",
+        hf_base=500_000.0,
+        hf_biases={"use_bias": (*QKVO, *FFN)},
+    ),
 }

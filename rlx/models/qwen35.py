@@ -86,7 +86,10 @@ _QWEN35 = Architecture(
     predicts=True,
     hf_base=10_000_000.0,
     hf_defaults={
-        "head_dim": 256, "rms_norm_eps": 1e-6, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
     },
 )

@@ -22,24 +22,19 @@ T = TypeVar("T")
 
 #: Family file -> (`general.architecture` of its GGUF files, `model_type` of its checkpoints).
 FILES: dict[str, tuple[str, str]] = {
-    "llama": ("llama", "llama mistral mixtral"),
+    "llama": ("llama mistral3 phi3 ernie4_5", "llama mistral mixtral ministral3 mistral3 phi3 ernie4_5"),
     "qwen3": (
         "qwen2 qwen3 qwen3vl qwen3vlmoe qwen3moe",
         "qwen2 qwen3 qwen3_vl_text qwen3_vl qwen3_vl_moe_text qwen3_vl_moe qwen3_moe",
     ),
     "qwen35": ("qwen35 qwen35moe", "qwen3_5_text qwen3_5 qwen3_5_moe_text qwen3_5_moe"),
-    "gemma": ("gemma gemma2", "gemma gemma2"),
-    "gemma3": ("gemma3", "gemma3_text gemma3"),
+    "gemma": ("gemma gemma2 gemma3", "gemma gemma2 gemma3_text gemma3"),
     "gemma3n": ("gemma3n", "gemma3n_text gemma3n"),
     "gemma4": ("gemma4", "gemma4_text gemma4 gemma4_unified_text gemma4_unified"),
     "smollm3": ("smollm3", "smollm3"),
     "olmo2": ("olmo2", "olmo2 olmo3"),
     "exaone4": ("exaone4", "exaone4"),
-    "glm4": ("glm4", "glm4"),
-    "glm4moe": ("glm4moe", "glm4_moe"),
-    "ernie45": ("ernie4_5", "ernie4_5"),
-    "mistral3": ("mistral3", "ministral3 mistral3"),
-    "phi3": ("phi3", "phi3"),
+    "glm4": ("glm4 glm4moe", "glm4 glm4_moe"),
     "lfm2": ("lfm2 lfm2moe", "lfm2 lfm2_moe"),
     "gpt_oss": ("gpt-oss", "gpt_oss"),
     "deepseek": ("deepseek2", "deepseek_v3 kimi_k2"),

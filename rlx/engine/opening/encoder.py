@@ -18,8 +18,15 @@ from rlx.engine.opening.setup import check_types
 from rlx.errors import ModelFileError, UnsupportedModelError
 from rlx.ir.dtypes import F32
 from rlx.ir.graph import Graph
-from rlx.models.encoder import EncoderConfig, classifier, dense_layers, encoding
-from rlx.models.encoders import encoder_config, encoder_views, of_decoder
+from rlx.models.encoder import (
+    EncoderConfig,
+    classifier,
+    dense_layers,
+    encoder_config,
+    encoder_views,
+    encoding,
+    of_decoder,
+)
 from rlx.models.registry import ENCODERS, TWO_WAY
 from rlx.passes.capabilities import Layouts
 from rlx.weights import ModelWeights, WeightLoader
