@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import GraphError, IrSyntaxError, ShapeError
-from rlx.ir import dims, dtypes, names, ops, printer
+from rlx.ir import dims, dtypes, ops, printer
 from rlx.ir.dims import Dim, DimLike
 from rlx.ir.dtypes import F32, DTypeLike
 from rlx.ir.node import Node, topological
@@ -99,15 +99,15 @@ class Graph:
         by `_`.
         Example: `scores = graph.named("scores", q @ k)`.
         """
-        self._named.setdefault(node, names.sanitize(name))
+        self._named.setdefault(node, printer.sanitize(name))
         self._names = (None, {})
         return node
 
     def names(self) -> dict[Node, str]:
-        """The name in IR text of each node that an output reaches: see `rlx.ir.names`."""
+        """The name in IR text of each node that an output reaches: see `rlx.ir.printer`."""
         state = list(self.outputs.items())
         if self._names[0] != state:
-            self._names = state, names.value_names(self.outputs, self._known())
+            self._names = state, printer.value_names(self.outputs, self._known())
         return self._names[1]
 
     def _known(self) -> dict[Node, str]:
@@ -192,7 +192,7 @@ class Graph:
         """The IR text with numbers as names: equal for equal graphs, independent of their names."""
         state = [self.name, self.phase, dict(self.bounds), list(self.outputs.items())]
         if self._canonical[0] != state:
-            text = printer.dumps(self.name, self.phase, self.bounds, self.outputs, names.numbers(self.outputs))
+            text = printer.dumps(self.name, self.phase, self.bounds, self.outputs, printer.numbered(self.outputs))
             self._canonical = state, text
         return self._canonical[1]
 

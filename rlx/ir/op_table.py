@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ShapeError
-from rlx.ir import flops, infer, meaning, pages, segments
+from rlx.ir import flops, infer, meaning, segments
 from rlx.ir.dims import PAST_SEQ, SEQ, DimLike, Shape
 from rlx.ir.dtypes import DType
 from rlx.ir.node import LEAVES, Node, intern
@@ -101,12 +101,12 @@ _ASIDE = {"aside": False}
 
 
 def _extended(row: Op) -> Op:
-    """The row of an op over a state, extended by the attributes `page` and `segments`, see `pages` and `segments`."""
+    """The row of an op over a state, extended by the attributes `page` and `segments`, see `rlx.ir.segments`."""
     if row.roles is None:
         return row
     rule, meant, attrs = row.infer, row.meaning, dict(row.attrs)
     if "c" in row.roles[0]:
-        rule, meant, attrs["page"] = pages.rule(row.name, rule), pages.meaning(row.name, meant), 0
+        rule, meant, attrs["page"] = segments.paged_rule(row.name, rule), segments.paged_meaning(row.name, meant), 0
     rule, meant = segments.rule(row.name, row.roles, rule), segments.meaning(row.roles, meant)
     return replace(row, attrs={**attrs, "segments": False}, infer=rule, meaning=meant)
 

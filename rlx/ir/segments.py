@@ -1,4 +1,4 @@
-"""Segments: the attribute `segments`, with which the rows of a call belong to several sequences.
+"""Segments and pages: the attributes with which the rows of a call, and the caches, belong to several sequences.
 
 By default the rows of a call are consecutive tokens of one sequence, after PAST_SEQ others. With `segments` they are
 cut into segments, runs of rows of one sequence each, and the op has one more operand, `segments` i32[SEGMENTS, 4]: of
@@ -17,6 +17,11 @@ The meaning: the op without the attribute, applied to the rows of each segment, 
 - Segments must not share rows, nor slots, nor pages that one of them writes.
 
 The other ops work row by row, so they know nothing of segments.
+
+By default position p of the sequence lies at place p of a cache [heads, CTX, head_dim]. With the attribute `page`,
+which the device chooses, the cache is cut into pages of so many places, and the op has one more operand, the page table
+of the sequence: `pages` i32[PAGES]. Position p then lies at place pages[p // page] * page + p % page. Entries of the
+table after the last position of a call are not read.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rlx.errors import ShapeError
+from rlx.errors import GraphError, ShapeError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike, Shape
 from rlx.ir.dtypes import I32, DType
@@ -118,10 +123,9 @@ def rule(op: str, own_roles: Roles, plain: Rule) -> Rule:
 
 def _check(op: str, letters: str, inputs: tuple[Node, ...]) -> None:
     if len(inputs) != len(letters) + 1 or not _fit(letters, inputs):
-        found = ", ".join(f"{n.dtype}[{', '.join(map(str, n.shape))}]" for n in inputs) or "none"
         special = "page tables i32[SEGMENTS, PAGES]" if "p" in letters else "slots in front of states"
         hint = f"Expected its operands without a bias, {special}, then segments i32[SEGMENTS, {4 + ('a' in letters)}]."
-        raise ShapeError(f"found operands {found}", where=f"{op} of segments", hint=hint)
+        raise ShapeError(f"found operands {_types(inputs)}", where=f"{op} of segments", hint=hint)
 
 
 def _fit(letters: str, inputs: tuple[Node, ...]) -> bool:
@@ -198,3 +202,58 @@ def _own(value: Array, role: str, number: int, place: list[int]) -> Array:
 def _place_of(role: str, place: list[int]) -> Any:
     """The index of a segment's part of a state or weight."""
     return {"s": place[SLOT], "a": place[-1]}.get(role, ...)
+
+
+def paged_rule(op: str, plain: Rule) -> Rule:
+    """The shape rule of an op with and without `page`."""
+
+    def paged(inputs: tuple[Node, ...], attrs: Attrs) -> tuple[Shape, DType]:
+        if not attrs["page"]:
+            return plain(inputs, attrs)
+        if not inputs or inputs[-1].dtype is not I32 or len(inputs[-1].shape) != 1:
+            hint = "Expected its operands, then the page table i32[PAGES]."
+            raise ShapeError(f"found operands {_types(inputs)}", where=f"paged {op}", hint=hint)
+        if attrs.get("wrap"):
+            raise ShapeError("a ring has no pages", where=f"paged {op}", hint="Leave out `wrap` or `page`.")
+        return plain(inputs[:-1], attrs)
+
+    return paged
+
+
+def _types(inputs: tuple[Node, ...]) -> str:
+    return ", ".join(f"{n.dtype}[{', '.join(map(str, n.shape))}]" for n in inputs) or "none"
+
+
+def paged_meaning(op: str, plain: Any) -> Any:
+    """The meaning of an op with and without `page`: `plain` over a contiguous copy of the positions that it uses."""
+
+    def paged(x: list[Array], a: Attrs, env: Env) -> Array:
+        if not a["page"]:
+            return plain(x, a, env)  # type: ignore[no-any-return]
+        *operands, table = x
+        if op == "attention":
+            used = _on_pages(table, a["page"], 0, dims.value(a["length"], env), operands[1].shape[1])
+            operands[1:3] = (cache[:, used] for cache in operands[1:3])
+            return plain(operands, a, env)  # type: ignore[no-any-return]
+        cache, rows = operands[:2]
+        at = dims.value(a["at"], env)
+        used, after = _on_pages(table, a["page"], at, at + len(rows), cache.shape[1]), cache.copy()
+        after[:, used] = plain([cache[:, used], *operands[1:]], {**a, "at": 0}, env)
+        return after
+
+    return paged
+
+
+def _on_pages(table: Array, page: int, start: int, stop: int, capacity: int) -> Array:
+    """The places of positions [start, stop) in a cache of `capacity` places.
+
+    Raises:
+        GraphError: the table has no page for one of them, or the page is not in the cache.
+    """
+    positions = np.arange(start, stop)
+    if stop > len(table) * page:
+        raise GraphError(f"position {stop - 1} is beyond a table of {len(table)} pages of {page}")
+    found = table[positions // page].astype(np.int64) * page + positions % page
+    if found.size and not 0 <= found.min() <= found.max() < capacity:
+        raise GraphError(f"pages {table[start // page : -(-stop // page)].tolist()} are not all in {capacity} places")
+    return found

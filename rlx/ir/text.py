@@ -12,8 +12,8 @@ from rlx.ir import dims, ops
 from rlx.ir.dims import Shape
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
-from rlx.ir.names import NAME
 from rlx.ir.node import LEAVES, Node
+from rlx.ir.printer import NAME
 
 
 def dumps(graph: Graph) -> str:

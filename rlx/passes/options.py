@@ -69,7 +69,7 @@ class Options:
         passes: the optional passes that run, of `PASSES`.
         symbols: bounds of further symbols: name -> (lowest, highest).
         segments: whether rows belong to several sequences, see `rlx.ir.segments`.
-        paged: whether full caches are pools of pages, see `rlx.ir.pages`.
+        paged: whether full caches are pools of pages, see `rlx.ir.segments`.
         whole: outputs that keep all rows even without `all_rows`.
         packed: tables that are packed although the graph only looks rows up, because another graph of the model
             multiplies them.

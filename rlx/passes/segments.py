@@ -1,4 +1,4 @@
-"""Pages and segments: what a program over a pool of caches lacks yet, see `rlx.ir.pages` and `rlx.ir.segments`.
+"""Pages and segments: what a program over a pool of caches lacks yet, see `rlx.ir.segments`.
 
 Full caches become pools of pages that many sequences share. The ops over them get the page table as a further operand.
 It is a new input of the program, `pages` i32[PAGES]. Rings and recurrent states have a fixed size for each sequence,

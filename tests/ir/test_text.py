@@ -22,7 +22,7 @@ from rlx.ir.compare import differences
 from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import F16
 from rlx.ir.graph import Graph
-from rlx.ir.names import NAME
+from rlx.ir.printer import NAME
 from rlx.ir.text import dumps, loads
 from rlx.passes import pipeline
 from rlx.passes.options import Options
