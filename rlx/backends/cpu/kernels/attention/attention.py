@@ -23,8 +23,8 @@ nor on the split of the units.
 With a window the caches may be rings: position t is stored at t modulo ctx. ctx is a multiple of 64, so a chunk is
 contiguous. Positions of a chunk before the window may have been overwritten; they are masked.
 
-With pages (`rlx.ir.segments`) the chunk that starts at position t lies where page t / 64 of the sequence is: one load for
-64 positions.
+With pages (`rlx.ir.segments`) the chunk that starts at position t lies where page t / 64 of the sequence is: one load
+for 64 positions.
 
 `cache.py` reads the types of caches, `positions.py` says which positions a unit sees and where they lie, and masks the
 scores, `scratch.py` holds queries, scores and sums, `split.py` cuts the positions into pieces, `rows.py` is the kernel
