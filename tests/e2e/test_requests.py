@@ -69,10 +69,10 @@ def test_one_that_fails_fails_alone(runner: Any, monkeypatch: pytest.MonkeyPatch
     compute, bad = runner._engine.compute, [7, 7, 7]
 
     def broken(segments: Any) -> Any:
-        found = compute(segments)
-        for segment, logits in zip(segments, found, strict=True):
+        found = list(compute(segments))
+        for i, (segment, logits) in enumerate(zip(segments, found, strict=True)):
             if logits is not None and list(segment.sequence.ids[:3]) == bad:
-                np.asarray(logits)[...] = np.nan  # where it lies
+                found[i] = np.full_like(np.asarray(logits), np.nan)
         return found
 
     monkeypatch.setattr(runner._engine, "compute", broken)
