@@ -719,6 +719,7 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
     "atom.relaxed.gpu.global.add.u32 $0, [$1], 1;": lambda b, at: _sum(b, at, np.ones(THREADS, np.int32)),
     "atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;": lambda b, at: _sum(b, at, np.ones(THREADS, np.int32)),
     "fma.rn.bf16x2 $0, $1, $2, $3;": _fma_bf16x2,
+    "lop3.b32 $0, $1, $2, $3, 0x6A;": lambda b, x, y, z: x & y ^ z,
     "cvt.rn.bf16x2.f32 $0, $1, $2;": _pack_bf16,
     "fence.proxy.async.shared::cta;": lambda b: None,
     "cvt.rn.f16x2.f32 $0, $1, $2;": _pack_f16,

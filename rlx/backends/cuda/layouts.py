@@ -77,6 +77,18 @@ class Form:
         return bool(self.row and self.row.lows)
 
     @property
+    def raw(self) -> bool:
+        """Whether numbers are codes, which few rows are multiplied with as they lie."""
+        return self.kind in ("codes8", "codes4")
+
+    @property
+    def offset(self) -> int:
+        """What codes of 0 to 255 have too much then. Those of 8 bits are raised by 128 if some are negative."""
+        if self.kind == "codes8" and self.row:
+            return 128 if self.row.zero else 0
+        return self.zero
+
+    @property
     def block(self) -> int:
         """The number of k must be a multiple of it."""
         return self.row.superblock if self.row else 1

@@ -20,7 +20,18 @@ from itertools import chain
 
 from rlx.backends.cuda.code import F32, I8, I32, THREADS, TYPICAL_MULTIPROCESSORS, WARPS, Code, Operand, Value, Variable
 from rlx.backends.cuda.kernels.matrix import Group, Matrix
-from rlx.backends.cuda.kernels.parts import NBYTES, QUAD, QUADS, count_of, loaded, place, split, summed, sums_of
+from rlx.backends.cuda.kernels.parts import (
+    LOWERED,
+    NBYTES,
+    QUAD,
+    QUADS,
+    count_of,
+    loaded,
+    place,
+    split,
+    summed,
+    sums_of,
+)
 from rlx.backends.cuda.kernels.scales import Numbers
 from rlx.backends.cuda.kernels.tensor_cores import commit_copies, product, wait_copies
 from rlx.backends.cuda.layouts import DEPTH, LANES, ROWS, Form
@@ -79,15 +90,20 @@ class Layer:
         """The first unit of a range."""
         return (number * self.units) // SLICES
 
-    def products(self, group: Group, x: Sequence[Sequence[Value]]) -> list[list[Value]]:
+    def products(
+        self, group: Group, x: Sequence[Sequence[Value]], totals: Sequence[Sequence[Value]]
+    ) -> list[list[Value]]:
         """The products of 16 rows of the weights and 8 rows of x, for the k of each scale of 32 k.
 
         Args:
             x: the registers of each part of x.
+            totals: see `add_products`.
         """
         k, every = self.code, list[list[Value]]()
-        for halves in [[0, 1]] if self.form.scales < 2 else [[0], [1]]:
+        for s, halves in enumerate([[0, 1]] if self.form.scales < 2 else [[0], [1]]):
             found = [k.f32(0.0)] * 4
+            if self.form.offset:
+                found = [totals[s][i % len(totals[s])] for i in range(4)]
             for h in halves:
                 for part in group.parts[h]:
                     for own in x:
@@ -101,7 +117,7 @@ class Layer:
 
         Args:
             numbers: with the scales and lows.
-            totals: for each low the sums of the two rows of x that a lane has.
+            totals: for each scale the sums of x that weights need, of the two rows of x that a lane has.
             sums: of the four results of a lane those that are kept.
         """
         k = self.code
@@ -113,6 +129,8 @@ class Layer:
 
     def result(self, values: Sequence[Value], bias: Sequence[Value], residual: Value | None) -> Value:
         """A result, of the sum of each matrix and what is added to them."""
+        if self.form.raw:
+            values = [value * LOWERED for value in values]
         if bias:
             values = [value + each for value, each in zip(values, bias, strict=True)]
         found = UNARY[self.gated](self.code, values[0]) * values[1] if self.gated else values[0]
@@ -315,12 +333,13 @@ class Linear(Layer):
     def _put(self, fetched: list[list[Value]], slot: Value, some: Sequence[Operand]) -> None:
         k, columns = self.code, self.shape.columns
         for numbers, (group, row, quad) in zip(fetched, map(self._item, some), strict=True):
-            total = summed(k, numbers, self.sums, self.rounded) if self.sums else None
+            parts = split(k, numbers, quad, self.form, self.rounded)
+            total = summed(k, parts, quad, self.form) if self.sums else None
             with k.when(group < self.shape.piece * (self.form.unit // DEPTH)):
                 record = slot * (self.shape.piece * self.unit) + group * self.record
                 start = record + (row >> 3) * (8 * self.count * NBYTES) + (row & 7) * NBYTES + place(quad)
-                for part, words in enumerate(split(k, numbers, self.rounded)):
-                    k.store(k.at(self.x, I8, start + part * (8 * NBYTES)), words, align=8)
+                for part, words in enumerate(parts):
+                    k.store(k.at(self.x, I8, start + part * (8 * NBYTES)), k.vector(words), align=8)
                 if total is not None:
                     with k.when((quad % (QUADS // self.sums)).equals(0)):
                         s = quad // (QUADS // self.sums)
@@ -363,7 +382,7 @@ class Linear(Layer):
         self.item.set(item + 1)
         matrix = self.matrices[0]  # all are stored the same way
         places = [k.at(own, I8, i * self.form.unit_bytes) for i in range(self.shape.each)]
-        groups = [list(matrix.unpacked(*matrix.copied(place))) for place in places]
+        groups = [list(matrix.unpacked(*matrix.copied(place), raw=True)) for place in places]
         base, totals = (k.at(self.x, I8, place + lane) for lane in (k.lane * 16, (k.lane & 3) * 8))
         for q in range(self.form.unit // DEPTH):
             record = q * self.record
@@ -378,7 +397,7 @@ class Linear(Layer):
                     for s in range(self.sums)
                 ]
                 for group, own_sums in zip(groups, sums, strict=True):
-                    self.add_products(self.products(group[q], x), group[q], lows, own_sums[c])
+                    self.add_products(self.products(group[q], x, lows), group[q], lows, own_sums[c])
 
     # -- results ------------------------------------------------------------------------------------------------------
 

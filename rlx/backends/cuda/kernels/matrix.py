@@ -15,6 +15,7 @@ from rlx.backends.cuda.numbers import bf16_parts
 
 _ONES = 0x3F803F80  # two bf16 of 1
 _MINUS = -0x407F4080  # two bf16 of -1
+_LOW_BYTES = 0x00FF00FF
 _V4 = "<4 x i32>"
 
 #: For each half of 32 k, for each part that adds up, the four registers of an operand.
@@ -145,15 +146,31 @@ class Matrix:
         head = _shared_words(k, k.at(place, I8, fields + form.field_bytes), 4 * form.row.head, g)
         return words, [_shared_words(k, k.at(place, I8, fields), size, g + 8 * q) + head for q in range(count)]
 
-    def unpacked(self, words: Sequence[Value], numbers: Sequence[list[Value]]) -> Iterator[Group]:
-        """The groups of a unit."""
+    def unpacked(
+        self, words: Sequence[Value], numbers: Sequence[list[Value]], *, raw: bool = False
+    ) -> Iterator[Group]:
+        """The groups of a unit.
+
+        Args:
+            raw: codes are as they lie.
+        """
         for q in range(self.form.unit // DEPTH):
             found = numbers_of(self.code, self.form.row, numbers[q]) if self.form.row else Numbers([], [])
-            yield self.group(words, q, found)
+            yield (self.raw if raw else self.group)(words, q, found)
 
     def group(self, words: Sequence[Value], q: int, numbers: Numbers) -> Group:
         """32 k of a unit."""
         return Group(_UNPACK[self.form.kind](self.code, words, q, self.form.zero), numbers.scales, numbers.lows)
+
+    def raw(self, words: Sequence[Value], q: int, numbers: Numbers) -> Group:
+        """As `group`, whose codes are bf16 as they lie: c + `Form.offset` times 2^-133.
+
+        Of codes of 4 bits, those of k 16 to 31 are times 2^-129.
+        """
+        unpack = _RAW.get(self.form.kind)
+        if unpack is None:
+            return self.group(words, q, numbers)
+        return Group(unpack(self.code, words, q, self.form.offset), numbers.scales, numbers.lows)
 
     def element(self, row: Value, column: Value) -> Value:
         """One number of the matrix, f32."""
@@ -264,6 +281,28 @@ def _in_parts(split: Sequence[tuple[Value, Value]], order: Sequence[Sequence[int
 
 
 _UNPACK = {"codes8": _codes8, "codes4": _codes4, "bf16": _bf16, "f16": _f16, "f32": _f32}
+
+
+def _raw8(k: Code, words: Sequence[Value], q: int, offset: int) -> Halves:
+    """Word [half of rows][half of k] has four codes, of k 0, 2, 1, 3."""
+
+    def two(word: Value) -> Value:
+        if not offset:
+            return word & _LOW_BYTES
+        given = word, k.number(_LOW_BYTES), k.number(0x10001 * offset)
+        return k.pure_assembly(I32, "lop3.b32 $0, $1, $2, $3, 0x6A;", "=r,r,r,r", *given)  # ($1 & $2) ^ $3
+
+    pairs = [[(two(word), two(word >> 8)) for word in words[h::2]] for h in range(2)]
+    return [[[rows[0][0], rows[1][0], rows[0][1], rows[1][1]]] for rows in pairs]
+
+
+def _raw4(k: Code, words: Sequence[Value], q: int, offset: int) -> Halves:
+    """Word [32 k][half of rows] has eight codes; those of k 16 to 31 stay at bits 4 to 7."""
+    rows = [(word, word >> 8) for word in words[2 * q : 2 * q + 2]]
+    return [[[rows[half][pair] & 0x000F000F << 4 * h for pair in range(2) for half in range(2)]] for h in range(2)]
+
+
+_RAW = {"codes8": _raw8, "codes4": _raw4}
 
 
 # -- single numbers ----------------------------------------------------------------------------------------------------

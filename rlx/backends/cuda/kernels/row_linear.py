@@ -207,10 +207,11 @@ class RowLinear(Layer):
     def _put(self, numbers: Sequence[Value], quad: Value) -> None:
         """Stores the parts of four numbers, and the sums that lows are multiplied with."""
         k, group = self.code, quad // QUADS
-        for part, words in enumerate(split(k, numbers, self.rounded)):
-            k.store(k.at(self.place, I8, group * self.record + (place(quad) + part * NBYTES)), words, align=8)
+        parts = split(k, numbers, quad, self.form, self.rounded)
+        for part, words in enumerate(parts):
+            k.store(k.at(self.place, I8, group * self.record + (place(quad) + part * NBYTES)), k.vector(words), align=8)
         if self.sums:
-            total, each = summed(k, numbers, self.sums, self.rounded), QUADS // self.sums
+            total, each = summed(k, parts, quad, self.form), QUADS // self.sums
             with k.when((quad % each).equals(0)):
                 k.store(self.sum_place, total, quad // each)
 
@@ -230,7 +231,7 @@ class RowLinear(Layer):
                 groups = [(part, i * per + q, ring.operands(part, words, q))
                           for part, i, words in parts for q in range(per)]  # fmt: skip
                 x = [self._row(unit * per, number) for _, number, _ in groups]
-                found = [self.products(group, own) for (_, _, group), (own, _) in zip(groups, x, strict=True)]
+                found = [self.products(group, *own) for (_, _, group), own in zip(groups, x, strict=True)]
                 if not stop and not start:
                     ring.keep(numbers)  # while the first products are under way
                 for (part, number, _), (_, totals), products in zip(groups, x, found, strict=True):

@@ -180,8 +180,8 @@ class Ring:
         return [word for vector in vectors for word in k.lanes(vector)]
 
     def operands(self, part: int, words: Sequence[Value], q: int) -> Group:
-        """32 k of a unit without scales; see `Matrix.group`."""
-        return self.matrices[part].group(words, q, Numbers([], []))
+        """32 k of a unit without scales; see `Matrix.raw`."""
+        return self.matrices[part].raw(words, q, Numbers([], []))
 
     def numbers(self, part: int, number: int) -> Numbers:
         """The scales and lows of 32 k of a piece, for the two rows of the lane."""
