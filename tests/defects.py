@@ -141,13 +141,13 @@ DEFECTS = (
         "rope: the first element that does not turn is left out",
         "for i in range(N_ROT, HEAD_DIM):",
         "for i in range(N_ROT + 1, HEAD_DIM):",
-        "tests/backends/cpu/test_rope.py",
+        "tests/backends/cpu/test_rows.py",
     ),
     Defect(
         "norms: a layer norm divides by one less",
         "sqrt(sum_of_centred_squares(x, src, src + width, mean) / f32(width) + f32(eps))",
         "sqrt(sum_of_centred_squares(x, src, src + width, mean) / f32(width - 1) + f32(eps))",
-        "tests/backends/cpu/test_norm.py",
+        "tests/backends/cpu/test_rows.py",
     ),
     Defect(
         "target: a feature that is taken away after it was added stays",

@@ -33,7 +33,8 @@ PLAIN = [G.input(f"plain {name}", [KEYS, 2, 16]) for name in "kv"]
 EXTRA, INDEX = G.input("extra", [5, 64]), G.input("index", [SEQ], I32)
 VISIBLE, SINKS = G.input("visible", [SEQ], I32), G.weight("sinks", [4])
 BIAS, BIASES = (G.input(f"bias {heads}", [SEQ, heads, PAST_SEQ + SEQ]) for heads in (1, 4))
-W, U, B, C, R = (G.weight(n, s) for n, s in [("w", [8, 64]), ("u", [8, 64]), ("b", [8]), ("c", [8]), ("r", [SEQ, 8])])
+W, U, B, C = (G.weight(n, s) for n, s in [("w", [8, 64]), ("u", [8, 64]), ("b", [8]), ("c", [8])])
+R = G.input("r", [SEQ, 8])
 COLUMN, HEAD_COLUMN, CHOICE = (
     G.input("column", [SEQ, 1]),
     G.input("column 3", [SEQ, 4, 1]),

@@ -1,8 +1,7 @@
-"""Elementwise kernels and the vector functions in them, against NumPy in float64."""
+"""The vector functions of elementwise kernels against NumPy in float64, over all magnitudes and at the ends."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,56 +11,13 @@ from native import run
 from numpy.typing import NDArray
 
 from rlx.backends.cpu import vmath
-from rlx.backends.cpu.kernels.rows.elementwise import Expression, elementwise
+from rlx.backends.cpu.kernels.rows.elementwise import elementwise
 from rlx.backends.cpu.target import Target
+from rlx.ir.meaning import UNARY
 from rlx.ir.stored import round_to
 
 Array = NDArray[Any]
 targets = pytest.mark.parametrize("target", LEVELS, ids=name)
-
-_erfc = np.vectorize(math.erfc, otypes=[np.float64])
-
-
-def _gelu_tanh(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-MEANING: dict[str, Any] = {
-    "exp": np.exp,
-    "tanh": np.tanh,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu_tanh": _gelu_tanh,
-    "gelu_erf": lambda x: 0.5 * x * _erfc(-x / math.sqrt(2)),
-    "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
-    "relu": lambda x: np.where(x < 0, 0, x),
-    "sqrt": np.sqrt,
-    "clamp": lambda x, low, high: _above(low, -_above(None if high is None else -high, -x)),
-    "neg": np.negative,
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "maximum": np.maximum,
-    "scale": np.multiply,
-    "softcap": lambda x, cap: cap * np.tanh(x / cap),
-}
-
-
-def _above(low: float | None, x: Array) -> Array:
-    return x if low is None else np.where(x < low, low, x)
-
-
-def meaning(expr: Expression, operands: list[Array]) -> Array:
-    """The expression in float64."""
-    if isinstance(expr, int):
-        return operands[expr].astype(np.float64)
-    op, *rest = expr
-    if op == "const":
-        return np.float64(rest[0])  # type: ignore[return-value]
-    numbers = rest[1:] if op in ("scale", "softcap", "clamp") else []
-    return MEANING[op](*(meaning(r, operands) for r in rest[: len(rest) - len(numbers)]), *numbers)  # type: ignore[no-any-return]
-
 
 def everywhere() -> Array:
     """Numbers of all magnitudes, dense where the functions bend."""
@@ -89,7 +45,7 @@ def test_vector_functions_keep_their_ceilings(
     x = x[(x > low) & (x < high)]
     got = np.empty_like(x)
     run(elementwise((function, 0), ["full"], x.size, target), target, x, got, end=1, rows=1)
-    want = MEANING[function](x.astype(np.float64))
+    want = UNARY[function](x.astype(np.float64))
     scale = np.abs(x.astype(np.float64)) if function.startswith("gelu") else np.abs(want)
     assert np.max(np.abs(got - want) / scale) < ceiling
     assert np.max(np.abs(got - want) / scale) > ceiling / 20  # the ceiling says something
@@ -129,34 +85,6 @@ def test_vector_functions_at_the_ends(target: Target) -> None:
         assert got[1] == np.inf
         assert got[6] == 200
         assert abs(got[7]) < 1e-30
-
-
-EXPRESSIONS: list[tuple[Expression, list[str]]] = [
-    (("mul", ("silu", 0), 1), ["full", "full"]),
-    (("add", 0, 1), ["full", "row"]),
-    (("mul", ("scale", 0, 0.5), ("sigmoid", 1)), ["full", "scalar"]),
-    (("sub", ("softcap", 0, 30.0), ("div", 1, ("const", 3.0))), ["full", "full"]),
-    (("add", ("gelu_tanh", 0), ("mul", ("gelu_erf", ("neg", 1)), 2)), ["full", "row", "scalar"]),
-    (("mul", 0, ("sub", ("const", 1.0), ("mul", ("tanh", 0), ("tanh", 0)))), ["full"]),
-    (("mul", 0, 1), ["full", "column"]),
-    (("add", ("mul", 0, ("relu", 1)), ("mul", 2, ("softplus", 3))), ["full", "column", "row", "column"]),
-    (("clamp", ("sub", 0, ("mul", 1, 2)), -0.25, 0.5), ["full", "scalar", "column"]),
-    (("sqrt", ("mul", 0, 0)), ["full"]),
-]
-
-
-@targets
-@pytest.mark.parametrize(("expr", "inputs"), EXPRESSIONS)
-@pytest.mark.parametrize(("rows", "width"), [(1, 16), (3, 5), (2, 96), (5, 33)])
-def test_expressions(target: Target, expr: Expression, inputs: list[str], rows: int, width: int) -> None:
-    rng = np.random.default_rng(width)
-    shape = {"full": (rows, width), "row": (width,), "column": (rows, 1), "scalar": (1,)}
-    operands = [rng.standard_normal(shape[kind]).astype(np.float32) * 3 for kind in inputs]
-    out = np.full((rows + 1, width), 7, np.float32)
-    kernel = elementwise(expr, inputs, width, target)
-    run(kernel, target, *operands, out, end=rows, rows=rows)
-    np.testing.assert_allclose(out[:rows], meaning(expr, operands), rtol=2e-6, atol=2e-6)
-    assert (out[rows] == 7).all(), "wrote past its rows"
 
 
 @targets
