@@ -325,7 +325,60 @@ def test_attention_with_a_bias(level: str, heads: int, cache: CompileCache) -> N
         check([exe(**part(at, 1), PAST_SEQ=at)["y"] for at in range(length)][-1])
 
 
+RECURRENT = [node for (node,) in (case.values for case in CASES) if node.op in ("causal_conv", "gated_delta")]
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("node", RECURRENT, ids=str)
+def test_recurrent_states(node: Node, level: str, cache: CompileCache) -> None:
+    """Call after call, of several rows and of one: the results, and the states that the next call begins with. What
+    is written aside leaves the state of the start.
+    """
+    graph, feeds = Graph(node.op, outputs={"y": node}), arrays(node)
+    weights = {name: feeds[name].astype(np.float32) for name in graph.leaves("weight")}
+    states = {name: np.zeros([value(d, ENV) for d in leaf.shape]) for name, leaf in graph.leaves("state").items()}
+    with compile(graph, weights, target=level, threads=2, cache=cache) as exe:
+        for rows in (3, 1, 3, 2):
+            inputs = {name: feeds[name][:rows].astype(np.float32) for name in graph.leaves("input")}
+            want, after = interp.run(graph, {**inputs, **weights, **states}, {"SEQ": rows}, dtype=np.float64)
+            states |= after
+            found = {**exe(**inputs), **{name: exe._states.copy_state(name, 0) for name in states}}
+            for name, wanted in {**want, **states}.items():
+                assert np.abs(found[name] - wanted).max() <= EXACT_CEILING * np.abs(wanted).max(), name
+
+
+# Each type on one level and in one precision: tests/backends/cpu has every pair.
+PRECISE = (("f32", "exact"), ("q8_0", "auto"), ("q4_k", "exact"), ("mxfp4", "auto"))
+EXPERTS = [(levels()[i % len(levels())], *each) for i, each in enumerate(PRECISE)]
+
+
+def experts_graph(dtype: str, act: str) -> Graph:
+    """A gated layer whose slots share a row, a plain one with a row a slot, and the slots' weighted sum."""
+    graph, kind = Graph("experts"), DTYPES[dtype]
+    x, slots = graph.input("x", [SEQ, 256]), graph.input("slots", [SEQ, 2, 256])
+    scores = ops.softmax(graph.input("scores", [SEQ, 6]))
+    ids = ops.top_k(scores, 2)
+    gate, up, down = (graph.weight(n, (6, 50, 256), kind) for n in ("gate", "up", "down"))
+    gated = ops.mul(ops.make(act, ops.expert_linear(x, ids, gate)), ops.expert_linear(x, ids, up))
+    shares = ops.reshape(ops.take(scores, ids), [SEQ, 1, 2])
+    graph.output("gated", gated)
+    graph.output("sum", ops.mix(ops.expert_linear(slots, ids, down), shares))
+    return graph
+
+
+@pytest.mark.parametrize(("level", "dtype", "precision"), EXPERTS)
+def test_experts(level: str, dtype: str, precision: str, cache: CompileCache) -> None:
+    rng = np.random.default_rng(21)
+    pairs = {n: quantized(rng, (6, 50, 256), DTYPES[dtype]) for n in ("gate", "up", "down")}
+    raw, values = ({n: pair[i] for n, pair in pairs.items()} for i in range(2))
+    graph = experts_graph(dtype, "gelu_tanh" if dtype == "q8_0" else "silu")
+    sizes = {"x": (256,), "slots": (2, 256), "scores": (6,)}
+    for rows in (1, 19):
+        arrays = {n: rng.standard_normal((rows, *size)).astype(np.float32) for n, size in sizes.items()}
+        check(graph, arrays, level, cache, exact=values, precision=precision, ceiling=INT8_CEILING, **raw)
+
+
 def test_every_kernel_is_reached_by_these_tests() -> None:
-    """A new row in the kernel table needs a case in tests/ir/cases.py; over states, in test_compiled_layers.py."""
-    elsewhere = {"quantize", "rope_kv_write", "kv_write", "as_cache", "causal_conv", "gated_delta"}
-    assert set(STATELESS) | elsewhere == set(KERNELS)
+    """A new row in the kernel table needs a case in tests/ir/cases.py; over caches, here."""
+    cached = {"quantize", "rope_kv_write", "kv_write", "as_cache"}
+    assert {*STATELESS, *cached, *(node.op for node in RECURRENT)} == set(KERNELS)
