@@ -68,16 +68,6 @@ def goes_on(engine: hybrid.InterpretedEngine, count: int = 3) -> bool:
 # ---------------------------------------------------------------------------------------------------- forward
 
 
-@pytest.mark.parametrize("split", [[150], [1] * 130, [16, 7, 1, 1, 40, 3, 33, 1, 1, 20]], ids=["one", "decode", "odd"])
-def test_chunks(engine: hybrid.InterpretedEngine, split: list[int]) -> None:
-    rows, at = [], 0
-    for count in split:
-        rows.append(engine.forward(IDS[at : at + count], all_rows=True))
-        at += count
-    assert agrees(engine.graph, IDS[:at], np.concatenate(rows))
-    assert (engine.past, engine.ids) == (at, IDS[:at])
-
-
 def greedily(engine: hybrid.InterpretedEngine, token: int, count: int, stops: Sequence[int]) -> list[int]:
     """As many tokens as are wanted, or to a stop."""
     found: list[int] = []
@@ -110,14 +100,6 @@ def test_a_run_with_a_nan_is_a_named_error(mixed: hybrid.InterpretedEngine) -> N
         mixed.greedy(3, 5)
     mixed.values = kept
     assert mixed.ids == IDS[:20] and goes_on(mixed)
-
-
-def test_a_reset_forgets_everything(engine: hybrid.InterpretedEngine) -> None:
-    first = engine.forward(IDS[:100])
-    engine.reset()
-    assert (engine.past, engine.ids) == (0, [])
-    assert agrees(engine.graph, IDS[:100], first)
-    assert np.array_equal(engine.forward(IDS[:100]), first), "the same bits"
 
 
 # ---------------------------------------------------------------------------------------------------- trim

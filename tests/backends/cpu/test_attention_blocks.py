@@ -7,11 +7,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from attention_case import Case
 from forms import Form, call, forms
 from levels import LEVELS, name, widest_and_another
 from native import aligned
 from numpy.typing import NDArray
-from test_attention import Case
 
 from rlx.backends.cpu.kernels.cache.kv import kv_write
 from rlx.backends.cpu.kernels.rows.rope import rope

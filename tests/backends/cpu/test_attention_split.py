@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_case import Case, label
 from levels import LEVELS, name, widest_and_another
 from native import aligned, run
 from numpy.typing import NDArray
-from test_attention import Case, label
 
 from rlx.backends.cpu.kernels.attention.attention import attention
 from rlx.backends.cpu.kernels.attention.bf16 import DottedAttention, DottedRow
@@ -81,7 +81,7 @@ def test_against_softmax_in_float64(target: Target, shape: tuple[int, int, int],
         if past < how.least:
             np.testing.assert_array_equal(got, case.native(target, past, 1, 0.2, rows_static=1))
         before = min(past, 40)
-        rows = case.native(target, past - before, min(before + 3, 520 - past + before), 0.2, split_by=how)
+        rows = case.native(target, past - before, min(before + 3, 520 - past + before), 0.2, split=how)
         np.testing.assert_array_equal(got[0], rows[before], str(past))
 
 
@@ -94,7 +94,7 @@ def test_sinks(target: Target) -> None:
         got = ranges(past)
         want, ceiling = case.reference(past, 1, 0.2)
         assert np.abs(got - want).max() < ceiling, past
-        among = case.native(target, max(past - 5, 0), past - max(past - 5, 0) + 1, 0.2, split_by=how)
+        among = case.native(target, max(past - 5, 0), past - max(past - 5, 0) + 1, 0.2, split=how)
         np.testing.assert_array_equal(among[-1:], got)
 
 
@@ -153,7 +153,7 @@ def test_one_row_of_bf16_products_has_the_bits_of_many(target: Target) -> None:
     ):
         case, how = Case(*shape, dtype, ctx=720, filled=711), cyclic(options.get("window"))
         alone = Ranges(case, target, how, writer=DottedRow, **options)
-        many = case.native(target, 0, 711, 0.2, split_by=how, writer=DottedAttention, bf16=True, **options)
+        many = case.native(target, 0, 711, 0.2, split=how, writer=DottedAttention, bf16=True, **options)
         for past in (0, 1, 15, 16, 32, 47, 48, 62, 63, 64, 200, 255, 256, 447, 600, 709, 710):
             np.testing.assert_array_equal(alone(past)[0], many[past], f"{shape} {past}")
 

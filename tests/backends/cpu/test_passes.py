@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from attention_case import Case
 from levels import LEVELS, machine, name
 from native import Array, aligned, assembly, run
-from test_attention import Case
 from test_linear import activations, weights
 
 from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.kernels.attention import shape
 from rlx.backends.cpu.kernels.attention.attention import attention
 from rlx.backends.cpu.kernels.linear.linear import linear, units
 from rlx.backends.cpu.kernels.linear.peak import PRODUCTS, chains, kinds, operations, peak
@@ -48,7 +49,8 @@ def test_attention(target: Target) -> None:
     q: Array = aligned(case.q[60:100])
     results = [np.empty(q.shape, np.float32) for _ in range(2)]
     for each, out in zip((kernel, with_all_passes(kernel)), results, strict=True):
-        run(each, target, q, case.keys, case.values, out, end=case.units(len(q)), seq=len(q), past=60, ctx=case.ctx)
+        end = shape.units(len(q), *case.shape)
+        run(each, target, q, case.keys, case.values, out, end=end, seq=len(q), past=60, ctx=case.ctx)
     np.testing.assert_array_equal(*results)
 
 
