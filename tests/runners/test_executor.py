@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,40 @@ def test_every_job_gets_its_tokens() -> None:
     assert made.room.ended == 5
     assert made.counters.tokens == sum(each.limit for each in jobs)
     assert made.counters.prompt_tokens + made.counters.reused_tokens == sum(len(each.prompt) for each in jobs)
+
+
+def test_a_step_wakes_the_tasks_of_an_event_loop_with_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call into another thread's event loop is a system call: one a token takes longer than a small model."""
+    made, jobs = executor(ToyEngine()), [job(prompt(40, seed), 30, streaming=True) for seed in range(1, 9)]
+    calls = []
+
+    async def read(each: Job) -> int:
+        woken = 0
+        while not each.ended:
+            seen = each.notifier.news
+            each.consumed = len(each.tokens)
+            if not each.ended:
+                await each.notifier.wait_async(seen)
+                woken += 1
+        return woken
+
+    async def main() -> list[int]:
+        here, turns = asyncio.get_running_loop(), 0
+        readers = [asyncio.create_task(read(each)) for each in jobs]
+        await asyncio.sleep(0)
+        call = here.call_soon_threadsafe
+        monkeypatch.setattr(here, "call_soon_threadsafe", lambda *given: (calls.append(given), call(*given))[1])
+        for each in jobs:
+            give(made, each)
+        while made.turn():
+            turns += 1
+            assert len(calls) <= turns
+            for _ in range(3):  # the event loop is woken, it wakes the tasks, and these look
+                await asyncio.sleep(0)
+        return await asyncio.gather(*readers)
+
+    woken = asyncio.run(main())
+    assert all(count > 5 for count in woken) and right(*jobs)
 
 
 def test_short_prompts_share_a_step_and_long_ones_do_not() -> None:

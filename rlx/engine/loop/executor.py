@@ -94,6 +94,7 @@ class Executor:
         self._task_next = False  # tasks and prompts take turns
         self.is_brief = self._uncompiled = not env.jit()
         self.unheard: set[Notifier] = set()
+        self._woken, self._hurries = 0.0, False  # when consumers were woken, and whether one soon has to be
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ class Executor:
                 self._compute_others(bool(jobs))
             more = bool(self.inbox) or any(not (job.backpressured or job.paused) for job in scheduler.running)
             more = more or scheduler.others_want() or bool(room.paused and room.may_resume())
-            if not more and self.unheard:
+            if self.unheard and (self._hurries or not more or self._clock() - self._woken >= QUIET):
                 self.wake_consumers()
         # Without compiled code callers always compute, because a debugger looks at them.
         self.is_brief = self._uncompiled or time.perf_counter() - start <= BRIEF
@@ -198,6 +199,7 @@ class Executor:
 
     def wake_consumers(self) -> None:
         """Wakes the consumers of all new tokens."""
+        self._woken, self._hurries = self._clock(), False
         while self.unheard:
             self.unheard.pop().notify()
 
@@ -372,15 +374,12 @@ class Executor:
             return True
         if not job.streaming:
             return False
-        notifier, behind = job.notifier, len(job.tokens) - job.consumed
-        # To wake a thread costs as much as a step of a small model: if tokens come quickly, it gets some at a time.
-        if now - job.last_notified >= QUIET or behind >= AHEAD // 2:
-            job.last_notified = now
-            self.unheard.discard(notifier)
-            notifier.notify()
-        else:
-            notifier.news = object()  # whoever drives and waits looks anyway
-            self.unheard.add(notifier)
+        # To wake a thread costs as much as a step of a small model: all are woken together at the end of a turn, and if
+        # turns are short, for several tokens.
+        job.notifier.news = object()  # whoever drives and waits looks anyway
+        self.unheard.add(job.notifier)
+        behind = len(job.tokens) - job.consumed
+        self._hurries = self._hurries or behind >= AHEAD // 2
         if behind >= AHEAD:
             job.backpressured = True  # before the check: whoever takes tokens after it sees that the job waits
             job.backpressured = job.is_ahead

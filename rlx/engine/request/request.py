@@ -11,11 +11,13 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import Parameter
 from math import isfinite
 from numbers import Integral
@@ -338,22 +340,56 @@ class Notifier:
         while self.news is seen:
             if end is not None and here.time() >= end:
                 return False
-            woken = asyncio.Event()
-
-            def wake(here: asyncio.AbstractEventLoop = here, woken: asyncio.Event = woken) -> None:
-                try:
-                    here.call_soon_threadsafe(woken.set)
-                except RuntimeError:  # the event loop was closed, and its tasks with it
-                    return
-
-            self._waiters.append(wake)
+            woken = here.create_future()
+            self._waiters.append(partial(_bell_of(here).wake, woken))
             if self.news is not seen:
                 return True
-            timer = None if end is None else here.call_at(end, woken.set)
-            await woken.wait()
+            timer = None if end is None else here.call_at(end, _wake, woken)
+            await woken
             if timer is not None:
                 timer.cancel()
         return True
+
+
+class _Bell:
+    """Wakes tasks of one event loop from other threads: all of a step with one call, since each is a system call.
+
+    Args:
+        here: the event loop.
+    """
+
+    def __init__(self, here: asyncio.AbstractEventLoop) -> None:
+        self._here = weakref.ref(here)
+        self._asleep: deque[asyncio.Future[None]] = deque()
+        self._rings = False
+
+    def wake(self, task: asyncio.Future[None]) -> None:
+        """Wakes the task that waits for this."""
+        self._asleep.append(task)  # before the look: whoever rings takes all that are there
+        if not self._rings and (here := self._here()) is not None:
+            self._rings = True
+            with suppress(RuntimeError):  # the event loop was closed, and its tasks with it
+                here.call_soon_threadsafe(self._ring)
+
+    def _ring(self) -> None:
+        self._rings = False
+        while self._asleep:
+            _wake(self._asleep.popleft())
+
+
+def _wake(task: asyncio.Future[None]) -> None:
+    if not task.done():
+        task.set_result(None)
+
+
+_bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Bell] = weakref.WeakKeyDictionary()
+
+
+def _bell_of(here: asyncio.AbstractEventLoop) -> _Bell:
+    found = _bells.get(here)
+    if found is None:
+        found = _bells[here] = _Bell(here)
+    return found
 
 
 DraftsOf = Callable[[Any], "Drafts | None"]
@@ -399,7 +435,6 @@ class Job:
         record: when it changed its phase, for statistics and traces.
         entered: whether the loop knows it.
         backpressured: whether it waits for the consumer to take tokens.
-        last_notified: when the consumer was last woken, by the loop's clock.
         looked_up, loading: whether the states of its prompt were looked up on disk, and whether they are being read.
         paused: whether its state was saved elsewhere, because the cache was full.
 
@@ -439,7 +474,7 @@ class Job:
         self.ended = self.limit <= 0  # there is nothing to compute
         self.error: BaseException | None = None
         self.entered = self.backpressured = self.paused = self.looked_up = self.loading = False
-        self.last_notified, self.record = 0.0, Record()
+        self.record = Record()
         self.consumed = 0
         self.stopped_at: int | None = None
 
