@@ -40,6 +40,8 @@ def register(device: str, module: str) -> None:
     MODULES[device] = module
 
 
+_CARDS = ("gpu", "nvidia")  # what others call cuda
+
 register("cpu", "rlx.backends.cpu.backend")
 register("reference", "rlx.backends.reference.backend")
 register("cuda", "rlx.backends.cuda.backend")
@@ -117,7 +119,8 @@ def checked_device(device: str | None) -> str:
     name = next(iter(MODULES)) if device is None else str(device).lower()
     kind = name.partition(":")[0]
     if kind not in MODULES:
-        raise TargetError(f"device {device!r} is not there", where="device", hint=did_you_mean(kind, MODULES))
+        hint = f"did you mean {Device.CUDA!r}?" if kind in _CARDS else did_you_mean(kind, MODULES)
+        raise TargetError(f"device {device!r} is not there", where="device", hint=hint)
     return name
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import re
 import shlex
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -108,8 +109,25 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is {self._expected}", param, ctx)
 
 
+class _Help(click.HelpFormatter):
+    """A help text as wide as the terminal, also below click's least width of 50 columns."""
+
+    def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
+        columns = min(shutil.get_terminal_size().columns, max_width or 80)
+        super().__init__(indent_increment, max(width or columns - 2, 20), max_width)
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        super().write_dl(rows, min(col_max, max(self.width - 40, 8)), col_spacing)
+
+
+class _Context(click.Context):
+    formatter_class = _Help
+
+
 class Command(click.Command):
     """A subcommand; its last option is --debug."""
+
+    context_class = _Context
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -147,7 +165,7 @@ class Command(click.Command):
 class Group(click.Group):
     """A group of subcommands; a mistyped one gets the name that is close to it."""
 
-    command_class = Command
+    command_class, context_class = Command, _Context
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -197,7 +215,7 @@ _PYTHON = frozenset(
     "bind restore decode_logits predict_logits prefill_logits sample".split()
 )
 _CALL = re.compile(
-    r"\b(?:generate|bind|from_path|auto_runner|SampleOpts|CompileProfile)\(|rlx\.auto_runner|\bon_token\b"
+    r"tokenizer\.|\b(?:generate|bind|from_path|auto_runner|SampleOpts|CompileProfile)\(|rlx\.auto_runner|\bon_token\b"
 )
 
 

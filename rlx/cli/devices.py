@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from math import isfinite
 from typing import Any
 
 import click
 
 from rlx import backends
-from rlx.cli.command import Command, json_option
-from rlx.cli.output import printable, size, stdout
+from rlx.cli.command import Command, in_options, json_option
+from rlx.cli.output import printable, size, stdout, wrapped
 
 
 @click.command(cls=Command)
@@ -29,7 +30,7 @@ def devices(as_json: bool) -> None:
     for row in found:
         free = "" if row["free_bytes"] is None else f", {size(row['free_bytes'])} free"
         about = row["missing"] or row["description"] + free
-        click.echo(f"{row['name']:11}{printable(about)}", file=stdout())
+        click.echo(wrapped(f"{row['name']:11}{printable(about)}", sys.stdout, indent=11), file=stdout())
 
 
 def _found(name: str) -> dict[str, Any]:
@@ -40,5 +41,5 @@ def _found(name: str) -> dict[str, Any]:
         "name": name,
         "description": None if missing else backend.description(),
         "free_bytes": int(free) if free is not None and isfinite(free) else None,
-        "missing": missing,
+        "missing": missing and in_options(missing, {"device": "--device"}),
     }

@@ -35,7 +35,7 @@ from rlx import demo as models
 from rlx.arguments import did_you_mean
 from rlx.backends.host import HOST
 from rlx.cli.command import Command, json_option
-from rlx.cli.output import Bars, counted, printable, size, stdout
+from rlx.cli.output import Bars, counted, printable, size, stdout, width
 from rlx.compiler.compile import Compiler
 from rlx.compiler.limits import worker_count
 from rlx.compiler.tuned import find, machine
@@ -248,7 +248,7 @@ def cache(findings: Findings) -> Facts:
     try:
         store = Store(root)
     except CacheError as error:
-        hint = "chmod 700 it, or choose another folder with RLX_CACHE_DIR; until then every process compiles anew"
+        hint = f"{error.hint}; until then every process compiles anew"
         findings.problem(f"the compile cache {root} is not used: {error.what}", hint)
         return facts | {"usable": False}
     stats = store.stats()
@@ -402,7 +402,7 @@ def examine(measure: bool = True) -> Findings:
     return findings
 
 
-_WIDTH, _HEAD = 100, 14
+_WIDTH, _HEAD = 100, 14  # columns, at most
 
 Row = tuple[str, str]
 
@@ -422,10 +422,13 @@ def lines(findings: Findings) -> Iterator[str]:
 
 def _row(head: str, text: str) -> Iterator[str]:
     """A head and its text, whose further lines are indented."""
-    room = _WIDTH - _HEAD - 2
-    wrapped = textwrap.wrap(printable(text), room, break_on_hyphens=False, break_long_words=False) or [""]
-    for i, line in enumerate(wrapped):
+    for i, line in enumerate(_wrapped(text, _HEAD + 2) or [""]):
         yield f"  {head if i == 0 else '':{_HEAD}}{line}".rstrip()
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    room = max(min(_WIDTH, width()) - indent, 20)
+    return textwrap.wrap(printable(text), room, break_on_hyphens=False, break_long_words=False)
 
 
 def _problems(findings: Findings) -> Iterator[str]:
@@ -434,12 +437,8 @@ def _problems(findings: Findings) -> Iterator[str]:
         return
     yield "problems"
     for problem in findings.problems:
-        what = f"- {printable(problem.what)}"
-        yield from textwrap.wrap(what, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-        if problem.hint:
-            yield from textwrap.wrap(
-                printable(problem.hint), _WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
-            )
+        for i, line in enumerate([*_wrapped(problem.what, 4), *_wrapped(problem.hint or "", 4)]):
+            yield f"  {' ' if i else '-'} {line}"
     count = sum(problem.prevents for problem in findings.problems)
     yield ""
     if count:

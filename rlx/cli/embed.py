@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rlx.runners.encoder import as_encoder
 from rlx.runners.model import Model
 
 _LINES = ".jsonl"
+_TEXT = re.compile(r"(?:text|document) (\d+)")  # where an error is
 
 
 @click.command(cls=Command)
@@ -64,7 +66,7 @@ def embed(
     options = {"prompt_name": prompt_name, "prompt": prompt, "dimensions": dimensions, "truncate": truncate or None}
     given = {name: value for name, value in options.items() if value is not None}
     path = model_path(model, engine, tell_demo=True)
-    with Bars("opening the model") as bars, closing(open_runner(path, engine, bars)) as runner:
+    with by_line(file), Bars("opening the model") as bars, closing(open_runner(path, engine, bars)) as runner:
         found = _vectors(runner, texts, pooling, not no_normalize, given, bars)
     _write(found, out)
 
@@ -127,13 +129,24 @@ def rerank(
     """
     texts, engine["adapters"] = read_texts(file), adapters
     path = model_path(model, engine, tell_demo=True)
-    with Bars("opening the model") as bars, closing(open_runner(path, engine, bars)) as runner:
+    with by_line(file), Bars("opening the model") as bars, closing(open_runner(path, engine, bars)) as runner:
         scores = runner.rerank(query, texts, truncate=truncate, adapter=next(iter(runner.adapters), None))
     for number in sorted(range(len(texts)), key=lambda each: -scores[each])[:top]:
         if as_json:
             click.echo(json.dumps({"index": number, "score": scores[number], "text": texts[number]}))
         else:
             click.echo(f"{scores[number]:8.4f}  {printable(texts[number])}")
+
+
+@contextmanager
+def by_line(file: str) -> Iterator[None]:
+    """Errors about one of the texts of a file name its line."""
+    try:
+        yield
+    except PromptError as error:
+        if (found := _TEXT.fullmatch(error.where or "")) is None:
+            raise
+        raise PromptError(error.what, where=f"{file}, line {int(found[1]) + 1}", hint=error.hint) from error
 
 
 def read_texts(name: str) -> list[str]:

@@ -6,6 +6,7 @@ Reads headers only: no weights, no compiler. `describe` gives the facts, `show` 
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import click
 from rlx import backends, demo, models
 from rlx.cli.command import Command, json_option
 from rlx.cli.options import model_argument
-from rlx.cli.output import printable, size, stdout
+from rlx.cli.output import printable, size, stdout, wrapped
 from rlx.compiler.state_memory import state_bytes
 from rlx.engine.opening.encoder import EncoderPlan
 from rlx.engine.opening.options import EngineOptions
@@ -256,7 +257,8 @@ def _page(title: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield f"\n{title}"
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        line = "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield from wrapped(line, sys.stdout, indent=4).split("\n")
 
 
 def _short(value: Any) -> str:

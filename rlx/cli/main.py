@@ -126,11 +126,16 @@ class Commands(Group):
             formatter.write_dl(rows)
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
-        """As click's; it would print a word and exit with 1 where an interrupt comes while words are parsed."""
+        """As click's; what happens while words are parsed and `--help` is printed is reported as in `invoke`."""
         try:
             return super().make_context(*args, **more)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _discard(sys.stdout)
+            raise click.exceptions.Exit(UNREAD) from None
+        except OSError as error:
+            raise Mistake(in_words(error, None, "rlx")) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the subcommand.

@@ -17,7 +17,7 @@ from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan
 from rlx.engine.opening.source import choose_model
 from rlx.engine.request.request import stop_strings
-from rlx.errors import SamplingError
+from rlx.errors import RlxError, SamplingError
 from rlx.profile import CompileProfile
 from rlx.profile.option import Option, options_of
 from rlx.runners import CachedRunner, auto_runner
@@ -67,7 +67,8 @@ def command_line_option(name: str, options: type) -> Decorator:
 def _checked(option: Option, ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """The value of an option that the command line gave; `click.BadParameter` if it does not parse."""
     if value is not None and option.parse is not None and (found := option.problem(str(parameter.name), value)):
-        raise click.BadParameter(". ".join(filter(None, found)))
+        what, hint = found
+        raise click.BadParameter(str(RlxError(what.removeprefix(f"{parameter.name}: "), hint=hint)))
     return value
 
 

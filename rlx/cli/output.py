@@ -63,11 +63,16 @@ def width(file: TextIO | None = None) -> int:
     return shutil.get_terminal_size().columns if (file or sys.stdout).isatty() else _PIPE_WIDTH
 
 
-def wrapped(text: str, file: TextIO | None) -> str:
-    """A message in lines that a terminal breaks at no word; unchanged where `file` is no terminal."""
+def wrapped(text: str, file: TextIO | None, indent: int = 0) -> str:
+    """A message in lines that a terminal breaks at no word; unchanged where `file` is no terminal.
+
+    Args:
+        indent: columns before each line that goes on.
+    """
     if not is_terminal(file):
         return text
     options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": False}
+    options["subsequent_indent"] = " " * indent
     lines = (textwrap.wrap(line, max(width(file), 20), **options) or [""] for line in text.split("\n"))
     return "\n".join(part.rstrip() for parts in lines for part in parts)
 

@@ -32,7 +32,12 @@ from rlx.store.store import Store, default_root
 @click.option("--dry-run", is_flag=True, help="Measure without storing the result.")
 @click.option("--threads", type=click.IntRange(1), metavar="N", help="Workers; the physical cores by default.")
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=45.0, show_default=True, help="Approximate duration."
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    default=45.0,
+    show_default=True,
+    help="Approximate duration.",
 )
 @some_engine_options("device")
 def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: float, engine: dict[str, Any]) -> None:

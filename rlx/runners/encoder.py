@@ -272,8 +272,8 @@ class EncoderRunner(Closing):
         if not truncate:
             count = len(texts[long[0]])
             hint = "pass truncate=True to cut it, or divide it"
-            found = f"{what} {long[0]} has {count} tokens, the model's positions end at {most}"
-            raise PromptError(found, where="embed" if what == "text" else "rerank", hint=hint)
+            found = f"it has {count} tokens, the model's positions end at {most}"
+            raise PromptError(found, where=f"{what} {long[0]}", hint=hint)
         warnings.warn(f"{len(long)} of {len(texts)} {what}s were cut to {most} tokens", stacklevel=4)
         suffix = self.tokenizer.suffix
         for number in long:

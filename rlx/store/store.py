@@ -127,7 +127,8 @@ class Store:
         self._keys: dict[str, CompileKey | None] = {}
         self.problem = self._prepare()
         if self.problem and root is not None and not lenient:
-            hint = "choose another folder with RLX_CACHE_DIR, or chmod 700 this one"
+            mend = ", or chmod 700 this one" if "can write it" in self.problem else ""
+            hint = f"choose another folder with RLX_CACHE_DIR{mend}"
             raise CacheError(self.problem, where=self.root, hint=hint)
         if self.problem:
             self.warn("folder", f"{budget.folder} {self.root} is not used: {self.problem}")

@@ -118,6 +118,8 @@ def is_model(text: str) -> bool:
     downloaded under this name.
     """
     try:
+        if not text:
+            return False
         if text in demo.FILES or (" " not in text and text.lower().endswith(SUFFIXES)):
             return True
         base, _ = split_quantization(text)
@@ -246,6 +248,9 @@ def _downloaded(repo: str, quantization: str | None) -> Path:
 
 
 def _missing(path: Path) -> ModelFileError:
+    if path.is_symlink():
+        what = f"it is a link to {path.readlink()}, which leads to nothing"
+        return ModelFileError(what, where=path, hint="make it again, or name the file itself")
     close = _close(path)
     if close:
         hint = f"did you mean {' or '.join(map(str, close))}?"

@@ -229,6 +229,7 @@ def test_a_card_that_fails_ends_the_steps_of_all(
         ("cuda:0,9", "finds no card.*no card of this number"),
         ("cpu:0", "there is one device 'cpu'.*Leave out ':0'"),
         ("cudo:0", "device 'cudo:0' is not there.*cuda"),
+        ("gpu", "device 'gpu' is not there.*mean 'cuda'"),
     ],
 )
 def test_names_of_cards(cards: paper_cards.PaperCards, device: str, message: str) -> None:

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("opened")
         ("/save", "Error: /save: a file name is missing"),
         ("/load gone.json", "Error: gone.json: there is no such file"),
         ("/set top-kk 3", "Error: /set: there is no setting 'top-kk'. Did you mean top-k?"),
-        ("/set temperature hot", "Error: /set: Invalid value for '--temperature': 'hot' is not a valid float"),
+        ("/set temperature hot", "Error: /set temperature: 'hot' is not a valid float"),
         ("/set temperature -1", "Error: /set: --temperature is -1.0, expected"),
         ("/set top-k 4", "Error: /set: --top-k does nothing at temperature 0"),
         ("/set markdown maybe", "Error: /set: --markdown is 'maybe', expected on or off"),
@@ -54,7 +54,7 @@ def test_undo_and_clear(desk: Desk) -> None:
     system = f"<|im_start|>system\nBrief.{END}\n"
     assert desk.prompts[2] == system + turns("Hi", "You said: Hi", "Bye")
     assert desk.prompts[3] == system + turns("Again")
-    assert "(taken back: Well (1 exchange left))" in result.stderr
+    assert "(1 exchange left; taken back: Well)" in result.stderr
 
 
 def test_regenerate_answers_again(desk: Desk, talker: Talker) -> None:

@@ -41,7 +41,7 @@ def test_a_model_that_generates_makes_vectors_too(tmp_path: Path) -> None:
     assert done.exit_code == 0 and len(json.loads(done.stdout)["embedding"]) > 8
     texts.write_text("yes\n\nno\n")
     refused = call("embed", texts, "demo")
-    assert refused.exit_code == 2 and "text 1: it is empty" in refused.stderr
+    assert refused.exit_code == 2 and f"{texts}, line 2: it is empty\n" in refused.stderr
     refused = call("embed", texts, "demo", "--dimensions", 8)
     assert refused.exit_code == 2 and "--dimensions: only an embedding model has that" in refused.stderr
 
@@ -62,7 +62,7 @@ def test_documents_in_order(goldens: Path, tmp_path: Path) -> None:
     ("text", "words", "what"),
     [
         ("a", ("--out", "vectors.txt"), "expected a name that ends in .npy or .jsonl"),
-        ("yes " * 300, (), "the model's positions end at 256"),
+        ("a\n" + "yes " * 300, (), "texts.txt, line 2: it has 302 tokens, the model's positions end at 256"),
         ("a", ("--prompt-name", "passage"), "there is no prompt 'passage'"),
         ("a", ("--pooling", "median"), "pooling is 'median'"),
     ],

@@ -124,6 +124,15 @@ def test_a_closed_pipe_is_no_error() -> None:
         assert process.wait(60) == 141
 
 
+@pytest.mark.system("full")
+@pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ("devices",)])
+def test_a_full_disk_is_one_message(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "rlx", *words], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "Error: No space left on device. Make room, or write to another disk.\n"
+
+
 # ---------------------------------------------------------------------------------------------------- compile
 
 

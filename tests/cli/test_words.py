@@ -190,6 +190,22 @@ def test_a_file_that_is_called_like_an_option_is_no_option(
     assert result.exit_code == 2 and f"Error: {name}: " in result.stderr, result.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--kv-bytes", "5X", "Invalid value for '--kv-bytes': '5X' is not a size above 0. Write 500M or 2G."),
+        ("--device", "gpu", "--device: device 'gpu' is not there. Did you mean 'cuda'?"),
+    ],
+)
+def test_a_value_that_is_none_is_named_once(option: str, value: str, said: str) -> None:
+    assert f"Error: {said}\n" in rlx("run", option, value, "hi", "--no-stdin").stderr
+
+
+def test_an_empty_prompt_is_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PACKAGE / "demo")  # which holds a model
+    assert "Error: prompt: it is empty" in rlx("run", "", "--no-stdin").stderr
+
+
 @pytest.mark.parametrize("option", ["--json-schema", "--grammar", "--image", "--file", "--chat-template", "--profile"])
 def test_the_systems_reason_stands_without_its_number_and_the_name_again(option: str) -> None:
     said = CliRunner().invoke(cli, ["run", option, "nope.xyz", "hi", "--no-stdin"]).stderr
@@ -206,3 +222,14 @@ def test_lines_break_at_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.split() == text.split() and len(found.splitlines()) > 3
     assert all(len(line) <= 40 for line in found.splitlines() if "xxx" not in line)
     assert wrapped(text, io.StringIO()) == text
+
+
+@pytest.mark.parametrize("words", ["--help", "run --help", "inspect", "devices", "doctor --no-measure"])
+def test_pages_fit_a_narrow_terminal(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 40 columns stands only what cannot be broken: a long word, and examples to copy."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout", shown := Terminal())
+    assert cli.main(words.split(), prog_name="rlx", standalone_mode=False) in (None, 0, 2)
+    long = [line for line in shown.getvalue().splitlines() if len(line) > 40 and "rlx run" not in line]
+    assert all(len(max(line.split(), key=len)) > 15 for line in long), long
+    assert len(shown.getvalue().splitlines()) > 2

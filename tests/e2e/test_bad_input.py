@@ -248,6 +248,12 @@ def test_model_files(case: str, model: Path, tmp_path: Path, cli: Rlx) -> None:
         refused(cli(*command), str(path), *parts)
 
 
+def test_a_link_to_nothing(tmp_path: Path, cli: Rlx) -> None:
+    link = tmp_path / "model.gguf"
+    link.symlink_to("gone")
+    refused(cli("run", link, "Hi"), f"{link}: it is a link to gone, which leads to nothing")
+
+
 def test_broken_numbers_are_named(model: Path, tmp_path: Path, cli: Rlx) -> None:
     path = broken.rewrite(model, tmp_path / "model.gguf", change=poisoned)
     with rlx.auto_runner(path) as runner, raising(NumericalError, "logit 0 is nan. The weights or the"):
@@ -358,6 +364,7 @@ def test_a_folder_that_cannot_be_used_costs_the_cache_and_nothing_else(
         assert exe(x=np.zeros((1, 32)))["y"].tolist() == [[0.0] * 32]
         assert not exe.stats["cached"]
     refused(cli("cache", "ls"), f"{path}: {why}")
+    assert ("chmod 700" in cli("cache", "ls").err) == (case == "everybody's")
 
 
 # ---------------------------------------------------------------------------------------------------- the real process

@@ -91,7 +91,7 @@ def test_the_text_ends_with_the_context_whose_last_token_needs_no_room() -> None
         ([1, 2**70], "expected a token id at position 1, found 1180591620717411303424"),
         (
             [0] * 6,
-            r"it has 6 tokens, and the context holds 5\. Shorten it, or open the model with a max_seq of at least 6",
+            r"it has 6 tokens, and the context holds 5\. Shorten it, or open the model with a max_seq of 6 plus the",
         ),
     ],
 )

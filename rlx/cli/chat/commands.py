@@ -147,8 +147,8 @@ def _image(session: Session, argument: str) -> None:
 def _undo(session: Session, argument: str) -> None:
     question, _ = _last(session)
     session.conversation.exchanges.pop()
-    left = counted(len(session.conversation.exchanges), "exchange")
-    _say(f"taken back: {printable(str(question))} ({left} left)")
+    left = len(session.conversation.exchanges)
+    _say(f"{counted(left, 'exchange') if left else 'nothing'} left; taken back: {printable(str(question))}")
 
 
 def _regenerate(session: Session, argument: str) -> None:
@@ -174,7 +174,7 @@ def _stats(session: Session, argument: str) -> None:
     if last is not None:
         rate, first = last.answer.rate, last.answer.first_seconds
         rows += [
-            ("last prompt", f"{counted(last.prompt, 'token')}, {last.reused} of them not computed again"),
+            ("last prompt", f"{counted(last.prompt, 'token')}, {last.reused} of them reused"),
             ("first token", "" if first is None else f"after {first:.3f} s"),
             (
                 "last answer",

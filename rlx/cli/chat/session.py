@@ -148,6 +148,9 @@ class Settings:
         try:
             values = _parsed.main(arguments, prog_name="/set", standalone_mode=False)
             sample = sample_opts(self._recommended, values["sample"])
+        except click.BadParameter as error:
+            name = "/set" if error.param is None else f"/set {_name(error.param)}"
+            raise ChatError(error.message.rstrip("."), where=name) from error
         except click.ClickException as error:
             raise ChatError(error.format_message().rstrip("."), where="/set") from error
         except RlxError as error:
@@ -155,7 +158,7 @@ class Settings:
         self._words, self.values, self.sample = words, values, sample
 
 
-def _name(option: click.Option) -> str:
+def _name(option: click.Parameter) -> str:
     return option.opts[0].removeprefix("--")
 
 

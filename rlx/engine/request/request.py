@@ -128,7 +128,7 @@ def too_long(context: Context, max_seq: int, what: str) -> PromptError:
     count, rows, shorter = len(context.ids), "", "shorten it"
     if context.images is not None:
         rows, shorter = f", {context.images.rows} of them of images", "give fewer or smaller images"
-    hint = f"{shorter}, or open the model with a max_seq of at least {count}"
+    hint = f"{shorter}, or open the model with a max_seq of {count} plus the tokens of the answer"
     return PromptError(f"it has {count} tokens{rows}, and the context holds {max_seq}", where=what, hint=hint)
 
 
