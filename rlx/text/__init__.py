@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlx.lazy import names_of
 
 if TYPE_CHECKING:
-    from rlx.text import from_hf, gguf_words, image_parts, spm
+    from rlx.text import from_hf, image_parts, spm
     from rlx.text.chat import ChatTemplate, chat_ids, template_of
     from rlx.text.from_gguf import tokenizer_from_gguf
     from rlx.text.from_hf import templates_from_hf, tokenizer_from_hf
@@ -23,7 +23,6 @@ __all__ = [
     "Tokenizer",
     "chat_ids",
     "from_hf",
-    "gguf_words",
     "image_parts",
     "load_tokenizer",
     "spm",
@@ -39,7 +38,7 @@ _HOMES = {
     "tokenizer_from_gguf": "rlx.text.from_gguf",
     **dict.fromkeys(("templates_from_hf", "tokenizer_from_hf"), "rlx.text.from_hf"),
     "load_tokenizer": "rlx.text.load",
-    **{name: f"rlx.text.{name}" for name in ("from_hf", "gguf_words", "image_parts", "spm")},
+    **{name: f"rlx.text.{name}" for name in ("from_hf", "image_parts", "spm")},
     **dict.fromkeys(("StreamDetokenizer", "Tokenizer"), "rlx.text.tokenizer"),
 }
 

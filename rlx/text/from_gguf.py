@@ -6,8 +6,10 @@ Text stage: reads the `tokenizer.*` keys (names of llama.cpp's format), chooses 
 
 from __future__ import annotations
 
+import base64
+import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import isfinite
@@ -19,12 +21,24 @@ from rlx import text as readers
 from rlx.errors import TokenizerError
 from rlx.text.chat import turn_ends
 from rlx.text.pretokenizers import PRE_TOKENIZERS, Encode, PreTokenizer, byte_level_bpe, gemma4_bpe
-from rlx.text.tokenizer import SpecialSplitter, Spelling, Tokenizer, TokenType, Vocabulary, end_ids, is_byte_token
+from rlx.text.tokenizer import (
+    SPACE,
+    SpecialSplitter,
+    Spelling,
+    Tokenizer,
+    TokenType,
+    Vocabulary,
+    end_ids,
+    is_byte_token,
+)
 
 _GGML = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
+_SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
+_METASPACE = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True}
+_MAX_WORD = 100  # characters; a longer word becomes the unknown token
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -281,9 +295,64 @@ def _gemma4(keys: _Keys) -> Tokenizer:
     )  # fmt: skip
 
 
-def _words(keys: _Keys, build: str) -> Tokenizer:
-    """The tokenizer of an encoder: the `tokenizers` package reads it from a file that `gguf_words` writes."""
-    backend = readers.from_hf.Backend(getattr(readers.gguf_words, build)(keys), _GGML + "model")
+def _wordpiece(keys: _Keys) -> bytes:
+    """BERT's. GGUF marks the start of a word with U+2581, where the package marks what goes on with ##."""
+    vocabulary, unknown = keys.vocabulary(Spelling.SENTENCEPIECE), keys.token("unknown_token_id", 100)
+    normalizer = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": keys.flag("normalizer.lowercase", True),
+    }
+    model = {
+        "type": "WordPiece",
+        "unk_token": vocabulary.tokens[unknown or 0],
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": _MAX_WORD,
+        "vocab": {text: token for token, text in enumerate(_pieces(vocabulary))},
+    }
+    decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    return _file(vocabulary, normalizer, {"type": "BertPreTokenizer"}, decoder, model)
+
+
+def _unigram(keys: _Keys) -> bytes:
+    """XLM-RoBERTa's."""
+    vocabulary, table = keys.vocabulary(Spelling.SENTENCEPIECE), keys.charsmap()
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()} if table else None
+    model = {
+        "type": "Unigram",
+        "unk_id": keys.token("unknown_token_id", 3),
+        "byte_fallback": False,
+        "vocab": [[text, score] for text, score in zip(vocabulary.tokens, keys.numbers("scores"), strict=True)],
+    }
+    cuts = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, _METASPACE]}
+    return _file(vocabulary, normalizer, cuts, _METASPACE, model)
+
+
+def _pieces(vocabulary: Vocabulary) -> Iterator[str]:
+    for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
+        plain = kind in _SPECIAL or text.startswith(SPACE)
+        yield text.removeprefix(SPACE) if plain else f"##{text}"
+
+
+def _file(vocabulary: Vocabulary, normalizer: Any, cuts: Any, decoder: Any, model: Any) -> bytes:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    special = [
+        {"id": token, "content": vocabulary.tokens[token], "special": True, **flags}
+        for token in vocabulary.of_type(*_SPECIAL)
+    ]
+    parts = {"normalizer": normalizer, "pre_tokenizer": cuts, "post_processor": None, "decoder": decoder}
+    return json.dumps({"version": "1.0", "added_tokens": special, **parts, "model": model}).encode()
+
+
+def _words(keys: _Keys, build: Callable[[_Keys], bytes]) -> Tokenizer:
+    """The tokenizer of an encoder: the `tokenizers` package reads it from a `tokenizer.json` that `build` writes.
+
+    BERT divides words into pieces of a vocabulary (WordPiece); XLM-RoBERTa chooses the likeliest pieces of a text
+    (Unigram), which a table has normalized before.
+    """
+    backend = readers.from_hf.Backend(build(keys), _GGML + "model")
     bos, eos, separator = (keys.token(f"{name}_token_id") for name in ("bos", "eos", "seperator"))
     prefix = _framing(bos, keys.flag("add_bos_token", True), "bos")
     suffix = _framing(eos, keys.flag("add_eos_token", True), "eos")
@@ -306,6 +375,6 @@ _BUILDERS: dict[str, Callable[[_Keys], Tokenizer]] = {
     "llama": _sentencepiece,
     "gpt2": _byte_level,
     "gemma4": _gemma4,
-    "bert": partial(_words, build="wordpiece"),
-    "t5": partial(_words, build="unigram"),
+    "bert": partial(_words, build=_wordpiece),
+    "t5": partial(_words, build=_unigram),
 }

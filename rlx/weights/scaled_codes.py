@@ -23,9 +23,9 @@ import numpy.typing as npt
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.dtypes import F8_E4M3, MXFP4, U8
 from rlx.ir.stored import FLOATS, to_float32
-from rlx.weights.composed import Composed
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, TensorInfo
+from rlx.weights.model import Composed
 from rlx.weights.quantization import block_size
 
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
