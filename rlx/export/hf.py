@@ -35,7 +35,7 @@ from rlx.text import load_tokenizer
 from rlx.text.rerank import ANSWERS, INSTRUCTION, QWEN3, answer_ids
 from rlx.weights import ModelWeights, WeightLoader, open_weights
 from rlx.weights.gguf import GgufFile
-from rlx.weights.prediction import predicting_blocks, with_prediction
+from rlx.weights.names import predicting_blocks, with_prediction
 from rlx.weights.recommended import gguf_keys, recommended
 from rlx.weights.sentence_modules import GGUF_POOLINGS, RANK, SentenceModules, WithDense, sentence_modules
 

@@ -1,9 +1,9 @@
 """Weights: maps model files, checks them, and gives tensors canonical names. Knows no models.
 
 `mapped.py` holds the bytes, `gguf.py` and `safetensors.py` read the formats, `gguf_values.py` checks the
-hyper-parameters, `locate.py` finds the file of a path or name, `loader.py` opens it, `prediction.py` appends the MTP
-block to the layers, `names.py` gives every tensor its canonical name, `scaled_codes.py` joins codes and scales, and
-`model.py` makes one tensor of several, and offers the result as `ModelWeights`.
+hyper-parameters, `locate.py` finds the file of a path or name, `loader.py` opens it, `names.py` gives every tensor its
+canonical name, `scaled_codes.py` joins codes and scales, and `model.py` makes one tensor of several, and offers the
+result as `ModelWeights`.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rlx.weights import (
         hub,
         packed,
-        prediction,
         quantization,
         recommended,
         safetensors,
@@ -32,7 +31,6 @@ __all__ = [
     "hub",
     "open_weights",
     "packed",
-    "prediction",
     "quantization",
     "recommended",
     "resolve_model_path",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlx import engine, models, text, weights
+from rlx import engine, models, text
 from rlx.backends import Device, backend, is_auto, warn_of_cpu
 from rlx.backends.device import Target
 from rlx.compiler.limits import context_length, warn_beyond, worker_count
@@ -33,6 +33,7 @@ from rlx.profile import CompileProfile
 from rlx.profile.option import parse_bytes, parse_cache_kv_bytes, parse_folder
 from rlx.store.cache import CompileCache, checked_cache
 from rlx.weights import ModelWeights, WeightLoader
+from rlx.weights.names import predicting_blocks, with_prediction
 
 if TYPE_CHECKING:
     from rlx.engine.adapters import Adapters
@@ -47,8 +48,8 @@ def open_model(loader: WeightLoader) -> tuple[models.ModelConfig, ModelWeights]:
         ConfigError, UnsupportedModelError, WeightError: the file cannot be used.
     """
     config = models.config_from(loader.format, loader.metadata, loader.tensors.__contains__, where=loader.path)
-    if loader.format == "safetensors" and weights.prediction.predicting_blocks(loader, config.arch):
-        loader = weights.prediction.with_prediction(loader, config.layers)
+    if loader.format == "safetensors" and predicting_blocks(loader, config.arch):
+        loader = with_prediction(loader, config.layers)
     tensors = ModelWeights(loader, config.arch)
     for view in models.views(config, tensors.has):
         tensors.define(*view)
