@@ -23,7 +23,7 @@ from rlx.profile.option import Option, options_of
 from rlx.runners import CachedRunner, auto_runner
 from rlx.runners.auto import Progress, runner_class
 from rlx.sampling import SampleOpts
-from rlx.sampling.options import combined
+from rlx.sampling.options import NUMBERS, combined
 from rlx.weights import WeightLoader, open_weights
 
 Function = Callable[..., Any]
@@ -210,6 +210,10 @@ one_adapter = adapter_option("The LoRA adapter to use: a PEFT folder or a GGUF f
 _ALL = "all"
 
 
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _window(value: str) -> int | str:
     """A number of tokens, or `all`."""
     return value if value == _ALL else int(value)
@@ -225,33 +229,17 @@ _WINDOW, _BIAS = (
     Parsed(_window, "not a valid integer, and not 'all'"),
     Parsed(_bias, "no ID=BIAS, such as 42=-1.5 or 42=-inf"),
 )
-# Parameter name -> type, metavar and help; the defaults are the model's own.
-_VALUES: dict[str, tuple[Any, str, str]] = {
-    "temperature": (float, "T", "Randomness; 0 always takes the likeliest token (greedy)."),
-    "top_k": (int, "K", "Keep the K likeliest tokens."),
-    "top_p": (float, "P", "Keep the likeliest tokens whose probabilities reach P."),
-    "min_p": (float, "P", "Keep tokens at least P times as likely as the likeliest."),
-    "typical_p": (float, "P", "Keep the most typical tokens whose probabilities reach P."),
-    "top_n_sigma": (float, "N", "Keep logits within N standard deviations of the largest."),
-    "xtc_probability": (float, "P", "Probability that XTC removes the top choices."),
-    "xtc_threshold": (float, "P", "Probability above which a token is a top choice; 0.1 by default."),
-    "repetition_penalty": (float, "R", "Above 1: penalize tokens in the window."),
-    "frequency_penalty": (float, "F", "Subtracted for each occurrence of a token in the window."),
-    "presence_penalty": (float, "F", "Subtracted once for a token in the window."),
-    "repetition_window": (_WINDOW, "N", "Size of the window in tokens, or 'all'; 64 by default."),
-    "dry_multiplier": (float, "M", "Strength of DRY, which penalizes repeated sequences; 0 is off."),
-    "dry_base": (float, "B", "Growth of DRY with the length of the sequence; 1.75 by default."),
-    "dry_allowed_length": (int, "N", "DRY ignores sequences shorter than N tokens; 2 by default."),
-    "dry_penalty_last_n": (_WINDOW, "N", "Tokens that DRY searches, or 'all', the default."),
-    "mirostat": (int, "2", "2 turns on Mirostat 2, which replaces top-k, top-p and the other filters."),
-    "mirostat_tau": (float, "T", "Target surprise of Mirostat in bits; 5 by default."),
-    "mirostat_eta": (float, "E", "Learning rate of Mirostat; 0.1 by default."),
-    "seed": (int, "N", "Seed of the random numbers; different each time by default."),
-}
+_WINDOWS = dict.fromkeys(("repetition_window", "dry_penalty_last_n"), _WINDOW)
+#: Option -> its decorator; without it the value is the model's own.
 _SAMPLING: dict[str, Decorator] = {
     **{
-        name: click.option(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
-        for name, (kind, metavar, text) in _VALUES.items()
+        name: click.option(
+            _option(name),
+            type=_WINDOWS.get(name, int if each.metadata["allowed"].whole else float),
+            metavar=each.metadata["metavar"],
+            help=each.metadata["help"],
+        )
+        for name, each in NUMBERS.items()
     },
     "dry_sequence_breakers": click.option(
         "--dry-sequence-breaker", "dry_sequence_breakers", multiple=True, metavar="TEXT",
@@ -309,7 +297,7 @@ def described(opts: SampleOpts, recommended: SampleOpts | None) -> dict[str, Any
 def _given(**values: Any) -> dict[str, Any]:
     """The values that were given, checked before a model is opened."""
     given = {name: value for name, value in values.items() if value not in (None, ())}
-    given |= {name: None for name in ("repetition_window", "dry_penalty_last_n") if given.get(name) == _ALL}
+    given |= {name: None for name in _WINDOWS if given.get(name) == _ALL}
     SampleOpts(**given)
     return given
 
@@ -319,7 +307,3 @@ def _ending(**values: Any) -> dict[str, Any]:
     if values["min_tokens"] > values["max_tokens"]:
         raise click.UsageError(f"--min-tokens {values['min_tokens']} is more than --max-tokens {values['max_tokens']}")
     return {**values, "stop": stop_strings(values["stop"])}
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

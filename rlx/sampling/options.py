@@ -6,7 +6,7 @@ Sampling stage. `choice.py` applies them, `recommended.py` reads those in a mode
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, Field, dataclass, field, fields, replace
 from functools import cached_property, partial
 from math import inf, isfinite
 from numbers import Integral, Real
@@ -17,6 +17,47 @@ from rlx.errors import SamplingError
 
 LogitBias = Mapping[int, float] | Iterable[tuple[int, float]]
 Breaker = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values allowed for an option: whole or finite numbers from `low` to `high`, and None if it is optional."""
+
+    low: float
+    high: float = inf
+    whole: bool = False
+    optional: bool = False
+
+    def checked(self, name: str, value: Any) -> int | float | None:
+        if self.optional and value is None:
+            return None
+        if not _is_number(value, Integral if self.whole else Real):
+            expected = ("a whole number" if self.whole else "a number") + (" or None" if self.optional else "")
+            raise SamplingError(f"{name} is {value!r}, expected {expected}", where="SampleOpts")
+        number = int(value) if self.whole else as_float(value)
+        if not (self.low <= number <= self.high and (self.whole or isfinite(number))):
+            raise SamplingError(f"{name} is {value!r}, expected {self._words()}", where="SampleOpts")
+        return number
+
+    def _words(self) -> str:
+        if self.low == -inf:
+            return "a finite number"
+        return f"a finite number of at least {self.low}" if self.high == inf else f"{self.low} to {int(self.high)}"
+
+
+_MAX_WHOLE = 2**64 - 1
+_POSITIVE, _SHARE, _ANY = Range(0), Range(0, 1), Range(-inf)
+_COUNT, _WINDOW = Range(0, _MAX_WHOLE, whole=True), Range(0, _MAX_WHOLE, whole=True, optional=True)
+
+
+def _number(default: float | None, allowed: Range, metavar: str, meaning: str) -> Any:
+    """A field that is a number.
+
+    Args:
+        allowed: its values.
+        metavar, meaning: as in `--help`.
+    """
+    return field(default=default, metadata={"allowed": allowed, "metavar": metavar, "help": meaning})
 
 
 @known_fields
@@ -66,28 +107,34 @@ class SampleOpts:
         SamplingError: an option has the wrong type or is out of its range.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    repetition_window: int | None = 64
+    temperature: float = _number(1.0, _POSITIVE, "T", "Randomness; 0 always takes the likeliest token (greedy).")
+    top_k: int = _number(0, _COUNT, "K", "Keep the K likeliest tokens.")
+    top_p: float = _number(1.0, _SHARE, "P", "Keep the likeliest tokens whose probabilities reach P.")
+    min_p: float = _number(0.0, _SHARE, "P", "Keep tokens at least P times as likely as the likeliest.")
+    repetition_penalty: float = _number(1.0, _POSITIVE, "R", "Above 1: penalize tokens in the window.")
+    seed: int | None = _number(None, _WINDOW, "N", "Seed of the random numbers; different each time by default.")
+    repetition_window: int | None = _number(64, _WINDOW, "N", "Size of the window in tokens, or 'all'; 64 by default.")
     _: KW_ONLY
-    typical_p: float = 1.0
-    top_n_sigma: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int | None = None
+    typical_p: float = _number(1.0, _SHARE, "P", "Keep the most typical tokens whose probabilities reach P.")
+    top_n_sigma: float = _number(0.0, _POSITIVE, "N", "Keep logits within N standard deviations of the largest.")
+    xtc_probability: float = _number(0.0, _SHARE, "P", "Probability that XTC removes the top choices.")
+    xtc_threshold: float = _number(0.1, _SHARE, "P", "Probability above which a token is a top choice; 0.1 by default.")
+    frequency_penalty: float = _number(0.0, _ANY, "F", "Subtracted for each occurrence of a token in the window.")
+    presence_penalty: float = _number(0.0, _ANY, "F", "Subtracted once for a token in the window.")
+    dry_multiplier: float = _number(
+        0.0, _POSITIVE, "M", "Strength of DRY, which penalizes repeated sequences; 0 is off."
+    )
+    dry_base: float = _number(1.75, Range(1), "B", "Growth of DRY with the length of the sequence; 1.75 by default.")
+    dry_allowed_length: int = _number(
+        2, Range(1, _MAX_WHOLE, whole=True), "N", "DRY ignores sequences shorter than N tokens; 2 by default."
+    )
+    dry_penalty_last_n: int | None = _number(None, _WINDOW, "N", "Tokens that DRY searches, or 'all', the default.")
     dry_sequence_breakers: tuple[Breaker, ...] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
+    mirostat: int = _number(
+        0, Range(0, 2, whole=True), "2", "2 turns on Mirostat 2, which replaces top-k, top-p and the other filters."
+    )
+    mirostat_tau: float = _number(5.0, _POSITIVE, "T", "Target surprise of Mirostat in bits; 5 by default.")
+    mirostat_eta: float = _number(0.1, _POSITIVE, "E", "Learning rate of Mirostat; 0.1 by default.")
     logit_bias: LogitBias = ()
 
     def __post_init__(self) -> None:
@@ -182,59 +229,6 @@ def combined(base: SampleOpts, changes: Mapping[str, Any], spelled: Callable[[st
     return opts
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """The values allowed for an option: whole or finite numbers from `low` to `high`, and None if it is optional."""
-
-    low: float
-    high: float = inf
-    whole: bool = False
-    optional: bool = False
-
-    def checked(self, name: str, value: Any) -> int | float | None:
-        if self.optional and value is None:
-            return None
-        if not _is_number(value, Integral if self.whole else Real):
-            expected = ("a whole number" if self.whole else "a number") + (" or None" if self.optional else "")
-            raise SamplingError(f"{name} is {value!r}, expected {expected}", where="SampleOpts")
-        number = int(value) if self.whole else as_float(value)
-        if not (self.low <= number <= self.high and (self.whole or isfinite(number))):
-            raise SamplingError(f"{name} is {value!r}, expected {self._words()}", where="SampleOpts")
-        return number
-
-    def _words(self) -> str:
-        if self.low == -inf:
-            return "a finite number"
-        return f"a finite number of at least {self.low}" if self.high == inf else f"{self.low} to {int(self.high)}"
-
-
-_MAX_WHOLE = 2**64 - 1
-_POSITIVE, _SHARE, _ANY = _Range(0), _Range(0, 1), _Range(-inf)
-_COUNT, _WINDOW = _Range(0, _MAX_WHOLE, whole=True), _Range(0, _MAX_WHOLE, whole=True, optional=True)
-_RANGES = {
-    "temperature": _POSITIVE,
-    "top_k": _COUNT,
-    "top_p": _SHARE,
-    "min_p": _SHARE,
-    "repetition_penalty": _POSITIVE,
-    "seed": _WINDOW,
-    "repetition_window": _WINDOW,
-    "typical_p": _SHARE,
-    "top_n_sigma": _POSITIVE,
-    "frequency_penalty": _ANY,
-    "presence_penalty": _ANY,
-    "xtc_probability": _SHARE,
-    "xtc_threshold": _SHARE,
-    "dry_multiplier": _POSITIVE,
-    "dry_base": _Range(1),
-    "dry_allowed_length": _Range(1, _MAX_WHOLE, whole=True),
-    "dry_penalty_last_n": _WINDOW,
-    "mirostat": _Range(0, 2, whole=True),
-    "mirostat_tau": _POSITIVE,
-    "mirostat_eta": _POSITIVE,
-}
-
-
 def _is_number(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
@@ -279,8 +273,10 @@ def _breaker(value: Any) -> Breaker:
     raise SamplingError(what, where="SampleOpts")
 
 
+#: The options that are numbers; the metadata of each field has its range, and its metavar and help for a command line.
+NUMBERS: Mapping[str, Field[Any]] = {each.name: each for each in fields(SampleOpts) if "allowed" in each.metadata}
 _CONVERTED: dict[str, Callable[[Any], Any]] = {
-    **{name: partial(allowed.checked, name) for name, allowed in _RANGES.items()},
+    **{name: partial(each.metadata["allowed"].checked, name) for name, each in NUMBERS.items()},
     "dry_sequence_breakers": _breakers,
     "logit_bias": _biases,
 }
