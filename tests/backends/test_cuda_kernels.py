@@ -23,6 +23,7 @@ from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache
 from rlx.backends.cuda.kernels.matrix_large import Shape
 from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, RowShape, row_shape
+from rlx.backends.cuda.kernels.rows import rms_norm
 from rlx.ir.dims import PAST_SEQ, SEQ
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT
@@ -341,6 +342,37 @@ def test_a_row_has_the_same_bits_alone(dtype: str, n: int, width: int, own: int)
     expected = x[0].astype(np.float64) @ dequantize(raw, type_, (n, width)).T
     assert np.abs(found[1] - expected).max() <= 2e-5 * np.abs(expected).max()
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("q4_k", 1280), ("q8_0", 2336), ("bf16", 130)])
+@pytest.mark.parametrize("out", ["bf16", "f32"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_row_is_normalized_in_its_product(dtype: str, width: int, out: str, weighted: bool) -> None:
+    """It has the bits of a norm before the product; and those are right."""
+    rng, n, type_, eps = np.random.default_rng(width), 40, DTYPES[dtype], 1e-3
+    form, rounded = layouts.form_of(type_), out == "bf16"
+    x, weight = (rng.standard_normal(width).astype(np.float32) * 3 for _ in range(2))
+    raw, shape = random_bytes(type_, n, width, rng), row_shape(form, n, width, 1)
+    memory, found = simt.Memory(), []
+    places = {"x": memory.put(x), "w0": memory.put(layouts.pack(type_, raw, n, width))}
+    places |= {"norm": memory.put(weight)} if weighted else {}
+    names = ["x", *["norm"] * weighted, "out"]
+    before, code, alone = Code("norm", dict.fromkeys(names), []), *(
+        Code("kernel", dict.fromkeys([*places, "out"]), []) for _ in range(2)
+    )
+    rms_norm(before, width, eps, out)
+    normed = memory.put(np.zeros(width, np.int16 if rounded else np.float32))
+    run(kernel_of(before), memory, 1, {name: places.get(name, normed) for name in names})
+    RowLinear(code, form, n, width, shape, rounded=rounded).emit(of_rows(code, n, width, 1))
+    RowLinear(alone, form, n, width, shape, rounded=rounded, eps=eps).emit(of_rows(alone, n, width, 1))
+    for each, source in ((code, normed), (alone, places["x"])):
+        place = memory.put(np.full(n, np.nan, np.float32))
+        run(kernel_of(each), memory, shape.blocks, {**places, "x": source, "out": place})
+        found.append(memory.get(place, (n,)).copy())
+    np.testing.assert_array_equal(*found)
+    wide = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean() + eps) * (weight if weighted else 1)
+    expected = wide @ dequantize(raw, type_, (n, width)).T
+    assert np.abs(found[0] - expected).max() <= (2e-2 if rounded else 3e-5) * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("shared", [99 << 10, 163 << 10, 227 << 10])

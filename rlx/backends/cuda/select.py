@@ -19,6 +19,7 @@ from rlx.backends.cuda.kernels.cards import CARD, Part
 from rlx.backends.cuda.kernels.linear import Linear, Operands
 from rlx.backends.cuda.kernels.matrix import Matrix
 from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, row_shape
+from rlx.backends.cuda.kernels.rows import Normed
 from rlx.backends.cuda.launches import COUNTERS, PER_RANGE, RESULT, SCRATCH, Arg, Blocks, Context, Launch
 from rlx.backends.cuda.layouts import ROWS, form_of, own_heads
 from rlx.backends.sizes import extent, rows, static
@@ -253,12 +254,14 @@ def _linear_launches(
     form, part, width = form_of(weight.dtype), c.part(static(weight, 0)), static(weight, 1)
     parts, rounded, height = 2 if gated else 1, n.inputs[0].dtype is BF16, part.count
     if count == 1 and width <= WIDEST:
-        own = row_shape(form, height, width, parts, c.weights, c.shared)
+        own, norm = row_shape(form, height, width, parts, c.weights, c.shared), _own_norm(n, c)
+        given = {**args, **_norm_args(norm)}
 
         def one(k: Code) -> None:
-            RowLinear(k, form, height, width, own, gated, out, rounded).emit(_operands(k, args, width, part))
+            eps = float(norm["eps"]) if norm else None
+            RowLinear(k, form, height, width, own, gated, out, rounded, eps=eps).emit(_operands(k, args, width, part))
 
-        return [c.launch(n, n.op, args, Blocks(own.blocks), one, split=part.split)]
+        return [c.launch(n, n.op, given, Blocks(own.blocks), one, split=part.split)]
     shape = linears.shape_of(form, c.most(count), height, width, parts, c.shared, rounded)
     own_rows, passed = 8 * shape.columns, shape.passed(height, parts)
     each, adding = shape.blocks * shape.ranges, -(-(-(-height // ROWS) * shape.columns) // WARPS)
@@ -286,6 +289,18 @@ def _linear_launches(
         c.launch(n, n.op, first | sums, blocks, products, scratch),
         c.launch(n, "add", after | sums, Blocks(count, own_rows, adding), add, scratch, split=part.split),
     ]
+
+
+def _own_norm(n: Node, c: Context) -> Node | None:
+    """The norm of x that each block computes for itself, if a product of one row computes it in its own way."""
+    norm = maker(n.inputs[0])
+    fits = norm in c.own and norm.op == "rms_norm" and Normed.fits(static(n.inputs[0], -1))
+    return norm if fits and norm.shape == n.inputs[0].shape else None
+
+
+def _norm_args(norm: Node | None) -> dict[str, Arg]:
+    """What a product of one row reads in place of normalized x."""
+    return dict(zip(("x", "norm"), norm.inputs, strict=False)) if norm else {}
 
 
 def _operands(
@@ -389,7 +404,7 @@ def _linear_pick(n: Node, c: Context) -> list[Launch]:
     weight = _source(n.inputs[1])
     form, height, width = form_of(weight.dtype), static(weight, 0), static(weight, 1)
     _refuse_wide(n, width)
-    shape = row_shape(form, height, width, 1, c.weights, c.shared)
+    shape, norm = row_shape(form, height, width, 1, c.weights, c.shared), _own_norm(n, c)
 
     def body(k: Code) -> None:
         pick = row_kernels.Pick(k, n["cap"])
@@ -398,11 +413,12 @@ def _linear_pick(n: Node, c: Context) -> list[Launch]:
             weights=[k.pointers["w0"]], x=k.pointers["x"], out=k.pointers["out"], row=lambda i: zero,
             valid=lambda i: i.equals(0), place=lambda i, column: column, tile=k.block, bias=[], residual=None,
         )  # fmt: skip
-        rounded = n.inputs[0].dtype is BF16
-        RowLinear(k, form, height, width, shape, rounded=rounded, take=pick.note).emit(at)
+        rounded, eps = n.inputs[0].dtype is BF16, float(norm["eps"]) if norm else None
+        RowLinear(k, form, height, width, shape, rounded=rounded, take=pick.note, eps=eps).emit(at)
         pick.write(shape.blocks)
 
-    args: dict[str, Arg] = {"x": n.inputs[0], "w0": n.inputs[1], "parts": SCRATCH, "counters": COUNTERS, "out": RESULT}
+    args: dict[str, Arg] = {"x": n.inputs[0], "w0": n.inputs[1], **_norm_args(norm)}
+    args |= {"parts": SCRATCH, "counters": COUNTERS, "out": RESULT}
     return [c.launch(n, n.op, args, Blocks(shape.blocks), body, 12 * shape.blocks, 1)]
 
 

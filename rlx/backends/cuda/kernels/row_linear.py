@@ -29,8 +29,10 @@ from rlx.backends.cuda.code import (
 from rlx.backends.cuda.kernels.linear import SLICES, Layer, Operands
 from rlx.backends.cuda.kernels.matrix import Matrix
 from rlx.backends.cuda.kernels.parts import NBYTES, QUAD, QUADS, loaded, place, split, summed
+from rlx.backends.cuda.kernels.rows import Normed
 from rlx.backends.cuda.kernels.weight_ring import Piece, Ring
 from rlx.backends.cuda.layouts import DEPTH, LANES, LOAD, ROWS, Form
+from rlx.backends.cuda.numbers import pair_parts
 
 WIDEST = 1 << 14  # inputs of a row that are in shared memory
 _LONG = 64 << 10  # bytes of weights of each from which on it has two blocks
@@ -97,13 +99,15 @@ class RowLinear(Layer):
         out: type of the results, "f32" or "bf16".
         rounded: whether x is in bf16.
         take: gets each result and its number in place of memory.
+        eps: of the norm of x, if each block normalizes x, by the weight among the pointers "norm" if there is one.
     """
 
     def __init__(
         self, code: Code, form: Form, n: int, width: int, shape: RowShape, gated: str | None = None, out: str = "f32",
-        rounded: bool = False, take: Callable[[Value, Value], None] | None = None,
+        rounded: bool = False, take: Callable[[Value, Value], None] | None = None, eps: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__(code, form, n, width, gated, out, rounded)
+        self.eps = eps
         self.shape, self.take, self.groups = shape, take or self._store, form.groups(width)
         self.quads = -(-self.groups // 4) * 32  # times four elements of x, for whole warps
         self.record = self.count * NBYTES  # bytes of 32 k of x
@@ -128,8 +132,14 @@ class RowLinear(Layer):
         for first in range(stages):
             self._begin(at, k.number(first), k.number(first))
             self.ring.end()
+        norm = None
+        if self.eps is not None:
+            norm = Normed(k, at.x, k.pointers.get("norm"), at.row(k.number(0)), self.width, self.eps)
         k.wait()
-        self._bring_row(at)
+        if norm:
+            self._bring_normed(norm)
+        else:
+            self._bring_row(at)
         k.barrier()
         slot = k.variable(I32, 0)
         with k.loop(0, shape.tiles) as tile:
@@ -198,6 +208,15 @@ class RowLinear(Layer):
                 whole = self.quads % (each * THREADS) == 0
                 with k.guarded(None if whole else quad < self.quads):
                     self._put(numbers, quad)
+
+    def _bring_normed(self, norm: Normed) -> None:
+        """The same, normalized."""
+        k = self.code
+        for quad, numbers in zip(norm.fours, norm.values(), strict=True):
+            if self.rounded:
+                numbers = [pair_parts(k, numbers[i], numbers[i + 1], "bf16", 1)[0] for i in (0, 2)]
+            with k.guarded(quad < self.quads if self.quads % THREADS else None):
+                self._put(numbers, quad)
 
     def _quad(self, at: Operands, quad: Value) -> list[Value]:
         """Four numbers of x, or zeros beyond its end and if it is not to be computed."""

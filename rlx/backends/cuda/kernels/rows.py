@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlx.backends.cuda.code import F32, I32, THREADS, WARPS, Code, Operand, Value
-from rlx.backends.cuda.numbers import BINARY, UNARY, clamp, exp, rounded, softcap, sqrt_
+from rlx.backends.cuda.code import F32, I1, I32, THREADS, WARPS, Code, Operand, Value
+from rlx.backends.cuda.kernels.parts import loaded
+from rlx.backends.cuda.numbers import BINARY, UNARY, clamp, exp, rounded, rsqrt, softcap, sqrt_
 from rlx.errors import CompileError
 
 _LIMIT = float("inf")
@@ -72,26 +73,63 @@ def _sum_over(k: Code, width: Operand, value: Callable[[Value], Value]) -> Value
     return k.block_sum(total.get())
 
 
+class Normed:
+    """A row that a block normalizes, in registers: x / sqrt(mean(x^2) + eps) [* w].
+
+    A thread has fours of elements side by side, `THREADS` fours apart.
+
+    Args:
+        x, weight: memory; the row begins at element `start` of x. There may be no weight.
+    """
+
+    def __init__(self, k: Code, x: Value, weight: Value | None, start: Value, width: int, eps: float) -> None:
+        self.code, self.x, self.start, self.width, self.eps = k, x, start, width, eps
+        self.fours = [k.thread + i * THREADS for i in range(-(-width // (4 * THREADS)))]
+        zero = k.number(0)
+        self.weights = [self._loaded(weight, zero, four) for four in self.fours] if weight is not None else []
+
+    @staticmethod
+    def fits(width: Operand) -> bool:
+        """Whether there are registers for a row."""
+        return not isinstance(width, Value) and width <= _HELD * THREADS
+
+    def _loaded(self, memory: Value, start: Value, four: Value) -> list[Value]:
+        valid = self.code.as_value(1, I1)
+        return loaded(self.code, memory, start, four * 4, self.width, valid, rounded=False)
+
+    def values(self) -> list[list[Value]]:
+        """The results; beyond the end they are zeros."""
+        k = self.code
+        found = [self._loaded(self.x, self.start, four) for four in self.fours]
+        total = k.f32(0.0)
+        for own in found:
+            squares = [value * value for value in own]
+            total = total + ((squares[0] + squares[1]) + (squares[2] + squares[3]))
+        factor = rsqrt(k, k.block_sum(total) / float(self.width) + self.eps)
+        found = [[value * factor for value in own] for own in found]
+        if not self.weights:
+            return found
+        return [[x * w for x, w in zip(*both, strict=True)] for both in zip(found, self.weights, strict=True)]
+
+
 def rms_norm(k: Code, width: Operand, eps: float, out: str) -> None:
-    """A row for each block: x / sqrt(mean(x^2) + eps) [* w]. Rows that fit are read once, into registers."""
+    """A row for each block. Rows that fit are read once, into registers."""
     x, *weights, result = k.pointers.values()
     start = k.block * width
-    if isinstance(width, Value) or width > _HELD * THREADS:
+    if isinstance(width, Value) or not Normed.fits(width):
         _long_rms_norm(k, width, eps, out)
         return
-    places = [k.thread + n * THREADS for n in range(-(-int(width) // THREADS))]
-    inside = [k.smaller(i, width - 1) for i in places]  # of what is beyond, the last is read and not used
-    factors = [k.load(weights[0], F32, i, constant=True) for i in inside] if weights else []
+    norm = Normed(k, x, weights[0] if weights else None, start, int(width), eps)
     k.wait()
-    values = [k.load(x, F32, start + i) for i in inside]
-    total = k.f32(0.0)
-    for i, value in zip(places, values, strict=True):
-        total = total + k.select(i < width, value * value, k.f32(0.0))
-    factor = 1.0 / sqrt_(k, k.block_sum(total) / float(width) + eps)
-    for n, (i, value) in enumerate(zip(places, values, strict=True)):
-        with k.when(i < width):
-            found = value * factor * factors[n] if weights else value * factor
-            k.store(result, rounded(found, out), start + i)
+    for four, values in zip(norm.fours, norm.values(), strict=True):
+        given = [rounded(value, out) for value in values]
+        if width % 4 == 0:
+            with k.when(four * 4 < width):
+                k.store(k.at(result, given[0].type, start + four * 4), k.vector(given))
+            continue
+        for i, value in enumerate(given):
+            with k.when(four * 4 + i < width):
+                k.store(result, value, start + four * 4 + i)
 
 
 def _long_rms_norm(k: Code, width: Operand, eps: float, out: str) -> None:
