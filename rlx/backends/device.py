@@ -249,6 +249,7 @@ class Backend(ABC):
         native_loops: whether it generates many tokens in one call (`Program.repeat`) faster than one by one.
         native_draws: whether it also draws these tokens at random.
         native_rounds: whether one call drafts with a head and verifies several times (`rounds`), too.
+        batch_rows: largest row counts of programs for rows of several sequences, besides the largest bucket.
     """
 
     name: str
@@ -256,6 +257,7 @@ class Backend(ABC):
     native_loops = False
     native_draws = False
     native_rounds = False
+    batch_rows: tuple[int, ...] = (8, 32)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -450,7 +452,7 @@ class Backend(ABC):
 
 def no_form(device: str, form: str) -> ArgumentError:
     """The error of a form of machine code that a device does not have."""
-    hint = "Choose --device cuda, or --emit asm."
+    hint = "This device has llvm and asm; cuda has llvm, ptx and sass."
     return ArgumentError(f"no code has the form {form}", where=f"device {device!r}", hint=hint)
 
 

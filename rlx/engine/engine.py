@@ -46,6 +46,7 @@ from rlx.engine.programs.programs import (
     ProgramRecord,
     Programs,
     ProgramSpec,
+    bucketing_of,
     expected_programs,
     programs_of,
 )
@@ -125,7 +126,7 @@ class Engine:
         self._keep_packed, self._path = keep_packed, plan.weights.loader.path
         self._chat_template = chat_template
         self.profile, self.weights, self.adapters = setup.profile, plan.weights, plan.adapters
-        bucketing = Bucketing(setup.profile.ranges, setup.max_seq)
+        bucketing = bucketing_of(setup.profile, setup.max_seq)
         self._draftings, self._drafting, self._draft_lock = dict[str, "Drafting"](), ExitStack(), Lock()
         self.ahead = BackgroundCompiler(progress)
         self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell, self.ahead.compiling)

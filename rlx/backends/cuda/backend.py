@@ -13,6 +13,7 @@ from rlx.backends.cuda.chooser import Chooser, compiled
 from rlx.backends.cuda.driver import Loaded
 from rlx.backends.cuda.formats import CardFormats
 from rlx.backends.cuda.kernels.cards import MOST
+from rlx.backends.cuda.many_rows import MANY
 from rlx.backends.cuda.memory import CardMemory, CardSource
 from rlx.backends.cuda.program import CardProgram, Stream
 from rlx.backends.cuda.steps import CardCode
@@ -72,6 +73,7 @@ class Cuda(Backend):
     """
 
     native_loops = native_draws = True
+    batch_rows = 8, 32, MANY  # those of more rows have other kernels
 
     def __init__(self, numbers: tuple[int, ...] = (0,)) -> None:
         self.name = "cuda" if numbers == (0,) else f"cuda:{','.join(map(str, numbers))}"

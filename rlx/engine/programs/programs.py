@@ -18,7 +18,8 @@ from typing import Any
 
 from rlx import ir
 from rlx.arguments import whole
-from rlx.backends.device import Workers
+from rlx.backends import backend
+from rlx.backends.device import Backend, Workers
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Observer, Program
 from rlx.compiler.compile import CompiledProgram, Compiler, program_name
@@ -145,8 +146,6 @@ class ProgramSpec:
 DECODE, GREEDY = ProgramSpec((1, 1)), ProgramSpec((1, 1), "tokens")
 
 
-SEGMENT_ROWS = (8, 32, 64)  # largest row counts of programs for rows of several sequences, besides the largest bucket
-
 _spec = lru_cache(ProgramSpec)  # called for every step; most steps repeat the spec of the last one
 
 
@@ -162,6 +161,7 @@ class Bucketing:
         decode: "dynamic": one program for every past; "buckets": one for each power of two, to which the past is
             rounded up, as far as `max_past`; "exact": one for each past, as a constant.
         max_past: the largest past with a bucket for decode; the dynamic program runs beyond it.
+        batch_rows: those of the device, see `Backend`.
     """
 
     ranges: tuple[Range, ...]
@@ -169,6 +169,7 @@ class Bucketing:
     prefill: str = "buckets"
     decode: str = "dynamic"
     max_past: int = 0
+    batch_rows: tuple[int, ...] = Backend.batch_rows
 
     def spec(
         self,
@@ -217,7 +218,7 @@ class Bucketing:
     def segment_ranges(self) -> tuple[Range, ...]:
         """(smallest, largest) row count of each program for rows of several sequences."""
         most = self.ranges[-1][1]
-        ends = [*(rows for rows in SEGMENT_ROWS if rows < most), max(most, 2)]
+        ends = [*(rows for rows in self.batch_rows if rows < most), max(most, 2)]
         return tuple(zip([2, *(end + 1 for end in ends[:-1])], ends, strict=True))
 
     def rows(self, rows: int) -> Range:
@@ -233,6 +234,11 @@ class Bucketing:
         if self.decode == "exact":
             return (past, past)
         return past_bucket(past) if past <= self.max_past else None
+
+
+def bucketing_of(profile: CompileProfile, max_seq: int = MAX_PAST) -> Bucketing:
+    """How programs of a profile are specialized for its device."""
+    return Bucketing(profile.ranges, max_seq, batch_rows=backend(profile.device).batch_rows)
 
 
 def past_bucket(past: int) -> Range:
@@ -270,7 +276,7 @@ def expected_programs(chosen: Any, setup: Setup) -> list[ProgramSpec]:
     """
     if setup.cache.policy == "readonly":  # nothing may be compiled
         return []
-    bucketing, most = Bucketing(setup.profile.ranges), setup.cache.capacity  # more programs would evict each other
+    bucketing, most = bucketing_of(setup.profile), setup.cache.capacity  # more programs would evict each other
     if chosen is None or chosen is False:
         return []
     if chosen is True or chosen == BATCH:
@@ -298,7 +304,7 @@ def programs_of(
     Raises:
         ArgumentError: no program matches.
     """
-    table = [*map(ProgramSpec, profile.ranges), GREEDY, *batch_programs(batch, Bucketing(profile.ranges))]
+    table = [*map(ProgramSpec, profile.ranges), GREEDY, *batch_programs(batch, bucketing_of(profile))]
     of_phase = [w for w in table if phase in (None, w.kind)]
     least = None if rows is None else whole("rows", rows, 1, MAX_PAST)
     found = [w for w in of_phase if least is None or w.seq[0] <= least <= w.seq[1]]
