@@ -49,7 +49,7 @@ ENCODER_FILES: dict[str, tuple[str, str]] = {
     "modernbert": ("modern-bert", "modernbert"),
 }
 #: The same of heads that draft for models; they have names of tensors only.
-HEAD_FILES: dict[str, tuple[str, str]] = {"eagle3": ("eagle3", ""), "gemma4": ("gemma4_assistant", "")}
+HEAD_FILES: dict[str, tuple[str, str]] = {"eagle3": ("eagle3", ""), "gemma4_assistant": ("gemma4_assistant", "")}
 #: GGUF architectures of decoders whose attention was opened in both directions -> the decoder.
 TWO_WAY = {"gemma-embedding": "gemma3"}
 

@@ -26,9 +26,9 @@ from rlx.engine.speculation.heads import Head, loaded_programs
 from rlx.errors import ArgumentError, WeightError
 from rlx.ir.dtypes import I32, I64
 from rlx.ir.graph import Graph
-from rlx.models import placed
+from rlx.models import gemma4_assistant, placed
 from rlx.models.config import ModelConfig
-from rlx.models.gemma4 import DRAFTER_TABLE, Assistant, build_drafter, drafter_config, drafter_sources
+from rlx.models.gemma4_assistant import TABLE, Assistant
 from rlx.weights import ModelWeights, WeightLoader
 from rlx.weights.loader import LoaderOver
 from rlx.weights.mapped import Bytes
@@ -70,7 +70,7 @@ class GemmaHead:
     def __init__(
         self, loader: WeightLoader, model: ModelWeights, config: ModelConfig, setup: Setup, target: Graph
     ) -> None:
-        self.config = head = drafter_config(loader.metadata, loader.path)
+        self.config = head = gemma4_assistant.read_config(loader.metadata, loader.path)
         _check_base(head, config, loader)
         self.order: npt.NDArray[np.int64] | None = None
         if head.clusters:
@@ -79,8 +79,8 @@ class GemmaHead:
         self.weights, self.vocab = ModelWeights(loader, "gemma4_assistant"), config.vocab_size
         table = model.info("token_embd.weight").dtype
         with placed(head.config, self.weights.place):
-            self.graph = build_drafter(head, self.weights, setup.kv_type, config, target, table)
-        own = {n: node for n, node in self.graph.leaves("weight").items() if n != DRAFTER_TABLE}
+            self.graph = gemma4_assistant.build(head, self.weights, setup.kv_type, config, target, table)
+        own = {n: node for n, node in self.graph.leaves("weight").items() if n != TABLE}
         check_types(Graph(outputs=own), self.weights, setup.layouts)
 
     def opened(
@@ -89,10 +89,8 @@ class GemmaHead:
         """The drafter, loaded; arguments as of `Eagle3Head.opened`."""
         own = Tensors(model.compiler, model.workers)
         parts.callback(own.close)
-        borrowed = {DRAFTER_TABLE: model.buffers["token_embd.weight"]}
-        head = Head(
-            self.graph, Source(self.weights, self.config.config), borrowed, (DRAFTER_TABLE,), self.vocab, DRAFTS
-        )
+        borrowed = {TABLE: model.buffers["token_embd.weight"]}
+        head = Head(self.graph, Source(self.weights, self.config.config), borrowed, (TABLE,), self.vocab, DRAFTS)
         return CacheReader(head, setup, own, progress, runner, self.order, self.config.clusters)
 
 
@@ -184,7 +182,7 @@ class CacheReader:
 
 def _check_base(head: Assistant, model: ModelConfig, loader: WeightLoader) -> None:
     """`ArgumentError` if a drafter was trained with another model."""
-    found = drafter_sources(model) if model.arch == "gemma4" else {}
+    found = gemma4_assistant.sources(model) if model.arch == "gemma4" else {}
     if not found:
         how = f"it drafts for Gemma 4, and the model is {model.arch}"
     elif head.model_width != model.hidden:
