@@ -273,7 +273,7 @@ class _Span:
         trace.leave(self._name, end - self._start)
 
 
-_NOTHING = contextlib.nullcontext()
+UNTRACED = contextlib.nullcontext()  # a span while no trace is recorded
 recording: Trace | None = None  # the trace that is being recorded
 _watchers: list[tuple[Callable[[Trace], object], Callable[[], object]]] = []
 
@@ -286,7 +286,7 @@ def span(name: str, kind: str = "", **args: Any) -> contextlib.AbstractContextMa
         args: facts that the trace shows with it.
     """
     trace = recording
-    return _NOTHING if trace is None else _Span(trace, name, kind, args)
+    return UNTRACED if trace is None else _Span(trace, name, kind, args)
 
 
 def watch(started: Callable[[Trace], object], stopped: Callable[[], object]) -> None:

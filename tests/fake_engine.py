@@ -34,7 +34,7 @@ def tokens_as_numbers(eog_ids: Collection[int] = ()) -> Any:
 class FakeSequence:
     """Ids, and the state of the net after each of them."""
 
-    recurrent = False
+    recurrent = marks = False
 
     def __init__(self, engine: FakeEngine, prompt: Sequence[int], shared: bool) -> None:
         self.engine, self.shared = engine, shared

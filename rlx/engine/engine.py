@@ -89,6 +89,7 @@ class Engine:
         device: the name of what it runs on.
         most_rows: maximum number of rows in a call of `verify`.
         native_loops: whether one native call runs several steps; otherwise each runs alone, where it can be observed.
+        open_sequence: a new sequence, see `CachePool.open`.
         native_draws: whether it also draws their tokens at random.
         pool: the states of all sequences.
         tables: the programs in memory, "prefill", "decode" and "batch".
@@ -136,12 +137,7 @@ class Engine:
         places = (lambda: self._workers), (lambda: self._tensors.buffers)
         self._programs = Programs(plan.graph, setup, self._compiler, *places)
         self.tables = self._programs.tables
-        jobs = dict[Hashable, Callable[[], object]]()
-        for spec in ahead:
-            jobs[spec] = partial(self._programs.compile_missing, spec)
-            if len(jobs) == 1:  # after the program for the prompt comes the choice of its first token
-                jobs["choice"] = partial(self._compiler.backend.prepare_choosing, self._compiler)
-        self.ahead.start(jobs)
+        self._compile_ahead(ahead)
         try:
             if mmproj is not None:  # whoever names one has images: what is wrong is said now
                 _ = self.vision
@@ -157,15 +153,16 @@ class Engine:
                 max_seq=self.max_seq,
                 rows=self.most_rows,
                 kv_bytes=nbytes,
+                fitted=self._fitted,
             )
             if setup.cache_kv is not None:
-                made = kv.prefix_writer.keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
-                self.kept, self.prefix_writer = made
+                given = setup, self._compiler, self.graph, self.pool, plan.weights.loader
+                self.kept, self.prefix_writer = kv.prefix_writer.keeping(*given)
             self._programs.bind(self.pool.memory)
             self.model_runner = ModelRunner(self._programs, self.pool, bucketing, self._limits(), self.load)
             self.model_runner.is_pending = self.ahead.is_pending
             self.step, self.compute = self.model_runner.step, self.model_runner.compute
-            self.check_fits = self.pool.check_fits
+            self.check_fits, self.open_sequence = self.pool.check_fits, self.pool.open
             self.model_runner.adapters = None if plan.adapters is None else plan.adapters.low_rank
         except BaseException:
             self.close(keep_file=True)
@@ -241,39 +238,22 @@ class Engine:
 
     # -- sequences ------------------------------------------------------------------------------------------------
 
-    def open_sequence(
-        self,
-        prompt: Ids[int] = (),
-        embeddings: PromptEmbeddings | None = None,
-        *,
-        shared: bool = True,
-        salt: str = "",
-        adapter: int = 0,
-    ) -> Sequence:
-        """A new sequence, which holds the longest known prefix of a prompt; see `CachePool.open`.
+    def _compile_ahead(self, specs: Ids[ProgramSpec]) -> None:
+        """Begins to compile programs in the background."""
+        jobs = dict[Hashable, Callable[[], object]]()
+        for spec in specs:
+            jobs[spec] = partial(self._programs.compile_missing, spec)
+            if len(jobs) == 1:  # after the program for the prompt comes the choice of its first token
+                jobs["choice"] = partial(self._compiler.backend.prepare_choosing, self._compiler)
+        self.ahead.start(jobs)
 
-        The caller appends the rest with `step`, in chunks that end where `Sequence.call_end` says.
-
-        Args:
-            embeddings: rows in place of the embeddings of some tokens: one span for each image of the prompt. The ids
-                there may be any, such as those of the family's placeholder. Grids and two-way attention have no effect
-                in models that do not have them.
-            salt: only sequences with the same salt share prefixes.
-            adapter: the number of the adapter that its rows get, 0 for none.
-
-        Raises:
-            PoolFullError: there is no room for its states.
-            PromptError: a span does not fit the model, or an image whose rows see each other needs more rows than a
-                call holds.
-        """
-        if embeddings is not None:
-            kind = self.model_runner.limits.embeds
-            embeddings.check_width(self.model_runner.limits.widths)
-            embeddings = embeddings.fitting(bool(kind.sections), kind.two_way != "none")
-            embeddings.check_calls(self.most_rows)
-        sequence = self.pool.open(prompt, embeddings=embeddings, shared=shared, salt=salt)
-        sequence.adapter = adapter
-        return sequence
+    def _fitted(self, embeddings: PromptEmbeddings) -> PromptEmbeddings:
+        """Prompt embeddings as this model takes them; `PromptError` if it cannot."""
+        kind = self.model_runner.limits.embeds
+        embeddings.check_width(self.model_runner.limits.widths)
+        embeddings = embeddings.fitting(bool(kind.sections), kind.two_way != "none")
+        embeddings.check_calls(self.most_rows)
+        return embeddings
 
     def append(self, sequence: Sequence, tokens: Ids[int], logits: Rows = "last") -> Logits:
         """`step` of one segment."""
@@ -288,7 +268,7 @@ class Engine:
         memory and `loads` is false.
         """
         can_repeat = self.bucketing.decode == "dynamic" and self.native_loops
-        can_repeat = can_repeat and (loads or GREEDY in self.tables["decode"])
+        can_repeat = can_repeat and (loads or GREEDY in self.tables["decode"].programs)
         return self.model_runner.greedy(sequence, token, count, stops) if can_repeat else []
 
     def drawn(self, sequence: Sequence, token: int, sampler: Sampler, count: int, stops: Ids[int] = ()) -> list[int]:

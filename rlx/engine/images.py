@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx import models, text, vision
 from rlx.engine.kv.prompt_embeddings import PAD, EmbeddedSpan, PromptEmbeddings
-from rlx.engine.request.request import Context, PromptLike, check_ids, too_long
+from rlx.engine.request.request import Context, check_ids
 from rlx.errors import ImageError, MultimodalError
 from rlx.prompt import Prompt
 
@@ -92,7 +92,7 @@ class PlacedImages:
 
 
 def placed(prompt: Prompt, encoder: Encoder, vocab_size: int, what: str) -> Context:
-    """The context of a prompt with images; errors as `checked_context`."""
+    """The context of a prompt with images; errors as `checked_prompt`."""
     token = encoder.config.image_token
     given = check_ids(prompt.ids, max(vocab_size, token + 1), what)
     check_ids([PAD if each == token else each for each in given], vocab_size, what)
@@ -202,45 +202,3 @@ def _tokens(family: str, ids: tuple[int, int | None, int | None]) -> ImageTokens
     if family == "gemma3":  # whose processor writes blank lines around each image
         return text.image_parts.ImageTokens(*ids, texts, texts[1], margin="\n\n")
     return text.image_parts.ImageTokens(*ids, texts, texts[0])
-
-
-# -- prompts that may have images --------------------------------------------------------------------------------------
-
-
-def checked_context(
-    prompt: PromptLike, images: ImageInput | None, vocab_size: int, max_seq: int | None, what: str, model: str
-) -> Context:
-    """The checked context of a prompt: each image takes as many positions as it has rows.
-
-    Args:
-        images: how images come into prompts; None if the runner takes none.
-        max_seq: how many positions there may be; None for any number.
-        what: the argument, for messages.
-        model: what the model is called in messages.
-
-    Raises:
-        PromptError: there is no id, an invalid one, or too many.
-        MultimodalError: the model takes no images, or placeholders and images do not match.
-        ImageError: the model takes no image of such a size.
-    """
-    if isinstance(prompt, Context):  # it is checked
-        return prompt
-    found = None
-    if isinstance(prompt, Prompt):
-        found = None if images is None else images.placed(prompt, vocab_size, what)
-        if found is None and prompt.images:
-            raise no_tower(model, what, len(prompt.images))
-        prompt = prompt.ids
-    context = Context(check_ids(prompt, vocab_size, what)) if found is None else found
-    if max_seq is not None and len(context.ids) > max_seq:
-        raise too_long(context, max_seq, what)
-    return context
-
-
-def no_tower(model: str, where: str, images: int = 1) -> MultimodalError:
-    """The error of images for a model that takes none."""
-    count = "there is an image" if images == 1 else f"there are {images} images"
-    return MultimodalError(
-        f"{count}, and the {model} has no vision tower", where=where,
-        hint="open the model with its vision projector (`mmproj`), or its folder of safetensors, which holds the tower",
-    )  # fmt: skip

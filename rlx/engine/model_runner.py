@@ -150,6 +150,9 @@ class ModelRunner:
         self.is_pending: Callable[[ProgramSpec], bool] = lambda spec: False
         self._load: Callable[[], None] | None = load
         self._verified: list[_Verified] = []
+        self._decode = programs.tables["decode"]
+        # The programs of one row of text, by what else they return and add: found again for every token.
+        self._one: dict[tuple[bool | Features, LowRank | None], Program] = {}
 
     # -- batches --------------------------------------------------------------------------------------------------
 
@@ -202,7 +205,8 @@ class ModelRunner:
         needs = [
             (s.sequence, len(s.sequence.ids) - s.sequence.done + len(s.tokens), _is_speculative(s)) for s in segments
         ]
-        if lacking := [need for need in needs if not need[0].memory.is_ready(need[0].done, *need[1:])]:
+        plans = [(each.memory, each.memory.plan(each.done, rows, drafts)) for each, rows, drafts in needs]
+        if lacking := [(memory, plan) for memory, plan in plans if plan is not None]:
             self.pool.reserve(lacking)
         for segment, (_, count, _) in zip(segments, needs, strict=True):
             if count > len(segment.tokens):
@@ -250,7 +254,8 @@ class ModelRunner:
         if sequence.done < len(sequence.ids):
             self._bring_up(sequence, len(ids), drafts and len(ids) > 1 and sequence.recurrent)
         most, start = self.limits.all_rows if every else self.limits.rows, sequence.done
-        if len(ids) == 1 or drafts or sequence.call_end(start, min(most, len(ids))) - start >= len(ids):
+        is_whole = len(ids) == 1 or drafts or (len(ids) <= most and not sequence.marks and sequence.embeddings is None)
+        if is_whole or sequence.call_end(start, min(most, len(ids))) - start >= len(ids):
             return self.run(sequence, ids, every, speculative=drafts, copies=copies and segment.logits != "none")
         self._bring_up(sequence, len(ids), speculative=False)  # there is room for all calls, or for none
         if every:
@@ -311,7 +316,8 @@ class ModelRunner:
             )
         if self._load is not None or self._verified:
             self._ready()
-        sequence.settle()
+        if sequence.dirty or sequence.closed or sequence.saved is not None:
+            sequence.settle()
 
     def _check_spans(self, embeddings: PromptEmbeddings, ids: Ids[int], start: int) -> None:
         """`PromptError` if an id has no embedding where no image stands, or if the ids end inside of a two-way span."""
@@ -338,8 +344,8 @@ class ModelRunner:
     def _bring_up(self, sequence: Sequence, count: int, speculative: bool) -> None:
         """Takes the room for `count` more rows, and brings the states up to date."""
         rows = len(sequence.ids) - sequence.done + count
-        if not sequence.memory.is_ready(sequence.done, rows, speculative):
-            self.pool.reserve([(sequence, rows, speculative)])
+        if (plan := sequence.memory.plan(sequence.done, rows, speculative)) is not None:
+            self.pool.reserve([(sequence.memory, plan)])
         if rows > count:
             self.catch_up(sequence)
 
@@ -399,13 +405,19 @@ class ModelRunner:
             listener = None  # it misses these rows
         hidden = output == HIDDEN or (listener is not None and listener.reads)
         adapters = self.adapters if sequence.adapter else None
-        if (spans := sequence.embeddings) is None:
-            spec = self.bucketing.spec(rows, past, all_rows, hidden, speculative, adapters=adapters)
+        is_one = rows == 1 and sequence.embeddings is None and self._decode.capacity is None
+        if is_one and (hidden, adapters) in self._one:
+            program = self._one[hidden, adapters]
+            self._decode.stats.hits += 1
         else:
-            bias = spans.bias.shape[1] if spans.bias is not None and spans.is_biased(past) else 0
-            embeds = self._embedded([sequence], [rows])
+            embeds, bias = None, 0
+            if (spans := sequence.embeddings) is not None:
+                bias = spans.bias.shape[1] if spans.bias is not None and spans.is_biased(past) else 0
+                embeds = self._embedded([sequence], [rows])
             spec = self.bucketing.spec(rows, past, all_rows, hidden, speculative, embeds, bias, adapters)
-        program = self.programs[spec]
+            program = self.programs[spec]
+            if is_one:
+                self._one[hidden, adapters] = program
         sequence.begin(rows, speculative=speculative)
         for each in self._verified:
             if each.then is program.then:  # this run overwrites what it reads
@@ -443,8 +455,9 @@ class ModelRunner:
             swapped: whether it reads recurrent states from the spare slot and writes them to the other one.
         """
         memory = sequence.memory
-        slots = max(0, memory.slot), max(0, memory.spare)
-        program.select_slot(*(slots[::-1] if swapped else slots))
+        if memory.has_slot:
+            slots = max(0, memory.slot), max(0, memory.spare)
+            program.select_slot(*(slots[::-1] if swapped else slots))
         pages = memory.pages
         if (table := program.inputs.get("pages")) is not None:
             table[: len(pages)] = pages

@@ -76,7 +76,7 @@ class StepEngine(Protocol):
 class ComputedAnew:
     """A sequence that is nothing but its ids, and the prompt embeddings of some."""
 
-    recurrent = False
+    recurrent = marks = False
 
     def __init__(self, embeddings: Any = None) -> None:
         self.ids: list[int] = []

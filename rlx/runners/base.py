@@ -20,7 +20,7 @@ from rlx.arguments import known_arguments, several
 from rlx.backends import Device
 from rlx.closing import Closing
 from rlx.engine import speculation
-from rlx.engine.images import ImageInput, checked_context
+from rlx.engine.images import ImageInput
 from rlx.engine.loop.handle import Generation, Handle, OnToken, RequestGroup, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import OPENING
@@ -34,6 +34,7 @@ from rlx.engine.request.request import (
     PromptLike,
     Request,
     RequestOptions,
+    checked_prompt,
     request_of,
 )
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
@@ -76,8 +77,8 @@ class LmRunner(Closing, ABC):
     """The default callback of calls that give none."""
     _streams = True
     """Whether the default callback is called per token; otherwise after the last token."""
-    _sample: SampleOpts | None = None
-    """Default sampling options of calls that give none."""
+    default_sample: SampleOpts = GREEDY
+    """The sampling options of calls that give none: greedy, unless the runner was opened with a `sample`."""
     adapters: tuple[str, ...] = ()
     """The names of the LoRA adapters that requests may choose."""
     _speculative: str | None = None
@@ -193,8 +194,11 @@ class LmRunner(Closing, ABC):
         late = None if self._streams else on_token
         handle = planned(self, request, None if late else on_token, has_texts=request.top_logprobs is not None)
         submitted(self, handle, keeps=True)
-        with handle:
+        try:
             found = handle.result()
+        except BaseException:
+            handle.abort()
+            raise
         if late:
             for token in found:
                 late(token)
@@ -299,11 +303,6 @@ class LmRunner(Closing, ABC):
         """The sampling options in the model's files; None if there are none."""
         return None
 
-    @property
-    def default_sample(self) -> SampleOpts:
-        """The sampling options of calls that give none: greedy, unless the runner was opened with a `sample`."""
-        return self._sample or GREEDY
-
     # ---------------------------------------------------------------------------------------------- the loop
 
     @cached_property
@@ -391,7 +390,7 @@ class LmRunner(Closing, ABC):
             MultimodalError: it has images, and the model takes none; or not as many as placeholders.
             ImageError: the model takes no image of such a size.
         """
-        return checked_context(prompt, self._images, self.vocab_size, self.max_seq, what, f"{self.family} model")
+        return checked_prompt(prompt, self._images, self.vocab_size, self.max_seq, what, f"{self.family} model")
 
 
 # -- what a call asks for, checked, becomes a job and its handle; what is wrong is said before anything is computed ----
@@ -416,7 +415,9 @@ def planned(
     opts: Any = runner.default_sample if request.sample is None else request.sample
     if isinstance(opts, str):
         opts = resolved(opts, runner.recommended_sample, GREEDY)
-    adapter, salt = chosen_adapter(runner, request.adapter, request.cache_salt)
+    adapter, salt = 0, request.cache_salt
+    if request.adapter is not None or salt:
+        adapter, salt = chosen_adapter(runner, request.adapter, salt)
     speculative = runner._speculative if request.speculative is None and drafts else request.speculative
     embeds = None
     if request.embeds is not None or request.attn_bias is not None:

@@ -18,11 +18,10 @@ from rlx.arguments import did_you_mean, several, whole
 from rlx.arguments import text as checked_text
 from rlx.closing import Closing
 from rlx.engine.encoder import Encoder, Rows, Text
-from rlx.engine.images import checked_context
 from rlx.engine.opening.options import RunnerOptions, method_takes_options
 from rlx.engine.opening.setup import tokenizer_of
 from rlx.engine.opening.source import open_with
-from rlx.engine.request.request import Context, PromptLike
+from rlx.engine.request.request import Context, PromptLike, checked_prompt
 from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
 from rlx.runners.base import adapter_number
 from rlx.runners.session import Scores, of_unit_length
@@ -255,7 +254,7 @@ class EncoderRunner(Closing):
 
     def checked_prompt(self, prompt: PromptLike, what: str = "prompt") -> Context:
         """Ids of a text that fits the model's positions; `PromptError` as `LmRunner.checked_prompt`."""
-        return checked_context(prompt, None, self.vocab_size, self.max_seq, what, f"{self.family} model")
+        return checked_prompt(prompt, None, self.vocab_size, self.max_seq, what, f"{self.family} model")
 
     def _pairs(self, query: str, documents: list[str], most: int | None) -> list[Text]:
         if (template := self._plan.template) is not None:

@@ -18,7 +18,6 @@ from rlx import env
 from rlx.arguments import bound, check_arguments, whole
 from rlx.closing import Closing
 from rlx.engine.engine import Engine
-from rlx.engine.images import checked_context
 from rlx.engine.loop.handle import OnToken, says_stop
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import EngineOptions
@@ -32,6 +31,7 @@ from rlx.engine.request.request import (
     PromptLike,
     check_ids,
     checked_count,
+    checked_prompt,
     too_long,
 )
 from rlx.errors import ArgumentError, BusyError, PromptError, WeightError
@@ -206,7 +206,7 @@ class TokenHistory(Closing):
 
     def _checked(self, prompt: PromptLike) -> Context:
         engine, config, model = self._engine, self.config, f"{self.config.family} model"
-        return checked_context(prompt, engine.images, config.vocab_size, engine.max_seq, "prompt", model)
+        return checked_prompt(prompt, engine.images, config.vocab_size, engine.max_seq, "prompt", model)
 
     # ---------------------------------------------------------------------------------------------- one token
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.arguments import bound, whole
-from rlx.engine.images import ImageInput, PlacedImages, no_tower
+from rlx.engine.images import ImageInput, PlacedImages
 from rlx.engine.loop.handle import Generation
-from rlx.engine.request.request import Logits
+from rlx.engine.request.request import Logits, no_tower
 from rlx.errors import ArgumentError, MultimodalError
 from rlx.prompt import Prompt, read_images
 from rlx.text.chat import EscapedMessages

@@ -15,12 +15,11 @@ import numpy as np
 
 from rlx import arguments, env, runners
 from rlx import engine as engines
-from rlx.engine.images import checked_context
 from rlx.engine.loop.handle import Generation, OnToken, Step, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.opening.options import SLOTS, STALL_MS, RunnerOptions, method_takes_options
 from rlx.engine.opening.source import open_with
-from rlx.engine.request.request import Context, Logits, PromptLike, check_ids, checked_count
+from rlx.engine.request.request import Context, Logits, PromptLike, check_ids, checked_count, checked_prompt
 from rlx.errors import BusyError, TokenizerError, UnsupportedModelError, named_refusals
 from rlx.notebook import Stats, card
 from rlx.prompt import Prompt, read_images
@@ -96,7 +95,7 @@ class Model(LmRunner):
         self.family, self.vocab_size, self.max_seq = config.family, config.vocab_size, engine.max_seq
         self.device = engine.device
         self._on_token, self._streams = on_token, streams
-        self._sample = None if sample is None else resolved(sample, engine.recommended, GREEDY)
+        self.default_sample = GREEDY if sample is None else resolved(sample, engine.recommended, GREEDY)
         self.adapters = () if engine.adapters is None else tuple(engine.adapters.numbers)
         self._speculative = checked_speculation(speculative)
         if speculative is not None and speculative.startswith(DRAFT_MODEL):
@@ -171,7 +170,7 @@ class Model(LmRunner):
         self._check_open("tokenizer")
         return self._engine.tokenizer
 
-    @property
+    @cached_property
     def stop_ids(self) -> Set[int]:
         """The tokenizer's `eog_ids`; `TokenizerError` if the file has no usable tokenizer."""
         try:
@@ -368,7 +367,7 @@ class Model(LmRunner):
         Raises:
             PromptError, MultimodalError, ImageError: the prompt is invalid, as for `generate`.
         """
-        return len(checked_context(prompt, self._images, self.vocab_size, None, "prompt", f"{self.family} model"))
+        return len(checked_prompt(prompt, self._images, self.vocab_size, None, "prompt", f"{self.family} model"))
 
     # -- logits -------------------------------------------------------------------------------------------------------
 

@@ -19,8 +19,9 @@ from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.loop.handle import Step, candidate, likeliest
 from rlx.engine.loop.loop import EngineLoop
+from rlx.engine.loop.room import KeptSequence
 from rlx.engine.model_runner import Segment, packed
-from rlx.engine.request.request import Context, Job, Logits, check_finite
+from rlx.engine.request.request import Context, Logits, check_finite
 from rlx.errors import ArgumentError, PromptError
 from rlx.passes.options import MAX_SEGMENTS
 from rlx.sampling.choice import log_probs
@@ -36,7 +37,7 @@ POOLINGS = ("mean", "last")
 ALL_LOGITS = 1 << 24  # maximum number of logits of one piece
 
 
-class Session:
+class Session(KeptSequence):
     """A sequence that stays between calls. `begin` and `extend` are for tasks of the loop; the other calls make one.
 
     Args:
@@ -49,15 +50,9 @@ class Session:
     """
 
     def __init__(self, engine: Engine, loop: EngineLoop, *, shared: bool = True) -> None:
+        super().__init__(loop.release)
         self._engine, self._loop, self._shared = engine, loop, shared
         self.reused = 0
-        self._kept: dict[str, tuple[Sequence, int]] = {}  # at most one; whoever takes it out owns it
-
-    @property
-    def length(self) -> int:
-        """Number of tokens in the session. Tokens that a grammar forced at the end of an answer are not computed."""
-        sequence, longest = self._kept.get("session", ((), 0))
-        return min(longest, len(sequence))  # the loop may not have dropped others yet
 
     def begin(
         self, ids: list[int], embeddings: PromptEmbeddings | None = None, where: str = "prefill"
@@ -151,10 +146,6 @@ class Session:
 
         self._loop.call(work)
 
-    def take(self) -> Sequence | None:
-        """Its sequence, which belongs to the caller from now on."""
-        return self._kept.pop("session", (None, 0))[0]
-
     def _put(self, sequence: Sequence, length: int) -> None:
         """Makes a sequence the session, in the loop's thread."""
         old = self.take()
@@ -162,13 +153,6 @@ class Session:
         self._loop.room.keep(sequence)
         if old is not None:
             old.close()
-
-    def adopt(self, job: Job, count: int) -> None:
-        """Makes the sequence of a job the session, with the first `count` tokens of its answer but the last."""
-        old = self.take()
-        self._kept["session"] = job.sequence, len(job.prompt) + count - 1
-        if old is not None:
-            self._loop.release(old)
 
 
 # -- what is measured of a prompt; stateless ---------------------------------------------------------------------------

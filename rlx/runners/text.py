@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlx import runners
 from rlx.arguments import SAMPLING, check_arguments
-from rlx.engine.images import no_tower
 from rlx.engine.loop.handle import Generation, Step, Stream
 from rlx.engine.opening.options import OPENING
-from rlx.engine.request.request import Context, FinishReason, RequestOptions, checked_count, stop_strings
+from rlx.engine.request.request import Context, FinishReason, RequestOptions, checked_count, no_tower, stop_strings
 from rlx.errors import ArgumentError
 from rlx.grammar.answers import after_thinking, calls_grammar
 from rlx.grammar.grammar import chosen_grammar, parsed

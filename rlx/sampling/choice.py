@@ -294,7 +294,8 @@ class Sampler:
         if not isinstance(opts, SampleOpts):
             hint = "SampleOpts.greedy() is the default"  # type: ignore[unreachable]
             raise SamplingError(f"found {opts!r}, expected a SampleOpts", where="sample", hint=hint)
-        self.opts, self._constraint, self._choice = opts, constraint, Choice(opts)
+        self.opts, self._constraint = opts, constraint
+        self._choice = LIKELIEST if opts.is_plain_greedy and constraint is None else Choice(opts)
         self._draws = not opts.is_greedy
         self._tokenizer = tokenizer
         if opts.dry_multiplier:  # a text without a tokenizer is refused now
@@ -322,6 +323,10 @@ class Sampler:
             SamplingError: the bias names an id outside the vocabulary.
             GrammarError: the grammar is too complex at this place of the text.
         """
+        if banned and self._choice is LIKELIEST:
+            self._choice = Choice(self.opts)
+        if self._choice is LIKELIEST:
+            return LIKELIEST
         choice = self._choice
         choice.mask = None if self._constraint is None else self._constraint.mask()
         if self._recent or banned or self.opts.logit_bias:

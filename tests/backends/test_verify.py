@@ -153,5 +153,5 @@ def test_a_picture_encoder(verifies: None, precision: str) -> None:
 def test_a_step_without_verification_has_no_observer(goldens: Path) -> None:
     with opened(goldens, "llama") as runner:
         runner.prefill_logits(PROMPT)
-        program: Program = next(iter(runner._engine.tables["prefill"]))  # type: ignore[attr-defined]
+        program: Program = next(iter(runner._engine.tables["prefill"].programs.values()))  # type: ignore[attr-defined]
         assert program.observers == ()

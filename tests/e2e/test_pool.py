@@ -262,6 +262,7 @@ def test_memory_is_given_back_while_others_need_it(engine: Engine, monkeypatch: 
     """What ended goes when the system is short of memory; what runs stays, and its logits are right."""
     pool = engine.pool
     monkeypatch.setattr(cache_pool, "LOOK", 0.0)
+    monkeypatch.setattr(cache_pool, "STEP", 0)
     first = engine.open_sequence(IDS[:200])
     fed(engine, first, IDS[:200])
     first.close()

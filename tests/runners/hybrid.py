@@ -13,7 +13,7 @@ from rlx.backends.program import TokenRun
 from rlx.compiler.state_memory import Sizes, StateMemory
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.model_runner import Limits, ModelRunner
-from rlx.engine.programs.programs import Bucketing, ProgramSpec
+from rlx.engine.programs.programs import Bucketing, ProgramSpec, ProgramTable
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, value
 from rlx.ir.dtypes import I32
@@ -223,6 +223,8 @@ class InterpretedPrograms:
 
     def __init__(self, program: Any) -> None:
         self._program = program
+        self.tables = {"decode": ProgramTable()}
+        self.tables["decode"].limit(1)  # with a bound every call asks for its program
 
     def __getitem__(self, spec: ProgramSpec) -> Any:
         self._program.spec = spec

@@ -13,9 +13,9 @@ from toy_engine import ToyEngine, answer, asked, executor, give
 from toy_engine import job as toy_job
 
 import rlx
-from rlx.engine.images import ImageInput, checked_context
+from rlx.engine.images import ImageInput
 from rlx.engine.loop.executor import Executor
-from rlx.engine.request.request import Job
+from rlx.engine.request.request import Job, checked_prompt
 from rlx.errors import ArgumentError, ConfigError, MultimodalError
 from rlx.prompt import Prompt
 from rlx.runners import CachedRunner
@@ -26,7 +26,7 @@ ROWS = 6  # of `image`
 
 
 def context(prompt: Any, tower: FakeTower | None = None, max_seq: int | None = None) -> Any:
-    return checked_context(prompt, images(tower or FakeTower()), 29, max_seq, "prompt", "qwen35 model")
+    return checked_prompt(prompt, images(tower or FakeTower()), 29, max_seq, "prompt", "qwen35 model")
 
 
 # ---------------------------------------------------------------------------------------------------- placeholders
@@ -63,7 +63,7 @@ def test_placeholders_and_images_must_match(ids: list[int], count: int, said: st
 def job(prompt: list[int], made: ImageInput | None = None, seed: int = 0, limit: int = 6) -> Job:
     if made is None:
         return toy_job(prompt, limit)
-    found = checked_context(Prompt([*prompt, PLACEHOLDER, 7], [image(seed)]), made, 29, None, "prompt", "model")
+    found = checked_prompt(Prompt([*prompt, PLACEHOLDER, 7], [image(seed)]), made, 29, None, "prompt", "model")
     return Job(replace(asked(found.ids, limit), ids=found), Sampler(SampleOpts.greedy()), streaming=False)
 
 

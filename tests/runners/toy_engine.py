@@ -37,7 +37,7 @@ def answer(prompt: Sequence[int], count: int) -> list[int]:
 class ToySequence(ComputedAnew):
     """Ids that take room in the engine's pool."""
 
-    recurrent = False
+    recurrent, marks = False, True
 
     def __init__(self, engine: ToyEngine, ids: Sequence[int]) -> None:
         self.engine, self.ids = engine, list(ids)

@@ -75,9 +75,9 @@ class Writer:
     """
 
     def __init__(self, count: int) -> None:
-        self.pages = PageAllocator(count, 3)
         self.freed: list[int] = []  # how many pages are free after each release
-        self.index = PrefixIndex(self.pages, PAGE, lambda: self.freed.append(self.pages.free))
+        self.pages = PageAllocator(count, 3, lambda: self.freed.append(self.pages.free))
+        self.index = PrefixIndex(self.pages, PAGE)
         self.content: dict[tuple[int, int], tuple[int, ...]] = {}
         self.known: set[tuple[int, ...]] = set()
 

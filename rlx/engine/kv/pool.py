@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -29,7 +29,7 @@ from rlx.backends.memory import Memory
 from rlx.compiler.state_memory import Sizes, StateMemory
 from rlx.engine.kv.prefix import Checkpoint, PageAllocator, PrefixIndex, page_count
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings
-from rlx.engine.kv.sequence import Sequence
+from rlx.engine.kv.sequence import Plan, Sequence, SequenceMemory
 from rlx.env import size
 from rlx.errors import ArgumentError, PoolFullError, ResourceError
 from rlx.ir.graph import Graph
@@ -43,7 +43,8 @@ MOST_SEQUENCES = 64
 SHARE = 2  # the pool takes one part in so many of the memory that is left
 RESERVE = 128 << 20
 WORK = 512 << 20  # of a device whose memory is planned: what programs work on, and code
-LOOK = 1.0  # seconds between two looks at how much memory there is
+LOOK = 1.0  # seconds between two looks at how much memory there is,
+STEP = 8 << 20  # which are not worth their time before the pool has taken so much again
 _UNKNOWN = 8 << 30  # of systems that do not say how much memory there is
 
 
@@ -101,18 +102,23 @@ def available_memory(memory: Memory) -> int:
 
 
 class Reserve:
-    """Memory that the pool leaves to others, whatever its size: 128 MiB, or an eighth of what there is at the start."""
+    """Memory that the pool leaves to others, whatever its size: 128 MiB, or an eighth of what there is at the start.
+
+    Attributes:
+        taken: bytes that the pool has taken since the last look.
+    """
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._bytes, self._look_at = min(RESERVE, available_memory(memory) // 8), 0.0
+        self.taken = 0
 
     def short(self, needed: int) -> int:
         """How many bytes the system lacks for `needed` more beside the reserve; looks once a second, 0 meanwhile."""
         now = time.monotonic()
         if now < self._look_at or not self._memory.lazy:  # the pool has all of its memory already
             return 0
-        self._look_at = now + LOOK
+        self.taken, self._look_at = 0, now + LOOK
         return max(0, needed + self._bytes - available_memory(self._memory))
 
 
@@ -130,6 +136,7 @@ class CachePool:
         max_seq: maximum number of positions of a sequence.
         rows: maximum number of rows in a call.
         kv_bytes: bound of the memory in bytes.
+        fitted: checks prompt embeddings, and fits them to the model.
 
     Attributes:
         memory: pages and slots.
@@ -138,6 +145,7 @@ class CachePool:
         kv_bytes: the bound.
         asked, hit: tokens of prompts that sequences were opened with, and how many of them were known.
         kept: what is kept on disk; None for nothing.
+        opened: the sequences that are not closed, by `id`.
 
     Raises:
         ArgumentError: `kv_bytes` is not enough for a single page and slot.
@@ -145,7 +153,15 @@ class CachePool:
     """
 
     def __init__(
-        self, graph: Graph, memory: Memory, layouts: Layouts, *, max_seq: int, rows: int, kv_bytes: int
+        self,
+        graph: Graph,
+        memory: Memory,
+        layouts: Layouts,
+        *,
+        max_seq: int,
+        rows: int,
+        kv_bytes: int,
+        fitted: Callable[[PromptEmbeddings], PromptEmbeddings] = lambda embeddings: embeddings,
     ) -> None:
         self.sizes = sizes = Sizes.of(graph, layouts, max_seq, rows)
         self.kv_bytes, self.max_seq, self.rows = kv_bytes, max_seq, rows
@@ -163,45 +179,55 @@ class CachePool:
             hint = "Give the pool less (kv_bytes), or raise the memory limit of this process."
             found = f"{what} for the pool of caches ({each})"
             raise ResourceError(found, where="kv_bytes", hint=hint) from error
-        self.pages = PageAllocator(count, page_count(max_seq, sizes.page))
-        self.index = PrefixIndex(self.pages, sizes.page, self._cool)
+        self.pages = PageAllocator(count, page_count(max_seq, sizes.page), self._cool)
+        self.index = PrefixIndex(self.pages, sizes.page)
         self.asked = self.hit = 0
         pages = (kv_bytes - sizes.slot_bytes) // sizes.page_bytes if sizes.page_bytes else MAX_PAST
         self._longest = pages * sizes.page  # positions of a sequence that has all of it
         self.kept: DiskKVCache | None = None
-        self._reserve, self._lazy = Reserve(memory), memory.lazy
+        self._reserve, self._lazy, self._fitted = Reserve(memory), memory.lazy, fitted
         self._slots = slots
         self._free_slots = list(range(slots - 1, -1, -1))
-        self._open = WeakValueDictionary[int, Sequence]()
+        self.opened = WeakValueDictionary[int, Sequence]()
 
     # -- sequences ------------------------------------------------------------------------------------------------
 
     def open(
         self,
         prompt: Ids[int] = (),
-        *,
         embeddings: PromptEmbeddings | None = None,
+        *,
         shared: bool = True,
         salt: str = "",
+        adapter: int = 0,
         counts: bool = True,
     ) -> Sequence:
         """A new sequence, which holds the longest known prefix of the prompt, but at least one token less than it.
 
+        The caller appends the rest with `Engine.step`, in chunks that end where `Sequence.call_end` says.
+
         Args:
             prompt: the token ids that the caller is going to append. It has to append those after the prefix.
-            embeddings: prompt embeddings of the first positions.
+            embeddings: rows in place of the embeddings of some tokens: one span for each image of the prompt. The ids
+                there may be any, such as those of the family's placeholder. Grids and two-way attention have no effect
+                in models that do not have them.
             shared: whether it takes part in the prefix index. Otherwise it begins empty, and leaves nothing.
             salt: only sequences with the same salt share prefixes.
+            adapter: the number of the adapter that its rows get, 0 for none.
             counts: whether the known prefix is one that somebody uses, for statistics and for what is kept on disk.
 
         Raises:
             PoolFullError: there is no room for a slot.
+            PromptError: a span does not fit the model, or an image whose rows see each other needs more rows than a
+                call holds.
         """
         begins = shared and len(prompt) > 0
-        if begins:
+        if begins and self.opened:
             self.publish()
-        sequence = Sequence(self, embeddings=embeddings, shared=shared, salt=salt)
-        self._open[id(sequence)] = sequence
+        if embeddings is not None:
+            embeddings = self._fitted(embeddings)
+        sequence = Sequence(self, embeddings=embeddings, shared=shared, salt=salt, adapter=adapter)
+        self.opened[id(sequence)] = sequence
         if not begins:
             return sequence
         try:
@@ -219,7 +245,7 @@ class CachePool:
     @property
     def _sequences(self) -> list[Sequence]:
         """The sequences that somebody refers to and nobody has closed; any thread may ask."""
-        return [sequence for ref in self._open.valuerefs() if (sequence := ref()) is not None]
+        return [sequence for ref in self.opened.valuerefs() if (sequence := ref()) is not None]
 
     def publish(self) -> None:
         """Adds what the open sequences have computed so far to the prefix index."""
@@ -230,10 +256,6 @@ class CachePool:
         """As `publish`, with the states at their ends: before the pool is closed."""
         for sequence in self._sequences:
             sequence.remember()
-
-    def forget(self, sequence: Sequence) -> None:
-        """Drops a sequence that was closed."""
-        self._open.pop(id(sequence), None)
 
     def recover(self) -> None:
         """Restores all counters from their owners: after an interrupt, and for sequences that were dropped unclosed."""
@@ -254,39 +276,31 @@ class CachePool:
         sizes, slots = self.sizes, self._slots - len(self._free_slots)
         return self.pages.used * sizes.page_bytes + slots * sizes.slot_bytes + self.index.checkpoint_bytes
 
-    def reserve(self, needs: Iterable[tuple[Sequence, int, bool]]) -> None:
-        """Gives every sequence the pages and slots for its next rows: all of them, or none.
-
-        Args:
-            needs: (sequence, number of rows, whether rows may be rejected).
+    def reserve(self, plans: Ids[tuple[SequenceMemory, Plan]]) -> None:
+        """Gives every sequence the pages and slots for its next rows, as `SequenceMemory.plan` says: all of them, or
+        none.
 
         Raises:
             PoolFullError: there is no room.
         """
-        plans = [(each.memory, each.memory.plan(each.done, rows, drafts)) for each, rows, drafts in needs]
         pages, slots = sum(plan[0] for _, plan in plans), sum(plan[1] for _, plan in plans)
-        if pages or slots:
-            self.make_room(pages, slots)
+        if (pages or slots) and not self.has_room(pages, slots):
+            raise self._no_room(pages, slots)
         for memory, plan in plans:
             memory.grow(*plan)
 
-    def make_room(self, pages: int, slots: int = 0) -> None:
-        """Makes sure that so many pages and slots can be taken; drops ends of the index if necessary.
-
-        Raises:
-            PoolFullError: there is no room.
-        """
-        if self.has_room(pages, slots):
-            return
+    def _no_room(self, pages: int, slots: int) -> PoolFullError:
+        """The error where there is no room for so many pages and slots."""
         needed, available = self.sizes.bytes_of(pages, slots), max(0, self.kv_bytes - self.used_bytes)
         what = f"the pool of {size(self.kv_bytes)} has no room for {size(needed)} more ({size(available)} are free)"
         hint = "Wait for other requests to end, shorten the prompt, or open the model with a larger kv_bytes."
-        raise PoolFullError(what, where="kv_bytes", hint=hint, needed=needed, available=available, total=self.kv_bytes)
+        return PoolFullError(what, where="kv_bytes", hint=hint, needed=needed, available=available, total=self.kv_bytes)
 
     def has_room(self, pages: int, slots: int = 0) -> bool:
-        """As `make_room`: returns whether there is room."""
+        """Whether so many pages and slots can be taken; drops ends of the index if necessary."""
         needed = pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes
-        if short := self._reserve.short(needed):
+        self._reserve.taken += needed
+        if self._reserve.taken >= STEP and (short := self._reserve.short(needed)):
             goal = self.used_bytes - short
             self.index.evict(lambda: self.used_bytes <= goal)  # others need it more
             self._cool(0)
@@ -302,7 +316,8 @@ class CachePool:
                 self.recover()  # sequences that nobody closed
             if (room := left()) < 0:
                 return False
-        self._cool(room)
+        if self.pages.warm:
+            self._cool(room)
         return True
 
     def check_fits(self, positions: int) -> None:
@@ -317,11 +332,6 @@ class CachePool:
 
     # -- pages and slots, for sequences ---------------------------------------------------------------------------
 
-    def drop_pages(self, pages: Iterable[int]) -> None:
-        """Drops a sequence's hold on pages."""
-        if self.pages.drop(pages):
-            self._cool()
-
     def _cool(self, room: int | None = None) -> None:
         """Gives free pages back to the system if those that are resident take more than `room`, or are many.
 
@@ -334,7 +344,7 @@ class CachePool:
             self.pages.warm.clear()
 
     def take_slot(self) -> int:
-        """A slot, whose states are zeros; `make_room` must have been called."""
+        """A slot, whose states are zeros; there must be one."""
         return self._free_slots.pop()
 
     def drop_slot(self, slot: int) -> None:

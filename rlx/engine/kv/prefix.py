@@ -37,6 +37,7 @@ class PageAllocator:
     Args:
         count: how many pages there are.
         apart: how many pages lie between the beginnings of two sequences, if they are free.
+        released: called when pages are free that had an owner.
 
     Attributes:
         owners: i32 [count], how many owners hold each page; 0 is a free page.
@@ -47,8 +48,8 @@ class PageAllocator:
         warm: free pages that may be resident.
     """
 
-    def __init__(self, count: int, apart: int) -> None:
-        self.count, self._apart_by, self._next = count, apart, 0
+    def __init__(self, count: int, apart: int, released: Callable[[], object] = lambda: None) -> None:
+        self.count, self._apart_by, self._released, self._next = count, apart, released, 0
         self.owners, self.indexed, self.frozen = (np.zeros(count, np.int32) for _ in range(3))
         self.used, self.warm = 0, set[int]()
 
@@ -98,7 +99,9 @@ class PageAllocator:
                 self.frozen[page] = 0
                 self.used -= 1
                 freed.append(page)
-        self.warm.update(freed)
+        if freed:
+            self.warm.update(freed)
+            self._released()
         return freed
 
     def freeze(self, pages: list[int], positions: npt.ArrayLike) -> None:
@@ -204,15 +207,14 @@ class PrefixIndex:
     Args:
         pages: counts the pages; the index is an owner of those that it holds.
         page: positions per page.
-        released: called when pages are free that the index was the last owner of.
 
     Attributes:
         checkpoint_bytes: size of all checkpoints.
         evictions: how many pages and checkpoints were dropped to make room.
     """
 
-    def __init__(self, pages: PageAllocator, page: int, released: Callable[[], object]) -> None:
-        self._pages, self._page, self._released = pages, page, released
+    def __init__(self, pages: PageAllocator, page: int) -> None:
+        self._pages, self._page = pages, page
         self._root = Node(0, np.zeros(0, np.int64), [])
         self._clock = 0
         self.checkpoint_bytes = self.evictions = 0
@@ -226,6 +228,8 @@ class PrefixIndex:
             states: whether the model has rings or recurrent states: the prefix then ends at a checkpoint.
         """
         path, common = self._walk(keys, uses=True)
+        if not path:
+            return Hit(0, [], None, 0)
         checkpoint = self._checkpoint(path, common) if states else None
         if checkpoint is not None:
             checkpoint.used = self._clock
@@ -334,7 +338,7 @@ class PrefixIndex:
         own, held = np.concatenate([last.keys, keys[at:]]), [*last.pages[:kept], *pages]
         longer = Node(last.start, own, held, {}, last.checkpoints)
         before.children[int(longer.keys[0])] = longer
-        self._release(old)
+        self._pages.drop(old, index=True)
         return [*path[:-1], longer]
 
     def _split(self, before: Node, node: Node, at: int) -> Node:
@@ -418,18 +422,14 @@ class PrefixIndex:
         page = leaf.pages[-1]
         leaf.keys, leaf.pages = leaf.keys[: end - leaf.start], leaf.pages[:-1]
         self.evictions += 1
-        self._release([page])
-
-    def _release(self, pages: list[int]) -> None:
-        if self._pages.drop(pages, index=True):
-            self._released()
+        self._pages.drop([page], index=True)
 
     def clear(self) -> None:
         """Drops everything."""
         held = [page for node in self.nodes() for page in node.pages]
         self._root.children = {}
         self.checkpoint_bytes = 0
-        self._release(held)
+        self._pages.drop(held, index=True)
 
     # -- inspection -----------------------------------------------------------------------------------------------
 

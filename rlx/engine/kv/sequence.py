@@ -55,6 +55,7 @@ class SequenceMemory:
         pages: i32 [pages], the page table: page p / 64 holds position p.
         slot: the slot of its rings and recurrent states, or -1.
         spare: the slot that drafts write recurrent states to, or -1.
+        own_from: writes from this position on destroy nothing that others rely on.
         has_slot: whether the model has rings or recurrent states.
         recurrent: whether it has recurrent states.
     """
@@ -63,7 +64,7 @@ class SequenceMemory:
         self._pool, self._size = pool, pool.sizes.page
         self.pages: Pages = np.zeros(0, np.int32)
         self.slot = self.spare = NO_SLOT
-        self._own_from = 0  # writes from this position on destroy nothing that others rely on
+        self.own_from = 0
         self.has_slot, self.recurrent = pool.memory.has_slots, bool(pool.memory.recurrent)
 
     @property
@@ -71,22 +72,15 @@ class SequenceMemory:
         """The slots that it holds."""
         return [slot for slot in (self.slot, self.spare) if slot != NO_SLOT]
 
-    def is_ready(self, start: int, rows: int, drafts: bool) -> bool:
-        """Whether `rows` positions from `start` on can be written as it is; quick, for every step."""
-        if start < self._own_from or start + rows > len(self.pages) * self._size:
-            return False
-        return not self.has_slot or (self.slot >= 0 and (self.spare >= 0 or not (drafts and self.recurrent)))
-
-    def protect(self, length: int) -> None:
-        """Notes that others rely on the first positions from now on."""
-        self._own_from = max(self._own_from, length)
-
-    def plan(self, start: int, rows: int, drafts: bool) -> Plan:
-        """What `grow` takes, so that `rows` positions from `start` on can be written.
+    def plan(self, start: int, rows: int, drafts: bool) -> Plan | None:
+        """What `grow` takes, so that `rows` positions from `start` on can be written; None if they can.
 
         Args:
             drafts: whether rows may be rejected.
         """
+        has_slots = not self.has_slot or (self.slot >= 0 and (self.spare >= 0 or not (drafts and self.recurrent)))
+        if has_slots and start >= self.own_from and start + rows <= len(self.pages) * self._size:
+            return None
         (at, inside), pages = divmod(start, self._size), self.pages
         copies = rows > 0 and at < len(pages) and self._pool.pages.must_copy(int(pages[at]), inside)
         fresh = max(0, page_count(start + rows, self._size) - len(pages))
@@ -94,7 +88,7 @@ class SequenceMemory:
         return fresh + copies, slots, start if rows else None, at if copies else None
 
     def grow(self, count: int, slots: int, start: int | None, copied: int | None) -> None:
-        """Takes pages and slots as `plan` says; `CachePool.make_room` must have been called.
+        """Takes pages and slots as `plan` says; for `CachePool.reserve`.
 
         Args:
             count: number of pages, a copy included.
@@ -110,7 +104,7 @@ class SequenceMemory:
             for _ in range(count):
                 table.append(self._pool.pages.take(table[-1] if table else None))
             self.pages = np.array(table, np.int32)
-        self._own_from = self._own_from if start is None else start
+        self.own_from = self.own_from if start is None else start
         for _ in range(slots):
             if self.slot == NO_SLOT:
                 self.slot = self._pool.take_slot()
@@ -125,7 +119,7 @@ class SequenceMemory:
         """
         pool = self._pool
         pool.pages.share(pages)  # before anything can evict them
-        self.pages, self._own_from = np.array(pages, np.int32), length + 1
+        self.pages, self.own_from = np.array(pages, np.int32), length + 1
         if not length % self._size:
             return length
         if not pool.has_room(1):
@@ -141,7 +135,7 @@ class SequenceMemory:
         if count < len(self.pages):
             dropped = self.pages[count:].tolist()
             self.pages = self.pages[:count]
-            self._pool.drop_pages(dropped)
+            self._pool.pages.drop(dropped)
 
     @property
     def can_alternate(self) -> bool:
@@ -178,8 +172,8 @@ class SequenceMemory:
             PoolFullError: there is no room; nothing has changed.
         """
         pool = self._pool
-        pool.make_room(page_count(length, self._size), int(saved.slot is not None))
-        self.grow(*self.plan(0, length, False))
+        if (plan := self.plan(0, length, False)) is not None:
+            pool.reserve([(self, plan)])
         pool.memory.load_pages(self.pages, saved.pages)
         if saved.slot is not None:
             self.put(saved.slot)
@@ -188,7 +182,7 @@ class SequenceMemory:
         """Gives everything back."""
         pages, slots = self.pages.tolist(), (self.slot, self.spare)
         self.pages, self.slot, self.spare = self.pages[:0], NO_SLOT, NO_SLOT
-        self._pool.drop_pages(pages)
+        self._pool.pages.drop(pages)
         for slot in slots:
             if slot != NO_SLOT:
                 self._pool.drop_slot(slot)
@@ -201,7 +195,7 @@ class SequenceMemory:
         table = self.pages.copy()
         table[at] = page
         self.pages = table
-        pool.drop_pages([old])
+        pool.pages.drop([old])
 
 
 class Sequence:
@@ -211,6 +205,7 @@ class Sequence:
         embeddings: the embedded spans of the prompt: images, or a caller's own rows.
         shared: whether it takes part in the prefix index.
         salt: only sequences with the same salt share prefixes.
+        adapter: the number of the adapter.
 
     Attributes:
         ids: the tokens so far; `array("i")`, four bytes each.
@@ -219,7 +214,9 @@ class Sequence:
         memory: its pages and slots.
         ring_start: first position that its rings hold.
         embeddings: its embedded spans, or None. They may lie behind the ids so far.
-        adapter: the number of the adapter that its rows get, 0 for none; set before anything of it is computed.
+        adapter: the number of the adapter that its rows get, 0 for none.
+        marks: whether `mark` has an effect.
+        dirty: whether recurrent states may be inconsistent with every length, after an interrupt.
         saved: the copies while it is paused, or None.
         closed: whether it has ended.
     """
@@ -233,17 +230,19 @@ class Sequence:
         embeddings: PromptEmbeddings | None = None,
         shared: bool = True,
         salt: str = "",
+        adapter: int = 0,
     ) -> None:
         self.pool, self.ids, self.done, self.closed = pool, array("i"), 0, False
-        self.memory, self.adapter = SequenceMemory(pool), 0
+        self.memory, self.adapter = SequenceMemory(pool), adapter
         self.saved: Saved | None = None
         self._rings, self._room = pool.memory.rings, pool.memory.ring_capacity or _EVERYTHING
         self._shared, self._salt, self._checkpoints = shared, salt, set[int]()
+        self.marks = shared and self.memory.has_slot
         if embeddings is not None:
             self.use(embeddings)
         self._published = 0  # how many positions the prefix index knows of this sequence
         self.ring_start = self._kept = 0  # first position that rings hold: now, and before the current step
-        self._dirty = False  # whether recurrent states may be inconsistent with every length
+        self.dirty = False
         self._ahead = 0  # caches hold the ids up to there, and recurrent states can be advanced by them
 
     def __len__(self) -> int:
@@ -280,12 +279,12 @@ class Sequence:
         """
         if self.closed or self.saved is not None:
             self.check_open()
-        if not self.memory.is_ready(self.done, rows, speculative or alternating):
-            self.pool.reserve([(self, rows, speculative or alternating)])
-        if self.memory.has_slot and not self._dirty and (self.done in self._checkpoints or self.done % SPACING == 0):
+        if (plan := self.memory.plan(self.done, rows, speculative or alternating)) is not None:
+            self.pool.reserve([(self.memory, plan)])
+        if self.memory.has_slot and not self.dirty and (self.done in self._checkpoints or self.done % SPACING == 0):
             self.remember()
         lost = max(self.ring_start, self.done + rows - self._room)
-        self._kept, self.ring_start, self._dirty, self._ahead = self.ring_start, lost, not speculative, 0
+        self._kept, self.ring_start, self.dirty, self._ahead = self.ring_start, lost, not speculative, 0
 
     def end(self, ids: Ids[int], *, speculative: bool = False, ring_start: int = 0) -> None:
         """Call after the programs have run on `ids`, possibly fewer than announced.
@@ -300,7 +299,7 @@ class Sequence:
             self._ahead = end
         else:
             self.done = end
-        self.ring_start, self._dirty = max(self._kept, end - self._room, ring_start), False
+        self.ring_start, self.dirty = max(self._kept, end - self._room, ring_start), False
 
     @property
     def ahead(self) -> tuple[int, bool]:
@@ -310,10 +309,10 @@ class Sequence:
 
     def take(self, count: int) -> None:
         """Takes over the states in the spare slot, which contain the next `count` ids."""
-        self._dirty = True  # an interrupt between the assignments must be detected
+        self.dirty = True  # an interrupt between the assignments must be detected
         self.memory.take_spare()
         self.done += count
-        self._ahead, self._dirty = 0, False
+        self._ahead, self.dirty = 0, False
 
     def leave(self) -> None:
         """Discards what the last step computed in the spare slot."""
@@ -323,7 +322,7 @@ class Sequence:
         """Makes the states consistent after a step that was interrupted; `BusyError` as `begin`."""
         if self.closed or self.saved is not None:
             self.check_open()
-        if self._dirty:
+        if self.dirty:
             self.rewind(len(self.ids))
 
     def mark(self, length: int | None = None) -> None:
@@ -331,7 +330,7 @@ class Sequence:
 
         They are copied before the next step changes them. Without effect if the model has only full caches.
         """
-        if self._shared and self.memory.has_slot:
+        if self.marks:
             self._checkpoints.add(self.done if length is None else length)
 
     def call_end(self, start: int, most: int) -> int:
@@ -340,7 +339,7 @@ class Sequence:
         It ends where a checkpoint is due, and never inside such an image.
         """
         end, embeddings = start + most, self.embeddings
-        if self.memory.has_slot and self._shared and not (embeddings is not None and embeddings.is_biased(start)):
+        if self.marks and not (embeddings is not None and embeddings.is_biased(start)):
             end = min([end, (start // SPACING + 1) * SPACING, *(mark for mark in self._checkpoints if mark > start)])
         return end if embeddings is None else embeddings.call_end(start, end)
 
@@ -359,8 +358,8 @@ class Sequence:
         if self.memory.has_slot:
             self.mark(hit.common)  # another prompt parts from this one there; a third one may, too
             length = hit.length if length == hit.length else 0  # states exist at the checkpoint only
-            pool.make_room(0, 1)
-            self.memory.grow(*self.memory.plan(0, 0, False))
+            if (plan := self.memory.plan(0, 0, False)) is not None:
+                pool.reserve([(self.memory, plan)])
             if hit.checkpoint is not None and length:
                 self.memory.put(hit.checkpoint.state)
                 self.ring_start = hit.checkpoint.state.first
@@ -370,17 +369,17 @@ class Sequence:
 
     def publish(self) -> None:
         """Adds what is computed to the prefix index."""
-        if not self._shared or self._dirty or self.saved or self.done <= self._published:
+        if not self._shared or self.dirty or self.saved or self.done <= self._published:
             return
         if self.embeddings is not None and self.embeddings.bias is not None:
             return  # rows see later ones, so a prefix of it is no prefix
-        self.memory.protect(self.done)
-        self.pool.index.insert(self.keys(self.done), self.memory.pages)
+        self.memory.own_from = max(self.memory.own_from, self.done)  # others rely on what is before it
+        self.pool.index.insert(keys_of(self.ids[: self.done], self.embeddings, self._salt), self.memory.pages)
         self._published = self.done
 
     def remember(self) -> None:
         """As `publish`, with a checkpoint of the present states if they could not go back."""
-        if self.saved is not None or self._dirty:
+        if self.saved is not None or self.dirty:
             return
         self._checkpoints.discard(self.done)
         self.publish()
@@ -410,7 +409,7 @@ class Sequence:
         self._checkpoints = {mark for mark in self._checkpoints if mark <= length}
         self._published = min(self._published, at)
         if self._can_stand_at(at):
-            self.done, self._dirty = at, False
+            self.done, self.dirty = at, False
             self.memory.cut(max(at, min(length, self._ahead)))  # those after `done` hold rows that a step has verified
         else:
             checkpoint = self.pool.index.checkpoint(self.keys(length)) if self._shared else None
@@ -419,16 +418,16 @@ class Sequence:
 
     def _can_stand_at(self, length: int) -> bool:
         """Whether the states can continue from there without a checkpoint."""
-        if self.recurrent and (self._dirty or length != self.done):
+        if self.recurrent and (self.dirty or length != self.done):
             return False
         return not self._rings or self.pool.memory.first_read(length) >= self.ring_start
 
     def _return_to(self, saved: SlotCopy | None) -> None:
         """Restores a checkpoint, or empty states."""
-        self._dirty, self._ahead, self.ring_start = True, 0, _EVERYTHING  # an interrupt while copying must be detected
+        self.dirty, self._ahead, self.ring_start = True, 0, _EVERYTHING  # an interrupt while copying must be detected
         self.memory.put(saved)
         length, self.ring_start = (saved.length, saved.first) if saved else (0, 0)
-        self.done, self._dirty = length, False
+        self.done, self.dirty = length, False
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -456,12 +455,15 @@ class Sequence:
         """Ends it and gives its memory back. What it has computed stays in the prefix index. May be called again."""
         if self.closed:
             return
-        self.remember()
+        if self.marks:
+            self.remember()
+        else:
+            self.publish()
         if self._shared and self.pool.kept is not None and self._published:
             self.pool.kept.ended(self.keys(self._published))
         self.closed, self.saved = True, None
         self.memory.free()
-        self.pool.forget(self)
+        self.pool.opened.pop(id(self), None)
 
     def discard(self) -> None:
         """As `close`, but leaves nothing: after logits that are NaN, for example."""
@@ -469,7 +471,7 @@ class Sequence:
             self.closed, self.saved = True, None
             self.pool.wipe(self)
             self.memory.free()
-            self.pool.forget(self)
+            self.pool.opened.pop(id(self), None)
 
     def check_open(self) -> None:
         """`BusyError` if it was closed, or is paused."""

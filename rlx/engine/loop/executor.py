@@ -24,15 +24,15 @@ from rlx.engine.request import record
 from rlx.engine.request.request import AHEAD, QUIET, FinishReason, Job, Notifier, Task, check_finite
 from rlx.errors import DeadlineError, PoolFullError
 from rlx.sampling.choice import LIKELIEST, Choice
-from rlx.tracing import span
+from rlx.tracing import UNTRACED, span
 
 if TYPE_CHECKING:
     from rlx.engine.kv.disk_kv_cache import DiskKVCache
     from rlx.engine.speculation.drafts import Drafts
     from rlx.engine.token_engine import StepEngine
 
-Message = Job | Task | tuple[Job, ...]
-"""New jobs or a task, or news of a known job: its consumer has taken tokens, or wants no more."""
+Message = Job | Task | tuple[Job | Task, ...]
+"""New jobs and tasks, or news of a known job: its consumer has taken tokens, or wants no more."""
 
 Rows = Values | list[Values]
 """Rows of logits, where they lie."""
@@ -102,17 +102,16 @@ class Executor:
         """Takes what callers have left."""
         while self.inbox:
             message = self.inbox.popleft()
-            if isinstance(message, Task):
-                self.scheduler.tasks.append(message)
-                continue
-            for job in message if isinstance(message, tuple) else (message,):
-                if job.stopped_at is not None:
-                    self.room.stop(job, job.stopped_at)
-                elif job.entered:
-                    job.backpressured = job.is_ahead
-                    self.room.freed = self.room.freed or job.paused  # it may have been passed over
+            for each in message if isinstance(message, tuple) else (message,):
+                if isinstance(each, Task):
+                    self.scheduler.tasks.append(each)
+                elif each.stopped_at is not None:
+                    self.room.stop(each, each.stopped_at)
+                elif each.entered:
+                    each.backpressured = each.is_ahead
+                    self.room.freed = self.room.freed or each.paused  # it may have been passed over
                 else:
-                    self._enter(job)
+                    self._enter(each)
 
     def _enter(self, job: Job) -> None:
         """A new job waits for its turn from now on."""
@@ -156,7 +155,7 @@ class Executor:
     def turn(self) -> bool:
         """Computes one turn; returns whether there is more to compute."""
         start, scheduler, room = time.perf_counter(), self.scheduler, self.room
-        with span("turn", "loop"):
+        with span("turn", "loop") if tracing.recording else UNTRACED:
             if self.inbox:
                 self.read()
             if scheduler.limited:
@@ -168,22 +167,20 @@ class Executor:
             if jobs and not (native and self._run_natively(jobs)):
                 self._decode(jobs)
             if scheduler.tasks or scheduler.prefilling or scheduler.waiting:
-                self._compute_others(bool(jobs))
+                if self.unheard:
+                    self.wake_consumers()
+                self._task_next = not self._task_next
+                if not (self._task_next and self._step_task()) and not self._prefill(bool(jobs)):
+                    self._step_task()
             more = bool(self.inbox) or any(not (job.backpressured or job.paused) for job in scheduler.running)
-            more = more or scheduler.others_want() or bool(room.paused and room.may_resume())
+            if not more and (scheduler.tasks or scheduler.prefilling or scheduler.waiting):
+                more = scheduler.others_want()
+            more = more or bool(room.paused and room.may_resume())
             if self.unheard and (self._hurries or not more or self._clock() - self._woken >= QUIET):
                 self.wake_consumers()
         # Without compiled code callers always compute, because a debugger looks at them.
         self.is_brief = self._uncompiled or time.perf_counter() - start <= BRIEF
         return more
-
-    def _compute_others(self, decodes: bool) -> None:
-        """One step of prompt rows, or of a task."""
-        if self.unheard:
-            self.wake_consumers()
-        self._task_next = not self._task_next
-        if not (self._task_next and self._step_task()) and not self._prefill(decodes):
-            self._step_task()
 
     def seconds_left(self) -> float | None:
         """Time to the next deadline; None if there is none."""
@@ -244,7 +241,7 @@ class Executor:
             some = len(tokens) > 1
             segments[job] = Segment(job.sequence, tokens, "all" if some else "last", drafts=some)
         for job in forced:
-            segments[job] = _forced_rows(job, self.scheduler.budget(len(jobs) > 1, len(job.sequence)) // len(forced))
+            segments[job] = _forced_rows(job, self.scheduler.most_rows(len(jobs) > 1, len(job.sequence)) // len(forced))
         found = self._compute(segments)
         if found and not forced:
             rows = len(found) if not drafts else sum(len(segments[job].tokens) for job in found)
@@ -277,7 +274,7 @@ class Executor:
             job: rows if segments[job].logits == "all" else [rows] for job, rows in found.items() if rows is not None
         }
         at = dict.fromkeys(logits, 0)  # the row that the next token comes from
-        with span("choose a token", "loop"):
+        with span("choose a token", "loop") if tracing.recording else UNTRACED:
             while at:
                 rows = {job: logits[job][i] for job, i in at.items()}
                 chosen = self._choose(rows)
@@ -312,7 +309,7 @@ class Executor:
             try:
                 if not chosen.is_finite:
                     check_finite(np.asarray(rows[job]), job.place)
-                forced = choice is LIKELIEST
+                forced = job.constraint is not None and choice is LIKELIEST
                 tokens[job] = job.take_forced() if forced else job.sampler.advance(chosen, rows[job])
             except BaseException as error:
                 self.room.end(job, error, job.position)
@@ -391,7 +388,8 @@ class Executor:
 
     def _prefill(self, decodes: bool) -> bool:
         """One step of prompt rows; returns whether there are any."""
-        self._admit()
+        while self.scheduler.waiting and (job := self.scheduler.startable()) is not None:
+            self._start(job)
         chosen = self.scheduler.prompt_rows(decodes)
         if not chosen:
             return False
@@ -411,35 +409,36 @@ class Executor:
         if tracing.recording is not None:
             record.computed(counts.items(), start)
         for job, logits in found.items():
-            if logits is not None:
-                self.scheduler.started(job)
+            if logits is not None:  # its prompt is computed
+                self.scheduler.prefilling.remove(job)
+                self.scheduler.running.append(job)
         self._accept(found, segments)
         return True
 
-    def _admit(self) -> None:
-        """Starts jobs as long as there are slots and room."""
-        while self.scheduler.waiting and (job := self.scheduler.admitted()) is not None:
-            try:
-                if job.replaces is not None:
-                    job.replaces.close()
-                    job.replaces = None
-                if not self.room.begin_load(job):
-                    self._start(job)
-            except PoolFullError as error:
-                self.room.refuse(job, error)
-            except BaseException as error:
-                self.room.end(job, error)
-
     def _start(self, job: Job) -> None:
-        salt, adapter = job.request.cache_salt, job.adapter
-        job.sequence = self.engine.open_sequence(job.prompt, job.embeddings, salt=salt, adapter=adapter)
-        for length in job.ends_of_turns:
-            job.sequence.mark(length)  # states that cannot go back are copied there
-        job.drafts = job.drafts_of(job.sequence) if job.drafts_of else None
-        job.record.started, job.record.cached = self._clock(), len(job.sequence.ids)
-        if job.record.trace is not None:
-            record.started(job)
-        self.counters.reused_tokens += job.record.cached
+        """Opens the sequence of a job, unless the beginning of its prompt is read from disk first."""
+        self.scheduler.waiting.remove(job)
+        self.scheduler.prefilling.append(job)
+        try:
+            if job.replaces is not None:
+                job.replaces.close()
+                job.replaces = None
+            if self.room.kept is not None and self.room.begin_load(job):
+                return
+            salt, adapter = job.request.cache_salt, job.adapter
+            job.sequence = sequence = self.engine.open_sequence(job.prompt, job.embeddings, salt=salt, adapter=adapter)
+            if sequence.marks:
+                for length in job.ends_of_turns:
+                    sequence.mark(length)  # states that cannot go back are copied there
+            job.drafts = job.drafts_of(sequence) if job.drafts_of else None
+            job.record.started, job.record.cached = self._clock(), len(sequence.ids)
+            if job.record.trace is not None:
+                record.started(job)
+            self.counters.reused_tokens += job.record.cached
+        except PoolFullError as error:
+            self.room.refuse(job, error)
+        except BaseException as error:
+            self.room.end(job, error)
 
     def _step_task(self) -> bool:
         """Runs the next task up to its next `yield`; returns whether there is one."""

@@ -190,7 +190,7 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         if on_token is not None and not callable(on_token):
             raise ArgumentError(f"on_token is {on_token!r}, expected a function of a token", where="generate")
         self.job, self._loop, self._tokenizer, self._on_token = job, loop, tokenizer, on_token
-        stop, self._answer = stop_strings(job.request.stop), None
+        stop, self._answer = () if job.request.stop == () else stop_strings(job.request.stop), None
         if stop or has_texts:
             try:
                 self._answer = AnswerText(tokenizer(), stop, job.request.keep_ids)
@@ -225,11 +225,16 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
             NumericalError, DeadlineError, PoolFullError: the request failed; the steps before can be read.
             BusyError: the runner was closed.
         """
+        job = self.job
         while not self._ended:
-            seen = self.job.notifier.news
-            if not self.read():
-                self._loop.wait(self.job.notifier, seen)
-        return self._generation()
+            seen = job.notifier.news
+            if not (job.tokens or job.ended) or not self.read():
+                self._loop.wait(job.notifier, seen)
+        if self._error is not None:
+            raise self._error
+        steps, text = self._steps, None if self._answer is None else self._answer.text
+        tokens = [step.token for step in steps] if steps else job.tokens[: job.stopped_at]
+        return Generation(tokens, self.finish_reason, self._tokenizer, text, steps if job.with_logits else None)
 
     def __await__(self) -> Generator[Any, None, Generation]:
         """As `result`, for an asyncio task."""
@@ -238,15 +243,7 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
     async def _result(self) -> Generation:
         while await self.step_async(len(self._steps)) is not None:
             pass
-        return self._generation()
-
-    def _generation(self) -> Generation:
-        if self._error is not None:
-            raise self._error
-        steps, text = self._steps, None if self._answer is None else self._answer.text
-        tokens = [step.token for step in steps] if steps else self.job.tokens[: self.job.stopped_at]
-        logprobs = steps if self.job.with_logits else None
-        return Generation(tokens, self.finish_reason, self._tokenizer, text, logprobs)
+        return self.result()
 
     def step(self, at: int) -> Step | None:
         """Waits for step number `at`; None if the request ended before it."""
@@ -381,7 +378,7 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         if self._ended:
             return
         job, count = self.job, len(self._steps) if count is None else count
-        self._ended, self._error = True, error
+        self._ended, self._error, was_over = True, error, self.job.ended
         if self.finish_reason is None:
             self.finish_reason = FinishReason.ABORTED
             if job.last is not None and job.last[0] == count and error is None:
@@ -393,7 +390,8 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         if self.over is not None and job.keeps:
             self.over(job, count)
         self.over = None
-        job.notifier.notify()  # other consumers wait for a token that will not come
+        if not was_over:
+            job.notifier.notify()  # other consumers wait for a token that will not come
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.abort()

@@ -24,7 +24,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from rlx.closing import closed_at_exit
-from rlx.engine.loop.executor import Executor, Message
+from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.opening.options import SLOTS, STALL_MS
 from rlx.engine.request.request import Job, Notifier, Task
@@ -126,16 +126,22 @@ class EngineLoop:
 
     # -- for callers ---------------------------------------------------------------------------------------------------
 
-    def submit(self, *jobs: Job) -> None:
+    def submit(self, *work: Job | Task) -> None:
         """Hands jobs over, which begin together, as soon as somebody waits for one of them or `wake` is called.
 
         Raises:
             BusyError: the loop is closed.
         """
+        if self.is_closed:
+            raise _closed_error()
+        if self not in _loops:
+            _loops.add(self)
+            closed_at_exit(self)
         now = self.clock()
-        for job in jobs:
-            job.record.submitted = now
-        self._post(jobs)
+        for each in work:
+            if isinstance(each, Job):
+                each.record.submitted = now
+        self.executor.inbox.append(work)
 
     def stop(self, job: Job, count: int) -> None:
         """Ends a job before its time, or cuts it afterwards; its consumer uses the first `count` tokens."""
@@ -193,7 +199,7 @@ class EngineLoop:
             while not task.ended:
                 task.step()
         else:
-            self._post(task)
+            self.submit(task)
             try:
                 self.wait_for(task.notifier, lambda: task.ended)
             except BaseException:
@@ -252,15 +258,6 @@ class EngineLoop:
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join()
         self._end_all()
-
-    def _post(self, message: Message) -> None:
-        """Leaves something new, which waits until somebody drives."""
-        if self.is_closed:
-            raise _closed_error()
-        if self not in _loops:
-            _loops.add(self)
-            closed_at_exit(self)
-        self.executor.inbox.append(message)
 
     # -- driving -------------------------------------------------------------------------------------------------------
 

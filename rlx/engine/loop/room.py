@@ -32,6 +32,7 @@ class Room:
         kept: states of prompts on disk; None for none.
 
     Attributes:
+        kept: as given.
         ended: number of requests that ended, in whatever way.
         idle: open sequences of which nobody computes anything.
         paused: jobs whose state was saved elsewhere.
@@ -41,7 +42,7 @@ class Room:
     """
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float], kept: DiskKVCache | None) -> None:
-        self._scheduler, self._clock, self._kept = scheduler, clock, kept
+        self._scheduler, self._clock, self.kept = scheduler, clock, kept
         self.ended = 0
         self.idle: weakref.WeakSet[Any] = weakref.WeakSet()
         self.paused: list[Job] = []
@@ -93,9 +94,6 @@ class Room:
             self.make()
         else:
             self._scheduler.is_full = True
-
-    def _freed(self) -> None:
-        self.freed, self._scheduler.is_full = True, False
 
     # -- paused jobs ---------------------------------------------------------------------------------------------------
 
@@ -160,10 +158,10 @@ class Room:
         Reading is a task: other jobs compute between its pieces. Prompts with the same beginning wait for the first
         one, as if it were computed.
         """
-        if self._kept is None or job.looked_up:
+        if self.kept is None or job.looked_up:
             return False
-        job.looked_up, self._kept.rate = True, self._scheduler.prompt_cost.rows_per_second
-        work = self._kept.reading(job.prompt, job.embeddings, job.request.cache_salt)
+        job.looked_up, self.kept.rate = True, self._scheduler.prompt_cost.rows_per_second
+        work = self.kept.reading(job.prompt, job.embeddings, job.request.cache_salt)
         if work is None:
             return False
         job.loading = True
@@ -197,7 +195,7 @@ class Room:
     def _loaded(self, job: Job, error: BaseException | None) -> None:
         job.loading = False
         self.loads.pop(job, None)
-        self._freed()
+        self.freed, self._scheduler.is_full = True, False
         if error is not None:
             self.end(job, error)
         elif not job.ended:
@@ -245,9 +243,40 @@ class Room:
         if job.paused:
             job.paused = False
             self.paused.remove(job)
-        self._freed()
+        self.freed, self._scheduler.is_full = True, False
         self.ended += 1
         job.record.ended = self._clock()
         if job.record.trace is not None:
             record.ended(job, error)
-        job.end(error)
+        if not job.ended:
+            job.error, job.ended = error, True
+            job.notifier.notify()
+
+
+class KeptSequence:
+    """A sequence that stays between calls: the beginning of the next prompt, or what a session goes on from.
+
+    Args:
+        release: closes a sequence soon, in the loop's thread.
+    """
+
+    def __init__(self, release: Callable[[Any], object]) -> None:
+        self._release = release
+        self._kept: dict[str, tuple[Any, int]] = {}  # at most one; whoever takes it out owns it
+
+    @property
+    def length(self) -> int:
+        """Number of tokens in it. Tokens that a grammar forced at the end of an answer are not computed."""
+        sequence, longest = self._kept.get("session", ((), 0))
+        return min(longest, len(sequence))  # the loop may not have dropped others yet
+
+    def take(self) -> Any:
+        """The sequence, which belongs to the caller from now on; None if there is none."""
+        return self._kept.pop("session", (None, 0))[0]
+
+    def adopt(self, job: Job, count: int) -> None:
+        """Keeps the sequence of a job, with the first `count` tokens of its answer but the last."""
+        old = self._kept.pop("session", None)
+        self._kept["session"] = job.sequence, len(job.prompt) + count - 1
+        if old is not None:
+            self._release(old[0])

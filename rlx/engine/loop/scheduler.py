@@ -24,7 +24,7 @@ next, the shape of the line does not.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 from operator import attrgetter
@@ -184,38 +184,25 @@ class Scheduler:
 
     # -- who goes next ------------------------------------------------------------------------------------------------
 
-    def admitted(self) -> Job | None:
-        """The next job to start, moved to `prefilling`; None if there is no slot or nobody may start yet."""
-        job = self._next()
-        if job is not None:
-            self.waiting.remove(job)
-            self.prefilling.append(job)
-        return job
-
-    def _next(self) -> Job | None:
+    def startable(self) -> Job | None:
+        """The next job of `waiting` to start; None if there is no slot or nobody may start yet."""
         if self.is_full or len(self.prefilling) + len(self.running) >= self.slots:
             return None
-        ready = self._by_urgency(job for job in self.waiting if job.images is None)
+        ready = [job for job in self.waiting if job.images is None]
+        if len(ready) > 1:
+            ready.sort(key=self._urgency)
         return next((job for job in ready if not any(_waits_for(job, other) for other in self.prefilling)), None)
 
-    def _by_urgency(self, jobs: Iterable[Job]) -> list[Job]:
-        """Jobs that wait for rows of their prompts, in the order in which they get them."""
-        found = [*jobs]
-        return (
-            found
-            if len(found) < 2
-            else sorted(found, key=lambda job: (-job.request.priority, self._due(job), job.number))
-        )
-
-    def _due(self, job: Job) -> float:
-        """When it will have waited long enough, by the loop's clock."""
+    def _urgency(self, job: Job) -> tuple[int, float, int]:
+        """Sorts jobs that wait for rows of their prompts: by priority, then by when they have waited long enough."""
         past = job.done
-        return (job.record.submitted or 0.0) + PATIENCE * self.prompt_cost.seconds_of(len(job.prompt) - past, past)
+        patience = PATIENCE * self.prompt_cost.seconds_of(len(job.prompt) - past, past)
+        return -job.request.priority, (job.record.submitted or 0.0) + patience, job.number
 
     def others_want(self) -> bool:
         """Whether somebody besides the running jobs wants the next step."""
         prompts = any(not (job.paused or job.loading) for job in self.prefilling)
-        return bool(self.tasks or prompts or (self.waiting and self._next()))
+        return bool(self.tasks or prompts or (self.waiting and self.startable()))
 
     def is_wanted_elsewhere(self, notifier: Notifier | None) -> bool:
         """Whether there is anything to do but for the consumers of this notifier, or a deadline to watch."""
@@ -228,7 +215,7 @@ class Scheduler:
             return job.left
         return max(1, min(job.consumed + AHEAD - len(job.tokens), job.left, int(QUIET / self.cost.of_one)))
 
-    def budget(self, decodes: bool, past: int) -> int:
+    def most_rows(self, decodes: bool, past: int) -> int:
         """Maximum number of rows in a step that is no decode step.
 
         Args:
@@ -241,7 +228,7 @@ class Scheduler:
 
     def task_rows(self, past: int) -> int:
         """How many rows after `past` positions a task may compute before its next `yield`."""
-        return self.budget(any(not (job.backpressured or job.paused) for job in self.running), past)
+        return self.most_rows(any(not (job.backpressured or job.paused) for job in self.running), past)
 
     def observe_prompt(self, rows: int, positions: float, seconds: float) -> None:
         """Notes a prompt step. Small ones do not count: they say more about what a step costs than about its rows.
@@ -250,7 +237,7 @@ class Scheduler:
             positions: how many positions come before the rows, the sum over all rows.
         """
         depth = positions / max(1, rows)
-        if not self.prompt_cost.is_known or 2 * rows >= self.budget(True, int(depth)):
+        if not self.prompt_cost.is_known or 2 * rows >= self.most_rows(True, int(depth)):
             self.prompt_cost.observe(rows, depth, seconds)
 
     def prompt_rows(self, decodes: bool) -> list[tuple[Job, int, int]]:
@@ -263,12 +250,14 @@ class Scheduler:
         """
         chosen: list[tuple[Job, int, int]] = []
         room, left = self.largest, self.stall_seconds if decodes else inf
-        jobs = self._by_urgency(job for job in self.prefilling if not (job.paused or job.loading))
+        jobs = [job for job in self.prefilling if not (job.paused or job.loading)]
+        if len(jobs) > 1:
+            jobs.sort(key=self._urgency)
         for job in jobs:
             past = job.done
             rest = len(job.prompt) - past
             if not chosen:
-                rows = min(rest, self.budget(decodes, past))
+                rows = min(rest, self.most_rows(True, past) if decodes else self.largest)
                 if rest > PACKED or len(jobs) == 1:
                     return [(job, past, rows)]
             elif rest <= min(PACKED, room) and self.prompt_cost.seconds_of(rest, past) <= left:
@@ -278,11 +267,6 @@ class Scheduler:
             chosen.append((job, past, rows))
             room, left = room - rows, left - self.prompt_cost.seconds_of(rows, past)
         return chosen
-
-    def started(self, job: Job) -> None:
-        """The prompt of a job is computed: it decodes from now on."""
-        self.prefilling.remove(job)
-        self.running.append(job)
 
     def victim(self) -> Job | None:
         """The job to pause when there is no room for all; None if there is only one.

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Any
 
 from rlx import ir
@@ -380,35 +379,28 @@ class Made:
 
 
 class ProgramTable:
-    """Programs by key.
+    """Programs by spec.
 
     Attributes:
         capacity: maximum number of programs; None for any number.
         stats: the counters.
+        programs: the programs, the least recently used first.
     """
 
     def __init__(self) -> None:
         self.capacity: int | None = None
         self.stats = TableStats()
-        self._programs: OrderedDict[Any, Program] = OrderedDict()
+        self.programs: OrderedDict[ProgramSpec, Program] = OrderedDict()
 
-    def get(self, key: Any, make: Callable[[Any], Made]) -> Program:
-        """The program of a key; calls `make` on a miss."""
-        if key in self._programs:
-            self._programs.move_to_end(key)
-            self.stats.hits += 1
-            return self._programs[key]
-        made = make(key)
-        self._programs[key] = made.program
+    def add(self, spec: ProgramSpec, made: Made) -> Program:
+        """Adds a program after a miss."""
+        self.programs[spec] = made.program
         self.stats.misses += 1
         self.stats.compiles += made.compiled
         self.stats.seconds += made.seconds
         self.stats.code_bytes += made.code_bytes
         self._evict()
         return made.program
-
-    def __contains__(self, key: Any) -> bool:
-        return key in self._programs
 
     def limit(self, capacity: int | None) -> None:
         """Sets the capacity; excess programs are evicted at once.
@@ -422,23 +414,15 @@ class ProgramTable:
         self._evict()
 
     def _evict(self) -> None:
-        while self.capacity is not None and len(self._programs) > self.capacity:
-            self._programs.popitem(last=False)[1].close()
+        while self.capacity is not None and len(self.programs) > self.capacity:
+            self.programs.popitem(last=False)[1].close()
             self.stats.evictions += 1
-
-    @property
-    def order(self) -> list[Any]:
-        """The keys, the least recently used first."""
-        return list(self._programs)
-
-    def __iter__(self) -> Iterator[Program]:
-        return iter(list(self._programs.values()))
 
     def clear(self) -> None:
         """Closes every program."""
-        for program in self:
+        for program in self.programs.values():
             program.close()
-        self._programs.clear()
+        self.programs.clear()
 
 
 class Programs:
@@ -485,7 +469,12 @@ class Programs:
 
     def __getitem__(self, spec: ProgramSpec) -> Program:
         """The program, bound and ready to run."""
-        return self.tables[spec.phase].get(spec, self._make)
+        table = self.tables[spec.phase]
+        if (program := table.programs.get(spec)) is None:
+            return table.add(spec, self._make(spec))
+        table.programs.move_to_end(spec)
+        table.stats.hits += 1
+        return program
 
     @named_refusals()
     def _make(self, spec: ProgramSpec) -> Made:
@@ -509,9 +498,6 @@ class Programs:
             program.bind(states.buffers)
             program.bind_slots({name: (states.buffers[name], stride) for name, stride in states.strides.items()})
         return program, compiled.object_bytes
-
-    def _all(self) -> Iterator[Program]:
-        return chain.from_iterable(self.tables.values())
 
     def bind(self, states: StateMemory) -> None:
         """Sets where the states lie, before the first program is made."""
@@ -574,7 +560,8 @@ class Programs:
     @property
     def arena_bytes(self) -> int:
         """Total arena size of the programs in bytes."""
-        return sum(p.arena_bytes + (p.then.arena_bytes if p.then else 0) for p in self._all())
+        every = [program for table in self.tables.values() for program in [*table.programs.values()]]
+        return sum(p.arena_bytes + (p.then.arena_bytes if p.then else 0) for p in every)
 
     def close(self) -> None:
         for table in self.tables.values():

@@ -31,7 +31,7 @@ from rlx.backends.memory import Values
 from rlx.engine.kv.prefix import Keys
 from rlx.engine.kv.sequence import keys_of
 from rlx.engine.request.record import ActiveRequest, Record
-from rlx.errors import ArgumentError, NumericalError, PromptError
+from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
 from rlx.prompt import Prompt, TokenIds
 from rlx.sampling.choice import Constraint, Sampler
 from rlx.sampling.options import Sample, SampleOpts
@@ -132,6 +132,45 @@ def too_long(context: Context, max_seq: int, what: str) -> PromptError:
     return PromptError(f"it has {count} tokens{rows}, and the context holds {max_seq}", where=what, hint=hint)
 
 
+def checked_prompt(
+    prompt: PromptLike, images: Any, vocab_size: int, max_seq: int | None, what: str, model: str
+) -> Context:
+    """The checked context of a prompt: each image takes as many positions as it has rows.
+
+    Args:
+        images: the `ImageInput` that puts images into prompts; None if the runner takes none.
+        max_seq: how many positions there may be; None for any number.
+        what: the argument, for messages.
+        model: what the model is called in messages.
+
+    Raises:
+        PromptError: there is no id, an invalid one, or too many.
+        MultimodalError: the model takes no images, or placeholders and images do not match.
+        ImageError: the model takes no image of such a size.
+    """
+    if isinstance(prompt, Context):  # it is checked
+        return prompt
+    found: Context | None = None
+    if isinstance(prompt, Prompt):
+        found = None if images is None else images.placed(prompt, vocab_size, what)
+        if found is None and prompt.images:
+            raise no_tower(model, what, len(prompt.images))
+        prompt = prompt.ids
+    context = Context(check_ids(prompt, vocab_size, what)) if found is None else found
+    if max_seq is not None and len(context.ids) > max_seq:
+        raise too_long(context, max_seq, what)
+    return context
+
+
+def no_tower(model: str, where: str, images: int = 1) -> MultimodalError:
+    """The error of images for a model that takes none."""
+    count = "there is an image" if images == 1 else f"there are {images} images"
+    return MultimodalError(
+        f"{count}, and the {model} has no vision tower", where=where,
+        hint="open the model with its vision projector (`mmproj`), or its folder of safetensors, which holds the tower",
+    )  # fmt: skip
+
+
 def check_finite(logits: Logits, where: str) -> Logits:
     """`logits`, [..., vocab]; `NumericalError` if one of them is NaN or infinite."""
     with np.errstate(all="ignore"):
@@ -204,15 +243,18 @@ class Request:
 
     def check(self) -> None:
         """`ArgumentError` if a number is out of its range, or of another type."""
-        most, least = checked_count("n_new", self.n_new), checked_count("min_tokens", self.min_tokens) or 0
-        if most is None:
+        for name in ("n_new", "min_tokens", "top_logprobs"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 0):
+                checked_count(name, value)
+        if self.n_new is None:
             raise ArgumentError("n_new is None, expected a whole number of at least 0", where="generate")
-        if least > most:
-            raise ArgumentError(f"min_tokens is {least}, more than the {most} of max_tokens", where="generate")
-        if self.top_logprobs is not None:
-            checked_count("top_logprobs", self.top_logprobs)
-        arguments.whole("priority", self.priority, -(1 << 31), 1 << 31)
-        arguments.text("cache_salt", self.cache_salt)
+        if (least := self.min_tokens or 0) > self.n_new:
+            raise ArgumentError(f"min_tokens is {least}, more than the {self.n_new} of max_tokens", where="generate")
+        if self.priority != 0 or type(self.priority) is not int:
+            arguments.whole("priority", self.priority, -(1 << 31), 1 << 31)
+        if self.cache_salt != "":
+            arguments.text("cache_salt", self.cache_salt)
         timeout: Any = self.timeout
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if timeout is not None and not (is_number and timeout > 0):
@@ -582,12 +624,6 @@ class Job:
         self.sequence.rewind(length)
         if self.drafts:
             self.drafts.forget(length)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Ends it, once, and tells the consumer."""
-        if not self.ended:
-            self.error, self.ended = error, True
-            self.notifier.notify()
 
     def active(self) -> ActiveRequest:
         """Its progress while it is computed; any thread may ask."""
