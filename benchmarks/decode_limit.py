@@ -27,11 +27,10 @@ import numpy as np
 import rlx
 from rlx.backends.cpu import machine
 from rlx.backends.cpu.autotune import Bench, Case
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
-from rlx.compiler.compile import Compiler
-from rlx.compiler.limits import worker_count
+from rlx.compiler.compile import Compiler, worker_count
 from rlx.compiler.profiling import OpTime, clocked, op_times
 from rlx.engine.engine import Engine
 from rlx.engine.programs import reporting

@@ -25,7 +25,7 @@ import numpy as np
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.delta import delta
 from rlx.backends.cpu.launch.code import NativeCode
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.machine import arithmetic_peak
 from rlx.backends.cpu.steps import range_step, worker_loop

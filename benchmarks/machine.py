@@ -25,9 +25,8 @@ import numpy as np
 import rlx
 from rlx import backends, ops
 from rlx.backends.cpu import machine
-from rlx.backends.cpu.launch.threads import WorkerPool
-from rlx.compiler.compile import Compiler
-from rlx.compiler.limits import worker_count
+from rlx.backends.cpu.launch.native import WorkerPool
+from rlx.compiler.compile import Compiler, worker_count
 from rlx.compiler.profiling import MEMORY_BYTES
 
 FEATURES = ("avx2", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "avx512fp16", "amx-int8", "amx-bf16")

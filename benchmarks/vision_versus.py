@@ -38,7 +38,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from make_model import floats, write_model
 
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.backends.cpu.machine import arithmetic_peaks
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target

@@ -30,7 +30,7 @@ from rlx.cli.options import (
 )
 from rlx.cli.output import Bars, counted, size
 from rlx.compiler.inspection import unknown
-from rlx.engine.opening.source import family_without_model
+from rlx.engine.opening.setup import family_without_model
 from rlx.engine.programs.programs import ProgramRecord, programs_of
 from rlx.errors import ArgumentError
 from rlx.export.convert import header_of_config, header_of_shape

@@ -36,8 +36,7 @@ from rlx.arguments import did_you_mean
 from rlx.backends.host import HOST
 from rlx.cli.command import Command, json_option
 from rlx.cli.output import Bars, counted, printable, size, stdout, width
-from rlx.compiler.compile import Compiler
-from rlx.compiler.limits import worker_count
+from rlx.compiler.compile import Compiler, worker_count
 from rlx.compiler.tuned import find, machine
 from rlx.engine.kv.pool import available_memory
 from rlx.errors import CacheError, RlxError

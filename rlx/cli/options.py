@@ -14,8 +14,7 @@ from rlx import demo
 from rlx.cli.command import Parsed
 from rlx.cli.downloads import download_if_agreed
 from rlx.engine.opening.options import EngineOptions
-from rlx.engine.opening.setup import Plan
-from rlx.engine.opening.source import choose_model
+from rlx.engine.opening.setup import Plan, choose_model
 from rlx.engine.request.request import stop_strings
 from rlx.errors import RlxError, SamplingError
 from rlx.profile import CompileProfile

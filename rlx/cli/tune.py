@@ -17,8 +17,7 @@ from rlx.backends.device import Outcome, Row, Target
 from rlx.cli.command import Command
 from rlx.cli.options import some_engine_options
 from rlx.cli.output import Bars, counted, printable, table
-from rlx.compiler.compile import Compiler
-from rlx.compiler.limits import worker_count
+from rlx.compiler.compile import Compiler, worker_count
 from rlx.compiler.tuned import Measured, find, keep, path, remove
 from rlx.errors import CacheError
 from rlx.platform import cpu_count

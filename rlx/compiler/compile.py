@@ -12,18 +12,20 @@ import itertools
 import json
 import logging
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-from rlx import backends, compiler, debug_output, env, ir
+from rlx import backends, compiler, debug_output, env, ir, tracing
+from rlx.arguments import whole
 from rlx.backends.device import Code, Loadable, OnKernel, Packer, Stored, Target, Workers
 from rlx.backends.device import Files as BuiltFiles
 from rlx.backends.program import Manifest, Program
-from rlx.compiler import step_trace
 from rlx.compiler.tuned import tuned
 from rlx.errors import ArgumentError, named_refusals
 from rlx.ir.dtypes import DType
@@ -31,11 +33,14 @@ from rlx.ir.graph import Graph
 from rlx.ir.op_table import CUSTOM, OPS
 from rlx.passes.effective import effective
 from rlx.passes.options import BACKEND, Options
+from rlx.platform import MAX_WORKERS, cpu_count, usable_cpus
 from rlx.store.cache import CompileCache, Files, checked_cache
 from rlx.store.key import CompileKey, digest_text, versions
 from rlx.tracing import span
 
 T = TypeVar("T")
+
+MAX_PER_CPU = 8  # worker threads: enough for tests, few enough that the machine still makes progress
 
 #: Makes files, and says how far it is.
 Build = Callable[[OnKernel], BuiltFiles]
@@ -84,7 +89,9 @@ class CompiledProgram:
         program = self.code.instance(workers)
         if debug_output.shows(debug_output.KERNELS) or env.verify():
             compiler.debug.watch(program, self)
-        step_trace.register(program, lambda: ir.text.loads(self.final), workers)
+        _instances[program] = self, workers
+        if tracing.recording is not None:
+            compiler.step_trace.record(program, self, workers, tracing.recording)
         return program
 
     @property
@@ -109,6 +116,20 @@ class Compilation:
     seconds: float
     digest: str
     reason: str
+
+
+#: The programs that traces show, with what they are instances of, and their workers.
+_instances: WeakKeyDictionary[Program, tuple[CompiledProgram, Workers]] = WeakKeyDictionary()
+
+
+def _trace(trace: tracing.Trace) -> None:
+    """Has the steps of all programs recorded."""
+    for ref in _instances.keyrefs():  # a list: other threads may make programs meanwhile
+        if (program := ref()) is not None:
+            compiler.step_trace.record(program, *_instances[program], trace)
+
+
+tracing.watch(_trace, lambda: compiler.step_trace.stop())
 
 
 class Compiler:
@@ -278,6 +299,35 @@ class Compiler:
     def key(self, **fields: Any) -> CompileKey:
         """A key for this target and these versions of everything."""
         return CompileKey(target=self.target.describe(), versions=versions(self.backend), **fields)
+
+
+class ThreadsWarning(UserWarning):
+    """More worker threads were asked for than there are CPUs."""
+
+
+def worker_count(*choices: Any) -> int:
+    """The first choice that is not None; else RLX_THREADS, else the physical cores this process may use.
+
+    More workers than CPUs wait for each other: 1024 of them on two CPUs took 17 times as long. Above the number of CPUs
+    there is a warning; the limit is `MAX_PER_CPU` per CPU.
+
+    Raises:
+        ArgumentError: it is not a whole number from 1 to 1024.
+    """
+    found = next((choice for choice in choices if choice is not None), None)
+    if found is None and env.threads() is None:
+        return cpu_count()
+    chosen = env.threads() if found is None else whole("threads", found, 1, MAX_WORKERS)
+    assert chosen is not None
+    cpus = max(1, int(usable_cpus()))
+    if chosen <= cpus:
+        return chosen
+    used = min(chosen, MAX_PER_CPU * cpus)
+    few = f"this process may use {cpus} CPU{'s' * (cpus != 1)}"
+    cut = f"; {used} are used" if used < chosen else ""
+    what = f"{chosen} threads are slower than {cpu_count()}, because {few}{cut}"
+    warnings.warn(what, ThreadsWarning, stacklevel=4)
+    return used
 
 
 def program_name(graph: Graph) -> str:

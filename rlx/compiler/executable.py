@@ -15,9 +15,8 @@ from rlx.arguments import known_arguments, whole
 from rlx.backends.device import Target
 from rlx.closing import Closing
 from rlx.compiler import guards
-from rlx.compiler.compile import CompiledProgram, Compiler
+from rlx.compiler.compile import CompiledProgram, Compiler, worker_count
 from rlx.compiler.inspection import Inspectable
-from rlx.compiler.limits import worker_count
 from rlx.compiler.profiling import LEAST_BYTES, MEMORY_BYTES, measure_step, step_bytes
 from rlx.compiler.state_memory import StateMemory, extents_of
 from rlx.compiler.tensors import Tensors

@@ -1,7 +1,7 @@
 """Steps of programs in a trace: each step with its regions, and what each worker did in them.
 
-Runtime stage, beside `compile.py`. Every program is registered when it is made. While a trace is recorded, an observer
-takes the clocks that each step writes. Names are those of `rlx compile --explain`: regions have the names of their
+Runtime stage, beside `compile.py`, which imports it while a trace is recorded. An observer then takes the clocks that
+each step of a program writes. Names are those of `rlx compile --explain`: regions have the names of their
 values, kernels their symbols. The category is the kind of work of `rlx bench`.
 """
 
@@ -13,13 +13,16 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlx import ir, tracing
+from rlx import ir
 from rlx.backends.device import Workers
 from rlx.backends.program import Observer, Program, StepClocks, StepLog
 from rlx.ir.graph import Graph
 from rlx.tracing import THREADS, WORKERS, Slice, Trace
+
+if TYPE_CHECKING:
+    from rlx.compiler.compile import CompiledProgram
 
 SHORT = 200  # nanoseconds: shorter waits are not shown
 _NAMES = 3  # most values in the name of a region
@@ -138,42 +141,29 @@ def _in_order(marks: list[list[int]], names: Iterable[_Mark]) -> list[tuple[list
     return sorted(found, key=lambda each: (each[0][0], -each[0][1]))
 
 
-# -- which programs there are -----------------------------------------------------------------------------------------
+# -- which programs are recorded ---------------------------------------------------------------------------------------
 
-_programs: weakref.WeakKeyDictionary[Program, _Known] = weakref.WeakKeyDictionary()
 _recorders: weakref.WeakKeyDictionary[Program, Recorder] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakKeyDictionary[Workers, int] = weakref.WeakKeyDictionary()
 _POOL = 10_000  # tracks of one pool of workers
 _numbers = itertools.count()  # not the number of pools: that falls when one ends
 
 
-def register(program: Program, graph: Callable[[], Graph], workers: Workers) -> None:
-    """Makes a program known to traces.
+def record(program: Program, compiled: CompiledProgram, workers: Workers, trace: Trace) -> None:
+    """Adds the steps of a program to a trace, until `stop`.
 
     Args:
-        graph: reads its graph after all passes.
+        compiled: what it is an instance of.
+        workers: those that run it.
     """
     pool = _pools.setdefault(workers, 1 + _POOL * next(_numbers))
-    _programs[program] = _Known(program.name, program.manifest, graph, pool)
-    if (trace := tracing.recording) is not None:
-        _record(program, trace)
-
-
-def _record(program: Program, trace: Trace) -> None:
-    _recorders[program] = recorder = Recorder(trace, _programs[program])
+    known = _Known(program.name, program.manifest, lambda: ir.text.loads(compiled.final), pool)
+    _recorders[program] = recorder = Recorder(trace, known)
     program.observe(recorder)
 
 
-def _start(trace: Trace) -> None:
-    for ref in _programs.keyrefs():  # a list: other threads may make programs meanwhile
-        if (program := ref()) is not None:
-            _record(program, trace)
-
-
-def _stop() -> None:
+def stop() -> None:
+    """Records no program any more."""
     for program, recorder in list(_recorders.items()):
         program.ignore(recorder)
     _recorders.clear()
-
-
-tracing.watch(_start, _stop)

@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from rlx.backends import backend
 from rlx.backends.program import Program
-from rlx.compiler.compile import Compiler
-from rlx.compiler.limits import worker_count
+from rlx.compiler.compile import Compiler, worker_count
 from rlx.compiler.tensors import Tensors
 from rlx.engine.model_runner import packed
 from rlx.engine.opening.encoder import EncoderPlan

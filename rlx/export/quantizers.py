@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from rlx.backends.device import Loop
 from rlx.closing import Closing
-from rlx.compiler.compile import Compiler
-from rlx.compiler.limits import worker_count
+from rlx.compiler.compile import Compiler, worker_count
 from rlx.errors import ArgumentError, WeightError
 from rlx.export import k_quants
 from rlx.export import simple_quants as simple

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import rlx
-from rlx.compiler.limits import worker_count
+from rlx.compiler.compile import worker_count
 from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError, ResourceError
 from rlx.serve.app import AHEAD, answering_with

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from rlx import runners, weights
 from rlx.arguments import did_you_mean
 from rlx.engine.opening.options import RunnerOptions, takes_options
-from rlx.engine.opening.source import choose_model, open_with
+from rlx.engine.opening.setup import choose_model, open_with
 from rlx.errors import ConfigError, UnsupportedModelError, named_refusals
 from rlx.models import ARCHITECTURES, MODEL_TYPES, SUPPORTED
 from rlx.models.gguf_config import check_language_model

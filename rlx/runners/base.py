@@ -23,6 +23,7 @@ from rlx.engine import speculation
 from rlx.engine.images import ImageInput
 from rlx.engine.loop.handle import Generation, Handle, OnToken, RequestGroup, Stream
 from rlx.engine.loop.loop import EngineLoop
+from rlx.engine.loop.room import KeptSequence
 from rlx.engine.opening.options import OPENING
 from rlx.engine.request.request import (
     PARAMETERS,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from rlx.engine.adapters import Adapters
     from rlx.engine.speculation.drafts import Counters
     from rlx.grammar import GrammarCompiler
-    from rlx.runners.session import Session
     from rlx.text.tokenizer import Tokenizer
 
 OnBatchToken = Callable[[int, int], bool | None]
@@ -85,7 +85,7 @@ class LmRunner(Closing, ABC):
     """Default speculative decoding of calls that give none."""
     _images: ImageInput | None = None
     """How images come into prompts; None if the runner takes none."""
-    _session: Session | None = None
+    _kept: KeptSequence | None = None
     """The sequence that stays between calls, if the runner has one."""
     _cached = False
     """Whether the engine goes on where a sequence ends, instead of computing all of it anew."""
@@ -409,8 +409,11 @@ def planned(
     request.check()
     context, room = runner.checked_prompt(request.ids), runner.max_seq
     stops = frozenset(runner.stop_ids if request.stop_at_eog else ())
-    stops |= _checked_ids("stop_ids", request.stop_ids, runner.vocab_size)
-    keep = _checked_ids("keep_ids", request.keep_ids, runner.vocab_size)
+    keep = request.keep_ids
+    if request.stop_ids is not Request.stop_ids:
+        stops |= _checked_ids("stop_ids", request.stop_ids, runner.vocab_size)
+    if keep is not Request.keep_ids:
+        keep = _checked_ids("keep_ids", keep, runner.vocab_size)
     constraint = None if request.grammar is None else runner.grammars.compile(request.grammar).constraint(stops)
     opts: Any = runner.default_sample if request.sample is None else request.sample
     if isinstance(opts, str):
@@ -457,9 +460,8 @@ def submitted(runner: LmRunner, *handles: Handle, keeps: bool = False) -> None:
     handles = tuple(each for each in handles if not each.job.ended)
     for each in handles:
         runner._engine.check_fits(len(each.job.prompt))
-        if keeps and runner._session is not None and runner._cached:
-            each.job.keeps, each.over = True, runner._session.adopt
-            each.job.replaces = runner._session.take()
+        if keeps and runner._kept is not None and runner._cached:
+            each.job.keeps, each.over, each.job.replaces = True, runner._kept.adopt, runner._kept.take()
     if handles:
         runner._loop.submit(*(each.job for each in handles))
 

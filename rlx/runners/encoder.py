@@ -19,8 +19,7 @@ from rlx.arguments import text as checked_text
 from rlx.closing import Closing
 from rlx.engine.encoder import Encoder, Rows, Text
 from rlx.engine.opening.options import RunnerOptions, method_takes_options
-from rlx.engine.opening.setup import tokenizer_of
-from rlx.engine.opening.source import open_with
+from rlx.engine.opening.setup import open_with, tokenizer_of
 from rlx.engine.request.request import Context, PromptLike, checked_prompt
 from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
 from rlx.runners.base import adapter_number

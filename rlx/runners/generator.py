@@ -20,9 +20,9 @@ from rlx.closing import Closing
 from rlx.engine.engine import Engine
 from rlx.engine.loop.handle import OnToken, says_stop
 from rlx.engine.loop.loop import EngineLoop
+from rlx.engine.loop.room import KeptSequence
 from rlx.engine.opening.options import EngineOptions
-from rlx.engine.opening.setup import profile_beside
-from rlx.engine.opening.source import open_with
+from rlx.engine.opening.setup import open_with, profile_beside
 from rlx.engine.programs.programs import past_buckets
 from rlx.engine.request.request import (
     NOTHING,
@@ -134,7 +134,8 @@ class TokenHistory(Closing):
         """Begins an empty history on an engine."""
         self._engine, self._loop = engine, EngineLoop(engine)
         self.max_seq = engine.max_seq
-        self._session = Session(engine, self._loop, shared=False)  # holds a prefix of the history
+        kept = KeptSequence(self._loop.release)  # a prefix of the history
+        self._session = Session(engine, self._loop, kept, shared=False)
         self._start([])
 
     # ---------------------------------------------------------------------------------------------- in tasks
@@ -148,7 +149,7 @@ class TokenHistory(Closing):
     def _empty_caches(self) -> None:
         """Forgets what was computed, and keeps the history."""
         self._logits: Logits | None = None  # after the whole history, if the caches hold all of it
-        if (old := self._session.take()) is not None:
+        if (old := self._session.kept.take()) is not None:
             old.discard()
 
     def _stepped(self, opts: SampleOpts) -> Generator[None, None, int]:
@@ -170,7 +171,7 @@ class TokenHistory(Closing):
 
     def _computed(self) -> Generator[None, None, Logits]:
         """Computes the history; the logits after it. The caches then hold all of it."""
-        tokens, past = self._tokens, self._session.length
+        tokens, past = self._tokens, self._session.kept.length
         if not tokens:
             raise PromptError("there is no history", where="step", hint="call prefill with a prompt first")
         if len(tokens) > self._engine.max_seq:
@@ -202,7 +203,7 @@ class TokenHistory(Closing):
     @property
     def past_seq(self) -> int:
         """Number of tokens in the caches: all but the last after a step, all after `*_get_logits`."""
-        return self._session.length
+        return self._session.kept.length
 
     def _checked(self, prompt: PromptLike) -> Context:
         engine, config, model = self._engine, self.config, f"{self.config.family} model"

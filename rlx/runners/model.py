@@ -17,8 +17,9 @@ from rlx import arguments, env, runners
 from rlx import engine as engines
 from rlx.engine.loop.handle import Generation, OnToken, Step, Stream
 from rlx.engine.loop.loop import EngineLoop
+from rlx.engine.loop.room import KeptSequence
 from rlx.engine.opening.options import SLOTS, STALL_MS, RunnerOptions, method_takes_options
-from rlx.engine.opening.source import open_with
+from rlx.engine.opening.setup import open_with
 from rlx.engine.request.request import Context, Logits, PromptLike, check_ids, checked_count, checked_prompt
 from rlx.errors import BusyError, TokenizerError, UnsupportedModelError, named_refusals
 from rlx.notebook import Stats, card
@@ -72,7 +73,7 @@ class Model(LmRunner):
     device: str = ""
     max_seq: int = 0
     _engine: Engine
-    _session: session.Session
+    _kept: KeptSequence
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class Model(LmRunner):
         if self._images is not None:
             self._images.seconds = stall_ms / 1000
         self._loop = EngineLoop(engine, slots=slots, stall_ms=stall_ms, kept=engine.kept)
-        self._session = session.Session(engine, self._loop)
+        self._kept = KeptSequence(self._loop.release)
         own = weakref.ref(self)  # the engine must not keep its runner alive
 
         def loop() -> EngineLoop | None:
@@ -492,7 +493,7 @@ class Model(LmRunner):
     @property
     def past_seq(self) -> int:
         """Number of tokens in the session."""
-        return self._session.length
+        return self._kept.length
 
     def reset(self) -> None:
         """Ends the session."""
@@ -514,6 +515,10 @@ class Model(LmRunner):
             PromptError: it holds more tokens than the context.
         """
         self._session.restore(snapshot)
+
+    @cached_property
+    def _session(self) -> session.Session:
+        return session.Session(self._engine, self._loop, self._kept)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 

@@ -37,21 +37,22 @@ POOLINGS = ("mean", "last")
 ALL_LOGITS = 1 << 24  # maximum number of logits of one piece
 
 
-class Session(KeptSequence):
+class Session:
     """A sequence that stays between calls. `begin` and `extend` are for tasks of the loop; the other calls make one.
 
     Args:
         engine: the model.
         loop: the engine's.
+        kept: holds the sequence; others may take it, too.
         shared: whether it shares what the cache knows of prompts.
 
     Attributes:
+        kept: as given.
         reused: tokens of prompts that the cache knew.
     """
 
-    def __init__(self, engine: Engine, loop: EngineLoop, *, shared: bool = True) -> None:
-        super().__init__(loop.release)
-        self._engine, self._loop, self._shared = engine, loop, shared
+    def __init__(self, engine: Engine, loop: EngineLoop, kept: KeptSequence, *, shared: bool = True) -> None:
+        self._engine, self._loop, self.kept, self._shared = engine, loop, kept, shared
         self.reused = 0
 
     def begin(
@@ -62,7 +63,7 @@ class Session(KeptSequence):
         Args:
             where: the last position in errors.
         """
-        if (old := self.take()) is not None:
+        if (old := self.kept.take()) is not None:
             old.close()
         prompt = ids if self._shared else ()
         yield from _read(self._engine, prompt, embeddings)
@@ -79,7 +80,7 @@ class Session(KeptSequence):
 
     def extend(self, ids: list[int]) -> Generator[None, None, Logits]:
         """Continues by some ids: the logits after them. After an error the session is as before."""
-        (sequence, _), past, room = self._kept["session"], self.length, self._loop.room
+        sequence, past, room = self.kept.sequence, self.kept.length, self._loop.room
         room.use(sequence)
         try:
             last = yield from last_logits(self._engine, sequence, ids, self._loop, past)
@@ -89,7 +90,7 @@ class Session(KeptSequence):
             raise
         finally:
             room.keep(sequence)
-        self._kept["session"] = sequence, past + len(ids)
+        self.kept.put(sequence, past + len(ids))
         return logits
 
     def prefill(self, context: Context) -> Logits:
@@ -104,7 +105,7 @@ class Session(KeptSequence):
         """Continues by one token: the logits after it."""
 
         def work() -> Generator[None, None, Logits]:
-            past = self.length
+            past = self.kept.length
             if not past:
                 raise PromptError("there is no session", where="decode_logits", hint="call prefill_logits first")
             if past >= self._engine.max_seq:
@@ -118,7 +119,7 @@ class Session(KeptSequence):
 
     def reset(self) -> None:
         """Ends it."""
-        old = self.take()
+        old = self.kept.take()
         if old is not None:
             self._loop.call(old.close)
 
@@ -126,9 +127,8 @@ class Session(KeptSequence):
         """A copy of it, empty if there is none."""
 
         def work() -> Snapshot:
-            if "session" not in self._kept:
+            if (sequence := self.kept.sequence) is None:
                 return self._engine.snapshot_of(self._engine.open_sequence(shared=False))
-            sequence, _ = self._kept["session"]
             self._loop.room.use(sequence)
             try:
                 return self._engine.snapshot_of(sequence)
@@ -148,8 +148,8 @@ class Session(KeptSequence):
 
     def _put(self, sequence: Sequence, length: int) -> None:
         """Makes a sequence the session, in the loop's thread."""
-        old = self.take()
-        self._kept["session"] = sequence, length
+        old = self.kept.take()
+        self.kept.put(sequence, length)
         self._loop.room.keep(sequence)
         if old is not None:
             old.close()

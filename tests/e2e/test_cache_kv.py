@@ -28,7 +28,7 @@ FAMILIES = (pytest.param("gemma3n", marks=pytest.mark.slow), "qwen35")
 IDS = np.random.default_rng(7).integers(3, 400, 2000).tolist()
 SYSTEM = IDS[:300]
 
-pytestmark = pytest.mark.filterwarnings("ignore::rlx.compiler.limits.ContextWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rlx.engine.opening.setup.ContextWarning")
 
 
 @pytest.fixture

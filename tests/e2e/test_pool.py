@@ -30,7 +30,7 @@ FAMILIES = {"llama": "full", "gemma3": "windows", "qwen35": "recurrent"}
 CLOSE = 2e-5  # of the largest logit
 IDS = np.random.default_rng(0).integers(3, 400, 2000).tolist()
 
-pytestmark = pytest.mark.filterwarnings("ignore::rlx.compiler.limits.ContextWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rlx.engine.opening.setup.ContextWarning")
 
 
 def opened(goldens: Path, family: str, **options: Any) -> Engine:

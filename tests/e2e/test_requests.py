@@ -17,7 +17,7 @@ PROFILE: dict[str, Any] = {"buckets": {"seq": [1, 32]}}
 FAMILIES = ("llama", "gemma3", "qwen35")
 COMMON = np.random.default_rng(1).integers(3, 400, 200).tolist()
 
-pytestmark = pytest.mark.filterwarnings("ignore::rlx.compiler.limits.ContextWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rlx.engine.opening.setup.ContextWarning")
 
 
 @pytest.fixture(params=FAMILIES)

@@ -12,7 +12,7 @@ import pytest
 
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.loop import runtime_llvm
-from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool
+from rlx.backends.cpu.launch.native import RuntimeLibrary, WorkerPool
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
 

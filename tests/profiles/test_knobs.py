@@ -22,8 +22,7 @@ from rlx import CompileProfile
 from rlx.backends.cpu.target import Target, supported_levels
 from rlx.compiler.compile import Compiler
 from rlx.engine.opening.options import EngineOptions
-from rlx.engine.opening.setup import Plan
-from rlx.engine.opening.source import choose_model
+from rlx.engine.opening.setup import Plan, choose_model
 from rlx.engine.programs.programs import ProgramSpec
 from rlx.errors import ProfileError
 from rlx.ir import custom, ops

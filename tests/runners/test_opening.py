@@ -14,7 +14,7 @@ import pytest
 
 import rlx
 from rlx import auto_runner, demo
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.compiler.tensors import Tensors
 from rlx.engine import engine as engine_module
 from rlx.engine.engine import Engine

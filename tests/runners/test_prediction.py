@@ -297,7 +297,7 @@ def test_native_rounds_over_pages_that_others_hold(many: CachedRunner, monkeypat
         waiting.append(many.submit(Request(prompt, 30, stop_at_eog=False)))  # nobody reads: it keeps its pages
         next(iter(waiting[-1]))
         assert many.generate(prompt, 40, stop_at_eog=False, speculative="mtp") == tokens
-        tables.append(many._session._kept["session"][0].pages.tolist())
+        tables.append(many._kept.sequence.pages.tolist())
     assert any(second != first + 1 for first, second in tables), tables
     for handle, tokens in zip(waiting, plain, strict=True):
         assert handle.result() == tokens[:30], "their pages were not written"

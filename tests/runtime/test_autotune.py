@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu.autotune import Bench, Case, Stage, judge, tune
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning

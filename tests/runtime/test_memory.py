@@ -12,8 +12,8 @@ from resident import rss_bytes
 
 from rlx.backends.host import HOST, HUGE_PAGE, AlignedBuffer, address
 from rlx.backends.memory import Slabs
-from rlx.compiler import limits
-from rlx.compiler.limits import MAX_PER_CPU, ThreadsWarning, worker_count
+from rlx.compiler import compile as compiling
+from rlx.compiler.compile import MAX_PER_CPU, ThreadsWarning, worker_count
 from rlx.errors import BusyError, ResourceError, named_refusals
 
 MIB = 1 << 20
@@ -86,8 +86,8 @@ def test_blocks_of_slabs_are_zeroed_lie_apart_and_share_huge_pages(sizes: list[i
 @pytest.fixture(autouse=True)
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLX_THREADS", raising=False)
-    monkeypatch.setattr(limits, "usable_cpus", lambda: 2.5)
-    monkeypatch.setattr(limits, "cpu_count", lambda: 2)
+    monkeypatch.setattr(compiling, "usable_cpus", lambda: 2.5)
+    monkeypatch.setattr(compiling, "cpu_count", lambda: 2)
 
 
 def test_more_is_a_warning_and_far_more_is_cut() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu import layouts
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.backends.cpu.layouts import packed_bytes
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.host import address

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from rlx import platform
-from rlx.backends.cpu.launch import threads
+from rlx.backends.cpu.launch import native
 from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.loop import runtime_llvm
-from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool
+from rlx.backends.cpu.launch.native import RuntimeLibrary, WorkerPool
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
 from rlx.backends.host import AlignedBuffer
@@ -247,9 +247,9 @@ def test_no_worker_passes_a_barrier_early(n: int, library: RuntimeLibrary, steps
 def test_a_late_worker_is_waited_for_asleep_and_awake(
     n: int, spin: int, library: RuntimeLibrary, steps: NativeCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "STEP_SPIN", spin)
-    monkeypatch.setattr(threads, "IDLE_SPIN", spin)
-    monkeypatch.setattr(threads, "usable_cpus", lambda: n)
+    monkeypatch.setattr(native, "STEP_SPIN", spin)
+    monkeypatch.setattr(native, "IDLE_SPIN", spin)
+    monkeypatch.setattr(native, "usable_cpus", lambda: n)
     with WorkerPool(n, library) as pool:
         step = Rounds(pool, steps, 20, late=300)
         for _ in range(5):
@@ -364,6 +364,6 @@ def test_the_worker_loop_is_valid_for_other_machines(triple: str, how: str, call
     module = llvm.parse_assembly(runtime_llvm(triple, how))
     module.verify()
     assembly = llvm.Target.from_triple(triple).create_target_machine(reloc="pic").emit_assembly(module)
-    assert all(name in assembly for name in threads.SYMBOLS)
+    assert all(name in assembly for name in native.SYMBOLS)
     calls = {"syscall", "thrd_sleep", "___ulock_wait", "WaitOnAddress"}
     assert {name for name in calls if re.search(rf"(?<!\w){name}\b", assembly)} == {call}

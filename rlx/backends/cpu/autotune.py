@@ -26,7 +26,7 @@ from rlx import platform
 from rlx.backends.cpu import steps
 from rlx.backends.cpu.kernel import Units
 from rlx.backends.cpu.kernels.linear.linear import macro_rows, together, units
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.backends.cpu.layouts import BLOCK_ROWS, packed_bytes, q8a_quantize
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning

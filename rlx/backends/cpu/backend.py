@@ -14,8 +14,7 @@ from rlx.backends.cpu import launch, steps
 from rlx.backends.cpu.chooser import Chooser
 from rlx.backends.cpu.kernel import Units
 from rlx.backends.cpu.launch.code import NativeCode
-from rlx.backends.cpu.launch.native import NativeProgram
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.launch.native import NativeProgram, WorkerPool
 from rlx.backends.cpu.layouts import packed_bytes, row_blocks
 from rlx.backends.cpu.target import Target, feature_use, processor_features, supported_levels
 from rlx.backends.cpu.tuning import Tuning

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.backends.cpu import steps
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.backends.device import Builder
 from rlx.sampling.choice import NUMBERS, Choice, Chosen, surprise
 from rlx.sampling.filters import INTERVALS

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlx.backends.cpu import steps
 from rlx.backends.cpu.kernels.linear.peak import kinds, operations
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.backends.device import Builder
 from rlx.backends.host import AlignedBuffer
 from rlx.errors import ArgumentError, RlxError

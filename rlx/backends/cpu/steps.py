@@ -17,7 +17,7 @@ from rlx import platform
 from rlx.backends import cpu
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.launch.code import NativeCode
-from rlx.backends.cpu.launch.threads import RuntimeLibrary
+from rlx.backends.cpu.launch.native import RuntimeLibrary
 from rlx.backends.cpu.layouts import BLOCK_ROWS, LAYOUTS
 from rlx.backends.cpu.target import Target
 from rlx.backends.device import Builder, Files, Stored

@@ -18,7 +18,7 @@ from rlx.backends.cpu import layouts
 from rlx.backends.cpu.backend import Cpu
 from rlx.backends.cpu.formats import CpuFormats
 from rlx.backends.cpu.kernel import SCRATCH, Call, Units
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.backends.cpu.loops import NoPythonForm, python_form, python_forms
 from rlx.backends.cpu.segments import strides
 from rlx.backends.cpu.select import select

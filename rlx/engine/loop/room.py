@@ -270,6 +270,15 @@ class KeptSequence:
         sequence, longest = self._kept.get("session", ((), 0))
         return min(longest, len(sequence))  # the loop may not have dropped others yet
 
+    @property
+    def sequence(self) -> Any:
+        """The sequence; None if there is none."""
+        return self._kept.get("session", (None, 0))[0]
+
+    def put(self, sequence: Any, length: int) -> None:
+        """Keeps a sequence with so many tokens, in place of what was kept."""
+        self._kept["session"] = sequence, length
+
     def take(self) -> Any:
         """The sequence, which belongs to the caller from now on; None if there is none."""
         return self._kept.pop("session", (None, 0))[0]

@@ -27,7 +27,7 @@ from rlx.vision.image import ImageOptions
 if TYPE_CHECKING:
     from rlx.compiler.compile import Progress
     from rlx.engine.loop.handle import OnToken
-    from rlx.engine.opening.source import Config
+    from rlx.engine.opening.setup import Config
     from rlx.profile import ProfileLike
     from rlx.sampling.options import Sample
     from rlx.store.cache import CompileCache

@@ -1,44 +1,174 @@
-"""A model of an open file (configuration, tensors, identity), and the settings of an engine for it.
+"""Which model a call means, the model of its open file (configuration, tensors, identity), and settings for it.
 
-Runners stage, under the engine and the commands that inspect a model without running it. Arguments, profile and
-defaults are merged, and the graph is built and checked, before a compiler or a thread is started.
+Runners stage, under the engine and the commands that inspect a model without running it. The model is the one that is
+named, else the profile's, else the one beside the profile, else the demo model. A safetensors checkpoint may lack its
+`config.json`: the caller then gives one; a GGUF file has its own. Arguments, profile and defaults are merged, and the
+graph is built and checked, before a compiler or a thread is started.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlx import engine, models, text
+from rlx import demo, engine, models, text, weights
+from rlx.arguments import whole
 from rlx.backends import Device, backend, is_auto, warn_of_cpu
 from rlx.backends.device import Target
-from rlx.compiler.limits import context_length, warn_beyond, worker_count
+from rlx.compiler.compile import worker_count
 from rlx.compiler.state_memory import Sizes
 from rlx.compiler.state_memory import kv_dtype as cache_type
 from rlx.engine.kv.pool import check_plan, pool_bytes
 from rlx.engine.opening.options import EngineOptions
-from rlx.errors import ProfileError, ResourceError, UnsupportedModelError
+from rlx.errors import ConfigError, ProfileError, ResourceError, UnsupportedModelError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import weight_bytes, weight_table
-from rlx.profile import CompileProfile
+from rlx.passes.options import MAX_PAST
+from rlx.profile import CompileProfile, ProfileLike
 from rlx.profile.option import parse_bytes, parse_cache_kv_bytes, parse_folder
 from rlx.store.cache import CompileCache, checked_cache
-from rlx.weights import ModelWeights, WeightLoader
+from rlx.weights import ModelWeights, WeightLoader, open_weights
+from rlx.weights.loader import model_format
+from rlx.weights.locate import choose, models_in, resolve_model_path, split_quantization
 from rlx.weights.names import predicting_blocks, with_prediction
 
 if TYPE_CHECKING:
     from rlx.engine.adapters import Adapters
 
+Origin = Literal["named", "profile", "beside", "demo"]
+
 DEFAULT_CONTEXT = 4096  # positions, if the model allows more and the user gave no max_seq
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model and where the choice comes from.
+
+    Attributes:
+        path: an argument for `open_weights`.
+        origin: "named" by the caller; "profile": its key `model`; "beside": the only model in the folder of the
+            profile's file; or "demo".
+    """
+
+    path: str | os.PathLike[str]
+    origin: Origin
+
+
+def choose_model(path: str | os.PathLike[str] | None, profile: ProfileLike = None) -> ModelChoice:
+    """The model of a call.
+
+    Args:
+        path: the caller's argument, or None.
+        profile: the compile profile: a file, a table, or a `CompileProfile`.
+
+    Raises:
+        AmbiguousModelError: there are several models beside the profile.
+        ProfileError: the profile cannot be read, or no model is named and the profile is not for the demo model's
+            family.
+    """
+    choice = _chosen(path, profile)
+    if isinstance(choice, ModelChoice):
+        return choice
+    where = CompileProfile.load(profile).source
+    what = f"it is for the family '{choice}', and no model is named: the demo model is of '{demo.FAMILY}'"
+    hint = f'name one: `rlx compile MODEL --profile {where or "FILE"}`, or model = "MODEL" at the top of the profile'
+    raise ProfileError(what, where=where or "profile", hint=hint)
+
+
+def family_without_model(path: str | os.PathLike[str] | None, profile: ProfileLike = None) -> str | None:
+    """The profile's family if `choose_model` finds no model for it; otherwise None.
+
+    Raises:
+        AmbiguousModelError, ProfileError: the profile is invalid for another reason.
+    """
+    choice = _chosen(path, profile)
+    return None if isinstance(choice, ModelChoice) else choice
+
+
+def _chosen(path: str | os.PathLike[str] | None, profile: ProfileLike) -> ModelChoice | str:
+    """The model of a call; if there is none, the profile's family."""
+    if path is not None:
+        return ModelChoice(path, "named")
+    if profile is None:
+        return ModelChoice(demo.path(), "demo")
+    loaded = CompileProfile.load(profile)
+    file = loaded.source
+    folder = Path() if file is None else file.expanduser().parent
+    if loaded.model is not None:
+        return ModelChoice(_named_in(folder, loaded.model), "profile")
+    found = [] if file is None else models_in(folder)
+    if found:
+        return ModelChoice(choose(found, None, folder).path, "beside")
+    return loaded.family if loaded.family not in (None, demo.FAMILY) else ModelChoice(demo.path(), "demo")
+
+
+def _named_in(folder: Path, model: str) -> str | Path:
+    """Resolves a profile's `model` key: a path relative to the profile's folder, or the name of a downloaded model."""
+    base, _ = split_quantization(model)
+    here = [folder / Path(name).expanduser() for name in (model, base)]
+    return model if weights.hub.is_name(base) and not any(path.exists() for path in here) else here[0]
+
+
+Config = str | PathLike[str] | Mapping[str, Any] | models.ModelConfig
+"""A `config.json` (path or contents), or the `config` of a runner."""
+
+_SIZES = ("arch", "hidden", "heads", "each")  # compared to tell models apart, in every file format
+
+
+def open_with(source: str | PathLike[str] | WeightLoader, config: Config | None) -> WeightLoader:
+    """The open model file. Takes ownership of a loader that is passed, also on failure.
+
+    Args:
+        config: for safetensors weights without a configuration; compared with the file's own if it has one.
+
+    Raises:
+        ConfigError: `config` describes another model than the file.
+        ModelFileError: the file cannot be used.
+    """
+    if config is None:
+        return source if isinstance(source, WeightLoader) else open_weights(source)
+    if not isinstance(source, WeightLoader) and not isinstance(config, models.ModelConfig):
+        path = resolve_model_path(source)
+        if model_format(path) == "safetensors":
+            return open_weights(path, config=config)
+    loader = source if isinstance(source, WeightLoader) else open_weights(source)
+    try:
+        _check(loader, config)
+    except BaseException:
+        loader.close()
+        raise
+    return loader
+
+
+def _check(loader: WeightLoader, config: Config) -> None:
+    own = models.config_from(loader.format, loader.metadata, loader.tensors.__contains__, where=loader.path)
+    if isinstance(config, models.ModelConfig):
+        given, names = config, tuple(f.name for f in fields(models.ModelConfig))
+    else:
+        given, names = models.from_hf(weights.safetensors.read_config(config), where="config"), _SIZES
+    for name in names:
+        mine, theirs = getattr(own, name), getattr(given, name)
+        if mine != theirs:
+            what = f"the given config describes another model: its {name} is {_shown(theirs)}, the file's"
+            hint = "leave the config out: the file has its own"
+            raise ConfigError(f"{what} is {_shown(mine)}", where=loader.path, hint=hint)
+
+
+def _shown(value: Any) -> str:
+    """A value for a message; for layers, their number and the first one."""
+    return f"{len(value)} layers like {value[0]}" if isinstance(value, tuple) and value else repr(value)
 
 
 def open_model(loader: WeightLoader) -> tuple[models.ModelConfig, ModelWeights]:
@@ -201,7 +331,7 @@ class Setup:
             backend(profile.device).target(profile.level),
             cache_type(profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
             worker_count(profile.threads),
-            min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),
+            min(config.context, DEFAULT_CONTEXT) if length is None else whole("max_seq", length, 1, MAX_PAST),
             compile_cache(chosen.cache, profile),
             None if chosen.dump_ir is None else Path(chosen.dump_ir).expanduser(),
         )
@@ -219,6 +349,17 @@ def _check_family(profile: CompileProfile, family: str) -> None:
         what = f"the profile is for the family '{profile.family}', this model is of '{family}'"
         hint = "`rlx profile init MODEL` writes one for a model."
         raise ProfileError(what, where=profile.source or "profile", hint=hint)
+
+
+class ContextWarning(UserWarning):
+    """The context is longer than the one the model was trained with."""
+
+
+def warn_beyond(trained: int, max_seq: int) -> None:
+    """Warns if the context of `max_seq` tokens is longer than the model's own, rope scaling included."""
+    if max_seq > trained:
+        what = f"a context of {max_seq} tokens is longer than the model's {trained}: beyond them answers get worse"
+        warnings.warn(what, ContextWarning, stacklevel=7)
 
 
 @dataclass(frozen=True)

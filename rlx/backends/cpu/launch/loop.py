@@ -1,7 +1,7 @@
 """The worker loop, and how workers of a program wait for each other, as LLVM IR text.
 
 CPU backend: compiled for the same target as every program and kept in the same store. No C compiler is needed, and a
-warm start runs no LLVM pass. `rlx.backends.cpu.launch.threads` loads it and gives it threads.
+warm start runs no LLVM pass. `rlx.backends.cpu.launch.native` loads it and gives it threads.
 
 A wait spins for some microseconds, then sleeps in the kernel. With pure spinning, one worker without a CPU stalls all
 others. Yielding is no better: on a busy machine each `sched_yield` gives a neighbour a whole time slice. Two competing
