@@ -72,7 +72,8 @@ def changed_sample(
         return replace(default, **changes)
     except SamplingError as error:
         name = error.what.split()[0]
-        raise invalid((names or {}).get(name, name), error.what, error.hint) from error
+        given = (names or {}).get(name, name)
+        raise invalid(given, error.what.replace(name, given, 1), error.hint) from error
 
 
 def check_tool(function: Mapping[str, Any], where: str, schema: str) -> None:
@@ -149,7 +150,8 @@ def sample_opts(body: CommonFields, default: SampleOpts, tokenizer: Tokenizer, v
         changes.setdefault("repetition_window", None)  # vLLM's counts the whole context
     if body.logit_bias is not None:
         changes["logit_bias"] = dict(biases(body.logit_bias, tokenizer, vocab_size))
-    return changed_sample(default, changes)
+    names = {own: name for name, own in _RENAMED.items() if getattr(body, name, None) is not None}
+    return changed_sample(default, changes, names)
 
 
 def biases(found: Any, tokenizer: Tokenizer, vocab_size: int) -> Iterator[tuple[int, float]]:
@@ -310,10 +312,16 @@ def _of_format(form: dict[str, Any] | None) -> list[Found]:
         return [("response_format", partial(_of_text, form["grammar"]))]
     if kind == "json_object":  # llama-server's may have a schema
         schema = form.get("schema")
-        return [("response_format", Grammar.json_object if schema is None else partial(Grammar.json_schema, schema))]
+        return [
+            (
+                "response_format",
+                Grammar.json_object if schema is None else partial(schema_grammar, schema, "response_format"),
+            )
+        ]
     if kind != "json_schema":
         raise invalid("response_format.type", f"expected text, json_object or json_schema, found {shown(kind)}")
     given = form.get("json_schema", form)
     if not isinstance(given, dict) or given.get("schema") is None:
         raise invalid("response_format.json_schema.schema", "it is required")
-    return [("response_format", partial(Grammar.json_schema, given["schema"], lenient=given.get("strict") is False))]
+    is_lenient = given.get("strict") is False
+    return [("response_format", partial(schema_grammar, given["schema"], "response_format", lenient=is_lenient))]

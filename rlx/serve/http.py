@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ VALUE_BYTES = 100  # what a value takes in memory
 _MARKS = (b",", b":", b"[", b"{")  # one of them stands before each value and each name
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # one of a surrogate pair, as JSON writes it
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 MAX_CHOICES = 128
@@ -78,7 +80,32 @@ def parsed(body: bytes) -> dict[str, Any]:
         raise invalid(None, f"the body is no JSON: {what}") from None
     if not isinstance(found, dict):
         raise invalid(None, f"the body is a JSON {_NAMES[type(found)]}", "send a JSON object")
+    if _HALF.search(body) and (path := _half_pair(found)) is not None:
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+        what = "it has half of a surrogate pair, such as \\ud83d without what follows"
+        raise invalid(place or None, what, "cut texts between characters")
     return found
+
+
+def _half_pair(value: Any) -> list[str | int] | None:
+    """Where a text is that no UTF-8 can hold: the names and numbers that lead there; None if there is none."""
+    if isinstance(value, str):
+        return None if _is_text(value) else []
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for part, each in pairs:
+        if isinstance(part, str) and not _is_text(part):
+            return []
+        if (path := _half_pair(each)) is not None:
+            return [part, *path]
+    return None
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def count_of(body: bytes | bytearray) -> int:

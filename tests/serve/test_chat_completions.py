@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -287,3 +288,42 @@ def test_bodies_that_are_none(server: Any, body: bytes, headers: dict[str, str],
     answer = server.http.post(PATH, content=body, headers={"content-type": "application/json", **headers})
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            PATH,
+            {"messages": [{"role": "user", "content": "a\ud83d"}]},
+            "messages[0].content: it has half of a surrogate",
+        ),
+        (
+            PATH,
+            {"messages": [{"role": "user", "content": "\ud83d\ude00", "\ud83d": 1}]},
+            "messages[0]: it has half of a",
+        ),
+        ("/v1/messages", {"system": "\ude00", "messages": []}, "system: it has half of a surrogate pair"),
+        ("/v1/responses", {"input": ["x", {"a": "\ude00"}]}, "input[1].a: it has half of a surrogate pair"),
+        ("/api/generate", {"prompt": "\ude00\ud83d"}, "prompt: it has half of a surrogate pair"),
+        (PATH, {"repeat_last_n": 10**30}, "repeat_last_n: repeat_last_n is 1000000000000000000000000000000, expected"),
+        (PATH, {"functions": [{"a": 1}]}, "functions[0].name: it is required"),
+        (PATH, {"tools": [{"type": "function"}]}, "tools[0].name: it is required"),
+        (
+            PATH,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 5}}},
+            "response_format: expected a JSON schema, found 5. Give an object.",
+        ),
+    ],
+)
+def test_errors_name_the_field_in_the_words_of_the_request(
+    server: Any, path: str, body: dict[str, Any], message: str
+) -> None:
+    answer = server.http.post(
+        path,
+        content=json.dumps({"messages": [{"role": "user", "content": "x"}], **body} if path == PATH else body),
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 400, answer.text
+    found = answer.json()["error"]
+    assert (found if isinstance(found, str) else found["message"]).startswith(message)

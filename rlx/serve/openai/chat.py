@@ -14,7 +14,7 @@ from rlx.json_file import JsonObject
 from rlx.serve.answers import Asked, Choice, Delta, End, Finished, Progress, answered
 from rlx.serve.custom_tools import as_function
 from rlx.serve.errors import invalid
-from rlx.serve.fields import most_tokens, named_grammar, text_grammar
+from rlx.serve.fields import check_tool, most_tokens, named_grammar, text_grammar
 from rlx.serve.http import event, in_thread, json_bytes, new_router, shown
 from rlx.serve.openai.bodies import ChatBody
 from rlx.serve.openai.completions import (
@@ -312,6 +312,8 @@ def offered(body: ChatBody) -> Offered:
         choice = {"type": "function", "function": body.function_call}
         named = isinstance(body.function_call, dict)
         functions = [{"type": "function", "function": each} for each in body.functions]
+        for i, function in enumerate(functions):
+            check_tool(function, f"functions[{i}]", "parameters")
         return Offered(functions, choice if named else body.function_call, legacy=True)
     if isinstance(body.function_call, dict):
         raise invalid("function_call", "there are no functions", "give tools and tool_choice")

@@ -104,7 +104,8 @@ def _tool(value: Any, where: str) -> Tool:
     name, parameters, about = value.get("name"), value.get("parameters"), value.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         hint = "a name has 1 to 128 letters, digits and _ . : / -"
-        raise ToolError(f"the name is {name!r}", where=f"{where}.name", hint=hint)
+        what = "it is required" if name is None else f"the name is {name!r}"
+        raise ToolError(what, where=f"{where}.name", hint=hint)
     if parameters is not None and not isinstance(parameters, Mapping):
         what = f"expected a JSON schema, found a {type(parameters).__name__}"
         raise ToolError(what, where=f"{where}.parameters")
