@@ -1,4 +1,4 @@
-"""Makes grammars ready for one vocabulary, and keeps those that were used last.
+"""Makes grammars ready for one vocabulary, in the form that llguidance reads, and keeps those that were used last.
 
 Grammar stage, between `Grammar` and `Constraint`. A runner has one `GrammarCompiler`.
 """
@@ -8,20 +8,81 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import GrammarError
-from rlx.grammar.constraint import Constraint
+from rlx.grammar.constraint import BLANK, Constraint, Marker, bits
 from rlx.grammar.grammar import Grammar
 from rlx.grammar.package import SLICES, grammar_error, limits, llguidance
-from rlx.grammar.vocabulary import GrammarTokenizer, Marker, bits
+from rlx.text.tokenizer import TokenType
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
 
+_MARK = "\x02"  # in front of a text: what a tokenizer adds to the beginning of a text stands before it
 KEPT = 64  # compiled grammars
 KEPT_SECONDS = 3.0  # CPU time of the trials of all that are kept: what takes a second keeps about 150 MB
+
+
+class GrammarTokenizer:
+    """A tokenizer as llguidance wants it.
+
+    The end of an answer is a token of its own, behind all others. Which of the model's tokens stand for it is decided
+    by the request (`Constraint`), not by the vocabulary.
+
+    Args:
+        tokenizer: the model's.
+        width: number of logits. Ids without a token are never chosen.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, width: int) -> None:
+        known = min(width, tokenizer.vocab_size)
+        self._tokenizer, self.eos_token_id = tokenizer, width
+        self.tokens = [tokenizer.token_bytes(token) for token in range(known)]
+        self.tokens += [b""] * (width - known) + [b"<end-of-answer>"]
+        special = {*tokenizer.special_ids, *tokenizer.vocabulary.of_type(TokenType.UNUSED)}
+        self.special_token_ids = [*sorted(token for token in special if token < known), width]
+        self._before = tokenizer.encode_parts(_MARK, False)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """The ids of a text within others; `[]` if the tokenizer cannot spell it so."""
+        data = text.encode() if isinstance(text, str) else text
+        if not data:
+            return []
+        size = len(self._before)
+        found = self._tokenizer.encode_parts(_MARK + data.decode("utf-8", "replace"), False)
+        ids = found[size:]
+        if found[:size] != self._before or b"".join(self.tokens[token] for token in ids) != data:
+            return self._spelled(data)
+        return ids
+
+    def _spelled(self, data: bytes) -> list[int]:
+        """The ids of some bytes, the longest token first."""
+        found, at = list[int](), 0
+        while at < len(data):
+            size, token = next(
+                ((size, token) for size in range(min(len(data) - at, self._longest), 0, -1)
+                 if (token := self._by_bytes.get(data[at : at + size])) is not None),
+                (0, 0),
+            )  # fmt: skip
+            if not size:
+                return []
+            found.append(token)
+            at += size
+        return found
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        special = frozenset(self.special_token_ids)
+        return {piece: i for i, piece in enumerate(self.tokens) if piece and i not in special}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._by_bytes), default=0)
 
 
 class VocabularyMasks:
@@ -39,7 +100,7 @@ class VocabularyMasks:
         package, own = llguidance(), GrammarTokenizer(tokenizer, width)
         self.width, self.pieces = width, own.tokens[:width]
         self.tokenizer = package.LLTokenizer(package.TokenizerWrapper(own), slices=SLICES)
-        self.blank = bits((i for i, piece in enumerate(self.pieces) if piece and not piece.strip(b" \t\r\n")), width)
+        self.blank = bits((i for i, piece in enumerate(self.pieces) if piece and not piece.strip(BLANK)), width)
         self.everything = bits((i for i, piece in enumerate(self.pieces) if piece), width)
 
 

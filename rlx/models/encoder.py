@@ -1,9 +1,8 @@
 """Encoders: graphs of texts whose tokens see the whole text, over blocks that families share, and their configurations.
 
-Part of the models stage; `bert.py`, `nomic_bert.py` and `modernbert.py` are the families, rows of `ENCODER_FILES` in
-`registry.py`. Rows are tokens of several
-texts, packed one behind the other: programs are compiled for segments (`rlx.ir.segments`), and no state is left after a
-call. An encoder has up to two graphs:
+Part of the models stage; `bert.py` and `modernbert.py` are the families, rows of `ENCODER_FILES` in `registry.py`.
+Rows are tokens of several texts, packed one behind the other: programs are compiled for segments (`rlx.ir.segments`),
+and no state is left after a call. An encoder has up to two graphs:
 
 - the body: inputs "tokens", "positions" and, where the model has them, "types" i32 [SEQ] -> "hidden" f32 [SEQ, hidden];
 - the head: "x" f32 [SEQ, hidden], the pooled row of each text -> "y" f32 [SEQ, width]: a classifier or dense layers.

@@ -1,14 +1,17 @@
 """Llama 1 to 3.2 and the models whose equations are Llama's: Mistral, Mixtral, Ministral 3, Phi-3 to 4, ERNIE 4.5,
-TinyLlama, SmolLM, Vicuna.
+SmolLM3, TinyLlama, SmolLM, Vicuna.
 
 A family file: the equations of one decoder, top to bottom, and what its files say. Ministral 3 also scales the queries
 of tokens far behind the original context, as Llama 4 does. Phi-3 has q, k and v in one matrix, gate and up in another,
-and other frequencies for long texts (LongRoPE, arXiv 2402.13753). Sources: Llama (arXiv 2302.13971), Llama 3 (arXiv
-2407.21783) for its rope scaling, which is part of the frequencies, Mixtral (arXiv 2401.04088) for the experts, Phi-3
-(arXiv 2404.14219), and transformers for Ministral 3 and ERNIE 4.5.
+and other frequencies for long texts (LongRoPE, arXiv 2402.13753). SmolLM3 has no rope in every fourth layer (arXiv
+2501.18795). Sources: Llama (arXiv 2302.13971), Llama 3 (arXiv 2407.21783) for its rope scaling, which is part of the
+frequencies, Mixtral (arXiv 2401.04088) for the experts, Phi-3 (arXiv 2404.14219), and transformers for Ministral 3,
+ERNIE 4.5 and SmolLM3.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,11 +20,11 @@ from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import I32, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.models.architectures import FFN, QKVO, Architecture, all_slide
+from rlx.models.architectures import FFN, QKVO, Architecture, all_slide, by_period
 from rlx.models.blocks import attention, embedding, feed_forward, head, norm, rope_angles
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
-from rlx.models.keys import CAP
+from rlx.models.keys import CAP, Keys
 from rlx.models.names import LAYER, LINEAR, MOE, PRE_NORMS, SCALED, Row, Table
 from rlx.models.settings import Key
 
@@ -45,6 +48,24 @@ def _query_scale(model: Model) -> Node | None:
     steps = np.arange(model.config.context) // original
     table = model.graph.constant("query_scale", (1 + beta * np.log1p(steps)).astype(np.float32)[:, None])
     return ops.take_rows(table, model.graph.input("positions", [SEQ], I32))
+
+
+def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
+    """`no_rope_layers` has a 1 for each layer with rope. Files without it have none in every fourth."""
+    return _have_rope(keys, len(windows))
+
+
+def _sliding(keys: Keys, layers: int) -> list[bool]:
+    """If `use_sliding_window` is true, the layers without rope have a window."""
+    slides = keys.flag("use_sliding_window", False) and "sliding_window" in keys
+    return [slides and not has_rope for has_rope in _have_rope(keys, layers)]
+
+
+def _have_rope(keys: Keys, layers: int) -> list[bool]:
+    key = "no_rope_layers"
+    if key in keys:
+        return [bool(has) for has in keys.integers(key, (0, 1), layers)]
+    return by_period(keys.integer("no_rope_layer_interval", (1, 1024), 4), layers)
 
 
 _MIXTRAL = (
@@ -106,5 +127,14 @@ ARCHITECTURES = {
         hf_rope="interleaved",
         hf_base=500_000.0,
         hf_biases={"use_bias": (*QKVO, *FFN)},
+    ),
+    "smollm3": Architecture(
+        build,
+        Table((*LAYER, *PRE_NORMS)),
+        ("smollm3",),
+        gguf_rope="interleaved",
+        rope_layers=_rope_layers,
+        hf_sliding=_sliding,
+        hf_base=2_000_000.0,
     ),
 }

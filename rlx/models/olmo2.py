@@ -1,19 +1,23 @@
-"""OLMo 2 and 3: norms only behind attention and MLP, and on q and k over all heads together.
+"""OLMo 2 and 3, EXAONE 4: norms only behind attention and MLP, and on q and k.
 
-A family file: the equations of one decoder, top to bottom, and what its files say. Three layers of four of OLMo 3 have
-a window; only the others scale their rope. Sources: OLMo 2 (arXiv 2501.00656), OLMo 3 in transformers.
+A family file: the equations of one decoder, top to bottom, and what its files say. The norms on q and k are over all
+heads together in OLMo, on each head in EXAONE 4. Three layers of four of OLMo 3, and of larger models of EXAONE 4, have
+a window; only the others scale their rope in OLMo 3, and only they have none in EXAONE 4. Sources: OLMo 2 (arXiv
+2501.00656), OLMo 3 in transformers, EXAONE 4 (arXiv 2507.11407).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
-from rlx.models.architectures import Architecture, every_nth_is_full
+from rlx.models.architectures import Architecture, by_period, every_nth_is_full
 from rlx.models.blocks import attention, embedding, head, mlp, norm, rope_angles
 from rlx.models.builder import Weights, start
 from rlx.models.config import ModelConfig
+from rlx.models.keys import Keys
 from rlx.models.names import HEAD_NORMS, LAYER, POST_NORMS, Table
 
 
@@ -33,6 +37,20 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, head_norms:
     return head(model, x)
 
 
+def _slides(keys: Keys, layers: int) -> list[bool]:
+    """The pattern is a period, or a letter for each layer of one, such as LLLG."""
+    key = "sliding_window_pattern"
+    if "sliding_window" not in keys:
+        return [False] * layers
+    pattern = keys.get(key, 4)
+    return by_period(len(pattern) if isinstance(pattern, str) else keys.integer(key, (1, 1024), 4), layers)
+
+
+def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
+    """Layers without a window have rope if no layer has a window."""
+    return [window is not None or not any(windows) for window in windows]
+
+
 ARCHITECTURES = {
     "olmo2": Architecture(
         partial(build, head_norms=False),
@@ -42,5 +60,14 @@ ARCHITECTURES = {
         gguf_period=4,
         local_base=500_000.0,
         hf_base=500_000.0,
-    )
+    ),
+    "exaone4": Architecture(
+        partial(build, head_norms=True),
+        Table((*LAYER, *HEAD_NORMS, *POST_NORMS)),
+        ("exaone4",),
+        gguf_period=4,
+        hf_sliding=_slides,
+        rope_layers=_rope_layers,
+        hf_base=1_000_000.0,
+    ),
 }

@@ -22,7 +22,10 @@ T = TypeVar("T")
 
 #: Family file -> (`general.architecture` of its GGUF files, `model_type` of its checkpoints).
 FILES: dict[str, tuple[str, str]] = {
-    "llama": ("llama mistral3 phi3 ernie4_5", "llama mistral mixtral ministral3 mistral3 phi3 ernie4_5"),
+    "llama": (
+        "llama mistral3 phi3 ernie4_5 smollm3",
+        "llama mistral mixtral ministral3 mistral3 phi3 ernie4_5 smollm3",
+    ),
     "qwen3": (
         "qwen2 qwen3 qwen3vl qwen3vlmoe qwen3moe",
         "qwen2 qwen3 qwen3_vl_text qwen3_vl qwen3_vl_moe_text qwen3_vl_moe qwen3_moe",
@@ -31,9 +34,7 @@ FILES: dict[str, tuple[str, str]] = {
     "gemma": ("gemma gemma2 gemma3", "gemma gemma2 gemma3_text gemma3"),
     "gemma3n": ("gemma3n", "gemma3n_text gemma3n"),
     "gemma4": ("gemma4", "gemma4_text gemma4 gemma4_unified_text gemma4_unified"),
-    "smollm3": ("smollm3", "smollm3"),
-    "olmo2": ("olmo2", "olmo2 olmo3"),
-    "exaone4": ("exaone4", "exaone4"),
+    "olmo2": ("olmo2 exaone4", "olmo2 olmo3 exaone4"),
     "glm4": ("glm4 glm4moe", "glm4 glm4_moe"),
     "lfm2": ("lfm2 lfm2moe", "lfm2 lfm2_moe"),
     "gpt_oss": ("gpt-oss", "gpt_oss"),
@@ -44,8 +45,7 @@ FILES: dict[str, tuple[str, str]] = {
 
 #: The same of encoders.
 ENCODER_FILES: dict[str, tuple[str, str]] = {
-    "bert": ("bert", "bert roberta xlm-roberta camembert"),
-    "nomic_bert": ("nomic-bert", "nomic_bert"),
+    "bert": ("bert nomic-bert", "bert roberta xlm-roberta camembert nomic_bert"),
     "modernbert": ("modern-bert", "modernbert"),
 }
 #: The same of heads that draft for models; they have names of tensors only.
