@@ -23,6 +23,7 @@ def test_an_answer_is_drawn_while_it_comes(page: Any, double: Double) -> None:
     expect(answer.locator("pre")).to_have_text("print(1)")
     expect(answer.locator("li")).to_have_count(2)
     expect(answer.locator(".level-1")).to_have_text("Title")
+    expect(answer.locator(".level-1")).to_have_css("margin-bottom", "0px")  # the text below belongs to it
     expect(answer.locator(".stats")).to_have_text("41.5 tokens/s · 4 tokens · prompt 312, 256 cached")
     expect(page.locator("#context")).to_have_text("316 / 4,096 tokens of the context")
     expect(page.locator("#title")).to_have_text("Hello")

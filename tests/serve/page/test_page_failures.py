@@ -75,3 +75,4 @@ def test_a_server_that_is_gone(page: Any, watched: Watched) -> None:
     watched.context.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
     send(page, "Go")
     expect(answered(page).locator(".problem")).to_contain_text("The server does not answer.")
+    expect(page.locator("[aria-label='Answer again']")).to_have_count(0)  # "Try again" is there

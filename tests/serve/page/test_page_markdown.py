@@ -137,6 +137,8 @@ def bare(run: Any, texts: list[str], render: Callable[[str], str]) -> list[Any]:
         ("a<br>b", ["a<br>b"]),
         ("costs $5 and $6", ["costs $5 and $6"]),
         ("$x^2$ and \\(a_b\\)", ["<msup><mi>x</mi><mn>2</mn></msup>", "<msub><mi>a</mi><mi>b</mi></msub></math>"]),
+        ("so $$x^2$$ ends", ['so <math display="block"', "</math> ends"]),
+        ("kill $$ or $$", ["kill $$ or $$"]),
         ("$$\na*b*c\n$$", ['<math display="block"', "<mi>a</mi><mo>*</mo><mi>b</mi>"]),
         ("$\\frac{a}{b}$", ["<mfrac><mi>a</mi><mi>b</mi></mfrac>"]),
         ("$\\sqrt[3]{x}$", ["<mroot><mi>x</mi><mn>3</mn></mroot>"]),

@@ -317,7 +317,7 @@ class SpanParser {
   }
 
   readDollar() {
-    const math = /\$(?!\s)[^$\n]{1,200}(?<!\s)\$(?!\d)/y;
+    const math = /\$\$[^$]{1,500}\$\$|\$(?!\s)[^$\n]{1,200}(?<!\s)\$(?!\d)/y;
     math.lastIndex = this.at;
     const match = math.exec(this.text);
     if (!match || !/[\\^_={}]/.test(match[0])) return false; // "$5 and $6" are prices

@@ -192,7 +192,8 @@ export class AnswerView extends MessageView {
     const edit = () => this.editForm("Save", save, () => this.show(siblings, null));
     const again = iconButton("redo", "Answer again", () => this.actions.retry(message));
     const change = iconButton("edit", "Edit the answer", edit, { "data-action": "edit" });
-    const buttons = message.text ? [copy, again, change] : [again];
+    const asks = message.problem || message.finish === "broken"; // the note has a button for it
+    const buttons = [message.text && copy, !asks && again, message.text && change].filter(Boolean);
     const footer = this.footer(siblings, buttons);
     footer.append(h("span", { class: "stats", title: statsTitle(message.stats) }, statsText(message.stats)));
     return footer;
