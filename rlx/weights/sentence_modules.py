@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx import json_file
-from rlx.errors import ConfigError, ModelFileError, UnsupportedModelError
+from rlx.errors import ConfigError, ModelFileError, UnsupportedModelError, file_error
 from rlx.weights.loader import LoaderOver, WeightLoader
 from rlx.weights.mapped import Bytes
 from rlx.weights.safetensors import SafetensorsFile
@@ -73,7 +73,7 @@ def _from_gguf(loader: WeightLoader) -> SentenceModules:
     arch = loader.metadata.get("general.architecture")
     key = f"{arch}.pooling_type"
     found = loader.metadata.get(key, 0)
-    if found not in (0, RANK, *GGUF_POOLINGS):
+    if not isinstance(found, int) or found not in (0, RANK, *GGUF_POOLINGS):
         known = ", ".join(f"{number} ({name})" for number, name in GGUF_POOLINGS.items())
         raise UnsupportedModelError(f"'{key}' is {found!r}: known are {known}, {RANK} (rank)", where=loader.path)
     names = [f"dense_{i}" for i in range(_FIRST_DENSE, _FIRST_DENSE + _MOST_DENSE)]
@@ -84,9 +84,7 @@ def _from_gguf(loader: WeightLoader) -> SentenceModules:
 def _from_folder(folder: Path) -> SentenceModules:
     modules, found = _modules(folder / "modules.json"), SentenceModules()
     for path, kind in modules:
-        place = folder / path
-        if ".." in place.parts or Path(path).is_absolute():
-            raise ConfigError(f"the path {path!r} leads out of the folder", where=folder / "modules.json")
+        place = _place(folder, path)
         if kind == "Pooling":
             config = place / "config.json"
             pooling = _pooling(json_file.read_object(config, ConfigError), config) if config.is_file() else None
@@ -101,6 +99,19 @@ def _from_folder(folder: Path) -> SentenceModules:
         what = f"there are {len(found.dense)} dense layers, at most {_MOST_DENSE} are supported"
         raise UnsupportedModelError(what, where=folder / "modules.json")
     return _with_prompts(found, folder)
+
+
+def _place(folder: Path, path: str) -> Path:
+    """The folder of a module, which may be missing."""
+    place = folder / path
+    if ".." in place.parts or Path(path).is_absolute():
+        raise ConfigError(f"the path {path!r:.80} leads out of the folder", where=folder / "modules.json")
+    try:
+        place.exists()
+    except OSError as error:
+        what = f"the folder {path!r:.80} of a module cannot be read"
+        raise file_error(ConfigError, what, error, folder / "modules.json") from error
+    return place
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:
@@ -149,8 +160,8 @@ def _with_prompts(found: SentenceModules, folder: Path) -> SentenceModules:
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ConfigError("'prompts' is no object of texts", where=file)
-    if default is not None and default not in prompts:
-        raise ConfigError(f"'default_prompt_name' is {default!r}, which is none of the prompts", where=file)
+    if default is not None and not (isinstance(default, str) and default in prompts):
+        raise ConfigError(f"'default_prompt_name' is {default!r:.80}, which is none of the prompts", where=file)
     return replace(found, prompts=prompts, default_prompt=default)
 
 

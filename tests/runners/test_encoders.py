@@ -150,12 +150,19 @@ def test_what_the_folder_lacks(goldens: Path, tmp_path: Path) -> None:
     (folder / "modules.json").write_text('[{"path": "../other", "type": "sentence_transformers.models.Pooling"}]')
     with pytest.raises(ConfigError, match=r"the path '\.\./other' leads out of the folder"):
         opened(folder)
+    (folder / "modules.json").write_text(f'[{{"path": "{"a" * 300}", "type": "Pooling"}}]')
+    with pytest.raises(ConfigError, match=r"modules\.json: the folder 'aaa.* cannot be read: File name too long"):
+        opened(folder)
     (folder / "modules.json").write_text('{"a": 1}')
     with pytest.raises(ConfigError, match=r"modules\.json"):
         opened(folder)
     folder = copy("another length")
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": "long"}')
     with pytest.raises(ConfigError, match="'max_seq_length' is 'long', expected a number above 0"):
+        opened(folder)
+    folder = copy("another prompt")
+    (folder / "config_sentence_transformers.json").write_text('{"default_prompt_name": {}}')
+    with pytest.raises(ConfigError, match=r"'default_prompt_name' is \{\}, which is none of the prompts"):
         opened(folder)
     dense = tmp_path / "dense"
     shutil.copytree(goldens / "embeddinggemma" / "hf", dense)
