@@ -12,7 +12,7 @@ import click
 from rlx.cli.command import Command, json_option
 from rlx.cli.output import Bars, counted, printable, size
 from rlx.export.convert import convert as write
-from rlx.export.quantize import Quantized
+from rlx.export.model import Written
 from rlx.export.quantize import quantize as write_quantized
 
 
@@ -101,17 +101,17 @@ def quantize(
     for line in left_out(done.left_out):
         click.echo(printable(line), err=True)
     types = ", ".join(f"{count} {dtype}" for dtype, count in done.types.most_common())
-    click.echo(f"{done.path}: {done.target.name}, {size(done.nbytes)}, {done.bits:.2f} bits a number ({types})")
+    click.echo(f"{done.path}: {done.type}, {size(done.nbytes)}, {done.bits:.2f} bits a number ({types})")
     if imatrix is not None:
         click.echo(f"{counted(done.weighed, 'tensor')} rounded by importance", err=True)
     click.echo(f"in {seconds:.1f} s", err=True)
 
 
-def _report(done: Quantized, seconds: float) -> dict[str, Any]:
+def _report(done: Written, seconds: float) -> dict[str, Any]:
     tensors = [{"name": name, "from": a.name, "to": b.name} for name, a, b in done.tensors]
     return {
         "file": str(done.path),
-        "type": done.target.name,
+        "type": done.type,
         "bytes": done.nbytes,
         "bits": done.bits,
         "seconds": seconds,

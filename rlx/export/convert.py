@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -30,7 +30,7 @@ from rlx.errors import (
     named_refusals,
 )
 from rlx.export.hf import describe, model_from_hf
-from rlx.export.model import ExportModel, ExportTensor, Progress, check_output, write_gguf
+from rlx.export.model import ExportModel, ExportTensor, Progress, Written, check_output, write_model
 from rlx.export.quantize import FILE_TYPES, FileType, file_type, is_kept, kept_type, tensor_types
 from rlx.export.quantizers import Quantizer
 from rlx.export.tower import tower_config, tower_from_hf
@@ -168,36 +168,6 @@ ALL, MODEL, MMPROJ = PARTS = ("all", "model", "mmproj")
 TYPES: dict[str, DType] = {"F32": F32, "F16": F16, "BF16": BF16}
 
 
-@dataclass(frozen=True)
-class Converted:
-    """The result of `convert`.
-
-    Attributes:
-        path: the file.
-        arch: `general.architecture`.
-        type: the type of most numbers in it: F32, F16, BF16 or MXFP4.
-        nbytes: its size.
-        tensors: (name, type in the checkpoint, type in the file) of each tensor, in the order of the file.
-        left_out: names in the checkpoint of tensors that belong to neither the language model nor its vision tower.
-        mmproj: the file with the vision tower, if it was written beside this one.
-        no_mmproj: why the checkpoint's tower was not written, where it has one that rlx does not support.
-    """
-
-    path: Path
-    arch: str
-    type: str
-    nbytes: int
-    tensors: tuple[tuple[str, DType, DType], ...]
-    left_out: tuple[str, ...]
-    mmproj: Converted | None = None
-    no_mmproj: str | None = None
-
-    @property
-    def types(self) -> Counter[DType]:
-        """How many tensors have each type."""
-        return Counter(dtype for _, _, dtype in self.tensors)
-
-
 @named_refusals()
 def convert(
     source: str | os.PathLike[str],
@@ -208,7 +178,7 @@ def convert(
     force: bool = False,
     progress: Progress | None = None,
     cache: CompileCache | None = None,
-) -> Converted:
+) -> Written:
     """Writes a safetensors checkpoint as a GGUF file, and its vision tower as another one (mmproj) beside it.
 
         convert("gemma-3-4b-it", "gemma3.gguf").mmproj.path   # mmproj-gemma3.gguf
@@ -281,13 +251,12 @@ def _tower(source: str | os.PathLike[str], part: str, opened: ExitStack) -> tupl
 
 def _write(
     path: Path, model: ExportModel, *, wanted: DType | None, encoder: Quantizer, progress: Progress | None
-) -> Converted:
+) -> Written:
     types = [file_dtype(tensor, wanted) for tensor in model.tensors]
     name = "MXFP4" if MXFP4 in types else _most(model.tensors, types) if wanted is None else wanted.name.upper()
     plan = [encoder.planned(t, dtype) for t, dtype in zip(model.tensors, types, strict=True)]
-    nbytes = write_gguf(path, model, plan, FILE_TYPES[name].ggml if name in FILE_TYPES else _MXFP4_MOE, progress)
-    tensors = tuple((t.name, t.dtype, dtype) for t, dtype in zip(model.tensors, types, strict=True))
-    return Converted(path, model.arch, name, nbytes, tensors, model.left_out)
+    number = FILE_TYPES[name].ggml if name in FILE_TYPES else _MXFP4_MOE
+    return write_model(path, model, plan, name, number, progress)
 
 
 def open_checkpoint(source: str | os.PathLike[str]) -> ExportModel:

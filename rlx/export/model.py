@@ -13,9 +13,11 @@ import errno
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -96,6 +98,45 @@ class ExportModel(Closing):
     tensors: tuple[ExportTensor, ...]
     left_out: tuple[str, ...]
     close: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A GGUF file that was written: what `convert` and `quantize` return.
+
+    Attributes:
+        path: the file.
+        arch: `general.architecture`.
+        type: its type by the common name, such as "BF16" or "Q4_K_M".
+        nbytes: its size.
+        tensors: (name, type in the source, type in the file) of each tensor, in the order of the file.
+        left_out: names in the source of tensors that belong to neither the language model nor its vision tower.
+        parameters: number of values in all tensors.
+        weighed: how many tensors were rounded by their importance.
+        mmproj: the file with the vision tower, if it was written beside this one.
+        no_mmproj: why the tower was not written, where the source has one that rlx does not support.
+    """
+
+    path: Path
+    arch: str
+    type: str
+    nbytes: int
+    tensors: tuple[tuple[str, DType, DType], ...]
+    left_out: tuple[str, ...]
+    parameters: int
+    weighed: int = 0
+    mmproj: Written | None = None
+    no_mmproj: str | None = None
+
+    @property
+    def types(self) -> Counter[DType]:
+        """How many tensors have each type."""
+        return Counter(dtype for _, _, dtype in self.tensors)
+
+    @property
+    def bits(self) -> float:
+        """Bits of the file per value."""
+        return 8 * self.nbytes / self.parameters
 
 
 # -- GGUF -------------------------------------------------------------------------------------------------------------
@@ -204,6 +245,20 @@ def _is_read(out: Path, source: Path) -> bool:
     if _PART.search(source.name):  # one of several files
         return _PART.sub("", out.name) == _PART.sub("", source.name)
     return source.suffix != ".gguf" and out.suffix in (".json", ".safetensors", ".model")
+
+
+def write_model(
+    out: Path, model: ExportModel, plan: Sequence[Planned], name: str, file_type: int, progress: Progress | None = None
+) -> Written:
+    """Writes all tensors of a model, with arguments and errors as of `write_gguf`.
+
+    Args:
+        plan: one for each of its tensors, in their order.
+        name: of the file type.
+    """
+    nbytes = write_gguf(out, model, plan, file_type, progress)
+    tensors = tuple((t.name, t.dtype, planned.dtype) for t, planned in zip(model.tensors, plan, strict=True))
+    return Written(out, model.arch, name, nbytes, tensors, model.left_out, sum(prod(t.shape) for t in model.tensors))
 
 
 def write_gguf(

@@ -20,22 +20,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import ArgumentError, named_refusals
 from rlx.export.hf import open_model
-from rlx.export.model import ExportModel, Progress, check_output, write_gguf
+from rlx.export.model import ExportModel, ExportTensor, Progress, Written, check_output, write_model
 from rlx.export.quantizers import ENCODERS, Quantizer
 from rlx.ir.dtypes import BF16, F16, F32, F64, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
 from rlx.store.cache import CompileCache
+from rlx.weights import TensorInfo
 from rlx.weights.importance import Importance, read_importance
 
 
@@ -87,16 +87,7 @@ _TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
 _NARROW = {Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}  # types with blocks of 32 instead of 256
 _70B_LAYERS = 80
 
-
-class Tensor(Protocol):
-    """The properties of a tensor that the rules use: `rlx.export.model.ExportTensor` and the like."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> DType: ...
+Tensor = ExportTensor | TensorInfo
 
 
 def file_type(name: str) -> FileType:
@@ -225,39 +216,6 @@ def _fitting(dtype: DType, tensor: Tensor) -> DType:
 LEAST = 1e-3  # of the mean weight: also what no input has reached yet is not rounded anyhow
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """The result of `quantize`.
-
-    Attributes:
-        path: the file.
-        target: its type.
-        nbytes: its size.
-        tensors: (name, type in the source, type in the file) of each tensor, in the order of the file.
-        left_out: names in the source of tensors that are not part of the language model.
-        parameters: total number of values.
-        weighed: how many tensors were rounded by their importance.
-    """
-
-    path: Path
-    target: FileType
-    nbytes: int
-    tensors: tuple[tuple[str, DType, DType], ...]
-    left_out: tuple[str, ...]
-    parameters: int
-    weighed: int = 0
-
-    @property
-    def types(self) -> Counter[DType]:
-        """How many tensors have each type."""
-        return Counter(dtype for _, _, dtype in self.tensors)
-
-    @property
-    def bits(self) -> float:
-        """Bits of the file per value."""
-        return 8 * self.nbytes / self.parameters
-
-
 @named_refusals()
 def quantize(
     source: str | os.PathLike[str],
@@ -270,7 +228,7 @@ def quantize(
     imatrix: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     cache: CompileCache | None = None,
-) -> Quantized:
+) -> Written:
     """Writes a model as a GGUF file of another type.
 
     Args:
@@ -305,10 +263,8 @@ def quantize(
         with Quantizer(threads, cache) as quantizer:
             pairs = zip(model.tensors, types, strict=True)
             plan = [quantizer.planned(t, dtype, weights.get(t.name)) for t, dtype in pairs]
-            nbytes = write_gguf(path, model, plan, chosen.ggml, progress)
-    tensors = tuple((t.name, t.dtype, dtype) for t, dtype in zip(model.tensors, types, strict=True))
-    count = sum(prod(t.shape) for t in model.tensors)
-    return Quantized(path, chosen, nbytes, tensors, model.left_out, count, len(weights))
+            done = write_model(path, model, plan, chosen.name, chosen.ggml, progress)
+    return replace(done, weighed=len(weights))
 
 
 def _weights(

@@ -68,7 +68,7 @@ def test_keys_names_shapes_and_order_stay(goldens: Path, tmp_path: Path, target:
     assert [t.name for t in after.tensors] == [t.name for t in before.tensors] == [name for name, _, _ in done.tensors]
     assert [t.shape.tolist() for t in after.tensors] == [t.shape.tolist() for t in before.tensors]
     assert [t.tensor_type.name.lower() for t in after.tensors] == [dtype.name for _, _, dtype in done.tensors]
-    assert after.fields["general.file_type"].contents() == done.target.ggml
+    assert after.fields["general.file_type"].contents() == FILE_TYPES[done.type].ggml
     assert after.fields["general.quantization_version"].contents() == gguf.GGML_QUANT_VERSION
     assert done.nbytes == out.stat().st_size
     assert only(tmp_path) == ["out.gguf"]
@@ -174,7 +174,7 @@ def test_a_quantized_source_is_refused_and_taken_on_demand(goldens: Path, tmp_pa
     with pytest.raises(ArgumentError, match=r"is q\d_k already and would become q4_0: .* requantize=True"):
         quantize(source, out, "Q4_0")
     assert only(tmp_path) == []
-    assert quantize(source, out, "Q4_0", requantize=True).target.name == "Q4_0"
+    assert quantize(source, out, "Q4_0", requantize=True).type == "Q4_0"
 
 
 @pytest.mark.parametrize(
