@@ -15,20 +15,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
 
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.models.names import Row, Table
 from rlx.models.registry import ARCHITECTURES, ENCODERS, HEADS
 from rlx.weights.loader import Renamed, WeightLoader
-
-
-class FileNames(NamedTuple):
-    """What the file calls one canonical tensor: one name, or with `stacked` one a matrix of the stack, in order."""
-
-    names: tuple[str, ...]
-    stacked: bool
-
 
 # Tensors whose files disagree about dimensions: checkpoints store a convolution over channels as [C, 1, width], GGUF
 # files of Mamba-2 a norm in groups and numbers as a column, and quantizing a GGUF file drops a leading 1. Name in the
@@ -46,8 +37,10 @@ _HF_LAYER = r"\.(0|[1-9][0-9]*)\.(.+)"
 _NUMBER = re.compile(r"(?<=\.)(0|[1-9][0-9]*)(?=\.)")
 
 
-def canonical_names(loader: WeightLoader, family: str) -> dict[str, FileNames]:
+def canonical_names(loader: WeightLoader, family: str) -> dict[str, str | tuple[str, ...]]:
     """Canonical name -> the file's, for every tensor in the file that the family knows, in file order.
+
+    Of a stack whose matrices are tensors of the file it is the names of these, in order.
 
     Raises:
         UnsupportedModelError: no table for the family.
@@ -97,15 +90,15 @@ def stack_name(names: tuple[str, ...]) -> str:
     return f"{name[: last.start()]}*{name[last.end() :]}"
 
 
-def _in_order(canonical: str, names: dict[int | None, str], loader: WeightLoader) -> FileNames:
+def _in_order(canonical: str, names: dict[int | None, str], loader: WeightLoader) -> str | tuple[str, ...]:
     if None in names:
-        return FileNames((names[None],), False)
+        return names[None]
     numbered = {index: name for index, name in names.items() if index is not None}
     missing = next((i for i in range(len(numbered)) if i not in numbered), None)
     if missing is not None:
         there = stack_name(tuple(numbered.values())).replace("*", str(missing))
         raise WeightError(f"{canonical} lacks {there!r}, number {missing} of {max(numbered) + 1}", where=loader.path)
-    return FileNames(tuple(numbered[i] for i in range(len(numbered))), True)
+    return tuple(numbered[i] for i in range(len(numbered)))
 
 
 def _find(name: str, family: str) -> tuple[str, int | None] | None:

@@ -14,7 +14,6 @@ to 15 in the low halves and 16 to 31 in the high ones. Source: OCP Microscaling 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -36,37 +35,8 @@ _USE = "use the BF16 checkpoint or a GGUF file of the model"
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8(Composed):
+def fp8(loader: WeightLoader, name: str) -> Composed:
     """A matrix [n, k], or a stack [E, n, k], of FP8 codes with its scales.
-
-    Attributes:
-        grid: [matrices, scales a column, scales a row].
-        block: rows and columns that share a scale.
-    """
-
-    loader: WeightLoader
-    scale: TensorInfo
-    grid: tuple[int, int, int]
-    block: tuple[int, int]
-
-    def pieces(self) -> Iterator[Bytes]:
-        n, k = self.info.shape[-2:]
-        codes = self.loader.raw(self.info.name).reshape(-1, n, k)
-        scales = np.broadcast_to(self._scales(), (len(codes), *self.grid[1:]))
-        rows, columns = np.arange(n) // self.block[0], np.arange(0, k, _GROUP) // self.block[1]
-        for matrix, grid in zip(codes, scales, strict=True):
-            yield _blocks(matrix, grid[rows][:, columns])
-
-    def files(self) -> tuple[str, ...]:
-        return self.info.name, self.scale.name
-
-    def _scales(self) -> Floats:
-        return to_float32(self.loader.raw(self.scale.name), self.scale.dtype).reshape(self.grid)
-
-
-def fp8(loader: WeightLoader, name: str) -> Fp8:
-    """The tensor of codes `name`, with its scales.
 
     Raises:
         WeightError: no scales, or scales whose shape does not fit the codes.
@@ -83,12 +53,21 @@ def fp8(loader: WeightLoader, name: str) -> Fp8:
     if scale.dtype not in FLOATS:
         raise WeightError(f"scale {scale.name!r} has type {scale.dtype}, expected a float", where=loader.path)
     grid, block = _layout(info, scale, loader)
+    n, k = info.shape[-2:]
+
+    def pieces() -> Iterator[Bytes]:
+        codes = loader.raw(name).reshape(-1, n, k)
+        scales = to_float32(loader.raw(scale.name), scale.dtype).reshape(grid)
+        rows, columns = np.arange(n) // block[0], np.arange(0, k, _GROUP) // block[1]
+        for matrix, own in zip(codes, np.broadcast_to(scales, (len(codes), *grid[1:])), strict=True):
+            yield _blocks(matrix, own[rows][:, columns])
+
     seen = TensorInfo(name, F8_E4M3, info.shape, F8_E4M3.size(info.shape))
-    return Fp8(seen, loader, scale, grid, block)
+    return Composed(seen, (name, scale.name), pieces, ("fp8",))
 
 
 def _layout(info: TensorInfo, scale: TensorInfo, loader: WeightLoader) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    """The grid of scales, and the (rows, columns) of the block that each of them applies to."""
+    """The grid of scales [matrices, scales a column, scales a row], and the (rows, columns) that share one of them."""
     *lead, n, k = info.shape
     if prod(scale.shape) == 1:
         return (1, 1, 1), (n, k)
@@ -128,26 +107,8 @@ CODES_END, _SCALES_END = "_blocks", "_scales"
 _HALF = MXFP4.block // 2
 
 
-@dataclass(frozen=True, slots=True)
-class Mxfp4(Composed):
-    """A stack [E, n, k] of MXFP4 codes with its scales."""
-
-    loader: WeightLoader
-    scales: str
-
-    def pieces(self) -> Iterator[Bytes]:
-        count = self.info.shape[0]
-        codes = self.loader.raw(self.info.name).reshape(count, -1, _HALF)
-        scales = self.loader.raw(self.scales).reshape(count, -1, 1)
-        for matrix, exponents in zip(codes, scales, strict=True):
-            yield np.concatenate([exponents, _halves_apart(matrix)], axis=1).reshape(-1)
-
-    def files(self) -> tuple[str, ...]:
-        return self.info.name, self.scales
-
-
-def mxfp4(loader: WeightLoader, name: str) -> Mxfp4:
-    """The tensor of codes `name`, with its scales; `WeightError` if they do not fit."""
+def mxfp4(loader: WeightLoader, name: str) -> Composed:
+    """A stack [E, n, k] of MXFP4 codes with its scales; `WeightError` if they do not fit."""
     info, scales = loader.tensors[name], name.removesuffix(CODES_END) + _SCALES_END
     if info.dtype is not U8 or len(info.shape) != 4 or info.shape[3] != _HALF:
         what = f"MXFP4 tensor {name!r} is {info.dtype}{list(info.shape)}, expected u8 [experts, n, k / 32, {_HALF}]"
@@ -158,7 +119,13 @@ def mxfp4(loader: WeightLoader, name: str) -> Mxfp4:
         what = f"{scales!r}, the scales of {name!r}, is {there}, expected u8{list(info.shape[:3])}"
         raise WeightError(what, where=loader.path, hint="the checkpoint is incomplete or damaged: download it again")
     shape = (*info.shape[:2], info.shape[2] * MXFP4.block)
-    return Mxfp4(TensorInfo(name, MXFP4, shape, MXFP4.size(shape)), loader, scales)
+
+    def pieces() -> Iterator[Bytes]:
+        codes = loader.raw(name).reshape(shape[0], -1, _HALF)
+        for matrix, exponents in zip(codes, loader.raw(scales).reshape(shape[0], -1, 1), strict=True):
+            yield np.concatenate([exponents, _halves_apart(matrix)], axis=1).reshape(-1)
+
+    return Composed(TensorInfo(name, MXFP4, shape, MXFP4.size(shape)), (name, scales), pieces, ("mxfp4",))
 
 
 def _halves_apart(pairs: Bytes) -> Bytes:
