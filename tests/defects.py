@@ -318,8 +318,8 @@ DEFECTS = (
     ),
     Defect(
         "scheduler: the lowest priority goes first",
-        "lambda job: (-job.request.priority, self._due(job)",
-        "lambda job: (job.request.priority, self._due(job)",
+        "return -job.request.priority, (job.record.submitted or 0.0) + patience",
+        "return job.request.priority, (job.record.submitted or 0.0) + patience",
         "tests/runners/test_executor.py",
     ),
     Defect(

@@ -303,7 +303,7 @@ def test_a_bug_ends_what_waits_and_the_thread_serves_what_comes_next(
     loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(loop.scheduler, "admitted", lambda: {}["bug"])
+        patch.setattr(loop.scheduler, "startable", lambda: {}["bug"])
         made = handle(loop)
         waits = threading.Thread(target=made.job.notifier.wait, args=(made.job.notifier.news,), daemon=True)
         waits.start()
