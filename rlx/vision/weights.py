@@ -395,7 +395,7 @@ def _frames(weights: TowerWeights, name: str) -> Stored | None:
     if first is None or not weights.gguf:
         return _flat(weights, name)
     if second is None or (first.info.shape, first.info.dtype) != (second.info.shape, second.info.dtype):
-        raise WeightError(f"the tensor has no equal second part, {name}.1", where=weights.place(name))
+        raise WeightError(f"the tensor has no equal second part, {name}.1", where=f"{weights.loader.path}, {name}")
     return first.joined(second, (first.info.shape[0], weights.config.patch_values), axis=2)
 
 

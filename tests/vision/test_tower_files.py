@@ -172,3 +172,10 @@ def test_incomplete_files_are_refused_by_the_name_in_the_file(
     model = goldens / "gemma3" / "model-f16.gguf"
     with pytest.raises(WeightError, match=rf"mmproj\.gguf, {message}"):
         Engine.open(model, mmproj=file, load=False)
+
+
+def test_a_convolution_without_its_second_frame_is_refused(goldens: Path, tmp_path: Path) -> None:
+    source, file = goldens / "qwen3vl-mm", tmp_path / "mmproj.gguf"
+    file.write_bytes((source / "mmproj-f16.gguf").read_bytes().replace(b"patch_embd.weight.1", b"patch_embd.weight.2"))
+    with pytest.raises(WeightError, match=r"v\.patch_embd\.weight: the tensor has no equal second part"):
+        Engine.open(source / "model-f16.gguf", mmproj=file, load=False)
