@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlx
-from rlx.errors import ChatTemplateError, PromptError, UnknownArgumentError
+from rlx.errors import ArgumentError, ChatTemplateError, PromptError, TokenizerError, UnknownArgumentError
 from rlx.runners import CachedRunner
 from rlx.text import Tokenizer, chat_ids, load_tokenizer
 from rlx.text.answer import ThinkingSplitter, ThinkingTags
@@ -54,6 +56,23 @@ def test_a_conversation(tokenizer: Tokenizer) -> None:
     assert runner.chat("What is 27 + 45?", 3).ids == answer.ids[:3]
     more = [*ONE, answer.message, {"role": "user", "content": "And more?"}]
     assert talking(tokenizer, "Yes.").chat(more).text == "Yes."
+
+
+def test_answers_can_be_pickled_and_runners_cannot(tokenizer: Tokenizer) -> None:
+    runner = talking(tokenizer, "It is 72.")
+    answer, tokens = runner.chat(ONE, top_logprobs=1), runner.generate(runner.chat_ids(ONE), 3)
+    for copied in (pickle.loads(pickle.dumps(answer)), copy.deepcopy(answer)):
+        assert (copied, copied.generation.text, copied.finish_reason, copied.steps) == (
+            answer, "It is 72.", "stop", answer.steps,
+        )  # fmt: skip
+    found = pickle.loads(pickle.dumps(tokens))
+    assert (found, found.text, found.finish_reason) == (tokens, tokens.text, "length")
+    wordless = CachedRunner(FakeEngine()).generate([1], 2)
+    wordless._tokenizer = lambda: (_ for _ in ()).throw(TokenizerError("none"))
+    with pytest.raises(TokenizerError, match="the model had no tokenizer"):
+        _ = pickle.loads(pickle.dumps(wordless)).text
+    with pytest.raises(ArgumentError, match=r"neither pickled nor copied\. Open the model in each"):
+        pickle.dumps(runner)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,18 @@ class Generation(list[int]):
             return self._text
         return answer_text(self._tokenizer(), self[:-1] if self.finish_reason == FinishReason.STOP else self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with its text: the tokenizer stays in this process."""
+        try:
+            text = self.text
+        except TokenizerError:
+            text = None
+        return Generation, (list(self), self.finish_reason, _no_tokenizer, text, self.steps)
+
+
+def _no_tokenizer() -> Tokenizer:
+    raise TokenizerError("the model had no tokenizer", where="Generation")
+
 
 def likeliest(tokenizer: Tokenizer, token: int, logprob: float, logits: Logits, count: int) -> tuple[TokenLogprob, ...]:
     """The likeliest tokens at a position; ties go to the lower id.
