@@ -167,7 +167,7 @@ class _Gguf(Reader):
     def sizes(self) -> list[Sizes]:
         kv_heads = self._kv_heads()
         dims = [self.head_dim if window is None else self._local_head_dim() for window in self.windows]
-        return [Sizes(*each) for each in zip(kv_heads, dims, self.widths(), strict=True)]
+        return list(zip(kv_heads, dims, self.widths(), strict=True))
 
     def keys_as_values(self, layer: int) -> bool:
         """For architectures that allow it: layers without a window that have no projection for values."""

@@ -149,13 +149,10 @@ class _Hf(Reader):
         for i, given in enumerate(widths):
             width = given if not kinds or kinds[i] == _MLP else 0
             own, wide = self._keys_of(i), double and self.source[i] != i
-            found.append(
-                Sizes(
-                    own.integer("num_key_value_heads", HEADS, self.heads) if not kinds or kinds[i] == _FULL else 0,
-                    own.even("head_dim", HEADS, self.head_dim),
-                    own.integer("intermediate_size", (0, WIDTH[1]), width * (2 if wide else 1)),
-                )
-            )
+            attends = not kinds or kinds[i] == _FULL
+            kv_heads = own.integer("num_key_value_heads", HEADS, self.heads) if attends else 0
+            ffn = own.integer("intermediate_size", (0, WIDTH[1]), width * (2 if wide else 1))
+            found.append((kv_heads, own.even("head_dim", HEADS, self.head_dim), ffn))
         return found
 
     def _full(self, layer: int) -> bool:

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import inf, sqrt
-from typing import NamedTuple
 
 from rlx.models.config import Experts, Latent, Layer, ModelConfig, Recurrence, sources
 from rlx.models.keys import HEADS, WIDTH, Keys
 from rlx.models.rope import Rope
 from rlx.models.settings import Settings
 
-
-class Sizes(NamedTuple):
-    """The sizes that may differ between layers."""
-
-    kv_heads: int
-    head_dim: int
-    ffn: int
+#: The sizes that may differ between layers: heads of keys and values, numbers in a head, width of the dense block.
+Sizes = tuple[int, int, int]
 
 
 class Reader(Settings):

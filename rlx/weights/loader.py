@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -73,16 +74,23 @@ class WeightLoader(Protocol):
     ) -> None: ...
 
 
+#: The names of some tensors, and what returns the bytes of the one that is made of them.
+Made = tuple[tuple[str, ...], Callable[[], Bytes]]
+
+
 class LoaderOver(Closing):
     """A `WeightLoader` over another, which shows other tensors. It closes the other one.
 
     Args:
         loader: the other.
         tensors: what it shows.
+        made: of each tensor that is no tensor of the other what it is made of there, and what returns its bytes.
     """
 
-    def __init__(self, loader: WeightLoader, tensors: Mapping[str, TensorInfo]) -> None:
-        self.loader, self.tensors = loader, tensors
+    def __init__(
+        self, loader: WeightLoader, tensors: Mapping[str, TensorInfo], made: Mapping[str, Made] | None = None
+    ) -> None:
+        self.loader, self.tensors, self._made = loader, tensors, made or {}
 
     @property
     def path(self) -> Path:
@@ -97,10 +105,11 @@ class LoaderOver(Closing):
         return self.loader.metadata
 
     def raw(self, name: str) -> Bytes:
-        return self.loader.raw(name)
+        return self._made[name][1]() if name in self._made else self.loader.raw(name)
 
     def release(self, name: str) -> None:
-        self.loader.release(name)
+        for each in self._made[name][0] if name in self._made else (name,):
+            self.loader.release(each)
 
     def stamps(self) -> list[tuple[str, int, int]]:
         return self.loader.stamps()
@@ -109,23 +118,15 @@ class LoaderOver(Closing):
         self.loader.close()
 
 
-class Renamed(LoaderOver):
+def renamed(loader: WeightLoader, rename: Callable[[str], str]) -> LoaderOver:
     """A `WeightLoader` whose tensors have other names. It closes the other one.
 
     Args:
-        loader: the other.
-        rename: its name of a tensor -> the name here.
+        rename: the name of a tensor in `loader` -> the name here.
     """
-
-    def __init__(self, loader: WeightLoader, rename: Callable[[str], str]) -> None:
-        self._names = {rename(name): name for name in loader.tensors}
-        super().__init__(loader, {new: replace(loader.tensors[old], name=new) for new, old in self._names.items()})
-
-    def raw(self, name: str) -> Bytes:
-        return self.loader.raw(self._names.get(name, name))
-
-    def release(self, name: str) -> None:
-        self.loader.release(self._names.get(name, name))
+    names = {rename(name): name for name in loader.tensors}
+    tensors = {new: replace(loader.tensors[old], name=new) for new, old in names.items()}
+    return LoaderOver(loader, tensors, {new: ((old,), partial(loader.raw, old)) for new, old in names.items()})
 
 
 def open_weights(path: str | os.PathLike[str], *, mmap: bool = True, config: Config | None = None) -> WeightLoader:

@@ -19,7 +19,7 @@ from functools import cache
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.models.names import Row, Table
 from rlx.models.registry import ARCHITECTURES, ENCODERS, HEADS
-from rlx.weights.loader import Renamed, WeightLoader
+from rlx.weights.loader import WeightLoader, renamed
 
 # Tensors whose files disagree about dimensions: checkpoints store a convolution over channels as [C, 1, width], GGUF
 # files of Mamba-2 a norm in groups and numbers as a column, and quantizing a GGUF file drops a leading 1. Name in the
@@ -195,7 +195,7 @@ def with_prediction(loader: WeightLoader, layers: int) -> WeightLoader:
         loader: closed with the result.
         layers: layers before it.
     """
-    return Renamed(loader, lambda name: _decoder_name(name, layers))
+    return renamed(loader, lambda name: _decoder_name(name, layers))
 
 
 def _decoder_name(name: str, layers: int) -> str:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -267,69 +268,66 @@ def repacked(loader: WeightLoader) -> WeightLoader:
         layer, end = next(iter(codes.items()))
         what = f"the weights are quantized ({layer}{end}), and config.json has no quantization_config that says how"
         raise UnsupportedModelError(what, where=loader.path, hint="use the config.json of the same checkpoint")
-    return Repacked(loader, read, codes)
+    return _repacked(loader, read, codes)
 
 
-class Repacked(LoaderOver):
+def _repacked(loader: WeightLoader, read: Read, codes: dict[str, str]) -> LoaderOver:
     """A `WeightLoader` whose linear layers are one tensor each.
 
     Args:
-        loader: the checkpoint; closed with this object.
+        loader: the checkpoint; closed with the result.
         read: reads a layer, by the name without its ending.
         codes: layer -> ending of its codes.
     """
+    parts = {layer: [layer + each for each in (end, *PARTS[end])] for layer, end in codes.items()}
+    of_layers = {name for names in parts.values() for name in names}
+    others = {name: info for name, info in loader.tensors.items() if name not in of_layers}
+    if twice := next((layer for layer in codes if f"{layer}.weight" in others), None):
+        name, codes_of = f"{twice}.weight", twice + codes[twice]
+        what = f"the checkpoint is half quantized: it has {name!r} and also codes for it, {codes_of!r}"
+        raise WeightError(what, where=loader.path, hint=_HALF_QUANTIZED)
+    infos = dict(zip(codes, _infos(loader, read, codes), strict=True))
 
-    def __init__(self, loader: WeightLoader, read: Read, codes: dict[str, str]) -> None:
-        super().__init__(loader, {})
-        self._read = read
-        parts = {layer + each for layer, end in codes.items() for each in (end, *PARTS[end])}
-        self._layers = {f"{layer}.weight": (layer, end) for layer, end in codes.items()}
-        others = {name: info for name, info in loader.tensors.items() if name not in parts}
-        if twice := next((name for name in self._layers if name in others), None):
-            codes_of = "".join(self._layers[twice])
-            what = f"the checkpoint is half quantized: it has {twice!r} and also codes for it, {codes_of!r}"
-            raise WeightError(what, where=loader.path, hint=_HALF_QUANTIZED)
-        self.tensors = {**others, **{info.name: info for info in self._infos(codes)}}
+    def raw(layer: str) -> Bytes:
+        with _fitting(layer, loader):
+            return stored(read(loader, layer), infos[layer].dtype)
 
-    def raw(self, name: str) -> Bytes:
-        if name not in self._layers:
-            return self.loader.raw(name)
-        with self._fitting(self._layers[name][0]) as layer:
-            return stored(self._read(self.loader, layer), self.tensors[name].dtype)
+    made = {
+        f"{layer}.weight": (tuple(name for name in names if name in loader.tensors), partial(raw, layer))
+        for layer, names in parts.items()
+    }
+    return LoaderOver(loader, {**others, **{info.name: info for info in infos.values()}}, made)
 
-    def release(self, name: str) -> None:
-        layer, end = self._layers.get(name, (name, ""))
-        for each in (end, *PARTS.get(end, ())):
-            if layer + each in self.loader.tensors:
-                self.loader.release(layer + each)
 
-    def _infos(self, codes: dict[str, str]) -> Iterator[TensorInfo]:
-        """The layers as tensors; those that become one stack get the type of the largest."""
-        found: dict[str, tuple[DType, tuple[int, ...]]] = {}
-        largest: dict[str, DType] = {}
-        for name in codes:
-            with self._fitting(name) as layer:
-                each = self._read(self.loader, layer)
-                dtype, shape = found[name] = type_of(each), each.shape
-            stack = _EXPERT.sub("*", name)
-            largest[stack] = max(dtype, largest.get(stack, dtype), key=_SIZES.index)
-        for name, (_, shape) in found.items():
-            dtype = largest[_EXPERT.sub("*", name)]
-            yield TensorInfo(f"{name}.weight", dtype, shape, dtype.size(shape))
+def _infos(loader: WeightLoader, read: Read, codes: dict[str, str]) -> Iterator[TensorInfo]:
+    """The layers as tensors; those that become one stack get the type of the largest."""
+    found: dict[str, tuple[DType, tuple[int, ...]]] = {}
+    largest: dict[str, DType] = {}
+    for layer in codes:
+        with _fitting(layer, loader):
+            each = read(loader, layer)
+            dtype, shape = found[layer] = type_of(each), each.shape
+        stack = _EXPERT.sub("*", layer)
+        largest[stack] = max(dtype, largest.get(stack, dtype), key=_SIZES.index)
+    for layer, (_, shape) in found.items():
+        dtype = largest[_EXPERT.sub("*", layer)]
+        yield TensorInfo(f"{layer}.weight", dtype, shape, dtype.size(shape))
 
-    @contextmanager
-    def _fitting(self, layer: str) -> Iterator[str]:
-        try:
-            yield layer
-        except RlxError:
-            raise
-        except KeyError as error:
-            what = f"the checkpoint is half quantized: {layer!r} has no {error.args[0]!r}"
-            raise WeightError(what, where=self.loader.path, hint=_HALF_QUANTIZED) from error
-        except (ValueError, IndexError, ZeroDivisionError) as error:
-            what = f"the parts of {layer!r} do not fit one another ({error})"
-            hint = "the checkpoint is incomplete or damaged: download it again"
-            raise WeightError(what, where=self.loader.path, hint=hint) from error
+
+@contextmanager
+def _fitting(layer: str, loader: WeightLoader) -> Iterator[None]:
+    """Names the layer in the error of parts that are missing or do not fit one another."""
+    try:
+        yield
+    except RlxError:
+        raise
+    except KeyError as error:
+        what = f"the checkpoint is half quantized: {layer!r} has no {error.args[0]!r}"
+        raise WeightError(what, where=loader.path, hint=_HALF_QUANTIZED) from error
+    except (ValueError, IndexError, ZeroDivisionError) as error:
+        what = f"the parts of {layer!r} do not fit one another ({error})"
+        hint = "the checkpoint is incomplete or damaged: download it again"
+        raise WeightError(what, where=loader.path, hint=hint) from error
 
 
 def _codes(loader: WeightLoader) -> Iterator[tuple[str, str]]:

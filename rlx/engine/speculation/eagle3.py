@@ -26,7 +26,7 @@ from rlx.models.eagle3 import Eagle3
 from rlx.models.variants import Features, with_features
 from rlx.passes.layout import weight_table
 from rlx.weights import ModelWeights, WeightLoader
-from rlx.weights.loader import LoaderOver, Renamed
+from rlx.weights.loader import LoaderOver, renamed
 
 TABLE, HEAD, LABELS = "embed_tokens.weight", "lm_head.weight", "d2t"  # names in the folder
 DRAFTS = 5  # maximum in a row
@@ -50,7 +50,7 @@ class Eagle3Head:
     def __init__(
         self, loader: WeightLoader, model: ModelWeights, config: ModelConfig, setup: Setup, number: int
     ) -> None:
-        loader = Renamed(loader, lambda name: name.replace("midlayer.", "layers.0.", 1))
+        loader = renamed(loader, lambda name: name.replace("midlayer.", "layers.0.", 1))
         self.config = head = eagle3.read_config(loader.metadata, loader.path)
         _check_base(head, config, loader)
         self._tied = config.tied

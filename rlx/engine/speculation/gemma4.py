@@ -37,27 +37,21 @@ ORDER, OWN, ORDERED = "masked_embedding.token_ordering", "model.embed_tokens.wei
 DRAFTS = 5  # maximum in a row
 
 
-class Ordered(LoaderOver):
+def ordered(loader: WeightLoader, order: npt.NDArray[np.int64], clusters: int) -> LoaderOver:
     """The folder with a further tensor: the rows of the embeddings in the order of the groups.
 
     Args:
-        loader: the folder.
         order: the tokens of all groups, one after the other.
         clusters: number of groups.
     """
+    table = loader.tensors[OWN]
+    shape = (clusters, len(order) // clusters, table.shape[1])
 
-    def __init__(self, loader: WeightLoader, order: npt.NDArray[np.int64], clusters: int) -> None:
-        self._order, table = order, loader.tensors[OWN]
-        shape = (clusters, len(order) // clusters, table.shape[1])
-        super().__init__(loader, {**loader.tensors, ORDERED: replace(table, name=ORDERED, shape=shape)})
+    def read() -> Bytes:
+        return loader.raw(OWN).reshape(len(order), -1)[order].reshape(-1)
 
-    def raw(self, name: str) -> Bytes:
-        if name != ORDERED:
-            return self.loader.raw(name)
-        return self.loader.raw(OWN).reshape(len(self._order), -1)[self._order].reshape(-1)
-
-    def release(self, name: str) -> None:
-        self.loader.release(OWN if name == ORDERED else name)
+    tensors = {**loader.tensors, ORDERED: replace(table, name=ORDERED, shape=shape)}
+    return LoaderOver(loader, tensors, {ORDERED: ((OWN,), read)})
 
 
 class GemmaHead:
@@ -75,7 +69,7 @@ class GemmaHead:
         self.order: npt.NDArray[np.int64] | None = None
         if head.clusters:
             self.order = _order(loader, head.config.vocab_size)
-            loader = Ordered(loader, self.order, head.clusters)
+            loader = ordered(loader, self.order, head.clusters)
         self.weights, self.vocab = ModelWeights(loader, "gemma4_assistant"), config.vocab_size
         table = model.info("token_embd.weight").dtype
         with placed(head.config, self.weights.place):
