@@ -192,7 +192,8 @@ class Server:
         for model in found:
             model.options = self.options
             with suppress(RlxError):  # of a file without one: the requests that need it say so
-                model.tokenizer.encode("")  # built now, not in the first request
+                model.tokenizer.encode("")  # built now, not in the first request,
+                _ = model.tokenizer.eog_ids  # with the process of the chat template, which says what ends a turn
         self.limiter.slots = sum(each.slots for each in opened)
         self.opened = tuple(found)
         threading.Thread(target=_prepare_grammars, args=[self.opened], name="rlx-grammars", daemon=True).start()

@@ -15,11 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.datastructures import Headers
 
 import rlx
+from rlx import demo
 from rlx.runners import RequestStats
-from rlx.serve import create_app
+from rlx.serve import ServedModel, create_app
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import Answered, RequestRecord
 from rlx.serve.status import SHARED
+from rlx.text import chat
+from rlx.text.confined import Confined
 
 CHAT = "/v1/chat/completions"
 SHORT = {"messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 7, "ignore_eos": True}
@@ -138,3 +141,15 @@ def test_a_request_becomes_a_span_of_the_callers_trace(monkeypatch: pytest.Monke
     assert span.attributes["gen_ai.usage.input_tokens"] == 9 and span.attributes["gen_ai.usage.output_tokens"] == 7
     assert span.attributes["gen_ai.server.time_to_first_token"] == pytest.approx(0.35)
     assert span.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+
+
+def test_the_process_of_chat_templates_runs_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a tenth of a second to start, and every request asks it: the template says what ends a turn."""
+    renderer = Confined("dialect.py", memory=chat._MEMORY)
+    monkeypatch.setattr(chat, "_RENDERER", renderer)
+    with rlx.auto_runner(demo.path()) as runner:
+        create_app(ServedModel(runner, "demo"))
+        process = renderer._process
+        assert process is not None and not process.has_ended()
+        runner.generate([1], 1)
+        assert renderer._process is process
