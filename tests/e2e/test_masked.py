@@ -10,7 +10,7 @@ from rlx.backends.cpu.target import Target
 MASKED = "native-vnni-bf16"
 
 CHOSEN = [
-    "tests/backends/cpu/test_expert_tiles.py::test_experts_in_a_program",
+    "tests/backends/cpu/test_experts.py::test_experts_in_a_program",
     "tests/backends/cpu/test_target.py::test_every_level_of_this_machine_emits_code",
     "tests/e2e/test_bf16.py::test_the_key_says_whether_rows_may_be_rounded",
 ]
