@@ -62,7 +62,8 @@ def test_a_planted_wrong_kernel_is_named(verifies: None, goldens: Path, monkeypa
             runner.generate(PROMPT, 4)  # the native loop of many tokens would not look
 
 
-@pytest.mark.parametrize("family", ["llama-k256", "qwen35-k256"])
+# At lower levels the second one alone, which has every op of the first one.
+@pytest.mark.parametrize("family", [pytest.param("llama-k256", marks=pytest.mark.any_machine), "qwen35-k256"])
 def test_sound_kernels_pass_in_every_way(
     verifies: None, goldens: Path, family: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

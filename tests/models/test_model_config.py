@@ -222,33 +222,8 @@ HF_UNSUPPORTED = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "message"), GGUF_WRONG)
-def test_wrong_gguf_keys(key: str, value: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        gguf(LLAMA_GGUF, **{key: value})
-
-
-@pytest.mark.parametrize(("key", "value", "message"), GGUF_UNSUPPORTED)
-def test_unsupported_gguf_keys(key: str, value: Any, message: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
-        gguf(LLAMA_GGUF, **{key: value})
-
-
-@pytest.mark.parametrize(("key", "value", "message"), HF_WRONG)
-def test_wrong_hf_keys(key: str, value: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        hf(QWEN_3_06B, **{key: value})
-
-
-@pytest.mark.parametrize(("key", "value", "message"), HF_UNSUPPORTED)
-def test_unsupported_hf_keys(key: str, value: Any, message: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
-        hf(QWEN_3_06B, **{key: value})
-
-
 # -- mistakes of experts, hybrids, shared keys and values -------------------------------------------------------------
 
-STATE_KEYS = ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
 FULL, SLIDING = "full_attention", "sliding_attention"
 NEW_WRONG = [  # what reads it, what it reads, changes, the error
     (gguf, LLAMA_GGUF, {"expert_count": 4, "expert_used_count": 5},
@@ -290,22 +265,25 @@ NEW_UNSUPPORTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("read", "base", "changes", "message"), NEW_WRONG)
-def test_wrong_keys_of_newer_families(read: Any, base: Any, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
+def rows(read: Any, base: dict[str, Any], table: list[tuple[str, Any, str]]) -> list[tuple[Any, ...]]:
+    return [(read, base, {key: value}, message) for key, value, message in table]
+
+
+WRONG = [*rows(gguf, LLAMA_GGUF, GGUF_WRONG), *rows(hf, QWEN_3_06B, HF_WRONG), *NEW_WRONG]
+WRONG += [
+    (gguf, QWEN_35_GGUF, {f"ssm__{key}": REMOVED}, f"'qwen35.ssm.{key}' is missing")
+    for key in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
+]
+UNSUPPORTED = [*rows(gguf, LLAMA_GGUF, GGUF_UNSUPPORTED), *rows(hf, QWEN_3_06B, HF_UNSUPPORTED), *NEW_UNSUPPORTED]
+MISTAKES = [(*row, ConfigError) for row in WRONG] + [(*row, UnsupportedModelError) for row in UNSUPPORTED]
+
+
+@pytest.mark.parametrize(("read", "base", "changes", "message", "kind"), MISTAKES)
+def test_mistakes_are_named(
+    read: Any, base: dict[str, Any], changes: dict[str, Any], message: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
         read(base, **changes)
-
-
-@pytest.mark.parametrize(("read", "base", "changes", "message"), NEW_UNSUPPORTED)
-def test_unsupported_keys_of_newer_families(read: Any, base: Any, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
-        read(base, **changes)
-
-
-@pytest.mark.parametrize("key", STATE_KEYS)
-def test_hybrid_gguf_files_need_every_size_of_their_state(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"'qwen35\.ssm\.{key}' is missing"):
-        gguf(QWEN_35_GGUF, **{f"ssm__{key}": REMOVED})
 
 
 def test_gguf_files_of_gemma_3n() -> None:

@@ -101,7 +101,7 @@ def test_the_router_ranks_replicas_by_prefix_and_load() -> None:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Any]:
-    with rlx.auto_runner("demo") as runner:
+    with rlx.auto_runner("demo", deterministic=True) as runner:
         yield runner
 
 
@@ -110,7 +110,7 @@ def rows(options: dict[str, Any] | None = None, **more: Any) -> Any:
     from rlx.ray.data import Rows
 
     names = {"column": "prompt", "output": "answer", "chat": None, "max_tokens": 20, **more}
-    return Rows("demo", {"slots": 4}, options or {}, **names)
+    return Rows("demo", {"slots": 4, "deterministic": True}, options or {}, **names)
 
 
 def test_rows_get_the_answers_of_one_process(runner: Any) -> None:

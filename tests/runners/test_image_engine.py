@@ -113,16 +113,3 @@ def test_beside_other_sequences_it_is_the_same_bits(engine: Engine) -> None:
             alone = [row for each in (segments, more) for one in each for row in computed(engine, one)]
     for one, other in zip(alone, beside, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_a_known_image_is_not_computed_again(engine: Engine) -> None:
-    """A second question about it computes its own words; one about another image computes all from the image on."""
-    for number, words in ((0, WORDS[4:9]), (0, WORDS[50:55]), (1, WORDS[4:9])):
-        ids = [*IDS[:16], *words]
-        sequence = engine.open_sequence(ids, image(engine, number))
-        known = len(sequence)
-        assert known == 16 if words[0] == WORDS[50] else known <= START
-        (found,) = computed(engine, Segment(sequence, ids[known:]))
-        sequence.close()
-        (want,) = computed(engine, Segment(engine.open_sequence((), image(engine, number), shared=False), ids))
-        np.testing.assert_array_equal(found, want)

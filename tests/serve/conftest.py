@@ -95,8 +95,8 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def server_that_sees() -> Iterator[Running]:
-    """Serves the demo model with a vision tower, as "demo-vision"."""
-    yield from demo_server(demo.VISION)
+    """Serves the demo model with a vision tower, as "demo-vision". Answers are the same alone and beside others."""
+    yield from demo_server(demo.VISION, deterministic=True)
 
 
 @pytest.fixture(scope="session")

@@ -92,7 +92,7 @@ def test_it_answers_as_the_server_does(tmp_path: Path, server: Any) -> None:
     rows.append({"custom_id": "unknown", "method": "POST", "url": "/v1/chat/completions", "body": {"unknown": 1}})
     rows += [{"custom_id": "bad", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": []}}]
     source, out = written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    done = CliRunner().invoke(cli, ["batch", str(source), str(out), "demo"])
+    done = CliRunner().invoke(cli, ["batch", str(source), str(out), "demo", "--deterministic"])
     assert done.exit_code == 0, done.output
     assert "answered 5 of 5 requests" in done.stderr and "2 with an error" in done.stderr
     found = {row["custom_id"]: row["response"] for row in read(out)}
