@@ -111,6 +111,11 @@ class Executable(Inspectable, Closing):
         return self
 
     def _bind_one(self, name: str, row: Mapping[str, Any], value: Any) -> None:
+        if not all(size.isdecimal() for size in row["shape"]):
+            raise ArgumentError(
+                f"the size of weight {name!r} is not known: its shape is [{', '.join(row['shape'])}]",
+                hint="Give rlx.compile a number for each symbol of it, or make it an input of the graph.",
+            )
         shape, dtype = tuple(map(int, row["shape"])), DTYPES[row["dtype"]]
         if row["layout"] == ROWS_LAYOUT:
             self._tensors.add_array(name, guards.numbers(f"weight {name!r}", value, shape, np.float32))

@@ -204,6 +204,15 @@ def test_weights_that_are_refused(case: str) -> None:
         exe.bind(**({"v": W} if case == "unknown" else {"w": value}))
 
 
+def test_a_weight_of_any_size_is_refused() -> None:
+    graph = rlx.Graph("sum")
+    graph.output("y", graph.input("x", [rlx.SEQ, 8]) + graph.weight("w", [rlx.SEQ, 8]))
+    with pytest.raises(ArgumentError, match=r"the size of weight 'w' is not known: its shape is \[SEQ, 8\]"):
+        rlx.compile(graph, bind={"SEQ": (1, 4), "w": np.zeros((2, 8))})
+    with rlx.compile(graph, bind={"SEQ": 2, "w": np.ones((2, 8))}) as exe:
+        assert exe(x=np.ones((2, 8)))["y"].tolist() == [[2.0] * 8] * 2
+
+
 def test_row_numbers_outside_the_table_are_refused() -> None:
     with rlx.compile(lookup(), bind={"table": np.arange(512.0).reshape(16, 32)}) as exe:
         assert exe(ids=[15, 0])["y"][:, 0].tolist() == [480.0, 0.0]
