@@ -66,6 +66,7 @@ WRONG: list[tuple[Callable[..., Any], str, list[Any]]] = [
     (submit, "stop_ids", [None, 1, "1", ["1"], [1.0], [40]]),
     (submit, "keep_ids", [None, 1, "1", ["1"], [1.0], [-1]]),
     (submit, "cache_salt", [None, 1, b"x"]),
+    (submit, "stop", [1, [1], [""], np.array(["a"])]),
     (submit, "speculative", [1, [], np.array([1, 2])]),
     (partial(RUNNER.score_steps, [1, 2]), "top_logprobs", [-1, 1.5, "x"]),
     (RUNNER.compile, "on_program", [1, "x"]),
@@ -77,6 +78,8 @@ WRONG: list[tuple[Callable[..., Any], str, list[Any]]] = [
     (lambda **given: rlx.trace(**given).__enter__(), "path", [None, 1, "\0"]),
     (rlx.auto_runner, "progress", [1, "x"]),
     (rlx.auto_runner, "dump_ir", [1, "\0"]),
+    (rlx.auto_runner, "cache_kv", [1, "\0", "\ud800", ""]),
+    (partial(rlx.auto_runner, "demo"), "config", [1, b"x"]),
     (rlx.auto_runner, "on_token", [1, "x"]),
 ]
 

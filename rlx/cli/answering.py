@@ -181,9 +181,9 @@ class Answer:
         return (len(self.ids) - 1) / seconds if len(self.ids) > 1 and seconds > waited else None
 
     def prompt_rate(self, tokens: int) -> float | None:
-        """Prompt tokens per second, until the first token of the answer."""
+        """Prompt tokens per second, until the first token; None where most of that was waiting for compiles."""
         seconds = self._first - self._start - self.first_wait
-        return tokens / seconds if self.ids and seconds > 0 else None
+        return tokens / seconds if self.ids and seconds > self.first_wait else None
 
 
 ENDS = {
@@ -207,7 +207,7 @@ def speeds(report: Mapping[str, Any]) -> str:
         ENDS[report["end"]],
         sampled(report["sampling"]),
         report["profile"] and f"by {report['profile']}",
-        compiles and f"compiled {counted(compiles, 'piece')} of code in {report['compile_seconds']:.2f} s",
+        compiles and f"compiled {counted(compiles, 'piece')} of code",
     ]
     return "; ".join(part for part in parts if part)
 

@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any
 
+from rlx import arguments
 from rlx.arguments import did_you_mean
 from rlx.env import parse_size
 from rlx.errors import ArgumentError, RlxError
@@ -181,11 +182,10 @@ def parse_folder(value: Any) -> str:
     Raises:
         ArgumentError: it is no path, or an empty one.
     """
-    if not isinstance(value, str | PathLike) or not (text := os.fspath(value)) or isinstance(text, bytes):
-        raise ArgumentError(f"{value!r} is not the path of a folder", where="cache_kv")
-    if "\0" in text:
-        raise ArgumentError(f"{value!r} has a NUL character", where="cache_kv")
-    return os.path.expanduser(text)
+    found = arguments.path("cache_kv", value)
+    if not os.fspath(value):
+        raise ArgumentError("'' is not the path of a folder", where="cache_kv")
+    return str(found)
 
 
 def byte_count(name: str, value: Any, least: int = 1) -> int:

@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from rlx import json_file
+from rlx import arguments, json_file
 from rlx.errors import CUT_SHORT, ConfigError, ModelFileError, SafetensorsError, UnsupportedModelError
 from rlx.ir.dtypes import BF16, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from rlx.json_file import JsonObject, parse_object, read_object
@@ -233,7 +233,7 @@ def read_config(source: Config) -> JsonObject:
     if isinstance(source, Mapping):
         path, config = Path("config"), dict(source)
     else:
-        path = Path(source)
+        path = arguments.path("config", source)
         if not path.exists():
             hint = "put the checkpoint's config.json beside its weights"
             raise ConfigError("the file is missing", where=path, hint=hint)

@@ -202,7 +202,7 @@ def test_options_and_folders(goldens: Path, tmp_path: Path) -> None:
     path = model(goldens)
     for options, match in (
         ({"cache_kv": ""}, "is not the path of a folder"),
-        ({"cache_kv": 3}, "is not the path of a folder"),
+        ({"cache_kv": 3}, "expected a path, found a int"),
         ({"cache_kv": tmp_path, "cache_kv_bytes": "much"}, "is not a size"),
         ({"cache_kv": tmp_path, "cache_kv_bytes": 0}, "cache_kv_bytes"),
     ):

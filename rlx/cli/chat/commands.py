@@ -185,7 +185,7 @@ def _stats(session: Session, argument: str) -> None:
         ("messages", str(len(session.conversation.messages()))),
         ("threads", str(stats["threads"])),
         ("weights", size(stats["weights_bytes"])),
-        ("compiled", f"{counted(cache.compiles, 'piece')} of code in {cache.compile_seconds:.2f} s"),
+        ("compiled", f"{counted(cache.compiles, 'piece')} of code"),
         ("found in the cache", counted(cache.hits_disk, "program")),
         ("compile profile", stats["profile"] or "none"),
     ]

@@ -202,7 +202,7 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         if on_token is not None and not callable(on_token):
             raise ArgumentError(f"on_token is {on_token!r}, expected a function of a token", where="generate")
         self.job, self._loop, self._tokenizer, self._on_token = job, loop, tokenizer, on_token
-        stop, self._answer = () if job.request.stop == () else stop_strings(job.request.stop), None
+        stop, self._answer = stop_strings(job.request.stop), None
         if stop or has_texts:
             try:
                 self._answer = AnswerText(tokenizer(), stop, job.request.keep_ids)

@@ -252,7 +252,8 @@ class Request:
         if (least := self.min_tokens or 0) > self.n_new:
             raise ArgumentError(f"min_tokens is {least}, more than the {self.n_new} of max_tokens", where="generate")
         if self.priority != 0 or type(self.priority) is not int:
-            arguments.whole("priority", self.priority, -(1 << 31), 1 << 31)
+            stop_strings(self.stop)
+        arguments.whole("priority", self.priority, -(1 << 31), 1 << 31)
         if self.cache_salt != "":
             arguments.text("cache_salt", self.cache_salt)
         timeout: Any = self.timeout
