@@ -89,6 +89,21 @@ def test_short_prompts_share_a_step_and_long_ones_do_not() -> None:
     assert engine.steps == [[40, 40, 40], [300]]
 
 
+def test_as_many_short_prompts_share_a_step_as_gain_from_it() -> None:
+    """Where a row takes about as long in a step of 60 rows as in one of 240, a prompt need not wait for all others."""
+    engine = ToyEngine(first=0.02, more=0.002)
+    made = executor(engine)
+    give(made, job(prompt(40, 1), 60))
+    made.turn()
+    give(made, job(prompt(200, 2), 1))  # its rows are measured: somebody decodes
+    run(made)
+    engine.steps.clear()
+    for seed in range(3, 11):
+        give(made, job(prompt(30, seed), 1))
+    run(made)
+    assert engine.steps == [[30, 30]] * 4
+
+
 @pytest.mark.parametrize("stall", [0.05, 0.1, 0.4])
 def test_no_gap_is_longer_than_twice_the_stall_target(stall: float) -> None:
     """Three decode while prompts of 2,000 tokens come in: each turn is one step of all, and a bounded chunk."""

@@ -33,6 +33,7 @@ from rlx.engine.kv.prefix import Keys
 from rlx.engine.request.request import AHEAD, QUIET, Job, Notifier, Task
 
 PACKED = 64  # prompts with at most so many rows left share one step: longer ones fill the cores alone
+AMORTIZED = 8  # rows of several prompts in a step take at most so many times as long as a step of one row
 LEAST = 16  # rows of a bounded prompt step at least: the weights are read for each step
 FIRST = 32  # rows of the first bounded step, before any was measured
 SHARED = 64  # a prompt that shares so many tokens with one that is being computed waits until these are computed
@@ -249,7 +250,7 @@ class Scheduler:
             decodes: whether somebody decodes, who would wait for this step.
         """
         chosen: list[tuple[Job, int, int]] = []
-        room, left = self.largest, self.stall_seconds if decodes else inf
+        room, left = self._packed_rows(), self.stall_seconds if decodes else inf
         jobs = [job for job in self.prefilling if not (job.paused or job.loading)]
         if len(jobs) > 1:
             jobs.sort(key=self._urgency)
@@ -267,6 +268,15 @@ class Scheduler:
             chosen.append((job, past, rows))
             room, left = room - rows, left - self.prompt_cost.seconds_of(rows, past)
         return chosen
+
+    def _packed_rows(self) -> int:
+        """Maximum number of rows of several prompts in a step: where the weights are read in a small part of its time,
+        more rows gain nothing, and each prompt waits for all of them.
+        """
+        if not self.prompt_cost.is_known or self.cost.of_one == inf:
+            return self.largest
+        rows = int(AMORTIZED * self.cost.of_one * self.prompt_cost.rows_per_second)
+        return min(self.largest, max(PACKED, rows))
 
     def victim(self) -> Job | None:
         """The job to pause when there is no room for all; None if there is only one.
