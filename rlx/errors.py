@@ -15,7 +15,6 @@ from pathlib import Path
 
 #: Hints that several readers of files give.
 CUT_SHORT = "the file is cut short or damaged: download it again"
-INCOMPLETE = "the checkpoint is not complete: download it again"
 
 
 class RlxError(Exception):

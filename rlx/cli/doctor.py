@@ -388,15 +388,8 @@ def examine(measure: bool = True) -> Findings:
         measure: also measure the read bandwidth and the arithmetic peaks, which takes some seconds.
     """
     findings = Findings()
-    findings.add("versions", versions)
-    findings.add("environment", environment)
-    findings.add("packages", packages)
-    findings.add("extras", extras)
-    findings.add("cpu", cpu, prevents=True)
-    findings.add("threads", threads, prevents=True)
-    findings.add("memory", memory)
-    findings.add("cache", cache)
-    findings.add("models", demo)
+    for name, (facts_of, _, prevents) in _SECTIONS.items():
+        findings.add(name, facts_of, prevents=prevents)
     findings.add("trial", trial(measure), prevents=True)
     return findings
 
@@ -413,7 +406,8 @@ def lines(findings: Findings) -> Iterator[str]:
         if "error" in facts:
             yield from _row("failed", str(facts["error"]))
         else:
-            for head, text in _SECTIONS[title](facts):
+            rows = _SECTIONS[title][1] if title in _SECTIONS else _trial
+            for head, text in rows(facts):
                 yield from _row(head, text)
         yield ""
     yield from _problems(findings)
@@ -530,17 +524,17 @@ def _trial(facts: Facts) -> Iterator[Row]:
         yield "arithmetic", ", ".join(f"{kind} {rate:.0f} GOP/s" for kind, rate in facts["peak_gop_per_s"].items())
 
 
-_SECTIONS: dict[str, Callable[[Facts], Iterator[Row]]] = {
-    "versions": _versions,
-    "environment": _environment,
-    "packages": _packages,
-    "extras": _extras,
-    "cpu": _cpu,
-    "threads": _threads,
-    "memory": _memory,
-    "cache": _cache,
-    "models": _models,
-    "trial": _trial,
+#: Section -> what finds its facts, what makes rows of them, and whether models cannot run if it fails. A trial follows.
+_SECTIONS: dict[str, tuple[Callable[[Findings], Facts], Callable[[Facts], Iterator[Row]], bool]] = {
+    "versions": (versions, _versions, False),
+    "environment": (environment, _environment, False),
+    "packages": (packages, _packages, False),
+    "extras": (extras, _extras, False),
+    "cpu": (cpu, _cpu, True),
+    "threads": (threads, _threads, True),
+    "memory": (memory, _memory, False),
+    "cache": (cache, _cache, False),
+    "models": (demo, _models, False),
 }
 
 

@@ -1,7 +1,7 @@
 """The plain data of a report: what the page shows of each program, and the large texts beside it.
 
-Report stage, over `layers`, `drawing`, `changes`, `work`, `findings` and `budget`. Everything is JSON data. A name with
-`*` stands for the equal values of several layers, whose numbers are beside it.
+Report stage, over `drawing.py` and `work.py`. Everything is JSON data. A name with `*` stands for the equal values of
+several layers, whose numbers are beside it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
-from rlx.errors import RlxError
 from rlx.ir import dims, text
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
@@ -21,7 +20,7 @@ from rlx.passes.options import BACKEND
 from rlx.passes.program import Program
 from rlx.passes.report import PassReport, ranges
 from rlx.report import drawing, work
-from rlx.report.source import KernelText, Problem, Source, StepTimes, Subject
+from rlx.report.source import Source, StepTimes, Subject
 from rlx.report.work import (
     RegionWork,
     budget,
@@ -279,11 +278,3 @@ def _groups(graphs: Mapping[str, Graph], source: Source, program: Program) -> li
     env = step_extents(program.graph, source.rows, source.times.extents if source.times else None)
     used = {event.rule for done in source.report.passes for event in done.done} if source.report else set()
     return work.groups(graphs[before], before, program, source.options, env, used)
-
-
-def kernel_problem(error: RlxError, stage: str) -> Problem:
-    """An error as a report shows it."""
-    return Problem(stage, type(error).__name__, str(error))
-
-
-__all__ = ["KernelText", "Texts", "kernel_problem", "report_data"]
