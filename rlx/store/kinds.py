@@ -64,6 +64,7 @@ KINDS = {
     "program": Kind("program"),
     "pack": Kind("code that packs weights"),
     "runtime": Kind("worker loop"),
+    "choice": Kind("code that chooses tokens"),
     "weights": Kind("packed weights"),
     "peak": Kind("measurement of a peak"),
     "linear": Kind("measurement of a linear layer"),
