@@ -66,8 +66,8 @@ test-page: $(VENV)/.rlx-test-installed
 	@RLX_PAGE_SCREENSHOTS=build/page $(PY) -m pytest -m '' tests/serve/page tests/report $(PYTEST_ARGS)
 
 # Tests that hold on the default device, whatever it is.
-ON_CARDS := $(addprefix tests/, $(addprefix runners/test_, every_way.py batch.py cached.py draft_model.py images.py \
-  image_sequences.py seeing.py sessions.py speculative.py stopping.py disk_kv_cache.py) $(addprefix runtime/test_, rings.py \
+ON_CARDS := $(addprefix tests/, $(addprefix runners/test_, every_way.py batch.py cached.py draft_model.py eagle3.py images.py \
+  image_sequences.py prediction.py seeing.py sessions.py speculative.py stopping.py disk_kv_cache.py) $(addprefix runtime/test_, rings.py \
   pages.py snapshot_file.py prefix_store.py) $(addprefix e2e/test_, same_bits.py requests.py kv_types.py) \
   vision/test_towers.py vision/test_encoder.py grammar/test_recurrent.py)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rlx.backends.host import HOST
+from rlx.backends import backend
 from rlx.engine.request.request import Request
 from rlx.engine.speculation.drafts import Counters
 from rlx.engine.speculation.heads import HeadDrafter
@@ -97,7 +97,7 @@ def check_drafts(folder: Path, path: Path, head: dict[str, Any], switches: dict[
         if switches.get("fc_norm"):
             parts = np.split(first, 3, -1)
             first = np.concatenate([eagle3.normed(p, head[f"fc_norm.{i}"]) for i, p in enumerate(parts)], -1)
-        given = HOST.adopt((first @ head["fc"].T).astype(np.float32).reshape(-1).view(np.uint8))
+        given = backend().memory.adopt((first @ head["fc"].T).astype(np.float32).reshape(-1).view(np.uint8))
         program, extents = drafter._predictor.fed(28, [IDS[29]], given)
         program.run(**extents)
         state = program.output("next_hidden")[0]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from heads import BASE, EPS, HEADS, HIDDEN, KV_HEADS, LAYER, SIZE, TURNED, echo, random_head, with_head
 
-from rlx.backends.host import HOST
+from rlx.backends import backend
 from rlx.backends.memory import Buffer
 from rlx.backends.program import Program
 from rlx.backends.verify import Verifier
@@ -114,7 +114,7 @@ def layer(w: dict[str, Array], embedded: Array, hidden: Array, places: Array | N
 
 def in_memory(hidden: Array) -> Buffer:
     """Hidden states in memory of the CPU."""
-    return HOST.adopt(hidden.astype(np.float32).reshape(-1).view(np.uint8))
+    return backend().memory.adopt(hidden.astype(np.float32).reshape(-1).view(np.uint8))
 
 
 @pytest.fixture
