@@ -387,11 +387,12 @@ def test_blocks_of_one_row_leave_room_for_the_next_kernel(dtype: str, shared: in
         RowLinear(code, form, n, width, shape).emit(of_rows(code, n, width, 1))
         return shape, (shared + 1024) // (code.shared + 1024)
 
-    for n in (1024, 2048):
+    for n in (512, 1 << 17) if dtype == "bf16" else (512,):
         shape, fit = block(n, 1024)
         assert shape.blocks <= 132 and fit == 2, "one, and one of the next kernel"
-    shape, fit = block(1 << 17, 1024)
-    assert 132 < shape.blocks <= 264 and fit in (3, 4), "two, and one or two of the next kernel"
+    if dtype != "bf16":
+        shape, fit = block(1 << 17, 1024)
+        assert 132 < shape.blocks <= 264 and fit in (3, 4), "two, and one or two of the next kernel"
     assert block(64, WIDEST)[1] >= 1, "the widest row fits"
 
 

@@ -5,7 +5,7 @@ and sums are those of `linear.py`, in the same order, so that a row has the same
 
 A multiprocessor has room for the blocks of a layer and for those of the next kernel, which fill their rings meanwhile,
 and for no more: so blocks are spread evenly. Of a layer that is read quickly it has one block, so that x is split once;
-of a long one it has two, since more warps wait less.
+of a longer one over quantized weights it has two, since more warps wait less.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rlx.backends.cuda.layouts import DEPTH, LANES, LOAD, ROWS, Form
 from rlx.backends.cuda.numbers import pair_parts
 
 WIDEST = 1 << 14  # inputs of a row that are in shared memory
-_LONG = 64 << 10  # bytes of weights of each from which on it has two blocks
+_LONG = 8 << 10  # bytes of weights of each from which on it has two blocks
 _FIT = 3  # blocks of a long layer, and the next one, that fit in a multiprocessor
 _X_SHARE = 50  # percent of the shared memory of a block that x takes at most if there are two
 _X_BYTES = 112  # of 32 k of x in shared memory, about
@@ -75,7 +75,7 @@ def row_shape(form: Form, n: int, width: int, parts: int, among: int = 0, shared
     """
     tiles, x = -(-n // ROWS), form.groups(width) * _X_BYTES
     whole = shared + RESERVED
-    long = among > _LONG * TYPICAL_MULTIPROCESSORS and x <= whole // _FIT * _X_SHARE // 100
+    long = form.raw and among > _LONG * TYPICAL_MULTIPROCESSORS and x <= whole // _FIT * _X_SHARE // 100
     own = max(1, -(-among * tiles // ((2 if long else 1) * TYPICAL_MULTIPROCESSORS * parts * form.places(n, width)[2])))
     fit = _FIT if long else 2
     least = whole // (fit + 1) if among else 0
