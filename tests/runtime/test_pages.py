@@ -54,7 +54,8 @@ def test_owners_are_counted(steps: list[tuple[int, int]]) -> None:
             model = +model
         elif verb == 3 and held:
             page = held[number % len(held)]
-            pages.freeze([page], number % 4)
+            pages.enter([page], number % 4)
+            model[page] += 1
             frozen[page] = max(frozen[page], number % 4)
         assert pages.used == len(model)
         for page in model:

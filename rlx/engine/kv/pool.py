@@ -273,8 +273,15 @@ class CachePool:
     @property
     def used_bytes(self) -> int:
         """Bytes of pages and slots in use, and of checkpoints."""
-        sizes, slots = self.sizes, self._slots - len(self._free_slots)
-        return self.pages.used * sizes.page_bytes + slots * sizes.slot_bytes + self.index.checkpoint_bytes
+        return self.kv_bytes - self._left()
+
+    def _left(self, pages: int = 0, slots: int = 0) -> int:
+        """Bytes that so many pages and slots more would leave of the pool; less than 0 if there is no room for them."""
+        sizes, used = self.sizes, self._slots - len(self._free_slots)
+        if self.pages.used + pages > self.pages.count or used + slots > self._slots:
+            return -1
+        taken = (self.pages.used + pages) * sizes.page_bytes + (used + slots) * sizes.slot_bytes
+        return self.kv_bytes - taken - self.index.checkpoint_bytes
 
     def reserve(self, plans: Ids[tuple[SequenceMemory, Plan]]) -> None:
         """Gives every sequence the pages and slots for its next rows, as `SequenceMemory.plan` says: all of them, or
@@ -291,7 +298,7 @@ class CachePool:
 
     def _no_room(self, pages: int, slots: int) -> PoolFullError:
         """The error where there is no room for so many pages and slots."""
-        needed, available = self.sizes.bytes_of(pages, slots), max(0, self.kv_bytes - self.used_bytes)
+        needed, available = self.sizes.bytes_of(pages, slots), max(0, self._left())
         what = f"the pool of {size(self.kv_bytes)} has no room for {size(needed)} more ({size(available)} are free)"
         hint = "Wait for other requests to end, shorten the prompt, or open the model with a larger kv_bytes."
         return PoolFullError(what, where="kv_bytes", hint=hint, needed=needed, available=available, total=self.kv_bytes)
@@ -305,16 +312,10 @@ class CachePool:
             self.index.evict(lambda: self.used_bytes <= goal)  # others need it more
             self._cool(0)
 
-        def left() -> int:
-            """Bytes that are left then; less than 0 if there is no room."""
-            if pages > self.pages.count - self.pages.used or slots > len(self._free_slots):
-                return -1
-            return self.kv_bytes - self.used_bytes - needed
-
-        if (room := left()) < 0:
-            if not self.index.evict(lambda: left() >= 0):
+        if (room := self._left(pages, slots)) < 0:
+            if not self.index.evict(lambda: self._left(pages, slots) >= 0):
                 self.recover()  # sequences that nobody closed
-            if (room := left()) < 0:
+            if (room := self._left(pages, slots)) < 0:
                 return False
         if self.pages.warm:
             self._cool(room)
@@ -338,7 +339,7 @@ class CachePool:
         Args:
             room: bytes; by default those that are left of the pool.
         """
-        room = self.kv_bytes - self.used_bytes if room is None else room
+        room = self._left() if room is None else room
         if self._lazy and len(self.pages.warm) * self.sizes.page_bytes > min(WARM_BYTES, room):
             self.memory.release_pages(list(self.pages.warm))
             self.pages.warm.clear()

@@ -83,11 +83,15 @@ class PageAllocator:
                     return page
         raise AssertionError("no page is free")
 
-    def share(self, pages: Iterable[int], *, index: bool = False) -> None:
-        """One more owner for each of the pages."""
-        for page in pages:
-            self.owners[page] += 1
-            self.indexed[page] += index
+    def share(self, pages: list[int]) -> None:
+        """One more owner for each of the pages, which are different."""
+        self.owners[pages] += 1
+
+    def enter(self, pages: list[int], positions: npt.ArrayLike) -> None:
+        """The index holds pages, which are different, from now on, and relies on the first positions of each."""
+        self.owners[pages] += 1
+        self.indexed[pages] += 1
+        self.frozen[pages] = np.maximum(self.frozen[pages], positions)
 
     def drop(self, pages: Iterable[int], *, index: bool = False) -> list[int]:
         """One owner less for each of the pages; returns those that are free now."""
@@ -103,10 +107,6 @@ class PageAllocator:
             self.warm.update(freed)
             self._released()
         return freed
-
-    def freeze(self, pages: list[int], positions: npt.ArrayLike) -> None:
-        """Notes that others rely on the first positions of pages: a number for each, or one for all."""
-        self.frozen[pages] = np.maximum(self.frozen[pages], positions)
 
     def must_copy(self, page: int, position: int) -> bool:
         """Whether a write at this position of the page, 0 to 63, would destroy what another owner relies on."""
@@ -326,8 +326,8 @@ class PrefixIndex:
             path = [*path[:-1], last]
         first = at // self._page
         pages = table[first : page_count(len(keys), self._page)].tolist()
-        self._pages.share(pages, index=True)
-        self._pages.freeze(pages, np.minimum(self._page, len(keys) - np.arange(first, first + len(pages)) * self._page))
+        positions = np.minimum(self._page, len(keys) - np.arange(first, first + len(pages)) * self._page)
+        self._pages.enter(pages, positions)
         if last is self._root or last.children:
             node = Node(at, keys[at:].copy(), pages)
             last.children[int(keys[at])] = node
@@ -347,7 +347,7 @@ class PrefixIndex:
         head_pages = node.pages[: page_count(at, self._page) - first]
         tail_pages = node.pages[at // self._page - first :]
         if at % self._page:
-            self._pages.share(tail_pages[:1], index=True)  # the page in which they meet
+            self._pages.enter(tail_pages[:1], 0)  # the page in which they meet
         sides: tuple[dict[int, Checkpoint], ...] = {}, {}
         for length, checkpoint in node.checkpoints.items():
             sides[length > at][length] = checkpoint

@@ -368,16 +368,6 @@ class TableStats:
     code_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Made:
-    """A program after a miss, and what it cost."""
-
-    program: Program
-    compiled: bool
-    seconds: float
-    code_bytes: int
-
-
 class ProgramTable:
     """Programs by spec.
 
@@ -392,15 +382,15 @@ class ProgramTable:
         self.stats = TableStats()
         self.programs: OrderedDict[ProgramSpec, Program] = OrderedDict()
 
-    def add(self, spec: ProgramSpec, made: Made) -> Program:
-        """Adds a program after a miss."""
-        self.programs[spec] = made.program
+    def add(self, spec: ProgramSpec, program: Program, compiled: bool, seconds: float, code_bytes: int) -> Program:
+        """Adds a program after a miss, and what it cost."""
+        self.programs[spec] = program
         self.stats.misses += 1
-        self.stats.compiles += made.compiled
-        self.stats.seconds += made.seconds
-        self.stats.code_bytes += made.code_bytes
+        self.stats.compiles += compiled
+        self.stats.seconds += seconds
+        self.stats.code_bytes += code_bytes
         self._evict()
-        return made.program
+        return program
 
     def limit(self, capacity: int | None) -> None:
         """Sets the capacity; excess programs are evicted at once.
@@ -471,13 +461,14 @@ class Programs:
         """The program, bound and ready to run."""
         table = self.tables[spec.phase]
         if (program := table.programs.get(spec)) is None:
-            return table.add(spec, self._make(spec))
+            return self._make(spec, table)
         table.programs.move_to_end(spec)
         table.stats.hits += 1
         return program
 
     @named_refusals()
-    def _make(self, spec: ProgramSpec) -> Made:
+    def _make(self, spec: ProgramSpec, table: ProgramTable) -> Program:
+        """A program, which the table gets."""
         start, compiles = time.perf_counter(), len(self._compiler.compiled)
         program, code_bytes = self._instance(spec)
         if spec.verifies:
@@ -485,7 +476,7 @@ class Programs:
             program.lead(then)
             code_bytes += more
         fresh = len(self._compiler.compiled) != compiles
-        return Made(program, fresh, time.perf_counter() - start, code_bytes)
+        return table.add(spec, program, fresh, time.perf_counter() - start, code_bytes)
 
     def _instance(self, spec: ProgramSpec) -> tuple[Program, int]:
         """A new instance of a program, and the bytes of its code."""

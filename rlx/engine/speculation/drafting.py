@@ -10,14 +10,16 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rlx import models
 from rlx.compiler.compile import Progress
 from rlx.compiler.tensors import Tensors
 from rlx.engine import speculation
-from rlx.engine.opening.setup import Setup
+from rlx.engine.opening.setup import Setup, Source, check_types
 from rlx.engine.speculation.drafts import Drafting
-from rlx.engine.speculation.heads import AnyPredictor, HeadDrafting
+from rlx.engine.speculation.heads import AnyPredictor, Head, HeadDrafting, Predictor
 from rlx.errors import UnsupportedModelError
-from rlx.weights import WeightLoader, open_weights
+from rlx.models.variants import EmbeddedRows
+from rlx.weights import ModelWeights, WeightLoader, open_weights
 
 if TYPE_CHECKING:
     from rlx.engine.engine import Engine
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
 PATH = "model:"  # before the path of a draft model or head
 _GEMMA = ("gemma4_assistant", "gemma4_unified_assistant")  # values of `model_type`
 _GGUF = ("eagle3", "gemma4-assistant")
+
+
+# Only the first ids are drafted. BPE merges create frequent tokens early, so low ids are frequent; with a large
+# vocabulary most of a draft's time goes into the output matrix.
+MTP_ROWS = 1 << 15
+MTP_DRAFTS = 3  # maximum in a row
 
 
 def open_drafting(
@@ -44,7 +52,7 @@ def open_drafting(
     """
     if name == "mtp":
         of_engine = engine.config, engine.weights, setup, tensors, progress
-        return HeadDrafting(engine, lambda parts: speculation.mtp.mtp_head(*of_engine))
+        return HeadDrafting(engine, lambda parts: mtp_head(*of_engine))
     loader = open_weights(name.removeprefix(PATH))
     opening: Callable[[ExitStack], AnyPredictor]
     try:
@@ -62,6 +70,24 @@ def open_drafting(
         loader.close()
         raise
     return HeadDrafting(engine, opening, loader)
+
+
+def mtp_head(
+    config: models.ModelConfig, weights: ModelWeights, setup: Setup, tensors: Tensors, progress: Progress | None
+) -> Predictor:
+    """The MTP head of an open model. `tensors` holds the model's weights; the head's are added.
+
+    Raises:
+        UnsupportedModelError: the model has no MTP head.
+        WeightError: a tensor is missing or has the wrong shape.
+    """
+    rows, output = min(config.vocab_size, MTP_ROWS), models.predictor_head(config)
+    graph = models.build_predictor(config, weights, setup.kv_type, rows, place=weights.place)
+    check_types(graph, weights, setup.layouts)
+    borrowed = {models.DRAFT_HEAD: tensors.buffers[output]}
+    source, embeds = Source(weights, config), EmbeddedRows.of(config)
+    head = Head(graph, source, borrowed, (output,), rows, MTP_DRAFTS, embeds=embeds)
+    return Predictor(head, setup, tensors, progress)
 
 
 def head_kind(loader: WeightLoader) -> str | None:

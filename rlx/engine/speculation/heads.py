@@ -1,6 +1,6 @@
 """Drafts of a head: layers over the model's own hidden states, with a KV cache of their own.
 
-Runners stage, beside `engine.py`; `mtp.py` and `eagle3.py` open the two kinds. The input of a head at position p is a
+Runners stage, beside `engine.py`; `drafting.py` opens the kinds. The input of a head at position p is a
 hidden state of the model there (`Features`, or the one before the model's head) and the token that follows p; it
 predicts the token after that one. During speculative decoding the engine passes the hidden states of each step to a
 `Predictor`. Before the next drafts are made, the rows of accepted tokens run through the head. Drafts after the first
