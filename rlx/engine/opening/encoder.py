@@ -10,11 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from rlx import engine, models
-from rlx.engine.opening.setup import check_types
+from rlx.engine.opening.setup import Source, check_types
 from rlx.errors import ModelFileError, UnsupportedModelError
 from rlx.ir.dtypes import F32
 from rlx.ir.graph import Graph
@@ -39,23 +36,6 @@ _TWO_WAY_KEY = "use_bidirectional_attention"
 _LABELS = "classifier.output_labels"
 
 
-class EncoderSource:
-    """The tensors of an encoder as `rlx.compiler.tensors.Source`.
-
-    Args:
-        decoder: the configuration of a decoder, which stores some tensors in another form; None for an encoder.
-    """
-
-    def __init__(self, weights: ModelWeights, decoder: models.ModelConfig | None) -> None:
-        self.raw, self.pieces, self.release = weights.raw, weights.pieces, weights.release
-        self._weights, self.decoder = weights, decoder
-
-    def array(self, name: str) -> npt.NDArray[np.float32]:
-        """A small tensor as float32."""
-        found = self._weights.array(name)
-        return found if self.decoder is None else self.decoder.value(name, found)
-
-
 @dataclass(frozen=True)
 class EncoderPlan:
     """An encoder that can be run.
@@ -73,7 +53,7 @@ class EncoderPlan:
 
     config: EncoderConfig
     weights: ModelWeights
-    source: EncoderSource
+    source: Source
     body: Graph
     head: Graph | None
     scores: bool
@@ -102,7 +82,7 @@ class EncoderPlan:
                 check_types(graph, plan.weights, layouts)
         if not adapters:
             return plan
-        sizes = plan.source.decoder or plan.config
+        sizes = plan.source.config or plan.config
         return replace(plan, adapters=engine.adapters.Adapters.of(adapters, sizes, plan.weights, plan.body))
 
 
@@ -119,7 +99,7 @@ def _of_encoder(loader: WeightLoader, config: EncoderConfig, modules: SentenceMo
     except ModelFileError as error:
         place = None if error.where is None else weights.place(error.where)
         raise type(error)(error.what, where=place, hint=error.hint) from error
-    return EncoderPlan(config, weights, EncoderSource(weights, None), body, head, scores, (), modules)
+    return EncoderPlan(config, weights, Source(weights, None), body, head, scores, (), modules)
 
 
 def _of_decoder(loader: WeightLoader, modules: SentenceModules) -> EncoderPlan:
@@ -137,7 +117,7 @@ def _of_decoder(loader: WeightLoader, modules: SentenceModules) -> EncoderPlan:
     head = dense_layers(config, weights, [("cls.output", None)] if scores else modules.dense)
     labels = tuple(loader.metadata.get(f"{found.arch}.{_LABELS}", ())) if scores else ()
     template = loader.metadata.get("tokenizer.chat_template.rerank") if scores else None
-    source = EncoderSource(weights, found)
+    source = Source(weights, found)
     return EncoderPlan(config, weights, source, body, head, scores, labels, modules, template)
 
 

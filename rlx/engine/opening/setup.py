@@ -223,14 +223,20 @@ def check_types(graph: Graph, weights: ModelWeights, layouts: Layouts) -> None:
 
 
 class Source:
-    """A model file as `rlx.compiler.tensors.Source`; small tensors have the values that the graph computes with."""
+    """A model file as `rlx.compiler.tensors.Source`; small tensors have the values that the graph computes with.
 
-    def __init__(self, weights: ModelWeights, config: models.ModelConfig) -> None:
+    Args:
+        config: the configuration of a decoder, which stores some tensors in another form; None for an encoder.
+    """
+
+    def __init__(self, weights: ModelWeights, config: models.ModelConfig | None) -> None:
         self.raw, self.pieces, self.release = weights.raw, weights.pieces, weights.release
-        self._weights, self._config = weights, config
+        self._weights, self.config = weights, config
 
     def array(self, name: str) -> np.ndarray:
-        return self._config.value(name, self._weights.array(name))
+        """A small tensor as float32."""
+        found = self._weights.array(name)
+        return found if self.config is None else self.config.value(name, found)
 
 
 SAMPLES, SAMPLE_BYTES = 256, 64  # number of tensors that are sampled, evenly spread, and bytes of each
