@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rlx.arguments import did_you_mean
 from rlx.env import size
 from rlx.errors import ArgumentError, CacheError
 from rlx.notebook import card
@@ -102,7 +103,9 @@ class Entry:
         """
         where = f"cache entry {self.key.digest[:12]}"
         if name not in self._sums:
-            raise CacheError(f"no file is called {name!r}", where=where, hint=f"Files: {', '.join(self.names)}")
+            listed = f"`rlx cache inspect {self.key.digest[:12]}` lists the files"
+            hint = did_you_mean(name, self.names, most=3, otherwise=listed)
+            raise CacheError(f"no file is called {name!r}", where=where, hint=hint)
         if self._held is not None and name in self._held:
             return self._held[name]
         try:

@@ -131,6 +131,13 @@ def test_show_prints_the_key_and_the_files(store: Store) -> None:
     assert ["ir/03-fuse.txt", "25 B"] in listed(out)
     assert ["program.o", "6 B"] in listed(out)
     assert str(store.find(PREFILL.digest).folder) in out
+    assert "no file is called 'programm.o'. Did you mean 'program.o'?" in inspected("programm.o")
+    listing = f"no file is called 'x'. `rlx cache inspect {PREFILL.digest[:12]}` lists the files."
+    assert listing in inspected("x")
+
+
+def inspected(name: str) -> str:
+    return refused("inspect", PREFILL.digest, "--file", name)
 
 
 # ---------------------------------------------------------------------------------------------------- diff
