@@ -89,6 +89,7 @@ def test_awkward_shapes(name: str, tmp_path: Path, cache: CompileCache) -> None:
     check(tmp_path, checkpoint(tmp_path, model_type, 1, **changes), CHUNKS, cache)
 
 
+@pytest.mark.slow  # kernels of odd sizes are tested on every level, and models of even ones
 @pytest.mark.parametrize("level", supported_levels()[:-1])
 def test_every_level(level: str, tmp_path: Path, cache: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take turns; the tests above are on the widest level."""

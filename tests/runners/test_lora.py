@@ -19,15 +19,15 @@ from rlx.runners import Model, auto_runner
 IDS = np.random.default_rng(7).integers(5, 400, 20).tolist()
 CEILING = 1e-4  # of log-probabilities: float32 through some layers, in another order of sums
 LINEARS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
-#: Family -> modules: those of one matrix each, of matrices that hold several, of recurrent layers, and the head.
+#: Family -> modules: matrices that hold several, and the head; those of one matrix each, and of recurrent layers.
 TARGETS = {
-    "qwen3": LINEARS,
     "phi3": ("qkv_proj", "gate_up_proj", "lm_head"),
-    "qwen35": ("q_proj", "in_proj_qkv", "in_proj_z", "out_proj"),
+    "qwen35": (*LINEARS, "in_proj_qkv", "in_proj_z", "out_proj"),
+    "qwen3": LINEARS,
     "gemma3": ("k_proj", "up_proj"),
     "glm4-moe": ("q_proj", "o_proj"),
 }
-REPEATED = ("gemma3", "glm4-moe")
+REPEATED = ("qwen3", "gemma3", "glm4-moe")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from weight_formats import reference, tame_file_bytes
 
 from rlx.backends.blocks import BLOCKS
 from rlx.backends.cpu import grids, layouts
+from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.linear.linear import linear, units
 from rlx.backends.cpu.kernels.linear.multiply import Multiplier
 from rlx.backends.cpu.target import Target
@@ -283,40 +284,54 @@ GATED = [(t, "q8a") for t in (Q4_K, Q8_0, Q2_K, Q5_1, IQ2_S)] + [(BF16, "f32"), 
 def test_gates(dtype: DType, act: str, target: Target) -> None:
     if act == "bf16" and not target.has_bf16_dots:
         pytest.skip("this target has no dot products of bf16")
-    n, k = 33, 256
     gate = list(GATES)[(GATED.index((dtype, act)) + LEVELS.index(target)) % len(GATES)]
-    (packed, w), (packed_up, up) = (weights(dtype, n, k, seed, target) for seed in range(2))
-    kernel = linear(dtype, n, k, act, target, gated=gate)
+    matrices = [weights(dtype, 33, 256, seed, target) for seed in range(2)]
+    check_gate(linear(dtype, 33, 256, act, target, gated=gate), act, target, gate, matrices, (1, 2, 7, 50))
+
+
+def check_gate(
+    kernel: Kernel, act: str, target: Target, gate: str, matrices: list[tuple[Array, Array]], counts: tuple[int, ...],
+    error: float = 1e-6,
+) -> None:  # fmt: skip
+    """Of 33 columns and 256 elements a row; the error is relative to the product of the sums of |x| |w|."""
+    (packed, w), (packed_up, up) = matrices
     assert kernel.buffers == ("x", "w", "w_up", "out")
-    for rows in (1, 2, 7, 50):
-        _, values = activations(act, rows, k)
+    for rows in counts:
+        _, values = activations(act, rows, 256)
         small = (values / np.abs(values).max()).astype(np.float32)  # gates bend around zero
         scaled, values = prepared(act, small)
-        out = np.full((rows + 1, n), 7, np.float32)
-        run(kernel, target, scaled, packed, packed_up, out, end=units(n), rows=rows, n=n)
+        out = np.full((rows + 1, 33), 7, np.float32)
+        run(kernel, target, scaled, packed, packed_up, out, end=units(33), rows=rows, n=33)
         want = GATES[gate](values @ w.T) * (values @ up.T)
         size = (np.abs(values) @ np.abs(w).T) * (np.abs(values) @ np.abs(up).T)
-        assert (np.abs(out[:rows] - want) <= 1e-6 * size + 1e-30).all()
+        assert (np.abs(out[:rows] - want) <= error * size + 1e-30).all()
         assert (out[rows] == 7).all()
 
 
 @pytest.mark.parametrize("target", LEVELS, ids=name)
 @pytest.mark.parametrize("gated", [None, "silu"])
 def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, target: Target) -> None:
-    n, k, rng = 33, 64, np.random.default_rng(5)
-    (packed, w), (packed_up, up) = weights(F32, n, k), weights(F32, n, k, 1)
+    kernel = linear(F32, 33, 64, "f32", target, residual=True, bias=True, gated=gated)
+    check_bias(kernel, "f32", target, gated is not None, [weights(F32, 33, 64, seed) for seed in range(2)], (1, 3, 20))
+
+
+def check_bias(
+    kernel: Kernel, act: str, target: Target, gated: bool, matrices: list[tuple[Array, Array]], counts: tuple[int, ...]
+) -> None:
+    """Of 33 columns and 64 elements a row, gated by SiLU or not."""
+    (packed, w), (packed_up, up) = matrices
+    n, rng = 33, np.random.default_rng(5)
     bias, bias_up = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
-    kernel = linear(F32, n, k, "f32", target, residual=True, bias=True, gated=gated)
-    matrices = [packed, packed_up, bias, bias_up] if gated else [packed, bias]
-    for rows in (1, 3, 20):
-        x = aligned(rng.standard_normal((rows, k)).astype(np.float32))
+    given = [packed, packed_up, bias, bias_up] if gated else [packed, bias]
+    for rows in counts:
+        x, values = prepared(act, rng.standard_normal((rows, 64)).astype(np.float32))
         residual = rng.standard_normal((rows, n)).astype(np.float32)
-        product = x @ w.T + bias
-        want = (GATES["silu"](product) * (x @ up.T + bias_up) if gated else product) + residual
+        product = values @ w.T + bias
+        want = (GATES["silu"](product) * (values @ up.T + bias_up) if gated else product) + residual
         out = np.empty((rows, n), np.float32)
-        run(kernel, target, x, *matrices, residual, out, end=units(n), rows=rows, n=n)
+        run(kernel, target, x, *given, residual, out, end=units(n), rows=rows, n=n)
         np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
-        run(kernel, target, x, *matrices, residual, residual, end=units(n), rows=rows, n=n)
+        run(kernel, target, x, *given, residual, residual, end=units(n), rows=rows, n=n)
         np.testing.assert_array_equal(residual, out)
 
 
@@ -329,32 +344,34 @@ def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, tar
     ids=lambda v: name(v) if isinstance(v, Target) else str(v),
 )
 def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, act: str, gated: str | None, target: Target) -> None:
-    """Nor on whether the kernel is the one for a single row."""
-    n, k, rows = 7 * 16 - 3, 512, 52
-    matrices = [weights(dtype, n, k, seed)[0] for seed in range(2 if gated else 1)]
+    """Also of the rows of a batch, and those of a few drafts."""
+    check_bits(dtype, act, gated, target, (1, 2, 3, 8, 33, 5), range(2, 17))
+
+
+def check_bits(
+    dtype: DType, act: str, gated: str | None, target: Target, parts: tuple[int, ...], counts: Iterable[int] = ()
+) -> None:
+    """The bits of all rows, of parts that follow each other, and of the first `counts` rows; in ranges of units in any
+    order; and by the kernel for a single row.
+    """
+    n, k, rows = 7 * 16 - 3, 512, sum(parts)
+    matrices = [weights(dtype, n, k, seed, target)[0] for seed in range(2 if gated else 1)]
     x, _ = activations(act, rows, k)
-    kernel = linear(dtype, n, k, act, target, gated=gated)
-    whole = np.empty((rows, n), np.float32)
+    kernel, whole, split = linear(dtype, n, k, act, target, gated=gated), *np.zeros((2, rows, n), np.float32)
     run(kernel, target, x, *matrices, whole, end=units(n), rows=rows, n=n)
-    split = np.zeros_like(whole)
     for begin, end in [(6, 7), (0, 1), (1, 4), (4, 4), (4, 6)]:
         run(kernel, target, x, *matrices, split, begin=begin, end=end, rows=rows, n=n)
     np.testing.assert_array_equal(split, whole)
-    first = 0
-    for count in (1, 2, 3, 8, 33, 5):
+    starts = np.cumsum([0, *parts]).tolist()
+    for first, count in (*zip(starts, parts, strict=False), *((0, count) for count in counts)):
         part, some = aligned(x[first : first + count]), np.empty((count, n), np.float32)
         run(kernel, target, part, *matrices, some, end=units(n), rows=count, n=n)
-        np.testing.assert_array_equal(some, whole[first : first + count])
-        first += count
-    for count in range(2, 17):  # the rows of a batch, and those of a few drafts
-        some = np.empty((count, n), np.float32)
-        run(kernel, target, aligned(x[:count]), *matrices, some, end=units(n), rows=count, n=n)
-        np.testing.assert_array_equal(some, whole[:count], f"{count} rows")
+        np.testing.assert_array_equal(some, whole[first : first + count], f"{count} rows from {first}")
     single, one = linear(dtype, n, k, act, target, gated=gated, single=True), np.empty((1, n), np.float32)
+    assert single.extents == ("n",)
     for row in (0, 7, rows - 1):
         run(single, target, aligned(x[row : row + 1]), *matrices, one, end=units(n), n=n)
         np.testing.assert_array_equal(one[0], whole[row])
-    assert first == rows and single.extents == ("n",)
 
 
 def test_a_number_that_is_not_finite_is_not_hidden() -> None:

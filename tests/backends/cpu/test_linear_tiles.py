@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import emulated
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from levels import TILE_TARGETS, name
 from native import aligned, run
-from test_linear import GATES, activations, bf16, prepared, weights
+from test_linear import GATES, activations, bf16, check_bias, check_bits, check_gate, weights
 
 from rlx.backends.cpu import layouts
 from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, units
@@ -160,35 +161,19 @@ def test_more_rows_than_a_macro_tile(target: Target) -> None:
 @on(WIDEST)
 @pytest.mark.parametrize("gate", GATES)
 def test_gates(gate: str, target: Target) -> None:
-    n, k = 33, 256
-    (packed, w), (packed_up, up) = rounded(Q4_K, n, k, target), rounded(Q4_K, n, k, target, 1)
-    kernel = linear(Q4_K, n, k, "bf16", target, gated=gate)
-    for rows in (1, 18, 50):
-        _, values = activations("bf16", rows, k)
-        x, values = prepared("bf16", (values / np.abs(values).max()).astype(np.float32))  # gates bend around zero
-        out = np.full((rows + 1, n), 7, np.float32)
-        run(kernel, target, x, packed, packed_up, out, end=count(n, k, rows, target), rows=rows, n=n)
-        want = GATES[gate](values @ w.T) * (values @ up.T)
-        size = (np.abs(values) @ np.abs(w).T) * (np.abs(values) @ np.abs(up).T)
-        assert (np.abs(out[:rows] - want) <= 2 * WEIGHT_ERROR * size + 1e-30).all()
-        assert (out[rows] == 7).all()
+    kernel, matrices = linear(Q4_K, 33, 256, "bf16", target, gated=gate), [*pair(Q4_K, 256, target)]
+    check_gate(kernel, "bf16", target, gate, matrices, (1, 18, 50), error=2 * WEIGHT_ERROR)
 
 
 @on(WIDEST)
 @pytest.mark.parametrize("gated", [None, "silu"])
 def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, target: Target) -> None:
-    n, k, rng = 33, 64, np.random.default_rng(5)
-    (packed, w), (packed_up, up) = rounded(BF16, n, k, target), rounded(BF16, n, k, target, 1)
-    bias, bias_up = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
-    kernel = linear(BF16, n, k, "bf16", target, residual=True, bias=True, gated=gated)
-    matrices = [packed, packed_up, bias, bias_up] if gated else [packed, bias]
-    for rows in (3, 40):
-        x, values = prepared("bf16", rng.standard_normal((rows, k)).astype(np.float32))
-        residual = rng.standard_normal((rows, n)).astype(np.float32)
-        product = values @ w.T + bias
-        want = (GATES["silu"](product) * (values @ up.T + bias_up) if gated else product) + residual
-        run(kernel, target, x, *matrices, residual, residual, end=count(n, k, rows, target), rows=rows, n=n)
-        np.testing.assert_allclose(residual, want, rtol=1e-4, atol=1e-4)
+    kernel = linear(BF16, 33, 64, "bf16", target, residual=True, bias=True, gated=gated)
+    check_bias(kernel, "bf16", target, gated is not None, [*pair(BF16, 64, target)], (3, 40))
+
+
+def pair(dtype: DType, k: int, target: Target) -> Iterator[tuple[Any, Any]]:
+    yield from (rounded(dtype, 33, k, target, seed) for seed in range(2))
 
 
 @on(WIDEST)
@@ -209,22 +194,4 @@ def test_results_in_bf16_are_those_of_f32_rounded(act: str, target: Target) -> N
 @on(WIDEST)
 @pytest.mark.parametrize(("dtype", "gated"), [(Q6_K, None), (BF16, "silu")], ids=str)
 def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, gated: str | None, target: Target) -> None:
-    n, k, rows = 7 * 16 - 3, 256, 70
-    matrices = [weights(dtype, n, k, seed, target)[0] for seed in range(2 if gated else 1)]
-    x, _ = activations("bf16", rows, k)
-    kernel = linear(dtype, n, k, "bf16", target, gated=gated)
-    whole, split = np.empty((rows, n), np.float32), np.zeros((rows, n), np.float32)
-    run(kernel, target, x, *matrices, whole, end=count(n, k, rows, target), rows=rows, n=n)
-    for begin, end in [(6, 7), (0, 1), (1, 4), (4, 4), (4, 6)]:
-        run(kernel, target, x, *matrices, split, begin=begin, end=end, rows=rows, n=n)
-    np.testing.assert_array_equal(split, whole)
-    first = 0
-    for size in (1, 16, 17, 36):
-        some = np.empty((size, n), np.float32)
-        run(kernel, target, aligned(x[first : first + size]), *matrices, some, end=units(n), rows=size, n=n)
-        np.testing.assert_array_equal(some, whole[first : first + size])
-        first += size
-    assert first == rows
-    alone, one = linear(dtype, n, k, "bf16", target, gated=gated, single=True), np.empty((1, n), np.float32)
-    run(alone, target, aligned(x[3:4]), *matrices, one, end=units(n), n=n)
-    np.testing.assert_array_equal(one[0], whole[3])
+    check_bits(dtype, "bf16", gated, target, (1, 16, 17, 36))

@@ -49,6 +49,7 @@ class Case:
     """A kernel, its buffers before the result, and what the op's meaning says of them in float64.
 
     Attributes:
+        want: what the op's meaning says; without an op, the operand itself.
         make: the kernel for a target; without one, the form in Python.
         limit: the largest error of each number.
         units: of a call.
