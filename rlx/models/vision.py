@@ -1,8 +1,7 @@
 """Vision towers: the graphs of a tower, over blocks that families share.
 
-Part of the models stage; `vision_qwen35.py`, `vision_gemma3.py` and `vision_gemma4.py` are the families. A tower runs
-by layers, and a layer by chunks of rows (`rlx.vision.tower`). So a tower is not one graph but four kinds of them, over
-SEQ, the rows of a chunk:
+Part of the models stage; `towers.py` has those of the families. A tower runs by layers, and a layer by chunks of rows
+(`rlx.vision.tower`). So a tower is not one graph but four kinds of them, over SEQ, the rows of a chunk:
 
 - `embedding`: patches -> rows of the first layer.
 - `keys`: rows of a layer -> their keys and values, written into the states "k" and "v" behind PAST_SEQ others.

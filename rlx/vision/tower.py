@@ -1,9 +1,9 @@
 """Runs a vision tower: patches -> rows of the text model, by layers, and each layer by chunks of rows.
 
-Third step of the vision stage. `TOWERS` says which graphs the tower of a family has. All layers of equal formats share
-one compiled program, which is bound to the weights of each in turn. So a tower compiles four programs for a range of
-rows, and holds the rows, keys and values of one layer only. A chunk is what `Tower.steps` computes between two pauses,
-in which the engine's loop serves others.
+Third step of the vision stage. `rlx.models.towers` says which graphs the tower of a family has. All layers of equal
+formats share one compiled program, which is bound to the weights of each in turn. So a tower compiles four programs for
+a range of rows, and holds the rows, keys and values of one layer only. A chunk is what `Tower.steps` computes between
+two pauses, in which the engine's loop serves others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlx.compiler.tensors import Tensors
 from rlx.errors import ModelFileError, MultimodalError, named_refusals
 from rlx.ir.dtypes import BF16, F32, DType
 from rlx.ir.graph import Graph
-from rlx.models import vision_gemma3, vision_gemma4, vision_qwen35
+from rlx.models.towers import TOWERS, Build
 from rlx.models.vision import TowerModel
 from rlx.models.vision_config import VisionConfig
 from rlx.passes.capabilities import Layouts
@@ -37,31 +37,6 @@ from rlx.passes.quantize import multiplies_bf16
 from rlx.profile import CompileProfile
 from rlx.vision.processors import Patches
 from rlx.vision.weights import TowerWeights
-
-Build = Callable[[TowerModel], Graph]
-
-
-class TowerGraphs(NamedTuple):
-    """The builders of a family's graphs, see `rlx.models.vision`."""
-
-    embedding: Build
-    keys: Build
-    layer: Build
-    head: Build
-    deepstack: Build | None = None
-
-
-TOWERS = {
-    "qwen35": TowerGraphs(
-        vision_qwen35.embedding, vision_qwen35.keys, vision_qwen35.layer, vision_qwen35.head, vision_qwen35.deepstack
-    ),
-    "gemma3": TowerGraphs(vision_gemma3.embedding, vision_gemma3.keys, vision_gemma3.layer, vision_gemma3.head),
-    "gemma4": TowerGraphs(vision_gemma4.embedding, vision_gemma4.keys, vision_gemma4.layer, vision_gemma4.head),
-    "gemma4_unified": TowerGraphs(
-        vision_gemma4.unified_embedding, vision_gemma4.keys, vision_gemma4.layer, vision_gemma4.unified_head
-    ),
-}
-
 
 Inputs = Mapping[str, npt.NDArray[Any]]
 Places = npt.NDArray[np.int32]
