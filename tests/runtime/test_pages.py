@@ -32,6 +32,20 @@ def test_pages_lie_in_a_row_and_sequences_apart() -> None:
     assert sorted(first + second) == list(range(64)), "in the end every page is taken"
 
 
+def test_a_sequence_begins_where_memory_is_resident() -> None:
+    pages = PageAllocator(64, 16)
+    first, second = ([pages.take()] for _ in range(2))
+    for _ in range(3):
+        first.append(pages.take(first[-1]))
+        second.append(pages.take(second[-1]))
+    pages.drop(second)
+    third = [pages.take()]
+    third.append(pages.take(third[-1]))
+    assert third == second[:2]
+    pages.drop(first[:1])  # what follows is still in use
+    assert pages.take() == 32
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60))
 @settings(deadline=None)
 def test_owners_are_counted(steps: list[tuple[int, int]]) -> None:

@@ -156,7 +156,7 @@ def _tiles(target: Target, shape: Shape, products: Narrow | None) -> _Tiles:
         return _Tiles((rows,) if rows % 2 else (rows, rows // 2), (1,), 1)
     shared = (rows, 2) if rows > 2 else (2,)
     if shape.format is None:
-        return _Tiles(shared, (6, 4, 2, 1), 2, tuning.unpack_from_plain)
+        return _Tiles(shared, (8, 4, 2, 1), 2, tuning.unpack_from_plain)
     return _Tiles(shared, (1,), 2)
 
 
