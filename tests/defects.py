@@ -183,8 +183,8 @@ DEFECTS = (
     # Weights, tokenizers, templates, tools.
     Defect(
         "weights: FP8 takes the scales of the row blocks before",
-        "rows, columns = np.arange(n) // self.block[0],",
-        "rows, columns = (np.arange(n) - 1).clip(0) // self.block[0],",
+        "rows, columns = np.arange(n) // block[0],",
+        "rows, columns = (np.arange(n) - 1).clip(0) // block[0],",
         "tests/weights/test_fp8.py",
     ),
     Defect(
@@ -367,8 +367,8 @@ DEFECTS = (
     ),
     Defect(
         "command line: a window of all tokens is the default window",
-        '("repetition_window", "dry_penalty_last_n") if given.get(name) == _ALL',
-        '("dry_penalty_last_n",) if given.get(name) == _ALL',
+        "{name: None for name in _WINDOWS if given.get(name) == _ALL}",
+        '{name: None for name in ("dry_penalty_last_n",) if given.get(name) == _ALL}',
         "tests/cli/test_sampling_options.py",
     ),
     Defect(
