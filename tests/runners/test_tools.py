@@ -94,7 +94,7 @@ def test_the_model_decides_and_may_be_forbidden_to_call(demo: Model) -> None:
     [
         ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice: found 'maybe'"),
         ({"tool_choice": "required"}, "tool_choice: there are no tools"),
-        ({"tools": [{"type": "function"}]}, r"tools\[0\].name: the name is None"),
+        ({"tools": [{"type": "function"}]}, r"tools\[0\].name: it is required"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "there is no tool 'x'"),
         (
             {"tools": TOOLS, "tool_choice": "required", "json_schema": SCHEMAS["flag"]},

@@ -99,7 +99,7 @@ def test_a_call_that_is_asked_for_is_valid_and_its_result_goes_back(server: Any)
         ({"input": "Hi", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"input": "Hi", "tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"input": "Hi", "tool_choice": "required"}, "tool_choice"),
-        ({"input": "Hi", "tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name: the name is None"),
+        ({"input": "Hi", "tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name: it is required"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type: items of type 'web_search_call'"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: the server stores no responses"),
         ({"input": [{"role": "user"}]}, "input[0].content"),

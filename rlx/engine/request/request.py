@@ -251,9 +251,10 @@ class Request:
             raise ArgumentError("n_new is None, expected a whole number of at least 0", where="generate")
         if (least := self.min_tokens or 0) > self.n_new:
             raise ArgumentError(f"min_tokens is {least}, more than the {self.n_new} of max_tokens", where="generate")
-        if self.priority != 0 or type(self.priority) is not int:
+        if self.stop != ():
             stop_strings(self.stop)
-        arguments.whole("priority", self.priority, -(1 << 31), 1 << 31)
+        if self.priority != 0 or type(self.priority) is not int:
+            arguments.whole("priority", self.priority, -(1 << 62), 1 << 62)
         if self.cache_salt != "":
             arguments.text("cache_salt", self.cache_salt)
         timeout: Any = self.timeout
