@@ -251,7 +251,7 @@ class Request:
             raise ArgumentError("n_new is None, expected a whole number of at least 0", where="generate")
         if (least := self.min_tokens or 0) > self.n_new:
             raise ArgumentError(f"min_tokens is {least}, more than the {self.n_new} of max_tokens", where="generate")
-        if self.stop != ():
+        if type(self.stop) is not tuple or self.stop:
             stop_strings(self.stop)
         if self.priority != 0 or type(self.priority) is not int:
             arguments.whole("priority", self.priority, -(1 << 62), 1 << 62)
