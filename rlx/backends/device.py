@@ -250,6 +250,8 @@ class Backend(ABC):
         native_draws: whether it also draws these tokens at random.
         native_rounds: whether one call drafts with a head and verifies several times (`rounds`), too.
         batch_rows: largest row counts of programs for rows of several sequences, besides the largest bucket.
+        call_rows: largest row count of one more bucket, if nobody chose buckets: of calls in which a row is quicker;
+            0 if there are none.
     """
 
     name: str
@@ -258,6 +260,7 @@ class Backend(ABC):
     native_draws = False
     native_rounds = False
     batch_rows: tuple[int, ...] = (8, 32)
+    call_rows = 0
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -230,7 +230,8 @@ _ROWS = [
     *_switches("passes", PASS_MEANINGS),
     Key(
         "buckets.seq", str(list(BUCKETS)),
-        f"The largest row count of each program, ascending from 1 to at most {MAX_ROWS}; longer prompts run in chunks.",
+        f"The largest row count of each program, ascending from 1 to at most {MAX_ROWS}; longer prompts run in chunks. "
+        "Cards have one of 2048, too, if this is left out.",
         kind=list,
     ),
     Key(

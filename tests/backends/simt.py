@@ -100,6 +100,13 @@ class Program:
             Block(self, memory, given, shared).run()
 
 
+class Meeting:
+    """A place where warps meet: how many of them have come, how often all had come, and what was done before."""
+
+    def __init__(self, warps: int) -> None:
+        self.warps, self.come, self.times, self.before = warps, 0, 0, list[Array]()
+
+
 class Block:
     """A block that runs."""
 
@@ -114,6 +121,7 @@ class Block:
         self.written = np.zeros((len(self.shared) // 4 + 1, WARPS), np.bool_)
         self.used = np.zeros_like(self.written)
         self.pending: list[list[tuple[Array, Array]]] = [[]]
+        self.meetings: dict[int, Meeting] = {}
 
     def run(self) -> None:
         """Until all threads end."""
@@ -131,6 +139,7 @@ class Block:
         inner = Block(program, self.memory, {}, 0)
         inner.values = dict(zip(program.parameters, operands, strict=True))
         inner.shared, inner.written, inner.used, inner.pending = self.shared, self.written, self.used, self.pending
+        inner.meetings = self.meetings
         inner.at[~self.active] = len(program.code)
         inner.run()
         self.pending = inner.pending
@@ -363,8 +372,8 @@ def _assembly(name: str | None, result: str, text: str, constraints: str, given:
 
 
 _PRODUCT = re.compile(
-    r"setp\.ne\.b32 p, (\d), 0; add\.s64 d, \$(\d+), (\d+); wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.bf16"
-    r"\.bf16 \{[^}]*\}, \{\$(\d+), \$(\d+), \$(\d+), \$(\d+)\}, d, p, 1, 1, 0;"
+    r"add\.s64 d, \$(\d+), (\d+); wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.bf16"
+    r"\.bf16 \{[^}]*\}, \{\$(\d+), \$(\d+), \$(\d+), \$(\d+)\}, d, 1, 1, 1, 0;"
 )
 
 
@@ -379,22 +388,20 @@ def _fetched(text: str, constraints: str, b: Block, addresses: Array) -> Any:
 
 
 def _finished(text: str, constraints: str, b: Block, *given: Array) -> list[Array]:
-    """`Code.finish_products`."""
-    assert re.fullmatch(r"wgmma\.wait_group\.sync\.aligned \d;", text), f"not understood: {text}"
+    """`await_products` and `finish_products`."""
+    assert re.fullmatch(r"wgmma\.wait_group\.sync\.aligned \d;(?: \{.*\})?", text), f"not understood: {text}"
     return list(given)
 
 
 def _begun(text: str, constraints: str, b: Block, *given: Array) -> list[Array]:
-    """`Code.begin_products`: all warps of a block."""
+    """`begin_products`: all warps of a block."""
     outputs = constraints.count("=&f")
     products = _PRODUCT.findall(text)
     assert len(products) == text.count("wgmma.mma_async") > 0, f"not understood: {text}"
     assert b.active.all(), "wgmma of a part of a block"
-    values: list[Array] = [np.zeros(THREADS, np.float32)] * outputs
-    for added, place, offset, n, *registers in products:
-        operands = dict(enumerate(given, outputs))
-        if int(added) and products[0] == (added, place, offset, n, *registers) and int(place) == 2 * outputs:
-            values = [operands[outputs + i] for i in range(outputs)]
+    operands = dict(enumerate(given, outputs))
+    values = [operands[outputs + i] for i in range(outputs)]
+    for place, offset, n, *registers in products:
         a = matrix_a([operands[int(r)] for r in registers], "bf16")
         descriptor = operands[int(place)] + int(offset)
         assert ((descriptor >> 62) == 1).all() and ((descriptor >> 32 & 0x3FFF) == 64).all()
@@ -705,7 +712,29 @@ class Trap(Exception):
     """A kernel stopped itself."""
 
 
+def _begin_meeting(b: Block, places: Array) -> None:
+    b.meetings[int(places[b.active][0])] = Meeting(WARPS)
+
+
+def _come(b: Block, places: Array) -> None:
+    meeting = b.meetings[int(places[b.active][0])]
+    meeting.come += int(b.active.sum())
+    if meeting.come == meeting.warps:
+        meeting.come, meeting.times, meeting.before = 0, meeting.times + 1, [b.written.copy(), b.used.copy()]
+
+
+def _wait_for_all(b: Block, places: Array, again: Array) -> None:
+    meeting = b.meetings[int(places[0])]
+    assert meeting.times & 1 != again[0], "a block waits for a warp that does not come"
+    b.written &= ~meeting.before[0]
+    b.used &= ~meeting.before[1]
+
+
+_TRY = "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [$0], $1;"
 ASSEMBLY: dict[str, Callable[..., Any]] = {
+    f"mbarrier.init.shared::cta.b64 [$0], {WARPS};": _begin_meeting,
+    "mbarrier.arrive.release.cta.shared::cta.b64 _, [$0];": _come,
+    f"{{ .reg .pred p; again: {_TRY} @!p bra again; }}": _wait_for_all,
     "st.release.sys.global.u32 [$0], $1;": _written,
     "ld.acquire.sys.global.u32 $0, [$1];": _read,
     "ld.relaxed.gpu.global.u32 $0, [$1];": _read,

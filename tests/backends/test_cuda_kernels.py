@@ -14,14 +14,14 @@ from weight_bytes import random_bytes
 from rlx.backends.cuda import layouts
 from rlx.backends.cuda.code import THREADS, WARPS, Code, Kernel, kernel_of
 from rlx.backends.cuda.kernels import attention_prompt as prompts
-from rlx.backends.cuda.kernels import groups
+from rlx.backends.cuda.kernels import groups, row_parts
 from rlx.backends.cuda.kernels import linear as linears
 from rlx.backends.cuda.kernels import loop as loops
 from rlx.backends.cuda.kernels import matrix_large as larges
 from rlx.backends.cuda.kernels import rows as row_kernels
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache
-from rlx.backends.cuda.kernels.matrix_large import Shape
+from rlx.backends.cuda.kernels.large_shape import Shape, stages_of
 from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, RowShape, row_shape
 from rlx.backends.cuda.kernels.rows import rms_norm
 from rlx.ir.dims import PAST_SEQ, SEQ
@@ -86,11 +86,12 @@ def expected_attention(
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_attention_of_prompts(name: str) -> None:
+@pytest.mark.parametrize("exact", [True, False])
+def test_attention_of_prompts(name: str, exact: bool) -> None:
     changes, dtype, rows, past = ATTENTIONS[name]
     length, rng = rows + past, np.random.default_rng(len(name))
     a = replace(CAUSAL, **changes, length=length, rows=rows)
-    tiles = prompts.tiles_of(a, DTYPES[dtype], DTYPES[dtype], 99 << 10)
+    tiles = prompts.tiles_of(a, DTYPES[dtype], DTYPES[dtype], 99 << 10, exact=exact)
     assert tiles is not None
     capacity = -(-length // PAGE) * PAGE
     code = Code("kernel", dict.fromkeys(["q", "keys", "values", "pages", "sinks", "operand", "out"]), [])
@@ -112,7 +113,8 @@ def test_attention_of_prompts(name: str) -> None:
     places = {name: memory.put(each) for name, each in given.items()}
     run(kernel_of(code), memory, -(-rows // prompts.rows_of(a)) * prompts.parts_of(a), places)
     expected = expected_attention(a, q, k[:, :length], v[:, :length], sinks, visible)
-    assert np.abs(memory.get(places["out"], q.shape) - expected).max() <= 2e-6 * np.abs(expected).max()
+    limit = 2e-6 if exact or dtype == "f32" else {"f16": 1e-3, "bf16": 8e-3}[dtype]
+    assert np.abs(memory.get(places["out"], q.shape) - expected).max() <= limit * np.abs(expected).max()
 
 
 def test_sequences_share_no_block() -> None:
@@ -126,7 +128,7 @@ def test_sequences_share_no_block() -> None:
     q = rng.standard_normal((rows, a.heads, a.width)).astype(np.float32)
     cache = rng.standard_normal((3, 1, capacity, a.width)).astype(np.float16)
     a = replace(a, length=PAST_SEQ + SEQ, rows=SEQ)
-    tiles = prompts.tiles_of(a, DTYPES["f16"], DTYPES["f16"], 99 << 10)
+    tiles = prompts.tiles_of(a, DTYPES["f16"], DTYPES["f16"], 99 << 10, exact=True)
     assert tiles is not None
     code = Code("kernel", dict.fromkeys(["q", "keys", "segments", "out"]), ["SEQ", "PAST_SEQ"])
     segment, first = prompts.find_rows(code, a, code.pointers["segments"], columns, 3)
@@ -167,9 +169,10 @@ def test_sequences_share_no_block() -> None:
 def test_linears_of_many_rows(dtype: str, width: int, shape: Shape, gated: str | None, count: int) -> None:
     rows, n, rng, parts = 41, 40, np.random.default_rng(width), 2 if gated else 1
     type_ = DTYPES[dtype]
-    form, stored_as = layouts.form_of(type_), larges.parts_of(width, layouts.form_of(type_), count)
+    form, stored_as = layouts.form_of(type_), row_parts.parts_of(width, count)
+    as_it_is = row_parts.as_they_are(width) if count == 1 else None
     split = Code("split", dict.fromkeys(["x", "parts"]), [])
-    larges.write_parts(split, stored_as, rows, split.pointers["parts"])
+    row_parts.write_parts(split, stored_as, rows)
     code = Code("kernel", dict.fromkeys(["x", "w0", "w1", "b0", "b1", "residual", "out"]), [])
     tiles = -(-n // (layouts.ROWS * shape.tiles(parts)))
     first, of = code.block // tiles * shape.rows, code.pointers
@@ -185,9 +188,10 @@ def test_linears_of_many_rows(dtype: str, width: int, shape: Shape, gated: str |
         tile=code.block % tiles * shape.tiles(parts),
         bias=[of["b0"], of["b1"]][:parts],
         residual=of["residual"],
+        fours=width != 512,
     )
-    stages = larges.stages_of(form, shape, 227 << 10, count)
-    larges.Large(code, form, n, width, shape, stages, gated, count=count).emit(at)
+    stages = stages_of(form, shape, 227 << 10, count)
+    larges.Large(code, form, n, as_it_is or stored_as, shape, stages, gated).emit(at)
     x, residual = (rng.standard_normal(size).astype(np.float32) for size in ((rows, width), (rows, n)))
     raw = [random_bytes(type_, n, width, rng) for _ in range(2)]
     biases = rng.standard_normal((2, n)).astype(np.float32)
@@ -196,20 +200,23 @@ def test_linears_of_many_rows(dtype: str, width: int, shape: Shape, gated: str |
         x = (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
         given_x = (x.view(np.uint32) >> 16).astype(np.uint16)
     memory = simt.Memory()
-    placed = memory.put(np.zeros(rows * stored_as.nbytes, np.uint8))
-    items = rows * (stored_as.padded // larges.SPLIT)
-    run(kernel_of(split), memory, -(-items // THREADS), {"x": memory.put(given_x), "parts": placed})
+    x_placed, placed = memory.put(given_x), memory.put(np.zeros(rows * stored_as.nbytes, np.uint8))
+    items = rows * (stored_as.padded // row_parts.SPLIT)
+    run(kernel_of(split), memory, -(-items // THREADS), {"x": x_placed, "parts": placed})
     given = {"b0": biases[0], "b1": biases[1], "residual": residual, "out": np.full((rows, n), np.nan, np.float32)}
     given |= {f"w{i}": layouts.pack(type_, each, n, width) for i, each in enumerate(raw)}
-    places = {name: memory.put(each) for name, each in given.items()} | {"x": placed}
+    places = {name: memory.put(each) for name, each in given.items()}
+    places["x"] = x_placed if as_it_is else placed
     run(kernel_of(code), memory, tiles * -(-rows // shape.rows), places)
-    results = [x.astype(np.float64) @ dequantize(each, type_, (n, width)).T for each in raw]
-    results = [result + bias for result, bias in zip(results, biases, strict=True)]
+    weights = [dequantize(each, type_, (n, width)) for each in raw]
+    if count == 1 and form.scales:  # they are rounded to bf16, as x is
+        weights = [simt.from_bf16(simt.to_bf16(each)) for each in weights]
+    results = [x.astype(np.float64) @ each.T + bias for each, bias in zip(weights, biases, strict=True)]
     gate = np.clip(results[0], -500, None)
     expected = (gate / (1 + np.exp(-gate)) * results[1] if gated else results[0]) + residual
     found = memory.get(places["out"], (rows, n))
-    few_parts = count == 2 or dtype in ("f16", "f32")  # of x, or of weights
-    assert np.abs(found - expected).max() <= (2e-5 if few_parts else 1e-6) * np.abs(expected).max()
+    limit = 1e-6 if count == 3 and dtype != "f32" else 4e-5  # where numbers lie between two bf16, rounding may differ
+    assert np.abs(found - expected).max() <= limit * np.abs(expected).max()
 
 
 def test_shapes_of_few_rows() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,10 @@ from click.testing import CliRunner
 
 import rlx
 from rlx.backends.cuda import clocks, driver, ptx, sass
-from rlx.backends.cuda.backend import round_activations
+from rlx.backends.cuda.backend import Cuda, round_activations
 from rlx.backends.cuda.target import LEVELS, named
 from rlx.cli.main import cli
+from rlx.engine.engine import Engine
 from rlx.errors import ArgumentError, CompileError, TargetError
 from rlx.ir import ops
 from rlx.ir.dtypes import BF16, F8_E4M3, F16, F32, Q4_K, Q6_K, Q8_0, DType
@@ -164,6 +166,20 @@ def test_deterministic_programs_have_no_kernels_for_many_rows(
     splits = [kernel for launch in many for kernel in launch["kernels"] if kernel["blocks"][3]]
     layers = 4 if deterministic else 1  # the last one computes one row
     assert len(splits) == layers, "positions are cut as in calls of few rows"
+
+
+@pytest.mark.parametrize(
+    ("more", "rows"),
+    [({"max_seq": 600}, 2048), ({"max_seq": 512}, 512), ({"profile": {"buckets": {"seq": [1, 16, 512]}}}, 512)],
+)
+def test_long_prompts_have_a_program(
+    card: paper_card.PaperCard, goldens: Path, more: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If contexts are long enough, and nobody chose other programs."""
+    monkeypatch.setattr(card, "call_rows", Cuda.call_rows)
+    options = {"device": "paper", "compile_ahead": False, "cache": CompileCache(policy="off"), "max_seq": 600} | more
+    with closing(Engine.open(goldens / "llama" / "hf", **options)) as engine:
+        assert engine.most_rows == rows
 
 
 def test_the_code_can_be_read(card: paper_card.PaperCard) -> None:

@@ -87,7 +87,9 @@ def _inside(program: Lowered, region: int, context: Context) -> Context:
     for node in program.prologues[region]:
         (own[node],) = select(node, inner)
     start = max((launch.kernel.shared for launch in own.values()), default=0)
-    return replace(inner, own=own, start=start, inner=False, weights=_weights(program.regions[region], inner))
+    nodes = program.regions[region]
+    outputs = sum(inner.part(static(each, -1)).count for each in nodes if each.op == "linear")
+    return replace(inner, own=own, start=start, inner=False, weights=_weights(nodes, inner), outputs=outputs)
 
 
 def _weights(region: Sequence[Node], context: Context) -> int:

@@ -74,6 +74,7 @@ class Context:
         start: first byte of shared memory that is free.
         inner: whether the kernel is one of these itself.
         weights: bytes of the matrices of all linears of the region, which run side by side.
+        outputs: of these linears.
     """
 
     symbols: tuple[str, ...]
@@ -89,6 +90,7 @@ class Context:
     start: int = 0
     inner: bool = False
     weights: int = 0
+    outputs: int = 0
 
     def part(self, n: int) -> Part:
         """What a card has of a matrix with `n` outputs."""

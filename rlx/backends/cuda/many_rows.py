@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from rlx.backends.cuda.code import I8, I64, THREADS, Code, Value
 from rlx.backends.cuda.kernels import attention_prompt as prompts
-from rlx.backends.cuda.kernels import groups
+from rlx.backends.cuda.kernels import groups, row_parts
 from rlx.backends.cuda.kernels import matrix_large as larges
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache, Segment
-from rlx.backends.cuda.kernels.matrix_large import Rows, Shape
+from rlx.backends.cuda.kernels.large_shape import Shape, shape_of, shape_of_experts, stages_of
+from rlx.backends.cuda.kernels.matrix_large import Rows
 from rlx.backends.cuda.launches import SCRATCH, Arg, Blocks, Context, Launch
 from rlx.backends.cuda.layouts import ROWS, form_of
 from rlx.backends.sizes import extent, rows, static
@@ -25,12 +26,13 @@ from rlx.ir.node import Node
 from rlx.ir.segments import is_segmented
 
 MANY = 64  # rows: programs of more take these kernels
+_BESIDE = 16  # blocks of rows that are computed side by side
 
 
 def linear(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[Launch]:
     """A linear layer."""
     part, count = c.part(static(weight, 0)), n.shape[0]
-    shape = larges.shape_of(c.most(count), part.count, _parts(args), c.together, form_of(weight.dtype).scales > 0)
+    shape = _shape(n, c, weight, count, max(part.count, c.outputs), _parts(args))
 
     def place(k: Code, block: Value) -> Rows:
         first, some = block * shape.rows, k.number(k.dim(count))
@@ -47,8 +49,7 @@ def heads(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[La
     """Of x [rows, heads, k] each head has its own matrix."""
     x = n.inputs[0]
     count, part, number = x.shape[0], c.part(static(weight, 1)), static(x, 1)
-    scaled = form_of(weight.dtype).scales > 0
-    shape = larges.shape_of(c.most(count), part.count * number, 1, c.together, scaled)
+    shape = _shape(n, c, weight, count, part.count * number, 1)
 
     def place(k: Code, block: Value) -> Rows:
         first, head, some = block // number * shape.rows, block % number, k.number(k.dim(count))
@@ -67,12 +68,12 @@ def experts(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[
     x, ids = n.inputs[:2]
     slots, own_rows, units = static(ids, 1), len(x.shape) == 3, extent(ids.shape, ids)
     count, part = static(weight, 0), c.part(static(weight, 1))
-    shape = larges.shape_of_experts(c.most(units), count, _parts(args), c.together)
+    shape = shape_of_experts(c.most(units), count, _parts(args), c.together)
     before = -(-4 * (c.most(units) + count + 1) // 256) * 256  # bytes of the groups, in front of the rows
 
     def place(k: Code, block: Value) -> Rows:
         k.wait()  # the groups come from the kernel before
-        table = k.pointers["x"]
+        table = k.pointers["scratch"]
         found = groups.find(k, table, count, shape.rows, block)
 
         def unit(i: Value) -> Value:
@@ -100,6 +101,16 @@ def experts(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[
     return [first, *launches]
 
 
+def _split(n: Node, c: Context) -> int:
+    """The parts of x."""
+    return 1 if n.inputs[0].dtype is BF16 else 3 if c.exact else 2
+
+
+def _shape(n: Node, c: Context, weight: Node, count: DimLike, outputs: int, parts: int) -> Shape:
+    form = form_of(weight.dtype)
+    return shape_of(form, c.most(count), outputs, parts, c.together, _split(n, c), c.shared)
+
+
 def _parts(args: Mapping[str, Arg]) -> int:
     """Weights of a layer: 2 if it is gated."""
     return len([name for name in args if name[0] == "w"])
@@ -109,53 +120,71 @@ def _products(
     n: Node, c: Context, args: Mapping[str, Arg], weight: Node, shape: Shape, x_rows: DimLike, blocks: Blocks,
     place: Callable[[Code, Value], Rows], before: int = 0,
 ) -> list[Launch]:  # fmt: skip
-    """The kernel that stores rows of x, and that of the products.
+    """The kernel that stores parts of the rows of x, if these are not taken as they are, and that of the products.
 
     Args:
         args: the pointers of the products; "x" is the rows of x.
         x_rows: number of these.
         blocks: without those for tiles of the weights.
         place: number among them -> the rows of a block.
-        before: bytes in front of the stored rows.
+        before: bytes in front of the stored parts.
     """
     attrs, form = dict(n.attrs), form_of(weight.dtype)
     gated, out, parts = attrs.get("gated"), attrs.get("out", "f32"), _parts(args)
     part, width = c.part(static(weight, -2)), static(weight, -1)
-    split = 1 if n.inputs[0].dtype is BF16 else 3 if c.exact else 2
-    stored, each = larges.parts_of(width, form, split), shape.tiles(parts)
-    stages = larges.stages_of(form, shape, c.shared, split)
+    count, each = _split(n, c), shape.tiles(parts)
+    taken = row_parts.as_they_are(width) if count == 1 else None
+    split = taken or row_parts.parts_of(width, count)
+    stages = stages_of(form, shape, c.shared, count)
     if not stages or c.own:
         return []
     tiles = -(-part.count // (ROWS * each))
 
     def write(k: Code) -> None:
-        larges.write_parts(k, stored, k.dim(x_rows), k.at(k.pointers["parts"], I8, before))
+        row_parts.write_parts(k, split, k.dim(x_rows), before)
 
     def body(k: Code) -> None:
-        some, of = place(k, k.block // tiles), k.pointers
+        block, tile = _of_tile(k, blocks, tiles)
+        some, of = place(k, block), k.pointers
         weights = [of[name] for name in args if name[0] == "w"]
         if some.matrix is not None:
             start = some.matrix.to(I64) * form.places(part.count, width)[2]
             weights = [k.at(each, I8, start) for each in weights]
         at = larges.Operands(
             weights=weights,
-            x=k.at(of["x"], I8, before),
+            x=of["x"] if taken else k.at(of["scratch"], I8, before),
             rows=some,
             out=of["out"],
-            tile=(k.block % tiles) * each,
+            tile=tile * each,
             bias=[part.numbers(k, of[name]) for name in args if name[0] == "b"],
             residual=of.get("residual"),
+            fours=part.whole % 4 == 0,
         )
         with k.when(some.some) if some.some else nullcontext():
-            larges.Large(k, form, part.count, width, shape, stages, gated, out, split).emit(at)
+            larges.Large(k, form, part.count, split, shape, stages, gated, out).emit(at)
 
-    scratch = extent([x_rows, stored.nbytes], n) + before
-    items = Blocks(extent([x_rows, stored.padded // larges.SPLIT], n), THREADS)
-    return [
-        c.launch(n, "parts", {"x": n.inputs[0], "parts": SCRATCH}, items, write, scratch),
-        c.launch(n, n.op, {**args, "x": SCRATCH}, replace(blocks, times=blocks.times * tiles), body, scratch,
-                 split=part.split),
-    ]  # fmt: skip
+    scratch = before if taken else extent([x_rows, split.nbytes], n) + before
+    given = args if taken else {name: arg for name, arg in args.items() if name != "x"}
+    given = {**given, "scratch": SCRATCH} if before or not taken else given
+    products = c.launch(
+        n, n.op, given, replace(blocks, times=blocks.times * tiles), body, scratch, split=part.split
+    )  # fmt: skip
+    if taken:
+        return [products]
+    items = Blocks(extent([x_rows, split.padded // row_parts.SPLIT], n), THREADS)
+    return [c.launch(n, "parts", {"x": n.inputs[0], "parts": SCRATCH}, items, write, scratch), products]
+
+
+def _of_tile(k: Code, blocks: Blocks, tiles: int) -> tuple[Value, Value]:
+    """The number of a block without those for tiles of the weights, and that of its tiles.
+
+    Blocks that run at a time have the same few tiles, for up to `_BESIDE` blocks of rows: so weights are read from
+    memory about once.
+    """
+    every = (k.number(k.dim(blocks.count)) + (blocks.per - 1)) // blocks.per * blocks.times
+    first = k.block // (tiles * _BESIDE) * _BESIDE
+    rest, some = k.block - first * tiles, k.smaller(every - first, _BESIDE)
+    return first + rest % some, rest // some
 
 
 def attention(
@@ -169,7 +198,7 @@ def attention(
         few: the kernel for any rows, of segments that a function changes.
     """
     q, keys, values = n.inputs[:3]
-    tiles = prompts.tiles_of(a, keys.dtype, values.dtype, c.shared)
+    tiles = prompts.tiles_of(a, keys.dtype, values.dtype, c.shared, exact=c.exact)
     if tiles is None or c.own:
         return []
     size, some = prompts.rows_of(a), q.shape[0]

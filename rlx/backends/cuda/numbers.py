@@ -68,14 +68,19 @@ def tanh(k: Code, x: Value) -> Value:
     return k.select(x.is_nan(), x, kept)
 
 
+def reciprocal(k: Code, x: Value) -> Value:
+    """1 / x, within 2^-23; 0 of a subnormal result."""
+    return k.call(F32, "llvm.nvvm.rcp.approx.ftz.f", x)
+
+
 def sigmoid(k: Code, x: Value) -> Value:
     """1 / (1 + e^-x)."""
-    return 1.0 / (exp(k, -x) + 1.0)
+    return reciprocal(k, exp(k, -x) + 1.0)
 
 
 def silu(k: Code, x: Value) -> Value:
     """x sigmoid(x); 0 where e^-x is infinite."""
-    return x / (exp(k, -x) + 1.0)
+    return x * sigmoid(k, x)
 
 
 def gelu_tanh(k: Code, x: Value) -> Value:

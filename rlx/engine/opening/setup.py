@@ -37,6 +37,7 @@ from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import weight_bytes, weight_table
 from rlx.passes.options import MAX_PAST
 from rlx.profile import CompileProfile, ProfileLike
+from rlx.profile.keys import BUCKETS
 from rlx.profile.option import parse_bytes, parse_cache_kv_bytes, parse_folder
 from rlx.store.cache import CompileCache, checked_cache
 from rlx.weights import ModelWeights, WeightLoader, open_weights
@@ -330,14 +331,17 @@ class Setup:
             hint = "Choose the same for both phases, or leave `deterministic` out."
             what = f"`deterministic` needs the same arithmetic in prefill and decode, and {name} differs"
             raise ProfileError(what, where="profile", hint=hint)
-        length = chosen.max_seq
+        device, length = backend(profile.device), chosen.max_seq
+        context = min(config.context, DEFAULT_CONTEXT) if length is None else whole("max_seq", length, 1, MAX_PAST)
+        if profile.buckets is BUCKETS and min(device.call_rows, context) > BUCKETS[-1]:  # nobody chose them
+            profile = replace(profile, buckets=(*BUCKETS, device.call_rows))
         return Setup(
             profile,
             profile.source,
-            backend(profile.device).target(profile.level),
+            device.target(profile.level),
             cache_type(profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
             worker_count(profile.threads),
-            min(config.context, DEFAULT_CONTEXT) if length is None else whole("max_seq", length, 1, MAX_PAST),
+            context,
             compile_cache(chosen.cache, profile),
             None if chosen.dump_ir is None else Path(chosen.dump_ir).expanduser(),
         )

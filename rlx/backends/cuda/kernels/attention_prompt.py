@@ -5,8 +5,9 @@ largest score, the sum of its weights and the weighted values so far. 16 pairs o
 product; four warps have 64 of them, and two such groups share the positions of each chunk. Chunks begin at multiples of
 their size, and what a row does not see leaves its bits alone: so they do not depend on the other rows.
 
-Products keep the precision of f32 as far as caches have it: queries and weights are sums of two f16, or of two or three
-bf16, and so are keys and values of caches of other types than these.
+Queries and weights have the type of the cache, if it is f16 or bf16. With precision "exact" products keep the precision
+of f32 as far as caches have it: queries and weights are sums of two f16, or of two or three bf16, and so are keys and
+values of caches of other types than these.
 """
 
 from __future__ import annotations
@@ -81,15 +82,17 @@ class Tiles(SharedRows):
         return max(queries + self.stages * self.stage, _PAIRS * (self.width + 8 + 2) * 4)
 
 
-def tiles_of(a: Attention, keys: DType, values: DType, shared: int) -> Tiles | None:
+def tiles_of(a: Attention, keys: DType, values: DType, shared: int, *, exact: bool) -> Tiles | None:
     """How an attention is cut; None if this kernel does not serve it.
 
     Args:
         shared: bytes of shared memory that a block can have.
+        exact: whether queries and weights are as precise as f32.
     """
     if a.width % 16 or a.width > _WIDEST or a.mask == "bias":
         return None
     kind, parts, own = operands_of(keys, values)
+    own = own if exact or parts > 1 else 1
     positions = 32 if a.width <= _HELD and parts < 3 else 16
     for stages in (2, 1) if parts == 1 else (1,):
         found = Tiles(a.width, kind, parts, own, positions, stages)

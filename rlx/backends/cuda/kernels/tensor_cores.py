@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cuda.code import F32, I32, I64, Code, Value
+from rlx.backends.cuda.code import F32, I32, I64, WARPS, Code, Value
 
 # -- copies to shared memory -------------------------------------------------------------------------------------------
 
@@ -35,6 +35,38 @@ def wait_copies(k: Code, left: int) -> None:
 def fence_copies(k: Code) -> None:
     """Makes what this thread copied to shared memory visible to `begin_products`, after a barrier."""
     k.line('call void asm sideeffect "fence.proxy.async.shared::cta;", "~{memory}"() convergent')
+
+
+# -- warps that wait for each other -----------------------------------------------------------------------------------
+
+
+def begin_meetings(k: Code, count: int) -> Value:
+    """Places of shared memory in which the warps of a block meet, again and again (mbarrier, sm_90).
+
+    A warp comes to a place, and goes on; later it waits until all have come. A barrier must follow.
+    """
+    places = k.share(8 * count)
+    with k.when(k.thread.equals(0)):
+        for i in range(count):
+            k.assembly("void", f"mbarrier.init.shared::cta.b64 [$0], {WARPS};", "l", k.at(places, I64, i))
+    return places
+
+
+def come(k: Code, place: Value) -> None:
+    """This warp has come; who waits sees what it did before."""
+    k.sync_warp()
+    with k.when(k.lane.equals(0)):
+        k.assembly("void", "mbarrier.arrive.release.cta.shared::cta.b64 _, [$0];", "l", place)
+
+
+def wait_for_all(k: Code, place: Value, again: Value) -> None:
+    """Waits until all have come to a place.
+
+    Args:
+        again: how often all had come before, its lowest bit.
+    """
+    text = "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [$0], $1;"
+    k.assembly("void", f"{{ .reg .pred p; again: {text} @!p bra again; }}", "l,r", place, again)
 
 
 # -- by a warp ---------------------------------------------------------------------------------------------------------
@@ -73,36 +105,53 @@ def matrix_descriptor(k: Code, place: Value, stride: int) -> Value:
 
 
 def begin_products(
-    k: Code, pairs: Sequence[tuple[Sequence[Value], int]], b: Value, n: int, c: Sequence[Value] | None
+    k: Code, pairs: Sequence[tuple[Sequence[Value], int]], b: Value, n: int, c: Sequence[Value]
 ) -> list[Value]:
     """Begins c + a b of 64 x 16 and 16 x n numbers of bf16, summed over pairs (wgmma, sm_90a).
 
-    What it returns may be used after `finish_products` only.
+    What it returns may be used after `finish_products` only, but for as the `c` of the next products.
 
     Args:
         pairs: the registers of a, 16 rows a warp, and how many times 16 bytes its b lies after the place of `b`.
         n: columns: a multiple of 8.
-        c: the lane's n / 2 numbers, in fours for eight columns; zeros if there are none.
+        c: the lane's n / 2 numbers, in fours for eight columns.
     """
     count = n // 2
     sums = ", ".join(f"${i}" for i in range(count))
     lines, given = ["wgmma.fence.sync.aligned;"], list[Value]()
-    first = 2 * count if c is not None else count
-    for i, (a, offset) in enumerate(pairs):
-        registers = ", ".join(f"${first + 1 + len(given) + j}" for j in range(4))
+    for a, offset in pairs:
+        registers = ", ".join(f"${2 * count + 1 + len(given) + j}" for j in range(4))
         given += a
         lines.append(
-            f"{{ .reg .b64 d; .reg .pred p; setp.ne.b32 p, {int(i > 0 or c is not None)}, 0; "
-            f"add.s64 d, ${first}, {offset}; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 "
-            f"{{{sums}}}, {{{registers}}}, d, p, 1, 1, 0; }}"
+            f"{{ .reg .b64 d; add.s64 d, ${2 * count}, {offset}; "
+            f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{sums}}}, {{{registers}}}, d, 1, 1, 1, 0; }}"
         )
     lines.append("wgmma.commit_group.sync.aligned;")
-    return _together(k, lines, "=&f", count, [*(c or ())], ["l"] + ["r"] * len(given), [b, *given])
+    return _together(k, lines, "=&f", count, c, ["l"] + ["r"] * len(given), [b, *given])
 
 
-def finish_products(k: Code, values: Sequence[Value], left: int) -> list[Value]:
-    """The results of `begin_products`; only the `left` last ones that were begun may still be under way."""
-    return _together(k, [f"wgmma.wait_group.sync.aligned {left};"], "=f", len(values), values, [], [])
+def await_products(k: Code, left: int, read: Sequence[Value]) -> None:
+    """Waits for all products but the `left` last ones that were begun: what they read may be changed then.
+
+    At the end of an iteration of a loop none may be left: the driver does not see there that they read registers. That
+    it sees this before is not written anywhere. So these registers are used here once more: they would be stored if the
+    first extent were negative, which no extent is.
+
+    Args:
+        read: registers that the products read that are waited for.
+    """
+    fours = [", ".join(f"${2 + i + j}" for j in range(4)) for i in range(0, len(read), 4)]
+    stores = " ".join(f"@p st.global.v4.b32 [$1], {{{four}}};" for four in fours)
+    text = f"wgmma.wait_group.sync.aligned {left}; {{ .reg .pred p; setp.lt.s32 p, $0, 0; {stores} }}"
+    given = [k.load(k.extents, I32, constant=True), k.extents, *read]
+    operands = ", ".join(f"{each.type} {each.text}" for each in given)
+    constraints = ",".join(["r", "l", *["r"] * len(read), "~{memory}"])
+    k.line(f'call void asm sideeffect "{text}", "{constraints}"({operands}) convergent')
+
+
+def finish_products(k: Code, values: Sequence[Value]) -> list[Value]:
+    """The results of `begin_products`, when all that were begun are done."""
+    return _together(k, ["wgmma.wait_group.sync.aligned 0;"], "=f", len(values), values, [], [])
 
 
 def _together(
