@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A chat in the terminal: streams the answer, keeps the conversation, stops where the model says so.
 
-python examples/chat.py [MODEL]          (the embedded demo model by default; Ctrl-D ends)
+python examples/chat.py [MODEL]          (the demo model by default; Ctrl-D ends)
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw coloured shapes, and ask the embedded model that sees about them. Nothing is downloaded.
+"""Draw coloured shapes, and ask the demo model that sees about them. Nothing is downloaded.
 
     python examples/images.py
     python examples/images.py --seed 7 --save shapes.png      # then: rlx run demo-vision --image shapes.png "..."

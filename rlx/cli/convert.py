@@ -33,7 +33,7 @@ def convert(source: str, out: str, target: str, part: str, force: bool) -> None:
 
     IN is a folder with config.json, the weights and the tokenizer. With --type auto every matrix keeps the type it has;
     norms and other small tensors are always F32. The vision tower of a model for images and text becomes a file of its
-    own beside OUT, mmproj-OUT, where `rlx run` finds it. A file appears when it is whole.
+    own beside OUT, mmproj-OUT, where `rlx run` finds it. A file appears when it is complete.
     """
     start = time.perf_counter()
     with Bars("writing tensors") as bars:  # first it is opened
@@ -87,8 +87,8 @@ def quantize(
 
     IN is a GGUF file, also that of a vision tower (mmproj), or a folder with safetensors, whose language model is
     written; best in F32, F16 or BF16. TYPE is one of F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q4_K_M and Q4_0. Each tensor
-    gets the type that llama.cpp gives it in a file of that TYPE; what must not be quantized is not. OUT appears when it
-    is whole.
+    gets the type that llama.cpp gives it in a file of that TYPE; norms and other small tensors are not quantized. OUT
+    appears when it is complete.
     """
     start = time.perf_counter()
     how: dict[str, Any] = {"threads": threads, "force": force, "requantize": requantize, "imatrix": imatrix}

@@ -181,7 +181,7 @@ def show(found: dict[str, Any]) -> None:
 def eval_(
     file: str, model: str | None, limit: int | None, delimiter: str, as_json: bool, engine: dict[str, Any]
 ) -> None:
-    """Measure how often MODEL finds the right choice likeliest.
+    """Measure how often MODEL chooses the right answer.
 
     Each line of FILE is a question in JSON, with a query, choices and the number of the right one. acc takes the
     log-likelihood of each choice, acc_norm divides it by its characters, as lm-evaluation-harness does.

@@ -104,12 +104,12 @@ def run(
 ) -> None:
     """Answer PROMPT.
 
-    With one argument the embedded demo model answers, or with --image the one that sees; with two, the first is the
-    model: a GGUF file, a safetensors file, a directory with one, or the name of a downloaded model, ORG/REPO[:QUANT].
-    The model's chat template is used if it has one.
+    MODEL is a GGUF file, a safetensors file, a directory with one, or the name of a downloaded model, ORG/REPO[:QUANT].
+    Without MODEL the demo model answers, or with --image the demo model that sees. The model's chat template is used if
+    it has one.
 
-    What a pipe or a file brings on stdin is put before PROMPT; a PROMPT of - is all of stdin. Write -- in front of a
-    PROMPT that begins with a dash.
+    What comes on stdin stands before PROMPT; a PROMPT of - is all of stdin. Write -- in front of a PROMPT that begins
+    with a dash.
 
     \b
     rlx run "Tell me a story about a brave fox."

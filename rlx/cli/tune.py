@@ -40,11 +40,11 @@ from rlx.store.store import Store, default_root
 )
 @some_engine_options("device")
 def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: float, engine: dict[str, Any]) -> None:
-    """Measure which numbers suit this machine, and use them.
+    """Adapt the kernels to this machine: measure variants, keep the fastest.
 
-    A few numbers in the kernels of linear layers, such as how far ahead memory is asked for, depend on the machine.
-    They are measured for the target (RLX_TARGET) and kept in the cache's folder. They change speed and never a result;
-    what was compiled with other numbers is compiled again. Let nothing else run meanwhile.
+    The best values of a few numbers in the kernels of linear layers, such as how far ahead weights are prefetched,
+    depend on the machine. They are measured for the target (RLX_TARGET) and kept in the cache's folder. They change
+    speed and never a result; programs made with other numbers are compiled again. Let nothing else run meanwhile.
     """
     if show + reset + dry_run > 1:
         raise click.UsageError("--show, --reset and --dry-run exclude each other.")

@@ -239,8 +239,8 @@ def chat(
 ) -> None:
     """Talk with MODEL, by default the demo model.
 
-    In a terminal, /help lists the commands and keys. Ctrl-C clears the line or stops an answer, and what was said of it
-    stays in the conversation; Ctrl-D ends. On a pipe every line of stdin is a message.
+    In a terminal, /help lists the commands and keys. Ctrl-C clears the line, or stops an answer, which stays in the
+    conversation as far as it came; Ctrl-D ends the chat. On a pipe every line of stdin is a message.
 
     \b
     rlx chat

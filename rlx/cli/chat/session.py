@@ -294,7 +294,7 @@ class Session:
         """
         found = AttachedImage.of(name)
         if not self.runner.supports_multimodal:
-            hint = "`rlx chat demo-vision` opens the embedded model that sees; other models need `--mmproj`"
+            hint = "`rlx chat demo-vision` opens the demo model that sees; other models need `--mmproj`"
             raise MultimodalError("the model takes text only", where="/image", hint=hint)
         self.runner.preprocess_image(found.image)
         self.attached.append(found)
