@@ -23,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.adapter_files import random_pairs, write_gguf, write_peft
 from tests.fuzz import mutate
 from tests.fuzz.images import make_image, use_image
 from tests.golden_folder import unpack
@@ -138,6 +139,13 @@ def use_template(folder: Path) -> None:
     source, conversation = json.loads((folder / "template.json").read_text())
     if isinstance(conversation, dict) and "messages" in conversation:
         ChatTemplate(source, "<bos>", "<eos>").render(**conversation)
+
+
+def use_adapter(folder: Path) -> None:
+    from rlx.weights.adapters import open_adapter
+
+    file = folder / "a.gguf"
+    open_adapter(file if file.exists() else folder, "llama")
 
 
 def use_snapshot(folder: Path) -> None:
@@ -273,6 +281,30 @@ def make_json(rng: random.Random, folder: Path) -> None:
     path.write_bytes(mutate.mutated_json(rng, document))
 
 
+@cache
+def adapters() -> tuple[Path, bytes]:
+    """A folder as PEFT saves it, and a GGUF file."""
+    folder = Path(mkdtemp(prefix="rlx-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    pairs = random_pairs(goldens() / "llama" / "hf", ["q_proj", "down_proj"])
+    file = write_gguf(folder / "a.gguf", "llama", {"blk.0.attn_q": next(iter(pairs.values()))})
+    return write_peft(folder / "peft", pairs), file.read_bytes()
+
+
+def make_adapter(rng: random.Random, folder: Path) -> None:
+    """A LoRA adapter: the settings or the header of a folder's tensors, or a GGUF file."""
+    peft, data = adapters()
+    if rng.random() < 0.4:
+        (folder / "a.gguf").write_bytes(mutate.mutated_gguf(rng, data))
+        return
+    shutil.copytree(peft, folder, dirs_exist_ok=True)
+    config, tensors = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    if rng.random() < 0.6:
+        config.write_bytes(mutate.mutated_json(rng, json.loads(config.read_bytes())))
+    else:
+        tensors.write_bytes(mutate.mutated_bytes(rng, tensors.read_bytes(), within=800))
+
+
 PROFILE = """family = "qwen3"
 model = "m.gguf"
 [precision]
@@ -321,6 +353,7 @@ KINDS = {
     "safetensors": Kind(make_safetensors, use_folder),
     "tokenizer": Kind(make_tokenizer, use_tokenizer_folder),
     "template": Kind(make_template, use_template),
+    "adapter": Kind(make_adapter, use_adapter),
     "snapshot": Kind(make_snapshot, use_snapshot),
     "json": Kind(make_json, use_folder),
     "profile": Kind(make_profile, use_profile),

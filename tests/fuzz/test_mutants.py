@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 RUN = Path(__file__).parent / "run.py"
-KINDS = ("gguf", "safetensors", "tokenizer", "template", "snapshot", "json", "profile", "image")
+KINDS = ("gguf", "safetensors", "tokenizer", "template", "adapter", "snapshot", "json", "profile", "image")
 
 BAD = """
 import os, sys
