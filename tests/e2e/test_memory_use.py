@@ -53,7 +53,7 @@ def addresses(engine: Engine) -> dict[str, Any]:
             id(p._code),
         )
         for phase, table in engine.tables.items()
-        for key, p in zip(table.order, table, strict=True)
+        for key, p in table.programs.items()
     }
     return {"programs": programs, "states": engine.pool.memory.buffers, "weights": dict(engine._tensors.buffers)}
 

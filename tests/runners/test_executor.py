@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from toy_engine import ToyEngine, answer, executor, give, job
+from toy_engine import ToyEngine, ToySequence, answer, executor, give, job
 
 from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.scheduler import PATIENCE
@@ -44,6 +44,22 @@ def test_every_job_gets_its_tokens() -> None:
     assert made.room.ended == 5
     assert made.counters.tokens == sum(each.limit for each in jobs)
     assert made.counters.prompt_tokens + made.counters.reused_tokens == sum(len(each.prompt) for each in jobs)
+
+
+def test_a_request_is_counted_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise who finds the loop idle reads a number that lacks the last one."""
+    made, jobs, seen = executor(ToyEngine()), [job(prompt(n, n), limit=n) for n in (3, 5, 8)], list[int]()
+    close = ToySequence.close
+
+    def look(sequence: ToySequence) -> None:
+        seen.append(made.room.ended + len(made.scheduler.jobs()))
+        close(sequence)
+
+    monkeypatch.setattr(ToySequence, "close", look)
+    for each in jobs:
+        give(made, each)
+    run(made)
+    assert seen == [3, 3, 3]
 
 
 def test_a_step_wakes_the_tasks_of_an_event_loop_with_one_call(monkeypatch: pytest.MonkeyPatch) -> None:

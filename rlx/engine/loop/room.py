@@ -221,6 +221,7 @@ class Room:
         Args:
             length: length of the sequence without what nobody uses.
         """
+        self.ended += 1  # before the job leaves: an idle loop has counted all requests
         self._scheduler.remove(job)
         self._scheduler.limited.discard(job)
         sequence = job.sequence
@@ -244,7 +245,6 @@ class Room:
             job.paused = False
             self.paused.remove(job)
         self.freed, self._scheduler.is_full = True, False
-        self.ended += 1
         job.record.ended = self._clock()
         if job.record.trace is not None:
             record.ended(job, error)
