@@ -437,8 +437,14 @@ def planned(
     counted = context.ids if context.images is None else context.images.without_rows(context.ids)
     job = Job(
         replace(
-            request, ids=context, sample=opts, min_tokens=request.min_tokens or 0, stop_ids=stops, keep_ids=keep,
-            embeds=embeds, cache_salt=salt,
+            request,
+            ids=context,
+            sample=opts,
+            min_tokens=request.min_tokens or 0,
+            stop_ids=stops,
+            keep_ids=keep,
+            embeds=embeds,
+            cache_salt=salt,
         ),
         Sampler(opts, counted, tokenizer, constraint),
         None if room is None else room - len(context.ids) + 1,

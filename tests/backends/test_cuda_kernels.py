@@ -364,8 +364,9 @@ def test_a_row_is_normalized_in_its_product(dtype: str, width: int, out: str, we
     places = {"x": memory.put(x), "w0": memory.put(layouts.pack(type_, raw, n, width))}
     places |= {"norm": memory.put(weight)} if weighted else {}
     names = ["x", *["norm"] * weighted, "out"]
-    before, code, alone = Code("norm", dict.fromkeys(names), []), *(
-        Code("kernel", dict.fromkeys([*places, "out"]), []) for _ in range(2)
+    before, code, alone = (
+        Code("norm", dict.fromkeys(names), []),
+        *(Code("kernel", dict.fromkeys([*places, "out"]), []) for _ in range(2)),
     )
     rms_norm(before, width, eps, out)
     normed = memory.put(np.zeros(width, np.int16 if rounded else np.float32))

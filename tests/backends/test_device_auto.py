@@ -56,9 +56,7 @@ def test_no_card(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(exe(np.ones((3, 4), np.float32))["y"], 2)
 
 
-def test_a_model_that_does_not_fit(
-    card: paper_card.PaperCard, goldens: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_does_not_fit(card: paper_card.PaperCard, goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card.memory, "available", lambda: 500e6)
     with pytest.raises(ResourceError, match=r"lacks .* of the device's memory: 500 MB are free, .* caches 2.1 MB"):
         opened(goldens, device="cuda")

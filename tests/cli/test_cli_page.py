@@ -17,6 +17,8 @@ from rlx.cli.main import cli
 
 PAGE = text(DOCS / "cli.md")
 CONTEXT = cli.make_context("rlx", ["run"], resilient_parsing=True)
+
+
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "site"))

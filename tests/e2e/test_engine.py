@@ -65,6 +65,7 @@ def engine(gemma: SingleEngine) -> Iterator[SingleEngine]:
 
 # ---------------------------------------------------------------------------------------------------- chunks
 
+
 def test_the_context_may_be_filled_to_the_last_position_and_no_further(engine: SingleEngine, tokens: list[int]) -> None:
     engine.forward(tokens)
     with pytest.raises(PromptError, match=r"49 tokens after 48 do not fit the context of 96\. Shorten"):

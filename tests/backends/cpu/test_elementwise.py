@@ -19,6 +19,7 @@ from rlx.ir.stored import round_to
 Array = NDArray[Any]
 targets = pytest.mark.parametrize("target", LEVELS, ids=name)
 
+
 def everywhere() -> Array:
     """Numbers of all magnitudes, dense where the functions bend."""
     parts = [np.linspace(-110, 95, 60_000), np.linspace(-1, 1, 20_000), np.logspace(-37, 2, 10_000)]

@@ -468,7 +468,6 @@ def _not(condition: Value) -> Value:
     return condition ^ 1
 
 
-
 def describe(
     table: npt.NDArray[np.int64], logits: Sequence[int], choices: Sequence[Choice], put: Callable[[Any], int]
 ) -> None:

@@ -179,9 +179,7 @@ class Shape:
         return parts * self.sets(n) * self.ranges * self.each * self.columns * _LANES
 
 
-def shape_of(
-    form: Form, rows: int, n: int, width: int, parts: int, shared: int, rounded: bool = False
-) -> Shape:
+def shape_of(form: Form, rows: int, n: int, width: int, parts: int, shared: int, rounded: bool = False) -> Shape:
     """The shape for calls of up to so many rows of a layer.
 
     Args:
@@ -352,9 +350,7 @@ class Linear(Layer):
 
     # -- products -----------------------------------------------------------------------------------------------------
 
-    def _add_range(
-        self, begin: Value, end: Value, sums: list[list[dict[int, Variable]]], stride: int
-    ) -> None:
+    def _add_range(self, begin: Value, end: Value, sums: list[list[dict[int, Variable]]], stride: int) -> None:
         """Adds the products of some units."""
         k, shape = self.code, self.shape
         if shape.pieces == 1:

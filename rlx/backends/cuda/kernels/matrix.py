@@ -134,11 +134,7 @@ class Matrix:
     def copied(self, place: Value) -> Loaded:
         """The registers of a unit that was copied."""
         k, form, g = self.code, self.form, self.code.lane >> 2
-        words = [
-            word
-            for i in range(form.loads)
-            for word in k.lanes(k.load(k.at(place, _V4, k.lane + i * LANES), _V4))
-        ]
+        words = [word for i in range(form.loads) for word in k.lanes(k.load(k.at(place, _V4, k.lane + i * LANES), _V4))]
         count, fields = form.unit // DEPTH, form.loads * LANES * 16
         if form.row is None:
             return words, [[] for _ in range(count)]
@@ -146,9 +142,7 @@ class Matrix:
         head = _shared_words(k, k.at(place, I8, fields + form.field_bytes), 4 * form.row.head, g)
         return words, [_shared_words(k, k.at(place, I8, fields), size, g + 8 * q) + head for q in range(count)]
 
-    def unpacked(
-        self, words: Sequence[Value], numbers: Sequence[list[Value]], *, raw: bool = False
-    ) -> Iterator[Group]:
+    def unpacked(self, words: Sequence[Value], numbers: Sequence[list[Value]], *, raw: bool = False) -> Iterator[Group]:
         """The groups of a unit.
 
         Args:
