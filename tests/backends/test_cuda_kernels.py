@@ -188,7 +188,7 @@ def test_linears_of_many_rows(dtype: str, width: int, shape: Shape, gated: str |
         tile=code.block % tiles * shape.tiles(parts),
         bias=[of["b0"], of["b1"]][:parts],
         residual=of["residual"],
-        fours=width != 512,
+        aligned=width != 512,
     )
     stages = stages_of(form, shape, 227 << 10, count)
     larges.Large(code, form, n, as_it_is or stored_as, shape, stages, gated).emit(at)

@@ -9,7 +9,7 @@ No number is rounded otherwise than written: multiplications and additions are n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -160,6 +160,12 @@ class Variable:
         """Changes it."""
         found = self.code.as_value(value, self.type)
         self.code.line(f"store {self.type} {found.text}, ptr {self.place}")
+
+
+def set_all(variables: Iterable[Variable], values: Iterable[Operand]) -> None:
+    """Changes several variables, each to its value."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.set(value)
 
 
 class Builder:

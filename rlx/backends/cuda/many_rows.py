@@ -158,7 +158,7 @@ def _products(
             tile=tile * each,
             bias=[part.numbers(k, of[name]) for name in args if name[0] == "b"],
             residual=of.get("residual"),
-            fours=part.whole % 4 == 0,
+            aligned=part.whole % 4 == 0,
         )
         with k.when(some.some) if some.some else nullcontext():
             larges.Large(k, form, part.count, split, shape, stages, gated, out).emit(at)

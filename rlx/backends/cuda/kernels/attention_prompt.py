@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlx.backends.cuda.code import F32, I8, I16, I32, RESERVED, THREADS, Code, Value
+from rlx.backends.cuda.code import F32, I8, I16, I32, RESERVED, THREADS, Code, Value, set_all
 from rlx.backends.cuda.kernels.attention import Attention, SharedRows, operands_of
 from rlx.backends.cuda.kernels.cache import Cache, Segment, numbered_segment
 from rlx.backends.cuda.kernels.cards import of_card
@@ -280,8 +280,7 @@ class Prompt:
                     values = [value.get() for value in own]
                     for i, j in t.pairs:
                         values = product(k, left[i], right[j][2 * half : 2 * half + 2], values, t.kind)
-                    for variable, value in zip(own, values, strict=True):
-                        variable.set(value)
+                    set_all(own, values)
 
     def _scores(self, start: Value, row: Value) -> list[list[Value]]:
         """Of each eight positions four scores of the lane: two of each of its pairs."""

@@ -16,24 +16,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from rlx.backends.cuda.code import F32, I8, I32, I64, THREADS, WARPS, Code, Operand, Value, Variable
+from rlx.backends.cuda.code import F32, I8, I32, I64, THREADS, WARPS, Code, Operand, Value, Variable, set_all
 from rlx.backends.cuda.kernels.large_shape import ATOM, LINE, Shape
 from rlx.backends.cuda.kernels.matrix import Matrix
 from rlx.backends.cuda.kernels.row_parts import CHUNK, COPIED, Parts
 from rlx.backends.cuda.kernels.tensor_cores import (
+    arrive,
     await_products,
-    begin_meetings,
     begin_products,
-    come,
     commit_copies,
     copy_async,
     fence_copies,
     finish_products,
+    init_barriers,
     matrices,
     matrix_descriptor,
     product,
+    wait_barrier,
     wait_copies,
-    wait_for_all,
 )
 from rlx.backends.cuda.kernels.weight_chunks import Weights, operands
 from rlx.backends.cuda.layouts import DEPTH, ROWS, Form
@@ -72,7 +72,7 @@ class Operands:
         out: memory.
         tile: the first tile of the weights.
         bias, residual: memory, if there are any.
-        fours: whether results of four outputs side by side lie at multiples of four.
+        aligned: whether results of four outputs side by side lie at multiples of four.
     """
 
     weights: list[Value]
@@ -82,7 +82,7 @@ class Operands:
     tile: Value
     bias: list[Value]
     residual: Value | None
-    fours: bool
+    aligned: bool
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class Large:
                 weights.bring(number + ahead, following)
                 self._bring(rows, number + ahead, following)
             commit_copies(k)
-            _set(soon[0], [variable.get() for variable in soon[1]])
-            _set(soon[1], later)
+            set_all(soon[0], [variable.get() for variable in soon[1]])
+            set_all(soon[1], later)
 
         loop = self._together if self.shape.together else self._alone
         loop(weights, numbers_now, bring, stage, sums)
@@ -209,10 +209,10 @@ class Large:
         under way where the loop begins again.
         """
         k, (first, *others), left = self.code, self._jobs(), self.stages - 3
-        meetings, again = begin_meetings(k, self.stages), k.variable(I32, 0)
+        barriers, parity = init_barriers(k, self.stages), k.variable(I32, 0)
         k.barrier()
-        self._have_copied(meetings, stage.get(), left)
-        wait_for_all(k, k.at(meetings, I64, stage.get()), again.get())
+        self._have_copied(barriers, stage.get(), left)
+        wait_barrier(k, k.at(barriers, I64, stage.get()), parity.get())
         ready = self._pairs(weights, first, stage.get(), numbers()[0])
         registers = {id(pair.weights): [k.variable(I32, word) for word in pair.weights] for pair in ready}
         with k.loop(0, self.parts.chunks) as number:
@@ -223,21 +223,21 @@ class Large:
             self._begin(pairs, base, sums[first.tile])
             following = _wrapped(k, stage.get() + 1, self.stages)
             bring(number)
-            self._have_copied(meetings, following, left)
+            self._have_copied(barriers, following, left)
             for job in others:
                 before, pairs = pairs, self._pairs(weights, job, stage.get(), now)
                 self._begin(pairs, base, sums[job.tile])
                 await_products(k, 1, _registers(before))
-            again.set(k.select(following.equals(0), again.get() ^ 1, again.get()))
+            parity.set(k.select(following.equals(0), parity.get() ^ 1, parity.get()))
             stage.set(following)
-            wait_for_all(k, k.at(meetings, I64, following), again.get())
+            wait_barrier(k, k.at(barriers, I64, following), parity.get())
             before, pairs = pairs, self._pairs(weights, first, following, after)
             await_products(k, 0, _registers(before))
             new = {id(old.weights): pair.weights for old, pair in zip(ready, pairs, strict=True)}
             for which, some in registers.items():
-                _set(some, new[which])
+                set_all(some, new[which])
         for own in sums:
-            _set(_flat(own), finish_products(k, [value.get() for value in _flat(own)]))
+            set_all(_flat(own), finish_products(k, [value.get() for value in _flat(own)]))
 
     def _zeros(self) -> list[list[list[Variable]]]:
         """For each tile of a warp, for each eight rows of x."""
@@ -266,7 +266,7 @@ class Large:
                 own = k.at(source, I8, (number * LINE + part * p.padded * 2).to(I64))
                 copy_async(k, k.at(base, I8, place + part * self.part_bytes), own, kept)
 
-    def _have_copied(self, meetings: Value, stage: Value, left: int) -> None:
+    def _have_copied(self, barriers: Value, stage: Value, left: int) -> None:
         """This warp's copies of a chunk are there, so that nobody waits long for them.
 
         Args:
@@ -274,7 +274,7 @@ class Large:
         """
         wait_copies(self.code, left)
         fence_copies(self.code)
-        come(self.code, self.code.at(meetings, I64, stage))
+        arrive(self.code, self.code.at(barriers, I64, stage))
 
     def _x_of(self, stage: Value) -> Value:
         """Where a chunk of x is."""
@@ -304,7 +304,7 @@ class Large:
         given = [(each.weights, (each.step * 32 + each.part * self.part_bytes) // 16) for each in pairs]
         x = matrix_descriptor(k, k.at(base, I8, self.rank * (self.shape.columns * ATOM)), ATOM)
         values = [value.get() for value in _flat(sums)]
-        _set(_flat(sums), begin_products(k, given, x, 8 * self.shape.columns, values))
+        set_all(_flat(sums), begin_products(k, given, x, 8 * self.shape.columns, values))
 
     def _add_alone(self, pairs: list[Pair], base: Value, sums: list[list[Variable]]) -> None:
         """By a warp."""
@@ -315,7 +315,7 @@ class Large:
                 values = [value.get() for value in own]
                 for each in pairs:
                     values = product(self.code, each.weights, x[each.part, each.step][2 * c : 2 * c + 2], values)
-                _set(own, values)
+                set_all(own, values)
 
     def _row(self, column: int) -> Operand:
         """The first row of eight that a warp has."""
@@ -398,7 +398,7 @@ class Large:
         k, column = self.code, first + (self.code.lane & 3) * 4
         with k.when(at.rows.valid(row) & (column < self.n)):
             start = at.rows.start(row) + column
-            if at.fours:
+            if at.aligned:
                 self._store(at, start, values)
                 return
             for i, value in enumerate(values):
@@ -422,11 +422,6 @@ def _registers(pairs: Sequence[Pair]) -> list[Value]:
 
 def _wrapped(k: Code, stage: Value, stages: int) -> Value:
     return k.select(stage >= stages, stage - stages, stage)
-
-
-def _set(variables: Sequence[Variable], values: Sequence[Value]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.set(value)
 
 
 def _flat(some: Any) -> list[Any]:

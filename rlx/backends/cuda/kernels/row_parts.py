@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlx.backends.cuda.code import F32, I8, I16, I32, I64, THREADS, Code, Operand, Value, Variable
+from rlx.backends.cuda.code import F32, I8, I16, I32, I64, THREADS, Code, Operand, Value, set_all
 from rlx.backends.cuda.numbers import pair_parts
 
 CHUNK = 64  # k of a chunk
@@ -92,7 +92,7 @@ def _split(k: Code, x: Value, column: Value, p: Parts) -> list[list[Value]]:
     if p.width % SPLIT == 0:
         with k.when(column < p.width):
             for i in range(0, SPLIT, 4):
-                _set(found[i : i + 4], k.lanes(k.load(k.at(x, F32, i), "<4 x float>")))
+                set_all(found[i : i + 4], k.lanes(k.load(k.at(x, F32, i), "<4 x float>")))
     else:
         _each(k, column, p, lambda i: found[i].set(k.load(x, F32, i)))
     numbers = [number.get() for number in found]
@@ -104,8 +104,3 @@ def _each(k: Code, column: Value, p: Parts, load: Callable[[int], None]) -> None
     for i in range(SPLIT):
         with k.when(column + i < p.width):
             load(i)
-
-
-def _set(variables: list[Variable], values: list[Value]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.set(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlx.backends.cuda.code import F32, THREADS, Code, Value
+from rlx.backends.cuda.code import F32, THREADS, Code, Value, set_all
 from rlx.backends.cuda.kernels.cache import Segment, numbered_segment
 from rlx.backends.cuda.numbers import exp
 from rlx.ir.dims import DimLike
@@ -53,8 +53,7 @@ def causal_conv(k: Code, channels: int, taps: int, table: Value | None, columns:
             for weight, value in zip(weights, u, strict=True):
                 total = k.fma(weight, value, total)
             k.store(k.pointers["out"], total, row * channels + channel)
-            for variable, value in zip(seen, u[1:], strict=True):
-                variable.set(value)
+            set_all(seen, u[1:])
         target = own.written * ((taps - 1) * channels) + channel
         for i, variable in enumerate(seen):
             k.store(k.pointers["after"], variable.get(), target + i * channels)

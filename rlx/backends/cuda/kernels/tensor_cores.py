@@ -40,33 +40,33 @@ def fence_copies(k: Code) -> None:
 # -- warps that wait for each other -----------------------------------------------------------------------------------
 
 
-def begin_meetings(k: Code, count: int) -> Value:
-    """Places of shared memory in which the warps of a block meet, again and again (mbarrier, sm_90).
+def init_barriers(k: Code, count: int) -> Value:
+    """Barriers for the warps of a block, in shared memory, 8 bytes each (mbarrier, sm_90); `Code.barrier` must follow.
 
-    A warp comes to a place, and goes on; later it waits until all have come. A barrier must follow.
+    A warp arrives at a barrier and goes on; later it waits until all have arrived. They are used again and again.
     """
-    places = k.share(8 * count)
+    barriers = k.share(8 * count)
     with k.when(k.thread.equals(0)):
         for i in range(count):
-            k.assembly("void", f"mbarrier.init.shared::cta.b64 [$0], {WARPS};", "l", k.at(places, I64, i))
-    return places
+            k.assembly("void", f"mbarrier.init.shared::cta.b64 [$0], {WARPS};", "l", k.at(barriers, I64, i))
+    return barriers
 
 
-def come(k: Code, place: Value) -> None:
-    """This warp has come; who waits sees what it did before."""
+def arrive(k: Code, barrier: Value) -> None:
+    """This warp arrives; warps that wait then see what it did before."""
     k.sync_warp()
     with k.when(k.lane.equals(0)):
-        k.assembly("void", "mbarrier.arrive.release.cta.shared::cta.b64 _, [$0];", "l", place)
+        k.assembly("void", "mbarrier.arrive.release.cta.shared::cta.b64 _, [$0];", "l", barrier)
 
 
-def wait_for_all(k: Code, place: Value, again: Value) -> None:
-    """Waits until all have come to a place.
+def wait_barrier(k: Code, barrier: Value, parity: Value) -> None:
+    """Waits until all warps have arrived at a barrier.
 
     Args:
-        again: how often all had come before, its lowest bit.
+        parity: 1 if they had arrived an odd number of times before, else 0.
     """
     text = "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [$0], $1;"
-    k.assembly("void", f"{{ .reg .pred p; again: {text} @!p bra again; }}", "l,r", place, again)
+    k.assembly("void", f"{{ .reg .pred p; again: {text} @!p bra again; }}", "l,r", barrier, parity)
 
 
 # -- by a warp ---------------------------------------------------------------------------------------------------------
