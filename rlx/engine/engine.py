@@ -89,8 +89,8 @@ class Engine:
         device: the name of what it runs on.
         most_rows: maximum number of rows in a call of `verify`.
         native_loops: whether one native call runs several steps; otherwise each runs alone, where it can be observed.
-        open_sequence: a new sequence, see `CachePool.open`.
         native_draws: whether it also draws their tokens at random.
+        open_sequence: opens a sequence, see `CachePool.open`.
         pool: the states of all sequences.
         tables: the programs in memory, "prefill", "decode" and "batch".
         images: how images come into prompts.
@@ -156,8 +156,9 @@ class Engine:
                 fitted=self._fitted,
             )
             if setup.cache_kv is not None:
-                given = setup, self._compiler, self.graph, self.pool, plan.weights.loader
-                self.kept, self.prefix_writer = kv.prefix_writer.keeping(*given)
+                self.kept, self.prefix_writer = kv.prefix_writer.keeping(
+                    setup, self._compiler, self.graph, self.pool, plan.weights.loader
+                )
             self._programs.bind(self.pool.memory)
             self.model_runner = ModelRunner(self._programs, self.pool, bucketing, self._limits(), self.load)
             self.model_runner.is_pending = self.ahead.is_pending

@@ -43,8 +43,8 @@ MOST_SEQUENCES = 64
 SHARE = 2  # the pool takes one part in so many of the memory that is left
 RESERVE = 128 << 20
 WORK = 512 << 20  # of a device whose memory is planned: what programs work on, and code
-LOOK = 1.0  # seconds between two looks at how much memory there is,
-STEP = 8 << 20  # which are not worth their time before the pool has taken so much again
+LOOK = 1.0  # seconds between two looks at how much memory the system has
+STEP = 8 << 20  # bytes that the pool takes before it looks again: a look reads files
 _UNKNOWN = 8 << 30  # of systems that do not say how much memory there is
 
 

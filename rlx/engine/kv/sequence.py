@@ -455,10 +455,7 @@ class Sequence:
         """Ends it and gives its memory back. What it has computed stays in the prefix index. May be called again."""
         if self.closed:
             return
-        if self.marks:
-            self.remember()
-        else:
-            self.publish()
+        self.remember()
         if self._shared and self.pool.kept is not None and self._published:
             self.pool.kept.ended(self.keys(self._published))
         self.closed, self.saved = True, None

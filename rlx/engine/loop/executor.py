@@ -94,7 +94,7 @@ class Executor:
         self._task_next = False  # tasks and prompts take turns
         self.is_brief = self._uncompiled = not env.jit()
         self.unheard: set[Notifier] = set()
-        self._woken, self._hurries = 0.0, False  # when consumers were woken, and whether one soon has to be
+        self._woken, self._must_wake = 0.0, False  # when consumers were woken, and whether this turn has to wake them
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Executor:
             if not more and (scheduler.tasks or scheduler.prefilling or scheduler.waiting):
                 more = scheduler.others_want()
             more = more or bool(room.paused and room.may_resume())
-            if self.unheard and (self._hurries or not more or self._clock() - self._woken >= QUIET):
+            if self.unheard and (self._must_wake or not more or self._clock() - self._woken >= QUIET):
                 self.wake_consumers()
         # Without compiled code callers always compute, because a debugger looks at them.
         self.is_brief = self._uncompiled or time.perf_counter() - start <= BRIEF
@@ -196,7 +196,7 @@ class Executor:
 
     def wake_consumers(self) -> None:
         """Wakes the consumers of all new tokens."""
-        self._woken, self._hurries = self._clock(), False
+        self._woken, self._must_wake = self._clock(), False
         while self.unheard:
             self.unheard.pop().notify()
 
@@ -376,7 +376,7 @@ class Executor:
         job.notifier.news = object()  # whoever drives and waits looks anyway
         self.unheard.add(job.notifier)
         behind = len(job.tokens) - job.consumed
-        self._hurries = self._hurries or behind >= AHEAD // 2
+        self._must_wake = self._must_wake or behind >= AHEAD // 2
         if behind >= AHEAD:
             job.backpressured = True  # before the check: whoever takes tokens after it sees that the job waits
             job.backpressured = job.is_ahead

@@ -159,9 +159,9 @@ class EngineOptions(ImageOptions, ProfileOptions):
     )
 
     def __post_init__(self) -> None:
-        for given in fields(self):
-            if getattr(self, given.name) is None:
-                object.__setattr__(self, given.name, given.default)
+        for entry in fields(self):
+            if getattr(self, entry.name) is None:
+                object.__setattr__(self, entry.name, entry.default)
         for name, each in options_of(type(self)).items():
             if (value := getattr(self, name)) is not None:
                 each.check(name, value)

@@ -385,7 +385,7 @@ class Notifier:
             if end is not None and here.time() >= end:
                 return False
             woken = here.create_future()
-            self._waiters.append(partial(_bell_of(here).wake, woken))
+            self._waiters.append(partial(_waker_of(here).wake, woken))
             if self.news is not seen:
                 return True
             timer = None if end is None else here.call_at(end, _wake, woken)
@@ -395,7 +395,7 @@ class Notifier:
         return True
 
 
-class _Bell:
+class _Waker:
     """Wakes tasks of one event loop from other threads: all of a step with one call, since each is a system call.
 
     Args:
@@ -404,21 +404,21 @@ class _Bell:
 
     def __init__(self, here: asyncio.AbstractEventLoop) -> None:
         self._here = weakref.ref(here)
-        self._asleep: deque[asyncio.Future[None]] = deque()
-        self._rings = False
+        self._sleeping: deque[asyncio.Future[None]] = deque()
+        self._scheduled = False
 
     def wake(self, task: asyncio.Future[None]) -> None:
         """Wakes the task that waits for this."""
-        self._asleep.append(task)  # before the look: whoever rings takes all that are there
-        if not self._rings and (here := self._here()) is not None:
-            self._rings = True
+        self._sleeping.append(task)  # before the look: whoever wakes takes all that are there
+        if not self._scheduled and (here := self._here()) is not None:
+            self._scheduled = True
             with suppress(RuntimeError):  # the event loop was closed, and its tasks with it
-                here.call_soon_threadsafe(self._ring)
+                here.call_soon_threadsafe(self._wake_all)
 
-    def _ring(self) -> None:
-        self._rings = False
-        while self._asleep:
-            _wake(self._asleep.popleft())
+    def _wake_all(self) -> None:
+        self._scheduled = False
+        while self._sleeping:
+            _wake(self._sleeping.popleft())
 
 
 def _wake(task: asyncio.Future[None]) -> None:
@@ -426,13 +426,13 @@ def _wake(task: asyncio.Future[None]) -> None:
         task.set_result(None)
 
 
-_bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Bell] = weakref.WeakKeyDictionary()
+_wakers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Waker] = weakref.WeakKeyDictionary()
 
 
-def _bell_of(here: asyncio.AbstractEventLoop) -> _Bell:
-    found = _bells.get(here)
+def _waker_of(here: asyncio.AbstractEventLoop) -> _Waker:
+    found = _wakers.get(here)
     if found is None:
-        found = _bells[here] = _Bell(here)
+        found = _wakers[here] = _Waker(here)
     return found
 
 
