@@ -120,23 +120,71 @@ def test_as_many_short_prompts_share_a_step_as_gain_from_it() -> None:
     assert engine.steps == [[30, 30]] * 4
 
 
-@pytest.mark.parametrize("stall", [0.05, 0.1, 0.4])
-def test_no_gap_is_longer_than_twice_the_stall_target(stall: float) -> None:
-    """Three decode while prompts of 2,000 tokens come in: each turn is one step of all, and a bounded chunk."""
-    engine = ToyEngine(first=0.02, more=0.002)
-    made, short = executor(engine, stall=stall), [job(prompt(4, seed), 400) for seed in (1, 2, 3)]
-    for each in short:
-        give(made, each)
+def decoding(engine: ToyEngine, stall: float) -> Executor:
+    """Three requests decode, and the cost of rows was measured."""
+    made = executor(engine, stall=stall)
+    for seed in (1, 2, 3):
+        give(made, job(prompt(4, seed), 2000))
     for _ in range(4):
         made.turn()
+    give(made, job(prompt(2000, 4), 1))
+    while made.scheduler.waiting or made.scheduler.prefilling:
+        made.turn()
+    made.counters.longest_gap = 0.0
+    engine.steps.clear()
+    return made
+
+
+def rows_of_prompts(engine: ToyEngine) -> list[int]:
+    """The rows of each step of one long prompt."""
+    return [rows[0] for rows in engine.steps if len(rows) == 1 and rows[0] > 3]
+
+
+@pytest.mark.parametrize(("stall", "times"), [(0.05, 2.0), (0.1, 1.0), (0.4, 1.0)])
+def test_no_gap_is_longer_than_the_stall_target(stall: float, times: float) -> None:
+    """Three decode while prompts of 2,000 tokens come in: each turn is one step of all, and a chunk that fills up the
+    time. Where the first step takes half of it, the other one has half of it and at least 16 rows.
+    """
+    engine = ToyEngine(first=0.02, more=0.002)
+    made = decoding(engine, stall)
     long = [job(prompt(2000, seed), 5) for seed in (5, 6)]
     for each in long:
         give(made, each)
     run(made)
-    assert right(*short, *long)
-    assert made.counters.longest_gap <= 2 * stall
-    chunks = [rows[0] for rows in engine.steps if len(rows) == 1 and rows[0] > 3]
-    assert max(chunks[3:-1]) >= 0.5 * stall / 0.002, "and not much shorter than that"
+    assert right(*long)
+    assert made.counters.longest_gap <= 1.05 * times * stall
+    assert max(rows_of_prompts(engine)[3:-1]) >= 0.5 * stall / 0.002, "and not much shorter than that"
+
+
+def test_one_slow_step_is_enough_to_shorten_the_next_ones() -> None:
+    """Another program takes half of the CPUs in the middle of a prompt, and gives them back."""
+    engine, gaps = ToyEngine(first=0.02, more=0.002), list[float]()
+    made, long = decoding(engine, 0.4), job(prompt(4000, 5), 1)
+    give(made, long)
+    for turn in range(12):
+        engine.slowness = 2.0 if 4 <= turn < 8 else 1.0
+        start = engine.now
+        made.turn()
+        gaps.append(engine.now - start)
+    assert not long.tokens
+    assert gaps[4] > 0.6 and max(gaps[:4] + gaps[5:]) <= 1.05 * 0.4
+    rows = rows_of_prompts(engine)
+    assert rows[8] < rows[9] < rows[11] <= rows[3]
+
+
+def test_a_slow_chunk_that_nobody_waits_for_shortens_the_steps_after_it() -> None:
+    engine = ToyEngine(first=0.02, more=0.002)
+    made = decoding(engine, 0.4)
+    for each in made.scheduler.running:
+        each.stopped_at = len(each.tokens)
+    give(made, *made.scheduler.running)
+    engine.slowness = 2.0
+    give(made, job(prompt(600, 5), 9))
+    while not made.scheduler.running:
+        made.turn()
+    give(made, job(prompt(2000, 6), 1))
+    run(made)
+    assert made.counters.longest_gap <= 1.05 * 0.4
 
 
 def test_first_come_first_served_with_priorities() -> None:

@@ -67,6 +67,7 @@ class ToyEngine:
 
     Attributes:
         now: the time.
+        slowness: how many times as long a step takes, because other programs take the machine's CPUs.
         steps: the rows of each segment of each step, the largest segments being prompts.
         known: prompts that were computed; new sequences begin with the longest known prefix.
     """
@@ -75,7 +76,7 @@ class ToyEngine:
         self, room: int = 1 << 30, first: float = 0.02, more: float = 0.002, most_rows: int = 512, deep: float = 0.0
     ) -> None:
         self.room, self.first, self.more, self.most_rows, self.native_draws = room, first, more, most_rows, False
-        self.deep, self.now, self.steps = deep, 0.0, list[list[int]]()
+        self.deep, self.now, self.slowness, self.steps = deep, 0.0, 1.0, list[list[int]]()
         self.sequences: list[ToySequence] = []
         self.runs: list[int] = []
         self.views: list[Any] = []  # what the last step returned without a copy
@@ -108,7 +109,7 @@ class ToyEngine:
         positions = sum(
             count * (len(segment.sequence) + count / 2) for segment, count in zip(segments, rows, strict=True)
         )
-        self.now += self.first + self.more * (sum(rows) - 1) + self.deep * positions
+        self.now += self.slowness * (self.first + self.more * (sum(rows) - 1) + self.deep * positions)
         self.steps.append(rows)
         for view in self.views:
             view[...] = np.nan  # as a real engine may overwrite them

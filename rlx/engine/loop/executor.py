@@ -243,9 +243,10 @@ class Executor:
         for job in forced:
             segments[job] = _forced_rows(job, self.scheduler.most_rows(len(jobs) > 1, len(job.sequence)) // len(forced))
         found = self._compute(segments)
+        self.scheduler.decode_seconds = seconds = self._clock() - start
         if found and not forced:
             rows = len(found) if not drafts else sum(len(segments[job].tokens) for job in found)
-            self.scheduler.cost.observe(rows, self._clock() - start)
+            self.scheduler.cost.observe(rows, seconds)
         self._accept(found, segments)
 
     def _drafts(self, jobs: list[Job]) -> dict[Job, list[int]]:
@@ -402,9 +403,8 @@ class Executor:
         found = self._compute(segments)
         counts = {job: len(segments[job].tokens) for job in found}
         rows = sum(counts.values())
-        if decodes or not self.scheduler.prompt_cost.is_known:  # large chunks, which nobody waits for, are faster
-            positions = sum(count * (len(job.sequence) - count / 2) for job, count in counts.items())
-            self.scheduler.observe_prompt(rows, positions, self._clock() - start)
+        positions = sum(count * (len(job.sequence) - count / 2) for job, count in counts.items())
+        self.scheduler.observe_prompt(rows, positions, self._clock() - start, decodes)
         self.counters.prompt_tokens += rows
         if tracing.recording is not None:
             record.computed(counts.items(), start)

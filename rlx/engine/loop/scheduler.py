@@ -8,8 +8,8 @@ it takes, and among requests of one priority the one that is due first goes firs
 those that came soon after it: in the time that follows from its own length.
 
 A turn of the loop is one decode step of all running requests, then one step of prompt rows. While somebody decodes, the
-prompt step is bounded in time: as many rows as the measured rate allows within the stall target. Otherwise it takes
-the largest chunk.
+turn is bounded in time: the prompt step has as many rows as the measured rate allows in what the decode step has left
+of the stall target. Otherwise it takes the largest chunk.
 
 The cost of steps: products of a row take the same time everywhere; attention reads all positions before it. So a row
 after 8,000 positions may take five times as long as the first one.
@@ -18,7 +18,8 @@ after 8,000 positions may take five times as long as the first one.
 
 `depth` is the number of positions before a row. The line, `first` and `more`, is a least-squares fit over steps; older
 ones count less and less. The level follows the newest steps: how busy the machine is changes from one moment to the
-next, the shape of the line does not.
+next, the shape of the line does not. It rises at once, because another program that takes a CPU stays for a while, and
+falls slowly.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ SHARED = 64  # a prompt that shares so many tokens with one that is being comput
 PATIENCE = 4.0  # a prompt may wait so many times as long as its own rows take before others are put off for it
 
 RECENT = 0.3  # weight of the newest step in the level and in averages
+DISTURBED = 4.0  # what takes longer than so many times as expected did something else, too: it loaded a program
 FADE = 0.97  # weight of a step in the line, beside that of the step after it
 SPREAD = 256.0  # positions: steps whose depths differ by less say little about what depth costs
 LEAST_FIRST = 0.1  # `first` is at least this part of the average cost
@@ -79,8 +81,7 @@ class PromptCost:
             return
         each = seconds / rows
         if self.is_known:
-            self._level += RECENT * (each / (self.first + self._more * depth) - self._level)
-        self.is_known = True
+            each = min(each, DISTURBED * self.seconds_at(1, depth))
         new = (1.0, depth, each, depth * depth, depth * each)
         self._sums = [FADE * old + more for old, more in zip(self._sums, new, strict=True)]
         count, *sums = self._sums
@@ -88,10 +89,17 @@ class PromptCost:
         more = (xy - x * y) / (xx - x * x + SPREAD * SPREAD)
         self._more = max(0.0, min(more, (1 - LEAST_FIRST) * y / x if x else 0.0))
         self.first = y - self._more * x
+        level = each / (self.first + self._more * depth)
+        slower = not self.is_known or level > self._level
+        self._level, self.is_known = level if slower else self._level + RECENT * (level - self._level), True
 
     def seconds_of(self, rows: int, past: int) -> float:
         """How long so many rows after `past` positions take."""
-        return rows * self._level * (self.first + self._more * (past + rows / 2))
+        return self.seconds_at(rows, past + rows / 2)
+
+    def seconds_at(self, rows: int, depth: float) -> float:
+        """How long so many rows take that come after `depth` positions on average."""
+        return rows * self._level * (self.first + self._more * depth)
 
     def rows_in(self, seconds: float, past: int) -> int:
         """How many rows after `past` positions take so long."""
@@ -122,7 +130,7 @@ class StepCost:
         self._steps += 1
         known, count, _ = self._sizes.get(rows, (seconds, 0, 0))
         # The first step of a size may load its program. A much slower one was disturbed, unless steps stay so slow.
-        now = seconds if count < 2 else known + RECENT * (min(seconds, 4 * known) - known)
+        now = seconds if count < 2 else known + RECENT * (min(seconds, DISTURBED * known) - known)
         self._sizes[rows] = now, count + 1, self._steps
         if rows == 1:
             self.of_one = now
@@ -147,7 +155,7 @@ class Scheduler:
 
     Args:
         slots: maximum number of jobs that have started and not ended.
-        stall_seconds: how long a prompt step may take while others decode.
+        stall_seconds: how long a turn may take while others decode.
         largest: maximum number of prompt rows in a step.
 
     Attributes:
@@ -158,6 +166,7 @@ class Scheduler:
         running: jobs that decode, in the order in which they came so far.
         prompt_cost: measured cost of prompt rows, in steps that are bounded in time.
         cost: measured cost of decode steps.
+        decode_seconds: how long the newest decode step took.
     """
 
     def __init__(self, slots: int, stall_seconds: float, largest: int) -> None:
@@ -168,7 +177,7 @@ class Scheduler:
         self.tasks: list[Task] = []
         self.limited: set[Job] = set()
         self.is_full = False
-        self.prompt_cost, self.cost = PromptCost(stall_seconds / FIRST), StepCost()
+        self.prompt_cost, self.cost, self.decode_seconds = PromptCost(stall_seconds / FIRST), StepCost(), 0.0
 
     def add(self, job: Job) -> None:
         insort(self.waiting, job, key=attrgetter("order"))
@@ -225,21 +234,31 @@ class Scheduler:
         """
         if not decodes:
             return self.largest
-        return min(self.largest, max(LEAST, self.prompt_cost.rows_in(self.stall_seconds, past)))
+        return min(self.largest, max(LEAST, self.prompt_cost.rows_in(self._prompt_seconds, past)))
+
+    @property
+    def _prompt_seconds(self) -> float:
+        """How long a prompt step may take while others decode: what the decode step has left, but at least half."""
+        return self.stall_seconds - min(self.decode_seconds, self.stall_seconds / 2)
 
     def task_rows(self, past: int) -> int:
         """How many rows after `past` positions a task may compute before its next `yield`."""
         return self.most_rows(any(not (job.backpressured or job.paused) for job in self.running), past)
 
-    def observe_prompt(self, rows: int, positions: float, seconds: float) -> None:
-        """Notes a prompt step. Small ones do not count: they say more about what a step costs than about its rows.
+    def observe_prompt(self, rows: int, positions: float, seconds: float, decodes: bool) -> None:
+        """Notes a prompt step.
+
+        Small ones do not count: they say more about what a step costs than about its rows. Large chunks, which nobody
+        waits for, are usually faster; those that were slower count.
 
         Args:
             positions: how many positions come before the rows, the sum over all rows.
+            decodes: whether somebody decoded, who waited for this step.
         """
-        depth = positions / max(1, rows)
-        if not self.prompt_cost.is_known or 2 * rows >= self.most_rows(True, int(depth)):
-            self.prompt_cost.observe(rows, depth, seconds)
+        depth, cost = positions / max(1, rows), self.prompt_cost
+        is_large = 2 * rows >= self.most_rows(True, int(depth))
+        if not cost.is_known or (is_large and (decodes or seconds > cost.seconds_at(rows, depth))):
+            cost.observe(rows, depth, seconds)
 
     def prompt_rows(self, decodes: bool) -> list[tuple[Job, int, int]]:
         """The next prompt step: jobs of `prefilling`, how many rows of each are computed, and how many are next.
@@ -250,7 +269,7 @@ class Scheduler:
             decodes: whether somebody decodes, who would wait for this step.
         """
         chosen: list[tuple[Job, int, int]] = []
-        room, left = self._packed_rows(), self.stall_seconds if decodes else inf
+        room, left = self._packed_rows(), self._prompt_seconds if decodes else inf
         jobs = [job for job in self.prefilling if not (job.paused or job.loading)]
         if len(jobs) > 1:
             jobs.sort(key=self._urgency)
