@@ -243,20 +243,14 @@ class Request:
 
     def check(self) -> None:
         """`ArgumentError` if a number is out of its range, or of another type."""
-        for name in ("n_new", "min_tokens", "top_logprobs"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 0):
-                checked_count(name, value)
-        if self.n_new is None:
+        if checked_count("n_new", self.n_new) is None:
             raise ArgumentError("n_new is None, expected a whole number of at least 0", where="generate")
-        if (least := self.min_tokens or 0) > self.n_new:
+        if (least := checked_count("min_tokens", self.min_tokens) or 0) > self.n_new:
             raise ArgumentError(f"min_tokens is {least}, more than the {self.n_new} of max_tokens", where="generate")
-        if type(self.stop) is not tuple or self.stop:
-            stop_strings(self.stop)
-        if self.priority != 0 or type(self.priority) is not int:
-            arguments.whole("priority", self.priority, -(1 << 62), 1 << 62)
-        if self.cache_salt != "":
-            arguments.text("cache_salt", self.cache_salt)
+        checked_count("top_logprobs", self.top_logprobs)
+        stop_strings(self.stop)
+        arguments.whole("priority", self.priority, -(1 << 62), 1 << 62)
+        arguments.text("cache_salt", self.cache_salt)
         timeout: Any = self.timeout
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if timeout is not None and not (is_number and timeout > 0):
