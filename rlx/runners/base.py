@@ -21,7 +21,7 @@ from rlx.backends import Device
 from rlx.closing import Closing
 from rlx.engine import speculation
 from rlx.engine.images import ImageInput
-from rlx.engine.loop.handle import Generation, Handle, OnToken, RequestGroup, Stream
+from rlx.engine.loop.handle import Generation, Handle, OnToken, RequestGroup, Step, Stream
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.loop.room import KeptSequence
 from rlx.engine.opening.options import OPENING
@@ -190,19 +190,7 @@ class LmRunner(Closing, ABC):
             NumericalError: a logit is NaN or infinite.
             BusyError: the runner was closed.
         """
-        request, on_token = request_of(ids, n_new, sample, stop_at_eog, options), on_token or self._on_token
-        late = None if self._streams else on_token
-        handle = planned(self, request, None if late else on_token, has_texts=request.top_logprobs is not None)
-        submitted(self, handle, keeps=True)
-        try:
-            found = handle.result()
-        except BaseException:
-            handle.abort()
-            raise
-        if late:
-            for token in found:
-                late(token)
-        return found
+        return generated(self, request_of(ids, n_new, sample, stop_at_eog, options), on_token)
 
     @takes_request_options
     def stream(
@@ -228,14 +216,7 @@ class LmRunner(Closing, ABC):
         Raises:
             As `generate`.
         """
-        logprobs = options.get("top_logprobs") or 0  # a stream always has those of its tokens
-        handle = planned(self, request_of(ids, n_new, sample, stop_at_eog, options, top_logprobs=logprobs))
-
-        def start() -> Handle:
-            submitted(self, handle, keeps=True)
-            return handle
-
-        return Stream(start)
+        return streamed(self, request_of(ids, n_new, sample, stop_at_eog, options))
 
     def submit(self, request: Request) -> Handle:
         """Hands over a request, which is computed together with those of all other callers.
@@ -474,6 +455,42 @@ def submitted(runner: LmRunner, *handles: Handle, keeps: bool = False) -> None:
             each.job.keeps, each.over, each.job.replaces = True, runner._kept.adopt, runner._kept.take()
     if handles:
         runner._loop.submit(*(each.job for each in handles))
+
+
+def generated(runner: LmRunner, request: Request, on_token: OnToken | None = None) -> Generation:
+    """The tokens of a request, whose sequence becomes the session.
+
+    Args:
+        on_token: called with every token; by default what the runner was opened with.
+    """
+    on_token = on_token or runner._on_token
+    late = None if runner._streams else on_token
+    handle = planned(runner, request, None if late else on_token, has_texts=request.top_logprobs is not None)
+    submitted(runner, handle, keeps=True)
+    try:
+        found = handle.result()
+    except BaseException:
+        handle.abort()
+        raise
+    if late:
+        for token in found:
+            late(token)
+    return found
+
+
+def streamed(runner: LmRunner, request: Request, change: Callable[[Step], Step] | None = None) -> Stream:
+    """The steps of a request, whose sequence becomes the session. They always have log-probabilities.
+
+    Args:
+        change: applied to each step.
+    """
+    handle = planned(runner, replace(request, top_logprobs=request.top_logprobs or 0))
+
+    def start() -> Handle:
+        submitted(runner, handle, keeps=True)
+        return handle
+
+    return Stream(start, change)
 
 
 def submitted_together(runner: LmRunner, handles: Sequence[Handle]) -> RequestGroup:

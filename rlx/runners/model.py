@@ -230,7 +230,7 @@ class Model(LmRunner):
             print(step.text, end="", flush=True)
         """
         call = runners.text.chat_call(self, "chat_stream", messages, options)
-        return runners.text.streamed(self, call, max_tokens, options)
+        return runners.text.answer_stream(self, call, max_tokens, options)
 
     def complete(self, prompt: str, max_tokens: int | None = None, **options: Any) -> Answer:
         """The model's continuation of a text, without a chat template.
@@ -251,7 +251,9 @@ class Model(LmRunner):
 
     def complete_stream(self, prompt: str, max_tokens: int | None = None, **options: Any) -> Stream:
         """`complete` as a stream: an iterator of `Step`."""
-        return runners.text.streamed(self, runners.text.text_call(self, "complete_stream", prompt), max_tokens, options)
+        return runners.text.answer_stream(
+            self, runners.text.text_call(self, "complete_stream", prompt), max_tokens, options
+        )
 
     def chat_ids(
         self,

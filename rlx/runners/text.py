@@ -15,23 +15,22 @@ from rlx import runners
 from rlx.arguments import SAMPLING, check_arguments
 from rlx.engine.loop.handle import Generation, Step, Stream
 from rlx.engine.opening.options import OPENING
-from rlx.engine.request.request import Context, FinishReason, RequestOptions, checked_count, no_tower, stop_strings
+from rlx.engine.request.request import Context, FinishReason, Request, RequestOptions, checked_count, no_tower
 from rlx.errors import ArgumentError
 from rlx.grammar.answers import after_thinking, calls_grammar
 from rlx.grammar.grammar import chosen_grammar, parsed
 from rlx.prompt import Prompt, read_images
+from rlx.runners.base import generated, streamed
 from rlx.sampling.options import combined, resolved
-from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids, tool_format
+from rlx.text.answer import AnswerParser, ThinkingTags, joined, kept_ids, tool_format
 from rlx.text.chat import chat_ids, thinking_variables
 from rlx.text.image_parts import taken_images
-from rlx.text.tokenizer import AnswerText
 from rlx.text.tool_calls import Tool, ToolChoice, ToolFormat, checked_choice, checked_tools
 from rlx.text.tool_calls.format import ToolCall, whole_calls
 from rlx.tracing import span
 
 if TYPE_CHECKING:
     from rlx.runners.model import Model
-    from rlx.text.tokenizer import Tokenizer
 
 Messages = str | Sequence[Mapping[str, Any]]
 _OPTIONS = ("sample", *RequestOptions.__annotations__)
@@ -128,30 +127,9 @@ class Call:
         own = ("messages", "max_tokens", *_CHAT) if self.where.startswith("chat") else ("prompt", "max_tokens")
         return [*own, *_OPTIONS, *sorted(SAMPLING)]
 
-    def text(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> _AnswerText:
-        """The converter from the tokens of the answer to its text."""
-        return _AnswerText(self, tokenizer, stop_strings(options.get("stop", ())), options.get("min_tokens") or 0)
-
-
-class _AnswerText:
-    """Splits the tokens of an answer into reasoning, text and tool calls."""
-
-    def __init__(self, call: Call, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int) -> None:
-        self._text = AnswerText(tokenizer, stop, kept_ids(tokenizer, call.tags, call.tool_format))
-        self._parser = AnswerParser(call.tags, call.is_open, call.tool_format, call.tools)
-        self._min, self._count = min_tokens, 0
-
-    def push(self, token: int, reason: FinishReason | None, last: bool = False) -> Step:
-        """Adds one token; the step with the text, the reasoning and the tool calls that are now certain."""
-        self._count += 1
-        piece = ""
-        if not (last and reason == FinishReason.STOP):  # a stop id has no text
-            piece = self._text.push(token, may_stop=self._count >= self._min)
-        parts = self._parser.push(piece + self._text.finish() if last else piece)
-        parts += self._parser.finish() if last else []
-        calls = tuple(part.tool_call for part in parts if part.tool_call is not None)
-        text, thinking = "".join(part.text for part in parts), "".join(part.thinking for part in parts)
-        return Step(token, None, reason if last else None, text, thinking=thinking, tool_calls=calls)
+    def parser(self) -> AnswerParser:
+        """What splits the text of the answer into reasoning, text and tool calls."""
+        return AnswerParser(self.tags, self.is_open, self.tool_format, self.tools)
 
 
 def chat_prompt(
@@ -211,54 +189,45 @@ def text_call(model: Model, where: str, prompt: str) -> Call:
 
 def answered(model: Model, call: Call, max_tokens: int | None, options: dict[str, Any]) -> Answer:
     """The complete answer."""
-    found = model.generate(call.context, _most(model, call, max_tokens), **_token_options(model, call, options))
-    text = call.text(model.tokenizer, options)
-    pieces = [text.push(token, found.finish_reason) for token in found[:-1]]
-    pieces += [text.push(token, found.finish_reason, last=True) for token in found[-1:]]
-    if found.steps is not None:
-        found.steps = [_with_texts(step, piece) for step, piece in zip(found.steps, pieces, strict=True)]
-    said, thinking = ("".join(getattr(piece, name) for piece in pieces) for name in ("text", "thinking"))
-    calls = whole_calls(delta for piece in pieces for delta in piece.tool_calls)
-    return Answer(said, thinking, found, len(call.context), options.get("json_schema"), calls)
+    found, parser = generated(model, _request(model, call, max_tokens, options)), call.parser()
+    if found.steps is None:
+        said, thinking, deltas = joined(parser.push(found.text) + parser.finish())
+    else:
+        found.steps = [_parsed(parser, step) for step in found.steps]
+        said, thinking = ("".join(getattr(step, name) for step in found.steps) for name in ("text", "thinking"))
+        deltas = tuple(delta for step in found.steps for delta in step.tool_calls)
+    return Answer(said, thinking, found, len(call.context), options.get("json_schema"), whole_calls(deltas))
 
 
-def streamed(model: Model, call: Call, max_tokens: int | None, options: dict[str, Any]) -> Stream:
+def answer_stream(model: Model, call: Call, max_tokens: int | None, options: dict[str, Any]) -> Stream:
     """The answer as a stream."""
-    stream = model.stream(call.context, _most(model, call, max_tokens), **_token_options(model, call, options))
-    text = call.text(model.tokenizer, options)
-
-    def spoken(step: Step) -> Step:
-        return _with_texts(step, text.push(step.token, step.finish_reason, last=step.finish_reason is not None))
-
-    return stream.mapped(spoken)
+    return streamed(model, _request(model, call, max_tokens, options), partial(_parsed, call.parser()))
 
 
-def _with_texts(step: Step, piece: Step) -> Step:
-    return replace(step, text=piece.text, thinking=piece.thinking, tool_calls=piece.tool_calls)
+def _parsed(parser: AnswerParser, step: Step) -> Step:
+    """A step with the text, the reasoning and the tool calls that are now certain."""
+    parts = parser.push(step.text) + (parser.finish() if step.finish_reason is not None else [])
+    text, thinking, calls = joined(parts)
+    return replace(step, text=text, thinking=thinking, tool_calls=calls)
 
 
-def _most(model: Model, call: Call, max_tokens: int | None) -> int:
-    """Maximum number of tokens of an answer."""
-    if max_tokens is None and model.max_seq is None:
-        raise ArgumentError("max_tokens is required: the context is unlimited", where=call.where)
-    found = checked_count("max_tokens", max_tokens)
-    return (model.max_seq or 0) + 1 if found is None else found  # more than the context has room for
-
-
-def _token_options(model: Model, call: Call, options: dict[str, Any]) -> dict[str, Any]:
-    """Converts options of `chat` to those of `generate`: sampling options become one `SampleOpts`."""
+def _request(model: Model, call: Call, max_tokens: int | None, options: dict[str, Any]) -> Request:
+    """The request of a call with the options of `chat`: sampling options become one `SampleOpts`."""
     check_arguments(call.where, options, call.known, OPENING)
     sampling = {name: options[name] for name in options if name in SAMPLING}
     others = {name: options[name] for name in options if name not in SAMPLING}
+    sample = others.pop("sample", None)
     if sampling:
-        base = resolved(others.get("sample"), model.recommended_sample, model.default_sample)
-        others["sample"] = combined(base, sampling)
+        sample = combined(resolved(sample, model.recommended_sample, model.default_sample), sampling)
     form = chosen_grammar(others.pop("grammar", None), others.pop("json_schema", None))
     if call.choice is not None:
         form = calls_grammar(call.tool_format, call.tools, call.choice, call.parallel, form)
-    if form is not None:
-        others["grammar"] = after_thinking(form, model.tokenizer, call.context.ids) if call.tags else form
-    return others
+    if form is not None and call.tags:
+        form = after_thinking(form, model.tokenizer, call.context.ids)
+    most = checked_count("max_tokens", max_tokens)
+    most = model.max_seq + 1 if most is None else most  # more than the context has room for
+    keep = kept_ids(model.tokenizer, call.tags, call.tool_format)
+    return Request(call.context, most, sample, grammar=form, keep_ids=keep, **others)
 
 
 def several(texts: Any) -> list[str] | None:

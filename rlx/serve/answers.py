@@ -24,6 +24,7 @@ from rlx.json_file import JsonObject
 from rlx.runners import FinishReason, Request, Step, TokenLogprob
 from rlx.serve.errors import ApiError, api_error
 from rlx.serve.http import EVENTS, Stream, event, in_thread, json_bytes, json_response, while_connected
+from rlx.text.answer import joined
 
 if TYPE_CHECKING:
     from rlx.grammar import Grammar
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from rlx.serve.model import ServedModel
     from rlx.serve.record import Note
     from rlx.serve.server import Server
-    from rlx.text.answer import AnswerParser, AnswerPart
+    from rlx.text.answer import AnswerParser
     from rlx.text.tokenizer import Tokenizer
     from rlx.text.tool_calls import ToolCallDelta
 
@@ -292,7 +293,7 @@ class _ChoiceReader:
         logprobs = () if self._asked.request.top_logprobs is None else (info(self._tokenizer, step),)
         if self._parser is None:
             return Delta(self._index, step.text, tokens=(step.token,), logprobs=logprobs)
-        text, thinking, calls = _joined(self._parser.push(step.text)) if step.text else ("", "", ())
+        text, thinking, calls = joined(self._parser.push(step.text)) if step.text else ("", "", ())
         self._count += 1
         self._reasons |= bool(thinking)
         self._answers |= bool(text or calls)
@@ -307,7 +308,7 @@ class _ChoiceReader:
         called = False
         if self._parser is not None:
             parts = (self._parser.push(rest) if rest else []) + self._parser.finish()
-            text, thinking, calls = _joined(parts)
+            text, thinking, calls = joined(parts)
             events += [Delta(self._index, text, thinking, calls)] if parts else []
             called = self._parser.called
         elif rest:
@@ -315,14 +316,6 @@ class _ChoiceReader:
         own = stop if isinstance(stop, str) or stop in self._asked.request.stop_ids else None
         reason: Reason = "length" if self._handle.finish_reason in FULL else "tool_calls" if called else "stop"
         return [*events, End(self._index, reason, own)]
-
-
-def _joined(parts: Sequence[AnswerPart]) -> tuple[str, str, tuple[ToolCallDelta, ...]]:
-    """Text, reasoning and pieces of tool calls."""
-    if len(parts) == 1 and parts[0].tool_call is None:
-        return parts[0].text, parts[0].thinking, ()
-    text, thinking = "".join(part.text for part in parts), "".join(part.thinking for part in parts)
-    return text, thinking, tuple(part.tool_call for part in parts if part.tool_call is not None)
 
 
 def info(tokenizer: Tokenizer, step: Step) -> TokenInfo:

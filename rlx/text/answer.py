@@ -167,6 +167,14 @@ class AnswerPart:
     tool_call: ToolCallDelta | None = None
 
 
+def joined(parts: Sequence[AnswerPart]) -> tuple[str, str, tuple[ToolCallDelta, ...]]:
+    """Text, reasoning and pieces of tool calls."""
+    if len(parts) == 1 and parts[0].tool_call is None:
+        return parts[0].text, parts[0].thinking, ()
+    text, thinking = "".join(part.text for part in parts), "".join(part.thinking for part in parts)
+    return text, thinking, tuple(part.tool_call for part in parts if part.tool_call is not None)
+
+
 class AnswerParser:
     """Splits an answer into reasoning, text and tool calls, in the order of the answer.
 

@@ -273,9 +273,9 @@ class AnswerText:
         return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self._stop)), 0)
 
 
-def answer_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of an answer without control tokens."""
-    text = AnswerText(tokenizer)
+def answer_text(tokenizer: Tokenizer, ids: Sequence[int], keep: Collection[int] = ()) -> str:
+    """The text of an answer without control tokens, except those of `keep`."""
+    text = AnswerText(tokenizer, keep=keep)
     for token in ids:
         text.push(token)
     text.finish()

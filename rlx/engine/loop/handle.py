@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import builtins
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType, coroutine
@@ -99,20 +99,23 @@ class Generation(list[int]):
         tokenizer: Callable[[], Tokenizer],
         text: str | None = None,
         steps: list[Step] | None = None,
+        keep_ids: Collection[int] = (),
     ) -> None:
         super().__init__(tokens)
         self.finish_reason, self.steps, self._tokenizer, self._text = finish_reason, steps, tokenizer, text
+        self._keep_ids = keep_ids
 
     @property
     def text(self) -> str:
-        """The text of the tokens without control tokens, up to a stop string.
+        """The text of the tokens up to a stop string, without control tokens that its request does not keep.
 
         Raises:
             TokenizerError: the model has no tokenizer that can be built.
         """
         if self._text is not None:
             return self._text
-        return answer_text(self._tokenizer(), self[:-1] if self.finish_reason == FinishReason.STOP else self)
+        ids = self[:-1] if self.finish_reason == FinishReason.STOP else self
+        return answer_text(self._tokenizer(), ids, self._keep_ids)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled with its text: the tokenizer stays in this process."""
@@ -246,7 +249,8 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
             raise self._error
         steps, text = self._steps, None if self._answer is None else self._answer.text
         tokens = [step.token for step in steps] if steps else job.tokens[: job.stopped_at]
-        return Generation(tokens, self.finish_reason, self._tokenizer, text, steps if job.with_logits else None)
+        kept = steps if job.with_logits else None
+        return Generation(tokens, self.finish_reason, self._tokenizer, text, kept, job.request.keep_ids)
 
     def __await__(self) -> Generator[Any, None, Generation]:
         """As `result`, for an asyncio task."""
@@ -531,10 +535,6 @@ class Stream(Iterator[Step], AsyncIterator[Step]):
             raise StopAsyncIteration
         self._at += 1
         return step if self._change is None else self._change(step)
-
-    def mapped(self, change: Callable[[Step], Step]) -> Stream:
-        """This stream with transformed steps; use it in place of this one."""
-        return Stream(self._start, change)
 
     def show(self) -> str:
         """Prints the text as it comes, in a terminal or in the cell of a notebook, and returns all of it."""
