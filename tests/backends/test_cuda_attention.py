@@ -10,6 +10,7 @@ import pytest
 import simt
 
 from rlx.backends.cuda.code import Code, kernel_of
+from rlx.backends.cuda.features import Features
 from rlx.backends.cuda.kernels import row_attention as few
 from rlx.backends.cuda.kernels import row_chunks as chunks
 from rlx.backends.cuda.kernels.attention import Attention
@@ -105,7 +106,7 @@ def expected_of(a: Attention, q: Array, k: Array, v: Array, given: dict[str, Arr
 
 def kernel_for(a: Attention, dtype: str, *, shared: bool, capacity: int, before: bool = False) -> Any:
     """The kernel of calls of one sequence. With `before` it rotates the queries, and writes the newest position."""
-    code = Code("kernel", dict.fromkeys(POINTERS), SYMBOLS, overlaps=True)
+    code = Code("kernel", dict.fromkeys(POINTERS), SYMBOLS, Features(overlaps=True))
     of, type_ = code.pointers, DTYPES[dtype]
     keys, values = (
         Cache(of[name], type_, a.kv_heads, a.width, capacity, page=PAGE, pages=of["pages"], table=capacity // PAGE)

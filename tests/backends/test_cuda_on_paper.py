@@ -238,7 +238,7 @@ def test_atomic_operations_need_an_order(line: str) -> None:
 
 
 def test_levels() -> None:
-    assert named("sm_90").overlaps and not named("sm_89").overlaps
+    assert named("sm_90").features.overlaps and not named("sm_89").features.overlaps
     assert all(named(level).ptx == version for level, (version, _) in LEVELS.items())
     with pytest.raises(TargetError, match="level 'sm_20' is unknown"):
         named("sm_20")

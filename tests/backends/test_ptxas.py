@@ -73,8 +73,8 @@ def test_packing(level: str) -> None:
 
 @pytest.mark.parametrize("level", CARDS)
 def test_choice_of_tokens(level: str) -> None:
-    overlaps = named(level).overlaps
-    modules = chooser.modules_of(chooser.made(overlaps=overlaps), overlaps=overlaps)
+    features = named(level).features
+    modules = chooser.modules_of(chooser.made(features), features)
     texts = ptx.compiled([*modules.values()], level, LEVELS[level][0])
     _check(dict(zip(modules, texts, strict=True)), level)
 

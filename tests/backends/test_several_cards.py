@@ -153,10 +153,10 @@ def meet(cards: paper_cards.PaperCards, monkeypatch: pytest.MonkeyPatch, numbers
     """What begins the kernel on each of some cards."""
     backend = backend_of(numbers)
     target, memory = backend.target(), backend.memory
-    context = build.Context(("CARD",), {}, False, target.shared, False, layouts=target.layouts)
+    context = build.Context(("CARD",), {}, target.features, layouts=target.layouts)
     kernel = build._meeting(context)
     assert kernel is not None
-    module, stream = paper_cards.Module(build.entry("meet", [kernel], False)), Stream(backend.cards(), memory)
+    module, stream = paper_cards.Module(build.entry("meet", [kernel], target.features)), Stream(backend.cards(), memory)
     for card in backend.cards():
         card.wait()
     extents = [cards.memory.base + (1 << 20) + 256 * i for i in range(len(numbers))]

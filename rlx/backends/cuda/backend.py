@@ -110,7 +110,7 @@ class Cuda(Backend):
         return driver.link(text)
 
     def load(self, stored: Loadable) -> Code:
-        code = CardCode(self.cards(), stored.manifest, stored.files.read, self.target().overlaps)
+        code = CardCode(self.cards(), stored.manifest, stored.files.read, self.target().features.overlaps)
         return Code(partial(CardProgram, code, stored.manifest, self.memory), code.nbytes)
 
     def workers(self, count: int, builder: Builder) -> Stream:
@@ -134,12 +134,12 @@ class Cuda(Backend):
 
     def chooser(self, workers: Stream, builder: Builder) -> Choose:
         kernels, first = partial(self._choosing, builder), self.cards()[0]  # which has all logits
-        chooser = Chooser(first, self.memory, kernels, overlaps=self.target().overlaps)
+        chooser = Chooser(first, self.memory, kernels, overlaps=self.target().features.overlaps)
         workers.owns(chooser.close)
         return chooser
 
     def _choosing(self, builder: Builder) -> list[Loaded]:
-        return compiled(builder, self._linked, self.cards()[0], overlaps=builder.target.overlaps)
+        return compiled(builder, self._linked, self.cards()[0])
 
     def bandwidth(self, workers: Stream, nbytes: int) -> float:
         return clocks.copy_bandwidth(self.cards()[0], nbytes) * len({*self.numbers})

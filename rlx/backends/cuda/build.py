@@ -46,9 +46,8 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
     start = time.perf_counter()
     symbols = *program.symbols, *ADDED
     context = Context(
-        symbols, program.graph.bounds, target.overlaps, target.shared, target.together, program.deterministic,
-        program.exact, target.layouts,
-    )  # fmt: skip
+        symbols, program.graph.bounds, target.features, program.deterministic, program.exact, target.layouts
+    )
     nodes, own = [node for region in program.regions for node in region], dict[Node, Launch]()
     launches: dict[Node, list[Launch]] = {}
     for i, region in enumerate(program.regions):
@@ -60,7 +59,7 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
     steps = [step for i, region in enumerate(program.regions) for step in _steps(program, i, region, launches)]
     beside = {"advance": _between_steps(program, context), "meet": _meeting(context)}
     functions = [(name, some) for name, some, _ in steps] + [(name, [each]) for name, each in beside.items() if each]
-    modules = {name: entry(name, some, target.overlaps) for name, some in functions}
+    modules = {name: entry(name, some, target.features) for name, some in functions}
     selected = time.perf_counter()
     files = _compiled(modules, target, link)
     compiled = time.perf_counter()

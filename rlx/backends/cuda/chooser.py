@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rlx.backends.cuda import driver, ptx
 from rlx.backends.cuda.code import THREADS, Code, Kernel, entry, kernel_of
 from rlx.backends.cuda.driver import Card, LaunchConfig, Loaded
+from rlx.backends.cuda.features import Features
 from rlx.backends.cuda.kernels import choose as kernels
 from rlx.backends.cuda.memory import address
 from rlx.backends.device import Builder, Files, Stored
@@ -31,27 +32,28 @@ _ALIGN = 16
 _HEAD = 16
 
 
-def made(*, overlaps: bool) -> dict[str, Kernel]:
+def made(features: Features) -> dict[str, Kernel]:
     """The kernels by name, in order."""
     found = {}
     for name, emit in kernels.kernels().items():
-        code = Code(f"{name}_row", dict.fromkeys(kernels.POINTERS), kernels.EXTENTS, overlaps)
+        code = Code(f"{name}_row", dict.fromkeys(kernels.POINTERS), kernels.EXTENTS, features)
         emit(code)
         found[name] = kernel_of(code)
     return found
 
 
-def modules_of(each: dict[str, Kernel], *, overlaps: bool) -> dict[str, str]:
+def modules_of(each: dict[str, Kernel], features: Features) -> dict[str, str]:
     """LLVM assembly of the kernels."""
-    return {name: entry(name, [kernel], overlaps) for name, kernel in each.items()}
+    return {name: entry(name, [kernel], features) for name, kernel in each.items()}
 
 
-def compiled(builder: Builder, link: Callable[[str], bytes], card: Card, *, overlaps: bool) -> list[Loaded]:
+def compiled(builder: Builder, link: Callable[[str], bytes], card: Card) -> list[Loaded]:
     """The kernels on the card, from the compile cache."""
-    every = made(overlaps=overlaps)
+    features = builder.target.features
+    every = made(features)
 
     def build() -> Files:
-        modules = modules_of(every, overlaps=overlaps)
+        modules = modules_of(every, features)
         found = ptx.compiled([*modules.values()], builder.target.level, builder.target.ptx)
         texts = dict(zip(modules, found, strict=True))
         files: dict[str, bytes | str] = {f"{name}.ll": text for name, text in modules.items()}

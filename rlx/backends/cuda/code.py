@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from rlx.backends.cuda.features import AMPERE, Features
 from rlx.backends.cuda.llvm_types import BYTES, FLOATS, constant, conversion, size_of
 from rlx.ir.dims import Dim, DimLike
 
@@ -175,7 +176,7 @@ class Builder:
         name: of its function.
         pointers: names of its pointers, each with a place in shared memory, or None for a parameter.
         symbols: names of the program's symbols, in the order of `extents`.
-        overlaps: whether the kernel may start before the one before it ends; it must then `wait`.
+        features: what the card has.
         own: what each block computes for itself before it reads anything that is no weight.
         soon: parameters whose memory is brought to the card's cache before waiting, by their numbers, with bytes.
         start: first byte of shared memory that is free.
@@ -190,10 +191,10 @@ class Builder:
     """
 
     def __init__(
-        self, name: str, pointers: Mapping[str, int | None], symbols: Sequence[str], overlaps: bool = False,
+        self, name: str, pointers: Mapping[str, int | None], symbols: Sequence[str], features: Features = AMPERE,
         own: Sequence[Own] = (), soon: Sequence[tuple[int, int]] = (), start: int = 0,
     ) -> None:  # fmt: skip
-        self.name, self._symbols, self.overlaps, self.waits = name, tuple(symbols), overlaps, False
+        self.name, self._symbols, self.features, self.waits = name, tuple(symbols), features, False
         self.own, self.soon, self.lets = own, soon, False
         self._lines: list[str] = []
         self._first: list[str] = []
@@ -469,7 +470,7 @@ class Flow(Builder):
         if self.waits:
             return
         self.waits = True
-        if self.overlaps:
+        if self.features.overlaps:
             thread = self.call(I32, "llvm.nvvm.read.ptx.sreg.tid.x")
             for number, nbytes in self.soon:
                 memory = self._value(self.parameters[number], GLOBAL)
@@ -486,7 +487,7 @@ class Flow(Builder):
 
     def let_next(self) -> None:
         self.lets = True
-        if self.overlaps:
+        if self.features.overlaps:
             self.call("void", "llvm.nvvm.griddepcontrol.launch.dependents")
 
     def barrier(self) -> None:
@@ -655,15 +656,14 @@ def kernel_of(code: Code) -> Kernel:
     return Kernel(code.name, text, len(code.parameters), frozenset(declared), code.shared, own, code.resident)
 
 
-def entry(name: str, kernels: Sequence[Kernel], overlaps: bool) -> str:
+def entry(name: str, kernels: Sequence[Kernel], features: Features) -> str:
     """A module with one function for the card, whose blocks run some kernels, one after the other.
 
     Its parameters are of 8 bytes each: of each kernel the number of blocks up to and with its own, then its pointers;
     at last the address of the extents.
 
     Args:
-        overlaps: the next kernel may start as soon as all blocks of this one have started (programmatic dependent
-            launch).
+        features: what the card has.
     """
     parameters, calls = list[str](), list[str]()
     for i, each in enumerate(kernels):
@@ -679,7 +679,7 @@ def entry(name: str, kernels: Sequence[Kernel], overlaps: bool) -> str:
         calls += ["  ret void"] + ([] if last else [f"next{i}:"])
     parameters.append(f"{GLOBAL} align 4 %extents")
     called = ["declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()"]
-    if overlaps:
+    if features.overlaps:
         called += [f"declare void @llvm.nvvm.griddepcontrol.{what}()" for what in ("wait", "launch.dependents")]
     declared = sorted({*called, *(line for each in kernels for line in each.declared)})
     resident = max(each.resident for each in kernels)

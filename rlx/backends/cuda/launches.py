@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from rlx.backends.cuda.code import Code, Kernel, Own, kernel_of
+from rlx.backends.cuda.features import Features
 from rlx.backends.cuda.kernels.cards import Part
 from rlx.backends.cuda.layouts import LAYOUTS, CardLayouts
 from rlx.backends.sizes import static
@@ -63,9 +64,7 @@ class Context:
     Attributes:
         symbols: of the program.
         bounds: of its symbols.
-        overlaps: whether kernels of the target start before the one before them ends.
-        shared: bytes of shared memory that a block of the target can have.
-        together: whether four warps can multiply together.
+        features: what the card has.
         deterministic: whether the arithmetic of a row must not depend on the number of rows: no kernels for many rows.
         exact: whether the precision is "exact".
         layouts: which part of a matrix a card has.
@@ -79,9 +78,7 @@ class Context:
 
     symbols: tuple[str, ...]
     bounds: Bounds
-    overlaps: bool
-    shared: int
-    together: bool
+    features: Features
     deterministic: bool = False
     exact: bool = False
     layouts: CardLayouts = LAYOUTS
@@ -103,7 +100,8 @@ class Context:
         """A kernel, named by its op and a digest of its text."""
         each = [Own(some.kernel, some.blocks.count, some.blocks.per, some.blocks.times) for some in own]
         start = self.start if own or self.inner else 0
-        code = Code("KERNEL", pointers, self.symbols, self.overlaps and not self.inner, each, soon, start)
+        features = replace(self.features, overlaps=self.features.overlaps and not self.inner)
+        code = Code("KERNEL", pointers, self.symbols, features, each, soon, start)
         if split:
             assert not self.inner, "what a block computes for itself is not split"
             code.pointers["out"] = replace(code.pointers["out"], peers=self.layouts.cards - 1)

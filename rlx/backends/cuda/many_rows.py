@@ -68,7 +68,7 @@ def experts(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[
     x, ids = n.inputs[:2]
     slots, own_rows, units = static(ids, 1), len(x.shape) == 3, extent(ids.shape, ids)
     count, part = static(weight, 0), c.part(static(weight, 1))
-    shape = shape_of_experts(c.most(units), count, _parts(args), c.together)
+    shape = shape_of_experts(c.most(units), count, _parts(args), c.features.together)
     before = -(-4 * (c.most(units) + count + 1) // 256) * 256  # bytes of the groups, in front of the rows
 
     def place(k: Code, block: Value) -> Rows:
@@ -108,7 +108,7 @@ def _split(n: Node, c: Context) -> int:
 
 def _shape(n: Node, c: Context, weight: Node, count: DimLike, outputs: int, parts: int) -> Shape:
     form = form_of(weight.dtype)
-    return shape_of(form, c.most(count), outputs, parts, c.together, _split(n, c), c.shared)
+    return shape_of(form, c.most(count), outputs, parts, c.features.together, _split(n, c), c.features.shared)
 
 
 def _parts(args: Mapping[str, Arg]) -> int:
@@ -135,7 +135,7 @@ def _products(
     count, each = _split(n, c), shape.tiles(parts)
     taken = row_parts.as_they_are(width) if count == 1 else None
     split = taken or row_parts.parts_of(width, count)
-    stages = stages_of(form, shape, c.shared, count)
+    stages = stages_of(form, shape, c.features.shared, count)
     if not stages or c.own:
         return []
     tiles = -(-part.count // (ROWS * each))
@@ -198,7 +198,7 @@ def attention(
         few: the kernel for any rows, of segments that a function changes.
     """
     q, keys, values = n.inputs[:3]
-    tiles = prompts.tiles_of(a, keys.dtype, values.dtype, c.shared, exact=c.exact)
+    tiles = prompts.tiles_of(a, keys.dtype, values.dtype, c.features.shared, exact=c.exact)
     if tiles is None or c.own:
         return []
     size, some = prompts.rows_of(a), q.shape[0]

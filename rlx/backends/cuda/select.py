@@ -254,7 +254,7 @@ def _linear_launches(
     form, part, width = form_of(weight.dtype), c.part(static(weight, 0)), static(weight, 1)
     parts, rounded, height = 2 if gated else 1, n.inputs[0].dtype is BF16, part.count
     if count == 1 and width <= WIDEST:
-        own, norm = row_shape(form, height, width, parts, c.weights, c.shared), _own_norm(n, c)
+        own, norm = row_shape(form, height, width, parts, c.weights, c.features.shared), _own_norm(n, c)
         given = {**args, **_norm_args(norm)}
 
         def one(k: Code) -> None:
@@ -262,7 +262,7 @@ def _linear_launches(
             RowLinear(k, form, height, width, own, gated, out, rounded, eps=eps).emit(_operands(k, args, width, part))
 
         return [c.launch(n, n.op, given, Blocks(own.blocks), one, split=part.split)]
-    shape = linears.shape_of(form, c.most(count), height, width, parts, c.shared, rounded)
+    shape = linears.shape_of(form, c.most(count), height, width, parts, c.features.shared, rounded)
     own_rows, passed = 8 * shape.columns, shape.passed(height, parts)
     each, adding = shape.blocks * shape.ranges, -(-(-(-height // ROWS) * shape.columns) // WARPS)
 
@@ -389,7 +389,7 @@ def _matrix_for_each(
             bias=[],
             residual=None,
         )
-        shape, rounded = row_shape(form, part.count, width, len(at.weights), shared=c.shared), x.dtype is BF16
+        shape, rounded = row_shape(form, part.count, width, len(at.weights), shared=c.features.shared), x.dtype is BF16
         RowLinear(k, form, part.count, width, shape, gated, rounded=rounded).emit(at)
 
     return _named(n, c, names, Blocks(count, 1, tiles), body, split=part.split)
@@ -404,7 +404,7 @@ def _linear_pick(n: Node, c: Context) -> list[Launch]:
     weight = _source(n.inputs[1])
     form, height, width = form_of(weight.dtype), static(weight, 0), static(weight, 1)
     _refuse_wide(n, width)
-    shape, norm = row_shape(form, height, width, 1, c.weights, c.shared), _own_norm(n, c)
+    shape, norm = row_shape(form, height, width, 1, c.weights, c.features.shared), _own_norm(n, c)
 
     def body(k: Code) -> None:
         pick = row_kernels.Pick(k, n["cap"])
@@ -553,7 +553,7 @@ def _attention(n: Node, c: Context) -> list[Launch]:
 
     joined = {maker(node): node for node in (q, keys, values) if maker(node) in c.own and maker(node).op in _JOINED}
     taken = c.start if {*c.needed((q, keys, values))} - {*joined} else 0
-    tiles = row_chunks.tiles_of(a, keys.dtype, values.dtype, c.shared - taken)
+    tiles = row_chunks.tiles_of(a, keys.dtype, values.dtype, c.features.shared - taken)
 
     def whole(k: Code, changed: Callable[[Segment], Segment] = lambda segment: segment) -> None:
         row, part = k.block // a.parts, k.block % a.parts

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlx.backends.cuda import driver
 from rlx.backends.cuda.driver import Card
+from rlx.backends.cuda.features import Features
 from rlx.backends.cuda.layouts import LAYOUTS, CardLayouts
 from rlx.errors import TargetError
 from rlx.passes.capabilities import Capabilities
@@ -83,24 +84,19 @@ class Target:
         return LEVELS[self.level][0]
 
     @property
-    def overlaps(self) -> bool:
-        """Whether a kernel can start while the one before it ends (programmatic dependent launch).
+    def features(self) -> Features:
+        """What kernels may use (CUDA C++ programming guide, compute capabilities).
 
-        Not where one card is taken as two: blocks that wait for the other one would take its place.
+        No kernel overlaps another where one card is taken as two: blocks that wait for the other one would take its
+        place.
         """
-        return _number(self.level) >= 90 and len({*self.numbers}) == self.cards
-
-    @property
-    def together(self) -> bool:
-        """Whether four warps can multiply together (wgmma)."""
-        return self.level == "sm_90a"
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory that a block can have (CUDA C++ programming guide, compute capabilities)."""
         number = _number(self.level)
         kibibytes = 163 if number in (80, 87) else 227 if 90 <= number < 120 else 99
-        return kibibytes << 10
+        return Features(
+            shared=kibibytes << 10,
+            overlaps=number >= 90 and len({*self.numbers}) == self.cards,
+            together=self.level == "sm_90a",
+        )
 
     def describe(self) -> dict[str, str]:
         """What changes code, and on which cards it is loaded."""
