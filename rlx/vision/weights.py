@@ -11,23 +11,17 @@ names that llama.cpp's converter writes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from math import prod
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx.closing import Closing
 from rlx.errors import WeightError
-from rlx.ir.dtypes import F32
-from rlx.ir.stored import FLOATS, dequantize, to_float32
 from rlx.models.names import BIASED, WHOLE, Row
 from rlx.models.vision_config import VisionConfig
-from rlx.weights.loader import TensorInfo, WeightLoader
-from rlx.weights.mapped import Bytes
+from rlx.weights.composed import CanonicalTensors, Composed, Values, stack
+from rlx.weights.loader import WeightLoader
+from rlx.weights.names import from_hf
 
 # Gemma 4 keeps a linear layer in a module of its own, with the bounds of its input and output beside it.
 _BOUNDS = ("input_min", "input_max", "output_min", "output_max")
@@ -141,7 +135,7 @@ def tower_name(name: str, family: str, deepstack: Sequence[int] = ()) -> str | N
     for prefix in prefixes:
         if name.startswith(prefix):
             path, layer = _numberless(name.removeprefix(prefix), _LAYER)
-            canonical = _by_path(rows).get(path, "")
+            canonical = from_hf(rows).get(path, "")
             if canonical.startswith(_DEEPSTACK):
                 return canonical.format(deepstack[int(layer)]) if int(layer) < len(deepstack) else None
             if canonical:
@@ -155,7 +149,7 @@ def checkpoint_names(canonical: str, family: str, deepstack: Sequence[int] = ())
     form, layer = _numberless(canonical, _GGUF_LAYER)
     if form.startswith(_DEEPSTACK):
         layer = str(deepstack.index(int(layer)))
-    paths = [path.format(layer) for path, name in _by_path(rows).items() if name == form]
+    paths = [path.format(layer) for path, name in from_hf(rows).items() if name == form]
     return [prefix + path for path in paths for prefix in prefixes]
 
 
@@ -165,92 +159,14 @@ def _numberless(name: str, layer: re.Pattern[str]) -> tuple[str, str]:
     return (name, "") if found is None else (f"{name[: found.start()]}{{}}{name[found.end() :]}", found[0])
 
 
-def _pairs(rows: tuple[Row, ...]) -> Iterator[tuple[str, str]]:
-    for row in rows:
-        for suffix in row.suffixes:
-            end = f".{suffix}" if suffix else ""
-            yield f"{row.hf}{end}", row.canonical + end
-
-
-@cache
-def _by_path(rows: tuple[Row, ...]) -> dict[str, str]:
-    return dict(_pairs(rows))
-
-
-Values = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One tensor.
-
-    Attributes:
-        info: type, shape and size as the graphs see them; the name is the file's.
-        files: the tensors of the file that it is made of.
-        read: returns its bytes, uint8 [nbytes]: a view of the file if nothing is reordered, else a copy.
-    """
-
-    info: TensorInfo
-    files: tuple[str, ...]
-    read: Callable[[], Bytes]
-
-    @staticmethod
-    def of(loader: WeightLoader, name: str) -> Stored:
-        """The tensor `name` of a file, unchanged; a scalar has one element."""
-        info = loader.tensors[name]
-        return Stored(replace(info, shape=info.shape or (1,)), (name,), lambda: loader.raw(name))
-
-    def reshaped(self, *shape: int) -> Stored:
-        """The same elements in another shape; the tensor itself if their number differs, for the graph to refuse."""
-        return replace(self, info=replace(self.info, shape=shape)) if prod(shape) == prod(self.info.shape) else self
-
-    def rows(self, order: Values) -> Stored:
-        """The rows of a matrix, or the elements of a vector, with these numbers; also of block formats."""
-        info = self.info
-        shape = (len(order), *info.shape[1:])
-        size = info.dtype.size((1, *info.shape[1:])) if len(info.shape) > 1 else info.dtype.nbytes
-        changed = replace(info, shape=shape, nbytes=size * len(order))
-        return replace(self, info=changed, read=lambda: self.read().reshape(-1, size)[order].reshape(-1))
-
-    def moved(self, shape: tuple[int, ...], move: Callable[[Values], Values]) -> Stored:
-        """The elements in another order.
-
-        A block format becomes float32, because its blocks cannot be taken apart.
-
-        Args:
-            move: maps an array of the stored shape to one of `shape`.
-        """
-        dtype = F32 if self.info.dtype.is_quantized else self.info.dtype
-        info = replace(self.info, dtype=dtype, shape=shape, nbytes=dtype.size(shape))
-        return replace(self, info=info, read=lambda: _bytes(move(self._elements())))
-
-    def joined(self, other: Stored, shape: tuple[int, ...], axis: int) -> Stored:
-        """Two tensors of equal shape and type, side by side along a new axis, as a tensor of `shape`."""
-        both = (self, other)
-        info = replace(self.info, shape=shape, nbytes=self.info.nbytes + other.info.nbytes)
-        read = lambda: _bytes(np.stack([each._elements() for each in both], axis))  # noqa: E731
-        return Stored(info, (*self.files, *other.files), read)
-
-    def _elements(self) -> Values:
-        """The elements in the stored shape: numbers, or for bf16 their bits."""
-        info = self.info
-        if info.dtype.is_quantized:
-            return dequantize(self.read(), info.dtype, info.shape)
-        return self.read().view(info.dtype.numpy or "uint8").reshape(info.shape)
-
-
-def _bytes(values: Values) -> Bytes:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-
-
 _IN_LAYER = re.compile(r"(v\.blk\.\d+\.)(.+)")
 _PART_OF_QKV = re.compile(r"\battn_[qkv]\b")
 _SWAPPED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 
-Find = Callable[["TowerWeights", str], Stored | None]
+Find = Callable[["TowerWeights", str], Composed | None]
 
 
-class TowerWeights(Closing):
+class TowerWeights(CanonicalTensors):
     """The tensors of one tower.
 
     Args:
@@ -265,7 +181,7 @@ class TowerWeights(Closing):
     def __init__(self, loader: WeightLoader, config: VisionConfig, *, owned: bool) -> None:
         self.loader, self.config, self._owned = loader, config, owned
         self._names = None if self.gguf else tower_names(loader.tensors, config.family, loader.path, config.deepstack)
-        self._found: dict[str, Stored | None] = {}
+        self._composed: dict[str, Composed | None] = {}
         self._swapped = self._is_swapped()
 
     @property
@@ -273,44 +189,11 @@ class TowerWeights(Closing):
         """Whether the file is an mmproj."""
         return self.loader.format == "gguf"
 
-    def has(self, name: str) -> bool:
-        """Whether the file has the tensor of this canonical name."""
-        return self._get(name) is not None
-
-    def info(self, name: str) -> TensorInfo:
-        """Type and shape as the graphs see them, and the name in the file; `WeightError` if there is no such tensor."""
-        return self._stored(name).info
-
-    def place(self, name: str) -> str:
-        """For messages: the file, and the name that the tensor has or would have there."""
-        found = self._get(name)
-        return f"{self.loader.path}, {found.info.name if found else self._tried(name)[0]}"
-
-    def raw(self, name: str) -> Bytes:
-        """The bytes of a tensor, uint8 [nbytes]: a read-only view of the file, or a copy."""
-        return self._stored(name).read()
-
-    def pieces(self, name: str) -> Iterator[Bytes]:
-        """The bytes in one piece: a tower has no stacks of matrices."""
-        yield self.raw(name)
-
     def array(self, name: str) -> npt.NDArray[np.float32]:
-        """A small float tensor as float32, with the values that the graphs compute with.
-
-        Raises:
-            WeightError: there is no such tensor, or it is quantized.
-        """
-        info = self.info(name)
-        if info.dtype not in FLOATS:
-            raise WeightError(f"expected f32, f16 or bf16, found {info.dtype}", where=self.place(name))
-        values = to_float32(self.raw(name), info.dtype).reshape(info.shape)
+        """As of the base class, with the values that the graphs compute with."""
+        values = super().array(name)
         # Gemma 3 multiplies by 1 + weight; its GGUF files hold the sum.
         return values + np.float32(1) if name == "mm.soft_emb_norm.weight" and not self.gguf else values
-
-    def release(self, name: str) -> None:
-        """Releases the pages of the file that hold the tensor."""
-        for file in self._stored(name).files:
-            self.loader.release(file)
 
     def close(self) -> None:
         """Closes the file, if it is owned."""
@@ -319,13 +202,13 @@ class TowerWeights(Closing):
 
     # -- from the file's tensors to the graphs' -----------------------------------------------------------------------
 
-    def plain(self, name: str) -> Stored | None:
+    def plain(self, name: str) -> Composed | None:
         """A tensor as the file stores it."""
         if self._swapped and (layer := _IN_LAYER.fullmatch(name)):
             stem, _, end = layer[2].partition(".")
             name = f"{layer[1]}{_SWAPPED.get(stem, stem)}.{end}"
         own = name if self._names is None else self._names.get(name)
-        return Stored.of(self.loader, own) if own is not None and own in self.loader.tensors else None
+        return Composed.whole(self.loader, own) if own is not None and own in self.loader.tensors else None
 
     def _tried(self, name: str) -> list[str]:
         """The names that a tensor may have in the file."""
@@ -335,19 +218,12 @@ class TowerWeights(Closing):
         found = (checkpoint_names(each, self.config.family, self.config.deepstack) for each in (name, whole))
         return next(filter(None, found), [name])
 
-    def _get(self, name: str) -> Stored | None:
-        if name not in self._found:
+    def _found(self, name: str) -> Composed | None:
+        if name not in self._composed:
             layer = _IN_LAYER.fullmatch(name)
             find = _FINDS[self.config.family].get(layer[2] if layer else name, TowerWeights.plain)
-            self._found[name] = find(self, name)
-        return self._found[name]
-
-    def _stored(self, name: str) -> Stored:
-        found = self._get(name)
-        if found is None:
-            tried = ", ".join(self._tried(name))
-            raise WeightError(f"there is no tensor for {name}; names tried: {tried}", where=self.loader.path)
-        return found
+            self._composed[name] = find(self, name)
+        return self._composed[name]
 
     def _is_swapped(self) -> bool:
         """Whether ffn_up and ffn_down have each other's names, as in old mmproj files."""
@@ -356,39 +232,40 @@ class TowerWeights(Closing):
         return self.gguf and sizes[0] != sizes[1] and down is not None and down.info.shape == sizes
 
 
-def _flat(weights: TowerWeights, name: str) -> Stored | None:
+def _flat(weights: TowerWeights, name: str) -> Composed | None:
     """The convolution over patches [hidden, colours, (frames,) height, width] as a matrix."""
     found = weights.plain(name)
     return found and found.reshaped(found.info.shape[0], weights.config.patch_values)
 
 
-def _frames(weights: TowerWeights, name: str) -> Stored | None:
+def _frames(weights: TowerWeights, name: str) -> Composed | None:
     """Qwen's convolution; mmproj files have a tensor for each of the two frames."""
     first, second = weights.plain(name), weights.plain(f"{name}.1")
     if first is None or not weights.gguf:
         return _flat(weights, name)
     if second is None or (first.info.shape, first.info.dtype) != (second.info.shape, second.info.dtype):
         raise WeightError(f"the tensor has no equal second part, {name}.1", where=f"{weights.loader.path}, {name}")
-    return first.joined(second, (first.info.shape[0], weights.config.patch_values), axis=2)
+    both = stack(name, (first, second), weights.loader.path)
+    return both.moved((first.info.shape[0], weights.config.patch_values), lambda values: np.moveaxis(values, 0, 2))
 
 
-def _part_of_qkv(weights: TowerWeights, name: str) -> Stored | None:
+def _part_of_qkv(weights: TowerWeights, name: str) -> Composed | None:
     """Rows of attn_qkv: queries, keys and values one after the other."""
     stem, _, end = name.rpartition(".")
     whole = weights.plain(f"{stem[:-2]}_qkv.{end}") or weights.plain(name)
     count, number = weights.config.heads * weights.config.head_dim, "qkv".index(stem[-1])
     if whole is None or whole.info.shape[0] != 3 * count:
         return whole
-    return whole.rows(np.arange(number * count, (number + 1) * count))
+    return whole.ordered(np.arange(number * count, (number + 1) * count))
 
 
-def _transposed(weights: TowerWeights, name: str) -> Stored | None:
+def _transposed(weights: TowerWeights, name: str) -> Composed | None:
     """Gemma 3's projection, which files store as [in, out]."""
     found = weights.plain(name)
     return found and found.moved(found.info.shape[::-1], np.transpose)
 
 
-def _colours_last(weights: TowerWeights, name: str) -> Stored | None:
+def _colours_last(weights: TowerWeights, name: str) -> Composed | None:
     """The values of a patch in the order of Gemma 4's processor (row, column, colour); GGUF has colours first."""
     found, size = weights.plain(name), weights.config.patch_values
     if found is None or not weights.gguf:
@@ -403,7 +280,7 @@ def _colours_last(weights: TowerWeights, name: str) -> Stored | None:
     return found.moved(shape, move) if np.prod(shape) == np.prod(found.info.shape) else found
 
 
-def _by_rope(weights: TowerWeights, name: str) -> Stored | None:
+def _by_rope(weights: TowerWeights, name: str) -> Composed | None:
     """Rows of Gemma 4's queries and keys: for each head the parts that turn by the row and by the column interleaved.
 
     A head is stored as (x, y), and each half turns for itself: x = (x1, x2) in pairs of its halves. The graphs turn the
@@ -414,10 +291,10 @@ def _by_rope(weights: TowerWeights, name: str) -> Stored | None:
         return found
     x1, x2, y1, y2 = np.arange(size).reshape(4, -1)
     starts = np.arange(0, found.info.shape[0], size)
-    return found.rows((starts[:, None] + np.concatenate([y1, x1, y2, x2])).reshape(-1))
+    return found.ordered((starts[:, None] + np.concatenate([y1, x1, y2, x2])).reshape(-1))
 
 
-def _axis_table(weights: TowerWeights, name: str) -> Stored | None:
+def _axis_table(weights: TowerWeights, name: str) -> Composed | None:
     """One of Gemma 4's position tables, by column or by row, which are stored as one tensor."""
     stem, _, axis = name.rpartition(".")
     found = weights.plain(f"{stem}.weight")

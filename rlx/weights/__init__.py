@@ -2,8 +2,8 @@
 
 `mapped.py` holds the bytes, `gguf.py` and `safetensors.py` read the formats, `gguf_values.py` checks the
 hyper-parameters, `locate.py` finds the file of a path or name, `loader.py` opens it, `names.py` gives every tensor its
-canonical name, `scaled_codes.py` joins codes and scales, and `model.py` makes one tensor of several, and offers the
-result as `ModelWeights`.
+canonical name, `composed.py` makes one tensor of several or of a part, `scaled_codes.py` joins codes and scales, and
+`model.py` offers the result as `ModelWeights`.
 """
 
 from typing import TYPE_CHECKING

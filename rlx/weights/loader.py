@@ -6,7 +6,7 @@ Entry of the weights stage. Later steps (`names.py`, `model.py`, packing) see on
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 from rlx import weights
 from rlx.closing import Closing
 from rlx.errors import ConfigError, ModelFileError, file_error
+from rlx.weights.composed import Composed
 from rlx.weights.gguf import MAGIC, GgufFile
 from rlx.weights.locate import GIVE, NO_PICKLES, PICKLES, SUFFIXES, resolve_model_path
 from rlx.weights.mapped import Bytes, TensorInfo
@@ -74,23 +75,18 @@ class WeightLoader(Protocol):
     ) -> None: ...
 
 
-#: The names of some tensors, and what returns the bytes of the one that is made of them.
-Made = tuple[tuple[str, ...], Callable[[], Bytes]]
-
-
 class LoaderOver(Closing):
     """A `WeightLoader` over another, which shows other tensors. It closes the other one.
 
     Args:
         loader: the other.
-        tensors: what it shows.
-        made: of each tensor that is no tensor of the other what it is made of there, and what returns its bytes.
+        tensors: those of the other that it shows.
+        made: those that are made of tensors of the other.
     """
 
-    def __init__(
-        self, loader: WeightLoader, tensors: Mapping[str, TensorInfo], made: Mapping[str, Made] | None = None
-    ) -> None:
-        self.loader, self.tensors, self._made = loader, tensors, made or {}
+    def __init__(self, loader: WeightLoader, tensors: Mapping[str, TensorInfo], made: Iterable[Composed] = ()) -> None:
+        self.loader, self._made = loader, {each.info.name: each for each in made}
+        self.tensors = {**tensors, **{name: each.info for name, each in self._made.items()}}
 
     @property
     def path(self) -> Path:
@@ -105,10 +101,10 @@ class LoaderOver(Closing):
         return self.loader.metadata
 
     def raw(self, name: str) -> Bytes:
-        return self._made[name][1]() if name in self._made else self.loader.raw(name)
+        return self._made[name].raw() if name in self._made else self.loader.raw(name)
 
     def release(self, name: str) -> None:
-        for each in self._made[name][0] if name in self._made else (name,):
+        for each in self._made[name].files if name in self._made else (name,):
             self.loader.release(each)
 
     def stamps(self) -> list[tuple[str, int, int]]:
@@ -124,9 +120,11 @@ def renamed(loader: WeightLoader, rename: Callable[[str], str]) -> LoaderOver:
     Args:
         rename: the name of a tensor in `loader` -> the name here.
     """
-    names = {rename(name): name for name in loader.tensors}
-    tensors = {new: replace(loader.tensors[old], name=new) for new, old in names.items()}
-    return LoaderOver(loader, tensors, {new: ((old,), partial(loader.raw, old)) for new, old in names.items()})
+    made = (
+        Composed.of(replace(info, name=rename(name)), (name,), partial(loader.raw, name))
+        for name, info in loader.tensors.items()
+    )
+    return LoaderOver(loader, {}, made)
 
 
 def open_weights(path: str | os.PathLike[str], *, mmap: bool = True, config: Config | None = None) -> WeightLoader:

@@ -109,7 +109,7 @@ def _find(name: str, family: str) -> tuple[str, int | None] | None:
     if name in _to_hf(table.decoder) or name in _to_hf(table.head):
         return name, None
     for prefix in HEAD_PREFIXES:
-        if name.startswith(prefix) and (head := _from_hf(table.head).get(name.removeprefix(prefix))):
+        if name.startswith(prefix) and (head := from_hf(table.head).get(name.removeprefix(prefix))):
             return head, None
     for prefix in table.prefixes:
         if name.startswith(prefix) and (found := _in_decoder(name.removeprefix(prefix), table)):
@@ -125,10 +125,10 @@ def _in_decoder(path: str, table: Table) -> tuple[str, int | None] | None:
 
 
 def _translated(path: str, rows: tuple[Row, ...]) -> tuple[str, int | None] | None:
-    if canonical := _from_hf(rows).get(path):
+    if canonical := from_hf(rows).get(path):
         return canonical, None
     number = _NUMBER.search(path)
-    if number and (canonical := _from_hf(rows).get(f"{path[: number.start()]}{{}}{path[number.end() :]}")):
+    if number and (canonical := from_hf(rows).get(f"{path[: number.start()]}{{}}{path[number.end() :]}")):
         return canonical, int(number[0])
     return None
 
@@ -161,7 +161,8 @@ def _to_hf(rows: tuple[Row, ...]) -> dict[str, tuple[str, ...]]:
 
 
 @cache
-def _from_hf(rows: tuple[Row, ...]) -> dict[str, str]:
+def from_hf(rows: tuple[Row, ...]) -> dict[str, str]:
+    """Path in a checkpoint -> canonical name."""
     return {hf: canonical for canonical, hf in _pairs(rows) if hf}
 
 

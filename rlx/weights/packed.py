@@ -23,6 +23,7 @@ import numpy.typing as npt
 from rlx.errors import RlxError, UnsupportedModelError, WeightError
 from rlx.ir.dtypes import F32, I8, Q4_0, Q5_0, Q8_0, DType
 from rlx.ir.stored import FLOATS, to_float32
+from rlx.weights.composed import Composed
 from rlx.weights.loader import LoaderOver, WeightLoader
 from rlx.weights.mapped import Bytes, TensorInfo
 from rlx.weights.quantization import group_sizes, scheme_of
@@ -292,11 +293,11 @@ def _repacked(loader: WeightLoader, read: Read, codes: dict[str, str]) -> Loader
         with _fitting(layer, loader):
             return stored(read(loader, layer), infos[layer].dtype)
 
-    made = {
-        f"{layer}.weight": (tuple(name for name in names if name in loader.tensors), partial(raw, layer))
+    made = (
+        Composed.of(infos[layer], tuple(name for name in names if name in loader.tensors), partial(raw, layer))
         for layer, names in parts.items()
-    }
-    return LoaderOver(loader, {**others, **{info.name: info for info in infos.values()}}, made)
+    )
+    return LoaderOver(loader, others, made)
 
 
 def _infos(loader: WeightLoader, read: Read, codes: dict[str, str]) -> Iterator[TensorInfo]:

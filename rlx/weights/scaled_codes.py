@@ -22,9 +22,9 @@ import numpy.typing as npt
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.dtypes import F8_E4M3, MXFP4, U8
 from rlx.ir.stored import FLOATS, to_float32
+from rlx.weights.composed import Composed
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, TensorInfo
-from rlx.weights.model import Composed
 from rlx.weights.quantization import block_size
 
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
@@ -63,7 +63,7 @@ def fp8(loader: WeightLoader, name: str) -> Composed:
             yield _blocks(matrix, own[rows][:, columns])
 
     seen = TensorInfo(name, F8_E4M3, info.shape, F8_E4M3.size(info.shape))
-    return Composed(seen, (name, scale.name), pieces, ("fp8",))
+    return Composed(seen, (name, scale.name), pieces)
 
 
 def _layout(info: TensorInfo, scale: TensorInfo, loader: WeightLoader) -> tuple[tuple[int, int, int], tuple[int, int]]:
@@ -125,7 +125,7 @@ def mxfp4(loader: WeightLoader, name: str) -> Composed:
         for matrix, exponents in zip(codes, loader.raw(scales).reshape(shape[0], -1, 1), strict=True):
             yield np.concatenate([exponents, _halves_apart(matrix)], axis=1).reshape(-1)
 
-    return Composed(TensorInfo(name, MXFP4, shape, MXFP4.size(shape)), (name, scales), pieces, ("mxfp4",))
+    return Composed(TensorInfo(name, MXFP4, shape, MXFP4.size(shape)), (name, scales), pieces)
 
 
 def _halves_apart(pairs: Bytes) -> Bytes:

@@ -16,8 +16,8 @@ from rlx.errors import ConfigError, MultimodalError, RlxError, UnsupportedModelE
 from rlx.ir.stored import dequantize
 from rlx.models import ModelConfig
 from rlx.vision.opening import open_tower
-from rlx.vision.weights import Stored
 from rlx.weights import WeightLoader, open_weights
+from rlx.weights.composed import Composed
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +106,15 @@ def test_old_files_have_the_names_of_two_matrices_exchanged(
 def test_parts_of_block_formats(goldens: Path) -> None:
     loader = open_weights(goldens / "llama-k256" / "model-Q4_K_M.gguf")
     name = "blk.0.attn_q.weight"
-    whole, info = Stored.of(loader, name), loader.tensors[name]
+    whole, info = Composed.whole(loader, name), loader.tensors[name]
     values = dequantize(loader.raw(name), info.dtype, info.shape)
     order = np.array([5, 0, 255, 7])
-    rows = whole.rows(order)
-    assert rows.info.dtype is info.dtype and rows.info.nbytes == len(rows.read())
-    assert np.array_equal(dequantize(rows.read(), rows.info.dtype, rows.info.shape), values[order])
+    rows = whole.ordered(order)
+    assert rows.info.dtype is info.dtype and rows.info.nbytes == len(rows.raw())
+    assert np.array_equal(dequantize(rows.raw(), rows.info.dtype, rows.info.shape), values[order])
     turned = whole.moved(info.shape[::-1], np.transpose)
     assert turned.info.dtype.name == "f32"
-    assert np.array_equal(turned.read().view(np.float32).reshape(turned.info.shape), values.T)
+    assert np.array_equal(turned.raw().view(np.float32).reshape(turned.info.shape), values.T)
 
 
 # -- files that are refused -------------------------------------------------------------------------------------------

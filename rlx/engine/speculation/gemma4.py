@@ -30,8 +30,8 @@ from rlx.models import gemma4_assistant, placed
 from rlx.models.config import ModelConfig
 from rlx.models.gemma4_assistant import TABLE, Assistant
 from rlx.weights import ModelWeights, WeightLoader
+from rlx.weights.composed import Composed
 from rlx.weights.loader import LoaderOver
-from rlx.weights.mapped import Bytes
 
 ORDER, OWN, ORDERED = "masked_embedding.token_ordering", "model.embed_tokens.weight", "ordered_embeddings.weight"
 DRAFTS = 5  # maximum in a row
@@ -47,11 +47,9 @@ def ordered(loader: WeightLoader, order: npt.NDArray[np.int64], clusters: int) -
     table = loader.tensors[OWN]
     shape = (clusters, len(order) // clusters, table.shape[1])
 
-    def read() -> Bytes:
-        return loader.raw(OWN).reshape(len(order), -1)[order].reshape(-1)
-
-    tensors = {**loader.tensors, ORDERED: replace(table, name=ORDERED, shape=shape)}
-    return LoaderOver(loader, tensors, {ORDERED: ((OWN,), read)})
+    rows = Composed.whole(loader, OWN).ordered(order)
+    made = Composed.of(replace(table, name=ORDERED, shape=shape), (OWN,), rows.raw)
+    return LoaderOver(loader, loader.tensors, [made])
 
 
 class GemmaHead:
