@@ -20,11 +20,12 @@ from typing import Any, ParamSpec, TypeVar
 from rlx.errors import ArgumentError, UnknownArgumentError
 
 CUTOFF = 0.6  # similarity from which on a name is suggested; 1 is equal
+LONGEST = 256  # characters of a name that are compared
 
 
 def nearest(name: object, known: Collection[str], most: int = 1, cutoff: float = CUTOFF) -> list[str]:
     """The known names that are spelled most like `name`, the nearest first; at most `most`."""
-    return get_close_matches(str(name), known, most, cutoff)
+    return get_close_matches(str(name)[:LONGEST], known, most, cutoff)  # its time grows with the length of the name
 
 
 def did_you_mean(

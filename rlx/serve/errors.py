@@ -34,6 +34,8 @@ TYPES = {
 }  # fmt: skip
 
 
+MAX_NAME = 256  # characters of the name of a field
+
 OVERFLOW = "context_length_exceeded"
 """The code of the error of a prompt that the context has no room for."""
 
@@ -71,7 +73,9 @@ class ApiError(RlxError):
 
 
 def invalid(param: str | None, what: str, hint: str | None = None, code: str | None = None) -> ApiError:
-    """A 400 that names the field."""
+    """A 400 that names the field; of a name that the client chose, no more than its beginning."""
+    if param is not None and len(param) > MAX_NAME:
+        param = f"{param[:MAX_NAME]}..."
     return ApiError(400, what if param is None else f"{param}: {what}", param=param, hint=hint, code=code)
 
 

@@ -55,6 +55,7 @@ MAX_TOOLS = 1024
 MAX_PAIRS = 64  # of metadata
 MAX_TEXTS = 2048  # of one request for vectors
 MAX_MESSAGES = 65_536
+MAX_ID = 128  # characters of the id of a request; each event of a stream has it
 MAX_TEXT = 1 << 20  # characters of a text whose tokens are asked for
 MAX_SHOWN = 80
 MAX_ERRORS = 1000  # of pydantic that are looked at
@@ -356,6 +357,8 @@ def _expected(error: Mapping[str, Any]) -> str:
             return f"at most {context['le']:g}"
         case "string_too_short":
             return "a string that is not empty"
+        case "string_too_long":
+            return f"a string of at most {context['max_length']} characters"
         case "literal_error":
             return str(context["expected"]).replace("False", "false")
         case "too_short":

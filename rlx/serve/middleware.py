@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rlx.errors import DeadlineError
 from rlx.serve import record
 from rlx.serve.errors import ApiError, api_error
-from rlx.serve.http import MAX_VALUES, VALUE_BYTES, count_of, in_thread
+from rlx.serve.http import MAX_ID, MAX_VALUES, VALUE_BYTES, count_of, in_thread
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
 
@@ -368,7 +368,7 @@ log = logging.getLogger("rlx.serve")
 
 ErrorResponse = Callable[[Request, ApiError], Response]
 CLIENT_CLOSED = 499
-_ID = re.compile(r"[\w.:-]{1,128}")
+_ID = re.compile(rf"[\w.:-]{{1,{MAX_ID}}}")
 _SECONDS = re.compile(r"\d{1,7}(?:\.\d{1,6})?")
 
 

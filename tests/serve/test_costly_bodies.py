@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from rlx import arguments
 from rlx.serve import http
 from rlx.serve.errors import ApiError
 from rlx.serve.http import MAX_BIASES, MAX_BREAKERS, MAX_STOP_IDS, MAX_TOOLS, MAX_VALUES, Body, parsed, validated
@@ -89,6 +90,28 @@ def test_lists_have_limits(server: Any, field: str, value: Any, most: int) -> No
     found = server.post("/v1/chat/completions", messages=MESSAGES, **{field: value})
     assert found.status_code == 400 and found.json()["error"]["param"] == field
     assert f"expected at most {most} entries" in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("field", ["stream_options", None])
+def test_a_long_name_is_neither_compared_nor_repeated_whole(
+    server: Any, monkeypatch: pytest.MonkeyPatch, field: str | None
+) -> None:
+    """To look for a name like one of 60 MB took 15 s, and the answer had 60 MB."""
+    compared, close = list[str](), arguments.get_close_matches
+    monkeypatch.setattr(arguments, "get_close_matches", lambda name, *rest: compared.append(name) or close(name, *rest))
+    unknown = {"max_tokens_" * 100_000: 1}
+    found = server.post("/v1/chat/completions", messages=MESSAGES, **({field: unknown} if field else unknown))
+    error = found.json()["error"]
+    assert found.status_code == 400 and len(found.content) < 1000 and "there is no such field" in error["message"]
+    assert error["param"].startswith(f"{field}.max_tokens_" if field else "max_tokens_")
+    assert len(compared) == 1 and len(compared[0]) < 1000
+
+
+def test_the_id_of_a_request_is_bounded(server: Any) -> None:
+    """Each event of a stream has it."""
+    found = server.post("/v1/chat/completions", messages=MESSAGES, max_tokens=1, request_id="x" * 129)
+    assert found.status_code == 400 and found.json()["error"]["param"] == "request_id"
+    assert "expected a string of at most 128 characters" in found.json()["error"]["message"]
 
 
 # ------------------------------------------------------------------------------------------------ where it is read

@@ -14,6 +14,7 @@ from rlx.serve.http import (
     MAX_BIASES,
     MAX_BREAKERS,
     MAX_CHOICES,
+    MAX_ID,
     MAX_MESSAGES,
     MAX_STOP_IDS,
     MAX_STOPS,
@@ -133,7 +134,7 @@ class CommonFields(Body):
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
-    request_id: Text = None
+    request_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_progress: bool | None = None
