@@ -1,4 +1,4 @@
-"""Checks of arguments: unknown keywords, names that are close to what was written, whole numbers, texts, paths
+"""Checks of arguments: unknown keywords, names that are close to what was written, whole numbers, flags, texts, paths
 and functions.
 
 Every part may ask this module. Public functions are wrapped in `known_arguments`; functions that hand options on use
@@ -199,6 +199,18 @@ def whole(name: str, value: Any, least: int, most: int) -> int:
     return number
 
 
+def flag(name: str, value: Any) -> bool:
+    """`value` as a bool.
+
+    Raises:
+        ArgumentError: it is neither True nor False, nor 1 nor 0: the text "false" would count as True.
+    """
+    try:
+        return bool((False, True).index(value))
+    except ValueError:  # arrays, too, have no one truth
+        raise ArgumentError(f"{name} is {value!r}, expected True or False") from None
+
+
 def as_float(value: Any) -> float:
     """The float nearest to a number: an infinite one beyond the largest."""
     try:
@@ -243,9 +255,15 @@ def several(name: str, values: Any, what: str = "texts") -> list[Any]:
     Raises:
         ArgumentError: they are none: one text, a mapping, or nothing that can be iterated over.
     """
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+    if not can_iterate(values):
         raise ArgumentError(f"expected a list of {what}, found a {type(values).__name__}", where=name)
     return list(values)
+
+
+def can_iterate(values: Any) -> bool:
+    """Whether these are several values: no text, no mapping, no array without dimensions."""
+    is_one = isinstance(values, str | bytes | Mapping) or getattr(values, "ndim", 1) == 0
+    return not is_one and isinstance(values, Iterable)
 
 
 def without_none(**values: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import rlx
 from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError, UnknownArgumentError
 from rlx.runners import CachedRunner
+from rlx.text.chat import chat_ids
 
 RUNNER = CachedRunner(FakeEngine())
 GENERATE = RUNNER.generate
@@ -54,24 +55,41 @@ def submit(**fields: Any) -> None:
     RUNNER.submit(rlx.Request([1], 2, **fields))
 
 
-def decode(ids: Any) -> str:
-    return rlx.load_tokenizer("demo").decode(ids)
+def decode(ids: Any, **options: Any) -> str:
+    return rlx.load_tokenizer("demo").decode(ids, **options)
 
+
+def encode(**options: Any) -> list[int]:
+    return rlx.load_tokenizer("demo").encode("x", **options)
+
+
+TWO, BARE = np.array([1, 2]), np.array(3)  # neither true nor false; no several values
+NO_FLAG = ["false", None, 2, TWO]  # the text "false" counted as True
 
 # A call, one of its arguments, and values that it cannot have.
 WRONG: list[tuple[Callable[..., Any], str, list[Any]]] = [
-    (partial(GENERATE, [1], 2), "on_token", [1, "x"]),
+    (partial(GENERATE, [1], 2), "on_token", [1, "x", TWO]),
+    (partial(GENERATE, [1], 2), "stop_at_eog", NO_FLAG),
+    (partial(RUNNER.stream, [1], 2), "top_logprobs", [-1, TWO]),
+    (partial(RUNNER.predict_logits, [1]), "all_positions", NO_FLAG),
+    (partial(RUNNER.embed, [1]), "normalize", NO_FLAG),
+    (partial(RUNNER.embed, [1]), "pooling", ["max", TWO]),
+    (partial(RUNNER.rerank, "x", ["x"]), "truncate", NO_FLAG),
+    (partial(RUNNER.chat, "Hi", 2), "parallel_tool_calls", NO_FLAG),
+    (encode, "add_special_tokens", NO_FLAG),
+    (encode, "parse_special", NO_FLAG),
+    (partial(decode, [1]), "skip_special_tokens", NO_FLAG),
     (partial(RUNNER.generate_batch, [[1]], 2), "on_token", [1, "x"]),
-    (submit, "priority", [None, "high", 1.5, True]),
-    (submit, "stop_ids", [None, 1, "1", ["1"], [1.0], [40]]),
+    (submit, "priority", [None, "high", 1.5, True, TWO]),
+    (submit, "stop_ids", [None, 1, "1", ["1"], [1.0], [40], BARE]),
     (submit, "keep_ids", [None, 1, "1", ["1"], [1.0], [-1]]),
-    (submit, "cache_salt", [None, 1, b"x"]),
+    (submit, "cache_salt", [None, 1, b"x", TWO]),
     (submit, "stop", [1, [1], [""], np.array(["a"])]),
     (submit, "speculative", [1, [], np.array([1, 2])]),
     (partial(RUNNER.score_steps, [1, 2]), "top_logprobs", [-1, 1.5, "x"]),
     (RUNNER.compile, "on_program", [1, "x"]),
     (partial(RUNNER.chat, "Hi", 2), "variables", [1, "x", [1], {1: 2}]),
-    (decode, "ids", [None, 1, "x"]),
+    (decode, "ids", [None, 1, "x", BARE]),
     (rlx.StreamDetokenizer, "tokenizer", [None, "model.gguf"]),
     (rlx.load_tokenizer, "path", [None, 1, b"x", "\0", "\ud800"]),
     (rlx.Snapshot.load, "path", [None, 1]),
@@ -88,6 +106,24 @@ WRONG: list[tuple[Callable[..., Any], str, list[Any]]] = [
 def test_a_value_of_another_kind_is_named(call: Callable[..., Any], name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=name):
         call(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: RUNNER.generate_batch(BARE, 2), rlx.PromptError),
+        (lambda: RUNNER.chat("Hi", 2, tools=TWO), rlx.ToolError),
+        (lambda: RUNNER.chat("Hi", 2, tool_choice=TWO), rlx.ToolError),
+        (lambda: chat_ids(rlx.load_tokenizer("demo"), [{"role": "user", "content": [{"type": TWO}]}]), rlx.RlxError),
+        (lambda: rlx.SampleOpts(dry_sequence_breakers=BARE), rlx.SamplingError),
+        (lambda: rlx.CompileProfile.preset(TWO), rlx.ProfileError),
+        (lambda: rlx.Dim(5), rlx.GraphError),
+        (lambda: rlx.load_tokenizer("x" * 300), rlx.ModelFileError),
+    ],
+)
+def test_other_mistakes_have_their_own_errors(call: Callable[[], Any], error: type[rlx.RlxError]) -> None:
+    with pytest.raises(error):
+        call()
 
 
 def test_none_is_the_default() -> None:

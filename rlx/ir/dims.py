@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from rlx.errors import GraphError, IrSyntaxError
 
@@ -29,10 +29,11 @@ class Dim:
     __slots__ = ("const", "terms")
 
     def __init__(self, terms: Mapping[str, int] | str, const: int = 0) -> None:
-        if isinstance(terms, str):
-            if not re.fullmatch(r"[A-Za-z_]\w*", terms, re.ASCII):
-                raise GraphError(f"{terms!r} is no name of a symbol", hint='Give a word, such as "N".')
-            terms = {terms: 1}
+        if not isinstance(terms, Mapping):
+            name: Any = terms
+            if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+                raise GraphError(f"{name!r} is no name of a symbol", hint='Give a word, such as "N".')
+            terms = {name: 1}
         self.terms = tuple(sorted((s, c) for s, c in terms.items() if c))
         self.const = const
 

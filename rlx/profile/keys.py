@@ -285,7 +285,7 @@ def check_names(found: Iterable[Any], known: Sequence[str], where: str, what: st
         ProfileError: one is not; with the nearest known one.
     """
     for name in found:
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             hint = did_you_mean(name, known, otherwise=f"Known: {', '.join(known)}.")
             raise ProfileError(f"unknown {what} {name!r}", where=where, hint=hint)
 

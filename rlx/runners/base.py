@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, Unpack
 import numpy as np
 
 from rlx import arguments, engine, grammar
-from rlx.arguments import known_arguments, several
+from rlx.arguments import can_iterate, known_arguments, several
 from rlx.backends import Device
 from rlx.closing import Closing
 from rlx.engine import speculation
@@ -274,7 +274,7 @@ class LmRunner(Closing, ABC):
         opts, handles = resolved(sample, self.recommended_sample, self.default_sample), list[Handle]()
         for i, context in enumerate(contexts(self, prompts)):
             request = request_of(context, n_new, with_own_seed(opts, i), stop_at_eog, options)
-            watch, has_texts = partial(on_token, i) if on_token else None, request.top_logprobs is not None
+            watch, has_texts = None if on_token is None else partial(on_token, i), request.top_logprobs is not None
             handles.append(planned(self, request, watch, has_texts=has_texts, drafts=False))
             handles[-1].job.label = f"sequence {i}"
         return submitted_together(self, handles).results()
@@ -432,7 +432,7 @@ def planned(
         constraint,
         turn_ids=stops if known is None else frozenset(known.eog_ids),
         adapter=adapter,
-        streaming=bool(has_texts or on_token or request.stop),
+        streaming=bool(has_texts or on_token is not None or request.stop),
         drafts_of=None if speculative is None else _drafts_of(runner, speculative, context.ids, salt),
     )
     return Handle(runner._loop, job, tokenizer, on_token, has_texts=has_texts)
@@ -463,7 +463,7 @@ def generated(runner: LmRunner, request: Request, on_token: OnToken | None = Non
     Args:
         on_token: called with every token; by default what the runner was opened with.
     """
-    on_token = on_token or runner._on_token
+    on_token = runner._on_token if on_token is None else on_token
     late = None if runner._streams else on_token
     handle = planned(runner, request, None if late else on_token, has_texts=request.top_logprobs is not None)
     submitted(runner, handle, keeps=True)
@@ -472,7 +472,7 @@ def generated(runner: LmRunner, request: Request, on_token: OnToken | None = Non
     except BaseException:
         handle.abort()
         raise
-    if late:
+    if late is not None:
         for token in found:
             late(token)
     return found
@@ -484,7 +484,7 @@ def streamed(runner: LmRunner, request: Request, change: Callable[[Step], Step] 
     Args:
         change: applied to each step.
     """
-    handle = planned(runner, replace(request, top_logprobs=request.top_logprobs or 0))
+    handle = planned(runner, replace(request, top_logprobs=0) if request.top_logprobs is None else request)
 
     def start() -> Handle:
         submitted(runner, handle, keeps=True)
@@ -588,7 +588,7 @@ def _checked_ids(name: str, ids: Any, vocab_size: int) -> frozenset[int]:
 
 def contexts(runner: LmRunner, prompts: Any) -> list[Context]:
     """Several checked prompts."""
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray):
+    if not can_iterate(prompts) or not isinstance(prompts, Sequence | np.ndarray):
         raise PromptError(f"expected several prompts, found a {type(prompts).__name__}", where="generate_batch")
     if not len(prompts):
         raise PromptError("there are no prompts", where="generate_batch", hint="give at least one")

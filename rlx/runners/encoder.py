@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 
 from rlx import runners
-from rlx.arguments import did_you_mean, several, whole
+from rlx.arguments import did_you_mean, flag, several, whole
 from rlx.arguments import text as checked_text
 from rlx.closing import Closing
 from rlx.engine.encoder import Encoder, Rows, Text
@@ -197,9 +197,9 @@ class EncoderRunner(Closing):
         every = [texts] if single else several("texts", texts)
         ids = [self._text(each, before, i) for i, each in enumerate(every)]
         told, number = _told(progress, "embedding texts", len(ids)), adapter_number(self._plan.adapters, adapter)
-        rows = self._encoder.pooled(self._cut(ids, truncate), chosen, told, number)
+        rows = self._encoder.pooled(self._cut(ids, flag("truncate", truncate)), chosen, told, number)
         found = self._encoder.through_head(rows).reshape(len(ids), self.width)[:, :kept]
-        if normalize:
+        if flag("normalize", normalize):
             found = of_unit_length(found)
         return np.ascontiguousarray(found[0] if single else found)
 
@@ -234,7 +234,8 @@ class EncoderRunner(Closing):
             what = f"the classifier has {self.width} classes, and a reranker has one"
             raise UnsupportedModelError(what, where="rerank")
         asked, texts = checked_documents(query, documents)
-        pairs = self._cut(self._pairs(asked, texts, self.max_seq if truncate else None), truncate, "document")
+        most = self.max_seq if flag("truncate", truncate) else None
+        pairs = self._cut(self._pairs(asked, texts, most), truncate, "document")
         return Scores(self._score(pairs, progress, adapter_number(self._plan.adapters, adapter)), sum(map(len, pairs)))
 
     def _score(self, pairs: list[Text], progress: Progress | None = None, adapter: int = 0) -> list[float]:
@@ -311,12 +312,12 @@ def _told(progress: Progress | None, what: str, count: int) -> Callable[[int], N
 
 def _pooling(modules: SentenceModules, given: str | None) -> str:
     """The pooling that a call asks for, else that of the files."""
-    found = given or modules.pooling
+    found: Any = modules.pooling if given is None else given
     if found is None:
         what = f"the files do not say how to pool: {modules.lacks} is missing"
         hint = f"pass pooling=NAME, one of {', '.join(POOLINGS)}; the model's card says which"
         raise ArgumentError(what, where="embed", hint=hint)
-    if found not in POOLINGS:
+    if not isinstance(found, str) or found not in POOLINGS:
         raise ArgumentError(f"pooling is {found!r}", where="embed", hint=did_you_mean(found, POOLINGS))
     return found
 

@@ -375,7 +375,9 @@ class Model(LmRunner):
     # -- logits -------------------------------------------------------------------------------------------------------
 
     def predict_logits(self, ids: PromptLike, all_positions: bool = False, *, adapter: str | None = None) -> Logits:
-        return session.predicted(self._engine, self._loop, adapted(self, ids, adapter), all_positions)
+        return session.predicted(
+            self._engine, self._loop, adapted(self, ids, adapter), arguments.flag("all_positions", all_positions)
+        )
 
     def _scores(self, context: Context) -> Logits:
         return np.concatenate(session.measured(self._engine, self._loop, context, log_probs))
@@ -427,6 +429,7 @@ class Model(LmRunner):
             NumericalError: a hidden state is NaN or infinite.
         """
         session.checked_pooling(pooling)
+        normalize = arguments.flag("normalize", normalize)
         self._check_open("embed")
         if (texts := runners.text.several(ids)) is not None:
             found = [adapted(self, self.tokenizer.encode(each), adapter, f"text {i}") for i, each in enumerate(texts)]
@@ -456,8 +459,8 @@ class Model(LmRunner):
         if self.config.arch != "qwen3":
             hint = "use a cross-encoder, or Qwen3-Reranker"
             raise UnsupportedModelError(f"models of {self.config.arch} rank no documents", where="rerank", hint=hint)
+        most = self.max_seq if arguments.flag("truncate", truncate) else None
         yes, no = runners.rerank.answer_ids(self.tokenizer)
-        most = self.max_seq if truncate else None
         pairs = runners.rerank.checked_documents(query, documents)
         found = runners.rerank.rerank_prompts(self.tokenizer, runners.rerank.QWEN3, *pairs, most)
         prompts = [adapted(self, ids, adapter, f"document {i}") for i, ids in enumerate(found)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -285,9 +285,9 @@ def of_unit_length(vectors: npt.ArrayLike) -> Logits:
     return (exact / np.where(lengths == 0, 1, lengths)).astype(np.float32)
 
 
-def checked_pooling(pooling: str) -> str:
+def checked_pooling(pooling: Any) -> str:
     """`pooling`; `ArgumentError` if it is unknown."""
-    if pooling not in POOLINGS:
+    if not isinstance(pooling, str) or pooling not in POOLINGS:
         hint = f"give {' or '.join(map(repr, POOLINGS))}"
         raise ArgumentError(f"pooling is {pooling!r}", where="embed", hint=hint)
     return pooling

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from rlx import runners
-from rlx.arguments import SAMPLING, check_arguments
+from rlx.arguments import SAMPLING, check_arguments, flag
 from rlx.engine.loop.handle import Generation, Step, Stream
 from rlx.engine.opening.options import OPENING
 from rlx.engine.request.request import Context, FinishReason, Request, RequestOptions, checked_count, no_tower
@@ -158,8 +158,8 @@ def chat_call(model: Model, where: str, messages: Messages, options: dict[str, A
     """The call of a method that answers messages; takes its own options out of `options`."""
     variables = _variables(options.pop("variables", None))
     variables |= thinking_variables(model.tokenizer, options.pop("thinking", None), "thinking")
-    given, parallel = options.pop("tools", None), options.pop("parallel_tool_calls", True)
-    tools = checked_tools(given or ())
+    given, parallel = options.pop("tools", None), flag("parallel_tool_calls", options.pop("parallel_tool_calls", True))
+    tools = checked_tools(() if given is None else given)
     choice = checked_choice(options.pop("tool_choice", None), tools)
     if choice.mode == "none":
         given, tools = None, ()

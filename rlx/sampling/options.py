@@ -12,7 +12,7 @@ from math import inf, isfinite
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from rlx.arguments import SAMPLING, as_float, known_fields
+from rlx.arguments import SAMPLING, as_float, can_iterate, known_fields
 from rlx.errors import SamplingError
 
 LogitBias = Mapping[int, float] | Iterable[tuple[int, float]]
@@ -254,7 +254,7 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
 
 def _breakers(value: Any) -> tuple[Breaker, ...]:
     """Non-empty texts and sequences of ids; `SamplingError` for anything else."""
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if not can_iterate(value):
         raise SamplingError(
             f"dry_sequence_breakers is {value!r}, expected a sequence of texts or of sequences of ids",
             where="SampleOpts", hint='one text is given as ("\\n",)',
@@ -265,7 +265,7 @@ def _breakers(value: Any) -> tuple[Breaker, ...]:
 def _breaker(value: Any) -> Breaker:
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+    if can_iterate(value):
         ids = tuple(value)
         if ids and all(map(_is_id, ids)):
             return tuple(map(int, ids))

@@ -55,7 +55,7 @@ def _without_videos(content: Sequence[Any], where: str, frames: Callable[[Any, A
     found: list[Any] = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in _VIDEOS:
+        if not isinstance(kind, str) or kind not in _VIDEOS:
             found.append(part)
             continue
         place, shown = f"{where}[{i}]", part.get("video")
@@ -80,6 +80,8 @@ def _without_images(content: Sequence[Any], where: str, images: list[Any]) -> li
 def _image_of(part: Mapping[str, Any], where: str) -> Any:
     """The image of a part; None if it is a part of another kind."""
     kind = part.get("type")
+    if not isinstance(kind, str):
+        return None
     if kind in ("image_url", "input_image"):
         url = part.get("image_url")
         return _data(url.get("url") if isinstance(url, Mapping) else url, where, "image_url")

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 from rlx import arguments
-from rlx.errors import TokenizerError
+from rlx.errors import ModelFileError, TokenizerError, file_error
 from rlx.text.from_gguf import tokenizer_from_gguf
 from rlx.text.from_hf import tokenizer_from_hf
 from rlx.text.tokenizer import Tokenizer
@@ -33,9 +33,11 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
         ModelFileError: the path or the GGUF file cannot be used.
     """
     given = arguments.path("path", path)
-    if given.is_dir() and not models_in(given):
-        return tokenizer_from_hf(given)
-    if given.name == TOKENIZER_FILE:
+    try:
+        is_bare = given.is_dir() and not models_in(given)
+    except OSError as error:
+        raise file_error(ModelFileError, "the path cannot be read", error, given) from error
+    if is_bare or given.name == TOKENIZER_FILE:
         return tokenizer_from_hf(given)
     found = resolve_model_path(path)
     return _load_gguf(found) if model_format(found) == "gguf" else tokenizer_from_hf(found.parent)

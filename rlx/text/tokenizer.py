@@ -18,7 +18,7 @@ from numbers import Integral
 
 import numpy as np
 
-from rlx.arguments import several
+from rlx.arguments import flag, several
 from rlx.errors import ArgumentError, TokenizerError
 
 
@@ -374,8 +374,8 @@ class Tokenizer:
             TokenizerError: `text` is no string, or holds half a surrogate pair.
         """
         _check_text(text)
-        ids = self.encode_parts(text, parse_special)
-        return self._framed(ids) if add_special_tokens else ids
+        ids = self.encode_parts(text, flag("parse_special", parse_special))
+        return self._framed(ids) if flag("add_special_tokens", add_special_tokens) else ids
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """The ids of two texts as a cross-encoder takes them: the first with what stands around it, then the second.
@@ -421,7 +421,7 @@ class Tokenizer:
             ArgumentError: `ids` is no list.
             TokenizerError: one of them is no id of the vocabulary.
         """
-        skip = self.special_ids if skip_special_tokens else frozenset()
+        skip = self.special_ids if flag("skip_special_tokens", skip_special_tokens) else frozenset()
         pieces = [(token, self.token_bytes(token)) for token in several("ids", ids, "token ids")]
         data = b"".join([piece for token, piece in pieces if token not in skip])
         return (data.removeprefix(b" ") if self.drop_space else data).decode("utf-8", "replace")

@@ -38,7 +38,7 @@ FULL = (FinishReason.LENGTH, FinishReason.CONTEXT)
 
 def says_stop(on_token: OnToken | None, token: int) -> bool:
     """Whether the callback returned False, or NumPy's False; None and other values continue."""
-    answer = on_token(token) if on_token else None
+    answer = None if on_token is None else on_token(token)
     return isinstance(answer, bool | np.bool_) and not answer
 
 

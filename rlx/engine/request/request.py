@@ -251,6 +251,7 @@ class Request:
         stop_strings(self.stop)
         arguments.whole("priority", self.priority, -(1 << 62), 1 << 62)
         arguments.text("cache_salt", self.cache_salt)
+        arguments.flag("stop_at_eog", self.stop_at_eog)
         timeout: Any = self.timeout
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if timeout is not None and not (is_number and timeout > 0):

@@ -135,7 +135,7 @@ def checked_choice(choice: Any, tools: Sequence[Tool]) -> ToolChoice:
         if choice.get("type", "function") != "function" or not isinstance(name, str):
             hint = 'give {"type": "function", "function": {"name": ...}}'
             raise ToolError(f"expected a function's name, found {str(dict(choice))[:80]}", where=where, hint=hint)
-    elif choice not in CHOICES:
+    elif not isinstance(choice, str) or choice not in CHOICES:
         hint = 'give {"type": "function", "function": {"name": ...}} for one tool'
         raise ToolError(f"found {choice!r}, expected {', '.join(CHOICES)}", where=where, hint=hint)
     if not tools and choice != "none":
