@@ -35,7 +35,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, quants
 from safetensors.numpy import save_file
 
 import rlx
-from rlx.engine.request.request import Context
+from rlx.engine.request import Context
 from rlx.platform import cpu_count
 from rlx.weights.names import file_names
 

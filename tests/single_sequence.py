@@ -15,7 +15,7 @@ from rlx.engine.kv.sequence import Sequence
 from rlx.engine.kv.sequence_snapshot import check_snapshot, restore, take_snapshot
 from rlx.engine.kv.snapshot import Snapshot
 from rlx.engine.model_runner import ModelRunner
-from rlx.engine.request.request import Logits
+from rlx.engine.request import Logits
 from rlx.errors import ArgumentError
 
 FEW = 16  # dropping fewer tokens than this is a rejected draft, not another prompt

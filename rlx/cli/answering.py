@@ -19,7 +19,7 @@ from rlx.cli.interrupts import Interrupts
 from rlx.cli.options import Decorator, Function, collected
 from rlx.cli.output import counted, printable
 from rlx.engine.programs.programs import TOWER
-from rlx.engine.request.request import PromptLike
+from rlx.engine.request import PromptLike
 from rlx.grammar import Grammar, after_thinking
 from rlx.runners import CachedRunner
 from rlx.runners.base import SPECULATIONS, checked_speculation

@@ -15,7 +15,7 @@ from rlx.cli.command import Parsed
 from rlx.cli.downloads import download_if_agreed
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan, choose_model
-from rlx.engine.request.request import stop_strings
+from rlx.engine.request import stop_strings
 from rlx.errors import RlxError, SamplingError
 from rlx.profile import CompileProfile
 from rlx.profile.option import Option, options_of

@@ -50,7 +50,7 @@ from rlx.engine.programs.programs import (
     expected_programs,
     programs_of,
 )
-from rlx.engine.request.request import Logits
+from rlx.engine.request import Logits
 from rlx.errors import SnapshotError
 from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx import models, text, vision
 from rlx.engine.kv.prompt_embeddings import PAD, EmbeddedSpan, PromptEmbeddings
-from rlx.engine.request.request import Context, check_ids
+from rlx.engine.request import Context, check_ids
 from rlx.errors import ImageError, MultimodalError
 from rlx.prompt import Prompt
 

@@ -25,7 +25,7 @@ from rlx.engine.kv.prefix import Pages
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
 from rlx.engine.programs.programs import DECODE, GREEDY, HIDDEN, LOGITS, Bucketing, Programs, ProgramSpec
-from rlx.engine.request.request import Logits
+from rlx.engine.request import Logits
 from rlx.errors import ArgumentError, NumericalError, PromptError
 from rlx.models.variants import EmbeddedRows, Features, LowRank
 from rlx.passes.options import MAX_SEGMENTS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rlx.backends.memory import Values
-from rlx.engine.request.request import Logits
+from rlx.engine.request import Logits
 from rlx.errors import ArgumentError
 from rlx.sampling.choice import Choose, Sampler, choose_rows
 

@@ -11,8 +11,8 @@ from rlx.lazy import names_of
 
 if TYPE_CHECKING:
     from rlx.engine.loop.handle import Generation, Handle, Step, Stream, TokenLogprob
-    from rlx.engine.request.record import RequestStats
-    from rlx.engine.request.request import FinishReason, Request
+    from rlx.engine.loop.record import RequestStats
+    from rlx.engine.request import FinishReason, Request
     from rlx.runners import builder as builder
     from rlx.runners import media as media
     from rlx.runners import text as text
@@ -33,10 +33,10 @@ _HOMES = {
     "EncoderRunner": "rlx.runners.encoder",
     **dict.fromkeys(("Model", "CachedRunner", "TextRunner"), "rlx.runners.model"),
     **dict.fromkeys(("Generation", "Step", "TokenLogprob"), "rlx.engine.loop.handle"),
-    "Request": "rlx.engine.request.request",
-    "FinishReason": "rlx.engine.request.request",
+    "Request": "rlx.engine.request",
+    "FinishReason": "rlx.engine.request",
     **dict.fromkeys(("Handle", "Stream"), "rlx.engine.loop.handle"),
-    "RequestStats": "rlx.engine.request.record",
+    "RequestStats": "rlx.engine.loop.record",
     "Answer": "rlx.runners.text",
 }
 

@@ -22,16 +22,14 @@ from rlx.closing import Closing
 from rlx.engine import speculation
 from rlx.engine.images import ImageInput
 from rlx.engine.loop.handle import Generation, Handle, OnToken, RequestGroup, Step, Stream
+from rlx.engine.loop.job import DraftsOf, Job, Notifier
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.loop.room import KeptSequence
 from rlx.engine.opening.options import OPENING
-from rlx.engine.request.request import (
+from rlx.engine.request import (
     PARAMETERS,
     Context,
-    DraftsOf,
-    Job,
     Logits,
-    Notifier,
     PromptLike,
     Request,
     RequestOptions,

@@ -20,7 +20,7 @@ from rlx.closing import Closing
 from rlx.engine.encoder import Encoder, Rows, Text
 from rlx.engine.opening.options import RunnerOptions, method_takes_options
 from rlx.engine.opening.setup import open_with, tokenizer_of
-from rlx.engine.request.request import Context, PromptLike, checked_prompt
+from rlx.engine.request import Context, PromptLike, checked_prompt
 from rlx.errors import ArgumentError, BusyError, PromptError, UnsupportedModelError
 from rlx.runners.base import adapter_number
 from rlx.runners.session import Scores, of_unit_length

@@ -24,16 +24,7 @@ from rlx.engine.loop.room import KeptSequence
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import open_with, profile_beside
 from rlx.engine.programs.programs import past_buckets
-from rlx.engine.request.request import (
-    NOTHING,
-    Context,
-    Logits,
-    PromptLike,
-    check_ids,
-    checked_count,
-    checked_prompt,
-    too_long,
-)
+from rlx.engine.request import Context, Logits, PromptLike, check_ids, checked_count, checked_prompt, too_long
 from rlx.errors import ArgumentError, BusyError, PromptError, WeightError
 from rlx.ir.stored import dequantize
 from rlx.models import ARCHITECTURES
@@ -239,7 +230,7 @@ class TokenHistory(Closing):
     # ---------------------------------------------------------------------------------------------- several tokens
 
     def generate(
-        self, n: int, opts: SampleOpts = GREEDY, *, on_token: OnToken | None = None, stop_ids: Set[int] = NOTHING
+        self, n: int, opts: SampleOpts = GREEDY, *, on_token: OnToken | None = None, stop_ids: Set[int] = frozenset()
     ) -> list[int]:
         """`n` tokens by `step`; fewer if one is in `stop_ids`, `on_token` returns False, or the context is full.
 
@@ -250,7 +241,7 @@ class TokenHistory(Closing):
         return self._generate(self.step, n, opts, on_token, stop_ids)
 
     def generate_cached(
-        self, n: int, opts: SampleOpts = GREEDY, *, on_token: OnToken | None = None, stop_ids: Set[int] = NOTHING
+        self, n: int, opts: SampleOpts = GREEDY, *, on_token: OnToken | None = None, stop_ids: Set[int] = frozenset()
     ) -> list[int]:
         """As `generate`, by `step_cached`."""
         return self._generate(self.step_cached, n, opts, on_token, stop_ids)
@@ -585,7 +576,7 @@ class TokenGenerator(TokenHistory):
         *,
         attn_bias: Any = None,
         on_token: OnToken | None = None,
-        stop_ids: Set[int] = NOTHING,
+        stop_ids: Set[int] = frozenset(),
     ) -> list[int]:
         """`prefill_from_embeds`, then `generate_cached`."""
         self.prefill_from_embeds(ids, embeds, attn_bias)

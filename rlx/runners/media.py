@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rlx.arguments import bound, whole
 from rlx.engine.images import ImageInput, PlacedImages
 from rlx.engine.loop.handle import Generation
-from rlx.engine.request.request import Logits, no_tower
+from rlx.engine.request import Logits, no_tower
 from rlx.errors import ArgumentError, MultimodalError
 from rlx.prompt import Prompt, read_images
 from rlx.text.chat import EscapedMessages

@@ -20,7 +20,7 @@ from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.loop.room import KeptSequence
 from rlx.engine.opening.options import SLOTS, STALL_MS, RunnerOptions, method_takes_options
 from rlx.engine.opening.setup import open_with
-from rlx.engine.request.request import Context, Logits, PromptLike, check_ids, checked_count, checked_prompt
+from rlx.engine.request import Context, Logits, PromptLike, check_ids, checked_count, checked_prompt
 from rlx.errors import BusyError, TokenizerError, UnsupportedModelError, named_refusals
 from rlx.notebook import Stats, card
 from rlx.prompt import Prompt, read_images

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from rlx.engine.engine import Engine
 from rlx.engine.model_runner import ALL_ROWS_VALUES
-from rlx.engine.request.request import Logits, check_finite
+from rlx.engine.request import Logits, check_finite
 from rlx.errors import ArgumentError, PromptError
 
 Floats = npt.NDArray[np.float64]

@@ -21,7 +21,7 @@ from rlx.engine.loop.handle import Step, candidate, likeliest
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.loop.room import KeptSequence
 from rlx.engine.model_runner import Segment, packed
-from rlx.engine.request.request import Context, Logits, check_finite
+from rlx.engine.request import Context, Logits, check_finite
 from rlx.errors import ArgumentError, PromptError
 from rlx.passes.options import MAX_SEGMENTS
 from rlx.sampling.choice import log_probs

@@ -15,7 +15,7 @@ from rlx import runners
 from rlx.arguments import SAMPLING, check_arguments, flag
 from rlx.engine.loop.handle import Generation, Step, Stream
 from rlx.engine.opening.options import OPENING
-from rlx.engine.request.request import Context, FinishReason, Request, RequestOptions, checked_count, no_tower
+from rlx.engine.request import Context, FinishReason, Request, RequestOptions, checked_count, no_tower
 from rlx.errors import ArgumentError
 from rlx.grammar.answers import after_thinking, calls_grammar
 from rlx.grammar.grammar import chosen_grammar, parsed

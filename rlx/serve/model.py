@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import CapacityLimiter, move_on_after
 
-from rlx.engine.request.request import Context
+from rlx.engine.request import Context
 from rlx.errors import DeadlineError, PromptError
 from rlx.prompt import Prompt
 from rlx.runners import Request

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlx.engine.request.request import Context
+from rlx.engine.request import Context
 from rlx.grammar import Grammar, after_thinking
 from rlx.grammar.answers import calls_grammar
 from rlx.json_file import JsonObject

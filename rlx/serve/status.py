@@ -32,7 +32,7 @@ from rlx.serve.openai.completions import sampling_settings
 from rlx.serve.record import Answered, RequestRecord
 
 if TYPE_CHECKING:
-    from rlx.engine.request.record import ActiveRequest
+    from rlx.engine.loop.record import ActiveRequest
     from rlx.serve.server import Server
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.engine.request.request import Logits
+from rlx.engine.request import Logits
 from rlx.errors import ArgumentError, PromptError
 from rlx.prompt import TokenIds
 from rlx.runners.base import LmRunner

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 
-from rlx.engine.request.request import FinishReason
+from rlx.engine.request import FinishReason
 from rlx.errors import ArgumentError, PromptError, SamplingError
 from rlx.runners import CachedRunner
 from rlx.runners.auto import auto_runner

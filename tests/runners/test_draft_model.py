@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.engine.request.request import Request
+from rlx.engine.request import Request
 from rlx.engine.speculation import draft_model
 from rlx.engine.speculation.drafts import ModelHits
 from rlx.errors import ArgumentError, ModelFileError

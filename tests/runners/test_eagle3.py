@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rlx.backends import backend
-from rlx.engine.request.request import Request
+from rlx.engine.request import Request
 from rlx.engine.speculation.drafts import Counters
 from rlx.engine.speculation.heads import HeadDrafter
 from rlx.errors import ArgumentError, RlxError, UnsupportedModelError, WeightError

@@ -18,8 +18,9 @@ from toy_engine import ToyEngine, answer
 from toy_engine import job as made_job
 
 from rlx.engine.loop.handle import Handle, Stream
+from rlx.engine.loop.job import AHEAD, Job
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.request.request import AHEAD, FinishReason, Job
+from rlx.engine.request import FinishReason
 from rlx.errors import BusyError, DeadlineError
 
 pytestmark = pytest.mark.any_machine

@@ -10,8 +10,8 @@ import pytest
 from toy_engine import ToyEngine, ToySequence, answer, executor, give, job
 
 from rlx.engine.loop.executor import Executor
+from rlx.engine.loop.job import AHEAD, Job, Task
 from rlx.engine.loop.scheduler import PATIENCE
-from rlx.engine.request.request import AHEAD, Job, Task
 from rlx.engine.speculation.drafts import Counters, Drafts
 from rlx.errors import DeadlineError, NumericalError, PoolFullError
 

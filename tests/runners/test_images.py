@@ -15,7 +15,8 @@ from toy_engine import job as toy_job
 import rlx
 from rlx.engine.images import ImageInput
 from rlx.engine.loop.executor import Executor
-from rlx.engine.request.request import Job, checked_prompt
+from rlx.engine.loop.job import Job
+from rlx.engine.request import checked_prompt
 from rlx.errors import ArgumentError, ConfigError, MultimodalError
 from rlx.prompt import Prompt
 from rlx.runners import CachedRunner

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from adapter_files import Array, Pairs, merged, random_pairs, write_gguf, write_peft
 
-from rlx.engine.request.request import Request
+from rlx.engine.request import Request
 from rlx.errors import ArgumentError, UnsupportedModelError, WeightError
 from rlx.models.rope import by_neighbours
 from rlx.runners import Model, auto_runner

@@ -20,7 +20,7 @@ from rlx.backends.verify import Verifier
 from rlx.engine.kv.prefix import PageAllocator
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.engine.loop.scheduler import Scheduler
-from rlx.engine.request.request import FinishReason, Request
+from rlx.engine.request import FinishReason, Request
 from rlx.engine.speculation import heads as drafted_runs
 from rlx.engine.speculation.drafts import Counters
 from rlx.engine.speculation.heads import HeadDrafter, Predictor

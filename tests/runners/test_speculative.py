@@ -16,8 +16,8 @@ from toy_engine import job as toy_job
 
 from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.engine.loop.executor import Executor
+from rlx.engine.loop.job import Job
 from rlx.engine.loop.scheduler import Scheduler
-from rlx.engine.request.request import Job
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts, PromptLookup
 from rlx.passes.capabilities import Layouts
 from rlx.runners import auto_runner

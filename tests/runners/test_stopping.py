@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toy_engine import job
 
 from rlx.engine.loop.handle import Handle
-from rlx.engine.request.request import FinishReason
+from rlx.engine.request import FinishReason
 from rlx.errors import ArgumentError, TokenizerError
 from rlx.sampling import SampleOpts, Sampler
 from rlx.text import Tokenizer

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from rlx.engine.loop.executor import Executor
+from rlx.engine.loop.job import Job
 from rlx.engine.loop.scheduler import Scheduler
-from rlx.engine.request.request import Context, Job, Request
+from rlx.engine.request import Context, Request
 from rlx.engine.token_engine import ComputedAnew
 from rlx.errors import PoolFullError
 from rlx.sampling import SampleOpts, Sampler

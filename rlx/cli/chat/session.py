@@ -30,7 +30,7 @@ from rlx.cli.command import ALIASES
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.options import ending_options, sample_opts, sampling_options
 from rlx.cli.output import Bars, counted, stdout
-from rlx.engine.request.request import Context
+from rlx.engine.request import Context
 from rlx.errors import ChatError, MultimodalError, PromptError, RlxError
 from rlx.prompt import Prompt
 from rlx.runners import CachedRunner

@@ -1,6 +1,6 @@
 """Snapshots: copies of a session, in memory and in a file.
 
-Runtime, beside `session.py`, which makes and restores snapshots. File format, little-endian:
+Runtime, under `sequence_snapshot.py`, which takes, checks and restores snapshots. File format, little-endian:
 
     magic     8 bytes  "RLXSNAP\\0"
     version   u32      2
@@ -11,8 +11,8 @@ Runtime, beside `session.py`, which makes and restores snapshots. File format, l
     ids       i32 each
     arrays    their elements, one array after the other
 
-`load` checks every size against the size of the file before it allocates memory. `Session.check` checks that a snapshot
-fits a model.
+`load` checks every size against the size of the file before it allocates memory. Whether a snapshot fits a model is
+checked when it is restored.
 """
 
 from __future__ import annotations

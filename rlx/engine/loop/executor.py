@@ -17,11 +17,12 @@ import numpy as np
 
 from rlx import env, tracing
 from rlx.backends.memory import Values
+from rlx.engine.loop import record
+from rlx.engine.loop.job import AHEAD, QUIET, Job, Notifier, Task
 from rlx.engine.loop.room import Room
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.model_runner import Segment
-from rlx.engine.request import record
-from rlx.engine.request.request import AHEAD, QUIET, FinishReason, Job, Notifier, Task, check_finite
+from rlx.engine.request import FinishReason, check_finite
 from rlx.errors import DeadlineError, PoolFullError
 from rlx.sampling.choice import LIKELIEST, Choice
 from rlx.tracing import UNTRACED, span

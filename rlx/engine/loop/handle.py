@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from rlx.engine.loop.job import AHEAD, Job
 from rlx.engine.loop.loop import EngineLoop
-from rlx.engine.request.record import RequestStats
-from rlx.engine.request.request import AHEAD, FinishReason, Job, Logits, stop_strings
+from rlx.engine.loop.record import RequestStats
+from rlx.engine.request import FinishReason, Logits, stop_strings
 from rlx.errors import ArgumentError, TokenizerError
 from rlx.notebook import GrowingText
 from rlx.sampling.choice import log_probs

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from rlx.closing import closed_at_exit
 from rlx.engine.loop.executor import Executor
+from rlx.engine.loop.job import Job, Notifier, Task
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.opening.options import SLOTS, STALL_MS
-from rlx.engine.request.request import Job, Notifier, Task
 from rlx.errors import BusyError, ResourceError, named_refusals
 
 if TYPE_CHECKING:

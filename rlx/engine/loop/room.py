@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlx.engine.loop import record
+from rlx.engine.loop.job import Job, Task
 from rlx.engine.loop.scheduler import Scheduler
-from rlx.engine.request import record
-from rlx.engine.request.request import Job, Task
 from rlx.errors import PoolFullError
 
 if TYPE_CHECKING:

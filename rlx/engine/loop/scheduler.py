@@ -31,7 +31,7 @@ from math import inf, sqrt
 from operator import attrgetter
 
 from rlx.engine.kv.prefix import Keys
-from rlx.engine.request.request import AHEAD, QUIET, Job, Notifier, Task
+from rlx.engine.loop.job import AHEAD, QUIET, Job, Notifier, Task
 
 PACKED = 64  # prompts with at most so many rows left share one step: longer ones fill the cores alone
 AMORTIZED = 8  # rows of several prompts in a step take at most so many times as long as a step of one row

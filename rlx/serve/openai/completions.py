@@ -22,7 +22,7 @@ from fastapi import APIRouter, Request, Response
 
 import rlx
 from rlx.engine.loop.handle import candidate
-from rlx.engine.request.request import Context
+from rlx.engine.request import Context
 from rlx.runners import TokenLogprob
 from rlx.sampling import SampleOpts
 from rlx.serve.answers import Asked, Choice, Delta, End, Event, Finished, Progress, TokenInfo, Writer, answered

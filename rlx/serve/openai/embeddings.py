@@ -17,7 +17,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from rlx.engine.request.request import Context
+from rlx.engine.request import Context
 from rlx.runners.encoder import as_encoder
 from rlx.runners.session import of_unit_length
 from rlx.serve.errors import invalid
@@ -27,7 +27,7 @@ from rlx.serve.openai.bodies import EmbeddingBody, Text
 from rlx.serve.prompts import prompt_ids, prompts
 
 if TYPE_CHECKING:
-    from rlx.engine.request.request import Logits
+    from rlx.engine.request import Logits
     from rlx.serve.model import ServedModel
     from rlx.serve.server import Server
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.tracing import REQUESTS, Slice, Trace
 
 if TYPE_CHECKING:
-    from rlx.engine.request.request import Job
+    from rlx.engine.loop.job import Job
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""A generation: its request, when it stops, its result."""
