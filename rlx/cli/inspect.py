@@ -29,7 +29,7 @@ from rlx.ir.graph import Graph
 from rlx.models import ModelConfig
 from rlx.models.vision_config import VISION_FAMILIES, VisionConfig, vision_from_gguf
 from rlx.passes.layout import weight_bytes, weight_table
-from rlx.profile import CompileProfile
+from rlx.profile.keys import BUCKETS
 from rlx.runners.auto import is_encoder, runner_class
 from rlx.vision.image import ImageOptions
 from rlx.vision.opening import open_tower
@@ -172,7 +172,7 @@ def _memory(graphs: Mapping[str, Graph], config: ModelConfig) -> dict[str, Any]:
     token adds to them beyond it; `UnsupportedModelError` for a type without kernels.
     """
     layouts = backends.backend().target().capabilities.layouts
-    tokens, rows = min(config.context, _TOKENS), CompileProfile().buckets[-1]
+    tokens, rows = min(config.context, _TOKENS), BUCKETS[-1]
     states = {name: state_bytes(graph, tokens, rows, layouts) for name, graph in graphs.items()}
     far, farther = (1 << 20, 1 << 21)  # beyond what windows keep
     grown = {n: state_bytes(g, farther, rows, layouts) - state_bytes(g, far, rows, layouts) for n, g in graphs.items()}

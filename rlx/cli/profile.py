@@ -19,7 +19,7 @@ from rlx.profile import CompileProfile
 #: Keys whose default depends on the machine, the environment or other keys. Written as values they would override it.
 _DEPENDENT = (
     "precision.kv_dtype", "backend.cpu.level", "backend.cpu.threads", "engine.kv_bytes", "engine.cache_kv",
-    "engine.cache_kv_bytes", "engine.device", "cache.policy",
+    "engine.cache_kv_bytes", "engine.device", "cache.policy", "buckets.seq",
 )  # fmt: skip
 _FOLDER, _MOST = "~/.cache/rlx-kv", "20GiB"  # examples for `cache_kv`: nothing is kept by default
 _DEVICE = "auto"  # an example

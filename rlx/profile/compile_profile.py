@@ -94,7 +94,7 @@ class CompileProfile(ProfileOptions):
     Attributes:
         prefill, decode: choices for programs of several rows and of one row.
         family: the family of models it is for, of `FAMILIES`; None for any.
-        buckets: largest row count of each program, ascending, starting with 1.
+        buckets: largest row count of each program, ascending, starting with 1; empty for the default of the device.
         level: target level: "native", "generic", "avx2", "avx512", "amx", or one of aarch64.
         cache: policy of the compile cache: "on", "off", "redo" or "readonly".
         capacity: compiled programs that the cache keeps in memory.
@@ -108,7 +108,7 @@ class CompileProfile(ProfileOptions):
     prefill: PhaseProfile = field(default_factory=PhaseProfile)
     decode: PhaseProfile = field(default_factory=PhaseProfile)
     family: str | None = None
-    buckets: tuple[int, ...] = BUCKETS
+    buckets: tuple[int, ...] = ()
     level: str | None = None
     cache: str | None = None
     capacity: int | None = None
@@ -216,7 +216,7 @@ class CompileProfile(ProfileOptions):
     @cached_property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """(smallest, largest) row count of each bucket."""
-        ends = self.buckets
+        ends = self.buckets or BUCKETS
         return tuple((low + 1, high) for low, high in zip((0, *ends[:-1]), ends, strict=True))
 
     @property
@@ -255,7 +255,7 @@ class CompileProfile(ProfileOptions):
     def common(self) -> Flat:
         """The choices for both phases, by the paths of the keys."""
         chosen = {path: getattr(self, name) for name, path in self._PATHS.items()}
-        flat = {path: value for path, value in chosen.items() if value is not None}
+        flat = {path: value for path, value in chosen.items() if value not in (None, ())}
         return {path: list(value) if isinstance(value, tuple) else value for path, value in flat.items()}
 
     def to_toml(self, comments: bool = False, commented_out: Collection[str] = ()) -> str:

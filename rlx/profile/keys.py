@@ -273,7 +273,8 @@ FOREIGN = {
     "precision.mixed": 'mode = "auto" is mixed, mode = "exact" is not',
     "backend.cpu.unfuse_regions": "it is `elementwise = false` in [fusion]",
     **dict.fromkeys(
-        [f"backend.{name}" for name in ("metal", "mlx", "cuda", "rocm", "wgpu", "tpu")], "there is one backend, cpu"
+        [f"backend.{name}" for name in ("metal", "mlx", "cuda", "rocm", "wgpu", "tpu")],
+        "the device that programs run on is `device` in [engine]",
     ),
 }
 

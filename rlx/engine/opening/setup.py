@@ -333,8 +333,9 @@ class Setup:
             raise ProfileError(what, where="profile", hint=hint)
         device, length = backend(profile.device), chosen.max_seq
         context = min(config.context, DEFAULT_CONTEXT) if length is None else whole("max_seq", length, 1, MAX_PAST)
-        if profile.buckets is BUCKETS and min(device.call_rows, context) > BUCKETS[-1]:  # nobody chose them
-            profile = replace(profile, buckets=(*BUCKETS, device.call_rows))
+        if not profile.buckets:
+            more = (device.call_rows,) if min(device.call_rows, context) > BUCKETS[-1] else ()
+            profile = replace(profile, buckets=(*BUCKETS, *more))
         return Setup(
             profile,
             profile.source,
