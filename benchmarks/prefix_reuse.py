@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 import rlx
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
             print(f"{model} ({runner.family}): {measure(runner, args)}", flush=True)
 
 
-def measure(runner: CachedRunner, args: argparse.Namespace) -> str:
+def measure(runner: Model, args: argparse.Namespace) -> str:
     ids = np.random.default_rng(0).integers(1, runner.vocab_size, args.prompt + args.more).tolist()
     first, second = [], []
     for count in (args.prompt, args.more):  # compiles
@@ -52,7 +52,7 @@ def measure(runner: CachedRunner, args: argparse.Namespace) -> str:
             f"largest difference of a logit to a fresh session {error:.1e} of the largest")  # fmt: skip
 
 
-def seconds(runner: CachedRunner, ids: list[int]) -> float:
+def seconds(runner: Model, ids: list[int]) -> float:
     start = time.perf_counter()
     runner.prefill_logits(ids)
     return time.perf_counter() - start

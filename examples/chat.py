@@ -9,18 +9,18 @@ from __future__ import annotations
 import sys
 
 import rlx
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 
 LONGEST = 256  # tokens of an answer
 
 
-def drop_old(runner: CachedRunner, messages: list[dict[str, str]]) -> None:
+def drop_old(runner: Model, messages: list[dict[str, str]]) -> None:
     """Drops the oldest turns of a conversation where they leave no room for an answer."""
     while len(runner.chat_ids(messages)) + LONGEST > runner.max_seq and len(messages) > 1:
         del messages[:2]
 
 
-def answer(runner: CachedRunner, messages: list[dict[str, str]]) -> str:
+def answer(runner: Model, messages: list[dict[str, str]]) -> str:
     """Prints the answer while it is made, and returns it."""
     parts: list[str] = []
     for step in runner.chat_stream(messages, max_tokens=LONGEST, sample="recommended"):

@@ -14,10 +14,10 @@ from fake_engine import FakeEngine
 import rlx
 from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError, UnknownArgumentError
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.text.chat import chat_ids
 
-RUNNER = CachedRunner(FakeEngine())
+RUNNER = Model(FakeEngine())
 GENERATE = RUNNER.generate
 
 CALLS: list[tuple[Callable[..., Any], str, str]] = [

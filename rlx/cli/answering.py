@@ -21,7 +21,7 @@ from rlx.cli.output import counted, printable
 from rlx.engine.programs.programs import TOWER
 from rlx.engine.request import PromptLike
 from rlx.grammar import Grammar, after_thinking
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.runners.base import SPECULATIONS, checked_speculation
 from rlx.sampling import SampleOpts
 from rlx.text import Tokenizer
@@ -79,12 +79,12 @@ def question(text: str, images: Sequence[Image] = ()) -> Message:
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}] if parts else text}
 
 
-def template_variables(runner: CachedRunner, thinking: bool | None) -> dict[str, Any]:
+def template_variables(runner: Model, thinking: bool | None) -> dict[str, Any]:
     """The variables of the chat template that the options set; `ChatTemplateError` if the template ignores them."""
     return thinking_variables(runner.tokenizer, thinking, "--thinking")
 
 
-def _program_seconds(runner: CachedRunner) -> float:
+def _program_seconds(runner: Model) -> float:
     """The seconds so far in which calls waited for programs that were compiled, or read from the compile cache."""
     towers = (each.record.seconds for each in runner.programs if each.record.phase == TOWER)
     return float(sum(row.seconds for row in runner.stats()["programs"].values()) + sum(towers))
@@ -242,7 +242,7 @@ class Answerer:
         grammar: what the text must look like; None if it is free.
     """
 
-    runner: CachedRunner
+    runner: Model
     ending: dict[str, Any]
     sample: SampleOpts
     speculative: str | None
@@ -307,7 +307,7 @@ def structured_options(command: Function) -> Function:
     return collected(command, "grammar", _FORMS, _grammar)
 
 
-def answer_grammar(grammar: Grammar | None, runner: CachedRunner, prompt: list[int]) -> Grammar | None:
+def answer_grammar(grammar: Grammar | None, runner: Model, prompt: list[int]) -> Grammar | None:
     """The grammar of the answer to a prompt in the chat template, which may begin with thinking."""
     if grammar is None or not runner.tokenizer.chat_template:
         return grammar

@@ -106,7 +106,7 @@ class Shown:
         return bool(self.emit or self.stop_after)
 
     def programs(self, batch: int) -> dict[str, Any]:
-        """As arguments of `CachedRunner.compile`. A text is that of the decode program if the options choose none."""
+        """As arguments of `Model.compile`. A text is that of the decode program if the options choose none."""
         phase = "decode" if self.prints_text and self.phase is None and self.rows is None else self.phase
         return {"batch": batch, "phase": phase, "rows": self.rows}
 

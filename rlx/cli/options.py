@@ -19,7 +19,7 @@ from rlx.engine.request import stop_strings
 from rlx.errors import RlxError, SamplingError
 from rlx.profile import CompileProfile
 from rlx.profile.option import Option, options_of
-from rlx.runners import CachedRunner, auto_runner
+from rlx.runners import Model, auto_runner
 from rlx.runners.auto import Progress, runner_class
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import NUMBERS, combined
@@ -174,7 +174,7 @@ def open_plan(model: str | WeightLoader, engine: dict[str, Any]) -> Iterator[Pla
 
 def open_runner(
     model: str | WeightLoader | None, engine: dict[str, Any], progress: Progress | None, *, load: bool = True
-) -> CachedRunner:
+) -> Model:
     """The runner for the model that `model_path` finds, or for an open file; `load` packs its weights at once."""
     source = model_path(model, engine) if model is None or isinstance(model, str) else model
     return auto_runner(source, progress=progress, load=load, **engine)

@@ -52,7 +52,7 @@ from rlx.errors import ChatTemplateError
 from rlx.grammar import Grammar
 from rlx.profile.keys import BUCKETS
 from rlx.prompt import Prompt
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.tracing import Detail, Trace, span
 from rlx.vision.image import Image
 
@@ -164,7 +164,7 @@ def _calls(prompt: str, tokens: int) -> list[int] | bool:
 
 
 def prompt_of(
-    runner: CachedRunner, prompt: str, system: str | None, thinking: bool | None, raw: bool, images: Sequence[Image]
+    runner: Model, prompt: str, system: str | None, thinking: bool | None, raw: bool, images: Sequence[Image]
 ) -> list[int] | Prompt:
     """The prompt behind its images: in the chat template if the model has one, else as it is."""
     variables = template_variables(runner, thinking)
@@ -179,7 +179,7 @@ def prompt_of(
     return runner.chat_ids([*system_messages(system), question(prompt, images)], **variables)
 
 
-def _counters(runner: CachedRunner) -> dict[str, Any]:
+def _counters(runner: Model) -> dict[str, Any]:
     """The compile profile, and what the compile cache counted since the start."""
     stats = runner.stats()
     cache = stats["cache"]

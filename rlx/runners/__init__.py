@@ -23,15 +23,12 @@ if TYPE_CHECKING:
     from rlx.runners.text import Answer
     from rlx.text import rerank as rerank
 
-    CachedRunner = Model
-    TextRunner = Model
-
 #: Public names -> the module that has them.
 _HOMES = {
     **dict.fromkeys(("GemmaRunner", "Llama32Runner", "Qwen3Runner", "Qwen35Runner", "auto_runner"), "rlx.runners.auto"),
     "LmRunner": "rlx.runners.base",
     "EncoderRunner": "rlx.runners.encoder",
-    **dict.fromkeys(("Model", "CachedRunner", "TextRunner"), "rlx.runners.model"),
+    "Model": "rlx.runners.model",
     **dict.fromkeys(("Generation", "Step", "TokenLogprob"), "rlx.engine.loop.handle"),
     "Request": "rlx.engine.request",
     "FinishReason": "rlx.engine.request",
@@ -42,7 +39,6 @@ _HOMES = {
 
 __all__ = [
     "Answer",
-    "CachedRunner",
     "EncoderRunner",
     "FinishReason",
     "GemmaRunner",
@@ -57,7 +53,6 @@ __all__ = [
     "RequestStats",
     "Step",
     "Stream",
-    "TextRunner",
     "TokenLogprob",
     "auto_runner",
 ]

@@ -623,7 +623,3 @@ def open_engine(path: ModelSource, options: RunnerOptions) -> Engine:
     if options.compile_ahead is None:
         options = replace(options, compile_ahead=env.compile_ahead())
     return engines.engine.Engine.open(path, **options.engine())
-
-
-CachedRunner = Model  # names of earlier versions
-TextRunner = Model

@@ -38,7 +38,7 @@ from rlx.serve.options import ServerOptions
 from rlx.serve.server import Loader, Server
 
 if TYPE_CHECKING:
-    from rlx.runners import CachedRunner
+    from rlx.runners import Model
 
 
 log = logging.getLogger("rlx.serve")
@@ -121,7 +121,7 @@ def create_app(
 
 
 @asynccontextmanager
-async def answering_with(runner: CachedRunner, name: str) -> AsyncIterator[Answering]:
+async def answering_with(runner: Model, name: str) -> AsyncIterator[Answering]:
     """A function that answers requests of a batch with a runner.
 
     Args:

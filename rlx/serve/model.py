@@ -31,7 +31,7 @@ from rlx.text.answer import AnswerParser, ThinkingTags, tool_format
 
 if TYPE_CHECKING:
     from rlx.grammar import Grammar
-    from rlx.runners import CachedRunner
+    from rlx.runners import Model
     from rlx.text.tokenizer import Tokenizer
     from rlx.weights import WeightLoader
 
@@ -66,9 +66,7 @@ class ServedModel:
         grammar_turns: how many grammars are made at once. Costly ones leave the threads to other requests.
     """
 
-    def __init__(
-        self, runner: CachedRunner, name: str, aliases: Sequence[str] = (), adapter: str | None = None
-    ) -> None:
+    def __init__(self, runner: Model, name: str, aliases: Sequence[str] = (), adapter: str | None = None) -> None:
         self.runner, self.name, self.aliases, self.adapter = runner, name, tuple(aliases), adapter
         self.names = (name, *aliases)
         self.created = int(time.time())

@@ -342,7 +342,7 @@ def chat_prompt(
         custom: names of the tools whose calls have an input in place of arguments.
 
     Raises:
-        ChatTemplateError, MultimodalError, ImageError: as `TextRunner.chat`.
+        ChatTemplateError, MultimodalError, ImageError: as `Model.chat`.
         ToolError: the tools or the choice are invalid.
         ApiError: there is no message, or the prompt is longer than the context.
     """

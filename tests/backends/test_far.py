@@ -17,7 +17,7 @@ import rlx
 from rlx.backends.memory import DeviceArray
 from rlx.engine.kv.disk_kv_cache import DiskKVCache
 from rlx.engine.model_runner import Segment
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.serve import ServedModel, create_app
 from rlx.store.cache import CompileCache
 from rlx.store.store import Store
@@ -50,10 +50,10 @@ def cache() -> CompileCache:
 @pytest.fixture
 def opened(goldens: Path, cache: CompileCache, device: far.Far) -> Iterator[Any]:
     """family -> its runner; nothing of its memory is left at the end."""
-    runners: list[CachedRunner] = []
+    runners: list[Model] = []
     before = device.memory.blocks
 
-    def open_one(family: str, **more: Any) -> CachedRunner:
+    def open_one(family: str, **more: Any) -> Model:
         path = goldens / family / {**FAMILIES, **QUANTIZED}[family]
         runners.append(rlx.auto_runner(path, **{**OPTIONS, "device": "far", "cache": cache, **more}))
         return runners[-1]

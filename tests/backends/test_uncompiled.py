@@ -13,7 +13,7 @@ from gguf import GGUFReader, dequantize
 
 import rlx
 from rlx.backends.cpu.kernels.rows import norm
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 
 CEILING = 1e-4  # of the largest logit, in exact precision: sums of f32 in another order
 PROMPT = "Once upon a time"
@@ -24,7 +24,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLX_JIT", "0")
 
 
-def opened(precision: str = "exact") -> CachedRunner:
+def opened(precision: str = "exact") -> Model:
     return rlx.auto_runner(max_seq=32, precision=precision, profile={"buckets": {"seq": [1, 8]}}, cache="off")
 
 

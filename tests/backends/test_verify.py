@@ -21,7 +21,7 @@ from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.store.cache import CompileCache
 
 PROMPT = [5, 9, 2, 7, 5, 9, 2, 7, 5, 9]
@@ -46,7 +46,7 @@ def wrong_norm(rows: int) -> Any:
     return build
 
 
-def opened(goldens: Path, family: str, **more: Any) -> CachedRunner:
+def opened(goldens: Path, family: str, **more: Any) -> Model:
     file = goldens / family / ("model-Q4_K_M.gguf" if family.endswith("k256") else "hf")
     return rlx.auto_runner(file, **{**SMALL, **more})
 

@@ -16,7 +16,7 @@ from talker import Talker
 from rlx.cli.chat import commands, editor
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.main import cli
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 
 
 class Desk:
@@ -35,9 +35,9 @@ class Desk:
         self.cleared, self.count = 0, 0
         self.shown: Callable[[int], object] = lambda number: None
         self._patch, self._talker = monkeypatch, talker
-        generate, interrupted = CachedRunner.generate, editor.Editor._interrupted
+        generate, interrupted = Model.generate, editor.Editor._interrupted
 
-        def watched(runner: CachedRunner, ids: Any, *args: Any, **options: Any) -> Any:
+        def watched(runner: Model, ids: Any, *args: Any, **options: Any) -> Any:
             self.prompts.append(talker.tokenizer.decode(runner.checked_prompt(ids).ids))
             return generate(runner, ids, *args, **options)
 
@@ -45,7 +45,7 @@ class Desk:
             self.cleared += 1
             interrupted(edit, event)
 
-        monkeypatch.setattr(CachedRunner, "generate", watched)
+        monkeypatch.setattr(Model, "generate", watched)
         monkeypatch.setattr(editor.Editor, "_interrupted", cleared)
 
     def chat(self, *pieces: str, args: tuple[str, ...] = (), source: Any = None) -> Result:

@@ -13,7 +13,7 @@ from talker import END, USER, Talker, raising, turns
 
 from rlx import demo
 from rlx.cli.main import cli
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.text import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("opened")
@@ -28,13 +28,13 @@ def tokenizer() -> Tokenizer:
 def prompts(monkeypatch: pytest.MonkeyPatch, talker: Talker) -> list[str]:
     """The prompts of all turns, as text."""
     seen: list[str] = []
-    generate = CachedRunner.generate
+    generate = Model.generate
 
-    def watched(self: CachedRunner, ids: Any, *args: Any, **options: Any) -> Any:
+    def watched(self: Model, ids: Any, *args: Any, **options: Any) -> Any:
         seen.append(talker.tokenizer.decode(self.checked_prompt(ids).ids))
         return generate(self, ids, *args, **options)
 
-    monkeypatch.setattr(CachedRunner, "generate", watched)
+    monkeypatch.setattr(Model, "generate", watched)
     return seen
 
 
@@ -178,12 +178,12 @@ def test_an_interrupt_before_the_answer_takes_the_turn_back(
 ) -> None:
     talker.trouble["Hi"] = 0, raising(KeyboardInterrupt())
     if where == "template":
-        chat_ids = CachedRunner.chat_ids
+        chat_ids = Model.chat_ids
 
-        def interrupted(self: CachedRunner, messages: Any, **more: Any) -> Any:
+        def interrupted(self: Model, messages: Any, **more: Any) -> Any:
             return raising(KeyboardInterrupt())() if messages[-1]["content"] == "Hi" else chat_ids(self, messages)
 
-        monkeypatch.setattr(CachedRunner, "chat_ids", interrupted)
+        monkeypatch.setattr(Model, "chat_ids", interrupted)
     result = chat("Hi\nBye\n")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "You said: Bye\n", "(interrupted)\n")
     assert prompts[-1] == turns("Bye")

@@ -67,16 +67,16 @@ def test_regenerate_answers_again(desk: Desk, talker: Talker) -> None:
 
 
 def test_settings_are_those_of_the_command_line(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
-    from rlx.runners import CachedRunner
+    from rlx.runners import Model
 
     seen: list[tuple[Any, ...]] = []
-    generate = CachedRunner.generate
+    generate = Model.generate
 
-    def watched(self: CachedRunner, ids: Any, most: int, on_token: Any, sample: Any, **more: Any) -> Any:
+    def watched(self: Model, ids: Any, most: int, on_token: Any, sample: Any, **more: Any) -> Any:
         seen.append((most, sample.temperature, sample.top_k, more["stop"]))
         return generate(self, ids, most, on_token, sample, **more)
 
-    monkeypatch.setattr(CachedRunner, "generate", watched)
+    monkeypatch.setattr(Model, "generate", watched)
     pieces = (
         "Hi",
         "/set --top_k 3",

@@ -20,7 +20,7 @@ from rlx.cli.answering import Answer
 from rlx.cli.chat import editor, session
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.output import Bars
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 
 pytestmark = pytest.mark.usefixtures("opened")
 
@@ -50,8 +50,8 @@ def before(owner: Any, name: str, act: Callable[..., object], patch: pytest.Monk
 PLACES: dict[str, tuple[Any, str]] = {
     "after Enter": (editor.Editor, "_typed_ahead"),
     "before the prompt is made": (session.Session, "answer"),
-    "in the template": (CachedRunner, "chat_ids"),
-    "before the engine": (CachedRunner, "generate"),
+    "in the template": (Model, "chat_ids"),
+    "before the engine": (Model, "generate"),
     "in the progress bar": (Bars, "waiting"),
     "as the bar goes away": (Bars, "pause"),
     "as a token is drawn": (Answer, "push"),

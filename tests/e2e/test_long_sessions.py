@@ -18,7 +18,7 @@ from rlx import models
 from rlx.engine.programs.programs import DECODE
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.weights import ModelWeights, open_weights
 from tests.single_sequence import SingleEngine
 
@@ -149,7 +149,7 @@ def test_snapshots_go_to_other_engines(family: Family, length: int) -> None:
 def test_runners_keep_their_session(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside `predict_logits`, and after a Ctrl-C that comes when a step has run but does not count yet."""
     with rlx.auto_runner(family.path, precision="exact", profile=LADDER, max_seq=240) as runner:
-        assert isinstance(runner, CachedRunner)
+        assert isinstance(runner, Model)
         runner.prefill_logits(IDS[:70])
         for at in range(70, 76):
             assert error(runner.predict_logits(IDS[:20]), family.expected[19]) <= SAME

@@ -20,10 +20,10 @@ from rlx.engine.engine import Engine
 from rlx.engine.opening.options import RunnerOptions
 from rlx.errors import ArgumentError, ConfigError, ModelFileError, UnsupportedModelError
 from rlx.runners import (
-    CachedRunner,
     GemmaRunner,
     Llama32Runner,
     LmRunner,
+    Model,
     Qwen3Runner,
     Qwen35Runner,
     auto_runner,
@@ -74,7 +74,7 @@ def test_the_architecture_decides(opened: Opened, goldens: Path, file: Path) -> 
     path = goldens / str(file).removesuffix(".xz")
     runner = auto_runner(str(path))
     assert type(runner) is FAMILIES[file.parts[0]]
-    assert isinstance(runner, CachedRunner) and isinstance(runner, LmRunner)
+    assert isinstance(runner, Model) and isinstance(runner, LmRunner)
     assert opened.calls[0][0] == path
 
 

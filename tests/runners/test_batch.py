@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 
 from rlx.engine.request import FinishReason
 from rlx.errors import ArgumentError, PromptError, SamplingError
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.runners.auto import auto_runner
 
 PROMPTS = [[3, 1, 4, 1, 5], [2], [7, 1, 8], [2, 8], [1, 8, 2, 8, 1, 8]]
@@ -19,7 +19,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [2], [7, 1, 8], [2, 8], [1, 8, 2, 8, 1, 8]]
 
 def alone(prompts: list[list[int]], n_new: int, **options: Any) -> list[list[int]]:
     """Each by a runner that recomputes the context for every token, over the same net."""
-    with CachedRunner(FakeEngine()) as runner:
+    with Model(FakeEngine()) as runner:
         runner.disable_decode_compile_cache()
         return [runner.generate(ids, n_new, **options) for ids in prompts]
 
@@ -30,7 +30,7 @@ def boom(*args: Any) -> Any:
 
 def test_the_tokens_of_each_prompt_alone() -> None:
     engine = FakeEngine()
-    runner = CachedRunner(engine)
+    runner = Model(engine)
     found = runner.generate_batch(PROMPTS, 7)
     assert found == alone(PROMPTS, 7)
     assert [g.finish_reason for g in found] == [FinishReason.LENGTH] * 5
@@ -46,7 +46,7 @@ def test_the_next_prompt_takes_the_place_of_a_sequence_that_ended() -> None:
         seen[i] += 1
         return seen[i] <= i  # prompt i ends with token i + 1
 
-    found = CachedRunner(engine, slots=2).generate_batch(PROMPTS, 9, until)
+    found = Model(engine, slots=2).generate_batch(PROMPTS, 9, until)
     assert found == [tokens[: i + 1] for i, tokens in enumerate(alone(PROMPTS, 9))]
     assert [g.finish_reason for g in found] == [FinishReason.CALLBACK] * 5
     assert max(engine.steps) == 2
@@ -54,7 +54,7 @@ def test_the_next_prompt_takes_the_place_of_a_sequence_that_ended() -> None:
 
 def test_what_the_callback_is_told_and_may_do() -> None:
     engine, told = FakeEngine(), list[tuple[int, int]]()
-    runner = CachedRunner(engine)
+    runner = Model(engine)
     runner.prefill_logits([1, 2])
     found = runner.generate_batch(PROMPTS, 3, lambda i, token: told.append((i, token)))
     for i, tokens in enumerate(found):
@@ -70,7 +70,7 @@ def test_what_the_callback_is_told_and_may_do() -> None:
         with pytest.raises(error):
             runner.generate_batch(PROMPTS, 3, stop)
     assert runner.past_seq == 2
-    np.testing.assert_array_equal(runner.decode_logits(3), CachedRunner(FakeEngine()).prefill_logits([1, 2, 3]))
+    np.testing.assert_array_equal(runner.decode_logits(3), Model(FakeEngine()).prefill_logits([1, 2, 3]))
 
 
 def test_stop_tokens_and_counts() -> None:
@@ -78,7 +78,7 @@ def test_stop_tokens_and_counts() -> None:
     stop = wanted[0][3]
     engine = FakeEngine()
     engine.tokenizer.eog_ids = frozenset([stop])
-    runner = CachedRunner(engine)
+    runner = Model(engine)
     ends = [tokens.index(stop) + 1 if stop in tokens else 9 for tokens in wanted]
     assert runner.generate_batch(PROMPTS, 9) == [tokens[:end] for tokens, end in zip(wanted, ends, strict=True)]
     assert runner.generate_batch(PROMPTS, 9, stop_at_eog=False) == wanted
@@ -93,7 +93,7 @@ def test_stop_tokens_and_counts() -> None:
 
 
 def test_bad_prompts_and_options() -> None:
-    runner = CachedRunner(FakeEngine())
+    runner = Model(FakeEngine())
     for prompts, message in [
         ([], "there are no prompts"),
         (7, "expected several prompts, found a int"),

@@ -19,7 +19,7 @@ from rlx.errors import (
     PromptError,
     SamplingError,
 )
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.runners.base import LmRunner
 from rlx.sampling import SampleOpts
 
@@ -28,7 +28,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 def naive(engine: FakeEngine, ids: list[int], n_new: int, **options: Any) -> list[int]:
     """The tokens over the same net when every one is computed from the whole context."""
-    with CachedRunner(engine) as runner:
+    with Model(engine) as runner:
         runner.disable_decode_compile_cache()
         return runner.generate(ids, n_new, **options)
 
@@ -37,7 +37,7 @@ def naive(engine: FakeEngine, ids: list[int], n_new: int, **options: Any) -> lis
 
 
 def test_all_positions_are_the_rows_of_every_prefix() -> None:
-    runner = CachedRunner(FakeEngine())
+    runner = Model(FakeEngine())
     rows = runner.predict_logits(PROMPT, all_positions=True)
     assert rows.shape == (5, 40)
     for end in range(1, 6):
@@ -45,7 +45,7 @@ def test_all_positions_are_the_rows_of_every_prefix() -> None:
 
 
 def test_decoding_continues_the_session() -> None:
-    runner = CachedRunner(FakeEngine())
+    runner = Model(FakeEngine())
     rows = runner.predict_logits(PROMPT, all_positions=True)
     np.testing.assert_array_equal(runner.prefill_logits(PROMPT[:2]), rows[1])
     for at in range(2, 5):
@@ -54,7 +54,7 @@ def test_decoding_continues_the_session() -> None:
 
 
 def test_predict_leaves_a_session_alone() -> None:
-    runner = CachedRunner(FakeEngine())
+    runner = Model(FakeEngine())
     rows = runner.predict_logits(PROMPT, all_positions=True)
     runner.prefill_logits(PROMPT[:3])
     runner.predict_logits([9, 9, 9, 9, 9, 9])
@@ -65,7 +65,7 @@ def test_predict_leaves_a_session_alone() -> None:
 
 
 def test_prefill_starts_anew_and_a_refused_prompt_does_not() -> None:
-    runner = CachedRunner(FakeEngine())
+    runner = Model(FakeEngine())
     first = runner.prefill_logits(PROMPT)
     with pytest.raises(PromptError, match="is empty"):
         runner.prefill_logits([])
@@ -77,7 +77,7 @@ def test_prefill_starts_anew_and_a_refused_prompt_does_not() -> None:
 
 
 def test_decoding_without_a_session_or_beyond_the_context_is_an_error() -> None:
-    runner = CachedRunner(FakeEngine(max_seq=6))
+    runner = Model(FakeEngine(max_seq=6))
     with pytest.raises(PromptError, match=r"there is no session.*prefill_logits"):
         runner.decode_logits(1)
     runner.prefill_logits(PROMPT)
@@ -97,7 +97,7 @@ def test_decoding_without_a_session_or_beyond_the_context_is_an_error() -> None:
 @pytest.mark.parametrize("n_new", [0, 1, 7, 99])
 def test_cached_generation_equals_the_naive_one(sample: SampleOpts, n_new: int) -> None:
     engine = FakeEngine()
-    got = CachedRunner(engine).generate(PROMPT, n_new, sample=sample)
+    got = Model(engine).generate(PROMPT, n_new, sample=sample)
     assert got == naive(FakeEngine(), PROMPT, n_new, sample=sample)
     assert len(got) == min(n_new, 24 - 5 + 1)
     assert engine.calls == [5] * (n_new > 0) + [1] * (len(got) - 1)
@@ -107,19 +107,19 @@ def test_a_runner_is_greedy_unless_told_otherwise() -> None:
     """What the model's files recommend is there to be asked for: by the runner's choice, or by a call's."""
     hot, warm = SampleOpts(5.0, seed=1), SampleOpts(3.0, seed=2)
     engine = FakeEngine()
-    assert CachedRunner(engine).recommended_sample is None
-    greedy = CachedRunner(engine).generate(PROMPT, 9)
-    assert CachedRunner(engine).generate(PROMPT, 9, sample="recommended") == greedy, "there is no recommendation"
+    assert Model(engine).recommended_sample is None
+    greedy = Model(engine).generate(PROMPT, 9)
+    assert Model(engine).generate(PROMPT, 9, sample="recommended") == greedy, "there is no recommendation"
     engine.recommended = hot
-    runner = CachedRunner(engine)
+    runner = Model(engine)
     assert (runner.recommended_sample, runner.default_sample) == (hot, SampleOpts.greedy())
     assert runner.generate(PROMPT, 9) == [step.token for step in runner.stream(PROMPT, 9)] == greedy
-    drawn = [CachedRunner(FakeEngine()).generate(PROMPT, 9, sample=sample) for sample in (hot, warm)]
+    drawn = [Model(FakeEngine()).generate(PROMPT, 9, sample=sample) for sample in (hot, warm)]
     assert drawn[0] != drawn[1] and greedy not in drawn
     assert runner.generate(PROMPT, 9, sample="recommended") == drawn[0]
-    assert CachedRunner(engine, sample="recommended").generate(PROMPT, 9) == drawn[0]
-    assert CachedRunner(engine, sample=warm).generate(PROMPT, 9) == drawn[1]
-    assert CachedRunner(engine, sample=warm).generate_batch([PROMPT], 9) == [drawn[1]]
+    assert Model(engine, sample="recommended").generate(PROMPT, 9) == drawn[0]
+    assert Model(engine, sample=warm).generate(PROMPT, 9) == drawn[1]
+    assert Model(engine, sample=warm).generate_batch([PROMPT], 9) == [drawn[1]]
     with pytest.raises(SamplingError, match="found 'best'"):
         runner.generate(PROMPT, 1, sample="best")  # type: ignore[arg-type]
 
@@ -134,7 +134,7 @@ def test_a_failed_step_is_undone(error: type[BaseException]) -> None:
             raise error
         return logits
 
-    runner = CachedRunner(FakeEngine(rule=rule))
+    runner = Model(FakeEngine(rule=rule))
     with pytest.raises(error):
         runner.prefill_logits([1, 7])
     assert runner.past_seq == 0
@@ -151,7 +151,7 @@ def test_broken_arithmetic_is_an_error_not_token_zero(bad: float, sample: Sample
     def rule(ids: list[int], logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return np.where(np.arange(len(logits)) == 11, bad, logits) if len(ids) >= 7 else logits
 
-    runner = CachedRunner(FakeEngine(rule=rule))
+    runner = Model(FakeEngine(rule=rule))
     seen: list[int] = []
     with pytest.raises(NumericalError, match=f"position 6: logit 11 is {bad}"):
         runner.generate(PROMPT, 9, seen.append, sample)
@@ -175,7 +175,7 @@ def in_thread(call: Callable[[], Any]) -> Any:
     return found[0]
 
 
-CALLS: list[Callable[[CachedRunner], Any]] = [
+CALLS: list[Callable[[Model], Any]] = [
     lambda runner: runner.generate([7, 8], 3),
     lambda runner: list(runner.stream([7, 8], 3)),
     lambda runner: runner.generate_batch([PROMPT, [2]], 3),
@@ -186,8 +186,8 @@ CALLS: list[Callable[[CachedRunner], Any]] = [
 
 
 def test_threads_and_callbacks_may_call_it_at_any_time() -> None:
-    expected = [call(CachedRunner(FakeEngine())) for call in CALLS]
-    runner, found = CachedRunner(FakeEngine()), list[Any]()
+    expected = [call(Model(FakeEngine())) for call in CALLS]
+    runner, found = Model(FakeEngine()), list[Any]()
 
     def on_token(token: int) -> None:
         if not found:
@@ -195,12 +195,12 @@ def test_threads_and_callbacks_may_call_it_at_any_time() -> None:
             found.extend(call(runner) for call in CALLS)
             found.append(runner.stats()["threads"])
 
-    assert runner.generate(PROMPT, 3, on_token) == CachedRunner(FakeEngine()).generate(PROMPT, 3)
+    assert runner.generate(PROMPT, 3, on_token) == Model(FakeEngine()).generate(PROMPT, 3)
     assert found == [*expected, *expected, 1]
 
 
 def test_closing_while_others_wait() -> None:
-    runner, errors = CachedRunner(FakeEngine()), list[BaseException]()
+    runner, errors = Model(FakeEngine()), list[BaseException]()
     begun, closed = threading.Event(), threading.Event()
 
     def on_token(token: int) -> None:
@@ -224,7 +224,7 @@ def test_closing_while_others_wait() -> None:
 
 def test_a_closed_runner_refuses_everything() -> None:
     engine = FakeEngine()
-    with CachedRunner(engine) as runner:
+    with Model(engine) as runner:
         runner.generate(PROMPT, 1)
     assert engine.closed
     runner.close()
@@ -238,7 +238,7 @@ def test_a_closed_runner_refuses_everything() -> None:
 
 def test_what_a_prompt_shares_with_the_session_is_not_computed_again() -> None:
     engine = FakeEngine()
-    runner = CachedRunner(engine)
+    runner = Model(engine)
     expected = [naive(FakeEngine(), prompt, 3) for prompt in (PROMPT, [*PROMPT, 9, 2], [3, 1, 7], [8, 8])]
     assert runner.generate(PROMPT, 3) == expected[0]
     engine.calls.clear()
@@ -255,7 +255,7 @@ def test_what_a_prompt_shares_with_the_session_is_not_computed_again() -> None:
 
 
 def test_a_stream_gives_what_generate_gives() -> None:
-    runner = CachedRunner(FakeEngine())
+    runner = Model(FakeEngine())
     steps = list(runner.stream(PROMPT, 6))
     assert [step.token for step in steps] == naive(FakeEngine(), PROMPT, 6)
     assert [step.finish_reason for step in steps] == [None] * 5 + ["length"]
@@ -269,7 +269,7 @@ def test_a_stream_gives_what_generate_gives() -> None:
 
 def test_a_stream_starts_with_its_first_step_and_a_closed_one_leaves_a_session() -> None:
     engine = FakeEngine()
-    runner = CachedRunner(engine)
+    runner = Model(engine)
     stream = runner.stream(PROMPT, 6)
     assert engine.calls == []
     tokens = [next(stream).token for _ in range(3)]
@@ -282,18 +282,18 @@ def test_a_stream_starts_with_its_first_step_and_a_closed_one_leaves_a_session()
 
 def test_closing_a_runner_ends_its_stream() -> None:
     engine = FakeEngine(max_seq=200)
-    with CachedRunner(engine) as runner:
+    with Model(engine) as runner:
         stream = runner.stream(PROMPT, 100)
         next(stream)
     assert engine.closed
     with pytest.raises(BusyError, match="the runner was closed"):
         list(stream)
-    finished = CachedRunner(FakeEngine()).stream(PROMPT, 1)
+    finished = Model(FakeEngine()).stream(PROMPT, 1)
     assert len(list(finished)) == 1 and list(finished) == []
 
 
 def test_a_stream_checks_its_arguments_at_once() -> None:
-    runner = CachedRunner(FakeEngine())
+    runner = Model(FakeEngine())
     with pytest.raises(PromptError, match="empty"):
         runner.stream([], 3)
     with pytest.raises(ArgumentError, match="n_new is -1"):
@@ -310,7 +310,7 @@ def test_a_stream_checks_its_arguments_at_once() -> None:
 )
 def test_a_generation_knows_why_it_ended(options: Any, count: int, reason: str) -> None:
     ends = naive(FakeEngine(), PROMPT, 3)[-1:] if reason == "stop" else []
-    runner = CachedRunner(FakeEngine(tokenizer=SimpleNamespace(eog_ids=frozenset(ends))))
+    runner = Model(FakeEngine(tokenizer=SimpleNamespace(eog_ids=frozenset(ends))))
     generation = runner.generate(PROMPT, 6, **options)
     assert (len(generation), generation.finish_reason) == (count, reason)
 
@@ -319,7 +319,7 @@ def test_a_generation_knows_why_it_ended(options: Any, count: int, reason: str) 
 
 
 def test_scores_are_log_probabilities_of_the_next_tokens() -> None:
-    runner = CachedRunner(FakeEngine())
+    runner = Model(FakeEngine())
     runner.prefill_logits([7])
     rows = FakeEngine().logits(PROMPT, True).astype(np.float64)
     expected = rows - np.log(np.exp(rows).sum(1, keepdims=True))
@@ -335,7 +335,7 @@ def test_scores_are_log_probabilities_of_the_next_tokens() -> None:
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_a_text_is_a_vector_of_its_hidden_states(pooling: str) -> None:
-    runner = CachedRunner(FakeEngine())
+    runner = Model(FakeEngine())
     runner.prefill_logits([7])
     engine = FakeEngine()
     rows = engine.hidden(engine.open_sequence(), PROMPT).astype(np.float64)

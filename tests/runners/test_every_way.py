@@ -12,7 +12,7 @@ from heads import random_head, with_head
 
 import rlx
 from rlx.engine.kv.snapshot import Snapshot
-from rlx.runners import CachedRunner, auto_runner
+from rlx.runners import Model, auto_runner
 
 FAMILIES = (
     "llama", "qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gemma", "gemma2", "gemma3", "gemma3n",
@@ -134,7 +134,7 @@ WAYS: tuple[Way, ...] = (
 )
 
 
-def opened(model: Path) -> CachedRunner:
+def opened(model: Path) -> Model:
     return auto_runner(model, precision="exact", max_seq=96, profile=PAIR)
 
 

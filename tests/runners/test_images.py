@@ -19,7 +19,7 @@ from rlx.engine.loop.job import Job
 from rlx.engine.request import checked_prompt
 from rlx.errors import ArgumentError, ConfigError, MultimodalError
 from rlx.prompt import Prompt
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.sampling import SampleOpts, Sampler
 
 IDS = [1, 2, BEGIN, PLACEHOLDER, END, 3]
@@ -134,11 +134,11 @@ def test_a_broken_image_ends_its_own_request_only() -> None:
 # ---------------------------------------------------------------------------------------------------- runners
 
 
-def runner(tower: FakeTower | None = None, **options: Any) -> tuple[CachedRunner, FakeTower]:
+def runner(tower: FakeTower | None = None, **options: Any) -> tuple[Model, FakeTower]:
     made: Any = FakeEngine(max_seq=40, **options)
     tower = tower or FakeTower()
     made.images = images(tower)
-    return CachedRunner(made), tower
+    return Model(made), tower
 
 
 def test_every_call_takes_a_prompt_with_images_and_the_tower_works_once() -> None:

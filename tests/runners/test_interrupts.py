@@ -20,7 +20,7 @@ import pytest
 from fake_engine import FakeEngine
 
 import rlx
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 
 pytestmark = pytest.mark.any_machine
 
@@ -75,7 +75,7 @@ def interrupted(call: Callable[[], Any], every: int = 1) -> Iterator[int]:
             return
 
 
-CALLS: dict[str, Callable[[CachedRunner], Any]] = {
+CALLS: dict[str, Callable[[Model], Any]] = {
     "generate": lambda runner: runner.generate(PROMPT, 2),
     "callback": lambda runner: runner.generate(PROMPT, 2, lambda token: None),
     "stream": lambda runner: list(runner.stream(PROMPT, 2)),
@@ -85,7 +85,7 @@ CALLS: dict[str, Callable[[CachedRunner], Any]] = {
 }
 
 
-def wait_until_idle(runner: CachedRunner) -> None:
+def wait_until_idle(runner: Model) -> None:
     """The loop's thread ends its turn after it has handed a result over; on a busy machine that may take long."""
     end = time.monotonic() + 60
     while not runner._loop.is_idle and time.monotonic() < end:
@@ -96,9 +96,9 @@ def wait_until_idle(runner: CachedRunner) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_an_interrupt_at_every_instruction_of_a_call(name: str) -> None:
     """Afterwards calls have the same results, nothing computes on, and one thread serves all."""
-    runner = CachedRunner(FakeEngine())
-    expected = CachedRunner(FakeEngine()).generate(PROMPT, 3)
-    logits = CachedRunner(FakeEngine()).predict_logits([*PROMPT, 9]).tolist()
+    runner = Model(FakeEngine())
+    expected = Model(FakeEngine()).generate(PROMPT, 3)
+    logits = Model(FakeEngine()).predict_logits([*PROMPT, 9]).tolist()
     count = 0
     for at in interrupted(lambda: CALLS[name](runner), every=97 if name == "batch" else 23):
         assert runner.generate(PROMPT, 3) == expected, at

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from golden_checks import error
 
-from rlx.runners import CachedRunner, GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner, auto_runner
+from rlx.runners import GemmaRunner, Llama32Runner, Model, Qwen3Runner, Qwen35Runner, auto_runner
 
 Array = np.ndarray[Any, Any]
 
@@ -39,7 +39,7 @@ QUANTIZED = [
 ]
 
 
-def opened(path: Path, **options: Any) -> CachedRunner:
+def opened(path: Path, **options: Any) -> Model:
     return auto_runner(path, max_seq=96, profile=PAIR, **options)
 
 

@@ -33,7 +33,7 @@ from rlx.passes import pipeline
 from rlx.passes.capabilities import Layouts
 from rlx.passes.layout import weight_table
 from rlx.profile import CompileProfile, PhaseProfile
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.store.cache import CompileCache
 from rlx.store.store import Store
 from rlx.weights import open_weights
@@ -171,14 +171,14 @@ def test_files_of_many_tensors_are_sampled() -> None:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[CachedRunner]:
+def runner() -> Iterator[Model]:
     with auto_runner(demo.path(), load=False) as found:
         assert not found.programs
         found.compile(phase="decode")
         yield found
 
 
-def test_a_program_shows_its_stages(runner: CachedRunner) -> None:
+def test_a_program_shows_its_stages(runner: Model) -> None:
     program = runner.programs["decode"]
     assert program.record == runner.programs[0].record == runner.programs["decode-1-1"].record
     assert "linear-pick" not in str(program.explain()) and "gated-silu" in str(program.explain())
@@ -200,6 +200,6 @@ def test_a_program_shows_its_stages(runner: CachedRunner) -> None:
         ),
     ],
 )
-def test_a_program_that_there_is_not(runner: CachedRunner, chosen: dict, message: str) -> None:
+def test_a_program_that_there_is_not(runner: Model, chosen: dict, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         runner.compile(**chosen)

@@ -25,7 +25,7 @@ from rlx.engine.speculation import heads as drafted_runs
 from rlx.engine.speculation.drafts import Counters
 from rlx.engine.speculation.heads import HeadDrafter, Predictor
 from rlx.errors import UnsupportedModelError
-from rlx.runners import CachedRunner, auto_runner
+from rlx.runners import Model, auto_runner
 from rlx.sampling import SampleOpts
 from tests.single_sequence import SingleEngine
 
@@ -62,7 +62,7 @@ def guessable(goldens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def runner(checkpoint: Path) -> Iterator[CachedRunner]:
+def runner(checkpoint: Path) -> Iterator[Model]:
     with auto_runner(checkpoint, precision="exact", max_seq=128, profile=PAIR) as made:
         yield made
 
@@ -188,7 +188,7 @@ def test_drafts_after_an_image_are_those_of_the_equations(
 # ---------------------------------------------------------------------------------------------------- generations
 
 
-def test_the_tokens_are_those_without(runner: CachedRunner) -> None:
+def test_the_tokens_are_those_without(runner: Model) -> None:
     """Greedy and sampled; over a session that goes on, forgets its end, and was restored without the layer's cache."""
     for opts in (SampleOpts.greedy(), SampleOpts(seed=3, temperature=0.6, repetition_penalty=1.2)):
         for prompt in (IDS[:9], IDS[:9], [*IDS[:7], 1, 2], IDS[:30]):
@@ -207,7 +207,7 @@ def test_the_tokens_are_those_without(runner: CachedRunner) -> None:
 
 
 @pytest.fixture(scope="module")
-def many(guessable: Path) -> Iterator[CachedRunner]:
+def many(guessable: Path) -> Iterator[Model]:
     """A runner whose generations nobody watches, so that rounds of drafts are native."""
     with auto_runner(guessable, precision="exact", max_seq=96, profile=PAIR) as made:
         yield made
@@ -215,7 +215,7 @@ def many(guessable: Path) -> Iterator[CachedRunner]:
 
 @pytest.mark.parametrize("way", ["reference", "RLX_JIT", "RLX_VERIFY"])
 def test_where_no_native_loop_runs_steps_are_taken_one_by_one(
-    way: str, guessable: Path, many: CachedRunner, monkeypatch: pytest.MonkeyPatch
+    way: str, guessable: Path, many: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With drafts as without: on the reference device, without machine code, and where each step is verified."""
     if way != "reference":
@@ -236,7 +236,7 @@ def test_where_no_native_loop_runs_steps_are_taken_one_by_one(
     assert (of_the_model > steps and of_the_head >= steps) == (way == "RLX_VERIFY")
 
 
-def counted(runner: CachedRunner, *args: Any, **options: Any) -> tuple[list[int], list[int]]:
+def counted(runner: Model, *args: Any, **options: Any) -> tuple[list[int], list[int]]:
     """Tokens of a generation with drafts, and how many steps, drafts and accepted drafts there were."""
     before = runner.stats()["speculation"]
     found = runner.generate(*args, speculative="mtp", **options)
@@ -244,7 +244,7 @@ def counted(runner: CachedRunner, *args: Any, **options: Any) -> tuple[list[int]
     return list(found), [after[name] - before[name] for name in ("steps", "drafted", "accepted")]
 
 
-def test_native_rounds_are_those_of_python(many: CachedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_rounds_are_those_of_python(many: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same tokens as without drafts and the same guesses, many of which are right and many wrong; in one native
     call and in several.
     """
@@ -267,14 +267,14 @@ def test_native_rounds_are_those_of_python(many: CachedRunner, monkeypatch: pyte
     )
 
 
-def test_native_rounds_end_where_a_generation_ends(many: CachedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_rounds_end_where_a_generation_ends(many: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """After any number of tokens, at any token that stops, and with the context."""
     plain = many.generate(IDS[:9], 30, stop_at_eog=False)
     for count in range(1, 30):
         assert many.generate(IDS[:9], count, stop_at_eog=False, speculative="mtp") == plain[:count]
         assert many.past_seq == 9 + count - 1
         end = plain.index(plain[count]) + 1
-        monkeypatch.setattr(CachedRunner, "stop_ids", {plain[count]})
+        monkeypatch.setattr(Model, "stop_ids", {plain[count]})
         found = many.generate(IDS[:9], 30, speculative="mtp")
         assert (found, found.finish_reason) == (plain[:end], FinishReason.STOP)
         assert many.past_seq == 9 + end - 1
@@ -283,7 +283,7 @@ def test_native_rounds_end_where_a_generation_ends(many: CachedRunner, monkeypat
     assert found == many.generate(IDS[:9], 200, stop_at_eog=False)
 
 
-def test_native_rounds_over_pages_that_others_hold(many: CachedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_rounds_over_pages_that_others_hold(many: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts share a page and part inside of it; the answers go on in pages that do not lie in a row."""
     pool = many._engine.pool  # type: ignore[attr-defined]
     take = PageAllocator.take

@@ -25,7 +25,7 @@ from rlx.cli.output import Bars
 from rlx.errors import ChatError, ImageError, MultimodalError, RlxError
 from rlx.export.convert import convert
 from rlx.ir.stored import dequantize
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.weights import open_weights
 
 SIDE = 96
@@ -45,7 +45,7 @@ def asked(text: str, *images: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def seeing() -> Iterator[CachedRunner]:
+def seeing() -> Iterator[Model]:
     with rlx.auto_runner(demo.VISION, max_seq=256) as runner:
         yield runner
 
@@ -55,7 +55,7 @@ SAME: dict[str, Any] = {"profile": {"buckets": {"seq": [1, 32]}}, "max_seq": 128
 
 
 @pytest.fixture(scope="module", params=["qwen35", "qwen3vl-mm"])
-def qwen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[CachedRunner]:
+def qwen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Model]:
     """A text model with recurrent layers beside a tower of the same width, or one with a tower of its own; the weights
     are random.
     """
@@ -66,20 +66,20 @@ def qwen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
         yield runner
 
 
-def test_a_model_that_sees_answers(seeing: CachedRunner) -> None:
+def test_a_model_that_sees_answers(seeing: Model) -> None:
     assert seeing.supports_multimodal
     assert seeing.chat([asked("What colour is the circle?", circle())]).text == "The circle is yellow."
     answer = seeing.generate_multimodal("What colour is the circle?", [circle()], 40)
     assert answer.text == "The circle is yellow."
 
 
-def counts(runner: CachedRunner) -> tuple[int, int, int]:
+def counts(runner: Model) -> tuple[int, int, int]:
     """Images that were encoded; rows of prompts that were computed, and that were known."""
     stats = runner.stats()
     return stats["images"]["encoded"], stats["requests"]["prompt_tokens"], stats["reused_tokens"]
 
 
-def test_a_second_question_computes_its_own_words(qwen: CachedRunner) -> None:
+def test_a_second_question_computes_its_own_words(qwen: Model) -> None:
     tokens = qwen._images.encoder.config  # type: ignore[union-attr]
     seen = np.random.default_rng(3).integers(0, 256, (64, 64, 3), np.uint8)
     rows, start = len(qwen.image_features(seen)), [40, 41, 42, int(tokens.begin_token or 0), tokens.image_token]
@@ -97,7 +97,7 @@ def test_a_second_question_computes_its_own_words(qwen: CachedRunner) -> None:
         assert [list(alone.generate(each, 3, stop_at_eog=False)) for each in prompts] == [found, other]
 
 
-def test_prompts_with_images_together_and_alone(qwen: CachedRunner) -> None:
+def test_prompts_with_images_together_and_alone(qwen: Model) -> None:
     token = qwen._images.encoder.config.image_token  # type: ignore[union-attr]
     seen = [np.random.default_rng(i).integers(0, 256, (48, 80, 3), np.uint8) for i in range(3)]
     prompts = [rlx.Prompt([10 + i, token, 20, 21], [each]) for i, each in enumerate(seen)]
@@ -172,7 +172,7 @@ def test_a_video_as_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
                 runner.chat_ids([{"role": "user", "content": [wrong]}])
 
 
-def test_what_takes_no_video(seeing: CachedRunner) -> None:
+def test_what_takes_no_video(seeing: Model) -> None:
     with pytest.raises(MultimodalError, match=r"models of gemma3 take no videos\. Give the frames as images"):
         seeing.chat([{"role": "user", "content": [film(circle(), circle())]}])
 
@@ -222,7 +222,7 @@ def png(tmp_path: Path) -> Path:
 
 
 def test_chat_attaches_images_and_saves_their_paths(
-    seeing: CachedRunner, png: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    seeing: Model, png: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     session = Session(seeing, None, Settings(None), Interrupts(), Bars(), Conversation())
     for line in (

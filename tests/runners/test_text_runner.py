@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import rlx
 from rlx.errors import ArgumentError, ChatTemplateError, PromptError, TokenizerError, UnknownArgumentError
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.text import Tokenizer, chat_ids, load_tokenizer
 from rlx.text.answer import ThinkingSplitter, ThinkingTags
 
@@ -38,11 +38,11 @@ def tokenizer(goldens: Path) -> Tokenizer:
     return load_tokenizer(goldens / "qwen3" / "model-f16.gguf")
 
 
-def talking(tokenizer: Tokenizer, answer: str, template: str = TEXTS, max_seq: int = 300) -> CachedRunner:
+def talking(tokenizer: Tokenizer, answer: str, template: str = TEXTS, max_seq: int = 300) -> Model:
     """A runner that answers whatever it is asked with a text, and then the end of a turn."""
     tokenizer = replace(tokenizer, chat_templates={"default": template})
     script = tokenizer.encode(answer + "<|im_end|>", add_special_tokens=False, parse_special=True)
-    return CachedRunner(FakeEngine(tokenizer.vocab_size, max_seq, tokenizer=tokenizer, script=script))
+    return Model(FakeEngine(tokenizer.vocab_size, max_seq, tokenizer=tokenizer, script=script))
 
 
 def test_a_conversation(tokenizer: Tokenizer) -> None:
@@ -67,7 +67,7 @@ def test_answers_can_be_pickled_and_runners_cannot(tokenizer: Tokenizer) -> None
         )  # fmt: skip
     found = pickle.loads(pickle.dumps(tokens))
     assert (found, found.text, found.finish_reason) == (tokens, tokens.text, "length")
-    wordless = CachedRunner(FakeEngine()).generate([1], 2)
+    wordless = Model(FakeEngine()).generate([1], 2)
     wordless._tokenizer = lambda: (_ for _ in ()).throw(TokenizerError("none"))
     with pytest.raises(TokenizerError, match="the model had no tokenizer"):
         _ = pickle.loads(pickle.dumps(wordless)).text
@@ -175,7 +175,7 @@ def likeliest(prompt: list[int], count: int) -> list[tuple[int, float]]:
 
 
 def test_the_likeliest_tokens_of_each_step() -> None:
-    prompt, runner = [3, 1, 4], CachedRunner(FakeEngine())
+    prompt, runner = [3, 1, 4], Model(FakeEngine())
     found = runner.generate(prompt, 3, top_logprobs=4)
     assert found == runner.generate(prompt, 3) and found.steps is not None
     context = list(prompt)

@@ -33,7 +33,7 @@ from rlx.cli.options import (
 from rlx.cli.output import Bars, counted, is_terminal, printable, size, table
 from rlx.engine.opening.setup import has_chat_template
 from rlx.errors import ChatError, ChatTemplateError, RlxError
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.runners.auto import runner_class
 from rlx.weights import open_weights
 
@@ -295,7 +295,7 @@ def _messages(interrupts: Interrupts, keep_history: bool) -> Iterator[Iterator[s
             yield messages
 
 
-def _opened(model: str | None, engine: dict[str, Any], yes: bool, bars: Bars, interrupts: Interrupts) -> CachedRunner:
+def _opened(model: str | None, engine: dict[str, Any], yes: bool, bars: Bars, interrupts: Interrupts) -> Model:
     """The runner; a model that is not supported or has no chat template is refused before its weights are loaded."""
     path = model_path(model, engine, yes=yes)
     bars.waiting("opening the model")

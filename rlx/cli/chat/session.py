@@ -33,7 +33,7 @@ from rlx.cli.output import Bars, counted, stdout
 from rlx.engine.request import Context
 from rlx.errors import ChatError, MultimodalError, PromptError, RlxError
 from rlx.prompt import Prompt
-from rlx.runners import CachedRunner
+from rlx.runners import Model
 from rlx.sampling import SampleOpts
 from rlx.text import StreamDetokenizer
 from rlx.text.answer import ThinkingTags, splitter
@@ -247,7 +247,7 @@ class Session:
 
     def __init__(
         self,
-        runner: CachedRunner,
+        runner: Model,
         model: str | None,
         settings: Settings,
         interrupts: Interrupts,
@@ -396,7 +396,7 @@ def can_draw() -> bool:
     return bool(sys.stdout and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb")
 
 
-def said(runner: CachedRunner, answer: Answer, end: str) -> str:
+def said(runner: Model, answer: Answer, end: str) -> str:
     """The kept part of an answer: its text, with the control tokens that the template may look for.
 
     A token that ended it is the template's to write.

@@ -227,7 +227,7 @@ class RunnerOptions(EngineOptions):
     )
 
     def runner(self) -> dict[str, Any]:
-        """The options of the runner that `CachedRunner` takes."""
+        """The options of the runner that `Model` takes."""
         others = options_of(RunnerOptions).keys() - options_of(EngineOptions).keys() - {"config"}
         return {name: getattr(self, name) for name in others}
 
