@@ -8,7 +8,7 @@ texts, are compiled at first use.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -24,7 +24,7 @@ from rlx.compiler.tensors import Tensors
 from rlx.engine.model_runner import packed
 from rlx.engine.opening.encoder import EncoderPlan
 from rlx.engine.opening.options import EngineOptions
-from rlx.engine.opening.setup import compile_cache
+from rlx.engine.opening.setup import chosen_profile, compile_cache
 from rlx.errors import NumericalError, named_refusals
 from rlx.ir.graph import Graph
 from rlx.models.encoder import HIDDEN, POOLED, RESULT
@@ -33,7 +33,6 @@ from rlx.passes.layout import weight_table
 from rlx.passes.options import MAX_SEGMENTS
 from rlx.passes.segments import SEGMENTS_INPUT
 from rlx.passes.specialize import ROWS_INPUT
-from rlx.profile import CompileProfile
 from rlx.weights import WeightLoader
 
 Rows = npt.NDArray[np.float32]
@@ -76,9 +75,7 @@ class Encoder:
     """
 
     def __init__(self, loader: WeightLoader, options: EngineOptions) -> None:
-        loaded = CompileProfile.load(options.profile)
-        merged = {**loaded.given(), **options.given()}
-        self.profile = replace(loaded.with_precision(options.precision, "auto"), **merged)
+        self.profile = chosen_profile(options.profile, options)
         target = backend(self.profile.device).target(self.profile.level)
         self.plan = EncoderPlan.of(loader, target.capabilities.layouts, options.adapters)
         self.compiler = Compiler(target, compile_cache(options.cache, self.profile), options.progress)

@@ -324,9 +324,8 @@ class Setup:
         given = chosen.profile
         if given is None:
             given = profile_beside(weights.loader.path, config.family)
-        loaded = CompileProfile.load(given)
-        _check_family(loaded, config.family)
-        profile = replace(loaded.with_precision(chosen.precision, "auto"), **{**loaded.given(), **chosen.given()})
+        profile = chosen_profile(given, chosen)
+        _check_family(profile, config.family)
         if profile.deterministic and (name := profile.arithmetic_differs):
             hint = "Choose the same for both phases, or leave `deterministic` out."
             what = f"`deterministic` needs the same arithmetic in prefill and decode, and {name} differs"
@@ -346,6 +345,16 @@ class Setup:
             compile_cache(chosen.cache, profile),
             None if chosen.dump_ir is None else Path(chosen.dump_ir).expanduser(),
         )
+
+
+def chosen_profile(given: ProfileLike, chosen: EngineOptions) -> CompileProfile:
+    """A profile with the options of a caller, which win; the precision of both phases is set.
+
+    Raises:
+        ProfileError: the profile cannot be read, or has an unknown key or value.
+    """
+    loaded = CompileProfile.load(given)
+    return replace(loaded.with_precision(chosen.precision, "auto"), **{**loaded.given(), **chosen.given()})
 
 
 def compile_cache(chosen: CompileCache | str | None, profile: CompileProfile) -> CompileCache:
