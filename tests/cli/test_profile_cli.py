@@ -57,7 +57,7 @@ def test_init_writes_what_holds_already(model: Path, beside: Path) -> None:
     written = rlx.CompileProfile.load(beside)
     assert written.family == "gemma"
     machine = {"precision.kv_dtype", "backend.cpu.level", "backend.cpu.threads", "engine.kv_bytes", "cache.policy"}
-    machine |= {"engine.cache_kv", "engine.cache_kv_bytes", "engine.device"}
+    machine |= {"engine.cache_kv", "engine.cache_kv_bytes", "engine.device", "buckets.seq"}
     assert {*written.common(), *written.prefill.flat()} == {*KEYS} - machine
     for path in machine:
         assert re.search(rf"^# {KEYS[path].name} = ", beside.read_text(), re.MULTILINE), path
