@@ -93,15 +93,19 @@ def _step_seconds(threads: int, count: int, repeat: int) -> tuple[float, int]:
         return statistics.median(seconds), len(program._compiled.manifest["regions"])
 
 
-def facts() -> dict[str, Any]:
-    """What a table of measurements must say about where it was measured."""
+def facts(name: str | None = None) -> dict[str, Any]:
+    """What a table of measurements must say about where it was measured.
+
+    Args:
+        name: of the machine, in place of its processor's.
+    """
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     pairs = (line.partition(":") for line in info.splitlines())
     fields = {key.strip(): value.strip() for key, _, value in pairs}
     flags = set(fields.get("flags", "").split())
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
-        "cpu": fields.get("model name", platform.processor() or platform.machine()),
+        "cpu": name or fields.get("model name", platform.processor() or platform.machine()),
         "cpus": len(os.sched_getaffinity(0)),
         "features": [name for name in FEATURES if FLAGS.get(name, name) in flags],
         "memory_gb": round(pages / 1e9),

@@ -303,7 +303,7 @@ def small_model(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def measure(args: argparse.Namespace, model: Path, machine: Machine) -> tuple[dict[str, Any], str]:
     """Everything about one model: as data, and as a section of a page."""
     print(f"{model.name}: {model.stat().st_size / 1e6:,.0f} MB", flush=True)
-    result: dict[str, Any] = {"model": model.name, "machine": facts(), "threads": args.threads}
+    result: dict[str, Any] = {"model": model.name, "machine": facts(args.machine), "threads": args.threads}
     result["peaks"] = machine.peaks()
     text = loaded(args, model, machine, result)
     text += processes(args, model, list(result["sides"]), result)
@@ -365,6 +365,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--prefill", type=sizes, default=[32, 128, 512, 2048], metavar="N,N", help="prompts (default 32,128,512,2048)")
     add("--decode", type=sizes, default=[0, 512, 4096], metavar="N,N", help="tokens before (default 0,512,4096)")
     add("--tokens", type=int, help="decoded a turn (default 32)")
+    add("--machine", metavar="NAME", help="the machine in tables, if its processor does not say which it is")
     add("--json", type=Path, metavar="FILE", help="write everything that was measured, every single run")
     add("--write", type=Path, metavar="PAGE", help="put the tables into this page: docs/measurements.md")
     args = parser.parse_args(argv)
@@ -400,7 +401,7 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 
 def main() -> int:
     args = arguments()
-    results: dict[str, Any] = {"machine": facts(), "models": []}
+    results: dict[str, Any] = {"machine": facts(args.machine), "models": []}
     with Machine(args.threads, args.device) as machine:
         args.threads = machine.threads
         try:
