@@ -4,9 +4,12 @@
     python benchmarks/cold_start.py model.gguf --runs 5
     python benchmarks/cold_start.py --device cuda
 
-Each run is a process of its own with an empty cache folder. The fastest counts. A phase's seconds do not include phases
-inside it. CPU seconds are those of the thread that does the phase. Phases of several threads overlap, so wall seconds
-add up to more than the total. `--warm` keeps the cache folder of a first run, for comparison.
+Each run is a process of its own with an empty cache folder. The fastest counts. `--warm` keeps the cache folder of a
+first run, which waits until everything is compiled, for comparison.
+
+The phases are those of one more run, which imports all modules that it looks into. A phase's seconds do not include
+phases inside it. CPU seconds are those of the thread that does the phase. Phases of several threads overlap, so wall
+seconds add up to more than the total.
 """
 
 from __future__ import annotations
@@ -107,9 +110,33 @@ class _Span:
         self._spans.add(self._phase, wall - inside[0], cpu - inside[1])
 
 
-def child(model: str | None, prompt: str, device: str) -> None:
+def child(chosen: argparse.Namespace) -> None:
     """One cold start; prints a JSON object."""
-    spans, began = Spans(), float(os.environ[_START])
+    began = float(os.environ[_START])
+    spans = watched(began) if chosen.phases else Spans()
+    import rlx
+    from rlx import demo
+
+    first: list[float] = []
+
+    def on_token(token: int) -> bool:
+        first.append(time.time() - began)
+        return False
+
+    with rlx.auto_runner(chosen.model or demo.path(), device=chosen.device) as runner:
+        loaded = time.time() - began
+        runner.generate(runner.chat_ids([{"role": "user", "content": chosen.prompt}]), 1, on_token)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        if chosen.fill:
+            runner._engine.ahead.wait()
+    print(json.dumps({
+        "loaded": loaded, "first_token": first[0], "user": used.ru_utime, "system": used.ru_stime, "phases": spans.rows,
+    }))  # fmt: skip
+
+
+def watched(began: float) -> Spans:
+    """The phases of this process, which began at that time, from now on."""
+    spans = Spans()
     spans.add("start of Python", time.time() - began, time.process_time())
     usual = builtins.__import__
 
@@ -122,25 +149,10 @@ def child(model: str | None, prompt: str, device: str) -> None:
 
     builtins.__import__ = importing
     with spans("imports"):
-        import rlx
-        from rlx import demo
-
         owners = [pkgutil.resolve_name(owner) for owner, _, _ in _PHASES]
     for owner, (_, name, phase) in zip(owners, _PHASES, strict=True):
         spans.wrap(owner, name, phase)
-    first: list[float] = []
-
-    def on_token(token: int) -> bool:
-        first.append(time.time() - began)
-        return False
-
-    with rlx.auto_runner(model or demo.path(), device=device) as runner:
-        loaded = time.time() - began
-        runner.generate(runner.chat_ids([{"role": "user", "content": prompt}]), 1, on_token)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps({
-        "loaded": loaded, "first_token": first[0], "user": used.ru_utime, "system": used.ru_stime, "phases": spans.rows,
-    }))  # fmt: skip
+    return spans
 
 
 def run(arguments: Sequence[str], cache: str) -> dict[str, Any]:
@@ -152,17 +164,19 @@ def run(arguments: Sequence[str], cache: str) -> dict[str, Any]:
 
 
 def measure(arguments: Sequence[str], runs: int, warm: bool) -> dict[str, Any]:
-    """The fastest of some starts."""
+    """The fastest of some starts, and the phases of one more."""
     with tempfile.TemporaryDirectory() as kept:
         if warm:
-            run(arguments, kept)
-            found = [run(arguments, kept) for _ in range(runs)]
-            return min(found, key=lambda one: one["first_token"])
-    found = []
-    for _ in range(runs):
-        with tempfile.TemporaryDirectory() as cache:
-            found.append(run(arguments, cache))
-    return min(found, key=lambda one: one["first_token"])
+            run([*arguments, "--fill"], kept)
+
+        def start(*more: str) -> dict[str, Any]:
+            if warm:
+                return run([*arguments, *more], kept)
+            with tempfile.TemporaryDirectory() as cache:
+                return run([*arguments, *more], cache)
+
+        fastest = min((start() for _ in range(runs)), key=lambda one: one["first_token"])
+        return fastest | {"watched": start("--phases")}
 
 
 def show(found: dict[str, Any]) -> None:
@@ -170,6 +184,8 @@ def show(found: dict[str, Any]) -> None:
     cpu = found["user"] + found["system"]
     print(f"first token after {found['first_token']:.2f} s, loaded after {found['loaded']:.2f} s; "
           f"{cpu:.2f} s of CPU ({found['system']:.2f} s in the system)\n")  # fmt: skip
+    found = found["watched"]
+    cpu = found["user"] + found["system"]
     print(f"{'phase':34}{'calls':>6}{'wall s':>9}{'CPU s':>9}")
     by_cpu: Callable[[tuple[str, Row]], float] = lambda row: -row[1]["cpu"]  # noqa: E731
     for phase, row in sorted(found["phases"].items(), key=by_cpu):
@@ -186,10 +202,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--warm", action="store_true", help="with a filled cache")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    for hidden in ("--child", "--fill", "--phases"):
+        parser.add_argument(hidden, action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
-        child(chosen.model, chosen.prompt, chosen.device)
+        child(chosen)
         return
     arguments = ["--prompt", chosen.prompt, "--device", chosen.device, *([chosen.model] if chosen.model else [])]
     found = measure(arguments, chosen.runs, chosen.warm)

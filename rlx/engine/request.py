@@ -285,7 +285,10 @@ def request_of(
         GrammarError: the grammar or the schema cannot be used.
     """
     fields: dict[str, Any] = {**options, **more}
-    form, schema = fields.get("grammar"), fields.pop("json_schema", None)
-    if form is not None or schema is not None:
-        fields["grammar"] = grammar.chosen_grammar(form, schema)
+    fields["grammar"] = named_grammar(fields.get("grammar"), fields.pop("json_schema", None))
     return Request(ids, n_new, sample, stop_at_eog, **fields)
+
+
+def named_grammar(form: Any, schema: Any) -> Grammar | None:
+    """As `rlx.grammar.chosen_grammar`, which most requests do not need."""
+    return None if form is None and schema is None else grammar.chosen_grammar(form, schema)

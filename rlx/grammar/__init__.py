@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from rlx.lazy import names_of
 
 if TYPE_CHECKING:
-    from rlx.grammar.answers import after_thinking
+    from rlx.grammar.answers import after_thinking, calls_grammar
     from rlx.grammar.compiler import GrammarCompiler
     from rlx.grammar.constraint import Constraint
-    from rlx.grammar.grammar import Grammar, chosen_grammar
+    from rlx.grammar.grammar import Grammar, chosen_grammar, parsed
 
-__all__ = ["Constraint", "Grammar", "GrammarCompiler", "after_thinking", "chosen_grammar"]
+__all__ = ["Constraint", "Grammar", "GrammarCompiler", "after_thinking", "calls_grammar", "chosen_grammar", "parsed"]
 
 _HOMES = {
     "Constraint": "rlx.grammar.constraint",
     "Grammar": "rlx.grammar.grammar",
     "GrammarCompiler": "rlx.grammar.compiler",
-    "after_thinking": "rlx.grammar.answers",
-    "chosen_grammar": "rlx.grammar.grammar",
+    **dict.fromkeys(("after_thinking", "calls_grammar"), "rlx.grammar.answers"),
+    **dict.fromkeys(("chosen_grammar", "parsed"), "rlx.grammar.grammar"),
 }
 
 __getattr__ = names_of("rlx.grammar", _HOMES)

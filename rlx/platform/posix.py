@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import math
@@ -15,9 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.platform.base import PART, Pipes, Platform
+
+if TYPE_CHECKING:
+    import asyncio
 
 assert sys.platform != "win32"  # for mypy; the imports above fail there
 

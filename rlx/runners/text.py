@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from rlx import runners
+from rlx import grammar, runners
 from rlx.arguments import SAMPLING, check_arguments, flag
 from rlx.engine.loop.handle import Generation, Step, Stream
 from rlx.engine.opening.options import OPENING
-from rlx.engine.request import Context, FinishReason, Request, RequestOptions, checked_count, no_tower
+from rlx.engine.request import Context, FinishReason, Request, RequestOptions, checked_count, named_grammar, no_tower
 from rlx.errors import ArgumentError
-from rlx.grammar.answers import after_thinking, calls_grammar
-from rlx.grammar.grammar import chosen_grammar, parsed
 from rlx.prompt import Prompt, read_images
 from rlx.runners.base import generated, streamed
 from rlx.sampling.options import combined, resolved
@@ -68,7 +66,7 @@ class Answer:
         """
         if self.json_schema is None or self.tool_calls:
             return None
-        return parsed(self.text, self.json_schema, self.finish_reason)
+        return grammar.parsed(self.text, self.json_schema, self.finish_reason)
 
     @property
     def ids(self) -> list[int]:
@@ -219,11 +217,11 @@ def _request(model: Model, call: Call, max_tokens: int | None, options: dict[str
     sample = others.pop("sample", None)
     if sampling:
         sample = combined(resolved(sample, model.recommended_sample, model.default_sample), sampling)
-    form = chosen_grammar(others.pop("grammar", None), others.pop("json_schema", None))
+    form = named_grammar(others.pop("grammar", None), others.pop("json_schema", None))
     if call.choice is not None:
-        form = calls_grammar(call.tool_format, call.tools, call.choice, call.parallel, form)
+        form = grammar.calls_grammar(call.tool_format, call.tools, call.choice, call.parallel, form)
     if form is not None and call.tags:
-        form = after_thinking(form, model.tokenizer, call.context.ids)
+        form = grammar.after_thinking(form, model.tokenizer, call.context.ids)
     most = checked_count("max_tokens", max_tokens)
     most = model.max_seq + 1 if most is None else most  # more than the context has room for
     keep = kept_ids(model.tokenizer, call.tags, call.tool_format)

@@ -10,14 +10,12 @@ import simt
 from paper_driver import PaperDriver
 
 from rlx.backends.cuda import driver
-from rlx.backends.cuda.chooser import Chooser
-from rlx.backends.cuda.code import THREADS, Code, kernel_of
-from rlx.backends.cuda.kernels import choose as kernels
-from rlx.backends.cuda.kernels.choose import (
+from rlx.backends.cuda.agreed.choice import (
     AMOUNTS,
     CHANGES,
     COUNTERS,
     COUNTS,
+    EXTENTS,
     FIRST_NUMBER,
     GREEDY,
     IDS,
@@ -31,7 +29,11 @@ from rlx.backends.cuda.kernels.choose import (
     ROW_WORDS,
     TOO_MANY,
     WORDS,
+    describe,
 )
+from rlx.backends.cuda.chooser import Chooser
+from rlx.backends.cuda.code import THREADS, Code, kernel_of
+from rlx.backends.cuda.kernels import choose as kernels
 from rlx.backends.cuda.memory import CardMemory
 from rlx.backends.memory import DeviceArray
 from rlx.sampling.choice import UNIFORM, Changes, Choice, choose
@@ -54,14 +56,14 @@ class Card:
         self.places = {name: self.memory.put(np.zeros(size, np.int64)) for name, size in sizes.items()}
         self.programs = []
         for emit in kernels.kernels().values():
-            code = Code("kernel", dict.fromkeys(POINTERS), kernels.EXTENTS)
+            code = Code("kernel", dict.fromkeys(POINTERS), EXTENTS)
             emit(code)
             kernel = kernel_of(code)
             self.programs.append((simt.Program(kernel.text), kernel.shared))
 
     def choose(self, rows: list[np.ndarray[Any, Any]], choices: list[Choice]) -> list[tuple[int, bool]]:
         table = np.zeros((len(rows), WORDS), np.int64)
-        kernels.describe(table, [self.memory.put(row) for row in rows], choices, self.memory.put)
+        describe(table, [self.memory.put(row) for row in rows], choices, self.memory.put)
         places = {"memory": 0, "table": self.memory.put(table), **self.places}
         for program, shared in self.programs:
             program(self.memory, len(rows) * self.parts, places, [VOCAB, self.parts], shared)

@@ -12,11 +12,11 @@ from paper_driver import PaperDriver
 
 import rlx
 from rlx.backends.cuda import build, clocks, driver, target
+from rlx.backends.cuda.agreed import loop as loops
 from rlx.backends.cuda.backend import BACKEND
 from rlx.backends.cuda.chooser import Chooser
 from rlx.backends.cuda.code import THREADS
 from rlx.backends.cuda.driver import Card, Loaded
-from rlx.backends.cuda.kernels import loop as loops
 from rlx.backends.cuda.memory import CardMemory
 from rlx.backends.cuda.program import CardProgram, Stream
 from rlx.backends.cuda.steps import CardCode

@@ -12,16 +12,17 @@ import simt
 from weight_bytes import random_bytes
 
 from rlx.backends.cuda import layouts
+from rlx.backends.cuda.agreed import loop as loops
 from rlx.backends.cuda.code import THREADS, WARPS, Code, Kernel, kernel_of
 from rlx.backends.cuda.kernels import attention_prompt as prompts
 from rlx.backends.cuda.kernels import groups, row_parts
 from rlx.backends.cuda.kernels import linear as linears
-from rlx.backends.cuda.kernels import loop as loops
 from rlx.backends.cuda.kernels import matrix_large as larges
 from rlx.backends.cuda.kernels import rows as row_kernels
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache
 from rlx.backends.cuda.kernels.large_shape import Shape, stages_of
+from rlx.backends.cuda.kernels.loop import advance
 from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, RowShape, row_shape
 from rlx.backends.cuda.kernels.rows import rms_norm
 from rlx.ir.dims import PAST_SEQ, SEQ
@@ -446,7 +447,7 @@ def test_a_drawn_token_goes_to_the_next_step(token: int, is_finite: int, ends: b
     """With the random number of that step; what is no token is left to the host."""
     symbols = ["PAST_SEQ", "RUNS"]
     code = Code("kernel", dict.fromkeys(["loop", "token", "number", "tokens", "positions"]), symbols)
-    loops.advance(code, past=True)
+    advance(code, past=True)
     memory, block = simt.Memory(), np.zeros(loops.NBYTES, np.uint8)
     head = block.view(np.int32)
     head[[loops.COUNT, loops.STOP_COUNT, loops.TABLE, loops.STOPS_AT]] = 3, 1, 40, 9

@@ -18,7 +18,8 @@ from click.testing import CliRunner
 
 import rlx
 from rlx.backends.cuda import clocks, driver, ptx, sass
-from rlx.backends.cuda.backend import Cuda, round_activations
+from rlx.backends.cuda.backend import Cuda
+from rlx.backends.cuda.passes import round_activations
 from rlx.backends.cuda.target import LEVELS, named
 from rlx.cli.main import cli
 from rlx.engine.engine import Engine

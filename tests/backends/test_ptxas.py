@@ -16,7 +16,7 @@ import paper_card
 import pytest
 
 import rlx
-from rlx.backends.cuda import chooser, ptx
+from rlx.backends.cuda import choice_code, ptx
 from rlx.backends.cuda.packing import module_of
 from rlx.backends.cuda.sass import tool
 from rlx.backends.cuda.target import LEVELS, named
@@ -74,7 +74,7 @@ def test_packing(level: str) -> None:
 @pytest.mark.parametrize("level", CARDS)
 def test_choice_of_tokens(level: str) -> None:
     features = named(level).features
-    modules = chooser.modules_of(chooser.made(features), features)
+    modules = choice_code.modules_of(choice_code.made(features), features)
     texts = ptx.compiled([*modules.values()], level, LEVELS[level][0])
     _check(dict(zip(modules, texts, strict=True)), level)
 

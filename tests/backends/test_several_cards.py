@@ -14,8 +14,8 @@ from weight_bytes import random_bytes
 
 import rlx
 from rlx.backends.cuda import build
+from rlx.backends.cuda.agreed.steps import MOST_CARDS
 from rlx.backends.cuda.backend import backend_of
-from rlx.backends.cuda.kernels import cards as meeting
 from rlx.backends.cuda.memory import CardMemory, CardSource, address
 from rlx.backends.cuda.program import Stream
 from rlx.backends.memory import Grid
@@ -165,7 +165,7 @@ def meet(cards: paper_cards.PaperCards, monkeypatch: pytest.MonkeyPatch, numbers
         assert stream.meeting is not None
         cards.see(extents[number])[:4].view(np.int32)[:] = number
         lines = address(stream.meeting, number)
-        module.run(cards.memory, [1, lines, lines + meeting.MOST * 128, extents[number]], 1, 0)
+        module.run(cards.memory, [1, lines, lines + MOST_CARDS * 128, extents[number]], 1, 0)
 
     return [lambda number=number: begin(number) for number in range(len(numbers))]
 

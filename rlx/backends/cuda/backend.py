@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlx.backends.cuda import clocks, driver, layouts, packing, ptx, sass, target
-from rlx.backends.cuda.build import build_program
+from rlx.backends import cuda
+from rlx.backends.cuda import clocks, driver, layouts, packing, ptx, target
+from rlx.backends.cuda.agreed.steps import MANY_ROWS, MOST_CARDS
 from rlx.backends.cuda.chooser import Chooser, compiled
 from rlx.backends.cuda.driver import Loaded
 from rlx.backends.cuda.formats import CardFormats
-from rlx.backends.cuda.kernels.cards import MOST
-from rlx.backends.cuda.many_rows import MANY
 from rlx.backends.cuda.memory import CardMemory, CardSource
 from rlx.backends.cuda.program import CardProgram, Stream
 from rlx.backends.cuda.steps import CardCode
@@ -21,48 +19,15 @@ from rlx.backends.cuda.target import Target, dotted
 from rlx.backends.device import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
 from rlx.backends.program import Manifest
 from rlx.errors import ArgumentError, TargetError
-from rlx.ir import ops
-from rlx.ir.dtypes import BF16, F16, F32, DType
-from rlx.ir.graph import Graph
-from rlx.ir.node import Node
-from rlx.passes import pipeline
-from rlx.passes.fuse import fuse
-from rlx.passes.options import Options
-from rlx.passes.quantize import quantize
-from rlx.passes.report import SILENT, Log
+from rlx.ir.dtypes import DType
 from rlx.sampling.choice import Choose
 from rlx.store.key import compiler_versions
 
+if TYPE_CHECKING:
+    from rlx.passes.pipeline import Pass
+
 #: How many cards can compute together.
-COUNTS = (1, 2, 4, MOST)
-
-
-def round_activations(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
-    """In place of the pass `quantize`: with precision "auto", linears take activations in bf16.
-
-    Heads with a matrix each keep f32, and so do linears over weights in f32, or in 16 bits if the model does not allow
-    it (see `rlx.passes.quantize`).
-    """
-
-    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
-        if options.precision == "auto" and _may_round(old):
-            return ops.make(old.op, ops.quantize(inputs[0], "bf16"), *inputs[1:], **dict(old.attrs))
-        return ops.rebuild(old, inputs)
-
-    return quantize(graph.map(visit), replace(options, precision="exact"), log)
-
-
-def _may_round(node: Node) -> bool:
-    if node.op not in ("linear", "expert_linear"):
-        return False
-    weight = node.inputs[1 if node.op == "linear" else 2]
-    allowed = weight.dtype.is_quantized or (weight.dtype in (BF16, F16) and node["bf16"])
-    return allowed and node.inputs[0].dtype is F32 and (node.op == "expert_linear" or len(weight.shape) == 2)
-
-
-def fuse_few(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
-    """In place of the pass `fuse` for several cards: a token is chosen from the logits of all of them."""
-    return fuse(graph, replace(options, fusions=tuple(name for name in options.fusions if name != "pick")), log)
+COUNTS = (1, 2, 4, MOST_CARDS)
 
 
 class Cuda(Backend):
@@ -73,7 +38,7 @@ class Cuda(Backend):
     """
 
     native_loops = native_draws = True
-    batch_rows = 8, 32, MANY, 512  # those of more rows than `MANY` have other kernels, and other tiles
+    batch_rows = 8, 32, MANY_ROWS, 512  # those of more rows than `MANY_ROWS` have other kernels, and other tiles
     call_rows = 2048
 
     def __init__(self, numbers: tuple[int, ...] = (0,)) -> None:
@@ -84,11 +49,9 @@ class Cuda(Backend):
     def versions(self) -> Mapping[str, Any]:
         return compiler_versions()
 
-    def passes(self, phase: str) -> tuple[pipeline.Pass, ...]:
+    def passes(self, phase: str) -> tuple[Pass, ...]:
         """The usual ones, but for which activations are rounded."""
-        changed: dict[pipeline.Pass, pipeline.Pass] = {quantize: round_activations}
-        changed |= {fuse: fuse_few} if len(self.numbers) > 1 else {}
-        return tuple(changed.get(each, each) for each in pipeline.usual_passes(phase))
+        return cuda.passes.passes(phase, len(self.numbers))
 
     def target(self, level: str | None = None) -> Target:
         """The card; with a level such as "sm_90", code to look at. Levels of other devices mean nothing."""
@@ -103,7 +66,7 @@ class Cuda(Backend):
         return f"{self.cards()[0].name}, {found.level}, CUDA {dotted(found.driver)}{more}"
 
     def build(self, program: Lowered, target: Target, on_kernel: OnKernel) -> Built:
-        return build_program(program, target, on_kernel, self._linked if target.driver else None)
+        return cuda.build.build_program(program, target, on_kernel, self._linked if target.driver else None)
 
     def _linked(self, text: str) -> bytes:
         self.cards()[0].use()
@@ -155,7 +118,7 @@ class Cuda(Backend):
             return code
         if not target.driver:
             raise ArgumentError("machine code is made for a card, and there is none", where="--emit sass")
-        return sass.disassembled(self._linked(code))
+        return cuda.sass.disassembled(self._linked(code))
 
     def formats(self, manifest: Manifest) -> CardFormats:
         return CardFormats(layouts.LAYOUTS)

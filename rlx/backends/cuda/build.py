@@ -12,12 +12,13 @@ from itertools import chain, pairwise
 from typing import Any
 
 from rlx.backends.cuda import ptx
+from rlx.backends.cuda.agreed.steps import ADDED
 from rlx.backends.cuda.code import Kernel, entry
 from rlx.backends.cuda.kernels.cards import meet
 from rlx.backends.cuda.kernels.loop import advance
 from rlx.backends.cuda.launches import COUNTERS, PER_RANGE, SCRATCH, Context, Launch
 from rlx.backends.cuda.layouts import matrix_bytes
-from rlx.backends.cuda.select import ADDED, select
+from rlx.backends.cuda.select import select
 from rlx.backends.cuda.target import Target
 from rlx.backends.device import Built, Lowered, OnKernel, manifest_of
 from rlx.backends.sizes import static

@@ -7,20 +7,21 @@ copies these rows.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from ctypes import c_uint8, c_void_p
+from ctypes import c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends.cuda import driver, ptx
-from rlx.backends.cuda.code import THREADS, Code, Kernel, entry, kernel_of
+from rlx.backends import cuda
+from rlx.backends.cuda import driver
+from rlx.backends.cuda.agreed import choice as layout
+from rlx.backends.cuda.agreed.steps import THREADS
 from rlx.backends.cuda.driver import Card, LaunchConfig, Loaded
-from rlx.backends.cuda.features import Features
-from rlx.backends.cuda.kernels import choose as kernels
-from rlx.backends.cuda.memory import address
+from rlx.backends.cuda.memory import address, pinned_bytes
 from rlx.backends.device import Builder, Files, Stored
 from rlx.backends.memory import Buffer, DeviceArray, Memory
 from rlx.sampling.choice import UNIFORM, Choice, Chosen, choose_rows
@@ -32,36 +33,15 @@ _ALIGN = 16
 _HEAD = 16
 
 
-def made(features: Features) -> dict[str, Kernel]:
-    """The kernels by name, in order."""
-    found = {}
-    for name, emit in kernels.kernels().items():
-        code = Code(f"{name}_row", dict.fromkeys(kernels.POINTERS), kernels.EXTENTS, features)
-        emit(code)
-        found[name] = kernel_of(code)
-    return found
-
-
-def modules_of(each: dict[str, Kernel], features: Features) -> dict[str, str]:
-    """LLVM assembly of the kernels."""
-    return {name: entry(name, [kernel], features) for name, kernel in each.items()}
-
-
 def compiled(builder: Builder, link: Callable[[str], bytes], card: Card) -> list[Loaded]:
     """The kernels on the card, from the compile cache."""
-    features = builder.target.features
-    every = made(features)
-
-    def build() -> Files:
-        modules = modules_of(every, features)
-        found = ptx.compiled([*modules.values()], builder.target.level, builder.target.ptx)
-        texts = dict(zip(modules, found, strict=True))
-        files: dict[str, bytes | str] = {f"{name}.ll": text for name, text in modules.items()}
-        files |= {f"{name}.ptx": text for name, text in texts.items()}
-        return files | {f"{name}.cubin": link(text) for name, text in texts.items()}
 
     def load(stored: Stored) -> list[Loaded]:
-        return [Loaded(card, stored.read(f"{name}.cubin"), name, kernel.shared) for name, kernel in every.items()]
+        shared = json.loads(stored.read("shared.json"))
+        return [Loaded(card, stored.read(f"{name}.cubin"), name, nbytes) for name, nbytes in shared.items()]
+
+    def build() -> Files:
+        return cuda.choice_code.files(builder.target, link)
 
     return builder.once("the choice of tokens", build, load, kind="choice", name="choose")
 
@@ -105,7 +85,7 @@ class Chooser:
         found: dict[int, Chosen] = {}
         if own:
             tokens = self._on_card([rows[i] for i in own], [choices[i] for i in own])
-            found = {i: each for i, each in zip(own, tokens, strict=True) if each.token != kernels.TOO_MANY}
+            found = {i: each for i, each in zip(own, tokens, strict=True) if each.token != layout.TOO_MANY}
         if left := [i for i in range(len(rows)) if i not in found]:
             found |= zip(left, choose_rows([rows[i] for i in left], [choices[i] for i in left]), strict=True)
         return [found[i] for i in range(len(rows))]
@@ -129,7 +109,7 @@ class Chooser:
             alone: the tokens stay on the card.
         """
         count, vocab = len(rows), len(rows[0])
-        parts = -(-vocab // kernels.PART)
+        parts = -(-vocab // layout.PART)
         self._fit(count, parts)
         sent = self._send(rows, choices, vocab, parts)
         draws = [choice.opts for choice in choices if not choice.opts.is_greedy]
@@ -137,23 +117,23 @@ class Chooser:
         places = {name: address(buffer) for name, buffer in self._own.items()}
         places |= {"memory": 0, "table": sent + _HEAD}
         places |= {} if alone else {"found": self._pinned}
-        given = [count * parts, *(places[name] for name in kernels.POINTERS), sent]
+        given = [count * parts, *(places[name] for name in layout.POINTERS), sent]
         launches = []
         for kernel, is_needed in zip(self._kernels, needed, strict=True):
             if is_needed:
                 config = driver.config(count * parts, THREADS, kernel.shared, self._card, overlaps=self._overlaps)
                 launches.append((kernel.function, config, *driver.pointers(given)))
-        number = sent + _HEAD + 8 * (kernels.FIRST_NUMBER + UNIFORM)
+        number = sent + _HEAD + 8 * (layout.FIRST_NUMBER + UNIFORM)
         return Begun(launches, (len(launches), *given), places["found"], number)
 
     def _host(self, nbytes: int, start: int = 0) -> NDArray[np.uint8]:
         """Pinned memory from a byte on: first the tokens, then what is sent."""
-        return np.ctypeslib.as_array((c_uint8 * nbytes).from_address(self._pinned + start))
+        return pinned_bytes(self._pinned + start, nbytes)
 
     def _send(self, rows: Sequence[DeviceArray], choices: Sequence[Choice], vocab: int, parts: int) -> int:
         """Begins to copy the table, and what it points to; its address on the card."""
         count, start = len(rows), -(-8 * len(rows) // _ALIGN) * _ALIGN
-        end = _HEAD + -(-8 * count * kernels.WORDS // _ALIGN) * _ALIGN
+        end = _HEAD + -(-8 * count * layout.WORDS // _ALIGN) * _ALIGN
         arrays = [array for choice in choices for array in _arrays(choice)]
         self._reserve(start, end + sum(array.nbytes + _ALIGN for array in arrays))
         assert self._sent is not None
@@ -164,8 +144,8 @@ class Chooser:
             host[at : at + array.nbytes] = array.view(np.uint8)
             at += -(-array.nbytes // _ALIGN) * _ALIGN
         host[:8].view(np.int32)[:] = vocab, parts
-        table = host[_HEAD : _HEAD + 8 * count * kernels.WORDS].view(np.int64).reshape(count, kernels.WORDS)
-        kernels.describe(table, [address(row.buffer) for row in rows], choices, lambda array: places[id(array)])
+        table = host[_HEAD : _HEAD + 8 * count * layout.WORDS].view(np.int64).reshape(count, layout.WORDS)
+        layout.describe(table, [address(row.buffer) for row in rows], choices, lambda array: places[id(array)])
         self._card.send(base, self._pinned + start, at)
         return base
 
@@ -179,9 +159,9 @@ class Chooser:
         for buffer in self._own.values():
             buffer.close()
         sizes = {
-            "parts": 8 * rows * kernels.PART_WORDS * parts, "rows": 8 * rows * kernels.ROW_WORDS,
-            "counters": 4 * rows * kernels.COUNTERS, "sums": 16 * rows * INTERVALS,
-            "listed": 16 * rows * kernels.LISTED, "found": 8 * rows,
+            "parts": 8 * rows * layout.PART_WORDS * parts, "rows": 8 * rows * layout.ROW_WORDS,
+            "counters": 4 * rows * layout.COUNTERS, "sums": 16 * rows * INTERVALS,
+            "listed": 16 * rows * layout.LISTED, "found": 8 * rows,
         }  # fmt: skip
         self._own = {name: self._memory.allocate(nbytes) for name, nbytes in sizes.items()}
 
@@ -211,7 +191,7 @@ class Chooser:
 def on_card(opts: SampleOpts, vocab: int) -> bool:
     """Whether the kernels can choose with these options from so many tokens."""
     simple = not (opts.mirostat or opts.top_n_sigma or opts.xtc_probability) and opts.typical_p == 1
-    return vocab <= kernels.MOST_TOKENS and (opts.is_greedy or simple)
+    return vocab <= layout.MOST_TOKENS and (opts.is_greedy or simple)
 
 
 def _arrays(choice: Choice) -> Sequence[NDArray[Any]]:

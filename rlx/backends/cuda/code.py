@@ -14,16 +14,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from rlx.backends.cuda.agreed import steps
 from rlx.backends.cuda.features import AMPERE, Features
 from rlx.backends.cuda.llvm_types import BYTES, FLOATS, constant, conversion, size_of
 from rlx.ir.dims import Dim, DimLike
 
-THREADS, WARP = 256, 32
+THREADS, WARP = steps.THREADS, 32
 WARPS = THREADS // WARP
 TYPICAL_MULTIPROCESSORS = 132  # of a large card, for which work is shared out
 RESERVED = 1024  # bytes of shared memory that the card takes for each block
-LINE = 128  # bytes of a line of the card's cache
-PEERS_AT = 16  # place among the extents, as i64, of the distances in memory to the other cards
 
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 I1, I8, I16, I32, I64 = "i1", "i8", "i16", "i32", "i64"
@@ -342,7 +341,7 @@ class Builder:
 
     def _on_peers(self, place: Value) -> list[Value]:
         """The place on the other cards of what all cards keep."""
-        distances = [self.load(self.extents, I64, PEERS_AT + i, constant=True) for i in range(place.peers)]
+        distances = [self.load(self.extents, I64, steps.PEERS_AT + i, constant=True) for i in range(place.peers)]
         return [self.at(replace(place, peers=0), I8, each) for each in distances]
 
     def share(self, nbytes: int, align: int = 16) -> Value:
@@ -474,8 +473,8 @@ class Flow(Builder):
             thread = self.call(I32, "llvm.nvvm.read.ptx.sreg.tid.x")
             for number, nbytes in self.soon:
                 memory = self._value(self.parameters[number], GLOBAL)
-                with self.loop(thread, -(-nbytes // LINE), THREADS) as line:
-                    self.fetch_line(self.at(memory, I8, line * LINE))
+                with self.loop(thread, -(-nbytes // steps.LINE), THREADS) as line:
+                    self.fetch_line(self.at(memory, I8, line * steps.LINE))
             self.call("void", "llvm.nvvm.griddepcontrol.wait")
             self._lines.append(_LETS)
         for i, each in enumerate(self.own):

@@ -25,7 +25,6 @@ from rlx.ir.dtypes import BF16
 from rlx.ir.node import Node
 from rlx.ir.segments import is_segmented
 
-MANY = 64  # rows: programs of more take these kernels
 _BESIDE = 16  # blocks of rows that are computed side by side
 
 

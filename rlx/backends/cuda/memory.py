@@ -7,10 +7,12 @@ first. But of a cache each card may have its own heads, and of a packed matrix i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from ctypes import c_uint8
 from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlx.backends.cuda.driver import Card
 from rlx.backends.cuda.layouts import own_heads
@@ -206,3 +208,8 @@ def address(buffer: Buffer, number: int = 0) -> int:
     if block.addresses and not block.share:
         return block.addresses[number] + buffer.start
     return _addresses(buffer)[number] + block.slot(buffer.start, number)
+
+
+def pinned_bytes(place: int, nbytes: int) -> NDArray[np.uint8]:
+    """Pinned memory of the host as an array."""
+    return np.frombuffer(memoryview((c_uint8 * nbytes).from_address(place)), np.uint8)

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cuda import driver, ptx
-from rlx.backends.cuda.code import THREADS
+from rlx.backends.cuda.agreed.steps import THREADS
 from rlx.backends.cuda.driver import Card, Loaded
 from rlx.backends.cuda.layouts import DEPTH, LAYOUTS, ROWS, CardLayouts, form_of
-from rlx.backends.cuda.memory import address
+from rlx.backends.cuda.memory import address, pinned_bytes
 from rlx.backends.device import Builder, Files, Stored
 from rlx.backends.memory import Buffer
 from rlx.ir.dtypes import DType
@@ -154,8 +154,7 @@ class Ring:
         self._free_slots()
         size = max(nbytes, _PIECE)
         self._pinned = self.card.pinned(size * _SLOTS)
-        raw = (ctypes.c_uint8 * (size * _SLOTS)).from_address(self._pinned)
-        self._slots = list(np.ctypeslib.as_array(raw).reshape(_SLOTS, size))
+        self._slots = list(pinned_bytes(self._pinned, size * _SLOTS).reshape(_SLOTS, size))
         self._copied = [self.card.event() for _ in range(_SLOTS)]
 
     def _free_slots(self) -> None:

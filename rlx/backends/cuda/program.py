@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_uint8
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -15,16 +14,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends.cuda.code import LINE, PEERS_AT
+from rlx.backends.cuda.agreed.loop import STEPS
+from rlx.backends.cuda.agreed.steps import (
+    ADDED,
+    CARD,
+    EACH,
+    LINE,
+    MOST_CARDS,
+    PEERS_AT,
+    POSITIONS,
+    RANGES,
+    RUNS,
+    SHARING,
+    SPLITS,
+)
 from rlx.backends.cuda.driver import MULTIPROCESSORS, Card
-from rlx.backends.cuda.kernels.cards import CARD, MOST
-from rlx.backends.cuda.kernels.loop import STEPS
-from rlx.backends.cuda.kernels.row_chunks import KEYS
-from rlx.backends.cuda.kernels.row_chunks import SPLITS as MOST_SPLITS
-from rlx.backends.cuda.kernels.states import RUNS
-from rlx.backends.cuda.memory import address
+from rlx.backends.cuda.memory import address, pinned_bytes
 from rlx.backends.cuda.packing import Ring
-from rlx.backends.cuda.select import ADDED, EACH, SHARING, SPLITS
 from rlx.backends.cuda.steps import CardCode, CardSteps, Counts, begin_calls, launches_of
 from rlx.backends.cuda.token_loop import Between, TokenLoop, serves
 from rlx.backends.memory import Buffer, Memory, Values
@@ -52,13 +58,13 @@ class Stream:
     def __init__(self, cards: Sequence[Card], memory: Memory) -> None:
         self.cards, self.n, self.rings = cards, 1, [Ring(card) for card in cards]
         self._ends: list[Callable[[], object]] = [ring.close for ring in self.rings]
-        self.meeting = memory.allocate(LINE * (MOST + 1)) if len(cards) > 1 else None
+        self.meeting = memory.allocate(LINE * (MOST_CARDS + 1)) if len(cards) > 1 else None
         if self.meeting:
             self._ends.append(self.meeting.close)
             starts = np.array([address(self.meeting, number) for number in range(len(cards))], np.int64)
             for number, card in enumerate(cards):
                 places = starts + number * LINE
-                card.write(address(self.meeting, number) + MOST * LINE, places.ctypes.data, places.nbytes)
+                card.write(address(self.meeting, number) + MOST_CARDS * LINE, places.ctypes.data, places.nbytes)
 
     def owns(self, close: Callable[[], object]) -> None:
         """What frees memory that goes with it."""
@@ -103,8 +109,7 @@ class CardProgram(Program):
             end += -(-array.nbytes // _ALIGN) * _ALIGN
         cards = len(self._cards)
         self._pinned = self._cards[0].pinned(end + cards * _ALIGN)
-        raw = (c_uint8 * (end + cards * _ALIGN)).from_address(self._pinned)
-        memory = np.ctypeslib.as_array(raw)
+        memory = pinned_bytes(self._pinned, end + cards * _ALIGN)
         for name, array in self.inputs.items():
             new = memory[places[name] : places[name] + array.nbytes].view(array.dtype).reshape(array.shape)
             new[...] = array
@@ -154,7 +159,7 @@ class CardProgram(Program):
             return self._loop.address(number)
         if kind == "meeting":
             assert self._meeting is not None
-            return address(self._meeting, number) + (MOST * LINE if place == "places" else 0)
+            return address(self._meeting, number) + (MOST_CARDS * LINE if place == "places" else 0)
         if kind in _PASSED:
             return address(self._scratch[kind, int(place)], number)
         return address(self.bound(place), number)
@@ -296,8 +301,8 @@ class CardProgram(Program):
             longest = self.extents.get("PAST_SEQ", 0) + rows + steps - 1
             every = rows * longest
         blocks = _RESIDENT * self._cards[0].attribute(MULTIPROCESSORS)
-        each = KEYS << max(0, round(log2(max(1, every * self._attention_parts / (blocks * KEYS)))))
-        splits = min(-(-longest // KEYS), MOST_SPLITS)
+        each = POSITIONS << max(0, round(log2(max(1, every * self._attention_parts / (blocks * POSITIONS)))))
+        splits = min(-(-longest // POSITIONS), RANGES)
         return {SPLITS: 1 << _bits(splits), SHARING: _bits(min(splits, -(-longest // each))), EACH: each}
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from rlx.backends.cuda import many_rows
+from rlx.backends.cuda.agreed.steps import EACH, MANY_ROWS, SHARING, SPLITS
 from rlx.backends.cuda.code import I8, I32, I64, THREADS, WARPS, Code, Value
 from rlx.backends.cuda.kernels import cache as caches
 from rlx.backends.cuda.kernels import linear as linears
@@ -15,7 +16,7 @@ from rlx.backends.cuda.kernels import row_chunks, states
 from rlx.backends.cuda.kernels import rows as row_kernels
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment
-from rlx.backends.cuda.kernels.cards import CARD, Part
+from rlx.backends.cuda.kernels.cards import Part
 from rlx.backends.cuda.kernels.linear import Linear, Operands
 from rlx.backends.cuda.kernels.matrix import Matrix
 from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, row_shape
@@ -31,12 +32,6 @@ from rlx.ir.node import Node
 from rlx.ir.op_table import OPS
 from rlx.ir.segments import is_segmented
 from rlx.passes.program import maker, root
-
-#: Symbols that programs add for attention: ranges of a row that there is memory for, the logarithm of the number of
-#: blocks that share a row, and positions of a block, about.
-SPLITS, SHARING, EACH = "SPLITS", "SHARING", "EACH"
-#: All symbols that programs add.
-ADDED = (SPLITS, SHARING, EACH, states.RUNS, CARD)
 
 
 def elements(node: Node) -> DimLike:
@@ -245,7 +240,7 @@ def _linear(n: Node, c: Context) -> list[Launch]:
 
 def _many(n: Node, c: Context) -> bool:
     """Whether a call may have many rows, and kernels for them may serve it."""
-    return not c.deterministic and c.most(n.inputs[0].shape[0]) > many_rows.MANY
+    return not c.deterministic and c.most(n.inputs[0].shape[0]) > MANY_ROWS
 
 
 def _linear_launches(
@@ -559,7 +554,7 @@ def _attention(n: Node, c: Context) -> list[Launch]:
         row, part = k.block // a.parts, k.block % a.parts
         row_attentions.attention(k, a, tiles, *caches_of(k), changed(s.segment(k, row)), row, part)
 
-    if c.most(q.shape[0]) > many_rows.MANY and not c.deterministic:
+    if c.most(q.shape[0]) > MANY_ROWS and not c.deterministic:
         many = many_rows.attention(n, c, a, args, s.columns, s.count, caches_of, whole)
         return many or [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), whole, split=a.cards > 1)]
     for node, name in zip((q, keys, values), ("q", "k", "v"), strict=True):

@@ -14,10 +14,9 @@ from itertools import chain, cycle, pairwise
 from typing import Any
 
 from rlx.backends.cuda import driver
+from rlx.backends.cuda.agreed.steps import SHARING, THREADS
 from rlx.backends.cuda.clocks import ClockedStep
-from rlx.backends.cuda.code import THREADS
 from rlx.backends.cuda.driver import Card, LaunchConfig
-from rlx.backends.cuda.select import SHARING
 from rlx.backends.program import Manifest
 from rlx.errors import CompileError, DeviceError
 from rlx.ir import dims

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.cuda.agreed import loop
 from rlx.backends.cuda.chooser import Chooser, on_card
 from rlx.backends.cuda.driver import LaunchConfig
-from rlx.backends.cuda.kernels import loop as kernel
-from rlx.backends.cuda.kernels.loop import STOPS
 from rlx.backends.cuda.memory import address
 from rlx.backends.memory import DeviceArray, Memory, Values
 from rlx.backends.program import Draws, TokenRun
@@ -43,7 +42,7 @@ def serves(run: TokenRun, row: Values | None) -> bool:
     Args:
         row: of the logits, if tokens are drawn.
     """
-    if run.carried or run.first or len(run.stops) > STOPS:
+    if run.carried or run.first or len(run.stops) > loop.STOPS:
         return False
     if (draws := run.draws) is None:
         return True
@@ -51,10 +50,10 @@ def serves(run: TokenRun, row: Values | None) -> bool:
 
 
 class TokenLoop:
-    """The memory of loops, see `kernels/loop.py`."""
+    """The memory of loops, see `agreed/loop.py`."""
 
     def __init__(self, memory: Memory) -> None:
-        self._memory = memory.allocate(kernel.NBYTES)
+        self._memory = memory.allocate(loop.NBYTES)
 
     def begin(self, run: TokenRun, steps: int, first: int) -> None:
         """Tells the card of some steps.
@@ -62,20 +61,20 @@ class TokenLoop:
         Args:
             first: number of the first step in the run.
         """
-        block = np.zeros(kernel.NBYTES, np.uint8)
-        head, end = block.view(np.int32), kernel.STOPS_AT + len(run.stops)
-        head[[kernel.COUNT, kernel.STOP_COUNT, kernel.TABLE]] = 0, len(run.stops), run.rows
-        head[kernel.STOPS_AT : end] = run.stops
+        block = np.zeros(loop.NBYTES, np.uint8)
+        head, end = block.view(np.int32), loop.STOPS_AT + len(run.stops)
+        head[[loop.COUNT, loop.STOP_COUNT, loop.TABLE]] = 0, len(run.stops), run.rows
+        head[loop.STOPS_AT : end] = run.stops
         if run.draws:
             numbers = run.draws.numbers[first : first + steps]
-            block.view(np.float64)[kernel.NUMBERS_AT : kernel.NUMBERS_AT + steps] = numbers
+            block.view(np.float64)[loop.NUMBERS_AT : loop.NUMBERS_AT + steps] = numbers
             run.draws.choice.numbers[UNIFORM] = numbers[0]
         self._memory.write(block)
 
     def tokens(self) -> list[int]:
         """The tokens of the steps, once they are done; fewer if the last one ends the run."""
         found = self._memory.read(np.int32)
-        return [int(token) for token in found[kernel.FOUND_AT : kernel.FOUND_AT + int(found[kernel.COUNT])]]
+        return [int(token) for token in found[loop.FOUND_AT : loop.FOUND_AT + int(found[loop.COUNT])]]
 
     def between(self, draws: Draws | None, row: Values | None) -> Between:
         """What draws a token from a row, if it is drawn."""

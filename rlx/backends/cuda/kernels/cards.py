@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlx.backends.cuda.code import F32, I32, I64, LINE, Code, Value
+from rlx.backends.cuda.agreed.steps import CARD, LINE
+from rlx.backends.cuda.code import F32, I32, I64, Code, Value
 
-#: The symbol that programs add: the number of the card among those that compute together.
-CARD = "CARD"
-MOST = 8  # cards
 #: How long a card waits for another one, in nanoseconds. What it waits for are kernels, which take far less.
 PATIENCE = 20 * 10**9
 

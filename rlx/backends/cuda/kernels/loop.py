@@ -1,21 +1,10 @@
-"""The kernel between two steps of a loop: it takes the token that a step chose to the next step.
-
-The card keeps a block of i32 for a loop: how many tokens were found, how many there are to stop at, the number of rows
-of the embedding table, `STOPS` tokens to stop at, then the tokens found; behind them, as f64, a random number for each
-step.
-"""
+"""The kernel between two steps of a loop: it takes the token that a step chose to the next step."""
 
 from __future__ import annotations
 
+from rlx.backends.cuda.agreed.loop import COUNT, FOUND_AT, NUMBERS_AT, STEPS, STOP_COUNT, STOPS_AT, TABLE
+from rlx.backends.cuda.agreed.steps import RUNS
 from rlx.backends.cuda.code import F64, I32, Code
-from rlx.backends.cuda.kernels.states import RUNS
-
-COUNT, STOP_COUNT, TABLE = range(3)
-STOPS, STOPS_AT = 64, 3
-FOUND_AT = STOPS_AT + STOPS
-STEPS = 32  # of a loop between two looks at its tokens
-NUMBERS_AT = (FOUND_AT + STEPS + 1) // 2  # in numbers of 8 bytes
-NBYTES = 8 * (NUMBERS_AT + STEPS)
 
 
 def advance(k: Code, past: bool) -> None:

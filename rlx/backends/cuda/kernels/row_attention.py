@@ -1,6 +1,6 @@
 """Attention of few rows: a block computes some heads of one row, over some of the positions that the row sees.
 
-The positions are cut into at most `SPLITS` ranges, whose size follows from the row's own position alone. The results of
+The positions are cut into at most `RANGES` ranges, whose size follows from the row's own position alone. The results of
 ranges are added in order, whatever block has them: so a row has the same bits whatever else a call computes. A range is
 computed in chunks, which come to shared memory while others are computed. Tensor cores multiply a chunk with up to
 eight queries. These are sums of parts, which are rows of an operand: the first part of query g is row g, the second one

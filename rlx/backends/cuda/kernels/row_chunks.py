@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rlx.backends.cuda.agreed.steps import POSITIONS, RANGES
 from rlx.backends.cuda.code import BF16, F16, F32, I1, I8, I16, I32, I64, RESERVED, THREADS, Code, Value
 from rlx.backends.cuda.kernels.attention import Attention, SharedRows, operands_of, visible
 from rlx.backends.cuda.kernels.cache import Cache, Segment, every_lane
@@ -17,8 +18,7 @@ from rlx.backends.cuda.kernels.tensor_cores import copy_async
 from rlx.backends.cuda.numbers import pair_parts
 from rlx.ir.dtypes import DType
 
-SPLITS, KEYS = 32, 64  # ranges of a row at most, and the positions of which the size of a range is a multiple
-_LEAST, _MOST = KEYS.bit_length() - 1, (SPLITS * KEYS).bit_length() - 1
+_LEAST, _MOST = POSITIONS.bit_length() - 1, (RANGES * POSITIONS).bit_length() - 1
 _STAGES = 2  # chunks of keys and values in shared memory
 _CHUNK = 8  # elements that a thread brings at a time
 
@@ -81,7 +81,7 @@ def tiles_of(a: Attention, keys: DType, values: DType, shared: int) -> Tiles:
     width = -(-a.width // 16) * 16
     kind, parts, own = operands_of(keys, values)
     stages = 0 if parts > 1 or a.width % _CHUNK else _STAGES
-    every = [Tiles(width, kind, parts, own, count, stages) for count in (KEYS, KEYS // 2, KEYS // 4)]
+    every = [Tiles(width, kind, parts, own, count, stages) for count in (POSITIONS, POSITIONS // 2, POSITIONS // 4)]
     half = (shared + RESERVED) // 2 - RESERVED
     return next((tiles for tiles in every if tiles.shared(a) <= half), every[-1])
 

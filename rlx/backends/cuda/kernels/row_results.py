@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rlx.backends.cuda.agreed.steps import RANGES
 from rlx.backends.cuda.code import F32, I1, I16, I32, THREADS, WARPS, Code, Value
-from rlx.backends.cuda.kernels.row_chunks import SPLITS, Work
+from rlx.backends.cuda.kernels.row_chunks import Work
 from rlx.backends.cuda.numbers import LOG2_E, exp2, rounded
 
 _LOWEST = float("-inf")
@@ -85,7 +86,7 @@ class Results:
     @staticmethod
     def least(partial: int) -> int:
         """Bytes of the ranges of a query."""
-        return 4 * SPLITS * partial
+        return 4 * RANGES * partial
 
     def add(self, following: Value, top: Value, total: Value, values: Sequence[Value]) -> None:
         """Adds a chunk to its range, and the range to the whole after its last chunk.
@@ -193,19 +194,19 @@ class Results:
             with k.loop(k.thread, some * pairs, THREADS) as item:
                 query, element = item // pairs, item % pairs * 2
                 head = w.head + first + query
-                sums = self._added(k.at(self.memory, F32, query * (SPLITS * a.partial)), element)
+                sums = self._added(k.at(self.memory, F32, query * (RANGES * a.partial)), element)
                 with k.when(head < w.end):
                     total, factor = self._with_sink(head, sums.top.get(), sums.total.get())
                     self._store(head, element, [value.get() * factor / total for value in sums.values])
 
     def _take(self, first: int, count: int) -> None:
-        """Brings the ranges of some queries to shared memory, [query, `SPLITS`, partial]: some warps for each."""
+        """Brings the ranges of some queries to shared memory, [query, `RANGES`, partial]: some warps for each."""
         k, a, w = self.k, self.a, self.w
         each = WARPS // count
         query, own = k.warp % count, k.warp // count * 32 + k.lane
         head = w.head + first + query
         place = self._place(head)
-        target = k.at(self.memory, F32, query * (SPLITS * a.partial))
+        target = k.at(self.memory, F32, query * (RANGES * a.partial))
         pairs, step = (w.ranges - w.first) * (a.partial // 2), 32 * each
         with k.when((k.warp < each * count) & (head < w.end)), k.loop(own, pairs, _TAKEN * step) as start:
             valid = [start + i * step < pairs for i in range(_TAKEN)]

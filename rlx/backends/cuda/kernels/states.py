@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlx.backends.cuda.agreed.steps import RUNS
 from rlx.backends.cuda.code import F32, THREADS, Code, Value, set_all
 from rlx.backends.cuda.kernels.cache import Segment, numbered_segment
 from rlx.backends.cuda.numbers import exp
 from rlx.ir.dims import DimLike
-
-#: The symbol that programs add: 0 after the last step of a loop, so that states stay as they are; else 1.
-RUNS = "RUNS"
 
 
 @dataclass(frozen=True)
