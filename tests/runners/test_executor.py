@@ -237,6 +237,23 @@ def test_no_more_than_the_slots_compute_at_once() -> None:
     assert max(len(rows) for rows in engine.steps) == 3
 
 
+@pytest.mark.parametrize("room", [10_000, 100])
+def test_one_reader_of_more_streams_than_slots_gets_all(room: int) -> None:
+    """Nobody takes tokens of those that hold the slots before the last one has begun; also in a cache that is full."""
+    engine = ToyEngine(room=room)
+    made, jobs = executor(engine, slots=3), [job(prompt(5, seed), 40, streaming=True) for seed in range(8)]
+    give(made, *jobs)
+    while made.turn():
+        pass
+    assert jobs[-1].tokens
+    for _ in range(40):
+        for each in jobs:
+            each.consumed = len(each.tokens)
+        give(made, *[each for each in jobs if not each.ended])
+        run(made)
+    assert right(*jobs)
+
+
 def test_a_common_prefix_is_computed_once() -> None:
     engine, common = ToyEngine(), prompt(1000)
     made, jobs = executor(engine, slots=32), [job([*common, 40 - i, i], 3) for i in range(32)]

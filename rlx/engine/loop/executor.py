@@ -163,7 +163,7 @@ class Executor:
                 self._expire()
             if room.paused:
                 room.resume()
-            jobs = [job for job in scheduler.running if not (job.backpressured or job.paused)]
+            jobs = scheduler.decoding()
             native = bool(jobs) and (jobs[0].is_greedy or self.engine.native_draws)
             if jobs and not (native and self._run_natively(jobs)):
                 self._decode(jobs)
@@ -173,7 +173,7 @@ class Executor:
                 self._task_next = not self._task_next
                 if not (self._task_next and self._step_task()) and not self._prefill(bool(jobs)):
                     self._step_task()
-            more = bool(self.inbox) or any(not (job.backpressured or job.paused) for job in scheduler.running)
+            more = bool(self.inbox or scheduler.decoding())
             if not more and (scheduler.tasks or scheduler.prefilling or scheduler.waiting):
                 more = scheduler.others_want()
             more = more or bool(room.paused and room.may_resume())

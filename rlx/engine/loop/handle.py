@@ -502,8 +502,9 @@ class RequestGroup:
 class Stream(Iterator[Step], AsyncIterator[Step]):
     """The tokens of a generation as they come: an iterator of `Step`, also for `async for`.
 
-    It starts with the first step that is asked for. The engine computes a few tokens ahead of its reader. A stream that
-    is closed or dropped ends its generation; the session then holds the tokens that were read but the last.
+    It starts with the first step that is asked for. The engine computes a few tokens ahead of its reader, and more
+    while other requests wait for its place. A stream that is closed or dropped ends its generation; the session then
+    holds the tokens that were read but the last.
 
     Args:
         start: submits the request.

@@ -112,16 +112,18 @@ class Room:
         """Whether a paused job that could compute may find room: some was given back, a job that waits for its consumer
         can make some, or nobody else has any.
         """
-        if all(job.backpressured for job in self.paused):
+        held = self._scheduler.is_held
+        if all(map(held, self.paused)):
             return False
         others = [job for job in self._scheduler.jobs() if job.sequence is not None and not job.paused]
-        return self.freed or any(job.backpressured for job in others) or not others
+        return self.freed or any(map(held, others)) or not others
 
     def resume(self) -> None:
         """Lets paused jobs go on, in order, as far as there is room."""
         if not self.may_resume():
             return
-        for job in sorted((each for each in self.paused if not each.backpressured), key=lambda job: job.order):
+        able = [job for job in self.paused if not self._scheduler.is_held(job)]
+        for job in sorted(able, key=lambda job: job.order):
             try:
                 self._load(job)
                 job.paused = False
@@ -142,7 +144,8 @@ class Room:
                 job.sequence.resume()
                 return
             except PoolFullError:
-                held = [other for other in self._scheduler.running if other.backpressured and not other.paused]
+                running, is_held = self._scheduler.running, self._scheduler.is_held
+                held = [other for other in running if is_held(other) and not other.paused]
                 if self.idle:
                     self.idle.pop().pause()
                 elif held:

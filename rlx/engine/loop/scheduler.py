@@ -194,9 +194,25 @@ class Scheduler:
 
     # -- who goes next ------------------------------------------------------------------------------------------------
 
+    @property
+    def has_slot(self) -> bool:
+        """Whether another job may start."""
+        return len(self.prefilling) + len(self.running) < self.slots
+
+    def is_held(self, job: Job) -> bool:
+        """Whether a job computes nothing until its consumer takes tokens.
+
+        It goes on while another waits for a slot: one thread may be the consumer of both, and wait for the other one.
+        """
+        return job.backpressured and (self.has_slot or not self.waiting)
+
+    def decoding(self) -> list[Job]:
+        """The jobs whose next tokens are computed."""
+        return [job for job in self.running if not (job.paused or self.is_held(job))]
+
     def startable(self) -> Job | None:
         """The next job of `waiting` to start; None if there is no slot or nobody may start yet."""
-        if self.is_full or len(self.prefilling) + len(self.running) >= self.slots:
+        if self.is_full or not self.has_slot:
             return None
         ready = [job for job in self.waiting if job.images is None]
         if len(ready) > 1:
@@ -243,7 +259,7 @@ class Scheduler:
 
     def task_rows(self, past: int) -> int:
         """How many rows after `past` positions a task may compute before its next `yield`."""
-        return self.most_rows(any(not (job.backpressured or job.paused) for job in self.running), past)
+        return self.most_rows(bool(self.decoding()), past)
 
     def observe_prompt(self, rows: int, positions: float, seconds: float, decodes: bool) -> None:
         """Notes a prompt step.
