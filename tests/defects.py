@@ -268,9 +268,9 @@ DEFECTS = (
         "tests/sampling",
     ),
     Defect(
-        "sampling: a copy draws from the random numbers of the original",
-        "other._random = deepcopy(self._random)",
-        "other._random = self._random",
+        "sampling: a token that a grammar forces is not part of the history",
+        "            self._adapt(float(surprises[token]))\n        self._recent.append(token)\n",
+        "            self._adapt(float(surprises[token]))\n",
         "tests/sampling",
     ),
     Defect(

@@ -70,11 +70,6 @@ class AlignedBuffer(Closing):
         at = self._skip + offset
         return self._bytes[at : at + need].view(kind).reshape(dims)
 
-    @property
-    def closed(self) -> bool:
-        """Whether the memory was released."""
-        return self._map is None
-
     def discard(self, offset: int, nbytes: int) -> None:
         """Sets a range to zeros. Whole memory pages inside it go back to the system."""
         start = self._skip + offset

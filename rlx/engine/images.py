@@ -40,11 +40,6 @@ class PlacedImages:
     places: tuple[tuple[int, Encoding], ...]
 
     @property
-    def is_ready(self) -> bool:
-        """Whether the rows of all images are computed."""
-        return all(each.is_ready for _, each in self.places)
-
-    @property
     def rows(self) -> int:
         """The number of positions of all images."""
         return sum(each.tokens for _, each in self.places)

@@ -77,13 +77,6 @@ class Constraint:
     def _first(self) -> _Part:
         return _Part.FREE if self._trigger else _Part.ANSWER
 
-    def copy(self) -> Constraint:
-        """A copy with the same state; the two go on independently."""
-        other = object.__new__(Constraint)
-        other.__dict__.update(self.__dict__)
-        other._matcher = self._matcher.deep_copy()
-        return other
-
     # ---------------------------------------------------------------------------------------------- what may come
 
     def mask(self) -> Words | None:

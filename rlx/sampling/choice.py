@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, log, log2
-from typing import Any, NamedTuple, NoReturn, Protocol, Self
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -264,8 +263,6 @@ class Constraint(Protocol):
         """Whether nothing may follow."""
         ...
 
-    def copy(self) -> Self: ...
-
 
 class Sampler:
     """Chooses the tokens of one generation.
@@ -414,14 +411,6 @@ class Sampler:
             self._surprises = surprises(values, choice)
         ids, shares = shares_of(values, choice)
         return ids, shares / shares.sum()
-
-    def copy(self) -> Sampler:
-        """A copy with the same state, including the random number generator; for drafts that may be discarded."""
-        other = object.__new__(Sampler)
-        other.__dict__.update(self.__dict__, _choice=Choice(self.opts), _recent=self._recent.copy())
-        other._random = deepcopy(self._random)
-        other._constraint = self._constraint.copy() if self._constraint is not None else None
-        return other
 
     def _adapt(self, surprise: float) -> None:
         """Updates Mirostat's bound by the surprise of the token that was drawn."""

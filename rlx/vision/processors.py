@@ -35,12 +35,12 @@ BILINEAR, BICUBIC = 2, 3  # `PIL.Image.Resampling`: a triangle, and the cubic of
 STRIP = 1 << 18  # pixels that are resized at a time: a few milliseconds
 
 
-def resize(pixels: Pixels, height: int, width: int, method: int) -> Pixels:
-    """An image of another size; the sides are scaled each by itself.
+def resized(pixels: Pixels, height: int, width: int, method: int) -> Steps:
+    """An image of another size, piece by piece: a generator that pauses every few milliseconds and returns the pixels.
 
     Args:
         pixels: uint8 [rows, columns, 3].
-        height, width: the new size, at least 1.
+        height, width: the new size, at least 1; the sides are scaled each by itself.
         method: the weights; where the image becomes smaller they are as wide as a new pixel (antialiasing).
 
     Returns:
@@ -49,11 +49,6 @@ def resize(pixels: Pixels, height: int, width: int, method: int) -> Pixels:
     Raises:
         ImageError: Pillow is not installed.
     """
-    return finish(resize_steps(pixels, height, width, method))
-
-
-def resize_steps(pixels: Pixels, height: int, width: int, method: int) -> Steps:
-    """As `resize`, piece by piece: a generator that pauses every few milliseconds and returns the pixels."""
     pixels = yield from _along_rows(pixels, width, method)
     turned = yield from _along_rows(pixels.swapaxes(0, 1), height, method)
     return np.ascontiguousarray(turned.swapaxes(0, 1))
@@ -181,7 +176,7 @@ class ImageProcessor(ABC):
         return Patches(pixel_values, patches, self._places(rows, columns), (rows, columns))
 
     def _resized(self, pixels: Pixels, height: int, width: int, seconds: float | None) -> Steps:
-        work, start = resize_steps(pixels, height, width, self.method), time.perf_counter()
+        work, start = resized(pixels, height, width, self.method), time.perf_counter()
         while True:
             try:
                 next(work)

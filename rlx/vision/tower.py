@@ -215,12 +215,6 @@ class Tower:
         every += [(each, patches.tokens) for each in (graphs.head, *graphs.deepstack.values())]
         return sum(step_flops(each.graph, {"SEQ": rows, "PAST_SEQ": 0}) for each, rows in every)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights and programs in memory."""
-        programs = sum(program.arena_bytes for program in self._instances.values())
-        return programs + (self._tensors.nbytes if self._tensors else 0)
-
     def close(self) -> None:
         """Releases memory and closes the file of the tower, if it has one of its own."""
         for program in self._instances.values():

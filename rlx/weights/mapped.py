@@ -84,19 +84,6 @@ class MappedFile:
         if first < last and isinstance(self.buffer, _mmap.mmap):
             platform.current().release(self.buffer, first, last - first)
 
-    def check_unchanged(self) -> None:
-        """Raises `ModelFileError` if size or modification time of the file have changed since it was opened."""
-        try:
-            now = _stamp(self.path.stat())
-        except OSError as error:
-            raise file_error(ModelFileError, "the file went away while in use", error, self.path) from error
-        if now != self.stamp:
-            raise ModelFileError(
-                f"the file changed while in use: {self.stamp[0]} bytes when opened, {now[0]} now",
-                where=self.path,
-                hint="load it again, or load without mapping it (mmap=False)",
-            )
-
     def close(self) -> None:
         """Drops the mapping. The memory is released with the last view of it."""
         self._bytes, self.buffer = None, b""
@@ -126,10 +113,6 @@ class MappedTensors(Closing):
         file, offset = self._place(name)
         return file.view(offset, self.tensors[name].nbytes)
 
-    def offset(self, name: str) -> int:
-        """Offset of the tensor's first byte from the start of its file; `WeightError` as `raw`."""
-        return self._place(name)[1]
-
     def release(self, name: str) -> None:
         """Releases the pages that lie completely inside the tensor; no effect on systems that cannot."""
         file, offset = self._place(name)
@@ -138,11 +121,6 @@ class MappedTensors(Closing):
     def stamps(self) -> list[tuple[str, int, int]]:
         """(path, size in bytes, modification time in nanoseconds) of each file, as of opening."""
         return [(str(file.path.resolve()), *file.stamp) for file in self._files]
-
-    def check_unchanged(self) -> None:
-        """Raises `ModelFileError` if a file was changed or replaced since it was opened."""
-        for file in self._files:
-            file.check_unchanged()
 
     def close(self) -> None:
         """Drops the mappings. Views that callers hold stay valid."""

@@ -309,18 +309,6 @@ def rows(count: int, size: int = 60) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("opts", STATEFUL)
-def test_a_copy_goes_on_alike_and_leaves_the_original_alone(opts: SampleOpts) -> None:
-    one, two = Sampler(opts, [1, 2, 3]), Sampler(opts, [1, 2, 3])
-    table = rows(30)
-    for row in table[:10]:
-        assert one.sample(row) == two.sample(row)
-    draft = one.copy()
-    drafted = [draft.sample(row) for row in table[10:20]]
-    assert drafted == [two.sample(row) for row in table[10:20]]
-    assert drafted == [one.sample(row) for row in table[10:20]], "the copy took nothing from the original"
-
-
-@pytest.mark.parametrize("opts", STATEFUL)
 def test_accepting_is_drawing_without_the_draw(opts: SampleOpts) -> None:
     one, two = Sampler(opts, [1, 2, 3]), Sampler(opts, [1, 2, 3])
     for row in rows(20):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlx.vision import processors as module
-from rlx.vision.processors import BICUBIC, BILINEAR, resize
+from rlx.vision.processors import BICUBIC, BILINEAR, finish, resized
 
 pillow = pytest.importorskip("PIL.Image")
 
@@ -25,7 +25,7 @@ def test_strips_leave_no_seam(method: int, strip: int, monkeypatch: pytest.Monke
         pixels = generator.integers(0, 256, (height, width, 3), np.uint8)
         between = pillow.fromarray(pixels).resize((columns, height), method)
         expected = np.asarray(between.resize((columns, rows), method))
-        np.testing.assert_array_equal(resize(pixels, rows, columns, method), expected)
+        np.testing.assert_array_equal(finish(resized(pixels, rows, columns, method)), expected)
 
 
 def test_the_weights_by_hand() -> None:
@@ -34,5 +34,5 @@ def test_the_weights_by_hand() -> None:
     expected = [round((3 * 0 + 3 * 80 + 160) / 7), round((80 + 3 * 160 + 3 * 240 + 120) / 8)]
     expected.append(round((240 + 3 * 120 + 3 * 40) / 7))
     pixels = np.repeat(row[None, :, None], 3, axis=2)
-    assert resize(pixels, 1, 3, BILINEAR)[0, :, 0].tolist() == expected
-    assert resize(pixels.transpose(1, 0, 2), 3, 1, BILINEAR)[:, 0, 2].tolist() == expected
+    assert finish(resized(pixels, 1, 3, BILINEAR))[0, :, 0].tolist() == expected
+    assert finish(resized(pixels.transpose(1, 0, 2), 3, 1, BILINEAR))[:, 0, 2].tolist() == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 import tracemalloc
@@ -367,7 +366,7 @@ def test_tensors_equal_the_reference(model: Path, mmap: bool) -> None:
             info = found.tensors[each.name]
             assert info.dtype.ggml == each.tensor_type
             assert info.shape == tuple(reversed(each.shape.tolist()))
-            assert info.nbytes == each.n_bytes and found.offset(each.name) == each.data_offset
+            assert info.nbytes == each.n_bytes
             assert found.raw(each.name).tobytes() == each.data.tobytes()
 
 
@@ -421,18 +420,6 @@ def test_raw_is_a_read_only_view_that_outlives_close(model: Path) -> None:
     assert view.tobytes() == before
     with pytest.raises(ModelFileError, match="was closed"):
         found.raw("f32")
-
-
-def test_a_file_that_changes_under_the_map_is_noticed(model: Path) -> None:
-    with GgufFile(model) as found:
-        found.check_unchanged()
-        with model.open("ab") as appended:
-            appended.write(b"more")
-        with pytest.raises(ModelFileError, match="the file changed while in use"):
-            found.check_unchanged()
-        os.unlink(model)
-        with pytest.raises(ModelFileError, match="went away"):
-            found.check_unchanged()
 
 
 # --- hyper-parameters

@@ -41,13 +41,11 @@ class Tool:
     Attributes:
         name: its name.
         parameters: the JSON schema of its arguments; by default there are none.
-        description: what it does.
         strict: whether the arguments must follow the schema even where the model decides whether it calls.
     """
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMETERS)
-    description: str = ""
     strict: bool = False
 
     @property
@@ -113,7 +111,7 @@ def _tool(value: Any, where: str) -> Tool:
         raise ToolError(f"type is {kind!r}, expected 'object'", where=f"{where}.parameters.type")
     if about is not None and not isinstance(about, str):
         raise ToolError(f"expected a text, found a {type(about).__name__}", where=f"{where}.description")
-    return Tool(name, parameters or NO_PARAMETERS, about or "", value.get("strict") is True)
+    return Tool(name, parameters or NO_PARAMETERS, value.get("strict") is True)
 
 
 def checked_choice(choice: Any, tools: Sequence[Tool]) -> ToolChoice:
