@@ -681,7 +681,7 @@ def entry(name: str, kernels: Sequence[Kernel], features: Features) -> str:
     if features.overlaps:
         called += [f"declare void @llvm.nvvm.griddepcontrol.{what}()" for what in ("wait", "launch.dependents")]
     declared = sorted({*called, *(line for each in kernels for line in each.declared)})
-    resident = max(each.resident for each in kernels)
+    resident = min(filter(None, (each.resident for each in kernels)), default=0)  # all have the memory of the largest
     bounds = f'"nvvm.maxntid"="{THREADS}"' + f' "nvvm.minctasm"="{resident}"' * (resident > 0)
     distinct = {each.name: each.text for kernel in kernels for each in (*kernel.own, kernel)}
     return "\n".join([

@@ -15,10 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 
-from rlx.backends.cuda.code import F32, I8, I32, THREADS, TYPICAL_MULTIPROCESSORS, WARPS, Code, Operand, Value, Variable
+from rlx.backends.cuda.code import (
+    F32,
+    I8,
+    I32,
+    RESERVED,
+    THREADS,
+    TYPICAL_MULTIPROCESSORS,
+    WARPS,
+    Code,
+    Operand,
+    Value,
+    Variable,
+)
 from rlx.backends.cuda.kernels.matrix import Group, Matrix
 from rlx.backends.cuda.kernels.parts import (
     LOWERED,
@@ -157,6 +168,7 @@ class Shape:
         piece: units of x that are in shared memory at a time.
         pieces: for which there is room.
         slots: units of weights that a warp has under way or uses: a power of two.
+        resident: blocks that the shared memory of a multiprocessor has room for: 1 or 2.
     """
 
     columns: int
@@ -167,6 +179,7 @@ class Shape:
     piece: int
     pieces: int
     slots: int
+    resident: int
 
     def sets(self, n: int) -> int:
         """Those of a matrix."""
@@ -199,11 +212,13 @@ def shape_of(form: Form, rows: int, n: int, width: int, parts: int, shared: int,
     ring = WARPS * each * form.unit_bytes
     slots = 4 if 4 * ring <= _RING else 2
     room = min(_ROOM, shared) - slots * ring
-    found = partial(Shape, columns, each, blocks, rounds, ranges)
-    if own * unit <= room:
-        return found(own, 1, slots)
-    piece = max(d for d in range(1, longest + 1) if d == 1 or (longest % d == 0 and 2 * d * unit <= room))
-    return found(piece, 2, slots)
+    piece, pieces = own, 1
+    if own * unit > room:
+        piece = max(d for d in range(1, longest + 1) if d == 1 or (longest % d == 0 and 2 * d * unit <= room))
+        pieces = 2
+    taken = pieces * piece * unit + slots * ring + RESERVED
+    resident = 2 if 2 * taken <= shared + RESERVED else 1
+    return Shape(columns, each, blocks, rounds, ranges, piece, pieces, slots, resident)
 
 
 def record_bytes(form: Form, columns: int, rounded: bool) -> int:
@@ -233,7 +248,7 @@ class Linear(Layer):
     def emit(self, at: Operands) -> None:
         """The products of a block."""
         k, shape = self.code, self.shape
-        k.resident, self.at = 2, at
+        k.resident, self.at = shape.resident, at
         self.x = k.share(shape.pieces * shape.piece * self.unit)
         self.ring = k.at(k.share(WARPS * shape.slots * self.slot), I8, k.warp * (shape.slots * self.slot))
         self.own = at.tile % shape.ranges
