@@ -150,6 +150,7 @@ class Inspectable:
             {each: partial(self._kernel_text, each) for each in names},
             stats | {"cached": compiled.cached, "seconds_here": compiled.seconds},
             times,
+            passes=self._target.backend.passes(compiled.options.phase),
         )
 
     def _kernel_text(self, name: str) -> KernelText:

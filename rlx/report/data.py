@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -274,7 +275,9 @@ def _leaves(graph: Graph, env: Mapping[str, int]) -> list[dict[str, Any]]:
 def _groups(graphs: Mapping[str, Graph], source: Source, program: Program) -> list[dict[str, Any]]:
     """The savings of the groups of fusion rules; the passes run again from the one before `fuse`."""
     names = list(graphs)
-    before = names[names.index("fuse") - 1]
+    fuses = next(i for i, name in enumerate(names) if name.startswith("fuse"))  # devices have forms of it
+    before = names[fuses - 1]
     env = step_extents(program.graph, source.rows, source.times.extents if source.times else None)
     used = {event.rule for done in source.report.passes for event in done.done} if source.report else set()
-    return work.groups(graphs[before], before, program, source.options, env, used)
+    again = partial(pipeline.resume, graphs[before], after=before, passes=source.passes)
+    return work.groups(again, program, source.options, env, used)

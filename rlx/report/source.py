@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlx.passes.options import Options
+from rlx.passes.pipeline import Pass
 from rlx.passes.report import Report
 
 
@@ -102,6 +103,7 @@ class Source:
         stats: of the compile: seconds by stage, kernels; sizes; digest of the compile key.
         times: of a step, if it was measured.
         problem: what ended it.
+        passes: those over a graph, as of `pipeline.stages`.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Source:
     stats: Mapping[str, Any] = field(default_factory=dict)
     times: StepTimes | None = None
     problem: Problem | None = None
+    passes: Sequence[Pass] | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from rlx.ir.costs import arithmetic, cost, filled, peak, stored_bytes
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op_table import OPS
-from rlx.passes import fuse, pipeline
+from rlx.passes import fuse
 from rlx.passes.memory import lifetimes
 from rlx.passes.options import FUSION_MEANINGS, FUSIONS, Options
 from rlx.passes.program import Program, is_work, root
@@ -268,13 +268,12 @@ class Totals:
 
 
 def groups(
-    before: Graph, after: str, program: Program, options: Options, env: Mapping[str, int], used: Set[str]
+    again: Callable[[Options], Program], program: Program, options: Options, env: Mapping[str, int], used: Set[str]
 ) -> list[dict[str, Any]]:
     """The effect of each group of fusion rules on a program.
 
     Args:
-        before: the graph before the first pass that asks for groups, `fuse`.
-        after: the name of the pass that made it.
+        again: runs the passes from the first one that asks for groups, `fuse`, with other options.
         program: with the options as they are.
         env: the symbol values that figures are for.
         used: the rules that did something, of all passes.
@@ -291,7 +290,7 @@ def groups(
             continue
         others = tuple(group for group in FUSIONS if (group in options.fusions) != (group == name))
         changed = replace(options, fusions=others)
-        other = Totals.of(pipeline.resume(before, changed, after), env)
+        other = Totals.of(again(changed), env)
         if other != now:
             pair = {"with": vars(now if on else other), "without": vars(other if on else now)}
             found.append({"group": name, "meaning": FUSION_MEANINGS[name], "on": on, **pair})

@@ -69,6 +69,16 @@ def test_a_model_has_the_bits_of_one_card(
     assert cards.used == 0, "everything is freed"
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:0,1"])
+def test_a_program_has_a_report(cards: paper_cards.PaperCards, goldens: Path, device: str) -> None:
+    """What each group of fusions saves is found with the passes of the device."""
+    options = {**OPTIONS, "precision": "auto", "device": device, "cache": CompileCache(policy="off"), "load": False}
+    with rlx.auto_runner(goldens / "llama" / "hf", **options) as runner:
+        runner.compile(phase="decode")
+        (program,) = runner.programs["decode"].report().data["programs"]
+    assert "gated" in [row["group"] for row in program["groups"]]
+
+
 @pytest.mark.parametrize("rows", [1, 3, 70])
 @pytest.mark.parametrize("level", [(8, 0), (9, 0)])
 def test_linears(
