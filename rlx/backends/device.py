@@ -104,7 +104,8 @@ class Built:
         manifest: plain JSON data: `name` and `phase` of the program, `symbols` and their `bounds`; `arena`, the bytes
             of its values, and `private`, those of each worker;
             `inputs`, `outputs`, `weights` and `states` by name; and for each region `regions` and `prologues`: [number
-            of the node, symbol of its kernel] in order.
+            of the node, symbol of its kernel] in order. Where there are nodes `call`, `calls` has for each its `region`
+            and `body`, the places of its `operands` and `result`, and the names of its `weights`.
         kernels: number of different kernels.
         seconds: that each stage took, by name.
     """
@@ -249,6 +250,7 @@ class Backend(ABC):
         native_loops: whether it generates many tokens in one call (`Program.repeat`) faster than one by one.
         native_draws: whether it also draws these tokens at random.
         native_rounds: whether one call drafts with a head and verifies several times (`rounds`), too.
+        calls_host: whether the host may compute parts of its programs, the nodes `call`.
         batch_rows: largest row counts of programs for rows of several sequences, besides the largest bucket.
         call_rows: largest row count of one more bucket, if nobody chose buckets: of calls in which a row is quicker;
             0 if there are none.
@@ -259,6 +261,7 @@ class Backend(ABC):
     native_loops = False
     native_draws = False
     native_rounds = False
+    calls_host = False
     batch_rows: tuple[int, ...] = (8, 32)
     call_rows = 0
 
@@ -467,6 +470,8 @@ def manifest_of(program: Lowered, symbol: Callable[[Node], str]) -> dict[str, An
     """
     graph = program.graph
     number = {node: i for i, node in enumerate(graph.nodes())}
+    every = [(i, node) for i, region in enumerate(program.regions) for node in region]
+    calls = [_call(program, i, node) for i, node in every if node.op == "call"]
     prologues, regions = (
         [[[number[n], symbol(n)] for n in nodes] for nodes in some] for some in (program.prologues, program.regions)
     )
@@ -485,6 +490,19 @@ def manifest_of(program: Lowered, symbol: Callable[[Node], str]) -> dict[str, An
         "outputs": {name: _place(program, n) for name, n in graph.outputs.items()},
         "weights": {n.name: weight_row(n, layouts.get(n.name, ROWS_LAYOUT)) for n in weights},
         "states": {n.name: _described(n) | {"layout": n["layout"]} for n in states},
+        **({"calls": calls} if calls else {}),
+    }
+
+
+def _call(program: Lowered, region: int, node: Node) -> dict[str, Any]:
+    """A row of the manifest's calls."""
+    values = [i for i in node.inputs if i.op != "pack"]
+    return {
+        "region": region,
+        "body": node["body"],
+        "operands": [_place(program, i) for i in values],
+        "weights": [i.inputs[0].name for i in node.inputs if i.op == "pack"],
+        "result": _place(program, node),
     }
 
 

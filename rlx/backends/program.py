@@ -24,6 +24,9 @@ from rlx.sampling.choice import UNIFORM, Choice, Choose
 
 Manifest = Mapping[str, Any]
 
+#: Computes a node `call` on the host: takes its operands, the memory of its weights, and an array for the result.
+Called = Callable[[Sequence[Array], Sequence[Buffer], Array], None]
+
 
 @dataclass(frozen=True)
 class StepClocks:
@@ -140,7 +143,7 @@ class TokenRun:
 
 
 @dataclass(frozen=True)
-class _Value:
+class InArena:
     """An input or a result in the arena.
 
     Attributes:
@@ -154,11 +157,11 @@ class _Value:
     symbols: tuple[str, ...]
 
     @staticmethod
-    def of(row: Mapping[str, Any]) -> _Value:
+    def of(row: Mapping[str, Any]) -> InArena:
         """The value that a row of the manifest describes."""
         shape = tuple(map(dims.parse_dim, row["shape"]))
         symbols = tuple(sorted(set().union(*map(dims.symbols, shape))))
-        return _Value(shape, row["offset"], DTYPES[row["dtype"]].numpy or "uint8", symbols)
+        return InArena(shape, row["offset"], DTYPES[row["dtype"]].numpy or "uint8", symbols)
 
     def sizes(self, extents: Mapping[str, int]) -> tuple[int, ...]:
         """Its shape with these symbol values."""
@@ -191,12 +194,14 @@ class Program(ABC):
         times: int64 [workers, regions + 1], the clock at the start of a step and after each region.
         then: a follow-up program that reads results of this one.
         closed: whether its memory was released.
+        called: what computes each of the manifest's `calls`; set before the first step.
         observers: follow its steps; changed by `observe` and `ignore` only.
         finish: called when the program is closed.
     """
 
     then: Program | None = None
     closed = False
+    called: Sequence[Called] = ()
     finish: Callable[[], object] | None = None
 
     def __init__(self, manifest: Manifest, workers: int, memory: Memory) -> None:
@@ -214,8 +219,8 @@ class Program(ABC):
         self._slotted: dict[str, tuple[Buffer, int]] = {}
         self._slots = 0, 0  # that are selected: to read from, and to write to
         self._largest = {symbol: high for symbol, (_, high) in manifest["bounds"].items()}
-        self._given = {name: _Value.of(row) for name, row in manifest["inputs"].items()}
-        self._results = {name: _Value.of(row) for name, row in manifest["outputs"].items()}
+        self._given = {name: InArena.of(row) for name, row in manifest["inputs"].items()}
+        self._results = {name: InArena.of(row) for name, row in manifest["outputs"].items()}
         # A cache of the values of results, by the values of the symbols in their shapes.
         self._views: dict[tuple[Any, ...], Values] = {}
         self._sees = self.arena.view() is not None

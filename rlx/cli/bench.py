@@ -297,7 +297,7 @@ BUSY_CPU = 0.75  # so were threads that got less than this share of their time f
     metavar="N,...",
     help="With --rows: tokens of each sequence before the steps.",
 )
-@some_engine_options("threads", "precision", "kv_dtype", "mmproj", "device")
+@some_engine_options("threads", "precision", "kv_dtype", "mmproj", "device", "n_cpu_moe")
 @click.option("--compare", metavar="FILE", help="Show beside it what an earlier `rlx bench --json > FILE` measured.")
 @click.option(
     "--at-least",

@@ -37,6 +37,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--max-seq": ("-c", "--ctx-size"),
     "--threads": ("-t",),
     "--device": ("-dev",),
+    "--n-cpu-moe": ("-ncmoe",),
     "--seed": ("-s",),
     "--json-schema": ("--json-schema-file", "-jf"),
     "--grammar": ("--grammar-file",),
@@ -54,7 +55,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 
 # What other tools have and rlx has not, or has in another form -> what to do.
-_CPU = "a device computes the whole model: use --device cuda for an NVIDIA card, or leave it out for the CPU"
+_CPU = "use --device cuda for an NVIDIA card, with --n-cpu-moe for experts that it has no room for, or leave it out"
+_EXPERTS = "use --n-cpu-moe with the number of layers, such as 999 for all"
 _KV = "use --kv-dtype, which is for keys and values together"
 _CHAT = "a conversation is `rlx chat`"
 _ROWS = "the rows of a prefill are `seq` under [buckets] in a compile profile"
@@ -62,6 +64,7 @@ _TLS = "put a proxy with TLS in front, such as Caddy or nginx"
 _NEEDLESS = "it is not needed; leave it out"
 ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers", "--main-gpu", "-mg"), _CPU),
+    **dict.fromkeys(("-cmoe", "--cpu-moe", "-ot", "--override-tensor"), _EXPERTS),
     **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v", "--kv-bits"), _KV),
     **dict.fromkeys(("-cnv", "--conversation", "-i", "--interactive"), _CHAT),
     **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size", "--prefill-step-size"), _ROWS),

@@ -124,7 +124,7 @@ class Shown:
             profile, target = plan.setup.profile, plan.setup.target
             for spec in programs_of(profile, **self.programs(batch)):
                 _check_stage(stage, spec.phase)
-                graph = spec.variant(plan.graph)
+                graph = plan.cpu_experts.placed(spec.variant(plan.graph))
                 stages = pipeline.stages(
                     graph,
                     effective(spec.options(profile), graph, target.capabilities),

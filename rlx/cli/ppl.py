@@ -41,7 +41,7 @@ _COUNT = click.IntRange(1)
 @click.option("--halves", is_flag=True, help="Windows side by side; only second halves count, as in llama.cpp.")
 @click.option("--tokens", type=_COUNT, metavar="N", help="Only the first N tokens of the text.")
 @click.option("--rows", type=_COUNT, metavar="N", help="Tokens computed at a time; 1 measures decoding.")
-@some_engine_options("threads", "precision", "kv_dtype", "profile", "device")
+@some_engine_options("threads", "precision", "kv_dtype", "profile", "device", "n_cpu_moe")
 @json_option
 def ppl(
     file: str,
@@ -74,7 +74,7 @@ def ppl(
         opened = stack.enter_context(_opened(path, window, bars, **engine))
         other = None
         if kl or base is not None:
-            exact = {name: engine[name] for name in ("threads", "device")} | {"precision": "exact"}
+            exact = {name: engine[name] for name in ("threads", "device", "n_cpu_moe")} | {"precision": "exact"}
             other = stack.enter_context(_opened(base or path, window, bars, **exact))
             _same_tokens(opened, other, text, path, base)
         pieces, ids = cut(opened, text, window, stride, halves, tokens)
@@ -176,7 +176,7 @@ def show(found: dict[str, Any]) -> None:
 @model_argument
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N questions.")
 @click.option("--delimiter", default=" ", metavar="TEXT", help="Put it between query and choice; a space by default.")
-@some_engine_options("max_seq", "threads", "precision", "kv_dtype", "profile", "device")
+@some_engine_options("max_seq", "threads", "precision", "kv_dtype", "profile", "device", "n_cpu_moe")
 @json_option
 def eval_(
     file: str, model: str | None, limit: int | None, delimiter: str, as_json: bool, engine: dict[str, Any]

@@ -122,10 +122,10 @@ class PackedWeightCache:
         return self._mapped()
 
 
-def weights_key(
-    compiler: Compiler, name: str, stamps: Iterable[tuple[str, int, int]], weights: Mapping[str, Any]
-) -> CompileKey:
-    """The key of a packed-weight cache: the model's files, the layout of each weight, the target, all versions.
+def cache_of(
+    name: str, stamps: Iterable[tuple[str, int, int]], compiler: Compiler, weights: Mapping[str, Any]
+) -> PackedWeightCache:
+    """The packed-weight cache of some weights, by the model's files, the layout of each weight, target and versions.
 
     Args:
         name: name of the model, for listings.
@@ -134,4 +134,5 @@ def weights_key(
     """
     rows = digest_text(json.dumps(packed_rows(weights), sort_keys=True))
     options = {"files": [list(stamp) for stamp in stamps], "weights": rows, "readers": source_digest(None, _SOURCES)}
-    return compiler.key(kind="weights", name=name, options=options)
+    key = compiler.key(kind="weights", name=name, options=options)
+    return PackedWeightCache(compiler.cache, key, compiler.backend.memory)

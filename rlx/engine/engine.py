@@ -38,6 +38,7 @@ from rlx.engine.opening.options import (
 )
 from rlx.engine.opening.setup import Plan, Source, identity, pools_of, tokenizer_of
 from rlx.engine.programs.background import BackgroundCompiler
+from rlx.engine.programs.host import Host
 from rlx.engine.programs.programs import (
     GREEDY,
     HIDDEN,
@@ -54,6 +55,7 @@ from rlx.engine.request import Logits
 from rlx.errors import SnapshotError
 from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows
+from rlx.passes.layout import HOST_LAYOUT
 from rlx.sampling import SampleOpts
 from rlx.sampling.choice import Choose, Sampler
 from rlx.text.chat import template_text
@@ -74,7 +76,7 @@ if TYPE_CHECKING:
 
 
 #: The parts of an engine that hold memory or threads; the last one is closed first. Workers read the memory of others.
-_PARTS = ("pool", "_tensors", "_programs", "_vision", "_drafting", "_workers", "prefix_writer", "ahead")
+_PARTS = ("pool", "_tensors", "_host", "_programs", "_vision", "_drafting", "_workers", "prefix_writer", "ahead")
 
 
 class Engine:
@@ -87,6 +89,7 @@ class Engine:
         adapters: those that requests may have; None if there are none.
         check_fits: raises `PoolFullError` if the pool can never hold so many positions of one sequence.
         device: the name of what it runs on.
+        n_cpu_moe: layers whose experts the CPU computes beside a card.
         most_rows: maximum number of rows in a call of `verify`.
         native_loops: whether one native call runs several steps; otherwise each runs alone, where it can be observed.
         native_draws: whether it also draws their tokens at random.
@@ -134,8 +137,11 @@ class Engine:
         self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops
         self.native_draws = self.native_loops and self._compiler.backend.native_draws and bucketing.decode == "dynamic"
         self._mmproj, self._vision_lock = mmproj, Lock()  # callers and the engine's loop ask for the tower
-        places = (lambda: self._workers), (lambda: self._tensors.buffers)
-        self._programs = Programs(plan.graph, setup, self._compiler, *places)
+        placed, self.n_cpu_moe = plan.cpu_experts.placed, plan.cpu_experts.n
+        telling = self.ahead.tell, self.ahead.compiling
+        self._host = host = Host(placed(plan.graph), setup, *telling) if self.n_cpu_moe else None
+        places = (lambda: self._workers), (lambda: {**self._tensors.buffers, **(host.buffers if host else {})})
+        self._programs = Programs(plan.graph, setup, self._compiler, *places, placed=placed, host=host)
         self.tables = self._programs.tables
         self._compile_ahead(ahead)
         try:
@@ -227,12 +233,14 @@ class Engine:
             return
         for name, value in self.graph.constants.items():
             self._tensors.add_array(name, value)
-        rows, loader, kept = self._programs.weights, self._weights.loader, None
-        if self._keep_packed:
-            key = compiler.packed_cache.weights_key(self._compiler, loader.path.name, loader.stamps(), rows)
-            kept = compiler.packed_cache.PackedWeightCache(self._compiler.cache, key, self._compiler.backend.memory)
+        rows = {name: row for name, row in self._programs.weights.items() if row["layout"] != HOST_LAYOUT}
+        source, loader = Source(self._weights, self.config), self._weights.loader
+        cached = partial(compiler.packed_cache.cache_of, loader.path.name, loader.stamps())
+        kept = cached if self._keep_packed else lambda made, weights: None
         with span("load the weights", "open"):
-            self._tensors.load(rows, Source(self._weights, self.config), self._progress, kept)
+            self._tensors.load(rows, source, self._progress, kept(self._compiler, rows))
+            if self._host is not None:
+                self._host.load(source, self._progress, kept)
             if self.adapters is not None:
                 self._tensors.load(self.adapters.rows(self.graph, self._setup.layouts), self.adapters)
         self._loaded = True
@@ -404,6 +412,8 @@ class Engine:
         return {
             "parameters": sum(prod(info.shape) for info in self._weights.loader.tensors.values()),
             "weights_bytes": self._tensors.nbytes,
+            "host_weights_bytes": self._host.nbytes if self._host is not None else 0,
+            "n_cpu_moe": self.n_cpu_moe,
             "kept_bytes": self._tensors.kept_bytes,
             **self.pool.stats(),
             "arena_bytes": self._programs.arena_bytes,

@@ -20,7 +20,7 @@ from rlx.backends.program import Observer, Program
 from rlx.backends.reference.formats import Formats
 from rlx.compiler.compile import CompiledProgram
 from rlx.engine.engine import Engine
-from rlx.errors import PromptError
+from rlx.errors import ArgumentError, PromptError
 from rlx.ir import dims
 from rlx.ir import text as ir_text
 from rlx.ir.node import Node
@@ -103,7 +103,11 @@ def importance(
 
     Raises:
         PromptError: there are fewer tokens than a window has.
+        ArgumentError: the CPU computes experts beside a card.
     """
+    if engine.n_cpu_moe:
+        what = "the inputs of experts that the CPU computes beside a card are not seen"
+        raise ArgumentError(what, where=f"device {engine.device!r}", hint='Choose device="cpu".')
     if len(ids) < window:
         hint = "give a longer one, or smaller windows"
         raise PromptError(f"it has {len(ids)} tokens, and a window {window}", where="text", hint=hint)

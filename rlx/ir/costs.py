@@ -11,6 +11,7 @@ from rlx.ir.dtypes import BF16, Q8A
 from rlx.ir.node import LEAVES, Node
 from rlx.ir.op_table import OPS, of_segment
 from rlx.ir.segments import is_segmented
+from rlx.ir.text import body
 
 
 def cost(node: Node, env: Mapping[str, int]) -> tuple[int, int]:
@@ -48,6 +49,8 @@ def _work(node: Node, env: Mapping[str, int]) -> tuple[int, list[int], int]:
         return 0, [], 0
     if is_segmented(node):
         return _of_segments(node, env)
+    if node.op == "call":
+        return _of_body(node, env)
     attrs = {k: value(v, env) if isinstance(v, Dim) else v for k, v in node.attrs}
     operands = node.inputs[:-1] if attrs.get("page") else node.inputs
     sizes, result = [_size(i, env) for i in operands], _size(node, env)
@@ -85,6 +88,18 @@ def _of_segments(node: Node, env: Mapping[str, int]) -> tuple[int, list[int], in
     found = [(times, _work(of_segment(node, size), env)) for size, times in parts if size and times]
     read = [sum(column) for column in zip(*([times * each for each in work[1]] for times, work in found), strict=True)]
     return sum(times * work[0] for times, work in found), read, sum(times * work[2] for times, work in found)
+
+
+def _of_body(node: Node, env: Mapping[str, int]) -> tuple[int, list[int], int]:
+    """A `call` counts what the nodes of its body compute, and what they read of its operands."""
+    rows = {"SEQ": value(node.shape[0], env)}
+    read, operations = dict[str, int](), 0
+    for inner in body(node["body"]).nodes():
+        work = _work(inner, rows)
+        operations += work[0]
+        for operand, size in zip(inner.inputs, work[1], strict=False):
+            read[operand.name] = max(read.get(operand.name, 0), size)
+    return operations, [read[f"in{i}"] for i in range(len(node.inputs))], node.dtype.size(_size(node, env))
 
 
 def _size(node: Node, env: Mapping[str, int]) -> tuple[int, ...]:

@@ -514,7 +514,14 @@ def _elements(shape: Shape) -> tuple[int, tuple[str, ...]]:
     return factor, tuple(sorted(symbolic))
 
 
+def call(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    values = [i for i in inputs if i.op not in ("weight", "pack")]
+    rows = {i.shape[:1] for i in values}
+    _check(len(rows) == 1 and () not in rows, "call", inputs, "values with as many rows, then weights")
+    return (values[0].shape[0], *attrs["width"]), F32
+
+
 def pack(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    ok = len(inputs) == 1 and inputs[0].op == "weight" and len(inputs[0].shape) in (2, 3)
+    ok = len(inputs) == 1 and inputs[0].op == "weight" and (len(inputs[0].shape) in (2, 3) or attrs["layout"] == "host")
     _check(ok, "pack", inputs, "a weight [n, k] or [experts, n, k]")
     return inputs[0].shape, inputs[0].dtype

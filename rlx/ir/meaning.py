@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx import ir
 from rlx.errors import GraphError
 from rlx.ir import dims
 from rlx.ir.stored import BLOCKS, round_blocks, round_to
@@ -180,6 +181,16 @@ def expert_linear(x: list[Array], a: Attrs, env: Env) -> Array:
     value = np.broadcast_to(value if value.ndim == 3 else value[:, None], (*ids.shape, value.shape[-1]))
     parts = [np.einsum("rsk,rsnk->rsn", value, w[ids]) for w in weights]
     return UNARY[a["gated"]](parts[0]) * parts[1] if a["gated"] else parts[0]
+
+
+def call(x: list[Array], a: Attrs, env: Env) -> Array:
+    """The output of another graph, `body` as IR text: operand i is its leaf "in{i}", and SEQ the number of rows.
+
+    Operands are values with as many rows, then weights; the result has as many rows of the shape `width`.
+    """
+    feeds = {f"in{i}": value for i, value in enumerate(x)}
+    outputs, _ = ir.interp.run(ir.text.body(a["body"]), feeds, {"SEQ": len(x[0])}, dtype=x[0].dtype)
+    return outputs["out"]
 
 
 def mix(x: list[Array], a: Attrs, env: Env) -> Array:

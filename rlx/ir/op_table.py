@@ -54,6 +54,7 @@ class Op:
         multiplies: True if its weights with two or more axes are matrices, which the pass `layout` packs.
         in_prologue: True if every worker may compute it for itself, see the pass `schedule`: it has no effect, and with
             one row it is a single unit of work or a few small ones.
+        elsewhere: True if another device computes it, which sees no memory of workers.
         numbers: the operand with row numbers, which are checked before a run; None if there is none.
         roles: for ops over states the roles of the operands and of the result, see `rlx.ir.segments`. The op then has
             the attribute `segments`, and `page` if one of them is a cache.
@@ -71,6 +72,7 @@ class Op:
     writes: bool = False
     multiplies: bool = False
     in_prologue: bool = False
+    elsewhere: bool = False
     numbers: RowNumbers | None = None
     roles: segments.Roles | None = None
     custom: CustomOp | None = None
@@ -185,6 +187,8 @@ OPS: dict[str, Op] = {
             rowwise=False, numbers=RowNumbers(1, table=0, axis=0),
         ),
         Op("reshape", {"shape": REQUIRED}, infer.reshape, meaning.reshape, flops.each(0), rowwise=False),
+        # Its cost is that of the nodes of its body, which `rlx.ir.costs` counts.
+        Op("call", {"body": REQUIRED, "width": REQUIRED}, infer.call, meaning.call, flops.each(0), elsewhere=True),
         Op("pack", {"layout": REQUIRED}, infer.pack, meaning.identity, flops.each(0), rowwise=False),
         Op(
             "elementwise", {"expr": REQUIRED, "out": "f32"}, infer.elementwise, meaning.elementwise, flops.each(4),

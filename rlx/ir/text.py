@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from functools import lru_cache
 from typing import Any
 
 from rlx.errors import IrSyntaxError, RlxError
@@ -26,6 +27,7 @@ def _unquote(text: str) -> str:
 
 
 _STRING = r'"(?:[^"\\]|\\(?:["\\bfnrt]|u[0-9a-f]{4}))*"'
+_DIM = re.compile(rf"{_STRING}|<([^<>]*)>")
 _HEAD = re.compile(rf"graph ({_STRING}) (\w+) \{{$")
 _BOUND = re.compile(r"bound (\w+) (-?\d+)\.\.(-?\d+)$")
 _OUTPUT = re.compile(rf"output ({_STRING}) %({NAME})$")
@@ -60,6 +62,12 @@ def loads(text: str) -> Graph:
     return graph
 
 
+@lru_cache(64)
+def body(text: str) -> Graph:
+    """The graph that nodes `call` with this attribute compute; nobody changes it."""
+    return loads(text)
+
+
 def _parse_line(entry: str, graph: Graph, nodes: dict[str, Node]) -> None:
     if match := _BOUND.match(entry):
         graph.bounds[match[1]] = (int(match[2]), int(match[3]))
@@ -91,7 +99,7 @@ def _parse_node(match: re.Match[str], shape: Shape, nodes: dict[str, Node]) -> N
 def _parse_attrs(text: str) -> dict[str, Any]:
     # Dims are written <SEQ+1>. They are parsed as one-element sets of a string, a type that no attribute has.
     try:
-        call = ast.parse(f"f({re.sub(r'<([^<>]*)>', _dim_literal, text)})", mode="eval").body
+        call = ast.parse(f"f({_DIM.sub(_dim_literal, text)})", mode="eval").body
     except SyntaxError as error:
         raise IrSyntaxError(f"{text!r} is no list of attributes") from error
     if not isinstance(call, ast.Call) or call.args or not all(k.arg for k in call.keywords):
@@ -103,7 +111,7 @@ def _parse_attrs(text: str) -> dict[str, Any]:
 
 
 def _dim_literal(match: re.Match[str]) -> str:
-    return f"{{{match[1]!r}}}"
+    return match[0] if match[1] is None else f"{{{match[1]!r}}}"
 
 
 def _undim(value: Any) -> Any:

@@ -4,6 +4,7 @@
   by expert.
 - A table that is only looked up, in this graph and in all others of the model, lies as the device looks rows up
   (`Layouts.tables`): by default as it is in the file (`file`).
+- Weights of a `call` stay in the memory of the host, in the layouts of the device that computes it (`host`).
 - Key caches, and plain keys in the form of one, lie as the device reads keys (`Layouts.keys`). A state whose layout is
   "keys" is a key cache that another graph reads.
 """
@@ -27,7 +28,11 @@ from rlx.passes.report import SILENT, Log
 
 FILE_LAYOUT = "file"
 ROWS_LAYOUT = "rows"  # float32, as it is
-_MEANINGS = {FILE_LAYOUT: "only looked up: stays in the file"}
+HOST_LAYOUT = "host"
+_MEANINGS = {
+    FILE_LAYOUT: "only looked up: stays in the file",
+    HOST_LAYOUT: "in the memory of the host, as the device cpu has it",
+}
 
 
 def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
@@ -60,6 +65,8 @@ def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
             inputs = (inputs[0], *(_placed(node, layout, layouts) for node, layout in lies_as), *inputs[3:])
         if OPS[old.op].multiplies or old.op == "embedding":
             inputs = tuple(ops.make("pack", i, layout=lies[i.name]) if _is_matrix(i) else i for i in inputs)
+        if old.op == "call":
+            inputs = tuple(ops.make("pack", i, layout=HOST_LAYOUT) if i.op == "weight" else i for i in inputs)
         return ops.rebuild(old, inputs)
 
     return graph.map(visit)
@@ -84,7 +91,7 @@ def weight_table(graph: Graph, layouts: Layouts, packed: Iterable[str] = ()) -> 
 
 
 def weight_bytes(table: Mapping[str, Mapping[str, Any]], layouts: Layouts) -> int:
-    """Memory of weights in bytes; a table that is only looked up stays in the file and needs none.
+    """Memory of weights in bytes; those in the file or in the memory of the host need none.
 
     Args:
         table: of `weight_table`.
@@ -99,7 +106,7 @@ def weight_bytes(table: Mapping[str, Mapping[str, Any]], layouts: Layouts) -> in
         try:
             if row["layout"] == ROWS_LAYOUT:
                 total += dtype.size([*stack, n, k])
-            elif row["layout"] != FILE_LAYOUT:
+            elif row["layout"] not in (FILE_LAYOUT, HOST_LAYOUT):
                 total += prod(stack) * layouts.matrix_bytes(dtype, n, k)
         except ShapeError as error:
             raise UnsupportedModelError(f"no kernel reads it: {error}", where=name) from error
@@ -108,7 +115,8 @@ def weight_bytes(table: Mapping[str, Mapping[str, Any]], layouts: Layouts) -> in
 
 def packed_rows(weights: Mapping[str, Any]) -> dict[str, Any]:
     """The rows of such a table whose weights are packed."""
-    return {name: row for name, row in weights.items() if row["layout"] not in (ROWS_LAYOUT, FILE_LAYOUT)}
+    plain = ROWS_LAYOUT, FILE_LAYOUT, HOST_LAYOUT
+    return {name: row for name, row in weights.items() if row["layout"] not in plain}
 
 
 def weight_row(node: Node, layout: str) -> dict[str, Any]:
@@ -117,10 +125,11 @@ def weight_row(node: Node, layout: str) -> dict[str, Any]:
 
 
 def _matrix_layouts(graph: Graph, layouts: Layouts, packed: Iterable[str]) -> dict[str, str]:
-    """Name -> layout of every matrix that is multiplied or looked up."""
+    """Name -> layout of every matrix that is multiplied or looked up, and of every weight of a `call`."""
     read = dict.fromkeys(lookup_tables(graph), layouts.tables)
     multiplied = {i.name for n in graph.nodes() if OPS[n.op].multiplies for i in n.inputs if _is_matrix(i)}
-    return read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], layouts.matrices)
+    found = read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], layouts.matrices)
+    return found | {i.name: HOST_LAYOUT for n in graph.nodes() if n.op == "call" for i in n.inputs if i.op == "weight"}
 
 
 def lookup_tables(graph: Graph) -> set[str]:

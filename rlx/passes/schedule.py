@@ -80,7 +80,8 @@ def _levels(nodes: Sequence[Node], replicated: set[Node]) -> dict[Node, int]:
     ready: dict[Node, int] = {}  # the first region that can read a value
     level: dict[Node, int] = {}
     for node in nodes:
-        at = max((ready[i] for i in node.inputs), default=0)
+        away = OPS[node.op].elsewhere  # it reads what is in memory before its region
+        at = max((ready[i] + (away and maker(i) in replicated) for i in node.inputs), default=0)
         if is_work(node):
             level[node] = at
         ready[node] = at + (is_work(node) and node not in replicated)

@@ -178,6 +178,9 @@ class PaperCards(PaperDriver):
         to, at, size = target.value, source.value, nbytes.value
         self._streams[stream.value].begin(lambda: ctypes.memmove(to, at, size))
 
+    def _cuMemcpyDtoHAsync_v2(self, target: Any, source: Any, nbytes: Any, stream: Any) -> None:
+        self._cuMemcpyDtoDAsync_v2(target, source, nbytes, stream)
+
     def _cuMemcpyHtoD_v2(self, target: Any, source: Any, nbytes: Any) -> None:
         ctypes.memmove(target.value, source.value, nbytes.value)
 

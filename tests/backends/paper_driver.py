@@ -93,7 +93,7 @@ class PaperDriver:
     def _cuMemcpyHtoDAsync_v2(self, target: Any, source: Any, nbytes: Any, stream: Any = None) -> None:
         ctypes.memmove(target.value, source.value, nbytes.value)
 
-    _cuMemcpyDtoH_v2 = _cuMemcpyHtoD_v2 = _cuMemcpyDtoDAsync_v2 = _cuMemcpyHtoDAsync_v2
+    _cuMemcpyDtoHAsync_v2 = _cuMemcpyDtoH_v2 = _cuMemcpyHtoD_v2 = _cuMemcpyDtoDAsync_v2 = _cuMemcpyHtoDAsync_v2
 
     def _cuMemcpy2DAsync_v2(self, how: Any, stream: Any) -> None:
         copy = how._obj

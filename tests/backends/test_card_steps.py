@@ -82,7 +82,7 @@ def test_a_launch_takes_few_calls_of_python(program: CardProgram) -> None:
 
     sys.setprofile(count)
     try:
-        program._begin_on(program._steps, counts)
+        program._begin_on(program._steps, counts, range(REGIONS))
     finally:
         sys.setprofile(None)
     assert calls < 8 * REGIONS, "what is launched is ready, but for numbers of blocks"

@@ -44,6 +44,9 @@ BLOCKS, EXPERTS = G.input("blocks", [SEQ, 2, 64]), [G.weight(f"experts {i}", [48
 HEAD_BLOCKS = G.weight("head blocks", [2, 5, 64], Q8_0)
 KEY_HEADS, DECAY, BETA = [G.input(n, [SEQ, 2, 8]) for n in "qk"], G.input("decay", [SEQ, 4]), G.input("beta", [SEQ, 4])
 DELTA = (G.state("delta", [4, 8, 16]), *KEY_HEADS, HEADS, DECAY, BETA)
+#: Of a graph over leaves that are called as operands are: (in0 + in1) in2^T.
+BODY = Graph("body")
+BODY.output("out", ops.linear(BODY.input("in0", [SEQ, 64]) + BODY.input("in1", [SEQ, 64]), BODY.weight("in2", [8, 64])))
 EXPRESSIONS = [
     0,
     ("neg", 0),
@@ -155,6 +158,7 @@ CASES = [
     *(case("expert_linear", x, CHOICE, EXPERTS[0]) for x in (X, BLOCKS)),
     *(case("expert_linear", X, CHOICE, *EXPERTS, gated=g) for g in ("silu", "gelu_tanh", "gelu_erf")),
     case("expert_linear", BLOCKS, CHOICE, *EXPERTS, gated="silu"),
+    case("call", X, Y, W, body=str(BODY), width=(8,)),
     *(
         case("causal_conv", G.state(f"{n} rows", [n, 8]), ANGLES, G.weight(f"{n + 1} taps", [8, n + 1]))
         for n in (1, 3, 5)

@@ -215,6 +215,14 @@ def _quantize(b: Builder) -> Node:
     return ops.quantize(x, b.draw(st.sampled_from(["q8a", "bf16"])))
 
 
+def _call(b: Builder) -> Node:
+    x = b.rows()
+    body = Graph('a <body> of "\\\n')  # IR text quotes it
+    y = ops.reshape(body.input("in0", x.shape), [SEQ, 2, int(x.shape[1]) // 2])
+    body.output("out", ops.scale(y, b.draw(FACTORS)))
+    return ops.make("call", x, body=body.canonical(), width=y.shape[1:])
+
+
 def _expert_linear(b: Builder) -> Node:
     gated = b.draw(st.sampled_from([None, "silu", "gelu_tanh", "gelu_erf"]))
     shape = (SEQ, 32) if b.draw(st.booleans()) else (SEQ, 2, 32)
@@ -281,6 +289,7 @@ STEPS: dict[str, Callable[[Builder], Node]] = {
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "expert_linear": _expert_linear,
+    "call": _call,
     "quantize": _quantize,
     "rope_angles": _rope_angles,
     "rope": _rope,

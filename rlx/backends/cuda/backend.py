@@ -44,7 +44,7 @@ class Cuda(Backend):
     def __init__(self, numbers: tuple[int, ...] = (0,)) -> None:
         self.name = "cuda" if numbers == (0,) else f"cuda:{','.join(map(str, numbers))}"
         self.numbers, self.cards = numbers, CardSource(numbers)
-        self.memory = CardMemory(self.cards)
+        self.memory, self.calls_host = CardMemory(self.cards), len(numbers) == 1
 
     def versions(self) -> Mapping[str, Any]:
         return compiler_versions()

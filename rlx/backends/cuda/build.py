@@ -23,6 +23,7 @@ from rlx.backends.cuda.target import Target
 from rlx.backends.device import Built, Lowered, OnKernel, manifest_of
 from rlx.backends.sizes import static
 from rlx.ir.node import Node
+from rlx.ir.text import body
 from rlx.passes.program import maker, root
 from rlx.platform import cpu_count
 
@@ -66,8 +67,9 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
     compiled = time.perf_counter()
     made = [each.kernel for some in launches.values() for each in some]
     kernels = {each.name: each.text for each in chain(made, *(each.own for each in made))}
+    kernels |= {_symbol(node, launches, own): str(body(node["body"])) for node in nodes if node.op == "call"}
     files |= {f"kernels/{name}.txt": text for name, text in kernels.items()}
-    manifest = manifest_of(program, lambda node: (launches[node][0] if node in launches else own[node]).kernel.name)
+    manifest = manifest_of(program, lambda node: _symbol(node, launches, own))
     manifest["launches"] = [
         {"entry": name, "shared": max(each.shared for each in some), "kernels": table} for name, some, table in steps
     ]
@@ -78,6 +80,13 @@ def build_program(program: Lowered, target: Target, on_kernel: OnKernel, link: L
     on_kernel(len(nodes), len(nodes))
     seconds = {"kernels": selected - start, "LLVM": compiled - selected}
     return Built(files, manifest, len(kernels), seconds)
+
+
+def _symbol(node: Node, launches: dict[Node, list[Launch]], own: dict[Node, Launch]) -> str:
+    """The name of a node's kernel; of a `call` that of what the host computes."""
+    if node.op == "call":
+        return f"host_{hashlib.sha256(node['body'].encode()).hexdigest()[:16]}"
+    return (launches[node][0] if node in launches else own[node]).kernel.name
 
 
 def _inside(program: Lowered, region: int, context: Context) -> Context:
@@ -102,6 +111,8 @@ def _weights(region: Sequence[Node], context: Context) -> int:
 def _between_steps(program: Lowered, context: Context) -> Kernel | None:
     """The kernel that takes the token of a step of one row to the next step; None for other programs."""
     leaves, outputs = program.graph.leaves("input"), program.graph.outputs
+    if any(node.op == "call" for node in program.graph.nodes()):  # the host comes in between
+        return None
     if program.graph.phase != "decode" or not {"token", "logits"} & outputs.keys() or "tokens" not in leaves:
         return None
     names = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -22,31 +23,45 @@ _BF16_OPERATIONS: Mapping[str, int] = {
 _CLOCK = 13  # CUdevice_attribute, in kHz
 
 
+#: Begins a piece of a step; it calls the function that it gets with the number of each region, after the region.
+Begin = Callable[[Callable[[int], None]], None]
+
+
 class ClockedStep:
     """A recorded step with an event before it and one after each region.
 
     A region does not begin before the one before has ended then, so that such a step takes longer than others.
 
     Args:
-        begin: begins the step; it calls the function that it gets with the number of each region, after the region.
         calls: number of kernels of each region, as the manifest has them.
+        pieces: of the step, in order; None has no kernels.
     """
 
-    def __init__(self, card: Card, calls: Sequence[int], begin: Callable[[Callable[[int], None]], None]) -> None:
+    def __init__(self, card: Card, calls: Sequence[int], pieces: Sequence[Begin | None]) -> None:
         self._card, self._calls = card, calls
         self._events = [card.event(timed=True) for _ in range(len(calls) + 1)]
 
-        def recorded() -> None:
-            card.record(self._events[0], in_graph=True)
+        def recorded(piece: int, begin: Begin) -> None:
+            if not piece:
+                card.record(self._events[0], in_graph=True)
             begin(lambda region: card.record(self._events[region + 1], in_graph=True))
 
-        self._record = card.recorded(recorded)
+        some = enumerate(pieces)
+        self._records = [None if begin is None else card.recorded(partial(recorded, i, begin)) for i, begin in some]
         self._start = 0
 
-    def begin(self) -> None:
-        """Begins the step."""
-        self._start = time.perf_counter_ns()
-        self._card.replay(self._record)
+    def begin(self, piece: int = 0) -> None:
+        """Begins a piece of the step."""
+        if not piece:
+            self._start = time.perf_counter_ns()
+        if (record := self._records[piece]) is not None:
+            self._card.replay(record)
+        elif not piece:
+            self._card.record(self._events[0])
+
+    def ended(self, region: int) -> None:
+        """A region ends here, after what the host has computed."""
+        self._card.record(self._events[region + 1])
 
     def log(self) -> StepLog:
         """The clocks of the step, when it is done."""
@@ -64,7 +79,9 @@ class ClockedStep:
 
     def close(self) -> None:
         """Frees it."""
-        self._card.forget(self._record)
+        for record in self._records:
+            if record is not None:
+                self._card.forget(record)
         for event in self._events:
             self._card.forget_event(event)
 

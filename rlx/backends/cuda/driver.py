@@ -392,6 +392,11 @@ class Card(Context):
         self.wait()  # as for `write`
         self._call("cuMemcpyDtoH_v2", c_void_p(target), c_uint64(source), c_size_t(nbytes))
 
+    def bring(self, target: int, source: int, nbytes: int) -> None:
+        """Begins to copy to pinned memory, which nobody reads until `wait`."""
+        self.use()
+        self._begin("cuMemcpyDtoHAsync_v2", c_void_p(target), c_uint64(source), c_size_t(nbytes), self._stream)
+
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Begins to copy within the card."""
         self.use()

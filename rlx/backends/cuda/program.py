@@ -29,6 +29,7 @@ from rlx.backends.cuda.agreed.steps import (
     SPLITS,
 )
 from rlx.backends.cuda.driver import MULTIPROCESSORS, Card
+from rlx.backends.cuda.host_calls import HostCalls, Piece
 from rlx.backends.cuda.memory import address, pinned_bytes
 from rlx.backends.cuda.packing import Ring
 from rlx.backends.cuda.steps import CardCode, CardSteps, Counts, begin_calls, launches_of
@@ -91,8 +92,10 @@ class CardProgram(Program):
         self._own = memory.allocate(_ALIGN)  # the extents
         self._loop: TokenLoop | None = None
         self._splits_most = 0  # ranges of positions that the memory is for
+        self._host = HostCalls(self._cards[0], manifest, lambda: address(self.arena), self.bound)
+        pieces = len(self._host.pieces)
         self._steps = [
-            CardSteps(code, number, manifest, launches, partial(self._address, number))
+            CardSteps(code, number, manifest, launches, partial(self._address, number), pieces)
             for number in range(len(self._cards))
         ]
         self._logs = self._begins = False
@@ -211,13 +214,22 @@ class CardProgram(Program):
         """Runs a step with clocks; they are those of the first card."""
         key = counts, self._slots
 
-        def begin(own: CardSteps, after: Callable[[int], object]) -> None:
-            self._begin_on([own], counts, after=after)
+        def begin(own: CardSteps, regions: range, after: Callable[[int], object]) -> None:
+            self._begin_on([own], counts, regions, after=after)
 
-        every = [steps.clocked(key, partial(begin, steps)) for steps in self._steps]
+        pieces = self._host.pieces
+        every = [
+            steps.clocked(key, [partial(begin, steps, piece.regions) if piece.launches else None for piece in pieces])
+            for steps in self._steps
+        ]
         with self._in_order:
-            for each in every:
-                each.begin()
+            for piece in pieces:
+                self._host.bring(piece, self.extents)
+                for each in every:
+                    each.begin(piece.number)
+                self._host.compute(piece, self.extents, self.called)
+                for call in piece.calls:
+                    every[0].ended(call.region)
         return next(iter([each.log() for each in every]))
 
     def _begin(self, steps: int) -> Counts:
@@ -231,26 +243,35 @@ class CardProgram(Program):
         return tuple([blocks.value(extents) for blocks in self._blocks])
 
     def _step(self, counts: Counts, between: Between | None = None) -> None:
-        """Begins a step, and what takes its token to the next one. A step that comes again is recorded."""
-        key = None if between is None else between.key, counts, self._slots
+        """Begins a step, and what takes its token to the next one; the host computes what it calls."""
         with self._in_order:
-            begin = partial(self._begin_on, counts=counts, between=between)
-            records = [steps.record(key, partial(begin, [steps])) for steps in self._steps]
-            for card, record in zip(self._cards, records, strict=True):
-                if record is not None:
-                    card.replay(record)
-            if None not in records:
-                return
-            begin(self._steps)
+            for piece in self._host.pieces:
+                self._host.bring(piece, self.extents)
+                if piece.launches:
+                    self._begin_piece(piece, counts, between)
+                self._host.compute(piece, self.extents, self.called)
+
+    def _begin_piece(self, piece: Piece, counts: Counts, between: Between | None) -> None:
+        """Begins the kernels of a piece of a step. One that comes again is recorded."""
+        key = None if between is None else between.key, counts, self._slots, piece.number
+        begin = partial(self._begin_on, counts=counts, regions=piece.regions, between=between)
+        records = [steps.record(key, partial(begin, [steps])) for steps in self._steps]
+        for card, record in zip(self._cards, records, strict=True):
+            if record is not None:
+                card.replay(record)
+        if None not in records:
+            return
+        begin(self._steps)
         for steps in self._steps:
             steps.remember(key)
 
     def _begin_on(
-        self, some: Sequence[CardSteps], counts: Counts, between: Between | None = None,
+        self, some: Sequence[CardSteps], counts: Counts, regions: range, between: Between | None = None,
         after: Callable[[int], object] = lambda region: None,
     ) -> None:  # fmt: skip
-        """Begins all launches of a step on some of the cards; `after` as that of `begin_calls`."""
-        begin_calls([(steps.card, steps.ready(self._slots)) for steps in some], counts, after)
+        """Begins all launches of some regions on some of the cards; `after` as that of `begin_calls`."""
+        ready = [(steps.card, [call for call in steps.ready(self._slots) if call.region in regions]) for steps in some]
+        begin_calls(ready, counts, after)
         if between is not None:
             for function, config, given, _ in between.launches:  # of one card
                 some[0].card.launch(function, config, given)
@@ -315,6 +336,7 @@ class CardProgram(Program):
                 buffer.close()
             if self._loop is not None:
                 self._loop.close()
+            self._host.close()
         super().close()
         if self._pinned:
             self.inputs, self._extents = {}, []

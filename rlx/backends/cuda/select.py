@@ -630,7 +630,13 @@ def _gated_delta(n: Node, c: Context) -> list[Launch]:
     return [c.launch(n, n.op, args, Blocks(s.count, 1, d.blocks), body)]
 
 
+def _call(n: Node, c: Context) -> list[Launch]:
+    """Nothing is launched: the host computes it (`host_calls.py`)."""
+    return []
+
+
 KERNELS: dict[str, Callable[[Node, Context], list[Launch]]] = {
+    "call": _call,
     "embedding": _embedding,
     "linear": _linear,
     "expert_linear": _expert_linear,

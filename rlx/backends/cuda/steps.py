@@ -15,7 +15,7 @@ from typing import Any
 
 from rlx.backends.cuda import driver
 from rlx.backends.cuda.agreed.steps import SHARING, THREADS
-from rlx.backends.cuda.clocks import ClockedStep
+from rlx.backends.cuda.clocks import Begin, ClockedStep
 from rlx.backends.cuda.driver import Card, LaunchConfig
 from rlx.backends.program import Manifest
 from rlx.errors import CompileError, DeviceError
@@ -136,14 +136,16 @@ class CardSteps:
         number: of the card among those of the program.
         launches: of a step, in order.
         address: of memory there.
+        pieces: of a step, each of which is recorded.
     """
 
     def __init__(
-        self, code: CardCode, number: int, manifest: Manifest, launches: Sequence[Launch], address: Address
-    ) -> None:
+        self, code: CardCode, number: int, manifest: Manifest, launches: Sequence[Launch], address: Address,
+        pieces: int = 1,
+    ) -> None:  # fmt: skip
         self.card, self._code, self._number = code.cards[number], code, number
         self._manifest, self._launches, self._address = manifest, launches, address
-        self._calls = dict[Slots, list[Call]]()
+        self._calls, self._most = dict[Slots, list[Call]](), _RECORDS * pieces
         self._records: OrderedDict[tuple[Any, ...], c_void_p | None] = OrderedDict()
         self._clocked: tuple[tuple[Any, ...], ClockedStep] | None = None
 
@@ -208,7 +210,7 @@ class CardSteps:
     # -- records ------------------------------------------------------------------------------------------------------
 
     def record(self, key: tuple[Any, ...], begin: Callable[[], object]) -> c_void_p | None:
-        """The record of a kind of step, made when it comes again; None if it never came.
+        """The record of a kind of step or piece, made when it comes again; None if it never came.
 
         Args:
             begin: begins all of its launches on this card.
@@ -223,17 +225,17 @@ class CardSteps:
     def remember(self, key: tuple[Any, ...]) -> None:
         """A step of this kind has run."""
         self._records[key] = None
-        while len(self._records) > _RECORDS:
+        while len(self._records) > self._most:
             _, record = self._records.popitem(last=False)
             if record is not None:
                 self.card.forget(record)
 
-    def clocked(self, key: tuple[Any, ...], begin: Callable[[Callable[[int], None]], None]) -> ClockedStep:
-        """A step of this kind with clocks; `begin` as that of `ClockedStep`."""
+    def clocked(self, key: tuple[Any, ...], pieces: Sequence[Begin | None]) -> ClockedStep:
+        """A step of this kind with clocks; `pieces` as those of `ClockedStep`."""
         if self._clocked is None or self._clocked[0] != key:
             self.forget_clocks()
             calls = [len(region) for region in self._manifest["regions"]]
-            self._clocked = key, ClockedStep(self.card, calls, begin)
+            self._clocked = key, ClockedStep(self.card, calls, pieces)
         return self._clocked[1]
 
 

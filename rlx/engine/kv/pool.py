@@ -68,30 +68,39 @@ def pool_bytes(
     return max(one, min(int(left), MOST_SEQUENCES * one))
 
 
-def check_plan(memory: Memory, pool: int, sizes: Sizes, max_seq: int, weight_bytes: int) -> None:
+def lacking(memory: Memory, pool: int, sizes: Sizes, weight_bytes: int) -> int:
+    """Bytes that a model with such a pool lacks before anything of it is loaded, if buffers take theirs at once."""
+    needed = weight_bytes + int(pool * sizes.share) + WORK
+    return 0 if memory.lazy else max(0, needed - available_memory(memory))
+
+
+def check_plan(
+    memory: Memory, pool: int, sizes: Sizes, max_seq: int, weight_bytes: int, experts: Callable[[int], str]
+) -> None:
     """Checks that a model fits, before anything of it is loaded, if buffers take their memory at once.
 
     Args:
         pool: size of the pool in bytes.
+        experts: bytes that are short -> how many layers' experts the host can take for them, as a hint; or "".
 
     Raises:
         ResourceError: it does not; says what is short, and what helps.
     """
-    free = available_memory(memory)
-    caches = int(pool * sizes.share)
-    if memory.lazy or weight_bytes + caches + WORK <= free:
+    if not (short := lacking(memory, pool, sizes, weight_bytes)):
         return
+    free, caches = available_memory(memory), int(pool * sizes.share)
     parts = f"weights {size(weight_bytes)}, caches {size(caches)}, work {size(WORK)}"
-    short = size(weight_bytes + caches + WORK - free)
     room, tokens = int((free - weight_bytes - WORK) / sizes.share), 0
     for step in (1 << i for i in reversed(range(max_seq.bit_length()))):
         if tokens + step <= max_seq and sizes.sequence_bytes(tokens + step) <= room:
             tokens += step
+    hint = experts(short)
     if tokens >= sizes.page:
-        hint = f'Give max_seq={min(max_seq, tokens)} or less, kv_bytes={room >> 20}MiB or less, or kv_dtype="q8_0".'
-    else:
+        smaller = f'Give max_seq={min(max_seq, tokens)} or less, kv_bytes={room >> 20}MiB or less, or kv_dtype="q8_0".'
+        hint = f"{smaller} {hint}".strip()
+    elif not hint:
         hint = 'Use a smaller file (rlx quantize), end other programs that use the device, or choose device="cpu".'
-    what = f"the model lacks {short} of the device's memory: {size(free)} are free, and it takes {parts}"
+    what = f"the model lacks {size(short)} of the device's memory: {size(free)} are free, and it takes {parts}"
     raise ResourceError(what, where="memory", hint=hint)
 
 

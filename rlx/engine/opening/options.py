@@ -87,6 +87,15 @@ class EngineOptions(ImageOptions, ProfileOptions):
         default="the profile's, or `auto`",
         choices=PRECISIONS,
     )
+    n_cpu_moe: int | None = option(
+        None,
+        "With a card: layers whose experts the CPU computes, the last ones; their weights stay in its memory",
+        default="as many as the card has no room for",
+        kind=int,
+        low=0,
+        high=MAX_PAST,
+        metavar="N",
+    )
     mmproj: str | PathLike[str] | None = option(
         None,
         "GGUF file (mmproj) with the vision tower",

@@ -22,19 +22,19 @@ import numpy as np
 
 from rlx import demo, engine, models, text, weights
 from rlx.arguments import whole
-from rlx.backends import Device, backend, is_auto, warn_of_cpu
+from rlx.backends import Device, DeviceWarning, backend, is_auto, warn_of_cpu
 from rlx.backends.device import Target
 from rlx.compiler.compile import worker_count
 from rlx.compiler.state_memory import Sizes
 from rlx.compiler.state_memory import kv_dtype as cache_type
-from rlx.engine.kv.pool import check_plan, pool_bytes
+from rlx.engine.kv.pool import check_plan, lacking, pool_bytes
+from rlx.engine.opening.cpu_experts import CpuExperts
 from rlx.engine.opening.options import EngineOptions
-from rlx.errors import ConfigError, ProfileError, ResourceError, UnsupportedModelError
+from rlx.errors import ArgumentError, ConfigError, ProfileError, ResourceError, UnsupportedModelError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.capabilities import Layouts
-from rlx.passes.layout import weight_bytes, weight_table
 from rlx.passes.options import MAX_PAST
 from rlx.profile import CompileProfile, ProfileLike
 from rlx.profile.keys import BUCKETS
@@ -391,6 +391,7 @@ class Plan:
     graph: Graph
     setup: Setup
     adapters: Adapters | None = None
+    asked: int | None = None  # `n_cpu_moe` of the user
 
     @staticmethod
     def of(loader: WeightLoader, options: EngineOptions) -> Plan:
@@ -407,14 +408,26 @@ class Plan:
                 plan.check_memory(*pools_of([plan]))
             except ResourceError as error:
                 warn_of_cpu(error)
-                plan = _planned(config, weights, replace(options, device=Device.CPU))
+                plan = _planned(config, weights, replace(options, device=Device.CPU, n_cpu_moe=None))
+        if plan.asked is None and plan.cpu_experts.n:
+            _warn_of_experts(plan.cpu_experts, plan.setup.target.backend.name)
         warn_beyond(config.context, plan.setup.max_seq)
         return plan
 
     @cached_property
+    def cpu_experts(self) -> CpuExperts:
+        """The experts that the CPU computes beside a card."""
+        device = self.setup.target.backend
+
+        def lacks(packed: int) -> int:
+            return lacking(device.memory, _pool(self.setup, self.sizes, packed, 1), self.sizes, packed)
+
+        return CpuExperts(self.graph, self.setup.layouts, self.asked, lacks, device.calls_host)
+
+    @property
     def weight_bytes(self) -> int:
-        """Memory that the weights take."""
-        return weight_bytes(weight_table(self.graph, self.setup.layouts), self.setup.layouts)
+        """Memory of the device that the weights take."""
+        return self.cpu_experts.card_bytes(self.cpu_experts.n)
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -423,26 +436,36 @@ class Plan:
 
     def check_memory(self, pool: int) -> None:
         """`ResourceError` if the model does not fit, with a pool of so many bytes; see `check_plan`."""
-        check_plan(self.setup.target.backend.memory, pool, self.sizes, self.setup.max_seq, self.weight_bytes)
+        memory = self.setup.target.backend.memory
+        check_plan(memory, pool, self.sizes, self.setup.max_seq, self.weight_bytes, self.cpu_experts.hint)
+
+
+def _warn_of_experts(found: CpuExperts, device: str) -> None:
+    what = f"the CPU computes the experts of {found.n} of {len(found.layers)} layers"
+    warnings.warn(f"{what}: device {device!r} has no room for them (n_cpu_moe={found.n})", DeviceWarning, stacklevel=7)
 
 
 def _planned(config: models.ModelConfig, weights: ModelWeights, options: EngineOptions) -> Plan:
     setup = Setup.of(config, weights, options)
+    device = setup.target.backend
+    if options.n_cpu_moe and not device.calls_host and not is_auto(setup.profile.device):
+        hint = 'Choose one card, such as device="cuda", or leave n_cpu_moe out.'
+        what = f"the device {device.name!r} cannot leave experts to the CPU"
+        raise ArgumentError(what, where="n_cpu_moe", hint=hint)
     config = config.at_length(setup.max_seq)
     graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
     check_types(graph, weights, setup.layouts)
     adapters = None
     if options.adapters:
         adapters = engine.adapters.Adapters.of(options.adapters, config, weights, graph)
-    return Plan(config, weights, graph, setup, adapters)
+    return Plan(config, weights, graph, setup, adapters, options.n_cpu_moe)
 
 
 def pools_of(plans: Sequence[Plan]) -> list[int]:
     """The size in bytes of the pool of each model, none of which is loaded yet: what its options say, or its share."""
     packed = sum(plan.weight_bytes for plan in plans)
-    return [_pool(plan, packed, len(plans)) for plan in plans]
+    return [_pool(plan.setup, plan.sizes, packed, len(plans)) for plan in plans]
 
 
-def _pool(plan: Plan, packed: int, pools: int) -> int:
-    setup = plan.setup
-    return pool_bytes(setup.target.backend.memory, setup.kv_bytes, plan.sizes, setup.max_seq, packed, pools)
+def _pool(setup: Setup, sizes: Sizes, packed: int, pools: int) -> int:
+    return pool_bytes(setup.target.backend.memory, setup.kv_bytes, sizes, setup.max_seq, packed, pools)

@@ -25,6 +25,7 @@ from rlx.compiler.compile import CompiledProgram, Compiler, program_name
 from rlx.compiler.state_memory import StateMemory
 from rlx.engine.opening.options import BATCH
 from rlx.engine.opening.setup import Setup
+from rlx.engine.programs.host import Host
 from rlx.errors import ArgumentError, named_refusals
 from rlx.ir import ops
 from rlx.ir.dtypes import DTYPES
@@ -425,6 +426,8 @@ class Programs:
         addresses: returns the addresses of the weights by name; called when a program is bound, so that they can be
             loaded late.
         packed: names of tables that another graph of the model uses as matrices.
+        placed: a variant of the model -> the same, in which the host computes parts.
+        host: computes them; None if there are none.
 
     Attributes:
         graph: the model.
@@ -444,15 +447,18 @@ class Programs:
         pool: Callable[[], Workers],
         weights: Callable[[], Mapping[str, Buffer]],
         packed: tuple[str, ...] = (),
+        placed: Callable[[Graph], Graph] = lambda graph: graph,
+        host: Host | None = None,
     ) -> None:
         self.graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
-        self._buffers = weights
+        self._buffers, self._placed, self._host = weights, placed, host
         self._states: StateMemory | None = None
         self._variants: dict[ProgramSpec, Graph] = {}
         self.records: dict[ProgramSpec, ProgramRecord] = {}
-        self.weights = weight_table(graph, compiler.target.capabilities.layouts, packed)
+        own = placed(graph)
+        self.weights = weight_table(own, compiler.target.capabilities.layouts, packed)
         # A program that only looks up a table finds it as the others of the model need it.
-        tables = (name for name in lookup_tables(graph) if self.weights[name]["layout"] != FILE_LAYOUT)
+        tables = (name for name in lookup_tables(own) if self.weights[name]["layout"] != FILE_LAYOUT)
         self._packed = tuple(sorted(tables))
         self._name = program_name(graph)
         self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
@@ -483,6 +489,8 @@ class Programs:
         compiled = self.compile(spec)
         program = compiled.instance(self._pool())
         program.bind(self._buffers())
+        if self._host is not None:
+            program.called = self._host.called(compiled)
         if self.observer is not None:
             program.observe(self.observer(compiled))
         if (states := self._states) is not None:
@@ -504,6 +512,8 @@ class Programs:
         graph, options, key = self._asked(spec)
         compiled = self._compiler.program(graph, options, dump=dump, key=key)
         reason = next((each.reason for each in self._compiler.compiled[compiles:] if each.digest == key.digest), None)
+        if self._host is not None:
+            self._host.compile(compiled)
         facts = len(compiled.kernels), compiled.object_bytes, time.perf_counter() - start, reason is None
         record = ProgramRecord(compiled.key.phase, spec.seq, *facts, compiled.key.digest, reason or "")
         self.records.setdefault(spec, record)
@@ -527,7 +537,7 @@ class Programs:
     def _variant(self, spec: ProgramSpec) -> Graph:
         """The graph of a spec, one object for all specs that have the same: its text is then made once."""
         if spec.form not in self._variants:
-            self._variants[spec.form] = spec.variant(self.graph)
+            self._variants[spec.form] = self._placed(spec.variant(self.graph))
         return self._variants[spec.form]
 
     def prepare(

@@ -71,6 +71,16 @@ def test_same_tokens_alone_and_together(opened: Any, goldens: Path, family: str)
     assert runner.generate_batch(some, 6, stop_at_eog=False) == alone
 
 
+@pytest.mark.parametrize("family", ["qwen3moe", "gpt-oss", "deepseek-v3", "gemma4-moe"])
+def test_experts_on_the_cpu(opened: Any, goldens: Path, family: str) -> None:
+    runner, expected = opened(family, n_cpu_moe=2), golden(goldens, family)
+    check_golden(runner, expected, TOLERANCE, greedy=8)
+    ids = expected["tokens"].tolist()
+    some = (ids[:24], ids, ids[3:20], ids[:1])
+    alone = [runner.generate(each, 6, stop_at_eog=False) for each in some]
+    assert runner.generate_batch(some, 6, stop_at_eog=False) == alone
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen35", "gpt-oss"])
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "bf16", "q8_0"])
 def test_every_kernel_computes_its_op(opened: Any, family: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:

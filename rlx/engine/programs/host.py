@@ -1,0 +1,149 @@
+"""The CPU beside a card: its programs of what the card's programs call, and the weights that they read.
+
+The same compiler makes them, and the weights lie as the device "cpu" has them. A program is that of a layer's experts
+(`rlx.passes.outline`) for a number of rows; layers with equal experts share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rlx import env
+from rlx.backends import Device, backend
+from rlx.backends.device import Workers
+from rlx.backends.memory import Array, Buffer
+from rlx.backends.program import Called, Program
+from rlx.compiler.compile import CompiledProgram, Compiler, Progress
+from rlx.compiler.tensors import Source, Tensors
+from rlx.engine.opening.setup import Setup
+from rlx.errors import ArgumentError
+from rlx.ir import dims
+from rlx.ir.graph import Graph
+from rlx.ir.text import body
+from rlx.passes.layout import weight_table
+
+if TYPE_CHECKING:
+    from rlx.compiler.packed_cache import PackedWeightCache
+
+#: A graph, its smallest and largest number of rows, and whether these belong to several sequences.
+Form = tuple[str, int, int, bool]
+
+
+class Host:
+    """Computes the experts of some layers.
+
+    Args:
+        graph: the model, in which they are called.
+        setup: of the model on the card.
+        progress, using: as of `Compiler`.
+
+    Raises:
+        ArgumentError: every step is to be verified.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        setup: Setup,
+        progress: Progress,
+        using: Callable[[str], AbstractContextManager[object]],
+    ) -> None:
+        if env.verify():
+            hint = 'Give n_cpu_moe=0, or device="cpu".'
+            raise ArgumentError("what two devices compute is not compared", where="RLX_VERIFY", hint=hint)
+        device = backend(Device.CPU)
+        level = setup.profile.level if setup.profile.level in device.levels() else None
+        self._setup, self._compiler = setup, Compiler(device.target(level), setup.cache, progress, using)
+        self._rows = _rows(graph, self._compiler)
+        self._programs: dict[Form, Program] = {}
+
+    @cached_property
+    def _workers(self) -> Workers:
+        return self._compiler.workers(self._setup.threads)
+
+    @cached_property
+    def _tensors(self) -> Tensors:
+        return Tensors(self._compiler, self._workers)
+
+    @property
+    def buffers(self) -> Mapping[str, Buffer]:
+        """The memory of the weights, once they are loaded."""
+        return self._tensors.buffers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the weights take."""
+        return self._tensors.nbytes
+
+    def load(
+        self,
+        source: Source,
+        progress: Progress | None,
+        kept: Callable[[Compiler, Mapping[str, Any]], PackedWeightCache | None],
+    ) -> None:
+        """Packs the weights; `kept` gives the packed-weight cache, if there is one."""
+        self._tensors.load(self._rows, source, progress, kept(self._compiler, self._rows))
+
+    def compile(self, compiled: CompiledProgram) -> None:
+        """Compiles what a program of the card calls, or finds it in the cache."""
+        for form in dict.fromkeys(_forms(compiled)):
+            self._compiled(form)
+
+    def called(self, compiled: CompiledProgram) -> list[Called]:
+        """What computes the calls of a program of the card."""
+        return [_Experts(self._program(form)) for form in _forms(compiled)]
+
+    def _program(self, form: Form) -> Program:
+        if form not in self._programs:
+            self._programs[form] = self._compiled(form).instance(self._workers)
+        return self._programs[form]
+
+    def _compiled(self, form: Form) -> CompiledProgram:
+        text, low, high, several = form
+        options = self._setup.profile.options((low, high), all_rows=True, segments=several and low < high)
+        return self._compiler.program(body(text), options)
+
+    def close(self) -> None:
+        """Frees memory, and stops the workers."""
+        for program in self._programs.values():
+            program.close()
+        for part in ("_tensors", "_workers"):
+            if part in self.__dict__:
+                self.__dict__[part].close()
+
+
+def _rows(graph: Graph, made: Compiler) -> dict[str, Any]:
+    """The rows of the manifests' table for the weights of calls, as the CPU has them."""
+    found, layouts = dict[str, Any](), made.target.capabilities.layouts
+    for node in graph.nodes():
+        if node.op == "call":
+            table = weight_table(body(node["body"]), layouts)
+            found |= {each.name: table[f"in{i}"] for i, each in enumerate(node.inputs) if each.op == "weight"}
+    return found
+
+
+def _forms(compiled: CompiledProgram) -> Iterator[Form]:
+    """The program of each call."""
+    bounds = {name: tuple(limits) for name, limits in compiled.manifest["bounds"].items()}
+    for row in compiled.manifest.get("calls", ()):
+        low, high = dims.bounds(dims.parse_dim(row["result"]["shape"][0]), bounds)
+        yield row["body"], low, high, compiled.options.segments
+
+
+class _Experts:
+    """A program as what computes a call."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def __call__(self, operands: Sequence[Array], weights: Sequence[Buffer], result: Array) -> None:
+        program = self._program
+        names = [f"in{i}" for i in range(len(operands) + len(weights))]
+        program.bind(dict(zip(names[len(operands) :], weights, strict=True)))
+        for name, value in zip(names, operands, strict=False):
+            program.inputs[name].reshape(-1)[: value.size] = value.reshape(-1)
+        program.run(SEQ=len(result))
+        result[...] = program.output("out", SEQ=len(result))
