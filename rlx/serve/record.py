@@ -242,7 +242,8 @@ class Log:
             self._thread.join(5)
             self._thread = None
         if self._file is not None and self._file is not sys.stderr:
-            self._file.close()
+            with suppress(OSError):  # it is full: the lines are counted already
+                self._file.close()
         self._file = None
 
     def _run(self) -> None:
@@ -263,9 +264,9 @@ class Log:
         if self._file is None or self._file is sys.stderr:
             return
         with suppress(OutputError):
-            new = _opened(self._target)
-            self._file.close()
-            self._file = new
+            old, self._file = self._file, _opened(self._target)
+            with suppress(OSError):  # what it could not take is lost
+                old.close()
 
 
 def _opened(target: str | PathLike[str]) -> TextIO | None:

@@ -206,6 +206,9 @@ class Metrics:
         yield _gauge("num_requests_inside", "Requests that came in and are not answered", limiter.inside, label)
         yield _gauge("queue_limit", "How many requests may wait beside them", limiter.queue, label)
         yield _count("request_rejections", "Requests that got 429", limiter.rejected, label)
+        yield _count(
+            "log_lines_dropped", "Lines that the file of the log did not take", self._server.log.dropped, label
+        )
         info = GaugeMetricFamily(f"{PREFIX}build_info", "Versions", labels=["model_name", "version"])
         info.add_metric([label, rlx.__version__], 1)
         yield info

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rlx import demo
 from rlx.runners import RequestStats
 from rlx.serve import ServedModel, create_app
 from rlx.serve.options import ServerOptions
-from rlx.serve.record import Answered, RequestRecord
+from rlx.serve.record import Answered, Log, RequestRecord
 from rlx.serve.status import SHARED
 from rlx.text import chat
 from rlx.text.confined import Confined
@@ -109,6 +110,35 @@ def test_the_log_has_no_prompts_unless_asked(server: Any, serve: Any, tmp_path: 
     with serve(create_app(server.model, ServerOptions(log=log))) as url:
         assert httpx.post(f"{url}{CHAT}", json=SHORT, timeout=60).status_code == 200
     assert "story" not in log.read_text() and log.read_text().count("\n") == 1
+
+
+@pytest.mark.system("full")
+def test_lines_that_a_full_disk_does_not_take_are_counted(server: Any, serve: Any) -> None:
+    with serve(create_app(server.model, ServerOptions(log="/dev/full"))) as url:
+        assert httpx.post(f"{url}{CHAT}", json=SHORT, timeout=60).status_code == 200
+        for _ in range(200):  # a thread writes them
+            found = values(httpx.get(f"{url}/metrics").text)["rlx:log_lines_dropped_total"]
+            if found:
+                break
+    assert found == 1
+
+
+@pytest.mark.system("full")
+def test_a_log_moves_on_from_a_full_disk(tmp_path: Path) -> None:
+    target = tmp_path / "log.jsonl"
+    target.symlink_to("/dev/full")
+    log = Log(target)
+    log.write({"line": 1})
+    while not log.dropped:
+        time.sleep(0.001)
+    target.unlink()
+    log.reopen()
+    log.write({"line": 2})
+    log.close()
+    assert json.loads(target.read_text())["line"] == 2 and log.dropped == 1
+    full = Log("/dev/full")
+    full.write({"line": 3})
+    full.close()
 
 
 def test_slots_say_what_is_computed_without_texts(server: Any, logged: tuple[httpx.Client, Path]) -> None:
