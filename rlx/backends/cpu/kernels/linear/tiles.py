@@ -5,18 +5,21 @@
             for panel of at most 4096 k, one in most layers:
                 for 32 rows:
                     for 32 k:
-                        the first time: unpack both blocks some steps ahead, every weight rounded to bf16
                         2 x 2 tiles of sums += their activations times the weights
+                        the first time, between these: unpack both blocks some steps ahead, rounded to bf16
                         meanwhile: out = gate(total + bias) ... + residual of the 32 rows before
 
 A macro tile has as many rows as the L2 cache holds. Units are ordered by macro tile first, so a worker that takes range
 after range finds the activations in that cache. The sums of 32 rows and 32 columns stay in registers for a whole panel.
 A remainder uses tiles with its number of rows, so nothing is read past the last row; up to 16 rows take no second tile
-of activations. If k is no multiple of 32, the last step is short: the ends of rows are copied with zeros after them,
-and so are weights.
+of activations, and a single block no second one of weights. If k is no multiple of 32, the last step is short: the ends
+of rows are copied with zeros after them, and so are weights.
 
 Products occupy the tile unit and leave the vector units idle. So these unpack weights during the products of the first
-32 rows, and write results a few rows at a time during the products of the next 32 rows. Weights of bf16 are used where
+32 rows, and write results a few rows at a time during the products of the next 32 rows. While the other thread of a
+core is busy, with whatever program, a tile load waits for the products before it, and what follows waits for the load.
+So single loads and products of a step stand between the vectors that are unpacked. Where nothing is unpacked, the loads
+of a step come first, so that it waits once (docs/batch.md has the times). Weights of bf16 are used where
 they lie. No more than 32 rows, as in a batch, need no whole panel: a ring of eight steps stays in the L1 cache.
 `halves.py` unpacks where the target multiplies f16, and `pairs.py` elsewhere.
 
@@ -30,9 +33,10 @@ and rounds different values. So a program of one row and a program of many rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial, reduce
 
 from llvmlite import ir
 
@@ -52,7 +56,7 @@ PAIR, TOTALS = 2 * ROWS, 2 * ROW_BYTES
 
 BLOCKS = 2  # row blocks of a panel: two units, or the two matrices of a gated linear
 _SUMS, _X, _W = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by row and block, activations, weights
-_AHEAD, _RING = 2, 8  # steps that unpacking is ahead of products; steps of the panel in use for at most 32 rows
+_AHEAD, _RING = 4, 8  # steps that unpacking is ahead of products; steps of the panel in use for at most 32 rows
 _PANEL = 4096  # most k of a panel: 256 KiB of the L2 cache
 _FEWEST, _MOST = 4 * PAIR, 16 * PAIR  # rows of a macro tile: more share the unpacking, but need more scratch memory
 
@@ -118,6 +122,31 @@ class Strides:
     step: int
     tile: int
     row: int
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """A load of a tile, or a product.
+
+    Attributes:
+        rows: number of the tile of rows, 0 or 1; 0 also if it is of no rows.
+        block: number of the block, 0 or 1; 0 also if it is of no block.
+        emit: emits it.
+        multiplies: whether it is a product.
+    """
+
+    rows: int
+    block: int
+    emit: Callable[[], None]
+    multiplies: bool = False
+
+
+@dataclass(frozen=True)
+class _Present:
+    """The conditions, None if they always hold, for each of two tiles of rows, and for each of two blocks, to exist."""
+
+    rows: tuple[ir.Value | None, ir.Value | None]
+    blocks: tuple[ir.Value | None, ir.Value | None]
 
 
 class Delayed:
@@ -265,19 +294,23 @@ class TileWriter(ResultWriter):
         wrap = e.b.select(few, e.i64(_RING - 1), e.i64(-1))
         return [Operand(e.at(self.panel, j * BYTES), BLOCKS * BYTES, wrap) for j in range(BLOCKS)]
 
-    def _unpack_step(self, at: Piece, weights: Sequence[Operand], step: ir.Value) -> None:
-        """Unpacks 32 k of both blocks, or prefetches weights that are multiplied as they are packed."""
-        e = self.e
+    def _unpack_step(self, at: Piece, weights: Sequence[Operand], step: ir.Value, number: int) -> Iterator[None]:
+        """Unpacks 32 k of block `number`, or prefetches weights that are multiplied as they are packed.
+
+        That takes 16 steps, between which the caller may emit other code.
+        """
+        e, place = self.e, weights[number].tile(self.e, step)
         if self.as_packed:
-            for w in weights:
-                e.prefetch(e.at(w.tile(e, step), e.target.tuning.prefetch), BYTES)
+            for i in range(ROWS):
+                e.prefetch(e.at(place, e.target.tuning.prefetch + ROW_BYTES * i), ROW_BYTES)
+                yield
             return
         whole = e.mul_add(at.panel, self.panel_steps, step)
         chunk, sub = e.b.udiv(whole, e.i64(CHUNK // SUB)), e.b.urem(whole, e.i64(CHUNK // SUB))
-        for number, (w, block) in enumerate(zip(weights, self._blocks(at), strict=True)):
-            place, start = w.tile(e, step), e.at(block, (chunk, unpack.chunk_bytes(self.shape.dtype)))
-            for i, pairs in self._weights(start, sub, number):
-                e.store(pairs, e.at(place, ROW_BYTES * i), 64)
+        start = e.at(self._blocks(at)[number], (chunk, unpack.chunk_bytes(self.shape.dtype)))
+        for i, pairs in self._weights(start, sub, number):
+            e.store(pairs, e.at(place, ROW_BYTES * i), 64)
+            yield
 
     def _find_references(self, at: Piece) -> None:
         """Stores the reference of each row of both blocks, then their inverses."""
@@ -366,25 +399,23 @@ class TileWriter(ResultWriter):
         If it also `unpacks` the panel, that is some steps ahead: vector units unpack while the tile unit multiplies.
         """
         e, tiles, strides = self.e, self.tiles, self.strides
-        x, two = e.at(at.x, (row, strides.tile // ROWS)), self._is_more(count)
+        x = e.at(at.x, (row, strides.tile // ROWS))
         totals = e.at(at.totals, (row, TOTALS)) if self.panels > 1 else at.totals
         places = [e.at(totals, i * ROWS * TOTALS + j * ROW_BYTES) for i in range(len(_X)) for j in range(BLOCKS)]
         self._start(at.panel, places)
-        steps = self.steps(at.panel)
-        ahead = _AHEAD if unpacks else 0
-        with e.loop(0, e.b.add(steps, e.i64(ahead))) as s:
-            if unpacks:
-                with e.when(e.b.icmp_signed("<", s.i, steps)):
-                    self._unpack_step(at, weights, s.i)
-            with e.when(e.b.icmp_signed(">=", s.i, e.i64(ahead))):
-                step = e.b.sub(s.i, e.i64(ahead))
-                self._meanwhile(at, None if unpacks else row, step)
-                self._step(e.at(x, (step, strides.step)), strides, weights, step, two)
+        steps, present = self.steps(at.panel), self._present(at, count)
+        if unpacks:
+            self._unpack_and_multiply(at, weights, x, steps, present)
+        else:
+            with e.loop(0, steps) as s:
+                self._meanwhile(at, row, s.i)
+                self._step(self._operations(e.at(x, (s.i, strides.step)), strides, weights, s.i), present)
         if self.ends is not None:
             with e.when(self._is_last(at.panel)):
                 if unpacks:
                     self._unpack_tails(at, weights)
-                self._step(e.at(self.ends, (row, ROW_BYTES)), Strides(0, BYTES, ROW_BYTES), weights, steps, two)
+                x = e.at(self.ends, (row, ROW_BYTES))
+                self._step(self._operations(x, Strides(0, BYTES, ROW_BYTES), weights, steps), present)
         self.delayed.clear()
         for c, place in zip(_SUMS, places, strict=True):
             tiles.store(c, place, TOTALS)
@@ -406,17 +437,60 @@ class TileWriter(ResultWriter):
             for block in self._next_blocks(at):
                 e.prefetch(e.at(block, (line, ROW_BYTES)), ROW_BYTES, level=2)
 
-    def _step(self, x: ir.Value, strides: Strides, weights: Sequence[Operand], step: ir.Value, two: ir.Value) -> None:
-        """Adds the products of 32 k to the sums: one tile of rows at `x`, or `two`, times a step of the panel."""
-        e, tiles = self.e, self.tiles
-        tiles.load(_X[0], x, strides.row)
+    def _unpack_and_multiply(
+        self, at: Piece, weights: Sequence[Operand], x: ir.Value, steps: ir.Value, present: _Present
+    ) -> None:
+        """Unpacks the panel, and multiplies what was unpacked some steps before, by turns of a few instructions."""
+        e, strides = self.e, self.strides
+        with e.loop(0, steps) as s:
+            self._meanwhile(at, None, s.i)
+            step = e.b.sub(s.i, e.i64(_AHEAD))
+            begun = e.b.icmp_signed(">=", step, e.i64(0))
+            operations = self._operations(e.at(x, (step, strides.step)), strides, weights, step)
+            for number in range(BLOCKS):
+                own = [op for op in operations if op.block == number]
+                with self._if(present.blocks[number]):
+                    for done, _ in enumerate(self._unpack_step(at, weights, s.i, number), 1):
+                        for op in own[(done - 1) * len(own) // ROWS : done * len(own) // ROWS]:
+                            with self._if(begun, present.rows[op.rows]):
+                                op.emit()
+        with e.loop(e.smax(0, e.b.sub(steps, e.i64(_AHEAD))), steps) as s:
+            self._step(self._operations(e.at(x, (s.i, strides.step)), strides, weights, s.i), present)
+
+    def _present(self, at: Piece, count: ir.Value) -> _Present:
+        """Which of two tiles of `count` rows, and of two blocks, there are."""
+        e, second = self.e, None
+        if len(self.shape.weights) < BLOCKS:
+            second = e.b.icmp_signed("<", e.b.add(at.unit, e.i64(1)), at.last)
+        return _Present((None, self._is_more(count)), (None, second))
+
+    def _operations(
+        self, x: ir.Value, strides: Strides, weights: Sequence[Operand], step: ir.Value
+    ) -> list[_Operation]:
+        """The loads and products of 32 k of two tiles of rows at `x` and a step of the panel, block by block."""
+        e, load, dot = self.e, self.tiles.load, self.tiles.dot_bf16
+        operations = [
+            _Operation(i, 0, partial(load, tile, e.at(x, i * strides.tile), strides.row)) for i, tile in enumerate(_X)
+        ]
         for j, w in enumerate(weights):
-            tiles.load(_W[j], w.tile(e, step), ROW_BYTES)
-            tiles.dot_bf16(_SUMS[j], _X[0], _W[j])
-        with e.when(two):
-            tiles.load(_X[1], e.at(x, strides.tile), strides.row)
-            for j in range(BLOCKS):
-                tiles.dot_bf16(_SUMS[BLOCKS + j], _X[1], _W[j])
+            operations.append(_Operation(0, j, partial(load, _W[j], w.tile(e, step), ROW_BYTES)))
+            operations += [
+                _Operation(i, j, partial(dot, _SUMS[i * BLOCKS + j], _X[i], _W[j]), True) for i in range(len(_X))
+            ]
+        return operations
+
+    def _step(self, operations: Sequence[_Operation], present: _Present) -> None:
+        """A step of which all loads come first."""
+        for op in sorted(operations, key=lambda op: op.multiplies):
+            with self._if(present.rows[op.rows], present.blocks[op.block]):
+                op.emit()
+
+    @contextmanager
+    def _if(self, *conditions: ir.Value | None) -> Iterator[None]:
+        """A block of code that runs if all conditions hold; None always does."""
+        known = [condition for condition in conditions if condition is not None]
+        with self.e.when(reduce(self.e.b.and_, known)) if known else nullcontext():
+            yield
 
     def _start(self, panel: ir.Value, places: Sequence[ir.Value]) -> None:
         """Initializes the sums: zeros for the first panel, else the totals of the earlier panels."""
