@@ -80,6 +80,8 @@ class Units:
         busy: number of units that have work, if fewer than all; they are the first ones.
         together: units that a worker takes at once, because fewer would take as long.
         ranges: most ranges that they are divided into.
+        few: up to so many of `dim`, there are twice as many ranges; if these are single units, they are not taken
+            together. Workers would wait longer for the last one than that saves.
     """
 
     dim: DimLike
@@ -88,10 +90,15 @@ class Units:
     busy: int | None = None
     together: int = 1
     ranges: int = CHUNKS
+    few: int = 0
 
     def most(self, limits: dims.Bounds) -> int:
         """Upper bound of the number of units that have work."""
-        count = -(-dims.bounds(self.dim, limits)[1] // self.per) * self.times
+        return self.count(dims.bounds(self.dim, limits)[1])
+
+    def count(self, size: int) -> int:
+        """The number of units that have work where `dim` is `size`."""
+        count = -(-size // self.per) * self.times
         return count if self.busy is None else min(count, self.busy)
 
 

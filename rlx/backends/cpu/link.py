@@ -25,12 +25,12 @@ from itertools import accumulate
 from typing import Any
 
 from rlx.backends.cpu.context import CONTEXT, MARK, mark_number
-from rlx.backends.cpu.kernel import Call, Kernel, symbol
+from rlx.backends.cpu.kernel import Call, Kernel, Units, symbol
 from rlx.backends.cpu.layouts import ALIGN
 from rlx.backends.cpu.llvm_text import WRITTEN, Text
 from rlx.backends.cpu.select import select
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.work_stealing import SHARES, TAKE, WorkStealing, grain, stride
+from rlx.backends.cpu.work_stealing import SHARES, TAKE, WorkStealing, grain, grain_of_few, stride
 from rlx.backends.device import manifest_of
 from rlx.ir import dims
 from rlx.ir.node import Node
@@ -210,13 +210,22 @@ def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int)
     for c, call in enumerate(calls):
         buffers = _buffers(linker, t, number, call, at)
         needed = any(linker.program.operand(i, number).kind == "private" for i in call.node.inputs)
-        handout = WorkStealing(c, units[c], grain(call.units, linker.program.graph.bounds), linker.stride)
+        handout = WorkStealing(c, units[c], _grain(linker, t, call.units), linker.stride)
         _emit_units(linker, t, call, buffers, handout, needed)
         at += len(call.kernel.buffers)
     count = t.value("load i64, ptr %mine")
     on = t.value(f"call i1 %phase(ptr %pool, ptr %finished, i64 {count}, i64 {total}, i64 %worker)")
     yield from t.lines
     yield f"  ret i1 {on}"
+
+
+def _grain(linker: _Linker, t: Text, units: Units) -> str:
+    """Units per range of a call."""
+    size = str(grain(units, linker.program.graph.bounds))
+    if not units.few:
+        return size
+    is_few = t.value(f"icmp ule i64 {t.dim(units.dim, linker.symbols)}, {units.few}")
+    return t.value(f"select i1 {is_few}, i64 {grain_of_few(units)}, i64 {size}")
 
 
 def _emit_units(

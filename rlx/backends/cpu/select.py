@@ -79,7 +79,9 @@ def _linear(n: Node, target: Target) -> Call:
     kernel = linear.linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
     act, k, matrices = x.dtype.name, width(w), 2 if n["gated"] else 1
     again = linear.macro_rows(k, act, target)
-    count = Units(width(n), BLOCK_ROWS) if again is None else Units(rows(n), again, linear.units(width(n)))
+    count = Units(width(n), BLOCK_ROWS)
+    if again is not None:
+        count = Units(rows(n), again, linear.units(width(n)), few=linear.FEW_IN_TILES)
     count = replace(count, together=linear.together(act, k, width(n), matrices, target, single=single))
     return _call(n, kernel, count, *([] if single else [rows(n)]), width(n))
 

@@ -18,13 +18,21 @@ from rlx.ir import dims
 if TYPE_CHECKING:
     from rlx.backends.cpu.llvm_text import Text
 
-SHARES = 8  # most shares of a call: an idle worker looks into each of them
+SHARES = 16  # most shares of a call: an idle worker looks into each of them
 
 
 def grain(units: Units, bounds: dims.Bounds) -> int:
-    """Units per range: a multiple of `units.together`."""
+    """Units per range: a multiple of `units.together`, but see `grain_of_few`."""
+    if dims.bounds(units.dim, bounds)[1] <= units.few:
+        return grain_of_few(units)
     size = max(1, units.most(bounds) // units.ranges)
     return -(-size // units.together) * units.together
+
+
+def grain_of_few(units: Units) -> int:
+    """Units per range where there are few: a multiple of `units.together` if there are so many ranges."""
+    size = units.count(units.few) // (2 * units.ranges)
+    return -(-size // units.together) * units.together or 1
 
 
 @dataclass(frozen=True)
@@ -37,19 +45,19 @@ class WorkStealing:
     Attributes:
         c: index of the call in its region.
         units: the number of units, an LLVM value.
-        grain: units per range.
+        grain: units per range, an LLVM value.
         stride: bytes from the counters of one share to those of the next, in `%counters`.
     """
 
     c: int
     units: str
-    grain: int
+    grain: str
     stride: int
 
     def begin(self, t: Text) -> tuple[str, str]:
         """Opens the body of the loop; `end` closes it. Returns (start, end): the body computes units [start, end)."""
         c = self.c
-        ranges = t.ceil_div(self.units, str(self.grain))
+        ranges = t.ceil_div(self.units, self.grain)
         share, counter = t.ceil_div(ranges, "%streams"), t.value(f"getelementptr i64, ptr %counters, i64 {c}")
         t.lines += [f"  store i64 0, ptr %empty{c}", f"  br label %take{c}", f"take{c}:"]
         passed = (

@@ -6,11 +6,13 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
+import emulated
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlx.backends.cpu import link, work_stealing
 from rlx.backends.cpu.kernel import Units
 from rlx.backends.cpu.kernels.linear.linear import together
 from rlx.backends.cpu.launch.code import NativeCode
@@ -28,6 +30,7 @@ from rlx.backends.cpu.work_stealing import (
 from rlx.compiler.executable import compile
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
+from rlx.ir.dtypes import BF16
 from rlx.ir.graph import Graph
 from rlx.store.cache import CompileCache
 
@@ -63,7 +66,7 @@ def worker(size: int) -> tuple[NativeCode, Callable[..., None]]:
     """A function that takes what is left of two calls with ranges of `size` units."""
     t = Text()
     for c in range(2):
-        handout = WorkStealing(c, "%units", size, stride(2))
+        handout = WorkStealing(c, "%units", str(size), stride(2))
         start, end = handout.begin(t)
         t.lines.append(f"  call void @note(ptr %log{c}, i64 {start}, i64 {end})")
         handout.end(t)
@@ -121,9 +124,11 @@ def test_every_unit_is_done_once(units: int, workers: list[int]) -> None:
     assert sorted(u for start, end in done for u in range(start, end)) == list(range(units))
 
 
-@pytest.mark.parametrize("threads", [1, 2, SHARES + 3])
-def test_any_number_of_workers_finds_the_same_bits(threads: int) -> None:
-    """Regions of linears in a step of one row."""
+@pytest.mark.parametrize(("threads", "shares"), [(1, SHARES), (2, SHARES), (11, SHARES), (11, 8)])
+def test_any_number_of_workers_finds_the_same_bits(threads: int, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions of linears in a step of one row, also with more workers than shares."""
+    for module in (link, work_stealing):
+        monkeypatch.setattr(module, "SHARES", shares)
     rng, graph = np.random.default_rng(0), Graph("chain")
     x = graph.input("x", [SEQ, 64])
     weights = {f"w{i}": rng.standard_normal((640, 64 if i < 2 else 640)).astype(np.float32) for i in range(4)}
@@ -148,6 +153,29 @@ def test_ranges_of_several_rows_are_whole_groups_of_units(act: str, n: int) -> N
     """A group that a range cuts is computed twice: results of 384 took as long as 768."""
     size = together(act, 512, n, 1, Target.host())
     assert grain(Units(n, 16, together=size), {}) % size == 0
+
+
+def test_few_rows_have_twice_as_many_ranges_of_groups_or_of_single_units() -> None:
+    def size(n: int, rows: int) -> int:
+        return grain(Units(SEQ, 512, n // 16, together=2, few=64), {"SEQ": (1, rows)})
+
+    assert [size(n, 512) for n in (1024, 2048, 4096, 32768)] == [2, 2, 4, 32]
+    assert [size(n, 64) for n in (1024, 2048, 4096, 32768)] == [1, 2, 2, 16]
+
+
+def test_ranges_follow_the_rows_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program for many rows has the ranges of few where a call has few."""
+    emulated.use(monkeypatch)
+    rng, graph = np.random.default_rng(0), Graph("linear")
+    graph.output("y", ops.linear(graph.input("x", [SEQ, 64]), graph.weight("w", (6400, 64), BF16), bf16=True))
+    w, rows = (rng.standard_normal((n, 64)).astype(np.float32) for n in (6400, 200))
+    cache, target = CompileCache(policy="off"), emulated.TARGETS[-1]
+    with compile(graph, {"SEQ": (9, 512), "w": w}, precision="auto", target=target, threads=3, cache=cache) as exe:
+        assert "i64 4, i64 6" in exe.llvm("region")  # units per range: one of two numbers
+        for count in (10, 64, 65, 200):
+            expected = rows[:count].astype(np.float64) @ w.T.astype(np.float64)
+            found = exe(x=rows[:count])["y"]
+            assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 
 def test_one_row_is_read_in_several_streams_if_enough_ranges_remain() -> None:

@@ -44,6 +44,9 @@ from rlx.ir.dtypes import BF16, F16, DType
 #: The functions that a gated linear may apply to its gate.
 GATES = ("silu", "gelu_tanh", "gelu_erf")
 
+#: Rows in tile registers up to which the last workers of a call are waited for longer than larger ranges save.
+FEW_IN_TILES = 64
+
 _FEW_ROWS = 32  # with fewer, tiles over codes prefetch a part of the next weights, and the hardware the rest
 _FEWEST_RANGES = 16  # of a call with one row, before a range is more than one unit for the sake of several streams
 _TERMS = 1 << 18  # most bytes of stack for the rows' terms: very wide layers have smaller macro tiles
