@@ -37,7 +37,8 @@ from llvmlite import ir
 
 from rlx.backends.cpu.isa.amx import BYTES, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.linear.multiply import ResultWriter, Shape
-from rlx.backends.cpu.kernels.linear.tiles import PAIR, TOTALS, Piece, Strides, TileWriter
+from rlx.backends.cpu.kernels.linear.tile_step import Strides
+from rlx.backends.cpu.kernels.linear.tiles import PAIR, TOTALS, Piece, TileWriter
 from rlx.backends.cpu.layouts import row_blocks
 from rlx.backends.cpu.tiles import I1, I8X64, I16, I32, I64, LANES, Emitter
 

@@ -34,6 +34,7 @@ from rlx.backends.cpu.kernels.linear import tiles as linear_tiles
 from rlx.backends.cpu.kernels.linear.multiply import Rows, Shape, Sub, Sums
 from rlx.backends.cpu.kernels.linear.narrow import Narrow
 from rlx.backends.cpu.kernels.linear.stream import StreamWriter, most_integers, parts
+from rlx.backends.cpu.kernels.linear.tile_step import BLOCKS
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, GROUPS, SUB
 from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
 from rlx.backends.cpu.target import Target
@@ -60,7 +61,7 @@ def units(n: int) -> int:
 def together(act: str, k: int, n: int, matrices: int, target: Target, *, single: bool = False) -> int:
     """Units that are computed at once, with 1 or 2 matrices. Fewer units take as long."""
     if linear_tiles.fits(act, k, target):
-        return linear_tiles.BLOCKS // matrices
+        return BLOCKS // matrices
     if single:  # memory is read faster in several streams, but workers without a range would not read at all
         streams = parts(target, matrices)
         return streams if units(n) >= _FEWEST_RANGES * streams else 1

@@ -16,12 +16,9 @@ of activations, and a single block no second one of weights. If k is no multiple
 of rows are copied with zeros after them, and so are weights.
 
 Products occupy the tile unit and leave the vector units idle. So these unpack weights during the products of the first
-32 rows, and write results a few rows at a time during the products of the next 32 rows. While the other thread of a
-core is busy, with whatever program, a tile load waits for the products before it, and what follows waits for the load.
-So single loads and products of a step stand between the vectors that are unpacked. Where nothing is unpacked, the loads
-of a step come first, so that it waits once (docs/batch.md has the times). Weights of bf16 are used where
-they lie. No more than 32 rows, as in a batch, need no whole panel: a ring of eight steps stays in the L1 cache.
-`halves.py` unpacks where the target multiplies f16, and `pairs.py` elsewhere.
+32 rows, and write results a few rows at a time during the products of the next 32 rows. `tile_step.py` has the order.
+Weights of bf16 are used where they lie. No more than 32 rows, as in a batch, need no whole panel: a ring of eight steps
+stays in the L1 cache. `halves.py` unpacks where the target multiplies f16, and `pairs.py` elsewhere.
 
 int8 products are not used here. They would have to scale each tile of sums every 32 k, which costs more than unpacking
 saves. Also, bf16 rounds activations less than int8 does. Over quantized weights, vector code is faster for up to eight
@@ -33,10 +30,10 @@ and rounds different values. So a program of one row and a program of many rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 
 from llvmlite import ir
 
@@ -45,6 +42,7 @@ from rlx.backends.cpu.isa.amx import BYTES, COUNT, DEPTH, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.linear import halves, unpack
 from rlx.backends.cpu.kernels.linear.multiply import Multiplier, ResultWriter, Shape
 from rlx.backends.cpu.kernels.linear.pairs import pairs_bf16
+from rlx.backends.cpu.kernels.linear.tile_step import BLOCKS, SUMS, Operand, Strides, TileSteps, W, X
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB
 from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
 from rlx.backends.cpu.target import Target
@@ -54,8 +52,6 @@ from rlx.ir.dtypes import BF16
 #: Rows of the 2 x 2 register tile, and bytes of a row of its sums.
 PAIR, TOTALS = 2 * ROWS, 2 * ROW_BYTES
 
-BLOCKS = 2  # row blocks of a panel: two units, or the two matrices of a gated linear
-_SUMS, _X, _W = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by row and block, activations, weights
 _AHEAD, _RING = 4, 8  # steps that unpacking is ahead of products; steps of the panel in use for at most 32 rows
 _PANEL = 4096  # most k of a panel: 256 KiB of the L2 cache
 _FEWEST, _MOST = 4 * PAIR, 16 * PAIR  # rows of a macro tile: more share the unpacking, but need more scratch memory
@@ -94,59 +90,6 @@ class Piece:
     unit: ir.Value
     last: ir.Value
     panel: ir.Value
-
-
-@dataclass(frozen=True)
-class Operand:
-    """Weights of one row block of a panel.
-
-    Attributes:
-        first: address of the tile of the first 32 k.
-        stride: bytes to the tile of the next 32 k.
-        wrap: all ones, or the number of steps minus 1 after which tiles lie where the first ones lay.
-    """
-
-    first: ir.Value
-    stride: int
-    wrap: ir.Value
-
-    def tile(self, e: Emitter, step: ir.Value) -> ir.Value:
-        """Address of the tile of a step."""
-        return e.at(self.first, (e.b.and_(step, self.wrap), self.stride))
-
-
-@dataclass(frozen=True)
-class Strides:
-    """Strides of activations in bytes: to the tile of the next 32 k, to that of the next 16 rows, and between rows."""
-
-    step: int
-    tile: int
-    row: int
-
-
-@dataclass(frozen=True)
-class _Operation:
-    """A load of a tile, or a product.
-
-    Attributes:
-        rows: number of the tile of rows, 0 or 1; 0 also if it is of no rows.
-        block: number of the block, 0 or 1; 0 also if it is of no block.
-        emit: emits it.
-        multiplies: whether it is a product.
-    """
-
-    rows: int
-    block: int
-    emit: Callable[[], None]
-    multiplies: bool = False
-
-
-@dataclass(frozen=True)
-class _Present:
-    """The conditions, None if they always hold, for each of two tiles of rows, and for each of two blocks, to exist."""
-
-    rows: tuple[ir.Value | None, ir.Value | None]
-    blocks: tuple[ir.Value | None, ir.Value | None]
 
 
 class Delayed:
@@ -385,7 +328,7 @@ class TileWriter(ResultWriter):
         """Configures both tiles of activations, and the tiles of sums that belong to them, for 1 to 32 rows."""
         e, full = self.e, self.e.i64(ROWS)
         heights = e.smin(ROWS, count), e.b.select(self._is_more(count), e.b.sub(count, full), e.i64(1))
-        self.tiles.configure([h for h in heights for _ in _W] + list(heights) + [full] * (COUNT - _W[0]))
+        self.tiles.configure([h for h in heights for _ in W] + list(heights) + [full] * (COUNT - W[0]))
 
     def _is_more(self, count: ir.Value) -> ir.Value:
         """Whether rows fill more than one tile."""
@@ -401,23 +344,27 @@ class TileWriter(ResultWriter):
         e, tiles, strides = self.e, self.tiles, self.strides
         x = e.at(at.x, (row, strides.tile // ROWS))
         totals = e.at(at.totals, (row, TOTALS)) if self.panels > 1 else at.totals
-        places = [e.at(totals, i * ROWS * TOTALS + j * ROW_BYTES) for i in range(len(_X)) for j in range(BLOCKS)]
+        places = [e.at(totals, i * ROWS * TOTALS + j * ROW_BYTES) for i in range(len(X)) for j in range(BLOCKS)]
         self._start(at.panel, places)
-        steps, present = self.steps(at.panel), self._present(at, count)
+        steps = self.steps(at.panel)
+        second = (
+            None if len(self.shape.weights) == BLOCKS else e.b.icmp_signed("<", e.b.add(at.unit, e.i64(1)), at.last)
+        )
+        tile_steps = TileSteps(e, tiles, self._is_more(count), second)
         if unpacks:
-            self._unpack_and_multiply(at, weights, x, steps, present)
+            self._unpack_and_multiply(at, weights, x, steps, tile_steps)
         else:
             with e.loop(0, steps) as s:
                 self._meanwhile(at, row, s.i)
-                self._step(self._operations(e.at(x, (s.i, strides.step)), strides, weights, s.i), present)
+                tile_steps.at_once(tile_steps.operations(e.at(x, (s.i, strides.step)), strides, weights, s.i))
         if self.ends is not None:
             with e.when(self._is_last(at.panel)):
                 if unpacks:
                     self._unpack_tails(at, weights)
                 x = e.at(self.ends, (row, ROW_BYTES))
-                self._step(self._operations(x, Strides(0, BYTES, ROW_BYTES), weights, steps), present)
+                tile_steps.at_once(tile_steps.operations(x, Strides(0, BYTES, ROW_BYTES), weights, steps))
         self.delayed.clear()
-        for c, place in zip(_SUMS, places, strict=True):
+        for c, place in zip(SUMS, places, strict=True):
             tiles.store(c, place, TOTALS)
         with e.when(self._is_last(at.panel)):
             self.delayed.put(totals, e.b.add(at.row, row), count, at.unit, at.last, self._factors())
@@ -438,68 +385,27 @@ class TileWriter(ResultWriter):
                 e.prefetch(e.at(block, (line, ROW_BYTES)), ROW_BYTES, level=2)
 
     def _unpack_and_multiply(
-        self, at: Piece, weights: Sequence[Operand], x: ir.Value, steps: ir.Value, present: _Present
+        self, at: Piece, weights: Sequence[Operand], x: ir.Value, steps: ir.Value, tile_steps: TileSteps
     ) -> None:
         """Unpacks the panel, and multiplies what was unpacked some steps before, by turns of a few instructions."""
         e, strides = self.e, self.strides
         with e.loop(0, steps) as s:
             self._meanwhile(at, None, s.i)
             step = e.b.sub(s.i, e.i64(_AHEAD))
+            operations = tile_steps.operations(e.at(x, (step, strides.step)), strides, weights, step)
             begun = e.b.icmp_signed(">=", step, e.i64(0))
-            operations = self._operations(e.at(x, (step, strides.step)), strides, weights, step)
-            for number in range(BLOCKS):
-                own = [op for op in operations if op.block == number]
-                with self._if(present.blocks[number]):
-                    for done, _ in enumerate(self._unpack_step(at, weights, s.i, number), 1):
-                        for op in own[(done - 1) * len(own) // ROWS : done * len(own) // ROWS]:
-                            with self._if(begun, present.rows[op.rows]):
-                                op.emit()
+            tile_steps.by_turns(operations, begun, partial(self._unpack_step, at, weights, s.i))
         with e.loop(e.smax(0, e.b.sub(steps, e.i64(_AHEAD))), steps) as s:
-            self._step(self._operations(e.at(x, (s.i, strides.step)), strides, weights, s.i), present)
-
-    def _present(self, at: Piece, count: ir.Value) -> _Present:
-        """Which of two tiles of `count` rows, and of two blocks, there are."""
-        e, second = self.e, None
-        if len(self.shape.weights) < BLOCKS:
-            second = e.b.icmp_signed("<", e.b.add(at.unit, e.i64(1)), at.last)
-        return _Present((None, self._is_more(count)), (None, second))
-
-    def _operations(
-        self, x: ir.Value, strides: Strides, weights: Sequence[Operand], step: ir.Value
-    ) -> list[_Operation]:
-        """The loads and products of 32 k of two tiles of rows at `x` and a step of the panel, block by block."""
-        e, load, dot = self.e, self.tiles.load, self.tiles.dot_bf16
-        operations = [
-            _Operation(i, 0, partial(load, tile, e.at(x, i * strides.tile), strides.row)) for i, tile in enumerate(_X)
-        ]
-        for j, w in enumerate(weights):
-            operations.append(_Operation(0, j, partial(load, _W[j], w.tile(e, step), ROW_BYTES)))
-            operations += [
-                _Operation(i, j, partial(dot, _SUMS[i * BLOCKS + j], _X[i], _W[j]), True) for i in range(len(_X))
-            ]
-        return operations
-
-    def _step(self, operations: Sequence[_Operation], present: _Present) -> None:
-        """A step of which all loads come first."""
-        for op in sorted(operations, key=lambda op: op.multiplies):
-            with self._if(present.rows[op.rows], present.blocks[op.block]):
-                op.emit()
-
-    @contextmanager
-    def _if(self, *conditions: ir.Value | None) -> Iterator[None]:
-        """A block of code that runs if all conditions hold; None always does."""
-        known = [condition for condition in conditions if condition is not None]
-        with self.e.when(reduce(self.e.b.and_, known)) if known else nullcontext():
-            yield
+            tile_steps.at_once(tile_steps.operations(e.at(x, (s.i, strides.step)), strides, weights, s.i))
 
     def _start(self, panel: ir.Value, places: Sequence[ir.Value]) -> None:
         """Initializes the sums: zeros for the first panel, else the totals of the earlier panels."""
         e, tiles = self.e, self.tiles
-        for c in _SUMS:
+        for c in SUMS:
             tiles.zero(c)
         if self.panels > 1:
             with e.when(e.b.icmp_signed(">", panel, e.i64(0))):
-                for c, place in zip(_SUMS, places, strict=True):
+                for c, place in zip(SUMS, places, strict=True):
                     tiles.load(c, place, TOTALS)
 
     def steps(self, panel: ir.Value) -> ir.Value:
