@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from rlx.lazy import names_of
 
 if TYPE_CHECKING:
-    from rlx.vision import decode
+    from rlx.vision import decode, opening, tower
     from rlx.vision.encoder import Encoder, FeatureCache
     from rlx.vision.image import Image
     from rlx.vision.opening import Vision
     from rlx.vision.processors import ImageProcessor
     from rlx.vision.tower import Tower
 
-__all__ = ["Encoder", "FeatureCache", "Image", "ImageProcessor", "Tower", "Vision", "decode"]
+__all__ = ["Encoder", "FeatureCache", "Image", "ImageProcessor", "Tower", "Vision", "decode", "opening", "tower"]
 
 #: Text alone needs none of them.
 _HOMES = {
-    "decode": "rlx.vision.decode",
+    **{name: f"rlx.vision.{name}" for name in ("decode", "opening", "tower")},
     "Encoder": "rlx.vision.encoder",
     "FeatureCache": "rlx.vision.encoder",
     "Image": "rlx.vision.image",

@@ -145,6 +145,11 @@ class ImageProcessor(ABC):
             ImageError: the model takes no image of this size.
         """
 
+    @property
+    @abstractmethod
+    def most_patches(self) -> int:
+        """How many patches an image can have."""
+
     @abstractmethod
     def cut(self, pixels: Pixels) -> tuple[Floats, Floats]:
         """`pixel_values` and `patches` of an image that has been resized."""
@@ -293,6 +298,10 @@ class Qwen35Images(ImageProcessor):
             warnings.warn(text, ImageWarning, stacklevel=2)
         return found
 
+    @property
+    def most_patches(self) -> int:
+        return self.max_pixels // self.config.patch**2
+
     def video(self, frames: Sequence[Image], fps: float) -> list[str | Image]:
         """Pairs of frames, each behind the mean of their times; the last frame is repeated where there is an odd one.
 
@@ -363,6 +372,10 @@ class Gemma3Images(ImageProcessor):
     def target(self, height: int, width: int) -> tuple[int, int]:
         return self.config.image_size, self.config.image_size
 
+    @property
+    def most_patches(self) -> int:
+        return (self.config.image_size // self.config.patch) ** 2
+
     def cut(self, pixels: Pixels) -> tuple[Floats, Floats]:
         planes = np.stack([table[pixels[:, :, colour]] for colour, table in enumerate(self._table)])
         return planes, self._rows(pixels, self.config.merge, self.config.patch, planes=True)
@@ -410,6 +423,10 @@ class Gemma4Images(ImageProcessor):
             most = min(long // short, self.budget)
             rows, columns = (most, 1) if height > width else (1, most)
         return rows * unit, columns * unit
+
+    @property
+    def most_patches(self) -> int:
+        return self.budget * self.config.patches_per_row
 
     def cut(self, pixels: Pixels) -> tuple[Floats, Floats]:
         patch, merge = self.config.patch, self.config.merge

@@ -23,7 +23,7 @@ from rlx.backends.memory import Buffer
 from rlx.backends.program import Program
 from rlx.compiler.compile import CompiledProgram, Compiler, Progress
 from rlx.compiler.profiling import step_flops
-from rlx.compiler.state_memory import StateMemory, extents_of
+from rlx.compiler.state_memory import StateMemory, extents_of, states_of
 from rlx.compiler.tensors import Tensors
 from rlx.errors import ModelFileError, MultimodalError, named_refusals
 from rlx.ir.dtypes import BF16, F32, DType
@@ -31,8 +31,8 @@ from rlx.ir.graph import Graph
 from rlx.models.towers import TOWERS, Build
 from rlx.models.vision import TowerModel
 from rlx.models.vision_config import VisionConfig
-from rlx.passes.capabilities import Layouts
-from rlx.passes.layout import weight_table
+from rlx.passes.capabilities import Capabilities, Layouts
+from rlx.passes.layout import weight_bytes, weight_table
 from rlx.passes.quantize import multiplies_bf16
 from rlx.profile import CompileProfile
 from rlx.vision.processors import Patches
@@ -166,9 +166,9 @@ class Tower:
     ) -> None:
         self.config, self.weights, self.stats = config, weights, TowerStats()
         self._profile, self._compiler, self._workers, self._progress = profile, compiler, workers, progress
-        self._ranges = _ranges(profile)
+        self._ranges, self._layouts = _ranges(profile), compiler.target.capabilities.layouts
         self._graphs = _Graphs.of(
-            config, weights, _cache_dtype(config, profile, compiler), compiler.target.capabilities.layouts
+            config, weights, _cache_dtype(config, profile, compiler.target.capabilities), self._layouts
         )
         self._tensors: Tensors | None = None
         self.programs: dict[tuple[int, Range], TowerProgram] = {}
@@ -250,9 +250,8 @@ class Tower:
             rows = np.empty((count // config.patches_per_row, config.row_width), np.float32)
             if graphs.layers:
                 graph = graphs.layers[0][1].graph
-                layouts = self._compiler.target.capabilities.layouts
-                extents = extents_of(graph, layouts, count, self._ranges[-1][1])
-                states = StateMemory(graph, memory, layouts, extents)
+                extents = extents_of(graph, self._layouts, count, self._ranges[-1][1])
+                states = StateMemory(graph, memory, self._layouts, extents)
                 with closing(states):
                     yield from self._layers(x, rows, states, places, seconds)
             yield from self._head("head", graphs.head, x, rows[:, : config.out_hidden], seconds)
@@ -394,9 +393,27 @@ def tower_table(config: VisionConfig, weights: TowerWeights, layouts: Layouts) -
     return _Graphs.of(config, weights, F32, layouts).table
 
 
-def _cache_dtype(config: VisionConfig, profile: CompileProfile, compiler: Compiler) -> DType:
+def memory_of(
+    config: VisionConfig, weights: TowerWeights, profile: CompileProfile, capabilities: Capabilities, patches: int
+) -> int:
+    """Bytes that a tower takes: its packed weights, and the rows, keys and values of an image of so many patches.
+
+    Raises:
+        WeightError: as `tower_table`.
+    """
+    layouts = capabilities.layouts
+    graphs = _Graphs.of(config, weights, _cache_dtype(config, profile, capabilities), layouts)
+    found = weight_bytes(graphs.table, layouts) + 4 * config.hidden * patches
+    if not graphs.layers:
+        return found
+    graph = graphs.layers[0][1].graph
+    extents = extents_of(graph, layouts, patches, _ranges(profile)[-1][1])
+    return found + sum(state.nbytes for state in states_of(graph, extents, layouts))
+
+
+def _cache_dtype(config: VisionConfig, profile: CompileProfile, capabilities: Capabilities) -> DType:
     """The type of keys and values: that of the products of attention."""
-    rounds = multiplies_bf16(config.head_dim, compiler.target.capabilities) and not profile.is_exact
+    rounds = multiplies_bf16(config.head_dim, capabilities) and not profile.is_exact
     return BF16 if rounds else F32
 
 

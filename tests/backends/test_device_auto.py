@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ import rlx
 from rlx import backends
 from rlx.backends import DeviceWarning
 from rlx.cli.main import cli
+from rlx.engine.opening.options import EngineOptions
+from rlx.engine.opening.setup import Plan
 from rlx.errors import ResourceError, TargetError
 from rlx.store.cache import CompileCache
+from rlx.weights import open_weights
 
 OPTIONS: dict[str, Any] = {
     "precision": "exact", "max_seq": 96, "profile": {"buckets": {"seq": [1, 32]}}, "compile_ahead": False,
@@ -34,7 +38,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[paper_card.PaperCard]:
 
 def opened(goldens: Path, **options: Any) -> Any:
     given = {**OPTIONS, "cache": CompileCache(policy="off"), "load": False, "kv_bytes": "2MiB", **options}
-    return rlx.auto_runner(goldens / "llama" / "hf", **given)
+    return rlx.auto_runner(goldens if goldens.is_file() else goldens / "llama" / "hf", **given)
 
 
 def test_the_card_is_taken(card: paper_card.PaperCard, goldens: Path, recwarn: pytest.WarningsRecorder) -> None:
@@ -74,6 +78,34 @@ def test_a_context_that_does_not_fit(
     hint = str(error.value)
     fits = int(hint.split("max_seq=")[1].split()[0])
     opened(goldens, device="cuda", max_seq=fits, kv_bytes=None).close()
+
+
+def test_images_are_planned(
+    card: paper_card.PaperCard, goldens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a tower and the largest image take is there before anything is loaded."""
+    model = tmp_path / "model.gguf"
+    shutil.copy(goldens / "qwen3vl-mm" / "model-f16.gguf", model)
+    options = {**OPTIONS, "device": "cuda", "kv_bytes": "2MiB", "max_pixels": 1 << 16}
+
+    def plan() -> Plan:
+        with open_weights(model) as loader:
+            return Plan.of(loader, EngineOptions(**options))
+
+    assert plan().image_bytes == 0
+    shutil.copy(next((goldens / "qwen3vl-mm").glob("mmproj-*.gguf")), tmp_path / "mmproj.gguf")
+    planned = plan()
+    with opened(model, **options) as runner:
+        tower = runner._engine.vision.required()
+        tower.load()
+        packed, hidden = tower._tensors.nbytes, tower.config.hidden
+    patches = (1 << 16) // tower.config.patch**2
+    assert packed + 3 * 4 * hidden * patches <= planned.image_bytes + 4 * hidden * 64  # rows, keys and values
+    assert planned.image_bytes <= packed + 8 * 4 * hidden * patches
+    without = planned.weight_bytes + (512 << 20) + (2 << 20) + planned.image_bytes // 2
+    monkeypatch.setattr(card.memory, "available", lambda: float(without))
+    with pytest.raises(ResourceError, match=r"it takes weights .*, images .*, caches"):
+        opened(model, **options)
 
 
 def test_a_device_that_is_not_there(goldens: Path) -> None:

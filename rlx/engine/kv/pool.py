@@ -68,29 +68,41 @@ def pool_bytes(
     return max(one, min(int(left), MOST_SEQUENCES * one))
 
 
-def lacking(memory: Memory, pool: int, sizes: Sizes, weight_bytes: int) -> int:
-    """Bytes that a model with such a pool lacks before anything of it is loaded, if buffers take theirs at once."""
-    needed = weight_bytes + int(pool * sizes.share) + WORK
+def lacking(memory: Memory, pool: int, sizes: Sizes, fixed_bytes: int) -> int:
+    """Bytes that a model with such a pool lacks before anything of it is loaded, if buffers take theirs at once.
+
+    Args:
+        fixed_bytes: what weights and images take.
+    """
+    needed = fixed_bytes + int(pool * sizes.share) + WORK
     return 0 if memory.lazy else max(0, needed - available_memory(memory))
 
 
 def check_plan(
-    memory: Memory, pool: int, sizes: Sizes, max_seq: int, weight_bytes: int, experts: Callable[[int], str]
+    memory: Memory,
+    pool: int,
+    sizes: Sizes,
+    max_seq: int,
+    weight_bytes: int,
+    image_bytes: int,
+    experts: Callable[[int], str],
 ) -> None:
     """Checks that a model fits, before anything of it is loaded, if buffers take their memory at once.
 
     Args:
         pool: size of the pool in bytes.
+        image_bytes: what images take, their tower included.
         experts: bytes that are short -> how many layers' experts the host can take for them, as a hint; or "".
 
     Raises:
         ResourceError: it does not; says what is short, and what helps.
     """
-    if not (short := lacking(memory, pool, sizes, weight_bytes)):
+    if not (short := lacking(memory, pool, sizes, weight_bytes + image_bytes)):
         return
     free, caches = available_memory(memory), int(pool * sizes.share)
-    parts = f"weights {size(weight_bytes)}, caches {size(caches)}, work {size(WORK)}"
-    room, tokens = int((free - weight_bytes - WORK) / sizes.share), 0
+    images = f"images {size(image_bytes)}, " if image_bytes else ""
+    parts = f"weights {size(weight_bytes)}, {images}caches {size(caches)}, work {size(WORK)}"
+    room, tokens = int((free - weight_bytes - image_bytes - WORK) / sizes.share), 0
     for step in (1 << i for i in reversed(range(max_seq.bit_length()))):
         if tokens + step <= max_seq and sizes.sequence_bytes(tokens + step) <= room:
             tokens += step

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlx import demo, engine, models, text, weights
+from rlx import demo, engine, models, text, vision, weights
 from rlx.arguments import whole
 from rlx.backends import Device, DeviceWarning, backend, is_auto, warn_of_cpu
 from rlx.backends.device import Target
@@ -30,7 +30,7 @@ from rlx.compiler.state_memory import kv_dtype as cache_type
 from rlx.engine.kv.pool import check_plan, lacking, pool_bytes
 from rlx.engine.opening.cpu_experts import CpuExperts
 from rlx.engine.opening.options import EngineOptions
-from rlx.errors import ArgumentError, ConfigError, ProfileError, ResourceError, UnsupportedModelError
+from rlx.errors import ArgumentError, ConfigError, ProfileError, ResourceError, RlxError, UnsupportedModelError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
@@ -384,7 +384,11 @@ def warn_beyond(trained: int, max_seq: int) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model that can be run, and its settings."""
+    """A model that can be run, and its settings.
+
+    Attributes:
+        image_bytes: memory that its tower and the largest image take, on devices whose memory is planned.
+    """
 
     config: models.ModelConfig
     weights: ModelWeights
@@ -392,6 +396,7 @@ class Plan:
     setup: Setup
     adapters: Adapters | None = None
     asked: int | None = None  # `n_cpu_moe` of the user
+    image_bytes: int = 0
 
     @staticmethod
     def of(loader: WeightLoader, options: EngineOptions) -> Plan:
@@ -420,7 +425,8 @@ class Plan:
         device = self.setup.target.backend
 
         def lacks(packed: int) -> int:
-            return lacking(device.memory, _pool(self.setup, self.sizes, packed, 1), self.sizes, packed)
+            fixed = packed + self.image_bytes
+            return lacking(device.memory, _pool(self.setup, self.sizes, fixed, 1), self.sizes, fixed)
 
         return CpuExperts(self.graph, self.setup.layouts, self.asked, lacks, device.calls_host)
 
@@ -437,7 +443,9 @@ class Plan:
     def check_memory(self, pool: int) -> None:
         """`ResourceError` if the model does not fit, with a pool of so many bytes; see `check_plan`."""
         memory = self.setup.target.backend.memory
-        check_plan(memory, pool, self.sizes, self.setup.max_seq, self.weight_bytes, self.cpu_experts.hint)
+        check_plan(
+            memory, pool, self.sizes, self.setup.max_seq, self.weight_bytes, self.image_bytes, self.cpu_experts.hint
+        )
 
 
 def _warn_of_experts(found: CpuExperts, device: str) -> None:
@@ -458,12 +466,24 @@ def _planned(config: models.ModelConfig, weights: ModelWeights, options: EngineO
     adapters = None
     if options.adapters:
         adapters = engine.adapters.Adapters.of(options.adapters, config, weights, graph)
-    return Plan(config, weights, graph, setup, adapters, options.n_cpu_moe)
+    image_bytes = 0 if setup.target.backend.memory.lazy else _image_bytes(config, weights, setup, options)
+    return Plan(config, weights, graph, setup, adapters, options.n_cpu_moe, image_bytes)
+
+
+def _image_bytes(config: models.ModelConfig, weights: ModelWeights, setup: Setup, options: EngineOptions) -> int:
+    """Memory that a model's tower and the largest image take; 0 if it has no tower that can be used."""
+    try:
+        found, tensors = vision.opening.open_tower(weights.loader, config, options.mmproj)
+        with tensors:
+            most = vision.ImageProcessor.of(found, options.image_options()).most_patches
+            return vision.tower.memory_of(found, tensors, setup.profile, setup.target.capabilities, most)
+    except RlxError:  # who has images is told
+        return 0
 
 
 def pools_of(plans: Sequence[Plan]) -> list[int]:
     """The size in bytes of the pool of each model, none of which is loaded yet: what its options say, or its share."""
-    packed = sum(plan.weight_bytes for plan in plans)
+    packed = sum(plan.weight_bytes + plan.image_bytes for plan in plans)
     return [_pool(plan.setup, plan.sizes, packed, len(plans)) for plan in plans]
 
 

@@ -50,7 +50,8 @@ def draft_plan(engine: Engine, setup: Setup, loader: WeightLoader) -> Plan:
     sizes = Sizes.of(plan.graph, plan.setup.layouts, most, profile.buckets[-1])
     share = sizes.sequence_bytes(most) / engine.pool.sizes.sequence_bytes(most)
     nbytes = max(ceil(share * engine.pool.kv_bytes), sizes.sequence_bytes(most))
-    return replace(plan, setup=replace(plan.setup, profile=replace(plan.setup.profile, kv_bytes=nbytes)))
+    setup = replace(plan.setup, profile=replace(plan.setup.profile, kv_bytes=nbytes))
+    return replace(plan, setup=setup, image_bytes=0)  # the images of a prompt are the model's
 
 
 def check_vocabulary(model: Tokenizer, draft: Tokenizer, path: str) -> None:
