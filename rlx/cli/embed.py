@@ -15,7 +15,7 @@ import numpy as np
 from rlx.cli.command import Command
 from rlx.cli.options import model_argument, model_path, one_adapter, open_runner, some_engine_options
 from rlx.cli.output import Bars, counted, printable
-from rlx.cli.ppl import read_text
+from rlx.cli.ppl import text_of
 from rlx.cli.prompt import STDIN
 from rlx.engine.encoder import Rows
 from rlx.errors import OutputError, PromptError, file_error
@@ -155,7 +155,7 @@ def read_texts(name: str) -> list[str]:
     Raises:
         PromptError: it cannot be read, or a line of a .jsonl file has no text.
     """
-    lines = read_text(name).split("\n")
+    lines = text_of(name).split("\n")
     if lines and not lines[-1]:
         lines.pop()
     lines = [line.removesuffix("\r") for line in lines]

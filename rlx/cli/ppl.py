@@ -15,10 +15,10 @@ import click
 from rlx.cli.command import Command, json_option
 from rlx.cli.options import model_argument, model_path, open_runner, some_engine_options
 from rlx.cli.output import Bars, counted, printable, size
-from rlx.cli.prompt import STDIN
+from rlx.cli.prompt import read_text
 from rlx.engine.engine import Engine
 from rlx.engine.importance import PROFILE, WINDOW, importance
-from rlx.errors import ArgumentError, PromptError, file_error
+from rlx.errors import ArgumentError, PromptError
 from rlx.export.imatrix import write_importance
 from rlx.export.model import check_output
 from rlx.runners.auto import runner_class
@@ -68,7 +68,7 @@ def ppl(
     """
     if halves and stride is not None:
         raise click.UsageError("--halves and --stride exclude each other: the windows of --halves are side by side")
-    text, start = read_text(file), time.perf_counter()
+    text, start = text_of(file), time.perf_counter()
     path = model_path(model, engine, tell_demo=True)
     with Bars("opening the model") as bars, ExitStack() as stack:
         opened = stack.enter_context(_opened(path, window, bars, **engine))
@@ -98,25 +98,9 @@ def ppl(
         show(found)
 
 
-def read_text(name: str) -> str:
-    """The text in a file, or on stdin for "-".
-
-    Raises:
-        PromptError: it cannot be read, is too large, or is no UTF-8.
-    """
-    try:
-        with click.open_file(name, "rb") if name == STDIN else Path(name).expanduser().open("rb") as file:
-            found = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise file_error(PromptError, "the file cannot be read", error, name) from error
-    if len(found) > MAX_BYTES:
-        raise PromptError(f"there are more than {MAX_BYTES >> 20} MiB", where=Path(name), hint="cut the text")
-    try:
-        return bytes(found).decode()
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"it is no UTF-8 text (byte {error.start})", where=Path(name), hint="give a text file"
-        ) from error
+def text_of(name: str) -> str:
+    """The text that a command is given; arguments and errors as of `read_text`."""
+    return read_text(name, MAX_BYTES, strict=True)
 
 
 def cut(
@@ -205,7 +189,7 @@ def read_questions(name: str) -> list[Question]:
         PromptError: it cannot be read, has none, or a line is no question.
     """
     found = []
-    for number, line in enumerate(read_text(name).split("\n"), 1):
+    for number, line in enumerate(text_of(name).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -246,7 +230,7 @@ def imatrix(
     rlx imatrix text.txt imatrix.gguf model-bf16.gguf
     rlx quantize model-bf16.gguf model.gguf Q4_K_M --imatrix imatrix.gguf
     """
-    text, start = read_text(file), time.perf_counter()
+    text, start = text_of(file), time.perf_counter()
     path = model_path(model, engine, tell_demo=True)
     check_output(Path(out), Path(path), force=force)
     with (

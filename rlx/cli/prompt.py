@@ -1,4 +1,4 @@
-"""Where the model and the prompt of `rlx run` come from: arguments, options, a file, and stdin."""
+"""Where model and prompt of `rlx run` come from: arguments, options, a file, and stdin; other commands' texts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Words:
         """
         model, typed = self._split()
         if typed == STDIN:
-            parts = [_read_all()]
+            parts = [read_text(STDIN)]
         else:
             context = piped(self.stdin)
             if typed is not None and model is None and self.model is None and not self._named_prompt:
@@ -71,7 +71,7 @@ class Words:
             raise click.UsageError("--prompt and --file exclude each other")
         words, model, prompt = [*self.positional], self.model, None
         if self._named_prompt:
-            prompt = _file_text(self.file) if self.file is not None else readable(str(self.prompt))
+            prompt = read_text(self.file) if self.file is not None else readable(str(self.prompt))
         elif words:
             prompt = words.pop()
             prompt = prompt if prompt == STDIN else readable(prompt)
@@ -97,10 +97,10 @@ def piped(stdin: bool | None) -> str:
         return ""
     if stdin is None:
         try:
-            return "" if stream.isatty() or not _sends() else _read_all()
+            return "" if stream.isatty() or not _sends() else read_text(STDIN)
         except OSError:  # it is there and cannot be read, as that of a process in the background
             return ""
-    return _read_all()
+    return read_text(STDIN)
 
 
 def _sends() -> bool:
@@ -122,28 +122,33 @@ def _sends() -> bool:
     return False
 
 
-def _read_all() -> str:
-    """All of stdin; nothing where it is closed."""
-    if not sys.stdin:
-        return ""
-    found = sys.stdin.buffer.read(MAX_BYTES + 1)
-    if len(found) > MAX_BYTES:
-        raise PromptError(f"there are more than {MAX_BYTES >> 20} MiB", where="stdin", hint="give a shorter text")
-    return found.decode("utf-8", "replace")
+def read_text(name: str, most: int = MAX_BYTES, *, strict: bool = False) -> str:
+    """The text in a file, or on stdin for "-": "" where that is closed.
 
+    Args:
+        most: bytes.
+        strict: refuses what is no UTF-8; otherwise such bytes become U+FFFD.
 
-def _file_text(name: str) -> str:
-    if name == STDIN:
-        return _read_all()
+    Raises:
+        PromptError: a file cannot be read, there are too many bytes, or they are no UTF-8.
+        OSError: stdin cannot be read.
+    """
     path = Path(name).expanduser()
+    if name == STDIN:
+        found = sys.stdin.buffer.read(most + 1) if sys.stdin else b""
+    else:
+        try:
+            with path.open("rb") as file:
+                found = file.read(most + 1)
+        except OSError as error:
+            raise file_error(PromptError, "the file cannot be read", error, path) from error
+    where = "stdin" if name == STDIN else path
+    if len(found) > most:
+        raise PromptError(f"there are more than {most >> 20} MiB", where=where, hint="give a shorter text")
     try:
-        with path.open("rb") as file:
-            found = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise file_error(PromptError, "the file cannot be read", error, path) from error
-    if len(found) > MAX_BYTES:
-        raise PromptError(f"there are more than {MAX_BYTES >> 20} MiB", where=path, hint="give a shorter text")
-    return found.decode("utf-8", "replace")
+        return found.decode(errors="strict" if strict else "replace")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"it is no UTF-8 text (byte {error.start})", where=where, hint="give a text file") from error
 
 
 def _told_apart(word: str, context: str) -> tuple[str | None, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from click.testing import CliRunner, Result
 
 import rlx
 from rlx.cli.main import cli
-from rlx.cli.ppl import MAX_BYTES
+from rlx.cli.ppl import MAX_BYTES, text_of
+from rlx.cli.prompt import STDIN
 
 TEXT = "Once upon a time there was a brave fox. The fox lived in a forest. One day the fox found a lamp.\n"
 
@@ -58,3 +60,8 @@ def test_what_it_refuses(content: bytes, options: tuple[object, ...], error: str
     path.write_bytes(content)
     done = ppl(path, *options)
     assert done.exit_code == 2 and error in done.output
+
+
+def test_a_closed_stdin_has_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert text_of(STDIN) == ""
