@@ -359,7 +359,7 @@ def _call(name: str | None, result: str, function: str, text: str) -> Run:
 
 def _assembly(name: str | None, result: str, text: str, constraints: str, given: str) -> Run:
     operands = _operands(given)
-    kinds = {"@": _taken, "l": _fetched}
+    kinds = {"@": _guarded, "l": _fetched}
     kind = kinds.get(text[0]) or (_begun if "wgmma.mma_async" in text else _finished)
     known = ASSEMBLY.get(text) or partial(kind, text, constraints)
 
@@ -501,27 +501,34 @@ _G, _T = np.arange(WARP) // 4, np.arange(WARP) % 4
 
 
 def matrix_a(registers: Sequence[Array], kind: str) -> Array:
-    """The operand of 16 rows and 16 columns of each warp."""
-    found, parts = np.zeros((WARPS, 16, 16), np.float32), _halves(registers, kind)
-    for i in range(4):
+    """The operand of 16 rows and 16 or 8 columns of each warp."""
+    found, parts = np.zeros((WARPS, 16, 4 * len(registers)), np.float32), _halves(registers, kind)
+    for i in range(len(registers)):
         for j in range(2):
             found[:, _G + 8 * (i % 2), 2 * _T + j + 8 * (i // 2)] = parts[:, :, i, j]
     return found
 
 
-def _mma(kind: str) -> Callable[..., list[Array]]:
+def _mma(kind: str, eights: int = 2) -> Callable[..., list[Array]]:
+    """16 rows and so many times 8 columns times 8 columns."""
+
     def run(b: Block, *x: Array) -> list[Array]:
         assert b.active.reshape(WARPS, WARP).all(1).sum() * WARP == b.active.sum(), "mma of a part of a warp"
-        a, parts = matrix_a(x[:4], kind), _halves(x[4:6], kind)
-        right = np.zeros((WARPS, 16, 8), np.float32)
-        for i in range(2):
+        a, parts = matrix_a(x[: 2 * eights], kind), _halves(x[2 * eights : 3 * eights], kind)
+        right = np.zeros((WARPS, 8 * eights, 8), np.float32)
+        for i in range(eights):
             for j in range(2):
                 right[:, 2 * _T + j + 8 * i, _G] = parts[:, :, i, j]
         with np.errstate(all="ignore"):
             product = a @ right
-            return [x[6 + i] + product[:, _G + 8 * (i // 2), 2 * _T + i % 2].reshape(-1) for i in range(4)]
+            return [x[3 * eights + i] + product[:, _G + 8 * (i // 2), 2 * _T + i % 2].reshape(-1) for i in range(4)]
 
     return run
+
+
+def _mma_f16(eights: int) -> Callable[..., list[Array]]:
+    product = _mma("f16", eights)
+    return lambda b, *x: product(b, *(np.ascontiguousarray(v).view(np.int32)[:, 0] for v in x[:-4]), *x[-4:])
 
 
 def _mma_s8(b: Block, *x: Array) -> list[Array]:
@@ -633,9 +640,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "llvm.nvvm.mma.m16n8k16.row.col.bf16": _mma("bf16"),
     "llvm.nvvm.mma.m16n8k16.row.col.s8": _mma_s8, "llvm.nvvm.mma.m16n8k32.row.col.s8": _mma_s8,
     "llvm.nvvm.rcp.approx.ftz.f": _f32(lambda x: 1 / x), "llvm.nvvm.rsqrt.approx.f": _f32(lambda x: 1 / np.sqrt(x)),
-    "llvm.nvvm.mma.m16n8k16.row.col.f32.f32": lambda b, *x: _mma("f16")(
-        b, *(np.ascontiguousarray(v).view(np.int32)[:, 0] for v in x[:6]), *x[6:]
-    ),
+    "llvm.nvvm.mma.m16n8k16.row.col.f32.f32": _mma_f16(2), "llvm.nvvm.mma.m16n8k8.row.col.f32.f32": _mma_f16(1),
     "llvm.fma.f32": _f32(_fma), "llvm.fma.f64": _f32(_fma),
     "llvm.maxnum.f32": _f32(np.fmax), "llvm.minnum.f32": _f32(np.fmin),
     "llvm.ceil.f32": _f32(np.ceil),
@@ -671,7 +676,23 @@ def _left(b: Block, places: Array, first: Array, second: Array) -> None:
     raw[at[b.active]] = np.ascontiguousarray(values).view(np.uint8)[b.active]
 
 
-def _taken(text: str, constraints: str, b: Block, places: Array, valid: Array, *others: Array) -> list[Array]:
+def _guarded(text: str, constraints: str, b: Block, places: Array, valid: Array, *others: Array) -> list[Array]:
+    """Loads of the threads that may."""
+    if "relaxed" in text:
+        return _taken(text, b, places, valid, *others)
+    found = re.fullmatch(r"@\$\d ld\.global\.v(\d)\.u32 \{[^}]*\}, \[\$\d\];", text)
+    assert found, f"not understood: {text}"
+    before, b.active = b.active, b.active & valid
+    raw, at = b.bytes_at("ptr addrspace(1)", places, 4 * int(found[1])) if b.active.any() else (None, None)
+    words = [
+        np.where(b.active, raw[at].view(np.int32)[:, i], other) if raw is not None else other
+        for i, other in enumerate(others)
+    ]
+    b.active = before
+    return words
+
+
+def _taken(text: str, b: Block, places: Array, valid: Array, *others: Array) -> list[Array]:
     """`row_results.taken`."""
     found = re.fullmatch(r"@\$3 ld\.relaxed\.gpu\.global\.v2\.f32 \{\$0, \$1\}, \[\$2\+(\d+)\];", text)
     assert found, f"not understood: {text}"

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import simt
 
+from rlx.backends.cuda.agreed.steps import POSITIONS, RANGES
 from rlx.backends.cuda.code import Code, kernel_of
 from rlx.backends.cuda.features import Features
 from rlx.backends.cuda.kernels import row_attention as few
 from rlx.backends.cuda.kernels import row_chunks as chunks
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache, Rope, segment_of
+from rlx.backends.cuda.target import named
 from rlx.ir.dims import PAST_SEQ, SEQ
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT
@@ -64,6 +66,7 @@ CASES = {
     "odd heads": Case({"width": 13}, "f16", 1, 70),
     "heads of eights": Case({"width": 40, "sinks": True}, "bf16", 1, 129),
     "wide heads": Case({"width": 272}, "f16", 1, 130),
+    "heads too wide for ranges": Case({"heads": 8, "width": 512}, "f16", 1, 70),
     "all positions": Case({"mask": "none", "heads": 1}, "f16", 3, 100),
     "visible positions": Case({"mask": "visible"}, "f32", 3, 100),
     "a bias of heads": Case({"mask": "bias", "bias_heads": 2}, "f16", 2, 90),
@@ -104,15 +107,23 @@ def expected_of(a: Attention, q: Array, k: Array, v: Array, given: dict[str, Arr
     return np.einsum("hrt,htd->rhd", weights / (weights.sum(-1) + sinks)[..., None], np.repeat(v, group, 0))
 
 
-def kernel_for(a: Attention, dtype: str, *, shared: bool, capacity: int, before: bool = False) -> Any:
+@pytest.fixture(params=["sm_120", "sm_75"])
+def features(request: pytest.FixtureRequest) -> Features:
+    """What a card has: one whose tensor cores multiply bf16, and one where lanes do."""
+    return named(request.param).features
+
+
+def kernel_for(
+    a: Attention, dtype: str, features: Features, *, shared: bool, capacity: int, before: bool = False
+) -> Any:
     """The kernel of calls of one sequence. With `before` it rotates the queries, and writes the newest position."""
-    code = Code("kernel", dict.fromkeys(POINTERS), SYMBOLS, Features(overlaps=True))
+    code = Code("kernel", dict.fromkeys(POINTERS), SYMBOLS, features)
     of, type_ = code.pointers, DTYPES[dtype]
     keys, values = (
         Cache(of[name], type_, a.kv_heads, a.width, capacity, page=PAGE, pages=of["pages"], table=capacity // PAGE)
         for name in ("keys", "values")
     )
-    tiles = chunks.tiles_of(a, type_, type_, 99 << 10)
+    tiles = chunks.tiles_of(a, type_, type_, features.shared)
     number, share = code.block, None
     if shared:
         sharing = code.dim_named("SHARING")
@@ -148,7 +159,7 @@ def run(kernel: Any, given: dict[str, Array], blocks: int, extents: list[int]) -
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_few_rows(name: str) -> None:
+def test_few_rows(name: str, features: Features) -> None:
     """The result is that of NumPy, and has the same bits however many ranges of positions a block has."""
     case, rng = CASES[name], np.random.default_rng(len(name))
     a, length = replace(CAUSAL, **case.changes), case.rows + case.past
@@ -168,10 +179,13 @@ def test_few_rows(name: str) -> None:
     }  # fmt: skip
     expected = expected_of(a, q, k[:, :length], v[:, :length], given)
     found = []
-    for each in (None, 64, 128, 256, 4096):
-        most = bits(min(chunks.SPLITS, -(-length // (each or length))))
-        room = 1 << (min(-(-length // chunks.KEYS), chunks.SPLITS) - 1).bit_length()
-        kernel = kernel_for(a, case.dtype, shared=each is not None, capacity=capacity)
+    divides = chunks.tiles_of(a, *[DTYPES[case.dtype]] * 2, features.shared).divides(a, features.shared)
+    assert divides == (name != "heads too wide for ranges")
+    for each in (None, 64, 128, 256, 4096) if divides else (None,):
+        most = bits(min(RANGES, -(-length // (each or length))))
+        room = 1 << (min(-(-length // POSITIONS), RANGES) - 1).bit_length()
+        kernel = kernel_for(a, case.dtype, features, shared=each is not None, capacity=capacity)
+        assert kernel.shared <= features.shared
         blocks = case.rows * a.parts << most
         given["scratch"] = np.zeros(case.rows * a.heads * room * a.partial, np.float32)
         memory, places = run(kernel, given, blocks, [case.rows, case.past, room, most, each or 0])
@@ -185,7 +199,7 @@ def test_few_rows(name: str) -> None:
 
 @pytest.mark.parametrize("past", [0, 63, 64, 150, 700])
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "q8_0"])
-def test_a_row_writes_the_newest_position(dtype: str, past: int) -> None:
+def test_a_row_writes_the_newest_position(dtype: str, past: int, features: Features) -> None:
     """The cache gets the rotated key and the value, and the row sees them as the cache has them."""
     a, rng = replace(CAUSAL, heads=4, kv_heads=2, rows=1, length=PAST_SEQ + 1), np.random.default_rng(past)
     capacity, half = -(-(past + 1) // PAGE) * PAGE, a.width // 2
@@ -202,13 +216,13 @@ def test_a_row_writes_the_newest_position(dtype: str, past: int) -> None:
     history[0, :, past], history[1, :, past] = rotated(k)[0], v[0]
     new = [stored(each, dtype) for each in history]
     pages = rng.permutation(capacity // PAGE).astype(np.int32)
-    room = 1 << (-(-(past + 1) // chunks.KEYS) - 1).bit_length()
+    room = 1 << (-(-(past + 1) // POSITIONS) - 1).bit_length()
     given = {
         "q": q, "k": k, "v": v, "angles": angles, "keys": paged(keys, pages), "values": paged(values, pages),
         "pages": pages, "out": np.full_like(q, np.nan),
         "scratch": np.zeros(a.heads * room * a.partial, np.float32),
     }  # fmt: skip
-    kernel = kernel_for(a, dtype, shared=True, capacity=capacity, before=True)
+    kernel = kernel_for(a, dtype, features, shared=True, capacity=capacity, before=True)
     for each in (64, 128, 4096):
         most = bits(-(-(past + 1) // each))
         memory, places = run(kernel, given, a.parts << most, [1, past, room, most, each])

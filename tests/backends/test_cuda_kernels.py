@@ -14,6 +14,7 @@ from weight_bytes import random_bytes
 from rlx.backends.cuda import layouts
 from rlx.backends.cuda.agreed import loop as loops
 from rlx.backends.cuda.code import THREADS, WARPS, Code, Kernel, kernel_of
+from rlx.backends.cuda.features import Features
 from rlx.backends.cuda.kernels import attention_prompt as prompts
 from rlx.backends.cuda.kernels import groups, row_parts
 from rlx.backends.cuda.kernels import linear as linears
@@ -25,6 +26,7 @@ from rlx.backends.cuda.kernels.large_shape import Shape, stages_of
 from rlx.backends.cuda.kernels.loop import advance
 from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, RowShape, row_shape
 from rlx.backends.cuda.kernels.rows import rms_norm
+from rlx.backends.cuda.target import named
 from rlx.ir.dims import PAST_SEQ, SEQ
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT
@@ -45,6 +47,12 @@ ATTENTIONS: dict[str, tuple[dict[str, Any], str, int, int]] = {
     "last visible positions": ({"mask": "visible"}, "f16", 40, 9),
     "more heads than a block has": ({"heads": 70, "width": 16}, "f16", 2, 60),
 }
+
+
+@pytest.fixture(params=["sm_80", "sm_75"])
+def features(request: pytest.FixtureRequest) -> Features:
+    """What a card has: one whose tensor cores multiply bf16, and one where lanes do."""
+    return named(request.param).features
 
 
 def run(kernel: Kernel, memory: simt.Memory, blocks: int, arguments: dict[str, int]) -> None:
@@ -88,14 +96,14 @@ def expected_attention(
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize("exact", [True, False])
-def test_attention_of_prompts(name: str, exact: bool) -> None:
+def test_attention_of_prompts(name: str, exact: bool, features: Features) -> None:
     changes, dtype, rows, past = ATTENTIONS[name]
     length, rng = rows + past, np.random.default_rng(len(name))
     a = replace(CAUSAL, **changes, length=length, rows=rows)
-    tiles = prompts.tiles_of(a, DTYPES[dtype], DTYPES[dtype], 99 << 10, exact=exact)
+    tiles = prompts.tiles_of(a, DTYPES[dtype], DTYPES[dtype], features.shared, exact=exact)
     assert tiles is not None
     capacity = -(-length // PAGE) * PAGE
-    code = Code("kernel", dict.fromkeys(["q", "keys", "values", "pages", "sinks", "operand", "out"]), [])
+    code = Code("kernel", dict.fromkeys(["q", "keys", "values", "pages", "sinks", "operand", "out"]), [], features)
     segment, first = prompts.find_rows(code, a, None, 0, 0)
     caches = [cache_of(code, which, a, dtype, capacity) for which in ("keys", "values")]
     prompts.prompt_attention(code, a, tiles, caches[0], caches[1], segment, first)
@@ -118,7 +126,7 @@ def test_attention_of_prompts(name: str, exact: bool) -> None:
     assert np.abs(memory.get(places["out"], q.shape) - expected).max() <= limit * np.abs(expected).max()
 
 
-def test_sequences_share_no_block() -> None:
+def test_sequences_share_no_block(features: Features) -> None:
     """Each sequence of more than `MANY` rows has its blocks; what a row gets does not depend on the others."""
     a, rng = replace(CAUSAL, length=0, rows=0), np.random.default_rng(1)
     sizes, columns = (40, prompts.MANY, 17), 4
@@ -129,9 +137,9 @@ def test_sequences_share_no_block() -> None:
     q = rng.standard_normal((rows, a.heads, a.width)).astype(np.float32)
     cache = rng.standard_normal((3, 1, capacity, a.width)).astype(np.float16)
     a = replace(a, length=PAST_SEQ + SEQ, rows=SEQ)
-    tiles = prompts.tiles_of(a, DTYPES["f16"], DTYPES["f16"], 99 << 10, exact=True)
+    tiles = prompts.tiles_of(a, DTYPES["f16"], DTYPES["f16"], features.shared, exact=True)
     assert tiles is not None
-    code = Code("kernel", dict.fromkeys(["q", "keys", "segments", "out"]), ["SEQ", "PAST_SEQ"])
+    code = Code("kernel", dict.fromkeys(["q", "keys", "segments", "out"]), ["SEQ", "PAST_SEQ"], features)
     segment, first = prompts.find_rows(code, a, code.pointers["segments"], columns, 3)
     own = Cache(code.pointers["keys"], DTYPES["f16"], 1, a.width, capacity, slotted=True)
     prompts.prompt_attention(code, a, tiles, own, own, segment, first)
@@ -222,15 +230,17 @@ def test_linears_of_many_rows(dtype: str, width: int, shape: Shape, gated: str |
 
 def test_shapes_of_few_rows() -> None:
     """Sets of tiles cover a layer, and what is in shared memory fits."""
-    for dtype, rows, n, width, parts, shared in itertools.product(
+    for dtype, rows, n, width, parts, level in itertools.product(
         ("q4_k", "q6_k", "q8_0", "bf16", "f32"), (2, 8, 16, 24, 64, 500), (40, 1024, 12288, 151936), (256, 4096, 12288),
-        (1, 2), (99 << 10, 227 << 10),
+        (1, 2), ("sm_75", "sm_86", "sm_90"),
     ):  # fmt: skip
+        features = named(level).features
         form = layouts.form_of(DTYPES[dtype])
-        shape = linears.shape_of(form, rows, n, width, parts, shared)
-        assert shape.blocks * WARPS * shape.rounds >= parts * shape.sets(n) and shape.columns == -(-min(rows, 64) // 8)
+        shape = linears.shape_of(form, rows, n, width, parts, features)
+        assert shape.blocks * WARPS * shape.rounds >= parts * shape.sets(n)
+        assert shape.columns == -(-min(rows, 64 if features.bf16 else 32) // 8)
         x = shape.pieces * shape.piece * form.unit // 32 * linears.record_bytes(form, shape.columns, False)
-        assert x + WARPS * shape.slots * shape.each * form.unit_bytes <= shared
+        assert x + WARPS * shape.slots * shape.each * form.unit_bytes <= features.shared
 
 
 @pytest.mark.parametrize(
@@ -251,12 +261,13 @@ def test_shapes_of_few_rows() -> None:
 )
 @pytest.mark.parametrize("rounded", [False, True])
 def test_linears_of_few_rows(
-    dtype: str, width: int, rows: int, gated: str | None, changes: dict[str, Any], rounded: bool
+    dtype: str, width: int, rows: int, gated: str | None, changes: dict[str, Any], rounded: bool, features: Features
 ) -> None:
     """Rows have the bits that they have alone."""
     n, rng, type_, parts = 152, np.random.default_rng(width), DTYPES[dtype], 2 if gated else 1
     form = layouts.form_of(type_)
-    shape = replace(linears.shape_of(form, rows, n, width, parts, 227 << 10, rounded), **changes)
+    shape = linears.shape_of(form, rows, n, width, parts, features, rounded)
+    shape = replace(shape, **{"columns": -(-rows // 8), **changes})
     x, residual = (rng.standard_normal(size).astype(np.float32) for size in ((rows, width), (rows, n)))
     raw = [random_bytes(type_, n, width, rng) for _ in range(2)]
     bias = rng.standard_normal((2, n)).astype(np.float32)
@@ -279,11 +290,11 @@ def test_linears_of_few_rows(
             passed=of["passed"] if shape.passed(n, parts) else None,
         )  # fmt: skip
 
-    code = Code("products", dict.fromkeys(given), [])
+    code = Code("products", dict.fromkeys(given), [], features)
     linears.Linear(code, form, n, width, shape, gated, rounded=rounded).emit(operands(code, None))
     run(kernel_of(code), memory, shape.blocks * shape.ranges, places)
     if shape.passed(n, parts):
-        code = Code("add", dict.fromkeys(given), [])
+        code = Code("add", dict.fromkeys(given), [], features)
         linears.Linear(code, form, n, width, shape, gated, rounded=rounded).add_ranges(operands(code, None))
         run(kernel_of(code), memory, -(-10 * shape.columns // WARPS), places)
     found = memory.get(places["out"], (rows, n)).copy()
@@ -294,7 +305,7 @@ def test_linears_of_few_rows(
     most = (2e-6 if rounded and dtype != "f32" else 2e-5) * np.abs(expected).max()
     assert np.abs(found - expected).max() <= most
     for row in (0, rows - 1):
-        code, own = Code("row", dict.fromkeys(given), []), row_shape(form, n, width, parts)
+        code, own = Code("row", dict.fromkeys(given), [], features), row_shape(form, n, width, parts)
         RowLinear(code, form, n, width, own, gated, rounded=rounded).emit(operands(code, row))
         run(kernel_of(code), memory, own.blocks, places)
         np.testing.assert_array_equal(memory.get(places["out"], (rows, n))[row], found[row])
@@ -324,20 +335,20 @@ def of_rows(code: Code, n: int, width: int, rows: int) -> linears.Operands:
         ("f32", 40, 130, 1),
     ],
 )
-def test_a_row_has_the_same_bits_alone(dtype: str, n: int, width: int, own: int) -> None:
+def test_a_row_has_the_same_bits_alone(dtype: str, n: int, width: int, own: int, features: Features) -> None:
     """Rings of any shape give the bits that the kernel of several rows has; and those are right."""
     rng, type_ = np.random.default_rng(width), DTYPES[dtype]
     form, tiles = layouts.form_of(type_), -(-n // layouts.ROWS)
     x, raw = rng.standard_normal((2, width)).astype(np.float32), random_bytes(type_, n, width, rng)
     packed, found = layouts.pack(type_, raw, n, width), []
     shape = replace(row_shape(form, n, width, 1, 0), tiles=own, blocks=-(-tiles // own))
-    few = linears.shape_of(form, 2, n, width, 1, 227 << 10)
+    few = linears.shape_of(form, 2, n, width, 1, features)
     given = {"w0": packed, "passed": np.zeros(few.passed(n, 1), np.uint8)}
     for alone in (True, False):
         memory = simt.Memory()
         places = {name: memory.put(each) for name, each in given.items()}
         places |= {"x": memory.put(x), "out": memory.put(np.full((2, n), np.nan, np.float32))}
-        code, adds = (Code("kernel", dict.fromkeys(places), []) for _ in range(2))
+        code, adds = (Code("kernel", dict.fromkeys(places), [], features) for _ in range(2))
         if alone:
             RowLinear(code, form, n, width, shape).emit(of_rows(code, n, width, 2))
         else:
@@ -355,7 +366,9 @@ def test_a_row_has_the_same_bits_alone(dtype: str, n: int, width: int, own: int)
 @pytest.mark.parametrize(("dtype", "width"), [("q4_k", 1280), ("q8_0", 2336), ("bf16", 130)])
 @pytest.mark.parametrize("out", ["bf16", "f32"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_row_is_normalized_in_its_product(dtype: str, width: int, out: str, weighted: bool) -> None:
+def test_a_row_is_normalized_in_its_product(
+    dtype: str, width: int, out: str, weighted: bool, features: Features
+) -> None:
     """It has the bits of a norm before the product; and those are right."""
     rng, n, type_, eps = np.random.default_rng(width), 40, DTYPES[dtype], 1e-3
     form, rounded = layouts.form_of(type_), out == "bf16"
@@ -366,8 +379,8 @@ def test_a_row_is_normalized_in_its_product(dtype: str, width: int, out: str, we
     places |= {"norm": memory.put(weight)} if weighted else {}
     names = ["x", *["norm"] * weighted, "out"]
     before, code, alone = (
-        Code("norm", dict.fromkeys(names), []),
-        *(Code("kernel", dict.fromkeys([*places, "out"]), []) for _ in range(2)),
+        Code("norm", dict.fromkeys(names), [], features),
+        *(Code("kernel", dict.fromkeys([*places, "out"]), [], features) for _ in range(2)),
     )
     rms_norm(before, width, eps, out)
     normed = memory.put(np.zeros(width, np.int16 if rounded else np.float32))

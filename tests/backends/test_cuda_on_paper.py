@@ -125,7 +125,7 @@ def test_draws_advance_one_number_a_token() -> None:
         assert Sampler(rlx.SampleOpts(temperature=1.0, seed=3, **more), [1], None).looks_back
 
 
-@pytest.mark.parametrize("level", ["sm_80", "sm_120"])
+@pytest.mark.parametrize("level", ["sm_75", "sm_80", "sm_120"])
 def test_other_cards(card: paper_card.PaperCard, goldens: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card, "level", level)
     options = {**OPTIONS, "device": "paper", "cache": CompileCache(policy="off")}
@@ -285,7 +285,7 @@ def test_errors_of_the_driver(code: int, error: type[Exception], message: str, m
 def test_every_card_has_a_peak(level: str) -> None:
     card: Any = SimpleNamespace(attribute=lambda number: {16: 10, 13: 1_000_000}[number])
     found = clocks.peaks(card, level)
-    assert found["bf16"] == 2 * found["f32"] >= 5120
+    assert found["bf16"] == 2 * found["f32"] >= 1280
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from rlx.ir.dtypes import BF16, F8_E4M3, IQ3_XXS, Q4_K, Q6_K, Q8_0
 from rlx.platform import cpu_count
 from rlx.store.cache import CompileCache
 
-CARDS = {level: level for level in ("sm_80", "sm_86", "sm_89", "sm_100", "sm_120")} | {"sm_90": "sm_90a"}
+CARDS = {level: level for level in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_100", "sm_120")} | {"sm_90": "sm_90a"}
 MODELS = {"llama-k256": "model-Q4_K_M.gguf", "qwen35": "hf"}
 #: Bytes that a kernel may store and load again because it has too few registers. A few cost nothing where it waits for
 #: memory; more is a mistake in its shape.

@@ -253,6 +253,13 @@ def test_cards_of_different_kinds(cards: paper_cards.PaperCards, monkeypatch: py
         rlx.backends.backend("cuda:0,1").target()
 
 
+def test_a_card_that_is_too_old(cards: paper_cards.PaperCards, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "levels", {0: (7, 0), 1: (7, 5)})
+    with pytest.raises(TargetError, match=r"is a card of sm_70.*Cards from sm_75 on serve"):
+        rlx.backends.backend("cuda").target()
+    assert rlx.backends.backend("cuda:1").target().level == "sm_75"
+
+
 def test_cards_without_a_way_between_them(cards: paper_cards.PaperCards, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "reach", False)
     with pytest.raises(TargetError, match="card 0 cannot use the memory of card 1"):

@@ -13,7 +13,8 @@ from typing import Any
 
 from rlx.backends.cuda import ptx
 from rlx.backends.cuda.agreed.steps import ADDED
-from rlx.backends.cuda.code import Kernel, entry
+from rlx.backends.cuda.code import Kernel
+from rlx.backends.cuda.entry import entry
 from rlx.backends.cuda.kernels.cards import meet
 from rlx.backends.cuda.kernels.loop import advance
 from rlx.backends.cuda.launches import COUNTERS, PER_RANGE, SCRATCH, Context, Launch

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from rlx.backends.cuda import ptx
 from rlx.backends.cuda.agreed.choice import EXTENTS, POINTERS
-from rlx.backends.cuda.code import Code, Kernel, entry, kernel_of
+from rlx.backends.cuda.code import Code, Kernel, kernel_of
+from rlx.backends.cuda.entry import entry
 from rlx.backends.cuda.features import Features
 from rlx.backends.cuda.kernels.choose import kernels
 from rlx.backends.cuda.target import Target

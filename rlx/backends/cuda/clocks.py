@@ -14,11 +14,11 @@ from rlx.errors import TargetError
 
 _COPIES, _REPEATS = 8, 5  # of a measurement of the bandwidth
 
-#: Level -> operations of a multiprocessor in a clock, of dense products of bf16 with sums in f32. Source: NVIDIA's
-#: papers on the architectures.
+#: Level -> operations of a multiprocessor in a clock, of dense products of bf16 with sums in f32; those of f32 where
+#: tensor cores do not multiply bf16. Source: NVIDIA's papers on the architectures.
 _BF16_OPERATIONS: Mapping[str, int] = {
-    "sm_80": 2048, "sm_86": 512, "sm_87": 1024, "sm_89": 512, "sm_90": 4096, "sm_100": 8192, "sm_103": 8192,
-    "sm_120": 512, "sm_121": 512,
+    "sm_75": 128, "sm_80": 2048, "sm_86": 512, "sm_87": 1024, "sm_89": 512, "sm_90": 4096, "sm_100": 8192,
+    "sm_103": 8192, "sm_120": 512, "sm_121": 512,
 }  # fmt: skip
 _CLOCK = 13  # CUdevice_attribute, in kHz
 

@@ -1,7 +1,7 @@
 """LLVM assembly of kernels under construction: typed values with operators, loops and conditions as `with` blocks.
 
 A kernel of this device is a function that a block of `THREADS` threads runs. Its first parameter is the number of the
-block; pointers to its operands and its result follow, then `extents`, the values of the program's symbols. `Entry` puts
+block; pointers to its operands and its result follow, then `extents`, the values of the program's symbols. `entry` puts
 the kernels of a region into one function that the card starts.
 
 No number is rounded otherwise than written: multiplications and additions are not contracted, unless `fma` asks for it.
@@ -9,7 +9,7 @@ No number is rounded otherwise than written: multiplications and additions are n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -199,6 +199,7 @@ class Builder:
         self._first: list[str] = []
         self._count = 0
         self.declared: set[str] = set()
+        self._made: dict[Hashable, list[Value]] = {}
         self.shared, self.resident = start, 0
         self.block = self._value("%block", I32)
         self.parameters = [f"%p.{each}" for each, place in pointers.items() if place is None]
@@ -406,15 +407,26 @@ class Flow(Builder):
         self._count += 1
         return f"b{self._count}"
 
+    def _begin(self, label: str) -> None:
+        """Begins a block of instructions."""
+        self._lines.append(f"{label}:")
+        self._made = {}
+
+    def once(self, key: Hashable, make: Callable[[], list[Value]]) -> list[Value]:
+        """What a function makes; it is made once in instructions without branches between them."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
         """Runs what follows if the condition holds."""
         body, done = self._label(), self._label()
         self.line(f"br i1 {condition.text}, label %{body}, label %{done}")
-        self._lines.append(f"{body}:")
+        self._begin(body)
         yield
         self.line(f"br label %{done}")
-        self._lines.append(f"{done}:")
+        self._begin(done)
 
     @contextmanager
     def loop(self, start: Operand, stop: Operand, step: Operand = 1) -> Iterator[Value]:
@@ -422,24 +434,24 @@ class Flow(Builder):
         i = self.variable(I32, start)
         head, body, done = self._label(), self._label(), self._label()
         self.line(f"br label %{head}")
-        self._lines.append(f"{head}:")
+        self._begin(head)
         now = i.get()
         self.line(f"br i1 {(now < stop).text}, label %{body}, label %{done}")
-        self._lines.append(f"{body}:")
+        self._begin(body)
         yield now
         i.set(now + step)
         self.line(f"br label %{head}")
-        self._lines.append(f"{done}:")
+        self._begin(done)
 
     @contextmanager
     def repeat(self) -> Iterator[Callable[[Value], None]]:
         """Runs what follows again while the condition holds that it gives to the function."""
         body, done, conditions = self._label(), self._label(), list[Value]()
         self.line(f"br label %{body}")
-        self._lines.append(f"{body}:")
+        self._begin(body)
         yield conditions.append
         self.line(f"br i1 {conditions[0].text}, label %{body}, label %{done}")
-        self._lines.append(f"{done}:")
+        self._begin(done)
 
     def select(self, condition: Value, value: Operand, other: Operand) -> Value:
         """One of two values."""
@@ -653,46 +665,3 @@ def kernel_of(code: Code) -> Kernel:
     text = code.finish()
     declared = code.declared.union(*(each.declared for each in own))
     return Kernel(code.name, text, len(code.parameters), frozenset(declared), code.shared, own, code.resident)
-
-
-def entry(name: str, kernels: Sequence[Kernel], features: Features) -> str:
-    """A module with one function for the card, whose blocks run some kernels, one after the other.
-
-    Its parameters are of 8 bytes each: of each kernel the number of blocks up to and with its own, then its pointers;
-    at last the address of the extents.
-
-    Args:
-        features: what the card has.
-    """
-    parameters, calls = list[str](), list[str]()
-    for i, each in enumerate(kernels):
-        own = [f"%k{i}.{j}" for j in range(each.pointers)]
-        parameters += [f"i64 %end{i}", *(f"{GLOBAL} align 16 {name}" for name in own)]
-        last = i == len(kernels) - 1
-        before = f"%last{i - 1}" if i else "0"
-        calls += [f"  %last{i} = trunc i64 %end{i} to i32", f"  %own{i} = sub i32 %block, {before}"]
-        if not last:
-            calls += [f"  %mine{i} = icmp ult i32 %block, %last{i}", f"  br i1 %mine{i}, label %run{i}, label %next{i}"]
-            calls += [f"run{i}:"]
-        calls += [f"  call void @{each.name}(i32 %own{i}{''.join(f', {GLOBAL} {p}' for p in own)}, {GLOBAL} %extents)"]
-        calls += ["  ret void"] + ([] if last else [f"next{i}:"])
-    parameters.append(f"{GLOBAL} align 4 %extents")
-    called = ["declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()"]
-    if features.overlaps:
-        called += [f"declare void @llvm.nvvm.griddepcontrol.{what}()" for what in ("wait", "launch.dependents")]
-    declared = sorted({*called, *(line for each in kernels for line in each.declared)})
-    resident = min(filter(None, (each.resident for each in kernels)), default=0)  # all have the memory of the largest
-    bounds = f'"nvvm.maxntid"="{THREADS}"' + f' "nvvm.minctasm"="{resident}"' * (resident > 0)
-    distinct = {each.name: each.text for kernel in kernels for each in (*kernel.own, kernel)}
-    return "\n".join([
-        'target triple = "nvptx64-nvidia-cuda"',
-        "@shared = external addrspace(3) global [0 x i8], align 16",
-        *declared,
-        *distinct.values(),
-        f'define ptx_kernel void @{name}({", ".join(parameters)}) {bounds} {{',
-        "  %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()",
-        *calls,
-        "}",
-        "!0 = !{}",
-        "",
-    ])  # fmt: skip

@@ -12,6 +12,7 @@ from rlx.backends.cuda.features import Features
 from rlx.backends.cuda.kernels.cards import Part
 from rlx.backends.cuda.layouts import LAYOUTS, CardLayouts
 from rlx.backends.sizes import static
+from rlx.errors import CompileError
 from rlx.ir import dims
 from rlx.ir.dims import Bounds, DimLike
 from rlx.ir.node import Node
@@ -107,6 +108,11 @@ class Context:
             code.pointers["out"] = replace(code.pointers["out"], peers=self.layouts.cards - 1)
         body(code)
         kernel = kernel_of(code)
+        if kernel.shared > self.features.shared:
+            what = (
+                f"a block of {op} takes {kernel.shared} bytes of shared memory, of {self.features.shared} of this card"
+            )
+            raise CompileError(what, where="device cuda", hint='Choose another card, or device="cpu".')
         name = f"{op}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:16]}"
         return replace(kernel, name=name, text=kernel.text.replace("@KERNEL", f"@{name}"))
 

@@ -29,7 +29,13 @@ _BESIDE = 16  # blocks of rows that are computed side by side
 
 
 def linear(n: Node, c: Context, weight: Node, args: Mapping[str, Arg]) -> list[Launch]:
-    """A linear layer."""
+    """A linear layer.
+
+    Where tensor cores do not multiply bf16 none: the kernel of few rows computes as many at a time, over codes as they
+    lie.
+    """
+    if not c.features.bf16:
+        return []
     part, count = c.part(static(weight, 0)), n.shape[0]
     shape = _shape(n, c, weight, count, max(part.count, c.outputs), _parts(args))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import log, pi, sqrt
 
-from rlx.backends.cuda.code import F32, F64, I32, I64, Code, Value
+from rlx.backends.cuda.code import BF16, F16, F32, F64, I32, I64, Code, Value
 
 LOG2_E = 1 / log(2)
 
@@ -170,6 +170,26 @@ def bf16_parts(k: Code, x: Value) -> tuple[Value, Value]:
     return high.bits("i16"), low.bits("i16")
 
 
+def halves(word: Value) -> tuple[Value, Value]:
+    """Two bf16 as f32."""
+    return (word << 16).bits(F32), (word & -0x10000).bits(F32)
+
+
+def rounded_pair(k: Code, x: Value, y: Value, kind: str) -> Value:
+    """Two f32 as a register of two bf16 or f16; x is in the low half."""
+    if k.features.bf16:
+        return k.pure_assembly(I32, f"cvt.rn.{kind}x2.f32 $0, $1, $2;", "=r,f,f", y, x)
+    return k.vector([each.to(F16 if kind == "f16" else BF16) for each in (x, y)]).bits(I32)
+
+
+def fma_pairs(k: Code, a: Value, b: Value, c: Value) -> Value:
+    """a b + c of two bf16 each, where the results are bf16 without rounding."""
+    if k.features.bf16:
+        return k.pure_assembly(I32, "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", a, b, c)
+    low, high = (k.fma(*each).bits(I32) for each in zip(*map(halves, (a, b, c)), strict=True))
+    return k.bytes_of(low, high, 0x7632)
+
+
 def pair_parts(k: Code, x: Value, y: Value, kind: str, count: int = 2) -> list[Value]:
     """Two f32 as a sum of `count` registers, each of two numbers of bf16 or f16; x is in the low half.
 
@@ -177,11 +197,11 @@ def pair_parts(k: Code, x: Value, y: Value, kind: str, count: int = 2) -> list[V
     """
     found = []
     for i in range(count):
-        found.append(k.pure_assembly(I32, f"cvt.rn.{kind}x2.f32 $0, $1, $2;", "=r,f,f", y, x))
+        found.append(rounded_pair(k, x, y, kind))
         if i + 1 == count:
             break
         if kind == "bf16":
-            kept = (found[-1] << 16).bits(F32), (found[-1] & -0x10000).bits(F32)
+            kept = halves(found[-1])
         else:
             first, second = k.lanes(found[-1].bits("<2 x half>"))
             kept = first.to(F32), second.to(F32)

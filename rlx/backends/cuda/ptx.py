@@ -19,14 +19,14 @@ from rlx.platform import cpu_count
 
 _HINT = "This is a bug of rlx; please report it."
 
-#: The intrinsics that kernels may call: LLVM's code generator for PTX takes all of them at every level.
+#: The intrinsics that kernels may call: LLVM's code generator for PTX takes all of them at every level that has them.
 ALLOWED = frozenset((
     "llvm.ceil.f32", "llvm.fabs.f32", "llvm.fabs.f64", "llvm.fma.f32", "llvm.fma.f64", "llvm.maxnum.f32",
     "llvm.minnum.f32",
     "llvm.nvvm.cp.async.cg.shared.global.16", "llvm.nvvm.cp.async.cg.shared.global.16.s",
     "llvm.nvvm.cp.async.ca.shared.global.8", "llvm.nvvm.cp.async.commit.group", "llvm.nvvm.cp.async.wait.group",
     "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.b16.p3", "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.trans.b16.p3",
-    "llvm.nvvm.mma.m16n8k16.row.col.f32.f32",
+    "llvm.nvvm.mma.m16n8k16.row.col.f32.f32", "llvm.nvvm.mma.m16n8k8.row.col.f32.f32",
     "llvm.rint.f64", "llvm.sqrt.f32", "llvm.nvvm.barrier.cta.sync.aligned.all", "llvm.nvvm.bar.warp.sync",
     "llvm.nvvm.ex2.approx.f", "llvm.nvvm.griddepcontrol.launch.dependents",
     "llvm.nvvm.griddepcontrol.wait", "llvm.nvvm.lg2.approx.f", "llvm.nvvm.mma.m16n8k16.row.col.bf16",

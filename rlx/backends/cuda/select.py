@@ -19,10 +19,10 @@ from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment
 from rlx.backends.cuda.kernels.cards import Part
 from rlx.backends.cuda.kernels.linear import Linear, Operands
 from rlx.backends.cuda.kernels.matrix import Matrix
-from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, row_shape
+from rlx.backends.cuda.kernels.row_linear import RowLinear, fits, row_shape
 from rlx.backends.cuda.kernels.rows import Normed
 from rlx.backends.cuda.launches import COUNTERS, PER_RANGE, RESULT, SCRATCH, Arg, Blocks, Context, Launch
-from rlx.backends.cuda.layouts import ROWS, form_of, own_heads
+from rlx.backends.cuda.layouts import ROWS, Form, form_of, own_heads
 from rlx.backends.sizes import extent, rows, static
 from rlx.errors import CompileError, CustomOpError
 from rlx.ir.dims import DimLike
@@ -248,7 +248,8 @@ def _linear_launches(
 ) -> list[Launch]:
     form, part, width = form_of(weight.dtype), c.part(static(weight, 0)), static(weight, 1)
     parts, rounded, height = 2 if gated else 1, n.inputs[0].dtype is BF16, part.count
-    if count == 1 and width <= WIDEST:
+    room = c.features.shared - c.start
+    if count == 1 and fits(form, width, parts, room, rounded=rounded):
         own, norm = row_shape(form, height, width, parts, c.weights, c.features.shared), _own_norm(n, c)
         given = {**args, **_norm_args(norm)}
 
@@ -257,7 +258,7 @@ def _linear_launches(
             RowLinear(k, form, height, width, own, gated, out, rounded, eps=eps).emit(_operands(k, args, width, part))
 
         return [c.launch(n, n.op, given, Blocks(own.blocks), one, split=part.split)]
-    shape = linears.shape_of(form, c.most(count), height, width, parts, c.features.shared, rounded)
+    shape = linears.shape_of(form, c.most(count), height, width, parts, c.features, rounded)
     own_rows, passed = 8 * shape.columns, shape.passed(height, parts)
     each, adding = shape.blocks * shape.ranges, -(-(-(-height // ROWS) * shape.columns) // WARPS)
 
@@ -367,7 +368,7 @@ def _matrix_for_each(
     x, weight = n.inputs[0], _source(weights)
     form, part, width = form_of(weight.dtype), c.part(static(weight, 1)), static(weight, 2)
     nbytes, tiles = form.places(part.count, width)[2], -(-part.count // ROWS)
-    _refuse_wide(n, width)
+    _refuse_wide(n, c, form, width)
 
     def body(k: Code) -> None:
         unit = k.block // tiles
@@ -390,15 +391,16 @@ def _matrix_for_each(
     return _named(n, c, names, Blocks(count, 1, tiles), body, split=part.split)
 
 
-def _refuse_wide(n: Node, width: int) -> None:
-    if width > WIDEST:
-        raise CompileError(f"{width} inputs of a row, more than {WIDEST}", where=repr(n))
+def _refuse_wide(n: Node, c: Context, form: Form, width: int) -> None:
+    parts = 2 if dict(n.attrs).get("gated") else 1
+    if not fits(form, width, parts, c.features.shared - c.start, rounded=n.inputs[0].dtype is BF16):
+        raise CompileError(f"a block of this card has no room for {width} inputs of a row", where=repr(n))
 
 
 def _linear_pick(n: Node, c: Context) -> list[Launch]:
     weight = _source(n.inputs[1])
     form, height, width = form_of(weight.dtype), static(weight, 0), static(weight, 1)
-    _refuse_wide(n, width)
+    _refuse_wide(n, c, form, width)
     shape, norm = row_shape(form, height, width, 1, c.weights, c.features.shared), _own_norm(n, c)
 
     def body(k: Code) -> None:
@@ -561,10 +563,14 @@ def _attention(n: Node, c: Context) -> list[Launch]:
         args |= _joined_args(maker(node), name) if maker(node) in joined else {}
     early = a.mask == "causal" and maker(keys) in joined and maker(values) in joined
 
+    divides = tiles.divides(a, c.features.shared - taken)
+
     def split(k: Code) -> None:
-        sharing = k.dim_named(SHARING)
-        number, of_part = k.block & ((k.number(1) << sharing) - 1), k.block >> sharing
-        share = row_chunks.Share(number, k.dim_named(EACH), k.dim_named(SPLITS))
+        share, of_part = None, k.block
+        if divides:
+            sharing = k.dim_named(SHARING)
+            number, of_part = k.block & ((k.number(1) << sharing) - 1), k.block >> sharing
+            share = row_chunks.Share(number, k.dim_named(EACH), k.dim_named(SPLITS))
         row, part = of_part // a.parts, of_part % a.parts
         own = [_joined(k, maker(node), name) if maker(node) in joined else None
                for node, name in ((q, "q"), (keys, "k"), (values, "v"))]  # fmt: skip
@@ -572,8 +578,9 @@ def _attention(n: Node, c: Context) -> list[Launch]:
         segment = s.segment(k, row)
         row_attentions.attention(k, a, tiles, *caches_of(k), segment, row, part, share, before, early)
 
-    blocks = Blocks(q.shape[0], 1, a.parts, split=True)
-    scratch, given = extent([q.shape[0], 4 * a.heads * a.partial], n), args | {"scratch": PER_RANGE}
+    blocks = Blocks(q.shape[0], 1, a.parts, split=divides)
+    scratch = extent([q.shape[0], 4 * a.heads * a.partial], n) if divides else 0
+    given: dict[str, Arg] = {**args, "scratch": PER_RANGE} if divides else args
     return [c.launch(n, n.op, given, blocks, split, scratch, takes=joined.keys(), split=a.cards > 1)]
 
 

@@ -23,12 +23,14 @@ CAPABILITIES = Capabilities(
     many_differ=True, layouts=LAYOUTS,
 )  # fmt: skip
 
-#: Level -> the lowest version of PTX that has it, and the CUDA version of the driver that takes it. The lowest version
-#: is emitted, so that old drivers take it. Source: the release notes of the PTX ISA.
+#: Level -> the lowest PTX version that has it and what kernels use, and the CUDA version of a driver that takes it: at
+#: least 11.8, which has `cuLaunchKernelEx`. The lowest version is emitted, so that old drivers take it. Source: the
+#: release notes of the PTX ISA.
 LEVELS: Mapping[str, tuple[int, int]] = {
-    "sm_80": (70, 11000),
-    "sm_86": (71, 11010),
-    "sm_87": (74, 11040),
+    "sm_75": (65, 11080),
+    "sm_80": (70, 11080),
+    "sm_86": (71, 11080),
+    "sm_87": (74, 11080),
     "sm_89": (78, 11080),
     "sm_90": (78, 11080),
     "sm_90a": (80, 12000),
@@ -91,11 +93,13 @@ class Target:
         place.
         """
         number = _number(self.level)
-        kibibytes = 163 if number in (80, 87) else 227 if 90 <= number < 120 else 99
+        kibibytes = 64 if number < 80 else 163 if number in (80, 87) else 227 if 90 <= number < 120 else 99
         return Features(
             shared=kibibytes << 10,
             overlaps=number >= 90 and len({*self.numbers}) == self.cards,
             together=self.level == "sm_90a",
+            copies=number >= 80,
+            bf16=number >= 80,
         )
 
     def describe(self) -> dict[str, str]:

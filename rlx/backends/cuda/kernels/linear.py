@@ -30,6 +30,8 @@ from rlx.backends.cuda.code import (
     Value,
     Variable,
 )
+from rlx.backends.cuda.features import Features
+from rlx.backends.cuda.kernels.dots import dots_of
 from rlx.backends.cuda.kernels.matrix import Group, Matrix
 from rlx.backends.cuda.kernels.parts import (
     LOWERED,
@@ -44,7 +46,7 @@ from rlx.backends.cuda.kernels.parts import (
     sums_of,
 )
 from rlx.backends.cuda.kernels.scales import Numbers
-from rlx.backends.cuda.kernels.tensor_cores import commit_copies, product, wait_copies
+from rlx.backends.cuda.kernels.tensor_cores import commit_copies, wait_copies
 from rlx.backends.cuda.layouts import DEPTH, LANES, ROWS, Form
 from rlx.backends.cuda.numbers import UNARY, rounded
 
@@ -87,13 +89,15 @@ class Layer:
         gated: the activation of gate weights.
         out: type of the results, "f32" or "bf16".
         rounded: whether x is in bf16.
+        alike: whether there is one row of x.
     """
 
     def __init__(
         self, code: Code, form: Form, n: int, width: int, gated: str | None = None, out: str = "f32",
-        rounded: bool = False,
+        rounded: bool = False, *, alike: bool = False,
     ) -> None:  # fmt: skip
         self.code, self.form, self.n, self.width, self.gated, self.out = code, form, n, width, gated, out
+        self.dots = dots_of(code, alike=alike)
         self.rounded, self.count = rounded, count_of(rounded)
         self.parts, self.units, self.sums = 2 if gated else 1, form.units(width), sums_of(form)
 
@@ -110,15 +114,13 @@ class Layer:
             x: the registers of each part of x.
             totals: see `add_products`.
         """
-        k, every = self.code, list[list[Value]]()
+        every = list[list[Value]]()
         for s, halves in enumerate([[0, 1]] if self.form.scales < 2 else [[0], [1]]):
-            found = [k.f32(0.0)] * 4
-            if self.form.offset:
-                found = [totals[s][i % len(totals[s])] for i in range(4)]
+            found = self.dots.begin(totals[s] if self.form.offset else None)
             for h in halves:
                 for part in group.parts[h]:
                     for own in x:
-                        found = product(k, part, own[2 * h : 2 * h + 2], found)
+                        found = self.dots.add(part, own, h, found)
             every.append(found)
         return every
 
@@ -128,15 +130,16 @@ class Layer:
 
         Args:
             numbers: with the scales and lows.
-            totals: for each scale the sums of x that weights need, of the two rows of x that a lane has.
-            sums: of the four results of a lane those that are kept.
+            totals: for each scale the sums of x that weights need, of the rows of x that a lane has.
+            sums: those that a lane adds up, by number.
         """
         k = self.code
         for s, found in enumerate(products):
             for i, total in sums.items():
-                scale = numbers.scales[s][i // 2] if numbers.scales else 1.0
+                half, row = self.dots.place(i)
+                scale = numbers.scales[s][half] if numbers.scales else 1.0
                 value = k.fma(found[i], scale, total.get())
-                total.set(k.fma(-numbers.lows[s][i // 2], totals[s][i % 2], value) if numbers.lows else value)
+                total.set(k.fma(-numbers.lows[s][half], totals[s][row], value) if numbers.lows else value)
 
     def result(self, values: Sequence[Value], bias: Sequence[Value], residual: Value | None) -> Value:
         """A result, of the sum of each matrix and what is added to them."""
@@ -153,6 +156,7 @@ _ROOM = 112 << 10  # bytes of shared memory of a block, of which two share a lar
 _LANES = LANES * 16  # bytes of four f32 of each lane
 _BROUGHT = 32  # registers of numbers of x that a thread loads before it uses them
 _RING = 64 << 10  # bytes of shared memory for weights at most
+_BY_LANES = 4  # times 8 rows of x at most where lanes add products up: each has 16 sums of 8 rows
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ class Shape:
         piece: units of x that are in shared memory at a time.
         pieces: for which there is room.
         slots: units of weights that a warp has under way or uses: a power of two.
-        resident: blocks that the shared memory of a multiprocessor has room for: 1 or 2.
+        resident: blocks that a multiprocessor has room for: 1 or 2.
     """
 
     columns: int
@@ -192,17 +196,21 @@ class Shape:
         return parts * self.sets(n) * self.ranges * self.each * self.columns * _LANES
 
 
-def shape_of(form: Form, rows: int, n: int, width: int, parts: int, shared: int, rounded: bool = False) -> Shape:
+def shape_of(
+    form: Form, rows: int, n: int, width: int, parts: int, features: Features, rounded: bool = False
+) -> Shape:  # fmt: skip
     """The shape for calls of up to so many rows of a layer.
 
     Args:
         parts: matrices: 2 if the layer is gated.
-        shared: bytes of shared memory that a block can have.
+        features: what the card has.
         rounded: whether x is in bf16.
     """
-    columns, tiles = -(-min(rows, 64) // 8), -(-n // ROWS)
+    columns, tiles = -(-min(rows, 64 if features.bf16 else 8 * _BY_LANES) // 8), -(-n // ROWS)
     whole = rows > 64 or _used(-(-parts * tiles // (1 if columns > 4 else 2))) >= _FULL
-    each = 1 if columns > 4 or parts * tiles * SLICES < 4 * TYPICAL_MULTIPROCESSORS * WARPS else 2
+    most = min(_RING, 2 * features.shared // 3)
+    fits = 2 * WARPS * 2 * form.unit_bytes <= most and features.bf16
+    each = 2 if columns <= 4 and fits and parts * tiles * SLICES >= 4 * TYPICAL_MULTIPROCESSORS * WARPS else 1
     sets, ranges = parts * -(-tiles // each), 1 if whole else SLICES
     rounds = -(-sets * ranges // (2 * TYPICAL_MULTIPROCESSORS * WARPS))
     blocks = -(-sets // (WARPS * rounds))
@@ -210,20 +218,24 @@ def shape_of(form: Form, rows: int, n: int, width: int, parts: int, shared: int,
     own = form.units(width) if whole else longest
     unit = form.unit // DEPTH * record_bytes(form, columns, rounded)
     ring = WARPS * each * form.unit_bytes
-    slots = 4 if 4 * ring <= _RING else 2
-    room = min(_ROOM, shared) - slots * ring
+    slots = 4 if 4 * ring <= most else 2
+    room = min(_ROOM, features.shared) - slots * ring
     piece, pieces = own, 1
     if own * unit > room:
         piece = max(d for d in range(1, longest + 1) if d == 1 or (longest % d == 0 and 2 * d * unit <= room))
         pieces = 2
     taken = pieces * piece * unit + slots * ring + RESERVED
-    resident = 2 if 2 * taken <= shared + RESERVED else 1
+    resident = 2 if features.bf16 and 2 * taken <= features.shared + RESERVED else 1  # lanes take many registers
     return Shape(columns, each, blocks, rounds, ranges, piece, pieces, slots, resident)
 
 
 def record_bytes(form: Form, columns: int, rounded: bool) -> int:
     """Bytes of 32 k of x in shared memory: [8 rows][part][row g][t][half of the k][4], then sums, [scale][row]."""
     return columns * (8 * count_of(rounded) * NBYTES + 32 * sums_of(form))
+
+
+def _values(sums: Mapping[int, Variable]) -> Callable[[int], Value]:
+    return lambda i: sums[i].get()
 
 
 def _used(sets: int) -> float:
@@ -264,14 +276,17 @@ class Linear(Layer):
         if shape.pieces == 1:
             k.barrier()
         with k.loop(0, shape.rounds) as number:
-            sums = self._zeros()
+            sums = self._zeros(self.dots.kept)
             if shape.ranges == 1:
-                total = self._zeros()
+                total = self._zeros(range(4))
                 with k.loop(0, SLICES) as slice_:
                     self._add_range(*self._range(slice_), sums, stride)
                     for own, some in zip(chain(*total), chain(*sums), strict=True):
+                        result = self.dots.results(some)
                         for i, each in own.items():
-                            each.set(each.get() + some[i].get())
+                            each.set(each.get() + result(i))
+                            some[i].set(0.0)
+                        for i in self.dots.kept[len(own) :]:
                             some[i].set(0.0)
             else:
                 total = sums
@@ -281,10 +296,10 @@ class Linear(Layer):
     def _range(self, number: Value) -> tuple[Value, Value]:
         return self.slice(number), self.slice(number + 1)
 
-    def _zeros(self) -> list[list[dict[int, Variable]]]:
-        """The results of a lane, [tile][column]."""
+    def _zeros(self, kept: Sequence[int]) -> list[list[dict[int, Variable]]]:
+        """The sums of a lane, [tile][column]."""
         columns = range(self.shape.columns)
-        return [[{i: self.code.variable(F32, 0.0) for i in range(4)} for _ in columns] for _ in range(self.shape.each)]
+        return [[{i: self.code.variable(F32, 0.0) for i in kept} for _ in columns] for _ in range(self.shape.each)]
 
     # -- copies to shared memory --------------------------------------------------------------------------------------
 
@@ -394,19 +409,16 @@ class Linear(Layer):
         matrix = self.matrices[0]  # all are stored the same way
         places = [k.at(own, I8, i * self.form.unit_bytes) for i in range(self.shape.each)]
         groups = [list(matrix.unpacked(*matrix.copied(place), raw=True)) for place in places]
-        base, totals = (k.at(self.x, I8, place + lane) for lane in (k.lane * 16, (k.lane & 3) * 8))
+        base, totals = (k.at(self.x, I8, place + lane) for lane in self.dots.lanes())
         for q in range(self.form.unit // DEPTH):
             record = q * self.record
             for c in range(self.shape.columns):
                 x = [
-                    k.lanes(k.load(k.at(base, I8, record + (c * self.count + part) * 8 * NBYTES), "<4 x i32>"))
+                    self.dots.x(k.at(base, I8, record + (c * self.count + part) * 8 * NBYTES))
                     for part in range(self.count)
                 ]
                 at = record + self.sums_at + 32 * c
-                lows = [
-                    k.lanes(k.load(k.at(totals, I8, at + s * 32 * self.shape.columns), "<2 x float>"))
-                    for s in range(self.sums)
-                ]
+                lows = [self.dots.totals(k.at(totals, I8, at + s * 32 * self.shape.columns)) for s in range(self.sums)]
                 for group, own_sums in zip(groups, sums, strict=True):
                     self.add_products(self.products(group[q], x, lows), group[q], lows, own_sums[c])
 
@@ -415,7 +427,8 @@ class Linear(Layer):
     def _end(self, number: Value, sums: list[list[dict[int, Variable]]]) -> None:
         """Writes the results of a set of tiles, or passes on the sums of a range."""
         k, shape = self.code, self.shape
-        values = [[[own[i].get() for i in range(4)] for own in some] for some in sums]
+        result = self.dots.results if shape.ranges > 1 else _values
+        values = [[[*map(result(own), range(4))] for own in some] for some in sums]
         with k.when(number < self.parts * self.sets):
             for tile, some in enumerate(values):
                 for c, own in enumerate(some):

@@ -11,7 +11,7 @@ from rlx.backends.cuda.code import F32, I8, I16, I32, I64, Code, Value
 from rlx.backends.cuda.kernels.scales import Numbers, numbers_of
 from rlx.backends.cuda.kernels.tensor_cores import copy_async
 from rlx.backends.cuda.layouts import DEPTH, LANES, ROWS, Form
-from rlx.backends.cuda.numbers import bf16_parts
+from rlx.backends.cuda.numbers import bf16_parts, fma_pairs
 
 _ONES = 0x3F803F80  # two bf16 of 1
 _MINUS = -0x407F4080  # two bf16 of -1
@@ -221,7 +221,7 @@ def _two_codes(k: Code, word: Value) -> tuple[Value, Value]:
     found = []
     for bits in (word, word >> 8):
         low, high = bits & 0x007F007F | 0x43004300, bits & 0x00800080 | 0x43004300
-        found.append(k.pure_assembly(I32, "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", high, k.number(_MINUS), low))
+        found.append(fma_pairs(k, high, k.number(_MINUS), low))
     return found[0], found[1]
 
 
@@ -235,7 +235,7 @@ def _four_bits(k: Code, word: Value, i: int, zero: int) -> Value:
     raised = ((word >> 4 * i) & 0x000F000F) | 0x43004300
     minus = 0xC300 | zero  # a bf16 of -(128 + zero)
     less = k.number(_signed(minus << 16 | minus))
-    return k.pure_assembly(I32, "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", raised, k.number(_ONES), less)
+    return fma_pairs(k, raised, k.number(_ONES), less)
 
 
 def _signed(word: int) -> int:

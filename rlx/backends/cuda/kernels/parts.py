@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.code import F32, I16, I32, Code, Value
 from rlx.backends.cuda.layouts import DEPTH, Form
-from rlx.backends.cuda.numbers import pair_parts
+from rlx.backends.cuda.numbers import fma_pairs, pair_parts
 
 NBYTES = 64  # of 32 k of a part of a row: [t][half of the k][4]
 QUAD = 4  # elements of x that a thread brings at a time
@@ -53,7 +53,7 @@ def _raised_pair(k: Code, word: Value, quad: Value, form: Form) -> Value:
     if not form.raw:
         return word
     factor = _factor(k, quad, form, *(k.number(0x10001 * (by + 127 << 7)) for by in _RAISED))
-    return k.pure_assembly(I32, "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", word, factor, k.number(_MINUS_ZEROS))
+    return fma_pairs(k, word, factor, k.number(_MINUS_ZEROS))
 
 
 def summed(k: Code, parts: Sequence[Sequence[Value]], quad: Value, form: Form) -> Value:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from rlx.backends.cuda.code import F32, I1, I8, I32, WARP, WARPS, Code, Value
 from rlx.backends.cuda.kernels.attention import QUERIES, Attention
 from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment, staged_head
-from rlx.backends.cuda.kernels.row_chunks import Chunks, Share, Tiles, Work
+from rlx.backends.cuda.kernels.row_chunks import Chunks, Share, Tiles, Work, ranges_bytes
 from rlx.backends.cuda.kernels.row_results import Results, finite
 from rlx.backends.cuda.kernels.tensor_cores import commit_copies, matrices, product, wait_copies
 from rlx.backends.cuda.numbers import LOG2_E, exp2, pair_parts, softcap
@@ -68,7 +68,7 @@ class Block:
         self.early = early and w.t.stages > 0
         k, t, tasks = self.k, self.t, self.a.together + len(before.written)
         new = [None if each is None else self._position(each) for each in before.written]
-        self.chunks = Chunks(w, (keys, values), Results.least(self.a.partial), new)
+        self.chunks = Chunks(w, (keys, values), 0 if w.share is None else ranges_bytes(self.a), new)
         self.results = Results(w, self.chunks.memory)
         self.queries = k.share(16 * t.lines * t.stride)
         self.weights = k.share(16 * t.lines * t.weights)

@@ -7,7 +7,7 @@ are of a type that tensor cores do not take, as sums of parts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlx.backends.cuda.agreed.steps import POSITIONS, RANGES
 from rlx.backends.cuda.code import BF16, F16, F32, I1, I8, I16, I32, I64, RESERVED, THREADS, Code, Value
@@ -71,9 +71,20 @@ class Tiles(SharedRows):
         staged = 4 * self.width * (a.together + 2)
         return self.chunks + 16 * self.lines * (self.stride + self.weights) + staged + RESERVED
 
+    def divides(self, a: Attention, shared: int) -> bool:
+        """Whether blocks can share a row: the last one needs room for the results of all ranges of a query."""
+        return self.shared(a) + max(0, ranges_bytes(a) - self.chunks) <= shared + RESERVED
+
+
+def ranges_bytes(a: Attention) -> int:
+    """Bytes of the results of all ranges of a query."""
+    return 4 * RANGES * a.partial
+
 
 def tiles_of(a: Attention, keys: DType, values: DType, shared: int) -> Tiles:
     """How an attention lies in shared memory: so that two blocks share a multiprocessor, if that is possible.
+
+    Heads for whose keys and values a block has no room at once have one after the other there.
 
     Args:
         shared: bytes of shared memory that a block can have.
@@ -83,7 +94,8 @@ def tiles_of(a: Attention, keys: DType, values: DType, shared: int) -> Tiles:
     stages = 0 if parts > 1 or a.width % _CHUNK else _STAGES
     every = [Tiles(width, kind, parts, own, count, stages) for count in (POSITIONS, POSITIONS // 2, POSITIONS // 4)]
     half = (shared + RESERVED) // 2 - RESERVED
-    return next((tiles for tiles in every if tiles.shared(a) <= half), every[-1])
+    least = every[-1] if every[-1].shared(a) <= shared + RESERVED else replace(every[-1], stages=0)
+    return next((tiles for tiles in every if tiles.shared(a) <= half), least)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from rlx.backends.cuda.code import (
 )
 from rlx.backends.cuda.kernels.linear import SLICES, Layer, Operands
 from rlx.backends.cuda.kernels.matrix import Matrix
-from rlx.backends.cuda.kernels.parts import NBYTES, QUAD, QUADS, loaded, place, split, summed
+from rlx.backends.cuda.kernels.parts import NBYTES, QUAD, QUADS, count_of, loaded, place, split, summed, sums_of
 from rlx.backends.cuda.kernels.rows import Normed
 from rlx.backends.cuda.kernels.weight_ring import Piece, Ring
 from rlx.backends.cuda.layouts import DEPTH, LANES, LOAD, ROWS, Form
@@ -82,6 +82,20 @@ def row_shape(form: Form, n: int, width: int, parts: int, among: int = 0, shared
     return RowShape(own, -(-tiles // own), least, whole // fit - RESERVED, shared, fit if long else 0)
 
 
+def fits(form: Form, width: int, parts: int, shared: int, *, rounded: bool) -> bool:
+    """Whether a block has room for a row of x and the shortest ring.
+
+    Args:
+        parts: matrices: 2 if the layer is gated.
+        shared: bytes of shared memory that a block can have.
+        rounded: whether x is in bf16.
+    """
+    groups, piece = -(-form.groups(width) // 4) * 4, Piece(form, 1, even=False)
+    x = groups * (count_of(rounded) * NBYTES + 4 * sums_of(form))
+    ring = WARPS * parts * (piece.nbytes + piece.numbers_bytes)
+    return width <= WIDEST and x + 2 * parts * WARPS * ROWS * 4 + ring <= shared
+
+
 def _divisor(count: int, most: int) -> int:
     """How many of `count` are taken at a time: a divisor if one is near the most, so that none is left over."""
     found = next(n for n in range(min(most, count), 0, -1) if count % n == 0)
@@ -106,7 +120,7 @@ class RowLinear(Layer):
         self, code: Code, form: Form, n: int, width: int, shape: RowShape, gated: str | None = None, out: str = "f32",
         rounded: bool = False, take: Callable[[Value, Value], None] | None = None, eps: float | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(code, form, n, width, gated, out, rounded)
+        super().__init__(code, form, n, width, gated, out, rounded, alike=True)
         self.eps = eps
         self.shape, self.take, self.groups = shape, take or self._store, form.groups(width)
         self.quads = -(-self.groups // 4) * 32  # times four elements of x, for whole warps
@@ -127,7 +141,7 @@ class RowLinear(Layer):
         self.ring = Ring(k, matrices, self.piece, stages)
         k.shared = max(k.shared, shape.least)
         k.resident = shape.resident
-        sums = [{i: k.variable(F32, 0.0) for i in (0, 2)} for _ in matrices]
+        sums = [{i: k.variable(F32, 0.0) for i in self.dots.kept} for _ in matrices]
         self.added = [k.variable(F32, 0.0) for _ in range(self.parts * bool(at.bias) + (at.residual is not None))]
         for first in range(stages):
             self._begin(at, k.number(first), k.number(first))
@@ -262,19 +276,19 @@ class RowLinear(Layer):
         start = k.at(k.at(self.place, I8, first * self.record + (k.lane & 3) * 16), I8, number * self.record)
         x = [k.lanes(k.load(k.at(start, I8, part * NBYTES), "<4 x i32>")) for part in range(self.count)]
         sums = k.at(k.at(self.sum_place, F32, first * self.sums), F32, number * self.sums)
-        return x, [[k.load(sums, F32, s)] for s in range(self.sums)]
+        return x, [[self.dots.total(k.load(sums, F32, s))] for s in range(self.sums)]
 
     # -- results ------------------------------------------------------------------------------------------------------
 
     def _finish_tile(self, at: Operands, number: Value, sums: list[dict[int, Variable]]) -> None:
         """Adds the ranges and writes the results of a tile."""
         k, size = self.code, WARPS * ROWS
-        base = number % 2 * (self.parts * size)
+        base, results = number % 2 * (self.parts * size), [self.dots.results(own) for own in sums]
         with k.when((k.lane & 3).equals(0)):
-            for part, own in enumerate(sums):
+            for part, result in enumerate(results):
                 to = base + k.warp * ROWS + (k.lane >> 2) + part * size
-                k.store(self.results, own[0].get(), to)
-                k.store(self.results, own[2].get(), to + 8)
+                k.store(self.results, result(0), to)
+                k.store(self.results, result(2), to + 8)
         k.barrier()
         column = self._tile(at, number) * ROWS + k.thread
         with k.when((k.thread < ROWS) & (column < self.n) & at.valid(k.number(0))):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from rlx.backends.cuda.agreed.steps import RANGES
 from rlx.backends.cuda.code import F32, I1, I16, I32, THREADS, WARPS, Code, Value
-from rlx.backends.cuda.kernels.row_chunks import Work
+from rlx.backends.cuda.kernels.row_chunks import Work, ranges_bytes
 from rlx.backends.cuda.numbers import LOG2_E, exp2, rounded
 
 _LOWEST = float("-inf")
@@ -74,7 +74,7 @@ class Results:
     """The results of a block.
 
     Args:
-        memory: shared memory of at least `least` bytes, which is free at the end.
+        memory: shared memory of at least `ranges_bytes` if blocks share the row, which is free at the end.
     """
 
     def __init__(self, w: Work, memory: Value) -> None:
@@ -82,11 +82,6 @@ class Results:
         self.columns = -(-(w.t.width // 16) // WARPS)  # sixteens of elements of values that a warp has
         self.g, self.t4 = self.k.lane >> 2, self.k.lane & 3
         self.range, self.whole = Sums(self.k, 4 * self.columns), Sums(self.k, 4 * self.columns)
-
-    @staticmethod
-    def least(partial: int) -> int:
-        """Bytes of the ranges of a query."""
-        return 4 * RANGES * partial
 
     def add(self, following: Value, top: Value, total: Value, values: Sequence[Value]) -> None:
         """Adds a chunk to its range, and the range to the whole after its last chunk.
@@ -184,7 +179,7 @@ class Results:
         Blocks begin in the order of their numbers: so those with the other ranges run, or have ended.
         """
         k, a, w = self.k, self.a, self.w
-        most = max(1, min(a.together, self.t.chunks // self.least(a.partial)))
+        most = max(1, min(a.together, self.t.chunks // ranges_bytes(a)))
         for first in range(0, a.together, most):
             some = min(most, a.together - first)
             k.barrier()

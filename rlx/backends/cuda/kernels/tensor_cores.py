@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.code import F32, I32, I64, WARPS, Code, Value
+from rlx.backends.cuda.numbers import halves
 
 # -- copies to shared memory -------------------------------------------------------------------------------------------
 
@@ -13,8 +14,11 @@ def copy_async(k: Code, target: Value, source: Value, kept: Value | None = None,
     """Begins to copy 16 bytes to shared memory, or 8.
 
     Args:
-        kept: how many of them; the others become zeros.
+        kept: how many of them; the others become zeros. Where copies do not run by themselves it is all of them, or 0.
     """
+    if not k.features.copies:
+        k.store(target, _loaded(k, source, kept, size // 4))
+        return
     name = f"llvm.nvvm.cp.async.{'cg' if size == 16 else 'ca'}.shared.global.{size}"
     if kept is None:
         k.call("void", name, target, source)
@@ -22,13 +26,28 @@ def copy_async(k: Code, target: Value, source: Value, kept: Value | None = None,
         k.call("void", f"{name}.s", target, source, kept)
 
 
+def _loaded(k: Code, source: Value, kept: Value | None, words: int) -> Value:
+    """Some words of memory of the card, or zeros if none is kept: nothing is read then."""
+    if kept is None:
+        return k.load(source, f"<{words} x i32>")
+    each = range(words)
+    text = f"@${words + 1} ld.global.v{words}.u32 {{{', '.join(f'${i}' for i in each)}}}, [${words}];"
+    constraints = ",".join(["=r"] * words + ["l", "b", *map(str, each)])
+    result = f"{{{', '.join([I32] * words)}}}"
+    return k.vector(_fields(k, k.assembly(result, text, constraints, source, kept > 0, *[k.number(0)] * words), I32))
+
+
 def commit_copies(k: Code) -> None:
     """Ends a group of copies."""
+    if not k.features.copies:
+        return
     k.call("void", "llvm.nvvm.cp.async.commit.group")
 
 
 def wait_copies(k: Code, left: int) -> None:
     """Waits for the copies of this thread but the last `left` groups. Others see them after a barrier."""
+    if not k.features.copies:
+        return
     k.call("void", "llvm.nvvm.cp.async.wait.group", k.number(left))
 
 
@@ -85,9 +104,56 @@ def matrices(k: Code, place: Value, *, turned: bool = False) -> list[Value]:
 
 def product(k: Code, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value], kind: str = "bf16") -> list[Value]:
     """c + a b of 16 x 16 and 16 x 8 numbers of f16 or bf16 (mma.sync m16n8k16)."""
+    if not k.features.bf16:
+        if kind == "f16":
+            return _half_product(k, a[2:], b[1:], _half_product(k, a[:2], b[:1], c))
+        return _product_of_lanes(k, a, b, c)
     name = f"llvm.nvvm.mma.m16n8k16.row.col.{'bf16' if kind == 'bf16' else 'f32.f32'}"
     given = [*a, *b] if kind == "bf16" else [x.bits("<2 x half>") for x in (*a, *b)]
     return _fields(k, k.call("{float, float, float, float}", name, *given, *c), F32)
+
+
+# -- without tensor cores for bf16 -------------------------------------------------------------------------------------
+#
+# Products of bf16 are exact in f32. Lane 4 g + t has four of the 16 k: a sum of 16 products is that of four such sums,
+# (0 + 1) + (2 + 3), whoever adds them.
+
+
+def _half_product(k: Code, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]) -> list[Value]:
+    """c + a b of 16 x 8 and 8 x 8 numbers of f16 (mma.sync m16n8k8)."""
+    given = [each.bits("<2 x half>") for each in (*a, *b)]
+    name = "llvm.nvvm.mma.m16n8k8.row.col.f32.f32"
+    return _fields(k, k.call("{float, float, float, float}", name, *given, *c), F32)
+
+
+def _product_of_lanes(k: Code, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]) -> list[Value]:
+    """The product: each lane gets the numbers of its two rows and two columns from those that have them."""
+    rows = [[_of_lanes(k, word, k.lane & -4, "row") for word in a[row::2]] for row in range(2)]
+    columns = [[_of_lanes(k, word, ((k.lane & 3) << 3) + 4 * i, f"column {i}") for word in b] for i in range(2)]
+    found = list[Value]()
+    for i, value in enumerate(c):
+        sums = [
+            _sum_of_four(k, *(_numbers([word[t] for word in words]) for words in (rows[i // 2], columns[i % 2])))
+            for t in range(4)
+        ]
+        found.append(value + ((sums[0] + sums[1]) + (sums[2] + sums[3])))
+    return found
+
+
+def _of_lanes(k: Code, word: Value, first: Value, name: str) -> list[Value]:
+    """What four lanes side by side have of a register; it is moved once for all products of the same operand."""
+    return k.once((name, word.text), lambda: [k.shuffled(word, first + t) for t in range(4)])
+
+
+def _numbers(words: Sequence[Value]) -> list[Value]:
+    return [number for word in words for number in halves(word)]
+
+
+def _sum_of_four(k: Code, a: Sequence[Value], b: Sequence[Value]) -> Value:
+    total = a[0] * b[0]
+    for x, y in zip(a[1:], b[1:], strict=True):
+        total = k.fma(x, y, total)
+    return total
 
 
 # -- by four warps -----------------------------------------------------------------------------------------------------
