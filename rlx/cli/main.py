@@ -221,6 +221,16 @@ def _interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def open_missing() -> None:
+    """Opens the null device for each standard stream that the caller has closed, as in `rlx inspect >&-`.
+
+    Otherwise the next file that is opened gets its number, and has in it what code in C prints.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - it stays open
+
+
 def _discard(stream: TextIO) -> None:
     """Sends what a stream has buffered, and what follows, nowhere."""
     null = os.open(os.devnull, os.O_WRONLY)
@@ -260,13 +270,13 @@ def main(leave_quietly: Callable[[], None] = lambda: None) -> None:
     Args:
         leave_quietly: makes an interrupt end the process at once; called when all is written.
     """
-    if sys.stderr is not None:
-        sys.stderr = cast(TextIO, _LossyStderr(sys.stderr))
+    open_missing()
+    sys.stderr = cast(TextIO, _LossyStderr(sys.stderr))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a prompt is one text: threads would only start and wait
     try:
         cli(prog_name="rlx", obj=_interruptible)
     finally:
-        for stream in filter(None, (sys.stdout, sys.stderr)):
+        for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # closed
                 stream.flush()
         leave_quietly()

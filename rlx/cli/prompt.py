@@ -93,7 +93,7 @@ def piped(stdin: bool | None) -> str:
         stdin: True waits for the end, however long; False reads nothing.
     """
     stream = sys.stdin
-    if stdin is False or stream is None or stream.closed:
+    if stdin is False or stream.closed:
         return ""
     if stdin is None:
         try:
@@ -123,7 +123,7 @@ def _sends() -> bool:
 
 
 def read_text(name: str, most: int = MAX_BYTES, *, strict: bool = False) -> str:
-    """The text in a file, or on stdin for "-": "" where that is closed.
+    """The text in a file, or on stdin for "-".
 
     Args:
         most: bytes.
@@ -135,7 +135,7 @@ def read_text(name: str, most: int = MAX_BYTES, *, strict: bool = False) -> str:
     """
     path = Path(name).expanduser()
     if name == STDIN:
-        found = sys.stdin.buffer.read(most + 1) if sys.stdin else b""
+        found = sys.stdin.buffer.read(most + 1)
     else:
         try:
             with path.open("rb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -112,6 +113,16 @@ def test_debug_adds_the_traceback(failing: Any, args: tuple[str, ...], error: Ex
 def test_an_interrupt_is_quiet_and_130(failing: Any) -> None:
     result = failing(KeyboardInterrupt())
     assert (result.exit_code, result.output) == (130, "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a POSIX shell closes the streams")
+@pytest.mark.parametrize("words", [("inspect", "demo"), ("doctor", "--no-measure"), ("cache", "ls")])
+def test_streams_that_are_closed_are_no_error(words: tuple[str, ...]) -> None:
+    """Python has None in place of them, and `inspect` was a bug of rlx then."""
+    closing = [sys.executable, "-m", "rlx", *words]
+    done = subprocess.run(["sh", "-c", '"$@" <&- >&-', "sh", *closing], stderr=subprocess.PIPE, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *closing], timeout=300).returncode == 0
 
 
 def test_a_closed_pipe_is_no_error() -> None:

@@ -80,6 +80,7 @@ def test_in_a_process_of_its_own() -> None:
         assert done.stdout.strip() == said
     os.close(read)
     os.close(write)
+    code = f"from rlx.cli.main import open_missing; open_missing()\n{code}"
     closed = subprocess.run(
         ["sh", "-c", 'exec "$0" -c "$1" <&-', sys.executable, code], capture_output=True, text=True, timeout=300
     )

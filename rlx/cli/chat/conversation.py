@@ -320,8 +320,6 @@ def _ask(held: str) -> None:
 
 def _read_lines(interrupts: Interrupts) -> Iterator[str | None]:
     """Lines without their ends; None for a Ctrl-C. A line may end with the input."""
-    if sys.stdin is None:
-        return
     try:
         fd = sys.stdin.fileno()
     except (io.UnsupportedOperation, ValueError, AttributeError):  # no file: what a program put there
