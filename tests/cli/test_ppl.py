@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import rlx
-from rlx.cli.main import cli
+from rlx.cli.main import cli, open_missing
 from rlx.cli.ppl import MAX_BYTES, text_of
 from rlx.cli.prompt import STDIN
 
@@ -64,4 +64,6 @@ def test_what_it_refuses(content: bytes, options: tuple[object, ...], error: str
 
 def test_a_closed_stdin_has_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    assert text_of(STDIN) == ""
+    open_missing()
+    with sys.stdin:
+        assert text_of(STDIN) == ""
