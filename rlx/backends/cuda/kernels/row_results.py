@@ -99,9 +99,10 @@ class Results:
             else:
                 with k.when(w.is_alone):
                     self.whole.add(*found)
-                with k.when(w.is_shared):
-                    self._leave((following - 1) >> w.shift, *found)
-            own.clear()
+                with k.when(w.is_shared & (following <= w.last)):
+                    self._leave((following - 1) >> w.shift)
+            with k.when(following <= w.last):
+                own.clear()  # the last range of the row stays for `_merge`
 
     def finish(self) -> None:
         """Writes the results of the row, if the block has all of it, or the last range."""
@@ -163,15 +164,21 @@ class Results:
         at = (self.w.row * self.a.heads + head) * self.w.share.room * self.a.partial
         return self.k.at(self.k.pointers["scratch"], F32, at)
 
-    def _leave(self, number: Value, top: Value, total: Value, values: Sequence[Value]) -> None:
+    def _leave(self, number: Value) -> None:
         """Leaves a range to the block that merges them."""
         k, a = self.k, self.a
         place = k.at(self._place(self.w.head + self.g), F32, (number - self.w.first) * a.partial)
+        for at, pair in self._numbers():
+            leave(k, k.at(place, F32, at), *pair)
+
+    def _numbers(self) -> Iterator[tuple[Value, list[Value]]]:
+        """What a thread has of a range: pairs of its numbers, and where among them they are."""
+        k, own = self.k, self.range
         for i, element in self._elements():
-            leave(k, k.at(place, F32, element), values[i], values[i + 1])
+            yield element, [own.values[i].get(), own.values[i + 1].get()]
         writes = k.warp.equals(0) & self.t4.equals(0)
-        with k.when(writes & (self.g < a.together) & (self.w.head + self.g < self.w.end)):
-            leave(k, k.at(place, F32, a.partial - 2), top, total)
+        with k.when(writes & (self.g < self.a.together) & (self.w.head + self.g < self.w.end)):
+            yield k.number(self.a.partial - 2), [own.top.get(), own.total.get()]
 
     def _merge(self) -> None:
         """Adds the ranges of the row in order.
@@ -183,6 +190,7 @@ class Results:
         for first in range(0, a.together, most):
             some = min(most, a.together - first)
             k.barrier()
+            self._keep(first, some)
             self._take(first, some)
             k.barrier()
             pairs = (a.width + 1) // 2
@@ -194,15 +202,23 @@ class Results:
                     total, factor = self._with_sink(head, sums.top.get(), sums.total.get())
                     self._store(head, element, [value.get() * factor / total for value in sums.values])
 
+    def _keep(self, first: int, count: int) -> None:
+        """Puts the block's own last range beside those of `_take`."""
+        k, a, w = self.k, self.a, self.w
+        place = k.at(self.memory, F32, ((self.g - first) * RANGES + (w.ranges - 1 - w.first)) * a.partial)
+        with k.guarded((self.g >= first) & (self.g < first + count) if count < a.together else None):
+            for at, pair in self._numbers():
+                k.store(k.at(place, F32, at), k.vector(pair))
+
     def _take(self, first: int, count: int) -> None:
-        """Brings the ranges of some queries to shared memory, [query, `RANGES`, partial]: some warps for each."""
+        """Brings all ranges but the last of some queries to shared memory, [query, `RANGES`, partial]."""
         k, a, w = self.k, self.a, self.w
         each = WARPS // count
         query, own = k.warp % count, k.warp // count * 32 + k.lane
         head = w.head + first + query
         place = self._place(head)
         target = k.at(self.memory, F32, query * (RANGES * a.partial))
-        pairs, step = (w.ranges - w.first) * (a.partial // 2), 32 * each
+        pairs, step = (w.ranges - 1 - w.first) * (a.partial // 2), 32 * each  # some warps for each query
         with k.when((k.warp < each * count) & (head < w.end)), k.loop(own, pairs, _TAKEN * step) as start:
             valid = [start + i * step < pairs for i in range(_TAKEN)]
             found = taken(k, k.at(place, F32, start * 2), 8 * step, valid)
