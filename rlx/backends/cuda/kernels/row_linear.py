@@ -3,9 +3,9 @@
 Each of its warps has one of the `SLICES` ranges of k, whose weights come through a ring (`weight_ring.py`). Products
 and sums are those of `linear.py`, in the same order, so that a row has the same bits alone and among others.
 
-A multiprocessor has room for the blocks of a layer and for those of the next kernel, which fill their rings meanwhile,
-and for no more: so blocks are spread evenly. Of a layer that is read quickly it has one block, so that x is split once;
-of a longer one over quantized weights it has two, since more warps wait less.
+A multiprocessor has room for two blocks, and a layer has two for each. So all multiprocessors get as many; blocks
+of the next kernel, which fill their rings meanwhile, come where one has ended. With more room than a kernel needs,
+some multiprocessors would have several blocks of it and others none.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ from rlx.backends.cuda.layouts import DEPTH, LANES, LOAD, ROWS, Form
 from rlx.backends.cuda.numbers import pair_parts
 
 WIDEST = 1 << 14  # inputs of a row that are in shared memory
-_LONG = 8 << 10  # bytes of weights of each from which on it has two blocks
-_FIT = 3  # blocks of a long layer, and the next one, that fit in a multiprocessor
-_X_SHARE = 50  # percent of the shared memory of a block that x takes at most if there are two
-_X_BYTES = 112  # of 32 k of x in shared memory, about
+_FIT = 2  # blocks of a multiprocessor
 _PIECE = 2048  # bytes of codes of the pieces of all matrices
 _STAGES = 2  # pieces of a ring at least, or they are made smaller
 _TOGETHER = 4  # products that are under way before the first is scaled
@@ -54,7 +51,6 @@ class RowShape:
         blocks: of the layer.
         least, shared: bytes of shared memory of a block at least, and at most if its ring is long enough then.
         most: the same at most.
-        resident: blocks that a multiprocessor is to have registers for; 0 if it has enough.
     """
 
     tiles: int
@@ -62,7 +58,6 @@ class RowShape:
     least: int
     shared: int
     most: int
-    resident: int
 
 
 def row_shape(form: Form, n: int, width: int, parts: int, among: int = 0, shared: int = 227 << 10) -> RowShape:
@@ -73,13 +68,10 @@ def row_shape(form: Form, n: int, width: int, parts: int, among: int = 0, shared
         among: bytes of all matrices whose blocks run side by side; 0 if each block has one tile.
         shared: bytes of shared memory that a block of the target can have.
     """
-    tiles, x = -(-n // ROWS), form.groups(width) * _X_BYTES
-    whole = shared + RESERVED
-    long = form.raw and among > _LONG * TYPICAL_MULTIPROCESSORS and x <= whole // _FIT * _X_SHARE // 100
-    own = max(1, -(-among * tiles // ((2 if long else 1) * TYPICAL_MULTIPROCESSORS * parts * form.places(n, width)[2])))
-    fit = _FIT if long else 2
-    least = whole // (fit + 1) if among else 0
-    return RowShape(own, -(-tiles // own), least, whole // fit - RESERVED, shared, fit if long else 0)
+    tiles, whole = -(-n // ROWS), shared + RESERVED
+    own = max(1, -(-among * tiles // (_FIT * TYPICAL_MULTIPROCESSORS * parts * form.places(n, width)[2])))
+    least = whole // (_FIT + 1) if among else 0
+    return RowShape(own, -(-tiles // own), least, whole // _FIT - RESERVED, shared)
 
 
 def fits(form: Form, width: int, parts: int, shared: int, *, rounded: bool) -> bool:
@@ -140,7 +132,7 @@ class RowLinear(Layer):
         count = shape.tiles * self.pieces
         self.ring = Ring(k, matrices, self.piece, stages)
         k.shared = max(k.shared, shape.least)
-        k.resident = shape.resident
+        k.resident = _FIT
         sums = [{i: k.variable(F32, 0.0) for i in self.dots.kept} for _ in matrices]
         self.added = [k.variable(F32, 0.0) for _ in range(self.parts * bool(at.bias) + (at.residual is not None))]
         for first in range(stages):
