@@ -160,29 +160,33 @@ def test_sequences_share_no_block(features: Features) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "shape", "gated"),
+    ("level", "dtype", "width", "shape", "gated"),
     [
-        ("q8_0", 256, Shape(2, 2), None),
-        ("q4_k", 512, Shape(4, 4), "silu"),
-        ("bf16", 300, Shape(4, 2), None),
-        ("q6_k", 768, Shape(8, 4, 1, True), None),
-        ("q5_k", 512, Shape(4, 4, 2, True), "silu"),
-        ("f16", 200, Shape(4, 4, 1, True), None),
-        ("f32", 256, Shape(8, 8, 1, True), None),
-        ("bf16", 128, Shape(8, 16, 1, True), None),
-        ("q4_k", 256, Shape(8, 8, 2, True), "silu"),
-        ("bf16", 128, Shape(8, 8, 2, True), "silu"),
+        ("sm_80", "q8_0", 256, Shape(2, 2), None),
+        ("sm_80", "q4_k", 512, Shape(4, 4), "silu"),
+        ("sm_80", "bf16", 300, Shape(4, 2), None),
+        ("sm_75", "q8_0", 256, Shape(4, 4), None),
+        ("sm_75", "q4_k", 512, Shape(4, 2), "silu"),
+        ("sm_75", "bf16", 300, Shape(2, 2), None),
+        ("sm_90a", "q6_k", 768, Shape(8, 4, 1, True), None),
+        ("sm_90a", "q5_k", 512, Shape(4, 4, 2, True), "silu"),
+        ("sm_90a", "f16", 200, Shape(4, 4, 1, True), None),
+        ("sm_90a", "f32", 256, Shape(8, 8, 1, True), None),
+        ("sm_90a", "bf16", 128, Shape(8, 16, 1, True), None),
+        ("sm_90a", "q4_k", 256, Shape(8, 8, 2, True), "silu"),
+        ("sm_90a", "bf16", 128, Shape(8, 8, 2, True), "silu"),
     ],
 )
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_linears_of_many_rows(dtype: str, width: int, shape: Shape, gated: str | None, count: int) -> None:
+def test_linears_of_many_rows(level: str, dtype: str, width: int, shape: Shape, gated: str | None, count: int) -> None:
+    features = named(level).features
     rows, n, rng, parts = 41, 40, np.random.default_rng(width), 2 if gated else 1
     type_ = DTYPES[dtype]
     form, stored_as = layouts.form_of(type_), row_parts.parts_of(width, count)
     as_it_is = row_parts.as_they_are(width) if count == 1 else None
-    split = Code("split", dict.fromkeys(["x", "parts"]), [])
+    split = Code("split", dict.fromkeys(["x", "parts"]), [], features)
     row_parts.write_parts(split, stored_as, rows)
-    code = Code("kernel", dict.fromkeys(["x", "w0", "w1", "b0", "b1", "residual", "out"]), [])
+    code = Code("kernel", dict.fromkeys(["x", "w0", "w1", "b0", "b1", "residual", "out"]), [], features)
     tiles = -(-n // (layouts.ROWS * shape.tiles(parts)))
     first, of = code.block // tiles * shape.rows, code.pointers
     at = larges.Operands(

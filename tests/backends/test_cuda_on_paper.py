@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ from click.testing import CliRunner
 import rlx
 from rlx.backends.cuda import clocks, driver, ptx, sass
 from rlx.backends.cuda.backend import Cuda
+from rlx.backends.cuda.code import Code
+from rlx.backends.cuda.launches import Context
 from rlx.backends.cuda.passes import round_activations
 from rlx.backends.cuda.target import LEVELS, named
 from rlx.cli.main import cli
@@ -236,6 +239,16 @@ def test_atomic_operations_need_an_order(line: str) -> None:
     with pytest.raises(CompileError, match="an atomic operation without an order"):
         ptx.check_order(f"{{\n\t{line}\n}}")
     ptx.check_order(f"{{\n\t{line.replace('.global', '.release.gpu.global')}\n}}")
+
+
+def test_a_block_with_too_much_shared_memory_is_refused() -> None:
+    def body(k: Code) -> None:
+        k.share(70 << 10)
+
+    context = Context((), {}, named("sm_75").features)
+    with pytest.raises(CompileError, match="a block of op takes 71680 bytes of shared memory, of 65536 of this card"):
+        context.kernel("op", {}, body)
+    replace(context, features=named("sm_80").features).kernel("op", {}, body)
 
 
 def test_levels() -> None:
