@@ -71,10 +71,6 @@ class SingleSequence:
         rows = list(self._pieces(ids, all_rows))
         return np.concatenate(rows) if all_rows else rows[-1][0]
 
-    def forward_rows(self, ids: Ids[int]) -> Iterator[Logits]:
-        """As `forward` with `all_rows`, in pieces float32 [some rows, vocab], each computed on demand."""
-        return self._pieces(ids, True)
-
     def _pieces(self, ids: Ids[int], all_rows: bool) -> Iterator[Logits]:
         self.model_runner.reserve(self._sequence, ids)
         yield from self.model_runner.pieces(self._sequence, ids, all_rows)

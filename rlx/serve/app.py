@@ -176,7 +176,6 @@ TEXT, INTEGER, NUMBER, TRUTH = ({"type": name} for name in ("string", "integer",
 COUNT = {"type": "integer", "minimum": 0}
 COUNTS = {"type": "array", "items": COUNT}
 VECTOR = {"type": "array", "items": NUMBER}
-ANY: Schema = {}
 
 
 def thing(**fields: Schema) -> Schema:

@@ -23,7 +23,6 @@ Run: TypeAlias = Callable[["Block"], None]
 _NUMPY = {"i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "half": np.float16,
           "bfloat": np.int16, "float": np.float32, "double": np.float64}  # fmt: skip
 _UNSIGNED = {"i8": np.uint8, "i16": np.uint16, "i32": np.uint32, "i64": np.uint64}
-_POINTER = re.compile(r"ptr(?: addrspace\(\d\))?")
 _TYPE = r"(?:ptr(?: addrspace\(\d\))?|<\d+ x \w+>|\{[^}]*\}|\w+)"
 _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwise_and, "or": np.bitwise_or,
