@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from rlx.ir.dims import Dim, DimLike
 from rlx.ir.dtypes import F32, DTypeLike
 from rlx.ir.node import Node, topological
 from rlx.notebook import card
+
+T = TypeVar("T")
 
 _DIMS = 'give a whole number, a symbol such as rlx.SEQ or "N", or a form such as 2 * SEQ'
 
@@ -54,8 +56,7 @@ class Graph:
         self.inputs: list[str] = []
         self._named: dict[Node, str] = {}
         self._origin: tuple[Graph, Mapping[Node, Node] | None] | None = None  # the graph before, new node -> old node
-        self._names: tuple[Any, dict[Node, str]] = (None, {})  # cache of `names`: its key, the last result
-        self._canonical: tuple[Any, str] = (None, "")  # likewise of `canonical`
+        self._made: tuple[Any, dict[str, Any]] = (None, {})  # of `_once`: what the graph was, what was made of it
 
     def input(self, name: str, shape: Sequence[DimLike | str], dtype: DTypeLike = F32) -> Node:
         """A value that every call supplies.
@@ -100,15 +101,20 @@ class Graph:
         Example: `scores = graph.named("scores", q @ k)`.
         """
         self._named.setdefault(node, printer.sanitize(name))
-        self._names = (None, {})
+        self._made = (None, {})
         return node
 
     def names(self) -> dict[Node, str]:
         """The name in IR text of each node that an output reaches: see `rlx.ir.printer`."""
-        state = list(self.outputs.items())
-        if self._names[0] != state:
-            self._names = state, printer.value_names(self.outputs, self._known())
-        return self._names[1]
+        return self._once("names", lambda: printer.value_names(self.outputs, self._known()))
+
+    def _once(self, what: str, make: Callable[[], T]) -> T:
+        """`make()`, called once until the graph changes: an opening asks for the nodes of a graph ten times."""
+        state = (self.name, self.phase, dict(self.bounds), list(self.outputs.items()))
+        if self._made[0] != state:
+            self._made = state, {}
+        found: dict[str, T] = self._made[1]
+        return found[what] if what in found else found.setdefault(what, make())
 
     def _known(self) -> dict[Node, str]:
         """Names that are set already: in this graph, or in the one that it was derived from."""
@@ -133,7 +139,7 @@ class Graph:
 
     def nodes(self) -> list[Node]:
         """Every node that an output reaches, operands before users."""
-        return topological(self.outputs.values())
+        return [*self._once("nodes", lambda: topological(self.outputs.values()))]
 
     def leaves(self, op: str) -> dict[str, Node]:
         """name -> node of all inputs, weights or states in order of first use."""
@@ -190,11 +196,11 @@ class Graph:
 
     def canonical(self) -> str:
         """The IR text with numbers as names: equal for equal graphs, independent of their names."""
-        state = [self.name, self.phase, dict(self.bounds), list(self.outputs.items())]
-        if self._canonical[0] != state:
-            text = printer.dumps(self.name, self.phase, self.bounds, self.outputs, printer.numbered(self.outputs))
-            self._canonical = state, text
-        return self._canonical[1]
+
+        def text() -> str:
+            return printer.dumps(self.name, self.phase, self.bounds, self.outputs, printer.numbered(self.outputs))
+
+        return self._once("canonical", text)
 
     def _repr_html_(self) -> str:
         nodes = self.nodes()

@@ -87,6 +87,18 @@ def test_only_what_an_output_reaches_is_part_of_the_graph() -> None:
     assert g.leaves("input") == {"x": x} and g.leaves("weight") == {}
 
 
+def test_nodes_and_texts_follow_changes() -> None:
+    g = Graph()
+    x = rows(g)
+    g.output("out", ops.silu(x))
+    g.nodes().clear()
+    assert len(g.nodes()) == 2 and "tanh" not in g.canonical() + str(g)
+    g.output("more", ops.tanh(x))
+    assert len(g.nodes()) == 3 and "tanh" in g.canonical() and "tanh" in str(g)
+    g.phase = "decode"
+    assert "decode" in g.canonical() and "decode" in str(g)
+
+
 @given(graphs())
 def test_operands_come_before_users_and_each_node_once(g: Graph) -> None:
     nodes = g.nodes()
