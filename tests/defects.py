@@ -102,8 +102,8 @@ DEFECTS = (
     ),
     Defect(
         "layout: a table that is also multiplied stays as it is in the file",
-        "return read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], layouts.matrices)",
-        "return dict.fromkeys([*multiplied, *(read.keys() & set(packed))], layouts.matrices) | read",
+        "found = read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], layouts.matrices)",
+        "found = dict.fromkeys([*multiplied, *(read.keys() & set(packed))], layouts.matrices) | read",
         "tests/passes",
     ),
     # Kernels and the target.
@@ -324,8 +324,8 @@ DEFECTS = (
     ),
     Defect(
         "pausing: paused jobs go on in the wrong order",
-        "for job in sorted((each for each in self.paused if not each.backpressured), key=lambda job: job.order):",
-        "for job in [each for each in self.paused if not each.backpressured]:",
+        "for job in sorted(able, key=lambda job: job.order):\n            try:\n                self._load(job)",
+        "for job in able:\n            try:\n                self._load(job)",
         "tests/runners/test_executor.py",
     ),
     Defect(
