@@ -1,4 +1,4 @@
-"""What has a `close`: for `with` statements, and at the end of the process."""
+"""What belongs to one process, and has a `close`: for `with` statements, and at the end of the process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import weakref
 from collections.abc import Callable
 from functools import cache
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NoReturn, Protocol, Self
+
+from rlx.errors import ArgumentError
 
 
 class Closable(Protocol):
@@ -18,7 +20,15 @@ class Closable(Protocol):
         """Releases what it holds."""
 
 
-class Closing:
+class OfOneProcess:
+    """Base of classes whose objects hold threads, locks or memory of their process."""
+
+    def __reduce__(self) -> NoReturn:
+        hint = "open the model in each process; threads and tasks of one process share what they opened"
+        raise ArgumentError("it can be neither pickled nor copied", where=type(self).__name__, hint=hint)
+
+
+class Closing(OfOneProcess):
     """Base of classes with a `close`: a `with` statement calls it at the end."""
 
     def __enter__(self) -> Self:

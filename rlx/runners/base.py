@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import numpy as np
 
@@ -357,10 +357,6 @@ class LmRunner(Closing, ABC):
     def close(self) -> None:
         """Ends all requests and releases what the runner holds. Can be called more than once."""
         self._loop.close()
-
-    def __reduce__(self) -> NoReturn:
-        hint = "open the model in each process; threads and tasks of one process share a runner"
-        raise ArgumentError("a runner can be neither pickled nor copied", where=type(self).__name__, hint=hint)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.family}, {self.vocab_size} tokens, context {self.max_seq}>"

@@ -19,6 +19,7 @@ from numbers import Integral
 import numpy as np
 
 from rlx.arguments import flag, several
+from rlx.closing import OfOneProcess
 from rlx.errors import ArgumentError, TokenizerError
 
 
@@ -165,7 +166,7 @@ def end_ids(vocabulary: Vocabulary, declared: Iterable[int | None], padding: int
     return frozenset(known | (named_ends(vocabulary) - ({padding} if known else set())))
 
 
-class StreamDetokenizer:
+class StreamDetokenizer(OfOneProcess):
     """Turns ids into text one at a time and never emits a part of a character.
 
     The pieces from `push` and `finish`, joined, equal `tokenizer.decode(ids, skip_special_tokens)`.
@@ -287,7 +288,7 @@ USUAL_CHARACTERS = 8  # of a token at most, in usual texts
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Tokenizer:
+class Tokenizer(OfOneProcess):
     """A tokenizer; make one with `load_tokenizer`, `tokenizer_from_gguf` or `tokenizer_from_hf`.
 
     It may be used from several threads at once.

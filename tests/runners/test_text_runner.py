@@ -71,8 +71,11 @@ def test_answers_can_be_pickled_and_runners_cannot(tokenizer: Tokenizer) -> None
     wordless._tokenizer = lambda: (_ for _ in ()).throw(TokenizerError("none"))
     with pytest.raises(TokenizerError, match="the model had no tokenizer"):
         _ = pickle.loads(pickle.dumps(wordless)).text
-    with pytest.raises(ArgumentError, match=r"neither pickled nor copied\. Open the model in each"):
-        pickle.dumps(runner)
+    stream = runner.chat_stream("hello", 2)
+    for each in (runner, runner.tokenizer, stream, runner.submit(rlx.Request([1], 2))):
+        for way in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(ArgumentError, match=r"neither pickled nor copied\. Open the model in each"):
+                way(each)
 
 
 @pytest.mark.parametrize(

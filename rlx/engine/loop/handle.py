@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator, Callable, Collection, Generator, Iter
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType, coroutine
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.closing import Closing, OfOneProcess
 from rlx.engine.loop.job import AHEAD, Job
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.loop.record import RequestStats
@@ -161,7 +162,7 @@ def _other_tasks() -> Generator[None, None, None]:
     yield
 
 
-class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager["Handle", None]):
+class Handle(OfOneProcess, AbstractContextManager["Handle", None], AbstractAsyncContextManager["Handle", None]):
     """A request that was submitted. Iterating over it gives its steps as they come, also with `async for`.
 
         handle = runner.submit(rlx.Request(ids, 100))
@@ -499,7 +500,7 @@ class RequestGroup:
             handle.abort()
 
 
-class Stream(Iterator[Step], AsyncIterator[Step]):
+class Stream(Closing, Iterator[Step], AsyncIterator[Step]):
     """The tokens of a generation as they come: an iterator of `Step`, also for `async for`.
 
     It starts with the first step that is asked for. The engine computes a few tokens ahead of its reader, and more
@@ -554,9 +555,3 @@ class Stream(Iterator[Step], AsyncIterator[Step]):
         self._closed = True
         if self._handle is not None:
             self._handle.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
