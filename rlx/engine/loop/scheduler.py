@@ -208,7 +208,8 @@ class Scheduler:
 
     def decoding(self) -> list[Job]:
         """The jobs whose next tokens are computed."""
-        return [job for job in self.running if not (job.paused or self.is_held(job))]
+        # Few jobs are backpressured, and a call for each of them would be on the way of every token.
+        return [job for job in self.running if not (job.paused or (job.backpressured and self.is_held(job)))]
 
     def startable(self) -> Job | None:
         """The next job of `waiting` to start; None if there is no slot or nobody may start yet."""
