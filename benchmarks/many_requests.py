@@ -151,9 +151,13 @@ class Server:
             "prompt": prompt, "n_predict": count, "stream": True, "ignore_eos": True, "temperature": 0.0,
             "cache_prompt": True, "return_tokens": True,
         }  # fmt: skip
+        seen = 0
         for event in self._events("/completion", body):
-            if not event.get("stop"):
-                yield from event.get("tokens") or [event]
+            # Tokens whose text is no whole character are held back, and some come with the last event only.
+            held = event["tokens_predicted"] - seen if event.get("stop") else 0
+            found = [event] * held if event.get("stop") else event.get("tokens") or [event]
+            seen += len(found)
+            yield from found
 
     def _events(self, path: str, body: dict[str, object]) -> Iterator[dict[str, Any]]:
         """The events of a streamed answer.
