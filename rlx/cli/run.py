@@ -53,6 +53,7 @@ from rlx.grammar import Grammar
 from rlx.profile.keys import BUCKETS
 from rlx.prompt import Prompt
 from rlx.runners import Model
+from rlx.text.chat import get_ready
 from rlx.tracing import Detail, Trace, span
 from rlx.vision.image import Image
 
@@ -125,6 +126,8 @@ def run(
         model, text = Words(words, model, prompt, file, stdin).resolve()
         images, engine["adapters"] = read_images(image), adapters
         path = model_path(model, engine, images=bool(images), yes=yes)
+    if not raw:
+        get_ready()
     with Bars("opening the model") as bars:
         with span("open the model"):
             opened = open_runner(path, {**engine, "compile_ahead": _calls(text, ending["max_tokens"])}, bars)

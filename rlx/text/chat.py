@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path
@@ -220,6 +221,14 @@ _SHORT = 4_096  # characters of a conversation
 _HOSTILE = "the model's template is broken or hostile"
 _SLOW = "try again: the machine was busy or asleep, or the model's template is hostile"
 _RENDERER = Confined("dialect.py", memory=_MEMORY)  # starts with the first template
+
+
+def get_ready() -> None:
+    """Starts the process that renders templates: it gets ready while a model opens. What fails is said by the first
+    template.
+    """
+    with suppress(ConfinedError):
+        _RENDERER.start()
 
 
 class ChatTemplate:

@@ -14,8 +14,9 @@ from golden_folder import goldens
 
 import rlx
 from rlx.errors import ArgumentError, ChatTemplateError
-from rlx.text import ChatTemplate, Tokenizer, chat_ids, load_tokenizer, template_of
+from rlx.text import ChatTemplate, Tokenizer, chat, chat_ids, load_tokenizer, template_of
 from rlx.text.chat import NAMED, template_text
+from rlx.text.confined import NOT_STARTED, Confined, ConfinedError
 
 HERE = Path(__file__).parent
 RENDERS: dict[str, dict[str, str | None]] = json.loads((HERE / "renders.json").read_text(encoding="utf-8"))["renders"]
@@ -190,3 +191,19 @@ def test_a_template_is_a_file_a_name_or_a_text(tmp_path: Path) -> None:
 def test_anything_else_is_refused_before_a_model_is_opened(value: Any) -> None:
     with pytest.raises(ArgumentError, match="chat_template"):
         rlx.auto_runner("demo", chat_template=value)
+
+
+def test_the_process_gets_ready_before_there_is_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not start is no error yet: the first template says it."""
+    process = Confined("dialect.py", memory=1 << 29)
+    monkeypatch.setattr(chat, "_RENDERER", process)
+    chat.get_ready()
+    begun, template = process._process, ChatTemplate("{{ messages[0].content }}!")
+    assert template.render([{"role": "user", "content": "Hi"}]) == "Hi!"
+    assert process._process is begun is not None
+    refused = Confined("dialect.py", memory=1 << 29)
+    monkeypatch.setattr(refused, "_running", lambda: (_ for _ in ()).throw(ConfinedError("none", NOT_STARTED)))
+    monkeypatch.setattr(chat, "_RENDERER", refused)
+    chat.get_ready()
+    with pytest.raises(ChatTemplateError, match="cannot be rendered: none"):
+        ChatTemplate("{{ messages[0].content }}!")
