@@ -28,10 +28,11 @@ from rlx.backends.device import Files as BuiltFiles
 from rlx.backends.program import Manifest, Program
 from rlx.compiler.tuned import tuned
 from rlx.errors import ArgumentError, named_refusals
-from rlx.ir.dtypes import DType
+from rlx.ir.dtypes import DTYPES, DType
 from rlx.ir.graph import Graph
 from rlx.ir.op_table import CUSTOM, OPS
 from rlx.passes.effective import effective
+from rlx.passes.layout import packed_rows
 from rlx.passes.options import BACKEND, Options
 from rlx.platform import MAX_WORKERS, cpu_count, usable_cpus
 from rlx.store.cache import CompileCache, Files, checked_cache
@@ -291,6 +292,14 @@ class Compiler:
     def packer(self, dtype: DType, workers: Workers) -> Packer:
         """The code that packs matrices of this type."""
         return self.backend.packer(dtype, workers, self)
+
+    def prepare_packing(self, weights: Mapping[str, Any]) -> None:
+        """Compiles the packers of weights, or finds them in the cache; loads nothing.
+
+        Args:
+            weights: of `rlx.passes.layout.weight_table`.
+        """
+        self.backend.prepare_packing({DTYPES[row["dtype"]] for row in packed_rows(weights).values()}, self)
 
     def once(self, what: str, build: Callable[[], BuiltFiles], load: Callable[[Stored], T], **fields: Any) -> T:
         """As `rlx.backends.device.Builder.once`: `fields` are those of the key."""

@@ -424,7 +424,7 @@ class Engine:
             "profile": str(self._setup.source) if self._setup.source else None,
             "kv_dtype": self._setup.kv_type.name,
             "cache": self._compiler.cache.stats,
-            "compiled": [*self._compiler.compiled],
+            "compiled": [*self._compiler.compiled, *(self._host.compiled if self._host is not None else ())],
             "programs": {phase: replace(table.stats) for phase, table in self._programs.tables.items()},
         }
 

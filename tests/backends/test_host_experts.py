@@ -12,16 +12,19 @@ import pytest
 
 import rlx
 from rlx.backends import DeviceWarning
+from rlx.backends.cuda.driver import Context
 from rlx.backends.program import Observer, Program, StepLog
 from rlx.engine.importance import importance
 from rlx.engine.kv.pool import WORK
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan
+from rlx.engine.programs.programs import ProgramSpec
 from rlx.errors import ArgumentError, GraphError, ResourceError
 from rlx.ir import ops
 from rlx.passes.outline import experts_of, outline
 from rlx.runners import Model
 from rlx.store.cache import CompileCache
+from rlx.store.store import Store
 from rlx.weights import open_weights
 
 OPTIONS: dict[str, Any] = {
@@ -121,6 +124,40 @@ def test_a_step_is_recorded_in_pieces(cards: paper_cards.PaperCards, goldens: Pa
         assert "expert_linear" in shown.source("host_") and "in the memory of the host" in str(shown.explain())
 
 
+@pytest.mark.parametrize("clocks", [False, True])
+def test_a_step_that_fails_in_its_middle(
+    cards: paper_cards.PaperCards, goldens: Path, monkeypatch: pytest.MonkeyPatch, clocks: bool
+) -> None:
+    """The card is done with the inputs, the sequence has what it had, and the next step computes what it means."""
+    with opened(goldens, n_cpu_moe=2) as runner:
+        engine, events, usual_wait = runner._engine, list[str](), Context.wait_for
+        expected = [engine.append(sequence, [token]).copy() for sequence in [engine.open_sequence()] for token in IDS]
+        program = next(iter(engine.tables["decode"].programs.values()))
+        if clocks:
+            program.observe(_Logs())
+
+        def fails(*values: object) -> None:
+            events.append("error")
+            raise ResourceError("no memory", where="device cpu")
+
+        def wait_for(card: Context, event: Any) -> None:
+            events.append("wait")
+            usual_wait(card, event)
+
+        monkeypatch.setattr(Context, "wait_for", wait_for)
+        sequence = engine.open_sequence(shared=False)
+        for number, token in enumerate(IDS):
+            if number == 3:
+                usual = program.called
+                for called in ([fails, *usual[1:]], [*usual[:1], fails]):
+                    monkeypatch.setattr(program, "called", called)
+                    with pytest.raises(ResourceError, match="device cpu: no memory"):
+                        engine.append(sequence, [token])
+                    assert events[-2:] == ["error", "wait"] and len(sequence) == number
+                monkeypatch.setattr(program, "called", usual)
+            np.testing.assert_array_equal(engine.append(sequence, [token]), expected[number])
+
+
 class _Logs(Observer):
     """The shapes of the clocks of steps."""
 
@@ -175,6 +212,34 @@ def test_packed_weights_of_both_are_kept(
             found.append(runner.generate(IDS, 2, stop_at_eog=False))
     assert found[0] == found[1]
     assert len(list(tmp_path.rglob("weights.bin"))) == 2
+
+
+def test_what_is_compiled_is_compiled_for_both(
+    cards: paper_cards.PaperCards, goldens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then nothing is, and the model opens where nothing may be."""
+    store = Store(tmp_path)
+    with opened(goldens, n_cpu_moe=1, cache=CompileCache(store=store), load=False) as runner:
+        runner._engine.compile(batch=2)
+        assert len({each.title for each in runner.stats()["compiled"]}) > 5
+    with opened(goldens, n_cpu_moe=1, cache=CompileCache(store=store, policy="readonly")) as runner:
+        runner.generate(IDS, 2, stop_at_eog=False)
+        assert runner.stats()["compiled"] == []
+
+
+def test_a_program_of_the_card_alone_is_not_enough(
+    cards: paper_cards.PaperCards, goldens: Path, tmp_path: Path
+) -> None:
+    """Of a cache that lost what the CPU computes, this is compiled ahead, too."""
+    store, spec = Store(tmp_path), ProgramSpec((1, 1))
+    with opened(goldens, n_cpu_moe=1, cache=CompileCache(store=store), load=False) as runner:
+        runner._engine.compile(phase="decode")
+        lost = {each.digest for each in runner._engine._host.compiled if each.title.startswith("program")}
+    for digest in lost:
+        store.remove(digest)
+    with opened(goldens, n_cpu_moe=1, cache=CompileCache(store=store), load=False) as runner:
+        runner._engine._programs.compile_missing(spec)
+        assert lost and {each.digest for each in runner.stats()["compiled"]} == lost
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -183,15 +183,17 @@ class CardProgram(Program):
 
     def launch(self) -> None:
         counts = self._begin(1)
-        if self._logs:
-            self._log = self._clocked_step(counts)
-            return
         if self._begins:
             for card, event in zip(self._cards, self._have_inputs, strict=True):
                 card.record(event)
-        self._step(counts)
-        for card, event in zip(self._cards, self._have_inputs, strict=True):
-            card.wait_for(event) if self._begins else card.wait()
+        try:
+            if self._logs:
+                self._log = self._clocked_step(counts)
+            else:
+                self._step(counts)
+        finally:  # after an error of the host, too: the caller may then write the next inputs
+            for card, event in zip(self._cards, self._have_inputs, strict=True):
+                card.wait_for(event) if self._begins else card.wait()
 
     def begin(self, **extents: int) -> None:
         self._begins = not self.observers  # who see how long it takes

@@ -16,7 +16,7 @@ from rlx.backends import Device, backend
 from rlx.backends.device import Workers
 from rlx.backends.memory import Array, Buffer
 from rlx.backends.program import Called, Program
-from rlx.compiler.compile import CompiledProgram, Compiler, Progress
+from rlx.compiler.compile import Compilation, CompiledProgram, Compiler, Progress
 from rlx.compiler.tensors import Source, Tensors
 from rlx.engine.opening.setup import Setup
 from rlx.errors import ArgumentError
@@ -74,6 +74,11 @@ class Host:
         return self._tensors.buffers
 
     @property
+    def compiled(self) -> list[Compilation]:
+        """Records of its compiles, in order."""
+        return self._compiler.compiled
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory that the weights take."""
         return self._tensors.nbytes
@@ -86,6 +91,11 @@ class Host:
     ) -> None:
         """Packs the weights; `kept` gives the packed-weight cache, if there is one."""
         self._tensors.load(self._rows, source, progress, kept(self._compiler, self._rows))
+
+    def prepare(self) -> None:
+        """Compiles the packers of the weights and the loop of the workers, or finds them in the cache."""
+        self._compiler.prepare_packing(self._rows)
+        _ = self._workers
 
     def compile(self, compiled: CompiledProgram) -> None:
         """Compiles what a program of the card calls, or finds it in the cache."""
@@ -107,12 +117,10 @@ class Host:
         return self._compiler.program(body(text), options)
 
     def close(self) -> None:
-        """Frees memory, and stops the workers."""
-        for program in self._programs.values():
-            program.close()
-        for part in ("_tensors", "_workers"):
-            if part in self.__dict__:
-                self.__dict__[part].close()
+        """Stops the workers, which read the memory of the others, and frees memory."""
+        found = (self.__dict__.get(part) for part in ("_workers", "_tensors"))
+        for each in (*filter(None, found), *self._programs.values()):
+            each.close()
 
 
 def _rows(graph: Graph, made: Compiler) -> dict[str, Any]:

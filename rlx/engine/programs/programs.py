@@ -28,12 +28,11 @@ from rlx.engine.opening.setup import Setup
 from rlx.engine.programs.host import Host
 from rlx.errors import ArgumentError, named_refusals
 from rlx.ir import ops
-from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.models import variants
 from rlx.models.variants import EmbeddedRows, Features, LowRank
 from rlx.passes.effective import effective
-from rlx.passes.layout import FILE_LAYOUT, lookup_tables, packed_rows, weight_table
+from rlx.passes.layout import FILE_LAYOUT, lookup_tables, weight_table
 from rlx.passes.options import MAX_PAST, Options, phase
 from rlx.profile import CompileProfile
 from rlx.store.key import CompileKey, range_text
@@ -487,10 +486,10 @@ class Programs:
     def _instance(self, spec: ProgramSpec) -> tuple[Program, int]:
         """A new instance of a program, and the bytes of its code."""
         compiled = self.compile(spec)
+        called = () if self._host is None else self._host.called(compiled)  # it may fail: first, so that nothing leaks
         program = compiled.instance(self._pool())
         program.bind(self._buffers())
-        if self._host is not None:
-            program.called = self._host.called(compiled)
+        program.called = called
         if self.observer is not None:
             program.observe(self.observer(compiled))
         if (states := self._states) is not None:
@@ -520,8 +519,11 @@ class Programs:
         return compiled, record
 
     def compile_missing(self, spec: ProgramSpec) -> None:
-        """Compiles a program unless the compile cache has it; loads nothing."""
-        if not self._compiler.cache.has(self._asked(spec)[-1]):
+        """Compiles a program unless the compile cache has it; loads nothing.
+
+        What the host computes has entries of its own in the cache, which only the program itself tells.
+        """
+        if self._host is not None or not self._compiler.cache.has(self._asked(spec)[-1]):
             self.compile(spec)
 
     def lowering(self, spec: ProgramSpec) -> tuple[Graph, Options]:
@@ -549,8 +551,9 @@ class Programs:
             records.append(self._compiled(spec)[1])
             if on_program:
                 on_program(records[-1])
-        packed = {DTYPES[row["dtype"]] for row in packed_rows(self.weights).values()}
-        self._compiler.backend.prepare_packing(packed, self._compiler)
+        self._compiler.prepare_packing(self.weights)
+        if self._host is not None:
+            self._host.prepare()
         self._compiler.backend.prepare_choosing(self._compiler)
         return records
 
