@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -24,7 +25,7 @@ from rlx.compiler.compile import Compiler
 from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import Plan, choose_model
 from rlx.engine.programs.programs import ProgramSpec
-from rlx.errors import ProfileError
+from rlx.errors import ProfileError, TargetError
 from rlx.ir import custom, ops
 from rlx.ir.custom import custom_op
 from rlx.ir.dtypes import BF16, DTYPES, F16, KV_DTYPES, Q8_0
@@ -288,6 +289,28 @@ def test_deterministic_refuses_phases_of_other_arithmetic(path: Path) -> None:
     assert plan(path, {**table, "precision": {"deterministic": False}}).setup.is_deterministic is False
     decodes = {"precision": {"deterministic": True}, "decode": {"passes": {"last_row": False}}}
     assert plan(path, decodes).setup.is_deterministic, "a pass that changes no arithmetic"
+
+
+_FOREIGN = "avx2" if "neon" in supported_levels() else "neon"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('[engine]\ndevice = "tpu"', "device 'tpu' is not there"),
+        (f'[backend.cpu]\nlevel = "{_FOREIGN}"', f"{_FOREIGN} is a level of "),
+    ],
+)
+def test_a_device_that_is_not_there_is_named_in_the_profile(tmp_path: Path, text: str, what: str) -> None:
+    """The command line said --device, which nobody had given."""
+    file = tmp_path / "own.toml"
+    file.write_text(text)
+    with pytest.raises(TargetError, match=re.escape(what)) as caught:
+        rlx.auto_runner("demo", profile=file)
+    assert caught.value.where == str(file)
+    with pytest.raises(TargetError) as caught:
+        rlx.auto_runner("demo", profile=file, device="gpu")
+    assert caught.value.where == "device"
 
 
 def test_an_exact_phase_keeps_the_cache_exact(path: Path) -> None:

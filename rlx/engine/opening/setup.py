@@ -23,14 +23,22 @@ import numpy as np
 from rlx import demo, engine, models, text, vision, weights
 from rlx.arguments import whole
 from rlx.backends import Device, DeviceWarning, backend, is_auto, warn_of_cpu
-from rlx.backends.device import Target
+from rlx.backends.device import Backend, Target
 from rlx.compiler.compile import worker_count
 from rlx.compiler.state_memory import Sizes
 from rlx.compiler.state_memory import kv_dtype as cache_type
 from rlx.engine.kv.pool import check_plan, lacking, pool_bytes
 from rlx.engine.opening.cpu_experts import CpuExperts
 from rlx.engine.opening.options import EngineOptions
-from rlx.errors import ArgumentError, ConfigError, ProfileError, ResourceError, RlxError, UnsupportedModelError
+from rlx.errors import (
+    ArgumentError,
+    ConfigError,
+    ProfileError,
+    ResourceError,
+    RlxError,
+    TargetError,
+    UnsupportedModelError,
+)
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
@@ -330,7 +338,8 @@ class Setup:
             hint = "Choose the same for both phases, or leave `deterministic` out."
             what = f"`deterministic` needs the same arithmetic in prefill and decode, and {name} differs"
             raise ProfileError(what, where="profile", hint=hint)
-        device, length = backend(profile.device), chosen.max_seq
+        device, target = _placed(profile, chosen)
+        length = chosen.max_seq
         context = min(config.context, DEFAULT_CONTEXT) if length is None else whole("max_seq", length, 1, MAX_PAST)
         if not profile.buckets:
             more = (device.call_rows,) if min(device.call_rows, context) > BUCKETS[-1] else ()
@@ -338,7 +347,7 @@ class Setup:
         return Setup(
             profile,
             profile.source,
-            device.target(profile.level),
+            target,
             cache_type(profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
             worker_count(profile.threads),
             context,
@@ -355,6 +364,23 @@ def chosen_profile(given: ProfileLike, chosen: EngineOptions) -> CompileProfile:
     """
     loaded = CompileProfile.load(given)
     return replace(loaded.with_precision(chosen.precision, "auto"), **{**loaded.given(), **chosen.given()})
+
+
+def _placed(profile: CompileProfile, chosen: EngineOptions) -> tuple[Backend, Target]:
+    """The device of a profile, and its target.
+
+    Raises:
+        TargetError: there is none; what the profile alone asks for is an error in it.
+    """
+    try:
+        device = backend(profile.device)
+        return device, device.target(profile.level)
+    except TargetError as error:
+        is_device = (error.where or "").startswith("device")
+        if (chosen.device is not None) if is_device else (profile.level is None):
+            raise
+        what = error.what if error.where == "device" else f"{error.where}: {error.what}"
+        raise TargetError(what, where=profile.source or "profile", hint=error.hint) from error
 
 
 def compile_cache(chosen: CompileCache | str | None, profile: CompileProfile) -> CompileCache:
