@@ -30,7 +30,7 @@ from rlx.backends.cpu.work_stealing import (
 from rlx.compiler.executable import compile
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
-from rlx.ir.dtypes import BF16
+from rlx.ir.dtypes import Q8_0
 from rlx.ir.graph import Graph
 from rlx.store.cache import CompileCache
 
@@ -167,13 +167,15 @@ def test_ranges_follow_the_rows_of_the_call(monkeypatch: pytest.MonkeyPatch) -> 
     """A program for many rows has the ranges of few where a call has few."""
     emulated.use(monkeypatch)
     rng, graph = np.random.default_rng(0), Graph("linear")
-    graph.output("y", ops.linear(graph.input("x", [SEQ, 64]), graph.weight("w", (6400, 64), BF16), bf16=True))
-    w, rows = (rng.standard_normal((n, 64)).astype(np.float32) for n in (6400, 200))
-    cache, target = CompileCache(policy="off"), emulated.TARGETS[-1]
-    with compile(graph, {"SEQ": (9, 512), "w": w}, precision="auto", target=target, threads=3, cache=cache) as exe:
+    graph.output("y", ops.linear(graph.input("x", [SEQ, 64]), graph.weight("w", (6400, 64), Q8_0)))
+    codes, rows = rng.integers(-127, 128, (12800, 32), np.int8), rng.standard_normal((200, 64)).astype(np.float32)
+    blocks = np.concatenate([np.full((12800, 1), 0.01, np.float16).view(np.uint8), codes.view(np.uint8)], axis=1)
+    w = codes.reshape(6400, 64) * float(np.float16(0.01))
+    cache, options = CompileCache(policy="off"), {"precision": "auto", "target": emulated.TARGETS[-1], "threads": 2}
+    with compile(graph, {"SEQ": (9, 512), "w": blocks.reshape(-1)}, cache=cache, **options) as exe:
         assert "i64 4, i64 6" in exe.llvm("region")  # units per range: one of two numbers
         for count in (10, 64, 65, 200):
-            expected = rows[:count].astype(np.float64) @ w.T.astype(np.float64)
+            expected = rows[:count].astype(np.float64) @ w.T
             found = exe(x=rows[:count])["y"]
             assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
