@@ -24,27 +24,27 @@ class CpuExperts:
     Attributes:
         graph: the model.
         layouts: of the card.
-        asked: in how many layers, if the user says so.
-        lacking: bytes of weights on the card -> bytes that it lacks.
-        can: whether the device can leave experts to the CPU.
+        chosen: in how many layers, if the caller says so; None to find it.
+        lacking: bytes of weights on the card -> bytes of memory that it then lacks; 0 if the model fits.
+        calls_host: whether the device can leave experts to the CPU.
     """
 
     graph: Graph
     layouts: Layouts
-    asked: int | None
+    chosen: int | None
     lacking: Callable[[int], int]
-    can: bool
+    calls_host: bool
 
     @cached_property
     def layers(self) -> list[Experts]:
         """The experts of each layer that has some; none if the device computes all of them."""
-        return experts_of(self.graph) if self.can else []
+        return experts_of(self.graph) if self.calls_host else []
 
     @cached_property
     def n(self) -> int:
         """The number of layers: what the user says, else the fewest with which the rest fits the card."""
-        if self.asked is not None:
-            return min(self.asked, len(self.layers))
+        if self.chosen is not None:
+            return min(self.chosen, len(self.layers))
         try:
             fits = (n for n in range(len(self.layers)) if not self.lacking(self.card_bytes(n)))
             return next(fits, len(self.layers))
@@ -57,16 +57,16 @@ class CpuExperts:
         return frozenset(name for each in self._last(self.n) for name in each.weights)
 
     def placed(self, graph: Graph) -> Graph:
-        """A variant of the model, in which the card's program calls them."""
+        """A variant of the model, in which nodes `call` stand for these experts."""
         return outline(graph, self.weights)
 
     def card_bytes(self, n: int) -> int:
-        """Memory of the card that weights take, if the CPU computes the experts of n layers."""
+        """Bytes of the card's memory that weights take, if the CPU computes the experts of the last n layers."""
         there = {name for each in self._last(n) for name in each.weights}
         return weight_bytes({name: row for name, row in self._table.items() if name not in there}, self.layouts)
 
     def hint(self, short: int) -> str:
-        """What helps if the card lacks so many bytes; "" if the CPU has all experts already, or too few."""
+        """What helps if the card lacks `short` bytes; "" if the experts that it still has take fewer."""
         now, more = self.card_bytes(self.n), range(self.n + 1, len(self.layers) + 1)
         found = next((n for n in more if now - self.card_bytes(n) >= short), 0)
         return f"Give n_cpu_moe={found}: the CPU then computes the experts of {found} layers." if found else ""

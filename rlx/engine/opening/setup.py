@@ -413,6 +413,7 @@ class Plan:
     """A model that can be run, and its settings.
 
     Attributes:
+        n_cpu_moe: what the caller says of it; None for as many layers as the card has no room for.
         image_bytes: memory that its tower and the largest image take, on devices whose memory is planned.
     """
 
@@ -421,7 +422,7 @@ class Plan:
     graph: Graph
     setup: Setup
     adapters: Adapters | None = None
-    asked: int | None = None  # `n_cpu_moe` of the user
+    n_cpu_moe: int | None = None
     image_bytes: int = 0
 
     @staticmethod
@@ -440,7 +441,7 @@ class Plan:
             except ResourceError as error:
                 warn_of_cpu(error)
                 plan = _planned(config, weights, replace(options, device=Device.CPU, n_cpu_moe=None))
-        if plan.asked is None and plan.cpu_experts.n:
+        if plan.n_cpu_moe is None and plan.cpu_experts.n:
             _warn_of_experts(plan.cpu_experts, plan.setup.target.backend.name)
         warn_beyond(config.context, plan.setup.max_seq)
         return plan
@@ -454,7 +455,7 @@ class Plan:
             fixed = packed + self.image_bytes
             return lacking(device.memory, _pool(self.setup, self.sizes, fixed, 1), self.sizes, fixed)
 
-        return CpuExperts(self.graph, self.setup.layouts, self.asked, lacks, device.calls_host)
+        return CpuExperts(self.graph, self.setup.layouts, self.n_cpu_moe, lacks, device.calls_host)
 
     @property
     def weight_bytes(self) -> int:
