@@ -140,7 +140,7 @@ class Engine:
         placed, self.n_cpu_moe = plan.cpu_experts.placed, plan.cpu_experts.n
         telling = self.ahead.tell, self.ahead.compiling
         self._host = host = Host(placed(plan.graph), setup, *telling) if self.n_cpu_moe else None
-        places = (lambda: self._workers), (lambda: {**self._tensors.buffers, **(host.buffers if host else {})})
+        places = (lambda: self._workers), (lambda: {**self._tensors.buffers, **(host.tensors.buffers if host else {})})
         self._programs = Programs(plan.graph, setup, self._compiler, *places, placed=placed, host=host)
         self.tables = self._programs.tables
         self._compile_ahead(ahead)
@@ -409,12 +409,13 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Memory in bytes by use, threads, counters of the caches, and the programs that were compiled."""
+        host = self._host
         return {
             "parameters": sum(prod(info.shape) for info in self._weights.loader.tensors.values()),
             "weights_bytes": self._tensors.nbytes,
-            "host_weights_bytes": self._host.nbytes if self._host is not None else 0,
+            "host_weights_bytes": host.tensors.nbytes if host else 0,
             "n_cpu_moe": self.n_cpu_moe,
-            "kept_bytes": self._tensors.kept_bytes,
+            "kept_bytes": self._tensors.kept_bytes + (host.tensors.kept_bytes if host else 0),
             **self.pool.stats(),
             "arena_bytes": self._programs.arena_bytes,
             "threads": self._workers.n,
@@ -424,7 +425,7 @@ class Engine:
             "profile": str(self._setup.source) if self._setup.source else None,
             "kv_dtype": self._setup.kv_type.name,
             "cache": self._compiler.cache.stats,
-            "compiled": [*self._compiler.compiled, *(self._host.compiled if self._host is not None else ())],
+            "compiled": [*self._compiler.compiled, *(host.compiler.compiled if host else ())],
             "programs": {phase: replace(table.stats) for phase, table in self._programs.tables.items()},
         }
 

@@ -210,6 +210,10 @@ def test_packed_weights_of_both_are_kept(
     for _ in range(2):
         with opened(goldens, n_cpu_moe=1, keep_packed=True, cache=None) as runner:
             found.append(runner.generate(IDS, 2, stop_at_eog=False))
+            assert (
+                runner.stats()["kept_bytes"] > runner._engine._tensors.kept_bytes
+                and runner.stats()["host_weights_bytes"] == 0
+            )
     assert found[0] == found[1]
     assert len(list(tmp_path.rglob("weights.bin"))) == 2
 
@@ -234,7 +238,7 @@ def test_a_program_of_the_card_alone_is_not_enough(
     store, spec = Store(tmp_path), ProgramSpec((1, 1))
     with opened(goldens, n_cpu_moe=1, cache=CompileCache(store=store), load=False) as runner:
         runner._engine.compile(phase="decode")
-        lost = {each.digest for each in runner._engine._host.compiled if each.title.startswith("program")}
+        lost = {each.digest for each in runner._engine._host.compiler.compiled if each.title.startswith("program")}
     for digest in lost:
         store.remove(digest)
     with opened(goldens, n_cpu_moe=1, cache=CompileCache(store=store), load=False) as runner:

@@ -16,7 +16,7 @@ from rlx.backends import Device, backend
 from rlx.backends.device import Workers
 from rlx.backends.memory import Array, Buffer
 from rlx.backends.program import Called, Program
-from rlx.compiler.compile import Compilation, CompiledProgram, Compiler, Progress
+from rlx.compiler.compile import CompiledProgram, Compiler, Progress
 from rlx.compiler.tensors import Source, Tensors
 from rlx.engine.opening.setup import Setup
 from rlx.errors import ArgumentError
@@ -40,6 +40,9 @@ class Host:
         setup: of the model on the card.
         progress, using: as of `Compiler`.
 
+    Attributes:
+        compiler: of its programs.
+
     Raises:
         ArgumentError: every step is to be verified.
     """
@@ -56,32 +59,18 @@ class Host:
             raise ArgumentError("what two devices compute is not compared", where="RLX_VERIFY", hint=hint)
         device = backend(Device.CPU)
         level = setup.profile.level if setup.profile.level in device.levels() else None
-        self._setup, self._compiler = setup, Compiler(device.target(level), setup.cache, progress, using)
-        self._rows = _rows(graph, self._compiler)
+        self._setup, self.compiler = setup, Compiler(device.target(level), setup.cache, progress, using)
+        self._rows = _rows(graph, self.compiler)
         self._programs: dict[Form, Program] = {}
 
     @cached_property
     def _workers(self) -> Workers:
-        return self._compiler.workers(self._setup.threads)
+        return self.compiler.workers(self._setup.threads)
 
     @cached_property
-    def _tensors(self) -> Tensors:
-        return Tensors(self._compiler, self._workers)
-
-    @property
-    def buffers(self) -> Mapping[str, Buffer]:
-        """The memory of the weights, once they are loaded."""
-        return self._tensors.buffers
-
-    @property
-    def compiled(self) -> list[Compilation]:
-        """Records of its compiles, in order."""
-        return self._compiler.compiled
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the weights take."""
-        return self._tensors.nbytes
+    def tensors(self) -> Tensors:
+        """The weights."""
+        return Tensors(self.compiler, self._workers)
 
     def load(
         self,
@@ -90,11 +79,11 @@ class Host:
         kept: Callable[[Compiler, Mapping[str, Any]], PackedWeightCache | None],
     ) -> None:
         """Packs the weights; `kept` gives the packed-weight cache, if there is one."""
-        self._tensors.load(self._rows, source, progress, kept(self._compiler, self._rows))
+        self.tensors.load(self._rows, source, progress, kept(self.compiler, self._rows))
 
     def prepare(self) -> None:
         """Compiles the packers of the weights and the loop of the workers, or finds them in the cache."""
-        self._compiler.prepare_packing(self._rows)
+        self.compiler.prepare_packing(self._rows)
         _ = self._workers
 
     def compile(self, compiled: CompiledProgram) -> None:
@@ -114,11 +103,11 @@ class Host:
     def _compiled(self, form: Form) -> CompiledProgram:
         text, low, high, several = form
         options = self._setup.profile.options((low, high), all_rows=True, segments=several and low < high)
-        return self._compiler.program(body(text), options)
+        return self.compiler.program(body(text), options)
 
     def close(self) -> None:
         """Stops the workers, which read the memory of the others, and frees memory."""
-        found = (self.__dict__.get(part) for part in ("_workers", "_tensors"))
+        found = (self.__dict__.get(part) for part in ("_workers", "tensors"))
         for each in (*filter(None, found), *self._programs.values()):
             each.close()
 
