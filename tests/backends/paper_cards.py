@@ -151,6 +151,8 @@ class PaperCards(PaperDriver):
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def _cuMemAlloc_v2(self, found: Any, nbytes: Any) -> int:
+        if self.used + nbytes.value > self.total:
+            return 2
         with self._lock:
             start = self._free_at
             self._free_at += -(-nbytes.value // 256) * 256 + 256

@@ -19,7 +19,7 @@ from rlx.backends.cuda.backend import backend_of
 from rlx.backends.cuda.memory import CardMemory, CardSource, address
 from rlx.backends.cuda.program import Stream
 from rlx.backends.memory import Grid
-from rlx.errors import ArgumentError, DeviceError, TargetError
+from rlx.errors import ArgumentError, DeviceError, ResourceError, TargetError
 from rlx.ir import ops
 from rlx.ir.dtypes import BF16, F32, Q8_0, DType
 from rlx.store.cache import CompileCache
@@ -154,6 +154,23 @@ def test_what_cannot_be_allocated_on_one_card_is_freed_on_the_others(cards: pape
     with pytest.raises(DeviceError, match="fell from the bus"):
         CardMemory(source).allocate(64)
     assert cards.used == before
+
+
+def test_a_step_that_finds_no_memory_leaves_a_program_that_works(cards: paper_cards.PaperCards, goldens: Path) -> None:
+    """More ranges of positions need more memory; once it is there, steps of any length run again."""
+    options = {**OPTIONS, "device": "cuda", "cache": CompileCache(policy="off")}
+    with rlx.auto_runner(goldens / "llama" / "hf", **options) as runner:
+        engine = runner._engine
+        expected = engine.append(engine.open_sequence(), IDS[:1]).copy()
+        (program,) = engine.tables["decode"].programs.values()
+        assert any(kind == "per_range" for kind, _ in program._scratch_sizes)
+        total, cards.total = cards.total, 0
+        with pytest.raises(ResourceError, match="not enough memory"):
+            program._reserve(8)
+        with pytest.raises(ResourceError, match="not enough memory"):
+            engine.append(engine.open_sequence(), IDS[:1])
+        cards.total = total
+        np.testing.assert_array_equal(engine.append(engine.open_sequence(), IDS[:1]), expected)
 
 
 # -- meeting -----------------------------------------------------------------------------------------------------------

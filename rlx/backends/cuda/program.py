@@ -172,6 +172,7 @@ class CardProgram(Program):
         if splits <= self._splits_most:
             return
         self._forget()
+        self._splits_most = 0  # if there is no room for all of it, the next step needs it again
         for which, nbytes in self._scratch_sizes.items():
             if which not in self._scratch or which[0] == "per_range":
                 if (old := self._scratch.pop(which, None)) is not None:
