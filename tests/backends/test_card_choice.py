@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ from rlx.backends.cuda.code import THREADS, Code, kernel_of
 from rlx.backends.cuda.kernels import choose as kernels
 from rlx.backends.cuda.memory import CardMemory
 from rlx.backends.memory import DeviceArray
+from rlx.errors import ResourceError
 from rlx.sampling.choice import UNIFORM, Changes, Choice, choose
 from rlx.sampling.filters import INTERVALS
 from rlx.sampling.options import SampleOpts
@@ -209,3 +212,36 @@ def test_what_the_card_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded.clear()
     array.buffer.close()
     assert paper.used == 0
+
+
+@pytest.mark.parametrize(("function", "needed"), [("cuMemAlloc_v2", 7), ("cuMemAllocHost_v2", 1)])
+def test_a_choice_that_finds_no_memory(monkeypatch: pytest.MonkeyPatch, function: str, needed: int) -> None:
+    """Wherever the memory ends, the next choices find all that they need, and nothing is left in the end."""
+    paper = PaperDriver()
+    paper.kernels[b"code"] = lambda arguments, threads: None
+    monkeypatch.setattr(driver, "_library", lambda: paper)
+    monkeypatch.setattr(driver, "_quick", lambda: paper)
+    card = driver.Card()
+    memory = CardMemory(lambda: [card])
+    loaded = [driver.Loaded(card, b"code", name) for name in kernels.kernels()]
+    numbers = np.stack([logits(i) for i in range(16)])
+    array = DeviceArray(memory.adopt(numbers.reshape(-1).view(np.uint8)), "f4", numbers.shape)
+    before, usual = paper.used, getattr(PaperDriver, f"_{function}")
+    choices, rows = [Choice(SampleOpts(temperature=0.0, seed=1))] * 16, [array[i] for i in range(16)]
+    for there in range(needed):
+        chooser, room = Chooser(card, memory, lambda: [*loaded], overlaps=False), iter([True] * there)
+        chooser(rows[:1], choices[:1])
+        allocate = partial(_allocated, usual, room)
+        monkeypatch.setattr(PaperDriver, f"_{function}", lambda *given, allocate=allocate: allocate(*given))
+        with pytest.raises(ResourceError, match="not enough memory"):
+            chooser(rows, choices)
+        monkeypatch.setattr(PaperDriver, f"_{function}", usual)
+        assert len(chooser(rows[:1], choices[:1])) == 1 and len(chooser(rows, choices)) == 16
+        chooser.close()
+        assert paper.used == before
+    loaded.clear()
+
+
+def _allocated(usual: Callable[..., int | None], room: Iterator[bool], *given: Any) -> int:
+    """As usual while there is room, then the code of a driver that has none."""
+    return (usual(*given) or 0) if next(room, False) else 2

@@ -155,37 +155,46 @@ class Chooser:
             self._kernels = self._code()
         if rows <= self._size[0] and parts <= self._size[1]:
             return
-        self._size = rows, parts = max(rows, self._size[0]), max(parts, self._size[1])
-        for buffer in self._own.values():
-            buffer.close()
+        rows, parts = max(rows, self._size[0]), max(parts, self._size[1])
+        self._free_own()
         sizes = {
             "parts": 8 * rows * layout.PART_WORDS * parts, "rows": 8 * rows * layout.ROW_WORDS,
             "counters": 4 * rows * layout.COUNTERS, "sums": 16 * rows * INTERVALS,
             "listed": 16 * rows * layout.LISTED, "found": 8 * rows,
         }  # fmt: skip
-        self._own = {name: self._memory.allocate(nbytes) for name, nbytes in sizes.items()}
+        for name, nbytes in sizes.items():
+            self._own[name] = self._memory.allocate(nbytes)
+        self._size = rows, parts  # not before: there may be no room for all of it
+
+    def _free_own(self) -> None:
+        """Frees the memory that the kernels work on."""
+        for buffer in self._own.values():
+            buffer.close()
+        self._own, self._size = {}, (0, 0)
 
     def _reserve(self, start: int, nbytes: int) -> None:
         """Makes room for what is sent, after the tokens."""
         if self._room >= start + nbytes:
             return
         self._free_sent()
-        self._room = 2 * (start + nbytes)
-        self._pinned, self._sent = self._card.pinned(self._room), self._memory.allocate(self._room)
+        room = 2 * (start + nbytes)
+        self._sent = self._memory.allocate(room)
+        self._pinned = self._card.pinned(room)
+        self._room = room  # not before, as in `_fit`
 
     def _free_sent(self) -> None:
         """Frees the memory for what is sent."""
         if self._sent is not None:
             self._sent.close()
+        if self._pinned:
             self._card.free_pinned(self._pinned)
-            self._sent = None
+        self._sent, self._pinned, self._room = None, 0, 0
 
     def close(self) -> None:
         """Frees its memory, and its code."""
         self._free_sent()
-        for buffer in self._own.values():
-            buffer.close()
-        self._own, self._size, self._kernels, self._room = {}, (0, 0), [], 0
+        self._free_own()
+        self._kernels = []
 
 
 def on_card(opts: SampleOpts, vocab: int) -> bool:
