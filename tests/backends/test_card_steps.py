@@ -18,10 +18,11 @@ from rlx.backends.cuda.chooser import Chooser
 from rlx.backends.cuda.code import THREADS
 from rlx.backends.cuda.driver import Card, Loaded
 from rlx.backends.cuda.memory import CardMemory
+from rlx.backends.cuda.packing import Ring
 from rlx.backends.cuda.program import CardProgram, Stream
 from rlx.backends.cuda.steps import CardCode
 from rlx.backends.program import Draws, TokenRun
-from rlx.errors import DeviceError
+from rlx.errors import DeviceError, ResourceError
 from rlx.ir import ops
 from rlx.passes import pipeline
 from rlx.passes.options import Options
@@ -151,3 +152,17 @@ def test_a_loop_draws_without_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     chooser.close()
     program.close()
     card.lost = DeviceError("the test is over")
+
+
+def test_a_ring_that_finds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no place whose memory is freed."""
+    paper = PaperDriver(total=24 << 20)
+    monkeypatch.setattr(driver, "_library", lambda: paper)
+    monkeypatch.setattr(driver, "_quick", lambda: paper)
+    ring = Ring(Card())
+    ring.place("piece", 10)
+    with pytest.raises(ResourceError, match="not enough memory"):
+        ring.place("piece", 32 << 20)
+    assert paper.used == 0 and paper.see(ring.place("piece", 10)).nbytes >= 10
+    ring.close()
+    assert paper.used == 0

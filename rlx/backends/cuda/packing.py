@@ -142,6 +142,7 @@ class Ring:
         found, size = self._places.get(name, (0, 0))
         if size < nbytes:
             if found:
+                del self._places[name]  # there may be no room for more
                 self.card.free(found)
             size = max(nbytes, _PIECE)
             found = self.card.allocate(size)
