@@ -185,11 +185,9 @@ maximum = Primitive("maximum", ("f32", "f32"), "f32", lambda a, b: np.maximum(f3
 cos = Primitive("cos", ("f32",), "f32", lambda x: np.cos(f32(x)), _intrinsic("cos"))
 load_u16 = _load("load_u16", "u16", u16)
 load_u32 = _load("load_u32", "u32", u32)
-load_u64 = _load("load_u64", "u64", u64)
 load_f32 = _load("load_f32", "f32", f32)
 store_u16 = _store("store_u16", "u16", u16)
 store_u32 = _store("store_u32", "u32", u32)
-store_u64 = _store("store_u64", "u64", u64)
 store_i32 = _store("store_i32", "i32", i32)
 store_f32 = _store("store_f32", "f32", f32)
 

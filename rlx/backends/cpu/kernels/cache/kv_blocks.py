@@ -3,7 +3,7 @@
     q8_0    scale = max|x| / 127, code = x / scale rounded to nearest, halves away from zero
     q4_0    scale = m / -8 with m the first element of largest magnitude, code = floor(x / scale + 8.5), at most 15
 
-x / scale is computed as a product with the f32 inverse, and scales are stored as f16. `attention_cache.py` defines the
+x / scale is computed as a product with the f32 inverse, and scales are stored as f16. `attention/cache.py` defines the
 layout of the bytes. A block with NaN or infinity reads as all NaN: its scale is that value, and its codes stand for 0.
 """
 
