@@ -14,11 +14,14 @@ from fake_engine import FakeEngine
 from toy_engine import give
 from toy_engine import job as toy_job
 
+from rlx.backends.program import Program
 from rlx.engine.kv.sequence import Sequence as PoolSequence
 from rlx.engine.loop.executor import Executor
 from rlx.engine.loop.job import Job
 from rlx.engine.loop.scheduler import Scheduler
+from rlx.engine.programs.programs import Programs, ProgramSpec
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts, PromptLookup
+from rlx.errors import ResourceError
 from rlx.passes.capabilities import Layouts
 from rlx.runners import auto_runner
 from rlx.sampling import SampleOpts, Sampler
@@ -282,3 +285,20 @@ def test_an_interrupt_around_a_verification(
     assert engine.ids == ids[: engine.past]
     row = engine.forward(ids[engine.past :])
     assert np.abs(row - want[39]).max() <= CEILING * np.abs(want).max()
+
+
+def test_a_program_without_the_one_that_follows_is_closed(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, made = Programs._instance, list[tuple[Program, int]]()
+
+    def instance(programs: Programs, spec: ProgramSpec) -> tuple[Program, int]:
+        if spec.drafts == "advance":
+            raise ResourceError("no memory")
+        made.append(usual(programs, spec))
+        return made[-1]
+
+    with auto_runner(goldens / "qwen35" / "hf", max_seq=64, profile=PAIR, compile_ahead=False) as runner:
+        programs = runner._engine._programs
+        monkeypatch.setattr(Programs, "_instance", instance)
+        with pytest.raises(ResourceError, match="no memory"):
+            _ = programs[ProgramSpec((2, 32), "all", drafts="verify")]
+        assert [program.closed for program, _ in made] == [True]

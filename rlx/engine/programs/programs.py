@@ -477,7 +477,11 @@ class Programs:
         start, compiles = time.perf_counter(), len(self._compiler.compiled)
         program, code_bytes = self._instance(spec)
         if spec.verifies:
-            then, more = self._instance(spec.advancing)
+            try:
+                then, more = self._instance(spec.advancing)
+            except BaseException:
+                program.close()
+                raise
             program.lead(then)
             code_bytes += more
         fresh = len(self._compiler.compiled) != compiles
