@@ -154,6 +154,20 @@ def test_a_loop_draws_without_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     card.lost = DeviceError("the test is over")
 
 
+@pytest.mark.parametrize("function", ["cuMemAllocHost_v2", "cuEventCreate"])
+def test_a_program_that_finds_no_memory(program: CardProgram, function: str) -> None:
+    """Nothing of it is left."""
+    code, paper = program._steps[0]._code, driver._library()
+    memory, before = program.arena.memory, paper.used
+    paper.fails[function] = 2
+    with pytest.raises(ResourceError, match="not enough memory"):
+        CardProgram(code, program.manifest, memory, Stream([code.cards[0]], memory))
+    del paper.fails[function]
+    assert paper.used == before
+    CardProgram(code, program.manifest, memory, Stream([code.cards[0]], memory)).close()
+    assert paper.used == before
+
+
 def test_a_ring_that_finds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no place whose memory is freed."""
     paper = PaperDriver(total=24 << 20)

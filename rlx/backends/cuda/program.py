@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from ctypes import c_void_p
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -81,7 +83,6 @@ class CardProgram(Program):
     """One instance of a program on a card, or on several that compute together."""
 
     def __init__(self, code: CardCode, manifest: Manifest, memory: Memory, workers: Stream) -> None:
-        self._pinned = 0
         super().__init__(manifest, workers.n, memory)
         self._cards, self._meeting = workers.cards, workers.meeting
         self._symbols = [*manifest["symbols"], *ADDED]
@@ -89,10 +90,12 @@ class CardProgram(Program):
         self._attention_parts = max((each.times for each in self._blocks if each.split), default=1)
         self._scratch: dict[tuple[str, int], Buffer] = {}
         self._scratch_sizes = _scratch_sizes(manifest)
-        self._own = memory.allocate(_ALIGN)  # the extents
         self._loop: TokenLoop | None = None
         self._splits_most = 0  # ranges of positions that the memory is for
-        self._host = HostCalls(self._cards[0], manifest, lambda: address(self.arena), self.bound)
+        with ExitStack() as ends:  # if there is no room for all of it
+            ends.callback(self.arena.close)
+            self._allocate(ends)
+            self._ends = ends.pop_all()
         pieces = len(self._host.pieces)
         self._steps = [
             CardSteps(code, number, manifest, launches, partial(self._address, number), pieces)
@@ -100,24 +103,35 @@ class CardProgram(Program):
         ]
         self._logs = self._begins = False
         self._in_order = _TOGETHER if self._meeting else threading.RLock()
-        self._have_inputs = [card.event() for card in self._cards]
         self._log: StepLog | None = None
-        self._pin_inputs()
 
-    def _pin_inputs(self) -> None:
+    def _allocate(self, ends: ExitStack) -> None:
+        """Makes the memory beside the arena, and what frees it."""
+        self._own = self.arena.memory.allocate(_ALIGN)  # the extents
+        ends.callback(self._own.close)
+        self._host = HostCalls(self._cards[0], self.manifest, lambda: address(self.arena), self.bound)
+        ends.callback(self._host.close)
+        self._have_inputs = list[c_void_p]()
+        for card in self._cards:
+            self._have_inputs.append(event := card.event())
+            ends.callback(card.forget_event, event)
+        self._pin_inputs(ends)
+
+    def _pin_inputs(self, ends: ExitStack) -> None:
         """Moves the inputs, and the extents after them, to memory that the card copies from directly."""
         places, end = {}, 0
         for name, array in self.inputs.items():
             places[name] = end
             end += -(-array.nbytes // _ALIGN) * _ALIGN
         cards = len(self._cards)
-        self._pinned = self._cards[0].pinned(end + cards * _ALIGN)
-        memory = pinned_bytes(self._pinned, end + cards * _ALIGN)
+        pinned = self._cards[0].pinned(end + cards * _ALIGN)
+        ends.callback(self._cards[0].free_pinned, pinned)
+        memory = pinned_bytes(pinned, end + cards * _ALIGN)
         for name, array in self.inputs.items():
             new = memory[places[name] : places[name] + array.nbytes].view(array.dtype).reshape(array.shape)
             new[...] = array
             self.inputs[name] = new
-        self._sources = {name: self._pinned + at for name, at in places.items()}
+        self._sources = {name: pinned + at for name, at in places.items()}
         assert 4 * len(self._symbols) <= 8 * PEERS_AT
         bases = np.array([address(self.arena, number) for number in range(cards)], np.int64)
         self._extents = list[tuple[Card, NDArray[np.int32], int, int]]()  # where they are sent from, and to
@@ -125,7 +139,7 @@ class CardProgram(Program):
             own = memory[end + number * _ALIGN :][:_ALIGN].view(np.int32)
             own[self._symbols.index(CARD)] = number
             own.view(np.int64)[PEERS_AT : PEERS_AT + cards - 1] = np.delete(bases, number) - bases[number]
-            self._extents.append((card, own, self._pinned + end + number * _ALIGN, address(self._own, number)))
+            self._extents.append((card, own, pinned + end + number * _ALIGN, address(self._own, number)))
 
     def _send(self) -> None:
         for name in self.inputs.keys() - self._sent:
@@ -330,21 +344,17 @@ class CardProgram(Program):
         return {SPLITS: 1 << _bits(splits), SHARING: _bits(min(splits, -(-longest // each))), EACH: each}
 
     def close(self) -> None:
-        if not self.closed:
-            self._forget()
-            for card, event in zip(self._cards, self._have_inputs, strict=True):
-                card.forget_event(event)
-            self._steps = []  # they know this program
-            for buffer in (*self._scratch.values(), self._own):
-                buffer.close()
-            if self._loop is not None:
-                self._loop.close()
-            self._host.close()
+        if self.closed:
+            return
+        self._forget()
+        self._steps = []  # they know this program
+        for buffer in self._scratch.values():
+            buffer.close()
+        if self._loop is not None:
+            self._loop.close()
         super().close()
-        if self._pinned:
-            self.inputs, self._extents = {}, []
-            self._cards[0].free_pinned(self._pinned)
-            self._pinned = 0
+        self.inputs, self._extents = {}, []
+        self._ends.close()
 
 
 def _bits(count: int) -> int:
