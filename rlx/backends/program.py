@@ -92,6 +92,10 @@ class Observer(ABC):
         """Called with the clocks of the steps of each call, in the thread that ran it."""
         return
 
+    def closed(self, program: Program) -> None:
+        """Called when the program is closed, before its memory is released."""
+        return
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -196,13 +200,11 @@ class Program(ABC):
         closed: whether its memory was released.
         called: what computes each of the manifest's `calls`; set before the first step.
         observers: follow its steps; changed by `observe` and `ignore` only.
-        finish: called when the program is closed.
     """
 
     then: Program | None = None
     closed = False
     called: Sequence[Called] = ()
-    finish: Callable[[], object] | None = None
 
     def __init__(self, manifest: Manifest, workers: int, memory: Memory) -> None:
         self.manifest = manifest
@@ -432,8 +434,8 @@ class Program(ABC):
         if self.then:
             self.then.close()
         self.closed = True
-        if self.finish:
-            self.finish()
+        for observer in self.observers:
+            observer.closed(self)
         self.arena.close()
         self._buffers, self._slotted = {}, {}
 

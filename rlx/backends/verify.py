@@ -67,21 +67,25 @@ class Difference:
 class _Count:
     """The number of comparisons. It is said on stderr: what is compared now if it takes long, and a sum at the end.
 
+    The end is when the program is closed, and for one that nobody closes when it is collected or the process ends.
+
     Attributes:
         name: of the program.
         sizes: of its last step.
         steps, values: compared so far.
+        end: says the sum, once.
     """
 
     name: str = ""
     sizes: str = ""
     steps: int = 0
     values: int = 0
+    end: Callable[[], object] = lambda: None
 
     def begin(self, program: Program) -> None:
         """A step is compared next."""
         if not self.steps:
-            weakref.finalize(program, self.show)  # at the end of the process at the latest
+            self.end = weakref.finalize(program, self.show)
         self.name, self.sizes, self.steps = program.name, _sizes(program), self.steps + 1
 
     def value(self, name: str) -> None:
@@ -173,6 +177,10 @@ class Verifier(Observer):
             for node, kernel in region:
                 self._check(program, node, kernel, i, workers[0] if workers else 0, replicated=False)
                 self._count.value(self._names[node])
+
+    def closed(self, program: Program) -> None:
+        """Says how much was compared."""
+        self._count.end()
 
     def _calls(self) -> Iterator[tuple[Node, str]]:
         for some in (*self._prologues, *self._regions):

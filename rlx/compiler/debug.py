@@ -6,6 +6,7 @@ Compiler, beside `compile.py`, which imports it only where one of them is set.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,7 @@ def watch(program: Program, compiled: CompiledProgram) -> None:
     if debug_output.shows(debug_output.KERNELS):
         times = StepTimes(program.name, graph)
         program.observe(times)
-        program.finish = weakref.finalize(program, times.show)  # at the end of the process at the latest
+        times.end = weakref.finalize(program, times.show)  # at the end of the process at the latest
     if env.verify():
         placed, manifest = pipeline.place(graph, compiled.options), compiled.manifest
         program.observe(Verifier(placed, manifest, compiled.formats(manifest)))
@@ -64,6 +65,7 @@ class StepTimes(Observer):
     Attributes:
         graph: its final graph.
         kinds: totals of each kind of work.
+        end: writes the table, once.
     """
 
     name: str
@@ -71,6 +73,7 @@ class StepTimes(Observer):
     steps: int = 0
     seconds: float = 0.0
     kinds: dict[str, OpTime] = field(default_factory=dict)
+    end: Callable[[], object] = field(default=lambda: None, init=False)
     logs: bool = field(default=True, init=False)
 
     def after(self, program: Program, seconds: float, steps: int) -> None:
@@ -88,6 +91,10 @@ class StepTimes(Observer):
             total.regions += kind.regions * steps
             for name, count in kind.operations.items():
                 total.operations[name] += count * steps
+
+    def closed(self, program: Program) -> None:
+        """Writes the table."""
+        self.end()
 
     def show(self) -> None:
         """Writes the table, the longest first; writes nothing if there was no step."""

@@ -75,6 +75,8 @@ def test_sound_kernels_pass_in_every_way(
         assert [len(found) for found in runner.generate_batch([PROMPT, PROMPT[:3]], 3, stop_at_eog=False)] == [3, 3]
     said = capfd.readouterr().err
     assert re.search(r"rlx: verify: \w+/decode, step 1 \(.*SEQ 1.*\): up to %\S+ nothing differs", said)
+    sums = re.findall(r"rlx: verify: \S+/(\w+): \d+ values of \d+ steps? compared", said)
+    assert {"prefill", "decode", "batch"} <= {*sums}, "each program says how much was compared when it is closed"
 
 
 @pytest.mark.parametrize("jit", ["1", "0"])
