@@ -20,16 +20,16 @@ class Closable(Protocol):
         """Releases what it holds."""
 
 
-class OfOneProcess:
-    """Base of classes whose objects hold threads, locks or memory of their process."""
-
-    def __reduce__(self) -> NoReturn:
-        hint = "open the model in each process; threads and tasks of one process share what they opened"
-        raise ArgumentError("it can be neither pickled nor copied", where=type(self).__name__, hint=hint)
+def of_one_process(found: object) -> NoReturn:
+    """The `__reduce__` of what holds threads, locks or memory of its process."""
+    hint = "open the model in each process; threads and tasks of one process share what they opened"
+    raise ArgumentError("it can be neither pickled nor copied", where=type(found).__name__, hint=hint)
 
 
-class Closing(OfOneProcess):
-    """Base of classes with a `close`: a `with` statement calls it at the end."""
+class Closing:
+    """Base of classes with a `close`: a `with` statement calls it at the end. They belong to one process."""
+
+    __reduce__ = of_one_process
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ from numbers import Integral
 import numpy as np
 
 from rlx.arguments import flag, several
-from rlx.closing import OfOneProcess
+from rlx.closing import of_one_process
 from rlx.errors import ArgumentError, TokenizerError
 
 
@@ -166,7 +166,7 @@ def end_ids(vocabulary: Vocabulary, declared: Iterable[int | None], padding: int
     return frozenset(known | (named_ends(vocabulary) - ({padding} if known else set())))
 
 
-class StreamDetokenizer(OfOneProcess):
+class StreamDetokenizer:
     """Turns ids into text one at a time and never emits a part of a character.
 
     The pieces from `push` and `finish`, joined, equal `tokenizer.decode(ids, skip_special_tokens)`.
@@ -176,6 +176,8 @@ class StreamDetokenizer(OfOneProcess):
         continues: the ids go on after a text (an answer after its prompt), so that a leading space is a real one.
         keep: control tokens that are not left out.
     """
+
+    __reduce__ = of_one_process
 
     def __init__(
         self,
@@ -288,7 +290,7 @@ USUAL_CHARACTERS = 8  # of a token at most, in usual texts
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Tokenizer(OfOneProcess):
+class Tokenizer:
     """A tokenizer; make one with `load_tokenizer`, `tokenizer_from_gguf` or `tokenizer_from_hf`.
 
     It may be used from several threads at once.
@@ -316,6 +318,8 @@ class Tokenizer(OfOneProcess):
     drop_space: bool = False
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     turn_ends: Callable[[Tokenizer], frozenset[int]] = lambda tokenizer: frozenset()
+
+    __reduce__ = of_one_process
 
     @property
     def vocab_size(self) -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.closing import Closing, OfOneProcess
+from rlx.closing import Closing, of_one_process
 from rlx.engine.loop.job import AHEAD, Job
 from rlx.engine.loop.loop import EngineLoop
 from rlx.engine.loop.record import RequestStats
@@ -162,7 +162,7 @@ def _other_tasks() -> Generator[None, None, None]:
     yield
 
 
-class Handle(OfOneProcess, AbstractContextManager["Handle", None], AbstractAsyncContextManager["Handle", None]):
+class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager["Handle", None]):
     """A request that was submitted. Iterating over it gives its steps as they come, also with `async for`.
 
         handle = runner.submit(rlx.Request(ids, 100))
@@ -194,6 +194,7 @@ class Handle(OfOneProcess, AbstractContextManager["Handle", None], AbstractAsync
     """
 
     _ended = True  # until `__init__` is through
+    __reduce__ = of_one_process
 
     def __init__(
         self,

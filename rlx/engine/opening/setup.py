@@ -484,8 +484,8 @@ def _planned(config: models.ModelConfig, weights: ModelWeights, options: EngineO
     setup = Setup.of(config, weights, options)
     device = setup.target.backend
     if options.n_cpu_moe and not device.calls_host and not is_auto(setup.profile.device):
-        hint = 'Choose one card, such as device="cuda", or leave n_cpu_moe out.'
-        what = f"the device {device.name!r} cannot leave experts to the CPU"
+        hint = 'Choose device="cuda", or leave n_cpu_moe out.'
+        what = f"it is for a model on one NVIDIA card, and the device is {device.name!r}"
         raise ArgumentError(what, where="n_cpu_moe", hint=hint)
     config = config.at_length(setup.max_seq)
     graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
