@@ -109,7 +109,7 @@ class Graph:
         return self._once("names", lambda: printer.value_names(self.outputs, self._known()))
 
     def _once(self, what: str, make: Callable[[], T]) -> T:
-        """`make()`, called once until the graph changes: an opening asks for the nodes of a graph ten times."""
+        """`make()`, called once until the graph changes: an opening asks for the same things many times."""
         state = (self.name, self.phase, dict(self.bounds), list(self.outputs.items()))
         if self._made[0] != state:
             self._made = state, {}

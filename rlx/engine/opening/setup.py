@@ -338,7 +338,7 @@ class Setup:
             hint = "Choose the same for both phases, or leave `deterministic` out."
             what = f"`deterministic` needs the same arithmetic in prefill and decode, and {name} differs"
             raise ProfileError(what, where="profile", hint=hint)
-        device, target = _placed(profile, chosen)
+        device, target = _device_of(profile, chosen)
         length = chosen.max_seq
         context = min(config.context, DEFAULT_CONTEXT) if length is None else whole("max_seq", length, 1, MAX_PAST)
         if not profile.buckets:
@@ -366,7 +366,7 @@ def chosen_profile(given: ProfileLike, chosen: EngineOptions) -> CompileProfile:
     return replace(loaded.with_precision(chosen.precision, "auto"), **{**loaded.given(), **chosen.given()})
 
 
-def _placed(profile: CompileProfile, chosen: EngineOptions) -> tuple[Backend, Target]:
+def _device_of(profile: CompileProfile, chosen: EngineOptions) -> tuple[Backend, Target]:
     """The device of a profile, and its target.
 
     Raises:

@@ -26,7 +26,6 @@ class Dots:
 
     Attributes:
         kept: numbers of the sums that a lane adds up.
-        lanes: where what a lane has of x begins, and of its sums: in bytes.
     """
 
     def __init__(self, code: Code, *, alike: bool) -> None:
@@ -66,7 +65,7 @@ class Dots:
 
     def results(self, sums: Mapping[int, Variable]) -> Callable[[int], Value]:
         """The four sums of a lane, by number."""
-        return lambda i: sums[i].get()
+        return values_of(sums)
 
 
 class LaneDots(Dots):
@@ -136,6 +135,11 @@ class LaneDots(Dots):
 def dots_of(code: Code, *, alike: bool = False) -> Dots:
     """How a card adds products up."""
     return (Dots if code.features.bf16 else LaneDots)(code, alike=alike)
+
+
+def values_of(sums: Mapping[int, Variable]) -> Callable[[int], Value]:
+    """The values of sums, by number."""
+    return lambda i: sums[i].get()
 
 
 def _numbers(words: Sequence[Value]) -> list[Value]:

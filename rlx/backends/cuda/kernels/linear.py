@@ -31,7 +31,7 @@ from rlx.backends.cuda.code import (
     Variable,
 )
 from rlx.backends.cuda.features import Features
-from rlx.backends.cuda.kernels.dots import dots_of
+from rlx.backends.cuda.kernels.dots import dots_of, values_of
 from rlx.backends.cuda.kernels.matrix import Group, Matrix
 from rlx.backends.cuda.kernels.parts import (
     LOWERED,
@@ -234,10 +234,6 @@ def record_bytes(form: Form, columns: int, rounded: bool) -> int:
     return columns * (8 * count_of(rounded) * NBYTES + 32 * sums_of(form))
 
 
-def _values(sums: Mapping[int, Variable]) -> Callable[[int], Value]:
-    return lambda i: sums[i].get()
-
-
 def _used(sets: int) -> float:
     """The part of the warps of a card that has work in the last round, and before, if a block computes all ranges."""
     warps = TYPICAL_MULTIPROCESSORS * WARPS
@@ -427,7 +423,7 @@ class Linear(Layer):
     def _end(self, number: Value, sums: list[list[dict[int, Variable]]]) -> None:
         """Writes the results of a set of tiles, or passes on the sums of a range."""
         k, shape = self.code, self.shape
-        result = self.dots.results if shape.ranges > 1 else _values
+        result = self.dots.results if shape.ranges > 1 else values_of
         values = [[[*map(result(own), range(4))] for own in some] for some in sums]
         with k.when(number < self.parts * self.sets):
             for tile, some in enumerate(values):
