@@ -163,7 +163,9 @@ class Executor:
                 self._expire()
             if room.paused:
                 room.resume()
-            jobs = scheduler.decoding()
+            # Here and below no call, which would be on the way of every token; few jobs are backpressured.
+            is_held = scheduler.is_held
+            jobs = [job for job in scheduler.running if not (job.paused or (job.backpressured and is_held(job)))]
             native = bool(jobs) and (jobs[0].is_greedy or self.engine.native_draws)
             if jobs and not (native and self._run_natively(jobs)):
                 self._decode(jobs)
@@ -173,7 +175,8 @@ class Executor:
                 self._task_next = not self._task_next
                 if not (self._task_next and self._step_task()) and not self._prefill(bool(jobs)):
                     self._step_task()
-            more = bool(self.inbox or scheduler.decoding())
+            ready = (not (job.paused or (job.backpressured and is_held(job))) for job in scheduler.running)
+            more = bool(self.inbox) or any(ready)
             if not more and (scheduler.tasks or scheduler.prefilling or scheduler.waiting):
                 more = scheduler.others_want()
             more = more or bool(room.paused and room.may_resume())

@@ -206,11 +206,6 @@ class Scheduler:
         """
         return job.backpressured and (self.has_slot or not self.waiting)
 
-    def decoding(self) -> list[Job]:
-        """The jobs whose next tokens are computed."""
-        # Few jobs are backpressured, and a call for each of them would be on the way of every token.
-        return [job for job in self.running if not (job.paused or (job.backpressured and self.is_held(job)))]
-
     def startable(self) -> Job | None:
         """The next job of `waiting` to start; None if there is no slot or nobody may start yet."""
         if self.is_full or not self.has_slot:
@@ -260,7 +255,7 @@ class Scheduler:
 
     def task_rows(self, past: int) -> int:
         """How many rows after `past` positions a task may compute before its next `yield`."""
-        return self.most_rows(bool(self.decoding()), past)
+        return self.most_rows(any(not (job.paused or self.is_held(job)) for job in self.running), past)
 
     def observe_prompt(self, rows: int, positions: float, seconds: float, decodes: bool) -> None:
         """Notes a prompt step.
