@@ -25,10 +25,11 @@ import numpy as np
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.delta import delta
 from rlx.backends.cpu.launch.code import NativeCode
+from rlx.backends.cpu.launch.loop_functions import range_step
 from rlx.backends.cpu.launch.native import WorkerPool
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.machine import arithmetic_peak
-from rlx.backends.cpu.steps import range_step, worker_loop
+from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.backends.host import AlignedBuffer
 from rlx.compiler.compile import Compiler

@@ -68,13 +68,31 @@ NAMES = [
     "__ulock_wait", "__ulock_wake", "WaitOnAddress", "WakeByAddressAll", "QueryPerformanceCounter",
     "QueryPerformanceFrequency",
 ]  # fmt: skip
-# Each worker adds 1 to its word.
+# Each worker adds 1 to its word. Worker 0 comes last: it waits for the others, one after the other.
 STEP = """
+declare i32 @usleep(i32)
 define void @count(ptr %words, i64 %worker, i64 %n) {
+entry:
   %at = getelementptr i64, ptr %words, i64 %worker
   %before = load i64, ptr %at
   %after = add i64 %before, 1
-  store i64 %after, ptr %at
+  %main = icmp eq i64 %worker, 0
+  br i1 %main, label %next, label %out
+next:
+  %i = phi i64 [ 1, %entry ], [ %i.next, %came ]
+  %more = icmp ult i64 %i, %n
+  br i1 %more, label %wait, label %out
+wait:
+  %slept = call i32 @usleep(i32 10)
+  %other.at = getelementptr i64, ptr %words, i64 %i
+  %other = load atomic i64, ptr %other.at acquire, align 8
+  %is.here = icmp uge i64 %other, %after
+  br i1 %is.here, label %came, label %wait
+came:
+  %i.next = add i64 %i, 1
+  br label %next
+out:
+  store atomic i64 %after, ptr %at release, align 8
   ret void
 }
 """
@@ -99,7 +117,7 @@ def test_every_worker_does_every_step(how: str, code: dict[str, NativeCode]) -> 
     with WorkerPool(3, library(how, code["imitations"].addresses)) as pool:
         for pause in [0.0] * 200 + [0.02] * 10:
             time.sleep(pause)
-            pool.run(code["step"].addresses["count"], words.ctypes.data)
+            pool.share(code["step"].addresses["count"], words.ctypes.data)
     assert words[:4].tolist() == [210, 210, 210, 0]
 
 
@@ -134,5 +152,5 @@ def test_functions_of_the_system_may_be_given_by_address(code: dict[str, NativeC
     words = np.zeros(64, np.int64)
     with WorkerPool(2, library("address", code["imitations"].addresses | addresses)) as pool:
         time.sleep(0.05)
-        pool.run(code["step"].addresses["count"], words.ctypes.data)
+        pool.share(code["step"].addresses["count"], words.ctypes.data)
     assert words[:2].tolist() == [1, 1] and set(called) == set(kinds)

@@ -1,4 +1,4 @@
-"""The worker loop: nobody passes a barrier or a phase early, every step is done once, pools come and go."""
+"""The worker loop: nobody passes a phase early, every step is done once, pools come and go."""
 
 from __future__ import annotations
 
@@ -23,64 +23,54 @@ from rlx.backends.cpu.target import Target
 from rlx.backends.host import AlignedBuffer
 from rlx.errors import RlxError
 
-# ctx = { pool, barrier, rounds, microseconds, counters } with one i64 counter and one i64 error count a worker, 128
-# bytes apart. In each round a worker raises its counter, meets the others, counts counters that are not at this round,
-# and meets the others again. Worker `round % n` comes late by some microseconds.
+# ctx = { microseconds }, then for each worker 128 bytes with how often it came and how often it left. Worker 0 waits,
+# for ten seconds at most, until the others came; these leave late by some microseconds.
 STEPS = """
 declare i32 @usleep(i32)
-define void @rounds(ptr %ctx, i64 %worker, i64 %n) {
+define void @meet(ptr %ctx, i64 %worker, i64 %n) {
 entry:
-  %pool = load ptr, ptr %ctx
-  %barrier.at = getelementptr i8, ptr %ctx, i64 8
-  %barrier = load ptr, ptr %barrier.at
-  %rounds.at = getelementptr i8, ptr %ctx, i64 16
-  %rounds = load i64, ptr %rounds.at
-  %late.at = getelementptr i8, ptr %ctx, i64 24
-  %late = load i32, ptr %late.at
-  %counters = getelementptr i8, ptr %ctx, i64 128
-  %mine.offset = mul i64 %worker, 128
-  %mine = getelementptr i8, ptr %counters, i64 %mine.offset
-  %errors = getelementptr i8, ptr %mine, i64 8
-  %start = load i64, ptr %mine
-  br label %round
-round:
-  %r = phi i64 [ 0, %entry ], [ %r.next, %next ]
-  %who = urem i64 %r, %n
-  %is.late = icmp eq i64 %who, %worker
-  %wants.late = icmp ne i32 %late, 0
-  %sleeps = and i1 %is.late, %wants.late
-  br i1 %sleeps, label %sleep, label %count
+  %late = load i32, ptr %ctx
+  %offset = mul i64 %worker, 128
+  %mine.offset = add i64 %offset, 128
+  %mine = getelementptr i8, ptr %ctx, i64 %mine.offset
+  %before = load i64, ptr %mine
+  %now = add i64 %before, 1
+  store atomic i64 %now, ptr %mine release, align 8
+  %main = icmp eq i64 %worker, 0
+  br i1 %main, label %next, label %sleep
 sleep:
   %slept = call i32 @usleep(i32 %late)
-  br label %count
-count:
-  %r.next = add i64 %r, 1
-  %value = add i64 %start, %r.next
-  store i64 %value, ptr %mine
-  call void %barrier(ptr %pool)
-  br label %check
-check:
-  %other = phi i64 [ 0, %count ], [ %other.next, %check ]
-  %other.offset = mul i64 %other, 128
-  %other.at = getelementptr i8, ptr %counters, i64 %other.offset
-  %found = load i64, ptr %other.at
-  %wrong = icmp ne i64 %found, %value
-  %add = zext i1 %wrong to i64
-  %errors.old = load i64, ptr %errors
-  %errors.new = add i64 %errors.old, %add
-  store i64 %errors.new, ptr %errors
-  %other.next = add i64 %other, 1
-  %more = icmp ult i64 %other.next, %n
-  br i1 %more, label %check, label %next
+  br label %out
 next:
-  call void %barrier(ptr %pool)
-  %again = icmp ult i64 %r.next, %rounds
-  br i1 %again, label %round, label %end
-end:
+  %other = phi i64 [ 1, %entry ], [ %other.next, %came ]
+  %tries = phi i64 [ 0, %entry ], [ %tries.now, %came ]
+  %more = icmp ult i64 %other, %n
+  br i1 %more, label %look, label %out
+look:
+  %tries.now = phi i64 [ %tries, %next ], [ %tries.next, %wait ]
+  %other.offset = mul i64 %other, 128
+  %at.offset = add i64 %other.offset, 128
+  %other.at = getelementptr i8, ptr %ctx, i64 %at.offset
+  %found = load atomic i64, ptr %other.at acquire, align 8
+  %is.here = icmp eq i64 %found, %now
+  br i1 %is.here, label %came, label %wait
+wait:
+  %waited = call i32 @usleep(i32 10)
+  %tries.next = add i64 %tries.now, 1
+  %enough = icmp ugt i64 %tries.next, 1000000
+  br i1 %enough, label %out, label %look
+came:
+  %other.next = add i64 %other, 1
+  br label %next
+out:
+  %left.at = getelementptr i8, ptr %mine, i64 8
+  %left.before = load i64, ptr %left.at
+  %left = add i64 %left.before, 1
+  store i64 %left, ptr %left.at
   ret void
 }
 
-; ctx = { pool, phase function, phases, microseconds, units, round, errors, entries }, then per phase { next, done } and
+; ctx = { pool, phase function, phases, microseconds, units, round, errors, 0 }, then per phase { next, done } and
 ; a cell a unit. A unit raises its cell to the round's number, after a look at all cells of the phase before. Worker 0
 ; is late in each unit by some microseconds.
 define void @phases(ptr %ctx, i64 %worker, i64 %n) {
@@ -97,8 +87,6 @@ entry:
   %round.at = getelementptr i64, ptr %ctx, i64 5
   %round = load i64, ptr %round.at
   %errors = getelementptr i64, ptr %ctx, i64 6
-  %entries = getelementptr i64, ptr %ctx, i64 7
-  %entered = atomicrmw add ptr %entries, i64 1 monotonic
   %main = icmp eq i64 %worker, 0
   %wants.late = icmp ne i32 %late, 0
   %sleeps = and i1 %main, %wants.late
@@ -155,9 +143,6 @@ next:
 out:
   ret void
 }
-define i1 @no_phase(ptr %pool, ptr %done, i64 %mine, i64 %total, i64 %worker) { ret i1 true }
-define void @no_barrier(ptr %pool) { ret void }
-define void @rlx_nothing(ptr %ctx, i64 %worker, i64 %n) { ret void }
 """
 
 Step = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -171,56 +156,44 @@ def library() -> RuntimeLibrary:
 
 @pytest.fixture(scope="module")
 def steps() -> NativeCode:
-    return NativeCode(
-        [compile_module(STEPS, Target.host()).code], ["rounds", "no_barrier", "phases", "no_phase", "rlx_nothing"]
-    )
+    return NativeCode([compile_module(STEPS, Target.host()).code], ["meet", "phases"])
 
 
-class Rounds:
-    """The memory of the `rounds` step."""
+class Meeting:
+    """The memory of the `meet` step."""
 
-    def __init__(self, pool: WorkerPool, steps: NativeCode, rounds: int, late: int = 0, barrier: int = 0) -> None:
+    def __init__(self, pool: WorkerPool, steps: NativeCode, late: int = 0) -> None:
         self.buffer = AlignedBuffer(128 * (pool.n + 1))
         self.words = self.buffer.view(np.int64, (pool.n + 1, 16))
-        self.words[0, :4] = pool.pool_address, barrier or pool.library.symbols["rlx_barrier"], rounds, late
-        self.pool, self.step = pool, steps.addresses["rounds"]
+        self.words[0, 0] = late
+        self.pool, self.step = pool, steps.addresses["meet"]
 
     def run(self, times: int = 1) -> None:
         for _ in range(times):
-            self.pool.run(self.step, self.buffer.address)
+            self.pool.share(self.step, self.buffer.address)
 
     @property
-    def counters(self) -> list[int]:
-        return [int(count) for count in self.words[1:, 0]]
-
-    @property
-    def errors(self) -> int:
-        return int(self.words[1:, 1].sum())
+    def counters(self) -> list[list[int]]:
+        """How often each worker came, and how often it left."""
+        return [list(map(int, self.words[1:, column])) for column in range(2)]
 
 
 class Phases:
     """The memory of the `phases` step."""
 
-    def __init__(
-        self, pool: WorkerPool, steps: NativeCode, phases: int, units: int, late: int = 0, phase: int = 0
-    ) -> None:
+    def __init__(self, pool: WorkerPool, steps: NativeCode, phases: int, units: int) -> None:
         self.buffer = AlignedBuffer(8 * (8 + phases * (units + 2)))
         self.head = self.buffer.view(np.int64, 8)
         self.rows = self.buffer.view(np.int64, (phases, units + 2), 64)
-        self.head[:5] = pool.pool_address, phase or pool.library.symbols["rlx_phase"], phases, late, units
+        self.head[:5] = pool.pool_address, pool.library.symbols["rlx_phase"], phases, 0, units
         self.pool, self.step = pool, steps.addresses["phases"]
 
-    def run(self, how: Callable[[int, int], None]) -> bool:
+    def run(self) -> bool:
         """One round; whether every unit was done once, none before its time."""
         self.head[5] += 1
         self.rows[:, :2] = 0
-        how(self.step, self.buffer.address)
+        self.pool.share(self.step, self.buffer.address)
         return bool((self.rows[:, 2:] == self.head[5]).all()) and self.head[6] == 0
-
-    @property
-    def entries(self) -> int:
-        """How often a worker entered."""
-        return int(self.head[7])
 
 
 def python_step(function: Callable[[int, int, int], None]) -> tuple[object, int]:
@@ -229,17 +202,7 @@ def python_step(function: Callable[[int, int, int], None]) -> tuple[object, int]
     return step, ctypes.cast(step, ctypes.c_void_p).value or 0
 
 
-# ---------------------------------------------------------------------------------------------------- barrier
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_no_worker_passes_a_barrier_early(n: int, library: RuntimeLibrary, steps: NativeCode) -> None:
-    with WorkerPool(n, library) as pool:
-        step = Rounds(pool, steps, 2000 if n <= 2 else 300)
-        for _ in range(10):
-            step.run()
-        assert step.errors == 0
-        assert step.counters == [10 * step.words[0, 2]] * n
+# ---------------------------------------------------------------------------------------------------- meetings
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -251,24 +214,22 @@ def test_a_late_worker_is_waited_for_asleep_and_awake(
     monkeypatch.setattr(native, "IDLE_SPIN", spin)
     monkeypatch.setattr(native, "usable_cpus", lambda: n)
     with WorkerPool(n, library) as pool:
-        step = Rounds(pool, steps, 20, late=300)
-        for _ in range(5):
+        step = Meeting(pool, steps, late=300)
+        for count in range(1, 101):
             step.run()
-        assert step.errors == 0
-        assert step.counters == [100] * n
+            assert step.counters == [[count] * n] * 2
 
 
 # ---------------------------------------------------------------------------------------------------- phases
 
 
-@pytest.mark.parametrize("how", ["share", "run"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_every_unit_of_every_phase_is_done_once_and_in_order(
-    n: int, how: str, library: RuntimeLibrary, steps: NativeCode
+    n: int, library: RuntimeLibrary, steps: NativeCode
 ) -> None:
     with WorkerPool(n, library) as pool:
         step = Phases(pool, steps, phases=60, units=7)
-        assert all(step.run(getattr(pool, how)) for _ in range(100))
+        assert all(step.run() for _ in range(100))
 
 
 # ---------------------------------------------------------------------------------------------------- steps
@@ -277,10 +238,17 @@ def test_every_unit_of_every_phase_is_done_once_and_in_order(
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_every_worker_runs_every_job_once(n: int, library: RuntimeLibrary) -> None:
     calls: list[tuple[int, int, int]] = []
-    _step, address = python_step(lambda ctx, worker, total: calls.append((ctx, worker, total)))
+
+    def note(context: int, worker: int, total: int) -> None:
+        calls.append((context, worker, total))
+        end = time.monotonic() + 10
+        while not worker and len(calls) < n and time.monotonic() < end:
+            time.sleep(0)  # worker 0 lets the others come
+
+    _step, address = python_step(note)
     with WorkerPool(n, library) as pool:
         for context in range(1, 101):
-            pool.run(address, context)
+            pool.share(address, context)
             assert sorted(calls) == [(context, worker, n) for worker in range(n)]
             calls.clear()
 
@@ -288,22 +256,22 @@ def test_every_worker_runs_every_job_once(n: int, library: RuntimeLibrary) -> No
 @pytest.mark.parametrize("idle", [0.0, 0.001, 0.02])
 def test_workers_wake_from_every_depth_of_idleness(idle: float, library: RuntimeLibrary, steps: NativeCode) -> None:
     with WorkerPool(2, library) as pool:
-        step = Rounds(pool, steps, 2)
+        step = Meeting(pool, steps)
         for _ in range(15):
             time.sleep(idle)
             step.run()
-        assert (step.errors, step.counters) == (0, [30, 30])
+        assert step.counters == [[15, 15]] * 2
 
 
 def test_callers_in_several_threads_queue(library: RuntimeLibrary, steps: NativeCode) -> None:
     with WorkerPool(2, library) as pool:
-        step = Rounds(pool, steps, 3)
+        step = Meeting(pool, steps)
         callers = [threading.Thread(target=step.run, args=[100]) for _ in range(4)]
         for caller in callers:
             caller.start()
         for caller in callers:
             caller.join()
-        assert (step.errors, step.counters) == (0, [1200, 1200])
+        assert step.counters == [[400, 400]] * 2
 
 
 # ---------------------------------------------------------------------------------------------------- life
@@ -332,16 +300,16 @@ def test_when_the_system_gives_no_more_threads(library: RuntimeLibrary, monkeypa
 
 def test_a_forked_child_has_workers_of_its_own(library: RuntimeLibrary, steps: NativeCode) -> None:
     with WorkerPool(2, library) as pool:
-        step, address = Rounds(pool, steps, 10), pool.pool_address
+        step, address = Meeting(pool, steps), pool.pool_address
         step.run()
         child = os.fork()
         if not child:
             step.run()
-            good = step.counters == [20, 20] and not step.errors and pool.pool_address == address
+            good = step.counters == [[2, 2]] * 2 and pool.pool_address == address
             os._exit(0 if good else 1)
         assert os.waitpid(child, 0)[1] == 0
         step.run()
-        assert (step.errors, step.counters) == (0, [20, 20])
+        assert step.counters == [[2, 2]] * 2
 
 
 # ---------------------------------------------------------------------------------------------------- text

@@ -13,10 +13,10 @@ from rlx.backends.cpu.kernels.linear.peak import peak
 from rlx.backends.cpu.kernels.packing.pack import pack
 from rlx.backends.cpu.kernels.rows.choose import choose
 from rlx.backends.cpu.launch.loop import runtime_llvm
+from rlx.backends.cpu.launch.loop_functions import range_step, row_step
 from rlx.backends.cpu.link import link_program
 from rlx.backends.cpu.llvm import Module, Modules, assembly
 from rlx.backends.cpu.loops import kernel_of
-from rlx.backends.cpu.steps import range_step, row_step
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.trials import check_kernel
 from rlx.backends.device import Built, Lowered, OnKernel

@@ -31,24 +31,20 @@ def mark_number(region: int, calls_before: int) -> int:
 
 
 #: The functions of the worker loop.
-SYMBOLS = (
-    "rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read", "rlx_cycles", "rlx_repeat",
-    "rlx_drafts",
-)  # fmt: skip
+SYMBOLS = ("rlx_phase", "rlx_worker", "rlx_share", "rlx_read", "rlx_cycles", "rlx_repeat", "rlx_drafts")
 
 # Layout of the pool's memory. Words that different threads write are 128 bytes apart: CPUs prefetch pairs of cache
 # lines. A signal is { i32 value, i32 sleepers }.
 #   size: { i64 workers, i64 spin in a step, i64 spin of an idle worker }, nanoseconds
 #   tick: signal for a new step and for a finished phase         finished: signal that the caller of a step waits for
-#   gate: i64, see CLOSED, then ptr function, ptr context        done: i64, workers that finished their share of it
-#   arrived: i64, workers at the barrier                         generation: signal that the barrier has opened
+#   gate: i64, see CLOSED, then ptr function, ptr context
 _LINE = 128
-OFFSETS = {name: _LINE * i for i, name in enumerate("size tick gate done finished arrived generation".split())}
+OFFSETS = {name: _LINE * i for i, name in enumerate("size tick gate finished".split())}
 POOL_BYTES = _LINE * len(OFFSETS)
 
-#: The gate: the upper half is the number of the step, the lower half says who may enter. CLOSED: nobody. EVERYONE: each
-#: worker once, and the caller waits for all. Otherwise: any free worker; the low bits count the workers inside.
-CLOSED, EVERYONE, INSIDE = 1 << 31, 1 << 30, (1 << 30) - 1
+#: The gate: the upper half is the number of the step, the lower half says who may enter. CLOSED: nobody; else any free
+#: worker. The low bits count the workers inside.
+CLOSED, INSIDE = 1 << 31, (1 << 31) - 1
 
 # The plan of repeated steps, 8 bytes per field. Of a step: the function for `rlx_share`, counters that must be zero
 # before it, the address of its chosen token, and that of another result, which the next step takes. The first step may

@@ -38,16 +38,20 @@ def load(name: str, plan: Sequence[str], kind: str = "ptr", base: str = "%plan",
 
 
 class Text:
-    """The lines of an LLVM function body, with generated value names."""
+    """The lines of an LLVM function body, with generated value names.
 
-    def __init__(self) -> None:
+    Args:
+        letter: what the names begin with.
+    """
+
+    def __init__(self, letter: str = "v") -> None:
         self.lines: list[str] = []
-        self.count = 0
+        self.letter, self.count = letter, 0
 
     def value(self, code: str) -> str:
         self.count += 1
-        self.lines.append(f"  %v{self.count} = {code}")
-        return f"%v{self.count}"
+        self.lines.append(f"  %{self.letter}{self.count} = {code}")
+        return f"%{self.letter}{self.count}"
 
     def load(self, kind: str, table: str, index: int) -> str:
         return self.value(f"load {kind}, ptr {self.value(f'getelementptr {kind}, ptr {table}, i64 {index}')}")

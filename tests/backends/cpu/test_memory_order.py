@@ -20,10 +20,10 @@ from rlx.backends.cpu.kernels.attention.split import Split
 from rlx.backends.cpu.kernels.linear.linear import linear
 from rlx.backends.cpu.kernels.linear.pick import linear_pick
 from rlx.backends.cpu.launch.loop import runtime_llvm
+from rlx.backends.cpu.launch.loop_functions import range_step
 from rlx.backends.cpu.launch.waits import WAITS
 from rlx.backends.cpu.levels import AARCH64, feature_string
 from rlx.backends.cpu.link import link_program
-from rlx.backends.cpu.steps import range_step
 from rlx.backends.cpu.target import Target
 from rlx.ir import ops
 from rlx.ir.dtypes import F32, Q8_0
@@ -39,13 +39,11 @@ TARGETS = [
 ]
 
 #: What the loop's text calls the addresses of words that several threads write while others read them.
-SHARED = frozenset("signal sleepers.at tick.at gate.at done.at done finished.at arrived.at generation.at".split())
+SHARED = frozenset("signal sleepers.at tick.at gate.at done finished.at taken.at".split())
 #: Accesses that need no order: another one of the same thread follows that has it, or only one thread writes the word.
 FREE = {
-    ("rlx_barrier", "load", "generation.at"): "the worker's arrival follows",
-    ("rlx_barrier", "store", "arrived.at"): "the opening of the barrier follows",
-    ("start", "store", "done.at"): "the opening of the gate follows",
-    ("start", "load", "gate.at"): "while the gate is closed nobody else writes it",
+    ("rlx_read", "atomicrmw", "taken.at"): "the memory that is read does not change",
+    ("rlx_share", "load", "gate.at"): "while the gate is closed nobody else writes it",
 }
 ORDERED = {
     "load": {"acquire", "seq_cst"},

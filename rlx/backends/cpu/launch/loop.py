@@ -12,7 +12,7 @@ nothing.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.context import CLOSED, EVERYONE, INSIDE, OFFSETS
+from rlx.backends.cpu.context import CLOSED, INSIDE, OFFSETS
 from rlx.backends.cpu.isa import for_triple
 from rlx.backends.cpu.launch.loop_drafts import DRAFTS
 from rlx.backends.cpu.launch.loop_functions import CLOCKS, READ, REPEAT
@@ -87,33 +87,6 @@ out:
   ret void
 }
 
-; Barrier for all workers of the pool. The last to arrive opens the next generation.
-define void @rlx_barrier(ptr %pool) nounwind {
-entry:
-  %n = load i64, ptr %pool, align 8
-  %alone = icmp eq i64 %n, 1
-  br i1 %alone, label %out, label %arrive
-arrive:
-  %generation.at = getelementptr inbounds i8, ptr %pool, i64 $generation
-  %arrived.at = getelementptr inbounds i8, ptr %pool, i64 $arrived
-  %generation = load atomic i32, ptr %generation.at monotonic, align 8
-  %before = atomicrmw add ptr %arrived.at, i64 1 acq_rel, align 8
-  %here = add i64 %before, 1
-  %last = icmp eq i64 %here, %n
-  br i1 %last, label %open, label %stay
-open:
-  store atomic i64 0, ptr %arrived.at monotonic, align 8
-  call void @ring(ptr %generation.at)
-  ret void
-stay:
-  %spin.at = getelementptr inbounds i8, ptr %pool, i64 8
-  %spin = load i64, ptr %spin.at, align 8
-  call void @await(ptr %generation.at, i32 %generation, i64 %spin)
-  ret void
-out:
-  ret void
-}
-
 ; End of a phase: it ends when all its work is done, by whichever worker, so a worker without a CPU delays nobody.
 ; %worker has done %mine of %total units; %done, zero before the step, is their sum. Returns true when all are done.
 ; Returns false, never for worker 0, after a long wait: return from the step; on the next call earlier phases are done.
@@ -161,14 +134,11 @@ no:
 define void @rlx_worker(ptr %pool, i64 %index) nounwind {
 entry:
   %n = load i64, ptr %pool, align 8
-  %others.before = sub i64 %n, 2
 $places
   br label %idle
 idle:                                             ; %last: the step that was left at tick %left
-  %last = phi i64 [ 0, %entry ], [ %last, %wait ], [ %last, %enter ], [ %number, %leave ], [ %number, %shared ],
-    [ %number, %report ]
-  %left = phi i32 [ 0, %entry ], [ %left, %wait ], [ %left, %enter ], [ %left.now, %leave ], [ %left.now, %shared ],
-    [ %left.now, %report ]
+  %last = phi i64 [ 0, %entry ], [ %last, %wait ], [ %last, %enter ], [ %number, %work ], [ %number, %report ]
+  %left = phi i32 [ 0, %entry ], [ %left, %wait ], [ %left, %enter ], [ %left.now, %work ], [ %left.now, %report ]
   %tick = load atomic i32, ptr %tick.at acquire, align 8
   %gate = load atomic i64, ptr %gate.at acquire, align 8
   %closed.bit = and i64 %gate, $closed
@@ -178,10 +148,7 @@ wanted:
   %number = lshr i64 %gate, 32
   %new = icmp ne i64 %number, %last
   %moved = icmp ne i32 %tick, %left
-  %everyone.bit = and i64 %gate, $everyone
-  %free = icmp eq i64 %everyone.bit, 0
-  %back = and i1 %moved, %free
-  %want = or i1 %new, %back
+  %want = or i1 %new, %moved
   br i1 %want, label %enter, label %wait
 wait:
   call void @await(ptr %tick.at, i32 %tick, i64 %spin)
@@ -199,16 +166,11 @@ work:
   %context = load ptr, ptr %context.at, align 8
   call void %function(ptr %context, i64 %index, i64 %n)
   %left.now = load atomic i32, ptr %tick.at acquire, align 8
-  br i1 %free, label %leave, label %shared
-leave:                                            ; a caller that has closed the gate waits for the last worker inside
+  ; A caller that has closed the gate waits for the last worker inside.
   %gate.before = atomicrmw sub ptr %gate.at, i64 1 acq_rel, align 8
   %lower = and i64 %gate.before, 4294967295
   %empty = icmp eq i64 %lower, $closed_one
   br i1 %empty, label %report, label %idle
-shared:                                           ; the caller waits until all shares are done
-  %done.before = atomicrmw add ptr %done.at, i64 1 acq_rel, align 8
-  %all = icmp eq i64 %done.before, %others.before
-  br i1 %all, label %report, label %idle
 report:
   call void @ring(ptr %finished.at)
   br label %idle
@@ -216,8 +178,9 @@ end:
   ret void
 }
 
-; Publish a step, run worker 0's part, and wait for the others.
-define internal void @start(ptr %pool, ptr %function, ptr %context, i64 %mode) nounwind noinline {
+; Run a step here; free workers join. It is done when worker 0 returns and all that joined have left. A null function
+; ends the workers.
+define void @rlx_share(ptr %pool, ptr %function, ptr %context) nounwind noinline {
 entry:
   %n = load i64, ptr %pool, align 8
   %alone = icmp eq i64 %n, 1
@@ -230,26 +193,16 @@ $places
   %finished = load atomic i32, ptr %finished.at acquire, align 8
   store ptr %function, ptr %function.at, align 8
   store ptr %context, ptr %context.at, align 8
-  store atomic i64 0, ptr %done.at monotonic, align 8
   %gate.old = load atomic i64, ptr %gate.at monotonic, align 8
   %number.old = lshr i64 %gate.old, 32
   %number = add i64 %number.old, 1
-  %upper = shl i64 %number, 32
-  %gate = or i64 %upper, %mode
+  %gate = shl i64 %number, 32
   store atomic i64 %gate, ptr %gate.at release, align 8
   call void @ring(ptr %tick.at)
   %stop = icmp eq ptr %function, null
-  br i1 %stop, label %out, label %share
-share:
+  br i1 %stop, label %out, label %work
+work:
   call void %function(ptr %context, i64 0, i64 %n)
-  %everyone = icmp ne i64 %mode, 0
-  br i1 %everyone, label %gather, label %close
-gather:
-  call void @await(ptr %finished.at, i32 %finished, i64 %spin)
-  %shut = or i64 %upper, $closed
-  store atomic i64 %shut, ptr %gate.at release, align 8
-  ret void
-close:
   %gate.then = atomicrmw or ptr %gate.at, i64 $closed acq_rel, align 8
   %inside = and i64 %gate.then, $inside
   %empty = icmp eq i64 %inside, 0
@@ -258,18 +211,6 @@ await.last:
   call void @await(ptr %finished.at, i32 %finished, i64 %spin)
   ret void
 out:
-  ret void
-}
-
-; Run the step once on every worker.
-define void @rlx_run(ptr %pool, ptr %function, ptr %context) nounwind {
-  call void @start(ptr %pool, ptr %function, ptr %context, i64 $everyone)
-  ret void
-}
-
-; Run the step here; free workers join. It is done when worker 0 returns and all that joined have left.
-define void @rlx_share(ptr %pool, ptr %function, ptr %context) nounwind {
-  call void @start(ptr %pool, ptr %function, ptr %context, i64 0)
   ret void
 }
 
@@ -285,7 +226,6 @@ _PLACES = """  %spin.at = getelementptr inbounds i8, ptr %pool, i64 16
   %gate.at = getelementptr inbounds i8, ptr %pool, i64 $gate
   %function.at = getelementptr inbounds i8, ptr %gate.at, i64 8
   %context.at = getelementptr inbounds i8, ptr %gate.at, i64 16
-  %done.at = getelementptr inbounds i8, ptr %pool, i64 $done
   %finished.at = getelementptr inbounds i8, ptr %pool, i64 $finished"""
 
 
@@ -316,7 +256,6 @@ def runtime_llvm(triple: str, how: str) -> str:
         drafts=DRAFTS,
         closed=CLOSED,
         closed_one=CLOSED + 1,
-        everyone=EVERYONE,
         inside=INSIDE,
         **OFFSETS,
     )

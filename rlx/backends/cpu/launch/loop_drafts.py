@@ -117,7 +117,7 @@ verify:                                           ; %done: tokens so far; %behin
 {_MODEL}{_NEXT}  %in = load i64, ptr %seq, align 8
   %start = load i64, ptr %past, align 8
   call void @llvm.memset.p0.i64(ptr %counters, i8 0, i64 %counter_bytes, i1 false)
-  call void @start(ptr %pool, ptr %function, ptr %context, i64 0)
+  call void @rlx_share(ptr %pool, ptr %function, ptr %context)
   call void @advance(ptr %context)
   %fresh = getelementptr inbounds i32, ptr %found, i64 %done
   br label %row
@@ -153,7 +153,7 @@ accept:
 less:                                             ; the new states include rejected rows: recompute them
   store i64 %right.rows, ptr %again_seq, align 8
   call void @llvm.memset.p0.i64(ptr %again_counters, i8 0, i64 %again_counter_bytes, i1 false)
-  call void @start(ptr %pool, ptr %again_function, ptr %again_context, i64 0)
+  call void @rlx_share(ptr %pool, ptr %again_function, ptr %again_context)
   call void @advance(ptr %again_context)
   br label %check
 check:

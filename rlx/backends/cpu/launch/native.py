@@ -50,7 +50,7 @@ class RuntimeLibrary:
         imports: addresses of functions of the system; by default those that the platform names.
 
     Attributes:
-        symbols: the address of each function in `SYMBOLS`; programs import `rlx_phase` and `rlx_barrier` from here.
+        symbols: the address of each function in `SYMBOLS`; programs import `rlx_phase` from here.
 
     Raises:
         CompileError: the object does not load.
@@ -61,11 +61,10 @@ class RuntimeLibrary:
         self._code = NativeCode([object_bytes], SYMBOLS, "the worker loop", imports)
         self.symbols = self._code.addresses
         pointer, index = ctypes.c_void_p, ctypes.c_int64
-        start = ctypes.CFUNCTYPE(None, pointer, pointer, pointer)
         self.repeat = ctypes.CFUNCTYPE(index, pointer, pointer)(self.symbols["rlx_repeat"])
         self.cycles = ctypes.CFUNCTYPE(index)(self.symbols["rlx_cycles"])
         self.drafts = ctypes.CFUNCTYPE(index, pointer, pointer)(self.symbols["rlx_drafts"])
-        self.run, self.share = start(self.symbols["rlx_run"]), start(self.symbols["rlx_share"])
+        self.share = ctypes.CFUNCTYPE(None, pointer, pointer, pointer)(self.symbols["rlx_share"])
         self.work = ctypes.CFUNCTYPE(None, pointer, index)(self.symbols["rlx_worker"])
 
 
@@ -105,7 +104,7 @@ class _Crew:
     def halt(self) -> None:
         """Stops the workers and waits for them."""
         if self.threads:
-            self.library.run(self.memory.address, None, None)
+            self.library.share(self.memory.address, None, None)
         for thread in self.threads:
             thread.join()
         self.threads, self.running = [], False
@@ -138,14 +137,14 @@ class WorkerPool(Closing):
     """`n` workers that run a native step together: the calling thread is worker 0, the others wait in native code.
 
     A step is `void step(ptr ctx, i64 worker, i64 n)`. Workers stop when the pool is closed or collected, and at exit.
-    After a fork the child's pool starts new workers at the next `run`, at the same `pool_address`.
+    After a fork the child's pool starts new workers at the next step, at the same `pool_address`.
 
     Args:
         n: number of workers, 1 to 1024.
         library: the loaded worker loop.
 
     Attributes:
-        pool_address: what programs pass to `rlx_phase` and `rlx_barrier`; constant for the pool's life.
+        pool_address: what programs pass to `rlx_phase`; constant for the pool's life.
 
     Raises:
         ArgumentError: `n` is out of range.
@@ -162,17 +161,6 @@ class WorkerPool(Closing):
         self._crew.start()
         _CREWS.add(self._crew)
         self._finalizer = weakref.finalize(self, self._crew.close)
-
-    def run(self, fn_address: int, ctx_address: int) -> None:
-        """Runs `fn(ctx, worker, n)` once on each worker and returns when the last is done.
-
-        For steps with a fixed share per worker, or that use `rlx_barrier`. Callers in other threads queue.
-
-        Raises:
-            ArgumentError: `fn_address` is null.
-            BusyError: the pool is closed.
-        """
-        self._call(self.library.run, fn_address, ctx_address)
 
     def share(self, fn_address: int, ctx_address: int) -> None:
         """Runs `fn(ctx, 0, n)` here while free workers join; returns when all of them are done.
