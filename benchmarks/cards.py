@@ -16,9 +16,10 @@ import numpy as np
 
 from rlx import backends
 from rlx.backends.cuda import driver, ptx
+from rlx.backends.cuda.agreed.steps import CARD, LINE, MOST_CARDS, THREADS
 from rlx.backends.cuda.backend import Cuda
-from rlx.backends.cuda.code import LINE, THREADS, entry
-from rlx.backends.cuda.kernels.cards import CARD, MOST, meet
+from rlx.backends.cuda.entry import entry
+from rlx.backends.cuda.kernels.cards import meet
 from rlx.backends.cuda.launches import Context
 from rlx.backends.cuda.memory import address
 from rlx.backends.cuda.program import Stream
@@ -45,9 +46,9 @@ def copies(backend: Cuda, nbytes: int) -> float:
 def meetings(backend: Cuda) -> float:
     """Microseconds of a meeting, of many in a row."""
     target, cards, stream = backend.target(), backend.cards(), Stream(backend.cards(), backend.memory)
-    context = Context((CARD,), {}, target.overlaps, target.shared, False, layouts=target.layouts)
+    context = Context((CARD,), {}, target.features, layouts=target.layouts)
     kernel = context.kernel("meet", dict.fromkeys(["lines", "places"]), lambda k: meet(k, len(cards)))
-    text = entry("meet", [kernel], target.overlaps)
+    text = entry("meet", [kernel], target.features)
     (code,) = ptx.compiled([text], target.level, target.ptx)
     cards[0].use()
     cubin, extents = driver.link(code), backend.memory.allocate(LINE)
@@ -57,9 +58,9 @@ def meetings(backend: Cuda) -> float:
         own = np.array([number], np.int32)
         card.write(address(extents, number), own.ctypes.data, own.nbytes)
         lines = address(stream.meeting, number)
-        given, memory = driver.pointers([1, lines, lines + MOST * LINE, address(extents, number)])
+        given, memory = driver.pointers([1, lines, lines + MOST_CARDS * LINE, address(extents, number)])
         loaded = driver.Loaded(card, cubin, "meet")
-        config = driver.config(1, THREADS, 0, card, overlaps=target.overlaps)
+        config = driver.config(1, THREADS, 0, card, overlaps=target.features.overlaps)
         kept += [given, memory, loaded]
 
         def begin(card: driver.Card = card, loaded: driver.Loaded = loaded, config: driver.LaunchConfig = config,

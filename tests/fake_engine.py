@@ -102,7 +102,7 @@ class FakeEngine:
         remembered: the ids of closed sequences: new ones begin with what they share.
     """
 
-    most_rows, native_draws = 16, False
+    most_rows, shared_rows, native_draws = 16, 16, False
     device = "cpu"
     ready = ReadyPrograms([])
     images = None  # text only

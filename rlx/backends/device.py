@@ -254,6 +254,7 @@ class Backend(ABC):
         batch_rows: largest row counts of programs for rows of several sequences, besides the largest bucket.
         call_rows: largest row count of one more bucket, if nobody chose buckets: of calls in which a row is quicker;
             0 if there are none.
+        shared_rows: largest row count of a prompt that may share a step with others: a longer one fills the device.
     """
 
     name: str
@@ -264,6 +265,7 @@ class Backend(ABC):
     calls_host = False
     batch_rows: tuple[int, ...] = (8, 32)
     call_rows = 0
+    shared_rows = 64
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -335,6 +335,11 @@ class Engine:
         return embeddings
 
     @property
+    def shared_rows(self) -> int:
+        """Largest row count of a prompt that may share a step with others: its device says so."""
+        return self._compiler.backend.shared_rows
+
+    @property
     def bucketing(self) -> Bucketing:
         """Chooses the program of a call of one sequence."""
         return self.model_runner.bucketing

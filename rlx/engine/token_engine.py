@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from rlx.backends.device import Backend
 from rlx.backends.memory import Values
 from rlx.engine.request import Logits
 from rlx.errors import ArgumentError
@@ -32,6 +33,11 @@ class StepEngine(Protocol):
 
     most_rows: int
     native_draws: bool
+
+    @property
+    def shared_rows(self) -> int:
+        """Largest row count of a prompt that may share a step with others."""
+        ...
 
     @property
     def choose(self) -> Choose:
@@ -112,6 +118,7 @@ class RecomputeEngine:
     """
 
     most_rows, native_draws, choose = MOST_ROWS, False, staticmethod(choose_rows)
+    shared_rows = Backend.shared_rows
 
     def __init__(self, logits: Callable[..., Logits]) -> None:
         self._logits = logits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from rlx.backends.cuda.program import Stream
 from rlx.backends.memory import Grid
 from rlx.errors import ArgumentError, DeviceError, ResourceError, TargetError
 from rlx.ir import ops
-from rlx.ir.dtypes import BF16, F32, Q8_0, DType
+from rlx.ir.dtypes import BF16, F16, F32, Q8_0, DType
 from rlx.store.cache import CompileCache
 
 OPTIONS: dict[str, Any] = {
@@ -102,6 +103,30 @@ def test_linears(
     for name in found[0]:
         np.testing.assert_array_equal(found[0][name], found[1][name])
         np.testing.assert_allclose(found[0][name], found[2][name], atol=2e-4 * np.abs(found[2][name]).max())
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0,1"])
+def test_attention_of_sequences_of_few_and_of_many_rows(cards: paper_cards.PaperCards, device: str) -> None:
+    """In one call: a prompt, one row after some, the rest of a prompt, a sequence without rows."""
+    rng, graph, rows = np.random.default_rng(5), rlx.Graph("attention"), (20, 1, 5, 0)
+    q, k, v = (graph.input(name, [rlx.SEQ, heads, 32]) for name, heads in (("q", 4), ("k", 2), ("v", 2)))
+    keys, values = (
+        ops.kv_write(graph.state(name, [2, rlx.CTX, 32], F16), x) for name, x in (("keys", k), ("values", v))
+    )
+    graph.output("y", ops.attention(q, keys, values, scale=0.2))
+    options = {"bind": {"SEQ": (1, 80), "CTX": 64}, "segments": 4, "precision": "exact"}
+    steps = []
+    for some, past in (((0, 9, 30, 0), (0, 0, 0, 0)), (rows, (0, 9, 30, 0))):
+        starts = np.cumsum((0, *some))[:4]
+        table = np.stack([starts, some, past, (2, 0, 3, 1)], 1).astype(np.int32)
+        given = {name: rng.standard_normal((sum(some), heads, 32)) for name, heads in (("q", 4), ("k", 2), ("v", 2))}
+        steps.append({**{name: x.astype(np.float32) for name, x in given.items()}, "segments": table})
+    found = []
+    for name in (device, "reference"):
+        with rlx.compile(graph, device=name, cache=CompileCache(policy="off"), **options) as exe:
+            found.append([exe(**step)["y"] for step in steps])
+    for mine, other in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, other, atol=2e-5 * np.abs(other).max())
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -216,6 +241,14 @@ def test_cards_wait_for_each_other(cards: paper_cards.PaperCards, monkeypatch: p
     for thread in threads:
         thread.join(60)
     assert left == [5] * 4 and not wrong
+
+
+def test_meetings_are_measured(cards: paper_cards.PaperCards, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    measured: Any = importlib.import_module("cards")
+    monkeypatch.setattr(measured, "MEETINGS", 3)
+    monkeypatch.setattr(measured, "REPEATS", 1)
+    assert measured.meetings(backend_of((0, 1))) > 0
 
 
 def test_a_card_that_does_not_come_is_not_waited_for_forever(

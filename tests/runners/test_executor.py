@@ -105,6 +105,39 @@ def test_short_prompts_share_a_step_and_long_ones_do_not() -> None:
     assert engine.steps == [[40, 40, 40], [300]]
 
 
+def test_the_engine_says_which_prompts_share_a_step() -> None:
+    """Where one prompt does not fill the device, several share a step, as far as the largest step goes."""
+    engine = ToyEngine(most_rows=2048, shared_rows=2048)
+    made = executor(engine)
+    jobs = [job(prompt(300, seed), 1) for seed in range(1, 9)]
+    give(made, jobs[0])
+    made.turn()  # rows are measured
+    for each in jobs[1:]:
+        give(made, each)
+    give(made, job(prompt(5000, 9), 1))
+    run(made)
+    assert engine.steps == [[300], [300] * 6, [300], [2048], [2048], [904]] and right(*jobs)
+
+
+def test_prompts_that_share_a_step_keep_to_the_stall_target() -> None:
+    """0.3 s less a decode step of 0.02 s are 280 rows of 0.001 s: so two prompts of 100 share a step, not four."""
+    engine = ToyEngine(first=0.02, more=0.001, most_rows=2048, shared_rows=2048)
+    made = executor(engine, stall=0.3)
+    give(made, job(prompt(4, 1), 400))
+    for _ in range(3):
+        made.turn()
+    give(made, job(prompt(1500, 2), 1))
+    while made.scheduler.waiting or made.scheduler.prefilling:
+        made.turn()
+    engine.steps.clear()
+    made.counters.longest_gap = 0.0
+    for seed in range(3, 7):
+        give(made, job(prompt(100, seed), 1))
+    run(made)
+    assert [rows for rows in engine.steps if max(rows) > 1] == [[100, 100], [100, 100]]
+    assert made.counters.longest_gap <= 0.3
+
+
 def test_as_many_short_prompts_share_a_step_as_gain_from_it() -> None:
     """Where a row takes about as long in a step of 60 rows as in one of 240, a prompt need not wait for all others."""
     engine = ToyEngine(first=0.02, more=0.002)

@@ -86,7 +86,7 @@ def generated(
     drafts_of = None if drafter is None else lambda sequence: Drafts(drafter, counters)
     sampler = sampler or Sampler(SampleOpts.greedy())
     job = toy_job(PROMPT, limit, sampler=sampler, drafts_of=drafts_of, keeps=True, **options)
-    executor = Executor(engine, Scheduler(8, 0.2, engine.most_rows), lambda: 0.0)
+    executor = Executor(engine, Scheduler(8, 0.2, engine.most_rows, engine.shared_rows), lambda: 0.0)
     give(executor, job)
     while executor.turn():
         pass

@@ -74,9 +74,11 @@ class ToyEngine:
     """
 
     def __init__(
-        self, room: int = 1 << 30, first: float = 0.02, more: float = 0.002, most_rows: int = 512, deep: float = 0.0
-    ) -> None:
+        self, room: int = 1 << 30, first: float = 0.02, more: float = 0.002, most_rows: int = 512, deep: float = 0.0,
+        shared_rows: int = 64,
+    ) -> None:  # fmt: skip
         self.room, self.first, self.more, self.most_rows, self.native_draws = room, first, more, most_rows, False
+        self.shared_rows = shared_rows
         self.deep, self.now, self.slowness, self.steps = deep, 0.0, 1.0, list[list[int]]()
         self.sequences: list[ToySequence] = []
         self.runs: list[int] = []
@@ -146,7 +148,7 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 def executor(engine: ToyEngine, slots: int = 8, stall: float = 0.1) -> Executor:
     """An executor over the engine, on its clock."""
-    return Executor(engine, Scheduler(slots, stall, engine.most_rows), engine.clock)
+    return Executor(engine, Scheduler(slots, stall, engine.most_rows, engine.shared_rows), engine.clock)
 
 
 def give(made: Executor, *messages: Any) -> None:

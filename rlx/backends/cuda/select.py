@@ -552,13 +552,16 @@ def _attention(n: Node, c: Context) -> list[Launch]:
     taken = c.start if {*c.needed((q, keys, values))} - {*joined} else 0
     tiles = row_chunks.tiles_of(a, keys.dtype, values.dtype, c.features.shared - taken)
 
-    def whole(k: Code, changed: Callable[[Segment], Segment] = lambda segment: segment) -> None:
+    def whole(k: Code, segment: Segment, row: Value, part: Value) -> None:
+        row_attentions.attention(k, a, tiles, *caches_of(k), segment, row, part)
+
+    def each(k: Code) -> None:
         row, part = k.block // a.parts, k.block % a.parts
-        row_attentions.attention(k, a, tiles, *caches_of(k), changed(s.segment(k, row)), row, part)
+        whole(k, s.segment(k, row), row, part)
 
     if c.most(q.shape[0]) > MANY_ROWS and not c.deterministic:
         many = many_rows.attention(n, c, a, args, s.columns, s.count, caches_of, whole)
-        return many or [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), whole, split=a.cards > 1)]
+        return many or [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), each, split=a.cards > 1)]
     for node, name in zip((q, keys, values), ("q", "k", "v"), strict=True):
         args |= _joined_args(maker(node), name) if maker(node) in joined else {}
     early = a.mask == "causal" and maker(keys) in joined and maker(values) in joined

@@ -111,7 +111,7 @@ class EngineLoop:
         kept: DiskKVCache | None = None,
     ) -> None:
         self.is_closed, self.clock = False, clock
-        self.scheduler = Scheduler(slots, stall_ms / 1000, engine.most_rows)
+        self.scheduler = Scheduler(slots, stall_ms / 1000, engine.most_rows, engine.shared_rows)
         self.executor = Executor(engine, self.scheduler, clock, kept)
         self.room = self.executor.room
         self._begin()
@@ -221,7 +221,8 @@ class EngineLoop:
         def use() -> None:
             hint = "send the request again"
             self.executor.end_all(BusyError("the runner computes in another way now", where="engine loop", hint=hint))
-            self.executor.engine, self.scheduler.largest = engine, engine.most_rows
+            self.executor.engine = engine
+            self.scheduler.largest, self.scheduler.shared = engine.most_rows, engine.shared_rows
 
         self.call(use)
 

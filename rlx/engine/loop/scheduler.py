@@ -33,7 +33,6 @@ from operator import attrgetter
 from rlx.engine.kv.prefix import Keys
 from rlx.engine.loop.job import AHEAD, QUIET, Job, Notifier, Task
 
-PACKED = 64  # prompts with at most so many rows left share one step: longer ones fill the cores alone
 AMORTIZED = 8  # rows of several prompts in a step take at most so many times as long as a step of one row
 LEAST = 16  # rows of a bounded prompt step at least: the weights are read for each step
 FIRST = 32  # rows of the first bounded step, before any was measured
@@ -157,6 +156,7 @@ class Scheduler:
         slots: maximum number of jobs that have started and not ended.
         stall_seconds: how long a turn may take while others decode.
         largest: maximum number of prompt rows in a step.
+        shared: largest row count of a prompt that may share a step with others.
 
     Attributes:
         waiting: jobs that have not started, by priority and then by arrival.
@@ -169,8 +169,8 @@ class Scheduler:
         decode_seconds: how long the newest decode step took.
     """
 
-    def __init__(self, slots: int, stall_seconds: float, largest: int) -> None:
-        self.slots, self.stall_seconds, self.largest = slots, stall_seconds, largest
+    def __init__(self, slots: int, stall_seconds: float, largest: int, shared: int) -> None:
+        self.slots, self.stall_seconds, self.largest, self.shared = slots, stall_seconds, largest, shared
         self.waiting: list[Job] = []
         self.prefilling: list[Job] = []
         self.running: list[Job] = []
@@ -275,7 +275,7 @@ class Scheduler:
     def prompt_rows(self, decodes: bool) -> list[tuple[Job, int, int]]:
         """The next prompt step: jobs of `prefilling`, how many rows of each are computed, and how many are next.
 
-        The first job in order always gets rows. Others join if they and the first are short.
+        The first job in order always gets rows. Others join if neither they nor the first fill the device.
 
         Args:
             decodes: whether somebody decodes, who would wait for this step.
@@ -290,9 +290,9 @@ class Scheduler:
             rest = len(job.prompt) - past
             if not chosen:
                 rows = min(rest, self.most_rows(True, past) if decodes else self.largest)
-                if rest > PACKED or len(jobs) == 1:
+                if rest > self.shared or len(jobs) == 1:
                     return [(job, past, rows)]
-            elif rest <= min(PACKED, room) and self.prompt_cost.seconds_of(rest, past) <= left:
+            elif rest <= min(self.shared, room) and self.prompt_cost.seconds_of(rest, past) <= left:
                 rows = rest
             else:
                 continue
@@ -307,7 +307,7 @@ class Scheduler:
         if not self.prompt_cost.is_known or self.cost.of_one == inf:
             return self.largest
         rows = int(AMORTIZED * self.cost.of_one * self.prompt_cost.rows_per_second)
-        return min(self.largest, max(PACKED, rows))
+        return min(self.largest, max(self.shared, rows))
 
     def victim(self) -> Job | None:
         """The job to pause when there is no room for all; None if there is only one.
