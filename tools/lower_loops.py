@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import lzma
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from rlx.backends.cpu.kernels.rows import (
     softmax,
 )
 from rlx.backends.cpu.layouts import PACKINGS
-from rlx.backends.cpu.templates import ARCHIVE, Template, write_archive
+from rlx.backends.cpu.templates import ARCHIVE, Template, installed_versions
 from rlx.backends.cuda import layouts as card_layouts
 from rlx.backends.cuda.kernels import pack as card_pack
 from rlx.errors import RlxError
@@ -104,6 +106,17 @@ def kernels() -> Iterator[Callable[[], object]]:
     for dtype, encoder in quantizers.ENCODERS.items():
         for by_importance in both if encoder.by_importance is not None else (False,):
             yield partial(loops.kernel_of, quantizers.encoder(dtype, by_importance))
+
+
+def write_archive(templates: Iterable[Template], path: Path = ARCHIVE) -> int:
+    """Lowers templates and writes them to an archive. Returns their number. Equal templates give equal bytes."""
+    texts = {digest: text.encode() for digest, text in sorted((t.digest, t.lower()) for t in templates)}
+    starts = itertools.accumulate(map(len, texts.values()), initial=0)
+    index = {digest: [start, len(text)] for (digest, text), start in zip(texts.items(), starts, strict=False)}
+    head = {"versions": installed_versions(), "templates": index}
+    whole = json.dumps(head).encode() + b"\n" + b"".join(texts.values())
+    path.write_bytes(lzma.compress(whole, preset=9 | lzma.PRESET_EXTREME))
+    return len(texts)
 
 
 def main() -> int:

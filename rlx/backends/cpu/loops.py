@@ -27,7 +27,7 @@ from rlx.backends.cpu.templates import NAME, Template
 from rlx.backends.device import Loop
 from rlx.errors import CompileError
 from rlx.ir.dtypes import DType
-from rlx.scalars import HOLE, checked_flags
+from rlx.scalars import HOLE
 
 _STORED_AS = {"f16": "u16", "bf16": "u16"}
 _NUMPY = {"f": "float", "i": "int", "u": "uint"}
@@ -109,30 +109,26 @@ def loop_kernel(
     holes: Mapping[str, Any],
     params: Sequence[tuple[str, DType]],
     extents: Sequence[str] = (),
-    *,
-    flags: Sequence[str] = (),
-    alias: bool = False,
 ) -> Kernel:
     """Lowers a kernel template with the values of its holes. The results of the last calls are kept.
+
+    Buffers may not overlap: pointers are `noalias`, so that LLVM vectorizes without run-time checks.
 
     Args:
         fn: the template `(buffers..., extents..., begin, end)`.
         holes: values of its holes (see `specialize`).
         params: name and dtype of each buffer. f16 and bf16 are indexed as u16 bits, block formats and q8a as bytes.
         extents: names of the run-time extents, i64.
-        flags: LLVM fast-math flags of the template's own float operations (see `SUM_FLAGS`).
-        alias: whether buffers may overlap. If not, pointers are `noalias` and LLVM vectorizes without run-time checks.
 
     Raises:
-        CompileError: the signature, the holes or the flags do not fit, or Numba cannot lower the function.
+        CompileError: the signature or the holes do not fit, or Numba cannot lower the function.
     """
     _check_signature(fn, [name for name, _ in params], extents)
-    chosen = checked_flags(flags, fn)
     if is_python_only():
         return _unlowered(fn, holes, params, extents)
     with _lock:
         values = tuple((name, _identity(value), value) for name, value in sorted(holes.items()))
-        return _lowered(fn, values, tuple(params), tuple(extents), chosen, alias)
+        return _lowered(fn, values, tuple(params), tuple(extents))
 
 
 def kernel_of(loop: Loop) -> Kernel:
@@ -160,22 +156,20 @@ def _lowered(
     values: tuple[tuple[str, str, Any], ...],
     params: tuple[tuple[str, DType], ...],
     extents: tuple[str, ...],
-    flags: tuple[str, ...],
-    alias: bool,
 ) -> Kernel:
     """The kernel; `values` has name, identity and value of each hole."""
     holes = {name: value for name, _, value in values}
     filled = specialize(fn, holes)
     types = (*("*" + _stored_as(dtype) for _, dtype in params), *["i64"] * (len(extents) + 2))
     helpers = tuple(getattr(helper, "__wrapped__", helper) for helper in _helpers(filled, []))
-    llvm = Template(fn, holes, helpers, types, flags, alias, specialize).llvm()
+    llvm = Template(fn, holes, helpers, types, specialize).llvm()
     name = symbol(fn.__name__.strip("_"), llvm)
     return Kernel(
         symbol=name,
         buffers=tuple(name for name, _ in params),
         extents=extents,
         llvm=llvm.replace(f'@"{NAME}"', f"@{name}"),
-        source=readable(filled, holes, params, flags),
+        source=readable(filled, holes, params),
         python=filled,
         elements=tuple(element(dtype) for _, dtype in params),
     )
@@ -186,7 +180,7 @@ def _unlowered(
 ) -> Kernel:
     """The kernel in its Python form."""
     filled = specialize(fn, holes)
-    source, names = readable(filled, holes, params, ()), tuple(name for name, _ in params)
+    source, names = readable(filled, holes, params), tuple(name for name, _ in params)
     elements = tuple(element(dtype) for _, dtype in params)
     name = symbol(fn.__name__.strip("_"), source)
     return Kernel(name, names, tuple(extents), "", source, python=filled, elements=elements)
@@ -215,7 +209,7 @@ def _check_signature(fn: Callable[..., Any], buffers: Sequence[str], extents: Se
 
 
 def readable(
-    fn: Callable[..., Any], holes: Mapping[str, Any], params: Sequence[tuple[str, DType]], flags: tuple[str, ...]
+    fn: Callable[..., Any], holes: Mapping[str, Any], params: Sequence[tuple[str, DType]], flags: Sequence[str] = ()
 ) -> str:
     """The readable form: holes and buffers as comments, the helpers in the order of their use, the kernel."""
     values = (f"#   {name} = {getattr(value, '__name__', value)}" for name, value in sorted(holes.items()))

@@ -243,13 +243,16 @@ class Frontend:
         self.callees: list[list[_Text]] = []
         self.known: set[Any] = set()
 
-    def lower(self, fn: Any, name: str, args: tuple[str, ...], fastmath: tuple[str, ...], noalias: bool) -> str:
-        """LLVM assembly of a module that defines `fn` as the C function `void name(args)`.
+    def lower(self, fn: Any, name: str, args: tuple[str, ...], fastmath: tuple[str, ...] = ()) -> str:
+        """LLVM assembly of a module that defines `fn` as the C function `void name(args)`. Pointers do not overlap.
+
+        Args:
+            fastmath: LLVM's flags of the function's own float operations (see `SUM_FLAGS`).
 
         Raises:
             CompileError: the function uses something that Numba cannot type or that needs the Python runtime.
         """
-        flags = _flags(noalias=noalias)
+        flags = _flags(noalias=True)
         with _LOCK:
             text = self._function(fn, tuple(map(_numba_type, args)), types.none, _Library(name, fastmath), flags)
         inner = [t.replace("define ", "define internal ", 1) for n, t in sorted(text.functions.items()) if n != name]

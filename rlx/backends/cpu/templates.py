@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import itertools
 import json
 import os
 import platform
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -53,7 +52,6 @@ class Template:
         holes: the value of each hole: a number, for which a marker may stand, or another value.
         helpers: all functions that it calls, including those in holes.
         types: types of the parameters, in the front end's notation.
-        flags, alias: as in `loop_kernel`.
         specialize: the function that fills holes.
     """
 
@@ -61,8 +59,6 @@ class Template:
     holes: Mapping[str, Any]
     helpers: tuple[Callable[..., Any], ...]
     types: tuple[str, ...]
-    flags: tuple[str, ...]
-    alias: bool
     specialize: Callable[[Callable[..., Any], Mapping[str, Any]], Callable[..., Any]]
 
     def llvm(self) -> str:
@@ -72,7 +68,7 @@ class Template:
             CompileError: Numba cannot lower it.
         """
         kinds = tuple((name, "" if name in self._markers else v) for name, v in sorted(self.holes.items()))
-        key = self.fn, self.helpers, kinds, self.types, self.flags, self.alias
+        key = self.fn, self.helpers, kinds, self.types
         if (text := _known.get(key)) is None:
             text = _known[key] = self.shipped() or self.lower()
         return _FIELD.sub(lambda field: _literal(self.holes[field[1]]), text)
@@ -82,21 +78,19 @@ class Template:
         from rlx.backends.cpu.numba_frontend import FRONTEND
 
         markers = self._markers
-        text = FRONTEND.lower(
-            self.specialize(self.fn, {**self.holes, **markers}), NAME, self.types, self.flags, not self.alias
-        )
+        text = FRONTEND.lower(self.specialize(self.fn, {**self.holes, **markers}), NAME, self.types)
         for name, marker in markers.items():
             text = re.sub(rf"(?<![\w.]){_literal(marker)}(?!\w)", f"<<{name}>>", text)
         return text
 
     def shipped(self) -> str | None:
         """The text from the archive, or None. The archive holds only functions of this package."""
-        if not self.fn.__module__.startswith("rlx.") or (archive := _archive()) is None:
+        if not self.fn.__module__.startswith("rlx.") or (found := archive()) is None:
             return None
-        if self.digest not in archive.templates:
+        if self.digest not in found.templates:
             return None
-        start, size = archive.templates[self.digest]
-        return archive.texts[start : start + size].decode()
+        start, size = found.templates[self.digest]
+        return found.texts[start : start + size].decode()
 
     @cached_property
     def digest(self) -> str:
@@ -108,7 +102,7 @@ class Template:
         modules |= {v.llvm.__module__ for _, v in (*read, *self.holes.items()) if isinstance(v, Primitive)}
         constants = sorted({f"{n} = {v!r}" for n, v in read if isinstance(v, int | float | tuple)})
         parts = [
-            _name(self.fn), sorted(holes.items()), self.types, self.flags, self.alias, constants,
+            _name(self.fn), sorted(holes.items()), self.types, constants,
             [_source_digest(module) for module in sorted(modules)], _versions(),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -128,33 +122,20 @@ _known: dict[Any, str] = {}
 
 
 @dataclass(frozen=True)
-class _Archive:
-    """The archive in memory: the versions that wrote it, and the (start, size) of each template in the texts."""
+class Archive:
+    """The archive in memory: the versions that wrote it, and the (start, size) of each template in the texts.
+
+    In the file it is a line of JSON with the index, then the texts, all compressed as one stream, because the texts are
+    similar to each other.
+    """
 
     versions: dict[str, str]
     templates: dict[str, tuple[int, int]]
     texts: bytes
 
 
-def write_archive(templates: Iterable[Template], path: Path = ARCHIVE) -> int:
-    """Lowers templates and writes them to an archive. Returns their number. Equal templates give equal bytes.
-
-    The archive is a line of JSON with the index, then the texts. All is compressed as one stream, because the texts are
-    similar to each other.
-    """
-    import lzma
-
-    texts = {digest: text.encode() for digest, text in sorted((t.digest, t.lower()) for t in templates)}
-    starts = itertools.accumulate(map(len, texts.values()), initial=0)
-    index = {digest: [start, len(text)] for (digest, text), start in zip(texts.items(), starts, strict=False)}
-    head = {"versions": installed_versions(), "templates": index}
-    whole = json.dumps(head).encode() + b"\n" + b"".join(texts.values())
-    path.write_bytes(lzma.compress(whole, preset=9 | lzma.PRESET_EXTREME))
-    return len(texts)
-
-
 @cache
-def _archive() -> _Archive | None:
+def archive() -> Archive | None:
     """The archive; None if the file is missing or Python was built without LZMA.
 
     Raises:
@@ -164,17 +145,11 @@ def _archive() -> _Archive | None:
         import lzma
 
         head, _, texts = lzma.decompress(ARCHIVE.read_bytes()).partition(b"\n")
-        return _Archive(texts=texts, **json.loads(head))
+        return Archive(texts=texts, **json.loads(head))
     except (ImportError, FileNotFoundError):
         return None
     except (lzma.LZMAError, ValueError, TypeError) as error:
         raise CompileError(f"it is damaged: {error}", where=ARCHIVE, hint="Install rlx again.") from error
-
-
-def archive_versions() -> dict[str, str] | None:
-    """The versions that the archive was written with, as in `installed_versions`; None if there is no archive."""
-    archive = _archive()
-    return archive.versions if archive else None
 
 
 def installed_versions() -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 from levels import LEVELS, TILE_TARGETS
 
 from rlx.backends.cpu.isa import amx
-from rlx.backends.cpu.isa.portable import Portable
+from rlx.backends.cpu.isa.portable import Isa
 from rlx.backends.cpu.isa.x86 import X86
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import F32X16, I16, I32X16, I64, Emitter, vector
@@ -28,7 +28,7 @@ TARGETS = [_with_tiles(LEVELS[0]), _with_tiles(LEVELS[-1], *["+avx512bf16"] * bo
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
-    for isa in (Portable, X86):
+    for isa in (Isa, X86):
         monkeypatch.setattr(isa, "tiles", lambda isa, e: EmulatedTiles(e))
 
 

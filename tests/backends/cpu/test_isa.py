@@ -10,7 +10,7 @@ import pytest
 import rlx
 from rlx.backends.cpu.isa import for_triple
 from rlx.backends.cpu.isa.aarch64 import Aarch64
-from rlx.backends.cpu.isa.portable import Portable
+from rlx.backends.cpu.isa.portable import Isa
 from rlx.backends.cpu.isa.x86 import X86
 
 PACKAGE = Path(rlx.__file__).parent
@@ -30,7 +30,7 @@ def test_only_instruction_sets_name_intrinsics_of_a_machine() -> None:
         ("x86_64-unknown-linux-gnu", X86),
         ("aarch64-unknown-linux-gnu", Aarch64),
         ("arm64-apple-darwin23.1.0", Aarch64),
-        ("riscv64-unknown-linux-gnu", Portable),
+        ("riscv64-unknown-linux-gnu", Isa),
     ],
 )
 def test_a_triple_has_its_instruction_set(triple: str, expected: type) -> None:

@@ -41,11 +41,11 @@ def _sums(x: Ptr, out: Ptr, begin: int, end: int) -> None:
 @pytest.fixture
 def archive_fits() -> None:
     """Skips a test of the archive where Numba or llvmlite is another than the archive was written with."""
-    archived, installed = templates.archive_versions(), templates.installed_versions()
-    assert archived is not None, REMEDY
+    archive, installed = templates.archive(), templates.installed_versions()
+    assert archive is not None, REMEDY
     for name in ("numba", "llvmlite"):
-        if archived[name] != installed[name]:
-            pytest.skip(f"the archive was written with {name} {archived[name]}, {installed[name]} is installed")
+        if (archived := archive.versions[name]) != installed[name]:
+            pytest.skip(f"the archive was written with {name} {archived}, {installed[name]} is installed")
 
 
 def made(make: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Template:
@@ -68,7 +68,7 @@ def from_numba(template: Template, holes: Mapping[str, Any]) -> str:
     from rlx.backends.cpu.numba_frontend import FRONTEND
 
     filled = loops.specialize(template.fn, holes)
-    return FRONTEND.lower(filled, templates.NAME, template.types, template.flags, not template.alias)
+    return FRONTEND.lower(filled, templates.NAME, template.types)
 
 
 KERNELS: dict[str, Callable[[], object]] = {
@@ -88,7 +88,8 @@ KERNELS: dict[str, Callable[[], object]] = {
 def test_a_template_of_the_archive_is_numbas_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     template = made(KERNELS[name], monkeypatch)
     assert template.shipped() is not None, REMEDY
-    if templates.archive_versions() != templates.installed_versions():
+    archive = templates.archive()
+    if archive is None or archive.versions != templates.installed_versions():
         pytest.skip("another Python numbers basic blocks in another way")
     assert template.llvm() == from_numba(template, template.holes)
 
@@ -97,7 +98,7 @@ def test_a_template_of_the_archive_is_numbas_text(name: str, monkeypatch: pytest
 @pytest.mark.parametrize("wide", [False, True])
 def test_any_number_can_be_filled_in(count: int, factor: float, wide: bool) -> None:
     holes = {"COUNT": count, "FACTOR": factor, "WIDE": wide}
-    template = Template(_sums, holes, (scaled,), ("*f32", "*f32", "i64", "i64"), (), False, loops.specialize)
+    template = Template(_sums, holes, (scaled,), ("*f32", "*f32", "i64", "i64"), loops.specialize)
     assert template.shipped() is None, "the archive holds kernels of rlx"
     assert template.llvm() == from_numba(template, holes)
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rlx.backends.cpu.isa.aarch64 import Aarch64
-from rlx.backends.cpu.isa.portable import Isa, Portable
+from rlx.backends.cpu.isa.portable import Isa
 from rlx.backends.cpu.isa.x86 import X86
 
 if TYPE_CHECKING:
@@ -27,4 +27,4 @@ def of(target: Target) -> Isa:
 
 def for_triple(triple: str) -> type[Isa]:
     """The instruction set of machines with this triple."""
-    return SETS.get(triple.split("-")[0], Portable)
+    return SETS.get(triple.split("-")[0], Isa)

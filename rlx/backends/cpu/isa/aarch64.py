@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
-from rlx.backends.cpu.isa.portable import Portable
+from rlx.backends.cpu.isa.portable import Isa
 from rlx.backends.cpu.tiles import BFLOAT, F32X16, FLOAT, I8, I16, I32, I32X16, vector
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _REGISTER = 16  # bytes
 
 
-class Aarch64(Portable):
+class Aarch64(Isa):
     """The instructions of an aarch64 target; the portable ones at level `generic`.
 
     int8 products: `sdot` (dotprod) multiplies signed bytes and sums groups of four in one instruction, `smmla` (i8mm)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llvmlite import ir
 
 from rlx.backends.cpu.isa.amx import AmxTiles
-from rlx.backends.cpu.isa.portable import Portable, Tiles
+from rlx.backends.cpu.isa.portable import Isa, Tiles
 from rlx.backends.cpu.tiles import BF16X32, F32X16, I1, I16, I32, LANES, constant, mangle, vector
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlx.backends.cpu.tiles import Emitter
 
 
-class X86(Portable):
+class X86(Isa):
     """The instructions of an x86-64 target; the portable ones where it has none.
 
     int8 products: VNNI multiplies and sums groups of four in one instruction. Other targets from AVX2 on need two: u8 x

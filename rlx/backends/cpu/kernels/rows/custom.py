@@ -51,7 +51,7 @@ def _unlowered(op: CustomOp, constants: Constants) -> Kernel:
     assert op.kernel is not None and op.rule is not None
     params = [(value.name, value.dtype) for value in op.rule.operands] + [("out", op.rule.result.dtype)]
     extents = tuple(name for name, value in constants if value is None)
-    source = readable(op.kernel, dict(constants), params, ())
+    source = readable(op.kernel, dict(constants), params)
     return Kernel(
         symbol(op.name, source), tuple(name for name, _ in params), extents, "", source,
         python=_python(op.kernel, len(params), constants), elements=tuple(element(dtype) for _, dtype in params),
@@ -65,7 +65,7 @@ def _lowered(op: CustomOp, constants: Constants) -> Kernel:
     params = [(value.name, value.dtype) for value in op.rule.operands] + [("out", op.rule.result.dtype)]
     types = (*(f"*{dtype}" for _, dtype in params), "i64", "i64", *map(_type, constants))
     try:
-        text = cpu.numba_frontend.FRONTEND.lower(fn, _INNER, types, SUM_FLAGS, True)
+        text = cpu.numba_frontend.FRONTEND.lower(fn, _INNER, types, SUM_FLAGS)
     except CompileError as error:
         raise CustomOpError(f"Numba cannot compile it: {_brief(error.what)}", where=where, hint=_HINT) from error
     if _IN_FLOAT64.search(text):
