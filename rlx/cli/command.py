@@ -220,6 +220,7 @@ _PYTHON = frozenset(
 _CALL = re.compile(
     r"tokenizer\.|\b(?:generate|bind|from_path|auto_runner|SampleOpts|CompileProfile)\(|rlx\.auto_runner|\bon_token\b"
 )
+_LENIENT = re.compile(r", or [^,]*: lenient=True$")  # an argument that no option stands for
 
 
 def message(error: Exception, command: click.Command | None, name: str) -> str:
@@ -237,6 +238,7 @@ def message(error: Exception, command: click.Command | None, name: str) -> str:
     where = None if error.where in _PYTHON else options.get(error.where or "", error.where)
     where = error.where if error.is_file else where
     what, hint = (in_options(text, options) if text else text for text in (error.what, error.hint))
+    hint = hint and _LENIENT.sub("", hint)
     if hint and _CALL.search(hint):
         hint = None  # the way out in Python
     if isinstance(error, AmbiguousModelError):

@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 
 from rlx.errors import GrammarError, ToolError
-from rlx.grammar.grammar import Grammar
+from rlx.grammar.grammar import Grammar, generated
 from rlx.grammar.package import llguidance
 from rlx.text.answer import ThinkingTags
 from rlx.text.tokenizer import Tokenizer
@@ -80,14 +80,14 @@ def calls_grammar(
 
 @lru_cache(maxsize=64)
 def _made(text: str) -> Grammar:
-    return Grammar.lark(text)
+    return generated(text)
 
 
 @lru_cache(maxsize=256)
 def _error_of(text: str) -> str:
     """The error of the grammar of a tool's arguments; an empty text if nothing is."""
     try:
-        Grammar.lark(text)
+        generated(text)
     except GrammarError as error:
         return error.what
     return ""

@@ -145,7 +145,7 @@ class Grammar:
         if found.error:
             hint = found.hint or "the syntax is that of llama.cpp's grammars; Grammar.lark takes Lark's"
             raise GrammarError(f"it is no GBNF grammar: {found.error}", where="grammar", hint=hint)
-        return cls("lark", found.text, translated=True)._checked()
+        return generated(found.text)
 
     # ---------------------------------------------------------------------------------------------- where it begins
 
@@ -221,6 +221,15 @@ class Grammar:
         if found.error:
             raise grammar_error(found.error, self.name, self.kind, self.written, found.hint)
         return self
+
+
+def generated(text: str) -> Grammar:
+    """A grammar in Lark's syntax that rlx wrote itself, so that messages name no places in it.
+
+    Raises:
+        GrammarError: llguidance cannot compile it.
+    """
+    return Grammar("lark", _checked_text(text, "grammar"), translated=True)._checked()
 
 
 def chosen_grammar(grammar: Any, json_schema: Any) -> Grammar | None:

@@ -57,7 +57,7 @@ _EXPRESSION = re.compile(r"regex parse error:\n {4}(?P<text>[^\n]*)\n {4}(?P<bla
 _WRAPPED = re.compile(r'(failed to compile JSON schema|invalid regex ".*?" \(in regex\)): ', re.DOTALL)
 _EDGES = re.compile(r"lookarounds not supported yet; (\w+) in regex /.*/", re.DOTALL)
 _SMALLER = "make it smaller: fewer alternatives, shorter lists and less nesting"
-_LENIENT = "have it ignored: lenient=True in Python, strict: false in a request"
+LENIENT = ", or enforce the rest: lenient=True"  # the end of a hint; interfaces without Python have other words
 _LONGEST = 400  # characters of a message
 
 
@@ -75,10 +75,10 @@ def grammar_error(message: str, name: str, kind: str = "lark", text: str = "", h
     if "too big" in what or "too large" in what or "limit" in what or "fuel" in what or "too many" in what:
         hint = hint or _SMALLER
     elif kind == "json_schema" and what.startswith(_NOT_ENFORCED):
-        hint = f"leave it out, or {_LENIENT}"
+        hint = f"leave it out{LENIENT}"
     elif kind == "json_schema" and what.startswith("oneOf"):
         what = "oneOf is not supported where more than one of its schemas may match"
-        hint = f"use anyOf, or have oneOf taken as anyOf: {_LENIENT.partition(': ')[2]}"
+        hint = f"use anyOf{LENIENT}"
     return GrammarError(_shortened(_placed(what, kind, text)), where=name, hint=hint)
 
 

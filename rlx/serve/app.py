@@ -103,6 +103,7 @@ def create_app(
         router = make(server)
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)
+    app.include_router(embeddings.rerank_router(server), prefix="/v2", include_in_schema=False)  # Cohere's clients
     for make in UNVERSIONED:
         if make is not page.router or server.options.page:
             app.include_router(make(server))

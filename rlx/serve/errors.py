@@ -117,7 +117,8 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(400, message, code="not_supported")
     if isinstance(error, _USER):
         place = error.where or ""
-        return ApiError(400, message, param=place if place.startswith(_FIELDS) else None)
+        named = place if place.startswith(_FIELDS) else "tools" if isinstance(error, ToolError) else None
+        return ApiError(400, message, param=named)
     if isinstance(error, RlxError):
         return ApiError(500, message)
     return ApiError(500, "the server has failed; its log has the details")

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from rlx.arguments import as_float
 from rlx.errors import GrammarError, SamplingError, ToolError
 from rlx.grammar import Grammar
+from rlx.grammar.package import LENIENT
 from rlx.sampling import SampleOpts
-from rlx.serve.errors import invalid
+from rlx.serve.errors import ApiError, invalid
 from rlx.serve.http import MAX_BIAS_TEXT, MAX_BIAS_TEXTS, Body, shown
 from rlx.text.tool_calls import checked_tools
 
@@ -93,12 +94,12 @@ def check_tool(function: Mapping[str, Any], where: str, schema: str) -> None:
         raise invalid(field, error.what, error.hint) from error
 
 
-def schema_grammar(schema: Any, field: str, *, lenient: bool = False) -> Grammar:
+def schema_grammar(schema: Any, field: str, *, lenient: bool | None = None) -> Grammar:
     """The grammar of a JSON schema.
 
     Args:
         field: what it is called in the request.
-        lenient: as for `Grammar.json_schema`.
+        lenient: as for `Grammar.json_schema`; None where a request has no word for it.
 
     Raises:
         ApiError: it is no schema, or has a keyword that cannot be enforced.
@@ -106,9 +107,20 @@ def schema_grammar(schema: Any, field: str, *, lenient: bool = False) -> Grammar
     if not isinstance(schema, dict | bool | str):
         raise invalid(field, f"expected a JSON schema, found {shown(schema)}", "give an object", code="invalid_grammar")
     try:
-        return Grammar.json_schema(schema, lenient=lenient)
+        return Grammar.json_schema(schema, lenient=bool(lenient))
     except GrammarError as error:
-        raise invalid(field, error.what, error.hint, code="invalid_grammar") from error
+        raise _grammar_error(
+            field, error, "" if lenient is None else ', or enforce the rest: "strict": false'
+        ) from error
+
+
+def _grammar_error(field: str, error: GrammarError, lenient: str = "") -> ApiError:
+    """The 400 of a grammar.
+
+    Args:
+        lenient: how a request says that what cannot be enforced is ignored.
+    """
+    return invalid(field, error.what, error.hint and error.hint.replace(LENIENT, lenient), code="invalid_grammar")
 
 
 def form_grammar(
@@ -257,7 +269,7 @@ def named_grammar(body: CommonFields) -> Iterator[None]:
         yield
     except GrammarError as error:
         field = next((field for field, _ in _asked(body)), "tools")
-        raise invalid(field, error.what, error.hint, code="invalid_grammar") from error
+        raise _grammar_error(field, error) from error
 
 
 def _of_text(text: str) -> Grammar:

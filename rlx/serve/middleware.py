@@ -346,7 +346,7 @@ class Access:
             "Vary": "Origin",
         }
         if "access-control-request-method" in headers:
-            found["Access-Control-Allow-Methods"] = "GET, POST, OPTIONS"
+            found["Access-Control-Allow-Methods"] = "GET, POST, DELETE, OPTIONS"
             found["Access-Control-Allow-Headers"] = headers.get("access-control-request-headers", "*")
             found["Access-Control-Max-Age"] = "600"
             if "access-control-request-private-network" in headers:

@@ -588,7 +588,7 @@ def description(model: ServedModel) -> JsonObject:
         "details": details(model),
         "model_info": _info(model),
         "capabilities": list(model.capabilities),
-        "modified_at": _time(model),
+        "modified_at": created_at(model),
     }
 
 
@@ -609,7 +609,7 @@ def tag(model: ServedModel, name: str) -> JsonObject:
     return {
         "name": name,
         "model": name,
-        "modified_at": _time(model),
+        "modified_at": created_at(model),
         "size": model.file_bytes,
         "digest": hashlib.sha256(f"{model.file.path}:{model.file_bytes}".encode()).hexdigest(),
         "details": details(model),
@@ -637,7 +637,8 @@ def _info(model: ServedModel) -> JsonObject:
     }
 
 
-def _time(model: ServedModel) -> str:
+def created_at(model: ServedModel) -> str:
+    """When the model was opened, in RFC 3339."""
     return datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
 
 

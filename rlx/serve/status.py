@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -27,7 +27,7 @@ from rlx.errors import BusyError, RlxError
 from rlx.serve.errors import ApiError, openai_body
 from rlx.serve.http import json_bytes, new_router
 from rlx.serve.model import ServedModel
-from rlx.serve.ollama import tag
+from rlx.serve.ollama import created_at, tag
 from rlx.serve.openai.completions import sampling_settings
 from rlx.serve.record import Answered, RequestRecord
 
@@ -375,14 +375,12 @@ def unversioned(server: Server) -> APIRouter:
         return properties(server.named(model))
 
     @found.get("/slots")
-    async def slots(request: Request) -> list[dict[str, Any]]:
+    async def slots(fail_on_no_slot: bool = False) -> list[dict[str, Any]]:
         """The work in each slot of each model, without texts. With `?fail_on_no_slot=1` 503 if none is free."""
         if not server.options.slots_endpoint:
             raise _off("/slots", "--no-slots-endpoint")
         every = slots_of([each for each in server.models if each.adapter is None])
-        if request.query_params.get("fail_on_no_slot") not in (None, "", "0") and all(
-            each["is_processing"] for each in every
-        ):
+        if fail_on_no_slot and all(each["is_processing"] for each in every):
             raise ApiError(503, "no slot is free", code="no_slot")
         return every
 
@@ -475,7 +473,8 @@ def models_router(server: Server) -> APIRouter:
 
     @cache
     def rows(models: tuple[ServedModel, ...]) -> dict[str, Any]:
-        return {"object": "list", "data": [*map(described, models)], "models": [*map(listed, models)]}
+        data, ends = [*map(described, models)], {"first_id": models[0].name, "last_id": models[-1].name}
+        return {"object": "list", "data": data, "models": [*map(listed, models)], "has_more": False, **ends}
 
     @found.get("/models")
     async def models() -> dict[str, Any]:
@@ -491,7 +490,9 @@ def models_router(server: Server) -> APIRouter:
 
 
 def described(model: ServedModel) -> dict[str, Any]:
-    """A model as OpenAI's clients, llama-server's (`meta`) and vLLM's (`max_model_len`) expect it."""
+    """A model as the clients of OpenAI, Anthropic (from `type` on), vLLM (`max_model_len`) and llama-server (`meta`)
+    expect it.
+    """
     runner = model.runner
     config, (parameters, nbytes) = runner.config, model.sizes
     return {
@@ -501,6 +502,11 @@ def described(model: ServedModel) -> dict[str, Any]:
         "owned_by": "rlx",
         "aliases": list(model.aliases),
         "root": model.name,
+        "type": "model",
+        "display_name": model.name,
+        "created_at": created_at(model),
+        "lifecycle": "active",
+        "max_input_tokens": runner.max_seq,
         "max_model_len": runner.max_seq,
         "meta": {
             "family": runner.family,

@@ -47,7 +47,7 @@ def test_answers_have_the_form_that_was_asked_for(folder: Path) -> None:
         (["--grammar", "none.gbnf"], "none.gbnf cannot be read"),
         (["--grammar", "who.json"], "who.json is called neither .gbnf nor .lark"),
         (["--json-schema", "yes.gbnf"], "--json-schema: it is no JSON"),
-        (["--json-schema", '{"not": {}}'], "--json-schema: Unimplemented keys"),
+        (["--json-schema", '{"not": {}}'], '--json-schema: Unimplemented keys: ["not"]. Leave it out.\n'),
         (["--regex", "a", "--json-schema", "who.json"], "--json-schema and --regex exclude each other"),
     ],
 )

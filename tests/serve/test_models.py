@@ -43,6 +43,13 @@ def test_it_answers_to_any_name(server: Any, name: str) -> None:
     )
 
 
+def test_clients_of_anthropic_list_the_models(server: Any) -> None:
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", _strict_response_validation=True)
+    assert [each.display_name for each in client.models.list()] == ["demo"] and client.models.retrieve(
+        "demo"
+    ).id == "demo"
+
+
 def test_a_strict_server_knows_its_names_only(strict: str) -> None:
     clients = openai.OpenAI(base_url=f"{strict}/v1", api_key="none", max_retries=0)
     for name in ("demo", "gpt-4o"):

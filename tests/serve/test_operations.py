@@ -151,6 +151,8 @@ def test_slots_say_what_is_computed_without_texts(server: Any, logged: tuple[htt
     assert sum(each["is_processing"] for each in every) == 1 and every[0]["is_processing"]
     assert every[0]["next_token"]["n_decoded"] + every[0]["next_token"]["n_remain"] == 900
     assert every[0]["n_prompt_tokens"] == every[0]["n_prompt_tokens_processed"] and "story" not in found.text
+    for value, status in (("1", 200), ("false", 200), ("x", 400)):
+        assert server.http.get("/slots", params={"fail_on_no_slot": value}).status_code == status
     off = logged[0].get("/slots")
     assert off.status_code == 501 and off.json()["error"]["type"] == "not_supported_error"
 

@@ -68,8 +68,9 @@ def test_documents_in_the_shape_of_jina_and_cohere(http: httpx.Client, goldens: 
     assert [each["index"] for each in found["results"]] == best.tolist()
     np.testing.assert_allclose([each["relevance_score"] for each in found["results"]], scores[best], atol=1e-6)
     assert found["results"][0]["document"] == {"text": TEXTS[best[0]]}
-    plain = http.post("/rerank", json={**body, "return_documents": False}).json()
-    assert "document" not in plain["results"][0]
+    for path in ("/rerank", "/reranking", "/v2/rerank"):
+        plain = http.post(path, json={**body, "return_documents": False}).json()
+        assert "document" not in plain["results"][0]
 
 
 @pytest.mark.parametrize(

@@ -146,3 +146,46 @@ def test_a_stream_says_the_same(server: Any) -> None:
 )
 def test_what_cannot_be_enforced_is_refused(server: Any, fields: dict[str, Any], param: str) -> None:
     assert error_of(server, **{**BODY, **fields})["param"] == param
+
+
+SET = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"enum": ["x"]}, "uniqueItems": True}},
+    "required": ["a"],
+}
+FORM = {"type": "json_schema", "name": "p", "schema": SET}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, BODY | {"response_format": {"type": "json_schema", "json_schema": FORM}}),
+        ("/v1/responses", {"input": ASKED, "text": {"format": FORM}}),
+        (
+            PATH,
+            BODY
+            | {
+                "tool_choice": "required",
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": SET}}],
+            },
+        ),
+    ],
+)
+def test_what_cannot_be_enforced_is_ignored_if_the_request_says_so(
+    server: Any, path: str, body: dict[str, Any]
+) -> None:
+    said = error_of(server, path=path, **body)["message"]
+    assert said.endswith('"strict": false.') and "uniqueItems" in said and "lenient" not in said
+    loose = json.loads(json.dumps(body).replace('"name"', '"strict": false, "name"'))
+    assert server.post(path, **loose).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, BODY | {"guided_json": SET}),
+        ("/api/chat", {"model": "demo", "messages": BODY["messages"], "format": SET}),
+    ],
+)
+def test_an_api_without_a_word_for_it_names_none(server: Any, path: str, body: dict[str, Any]) -> None:
+    assert server.post(path, **body).text.count('Unimplemented keys: [\\"uniqueItems\\"]. Leave it out."') == 1

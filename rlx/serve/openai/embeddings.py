@@ -127,6 +127,7 @@ def rerank_router(server: Server) -> APIRouter:
     """`POST /rerank`."""
     found = new_router(tags=["embeddings"])
 
+    @found.post("/reranking", include_in_schema=False)  # llama-server's other name
     @found.post("/rerank")
     async def rerank(body: RerankBody, request: Request) -> dict[str, Any]:
         """Documents, the best first, each with its score from 0 to 1."""

@@ -234,13 +234,13 @@ def arguments(lark: Lark, tool: Tool, choice: ToolChoice, write: Arguments, erro
     """The body of the rule for the arguments of a tool.
 
     Where the model decides whether it calls, the schema is enforced as far as it can be: it is a help for the model.
-    Where a call is forced, or the tool is `strict`, all of it is.
+    Where a call is forced, all of it is. `strict` of the tool decides otherwise.
 
     Raises:
         ToolError: a part of the schema cannot be enforced.
     """
     schemas = [closed(tool.parameters)]
-    if not (choice.forced or tool.strict):
+    if not (choice.forced if tool.strict is None else tool.strict):
         schemas += [{**schemas[0], "x-guidance": {"lenient": True}}, {"type": "object"}]
     for schema in schemas[:-1]:
         with suppress(ToolError):
@@ -255,10 +255,10 @@ def _check_schema(tool: Tool, schema: Mapping[str, Any], write: Arguments, error
     lark = Lark({})
     lark.define("start", write(lark, tool, schema))
     if error := error_of(str(lark)):
-        hint = "leave this part of the schema out, or use tool_choice auto"
-        raise ToolError(f"its parameters cannot be enforced: {error}", where=f"tool {tool.name}", hint=hint)
+        raise ToolError(f"its parameters cannot be enforced: {error}", where=f"tool {tool.name}", hint=_WAY_OUT)
 
 
+_WAY_OUT = 'leave this part of the schema out, or enforce the rest: give the tool "strict": false'
 _MAX_DEPTH = 32
 _NOTES = frozenset({
     "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "example", "examples",
@@ -328,11 +328,9 @@ def _single(schema: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
             raise ToolError("the schema allows no value", where=where)
         return [{"const": value} for value in found]
     kinds = _kinds(schema.get("type")) or _guessed(schema)
-    for kind in kinds or [""]:
-        known = _NOTES | {"type"}.union(*(_KEYS.get(each, ()) for each in kinds))
-        if unknown := [key for key in schema if key not in known]:
-            what = f"the keyword {unknown[0]!r} of a {kind or 'value'} cannot be enforced"
-            raise ToolError(what, where=where, hint="leave it out, or use tool_choice auto")
+    known = _NOTES | {"type"}.union(*(_KEYS.get(each, ()) for each in kinds))
+    if unknown := [key for key in schema if key not in known]:
+        raise ToolError(f"the keyword {unknown[0]!r} cannot be enforced", where=where, hint=_WAY_OUT)
     return [_of_kind(schema, kind) for kind in kinds] or [{}]
 
 

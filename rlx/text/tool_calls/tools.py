@@ -41,12 +41,12 @@ class Tool:
     Attributes:
         name: its name.
         parameters: the JSON schema of its arguments; by default there are none.
-        strict: whether the arguments must follow the schema even where the model decides whether it calls.
+        strict: whether all of the schema is enforced, and what cannot be is an error; None: where a call is forced.
     """
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMETERS)
-    strict: bool = False
+    strict: bool | None = None
 
     @property
     def properties(self) -> Mapping[str, Any]:
@@ -111,7 +111,8 @@ def _tool(value: Any, where: str) -> Tool:
         raise ToolError(f"type is {kind!r}, expected 'object'", where=f"{where}.parameters.type")
     if about is not None and not isinstance(about, str):
         raise ToolError(f"expected a text, found a {type(about).__name__}", where=f"{where}.description")
-    return Tool(name, parameters or NO_PARAMETERS, value.get("strict") is True)
+    strict = value.get("strict")
+    return Tool(name, parameters or NO_PARAMETERS, strict if isinstance(strict, bool) else None)
 
 
 def checked_choice(choice: Any, tools: Sequence[Tool]) -> ToolChoice:
