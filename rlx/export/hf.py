@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -81,6 +81,7 @@ def describe(source: WeightLoader, where: Path) -> Described:
     metadata = metadata_from_config(config)
     weights = ModelWeights(with_prediction(source, config.layers) if config.predicting else source, config.arch)
     names = [*weights.names]
+    config.model = replace(config.model, tied=config.tied and not weights.has_own_head)
     parts = _parts(config, weights)
     tensors = _tensors(config, weights, names, parts)
     check_tensors(config, [tensor.name for tensor in tensors], weights)

@@ -36,8 +36,8 @@ def none_slides(keys: Keys, layers: int) -> list[bool]:
 
 
 def all_slide(keys: Keys, layers: int) -> list[bool]:
-    """Mistral: every layer has a window if the file has the key."""
-    return ["sliding_window" in keys] * layers
+    """Mistral: every layer has a window if the file has the key, and does not turn it off."""
+    return [keys.flag("use_sliding_window", True) and "sliding_window" in keys] * layers
 
 
 def every_nth_is_full(n: int) -> Sliding:
@@ -90,6 +90,7 @@ class Architecture:
         two_way: as in `ModelConfig`, for its models that see images.
         attention_scale: factor of q k^T; None: 1/sqrt(head size), or the file's value.
         hf_sliding: which layers slide if `config.json` has no `layer_types`.
+        hf_layer_types: whether that key counts; transformers does not read it for some model types.
         hf_ends_full: its last layer never slides, even if `config.json` lists it as sliding.
         local_base: default base of the separate rope of sliding layers; None if they share the model's.
         hf_base: default of `rope_theta`.
@@ -141,6 +142,7 @@ class Architecture:
     two_way: str = "none"
     attention_scale: float | None = None
     hf_sliding: Sliding = none_slides
+    hf_layer_types: bool = True
     hf_ends_full: bool = False
     local_base: float | None = None
     hf_base: float = 10_000.0

@@ -239,7 +239,7 @@ def mixture(model: Model, x: Node, routed: Node | None = None, *, gate_by: Calla
     """Mixture of experts (arXiv 2401.04088): a weighted sum of the feed-forward blocks of a few experts.
 
     The experts with the largest scores are used; a softmax over all experts, or the sigmoid of each, gives the scores,
-    which are also the weights. A bias is added to sigmoids only to choose, which may be from the best groups only.
+    which are also the weights. A bias may be added only to choose, which may be from the best groups only.
 
     Args:
         routed: the router's input, x by default.
@@ -252,7 +252,7 @@ def mixture(model: Model, x: Node, routed: Node | None = None, *, gate_by: Calla
     if _is_biased(model, "ffn_gate_inp"):
         logits = logits + model.weight("ffn_gate_inp.bias", experts.count)
     scores = ops.softmax(logits) if experts.router == "softmax" else ops.sigmoid(logits)
-    biased = experts.router == "sigmoid"
+    biased = _is_biased(model, "exp_probs_b")
     ranked = scores + model.weight("exp_probs_b.bias", experts.count) if biased else scores
     ids = ops.top_k(ranked, experts.used, groups=experts.groups, kept=experts.kept)
     chosen = ops.take(scores, ids)

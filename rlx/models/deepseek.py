@@ -85,6 +85,7 @@ ARCHITECTURES = {
         latent=True,
         experts="must",
         router="sigmoid",
+        biases=("exp_probs_b",),
         shared_expert="may",
         predicts=True,
         hf_biases={"attention_bias": ("attn_q_a", "attn_kv_a_mqa", "attn_output")},

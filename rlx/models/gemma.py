@@ -93,7 +93,8 @@ ARCHITECTURES = {
         hf_sliding=every_nth_is_full(6),
         local_base=10_000.0,
         hf_base=1_000_000.0,
-        hf_keys={"activation": "hidden_activation"},
+        # The key is there, but no program reads it.
+        hf_keys={"activation": "hidden_activation", "attention_softcap": ""},
         activation="gelu_tanh",
         norm_offset=1.0,
         scales_embedding=True,

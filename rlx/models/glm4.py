@@ -80,6 +80,7 @@ ARCHITECTURES = {
         partial_rope=0.5,
         experts="must",
         router="sigmoid",
+        biases=("exp_probs_b",),
         shared_expert="may",
         predicts=True,
         hf_biases={"attention_bias": QKV},

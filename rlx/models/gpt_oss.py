@@ -38,6 +38,10 @@ def _bounded_swish(model: Model, gate: Node, up: Node) -> Node:
     return y * up + y
 
 
+_YARN = {
+    "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+}  # fmt: skip
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 _NAMES = (
     Row("attn_sinks.weight", "self_attn.sinks", WHOLE),
@@ -63,6 +67,7 @@ ARCHITECTURES = {
         gguf_defaults={"rope.scaling.yarn_truncate": False},
         hf_sliding=every_nth_is_full(2),
         hf_base=150_000.0,
+        hf_defaults={"rope_parameters": _YARN},
         experts="must",
         in_turns=True,
         biases=("ffn_gate_inp", *_EXPERTS),

@@ -18,7 +18,7 @@ from rlx.models.architectures import QKVO, Architecture
 from rlx.models.blocks import attention, embedding, feed_forward, head, mlp, norm, rope_angles, shared_expert
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
-from rlx.models.keys import FACTOR, Keys
+from rlx.models.keys import FACTOR, HEADS, WIDTH, Keys
 from rlx.models.names import LAYER, MOE, PRE_NORMS, WHOLE, Row, Table, mamba_names, shared_expert_names
 from rlx.models.recurrent import IN_OUT, mamba
 from rlx.models.settings import Key
@@ -45,16 +45,21 @@ def _forward(layer: Model, x: Node) -> Node:
 
 
 def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
-    """Layers with Mamba-2 around them have no rope."""
-    has = keys.text("position_embedding_type", "rope") == "rope" and keys.flag("rope.scaling.finetuned", True)
+    """Layers with Mamba-2 around them usually have no rope; null in `config.json` says so, too."""
+    has = keys.flag("rope.scaling.finetuned", True) if keys.prefix else keys.get(_POSITIONS, None) == "rope"
     return [has] * len(windows)
 
 
 def _spelled(keys: Keys) -> dict[str, Any]:
-    """Without experts the width of the shared one is that of the dense block."""
-    return {"intermediate_size": keys.get("shared_intermediate_size")} if not keys.get("num_local_experts", 0) else {}
+    """Without experts the width of the shared one is that of the dense block. The size of a head may be "auto"."""
+    found = {} if keys.get("num_local_experts", 0) else {"intermediate_size": keys.get("shared_intermediate_size")}
+    if keys.get("mamba_d_head", "auto") == "auto":
+        width = keys.integer("mamba_expand", WIDTH, 2) * keys.integer("hidden_size", WIDTH)
+        found["mamba_d_head"] = width // keys.integer("mamba_n_heads", HEADS)
+    return found
 
 
+_POSITIONS = "position_embedding_type"
 _EXPERTS = (
     Row("ffn_gate_inp", "block_sparse_moe.router.layer"),
     Row("ffn_gate_up_exps.weight", "block_sparse_moe.input_linear.weight", WHOLE),
@@ -97,7 +102,6 @@ ARCHITECTURES = {
             "value_dim": "mamba_d_head",
         },
         hf_defaults={
-            "position_embedding_type": "nope",
             "mamba_n_groups": 1,
             "mamba_d_conv": 4,
             "mamba_conv_bias": True,

@@ -24,6 +24,7 @@ _MLP, _MOE = "mlp", "moe"  # of models whose layers are single blocks
 _MIXERS = {_FULL: _FULL, "attention": _FULL, **dict.fromkeys((_LINEAR, "conv", "mamba"), _LINEAR)}
 _OVERRIDES = {"head_dim", "num_key_value_heads", "intermediate_size"}  # keys allowed in `per_layer_config`
 _PARTS = (0.0, 0.999999)  # range of the part of a normal distribution that is cut off
+_TIED = "tie_word_embeddings"
 _SPARSE_LAYERS = 10  # default of Gemma 3n
 _TWO_WAY = "use_bidirectional_attention"
 _VISION_ONLY = (None, False, "vision")  # bidirectional attention between image tokens does not affect text
@@ -57,7 +58,12 @@ def _text_keys(config: Mapping[str, Any], where: object) -> tuple[str, Architect
     if inner not in row.model_types:
         text.unsupported("model_type", inner, f"expected one of {', '.join(row.model_types)}")
     given = {**config, **config.get("text_config", {})} if text.mapping else config
-    keys = Keys({**row.hf_defaults, **given}, where)
+    defaults = dict(row.hf_defaults)
+    if "rope_scaling" in Keys(given, where):
+        defaults.pop("rope_parameters", None)  # two spellings of the same
+    if outer.flag(_TIED, False):
+        given = {**given, _TIED: True}
+    keys = Keys({**defaults, **given}, where)
     return arch, row, Keys({**keys.mapping, **row.hf_spelling(keys)}, where) if row.hf_spelling else keys
 
 
@@ -74,9 +80,6 @@ class _Hf(Reader):
         if row.experts == "none":
             for key in SETTINGS["experts"].hf.split():
                 keys.require(key, 0, "mixtures of experts are not supported for this architecture")
-        if row.partial_rope is None:
-            because = "rotating a part of each head is not supported for this architecture"
-            keys.require("partial_rotary_factor", 1.0, because)
         if row.latent:
             keys.require("rope_interleave", True, "rope over halves of a head is not supported for this architecture")
             keys.require("scoring_func", "sigmoid", "a router without sigmoids is not supported for this architecture")
@@ -84,12 +87,16 @@ class _Hf(Reader):
             keys.require("altup_active_idx", 0, "another active stream than the first is not supported")
         if row.hybrid == "delta rule":
             keys.require("attn_output_gate", True, "attention without a gate is not supported for this architecture")
+        if row.hybrid in ("delta rule", "mamba") and not row.single_blocks and self.activation() != "silu":
+            key = self.at("activation")
+            keys.unsupported(key, keys.get(key), "only SiLU is supported in the recurrent layers of this architecture")
 
     def vocab_size(self) -> int:
         return self.integer("vocab_size")
 
     def tied(self) -> bool:
-        return self.keys.flag("tie_word_embeddings", False)
+        """What the file says. Where a model has several parts, one of them may say it; a head in the file wins."""
+        return self.keys.flag(_TIED, False)
 
     def activation(self) -> str:
         return self.keys.choice(self.at("activation"), {**_ACTIVATIONS, **self.row.hf_activation_names})
@@ -107,12 +114,12 @@ class _Hf(Reader):
         dims, row = ((full or {self.head_dim}).pop(), (local or {self.head_dim}).pop()), self.row
         if self.latent is not None:
             dims = self.latent.rope, self.latent.rope
-        usual = row.hf_base, row.local_base, row.partial_rope or 1.0
+        usual = row.hf_base, row.local_base, row.partial_rope
         return rope.from_hf(self.keys, dims, *usual, context, row.rope_sections)
 
     def _kinds(self) -> list[str] | None:
-        """`layer_types`, if the file has them."""
-        if "layer_types" not in self.keys:
+        """`layer_types`, if the file has them and they count."""
+        if "layer_types" not in self.keys or not self.row.hf_layer_types:
             return None
         names = _MIXERS if self.row.hybrid else {_FULL: _FULL, _SLIDING: _SLIDING}
         if self.row.single_blocks:

@@ -45,18 +45,22 @@ def convolution(layer: Model, x: Node) -> Node:
 
 
 def _spelled(keys: Keys) -> dict[str, Any]:
-    """The width of the dense blocks is what the file says, or two thirds of it, rounded up; layers may be numbered."""
+    """The width of the dense blocks is what the file says, or two thirds of it, rounded up; layers may be numbered.
+
+    Published files have a key of their own for tied embeddings.
+    """
+    tied = keys.flag("tie_embedding", keys.flag("tie_word_embeddings", True))
     width = keys.integer("block_ff_dim" if "block_ff_dim" in keys else "intermediate_size", WIDTH)
     if keys.flag("block_auto_adjust_ff_dim", False):
         multiple = keys.integer("block_multiple_of", (1, 1 << 16))
         width = int(keys.number("block_ffn_dim_multiplier", POSITIVE, 1.0) * int(2 * width / 3))
         width = -(-width // multiple) * multiple
+    found: dict[str, Any] = {"intermediate_size": width, "tie_word_embeddings": tied}
     key, layers = "full_attn_idxs", keys.integer("num_hidden_layers", (1, 1024))
-    if key not in keys or "layer_types" in keys:
-        return {"intermediate_size": width}
-    full = keys.elements(key, lambda each: each.integer(key, (0, layers - 1)))
-    kinds = ["full_attention" if layer in full else "conv" for layer in range(layers)]
-    return {"intermediate_size": width, "layer_types": kinds}
+    if "layer_types" in keys:
+        return found
+    full = keys.elements(key, lambda each: each.integer(key, (0, layers - 1))) if key in keys else range(layers)
+    return {**found, "layer_types": ["full_attention" if layer in full else "conv" for layer in range(layers)]}
 
 
 _DECODER = (Row("token_embd", "embed_tokens"), Row("token_embd_norm", "embedding_norm"), Row("rope_freqs", None))
@@ -97,7 +101,6 @@ _LFM2 = Architecture(
     keys={"taps": Key("shortconv.l_cache", "conv_L_cache", (2, 64))},
     hf_defaults={
         "hidden_act": "silu",
-        "tie_word_embeddings": True,
         "block_auto_adjust_ff_dim": True,
         "block_multiple_of": 256,
         "norm_eps": 1e-5,
@@ -113,6 +116,7 @@ ARCHITECTURES = {
         experts="must",
         router="sigmoid",
         hf_keys={**_LFM2.hf_keys, "dense_layers": "num_dense_layers"},
-        hf_defaults={"hidden_act": "silu", "tie_word_embeddings": True, "norm_eps": 1e-5, "conv_L_cache": 3},
+        hf_biases={"use_expert_bias": ("exp_probs_b",)},
+        hf_defaults={"hidden_act": "silu", "use_expert_bias": True, "norm_eps": 1e-5, "conv_L_cache": 3},
     ),
 }

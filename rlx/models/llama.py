@@ -75,6 +75,10 @@ _MIXTRAL = (
     Row("ffn_down_exps", "block_sparse_moe.experts.{}.w2", SCALED),
 )
 _PHI3 = (Row("attn_qkv", "self_attn.qkv_proj", LINEAR), Row("ffn_up", "mlp.gate_up_proj", LINEAR))
+_MINISTRAL_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16_384,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
 _ROPE = ("rope_parameters", "rope_scaling")
 ARCHITECTURES = {
     "llama": Architecture(
@@ -83,7 +87,12 @@ ARCHITECTURES = {
         ("llama",),
         hf_variants={
             "mistral": {"hf_sliding": all_slide, "hf_defaults": {"sliding_window": 4096}},
-            "mixtral": {"hf_sliding": all_slide, "experts": "must", "hf_base": 1_000_000.0},
+            "mixtral": {
+                "hf_sliding": all_slide,
+                "hf_layer_types": False,
+                "experts": "must",
+                "hf_base": 1_000_000.0,
+            },
         },
         bf16=True,
         gguf_rope="interleaved",
@@ -97,6 +106,8 @@ ARCHITECTURES = {
         gguf_rope="interleaved",
         hf_base=1_000_000.0,
         hf_sliding=all_slide,
+        hf_layer_types=False,
+        hf_defaults={"rope_parameters": _MINISTRAL_ROPE, "tie_word_embeddings": True},
         experts="may",
         keys={
             "query_growth": Key(
@@ -116,6 +127,7 @@ ARCHITECTURES = {
         ("phi3",),
         gguf_period=1 << 30,
         hf_sliding=all_slide,
+        hf_layer_types=False,
         partial_rope=1.0,
         fused_ffn=True,
     ),
@@ -127,6 +139,7 @@ ARCHITECTURES = {
         hf_rope="interleaved",
         hf_base=500_000.0,
         hf_biases={"use_bias": (*QKVO, *FFN)},
+        hf_defaults={"tie_word_embeddings": True},
     ),
     "smollm3": Architecture(
         build,
@@ -136,5 +149,6 @@ ARCHITECTURES = {
         rope_layers=_rope_layers,
         hf_sliding=_sliding,
         hf_base=2_000_000.0,
+        hf_defaults={"tie_word_embeddings": True},
     ),
 }

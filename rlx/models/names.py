@@ -104,7 +104,7 @@ class Table:
 def shared_expert_names(path: str | None = None) -> tuple[Row, ...]:
     """The tensors of the expert that every token uses; `path` is where checkpoints keep them, if they do one by one."""
     parts = ("gate", "up", "down")
-    return tuple(Row(f"ffn_{part}_shexp", path and f"{path}.{part}_proj", SCALED) for part in parts)
+    return tuple(Row(f"ffn_{part}_shexp", path and f"{path}.{part}_proj", LINEAR) for part in parts)
 
 
 def mamba_names(path: str) -> tuple[Row, ...]:

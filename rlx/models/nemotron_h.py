@@ -88,10 +88,15 @@ _NEMOTRON_H = Architecture(
     activation="relu2",
     experts="may",
     router="sigmoid",
+    biases=("exp_probs_b",),
     shared_expert="may",
     rope_layers=none_has_rope,
     hf_spelling=_spelled,
-    hf_biases={"mlp_bias": FFN, "use_conv_bias": ("ssm_conv1d",), "use_bias": IN_OUT},
+    hf_biases={
+        "mlp_bias": (*FFN, "ffn_up_shexp", "ffn_down_shexp"),
+        "use_conv_bias": ("ssm_conv1d",),
+        "use_bias": IN_OUT,
+    },
     hf_keys={
         "activation": "mlp_hidden_act",
         "eps": "layer_norm_epsilon rms_norm_eps",

@@ -47,8 +47,9 @@ def _slides(keys: Keys, layers: int) -> list[bool]:
 
 
 def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
-    """Layers without a window have rope if no layer has a window."""
-    return [window is not None or not any(windows) for window in windows]
+    """Layers without a window have rope if the model has no window."""
+    plain = not any(windows) and "sliding_window" not in keys
+    return [window is not None or plain for window in windows]
 
 
 ARCHITECTURES = {
@@ -56,10 +57,15 @@ ARCHITECTURES = {
         partial(build, head_norms=False),
         Table((*LAYER, *HEAD_NORMS, *POST_NORMS)),
         ("olmo2",),
-        hf_variants={"olmo3": {"hf_sliding": every_nth_is_full(4), "hf_defaults": {"sliding_window": 4096}}},
+        hf_variants={
+            "olmo3": {
+                "hf_sliding": every_nth_is_full(4),
+                "hf_base": 500_000.0,
+                "hf_defaults": {"sliding_window": 4096},
+            }
+        },
         gguf_period=4,
         local_base=500_000.0,
-        hf_base=500_000.0,
     ),
     "exaone4": Architecture(
         partial(build, head_norms=True),
@@ -68,6 +74,5 @@ ARCHITECTURES = {
         gguf_period=4,
         hf_sliding=_slides,
         rope_layers=_rope_layers,
-        hf_base=1_000_000.0,
     ),
 }

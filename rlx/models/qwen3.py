@@ -11,7 +11,7 @@ from functools import partial
 
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
-from rlx.models.architectures import QKV, Architecture
+from rlx.models.architectures import QKV, Architecture, all_slide
 from rlx.models.blocks import attention, embedding, feed_forward, head, norm, rope_angles
 from rlx.models.builder import Weights, start
 from rlx.models.config import ModelConfig
@@ -31,15 +31,10 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, head_norms:
     return head(model, x)
 
 
-def _all_slide(keys: Keys, layers: int) -> list[bool]:
-    """With experts every layer has a window if `use_sliding_window` is true."""
-    return [keys.flag("use_sliding_window", False) and "sliding_window" in keys] * layers
-
-
 def _upper_layers_slide(keys: Keys, layers: int) -> list[bool]:
     """The layers from `max_window_layers` on have a window if `use_sliding_window` is true."""
     first = keys.integer("max_window_layers", (0, 1 << 31), layers)
-    return [slides and layer >= first for layer, slides in enumerate(_all_slide(keys, layers))]
+    return [slides and layer >= first for layer, slides in enumerate(all_slide(keys, layers))]
 
 
 def _inner_layers(keys: Keys) -> dict[str, int]:
@@ -82,7 +77,7 @@ ARCHITECTURES = {
         _QWEN3,
         model_types=("qwen3_vl_text", "qwen3_vl"),
         rope_sections=(24, 20, 20),
-        hf_base=5_000_000.0,
+        hf_base=500_000.0,
         hf_spelling=_inner_layers,
         keys=_DEEPSTACK,
     ),
@@ -91,7 +86,7 @@ ARCHITECTURES = {
         names=Table((*LAYER, *HEAD_NORMS, *PRE_NORMS, *MOE[:-2], *_TURNED)),
         model_types=("qwen3_vl_moe_text", "qwen3_vl_moe"),
         rope_sections=(24, 20, 20),
-        hf_base=5_000_000.0,
+        hf_base=500_000.0,
         hf_spelling=_inner_layers,
         keys=_DEEPSTACK,
         experts="must",
@@ -101,7 +96,8 @@ ARCHITECTURES = {
         _QWEN3,
         names=Table((*LAYER, *HEAD_NORMS, *PRE_NORMS, *MOE)),
         model_types=("qwen3_moe",),
-        hf_sliding=_all_slide,
+        hf_sliding=all_slide,
+        hf_layer_types=False,
         experts="must",
         hf_defaults={**_DEFAULTS, "norm_topk_prob": False},
     ),

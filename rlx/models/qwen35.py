@@ -84,7 +84,6 @@ _QWEN35 = Architecture(
     plain_norms=("ssm_norm",),
     hybrid="delta rule",
     predicts=True,
-    hf_base=10_000_000.0,
     hf_defaults={
         "head_dim": 256,
         "rms_norm_eps": 1e-6,

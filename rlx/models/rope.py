@@ -232,7 +232,7 @@ def from_hf(
     dims: tuple[int, int],
     base: float,
     local_base: float | None,
-    partial: float,
+    partial: float | None,
     context: int,
     sections: tuple[int, ...] = (),
 ) -> tuple[Rope, Rope | None]:
@@ -244,19 +244,19 @@ def from_hf(
     Args:
         dims: head sizes of the layers without a window, and of those with one.
         base, local_base: the model type's defaults; without `local_base` all layers share one rope.
-        partial: the model type's default for the rotated part of a head.
+        partial: the model type's default for the rotated part of a head; None if it always turns all of it.
         context: the model's context length.
         sections: as for `from_gguf`.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
-        UnsupportedModelError: an unsupported rope type.
+        UnsupportedModelError: an unsupported rope type, or a part of each head where all of it turns.
     """
     parameters = keys.nested("rope_parameters", optional=True)
-    partial = keys.number("partial_rotary_factor", PART, partial)
+    partial = _part(keys, partial)
     if any(isinstance(value, Mapping) for value in parameters.mapping.values()):
         rope = _hf_rope(parameters.nested("full_attention"), dims[0], base, partial, context)
-        return rope, _hf_rope(parameters.nested("sliding_attention"), dims[1], local_base or base, 1.0, context)
+        return rope, _hf_rope(parameters.nested("sliding_attention"), dims[1], local_base or base, None, context)
     scaling = parameters if "rope_parameters" in keys else keys.nested("rope_scaling", optional=True)
     key, theta = "original_max_position_embeddings", keys.number("rope_theta", POSITIVE, base)
     original = keys.integer(key, (2, 1 << 31)) if key in keys else None
@@ -267,11 +267,21 @@ def from_hf(
     return rope, Rope(keys.number("rope_local_base_freq", POSITIVE, local_base), dims[1])
 
 
-def _hf_rope(keys: Keys, dims: int, base: float, partial: float, context: int, original: int | None = None) -> Rope:
+def _part(keys: Keys, usual: float | None) -> float | None:
+    """The rotated part of a head; None if `usual` says that all of it always turns."""
+    if usual is not None:
+        return keys.number("partial_rotary_factor", PART, usual)
+    keys.require("partial_rotary_factor", 1.0, "rotating a part of each head is not supported for this architecture")
+    return None
+
+
+def _hf_rope(
+    keys: Keys, dims: int, base: float, partial: float | None, context: int, original: int | None = None
+) -> Rope:
     """One object of rope parameters; `base` is the default of `rope_theta`, `original` of LongRoPE's context."""
-    part = keys.number("partial_rotary_factor", PART, partial)
     base = keys.number("rope_theta", POSITIVE, base)
     kind = keys.choice("rope_type" if "rope_type" in keys else "type", _KINDS, "default")
+    part = _part(keys, (partial or 1.0) if kind == "proportional" else partial) or 1.0
     turning = int(dims * part)
     if turning < 2 or turning % 2:
         keys.wrong("partial_rotary_factor", part, f"an even number of a head's {dims} elements to turn")

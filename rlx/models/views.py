@@ -34,6 +34,7 @@ class View(NamedTuple):
     Attributes:
         matrices: the rows are so many matrices of a stack; 0 leaves them as they are.
         turned: each matrix of that stack, or else of the source, is transposed.
+        either: some files have the source transposed already; where both shapes fit, it is.
     """
 
     name: str
@@ -43,6 +44,7 @@ class View(NamedTuple):
     period: int
     turned: bool = False
     matrices: int = 0
+    either: bool = False
 
 
 def views(config: ModelConfig, has_tensor: HasTensor) -> Iterator[View]:
@@ -92,8 +94,8 @@ def _of_layer(config: ModelConfig, layer: Layer) -> Iterator[View]:
         yield from _parts("ffn_gate_up_exps.weight", {"ffn_gate_exps.weight": halves, "ffn_up_exps.weight": halves})
         for i, part in enumerate(("gate", "up")):
             whole = "ffn_gate_up_exps_t.weight"
-            yield View(f"ffn_{part}_exps.weight", whole, i * halves, halves, 2 * halves, turned=True)
-        yield _turned_down(config.hidden)
+            yield View(f"ffn_{part}_exps.weight", whole, i * halves, halves, 2 * halves, True, either=True)
+        yield _turned_down(config.hidden)._replace(either=True)
     halves = config.experts.shared if config.experts is not None else layer.ffn
     if halves:
         yield from _parts("ffn_gate_up_shexp.weight", {"ffn_gate_shexp.weight": halves, "ffn_up_shexp.weight": halves})

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from rlx import weights
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.stored import FLOATS
@@ -17,6 +19,8 @@ from rlx.weights.loader import WeightLoader
 from rlx.weights.names import canonical_names, file_names, rank, stack_name
 
 CHECKPOINT = "safetensors"  # the format whose tensors may be stored in parts
+_HEAD, _TABLE = "output.weight", "token_embd.weight"
+_CHUNK = 1 << 24  # bytes compared at once
 
 
 class ModelWeights(CanonicalTensors):
@@ -55,6 +59,17 @@ class ModelWeights(CanonicalTensors):
         used = {name for tensor in self._tensors.values() for name in tensor.files}
         return [name for name in self.loader.tensors if name not in used]
 
+    @property
+    def has_own_head(self) -> bool:
+        """Whether the head is another matrix than the embedding table, which some files store twice."""
+        if not self.has(_HEAD) or not self.has(_TABLE):
+            return self.has(_HEAD)
+        head, table = self.info(_HEAD), self.info(_TABLE)
+        if (head.shape, head.dtype) != (table.shape, table.dtype):
+            return True
+        pairs = [np.array_split(self.raw(name), head.nbytes // _CHUNK + 1) for name in (_HEAD, _TABLE)]
+        return not all(map(np.array_equal, *pairs))
+
     def define(
         self,
         name: str,
@@ -64,6 +79,7 @@ class ModelWeights(CanonicalTensors):
         period: int | None = None,
         turn: bool = False,
         matrices: int = 0,
+        either: bool = False,
     ) -> None:
         """Defines the tensor `name` as a part of `source`: of every `period` rows the `count` rows from `start` on.
 
@@ -72,20 +88,21 @@ class ModelWeights(CanonicalTensors):
             source: the canonical name of a vector [R] (its numbers are the rows), a matrix [R, k] or a stack
                 [E, R, k], whose every matrix is cut in the same way.
             period: R where it is None; E * R for one matrix of a stack.
-            turn: transposes each matrix of the result with `matrices`; else of the source, unless it has `period` rows
-                already: transformers writes some experts with their inputs first, and some not.
+            turn: transposes each matrix of the result with `matrices`; else of the source.
             matrices: makes a stack of so many matrices of the rows of a matrix.
+            either: does not transpose a source that has `period` rows already: transformers writes some experts with
+                their inputs first, and some not.
 
         Raises:
             WeightError: there is no such source, its rows do not divide, or `name` is another tensor already.
         """
-        definition = (source, start, count, period, turn, matrices)
+        definition = (source, start, count, period, turn, matrices, either)
         if name in self._tensors:
             if self._defined.get(name) != definition:
                 raise WeightError(f"{name} is there already, as {self.names[name]!r}", where=self.loader.path)
             return
         parent = self._tensor(source)
-        turns = turn and not matrices and not parent.info.shape[-2] == period != parent.info.shape[-1]
+        turns = turn and not matrices and not (either and parent.info.shape[-2] == period)
         view = (parent.turned() if turns else parent).rows(name, start, count, period, self.loader.path)
         if matrices:
             view = view.cut(matrices).turned() if turn else view.cut(matrices)

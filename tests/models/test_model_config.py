@@ -45,6 +45,8 @@ def test_text_config_may_nest_and_shares_the_outer_tie() -> None:
     assert from_hf(nested) == from_hf(inner)
     del inner["tie_word_embeddings"]
     assert not from_hf({**nested, "tie_word_embeddings": False}).tied
+    inner["tie_word_embeddings"] = False
+    assert from_hf({**nested, "tie_word_embeddings": True}).tied
 
 
 def test_qwen_windows_of_the_upper_layers() -> None:
@@ -57,7 +59,8 @@ def test_qwen_windows_of_the_upper_layers() -> None:
 
 def golden(family: str, **changes: Any) -> ModelConfig:
     """The configuration of a golden checkpoint, with changes."""
-    return from_hf({**json.loads((PACKED / family / "hf" / "config.json").read_text()), **changes})
+    found = {**json.loads((PACKED / family / "hf" / "config.json").read_text()), **changes}
+    return from_hf({key: value for key, value in found.items() if value is not REMOVED})
 
 
 def test_what_transformers_does_with_rare_settings() -> None:
@@ -73,6 +76,46 @@ def test_what_transformers_does_with_rare_settings() -> None:
     nemotron = golden("nemotron-h", tie_word_embeddings=True, attention_bias=True, time_step_min=0.02)
     assert not nemotron.tied and "attn_q" not in nemotron.biases
     assert nemotron.recurrence is not None and nemotron.recurrence.steps == (0.02, inf)
+    assert "ffn_up_shexp" in golden("nemotron-h", mlp_bias=True).biases
+    head = golden("granite-hybrid", mamba_d_head="auto").recurrence
+    assert head == golden("granite-hybrid").recurrence
+
+
+def test_what_transformers_does_with_layers() -> None:
+    """Found in the same way: windows, and which layers have rope."""
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    for family in ("phi3", "ministral3", "qwen3moe"):
+        layers = golden(family).layers
+        changes = {"sliding_window": 6, "use_sliding_window": True, "layer_types": ["full_attention"] * layers}
+        assert golden(family, **changes).windows == (6,) * layers
+    assert hf(MIXTRAL_8X7B, sliding_window=6, layer_types=["full_attention"] * 32).windows == (6,) * 32
+    mistral = golden("llama", model_type="mistral", sliding_window=6, num_hidden_layers=3, layer_types=types)
+    assert mistral.windows == (6, None, 6)
+    layers = golden("exaone4-swa").layers
+    assert not any(each.has_rope for each in golden("exaone4-swa", layer_types=["full_attention"] * layers).each)
+    for said, has in ((None, False), ("nope", False), ("rope", True)):
+        assert golden("granite-hybrid", position_embedding_type=said).each[0].has_rope is has
+    assert golden("lfm2", layer_types=None, full_attn_idxs=None).recurrence is None
+
+
+def test_what_transformers_takes_for_absent_keys() -> None:
+    assert golden("ernie4.5", tie_word_embeddings=REMOVED).tied
+    assert golden("smollm3", tie_word_embeddings=REMOVED).tied
+    assert not golden("lfm2", tie_embedding=False).tied
+    assert golden("exaone4-swa", rope_parameters=REMOVED).rope.base == golden("qwen35", rope_parameters={}).rope.base
+    assert golden("gpt-oss", rope_parameters=REMOVED).rope.yarn == Yarn(32.0, 32.0, 1.0, 4096, whole=False)
+    linear = golden("gpt-oss", rope_parameters=REMOVED, rope_scaling={"rope_type": "linear", "factor": 4.0}).rope
+    assert (linear.yarn, linear.factor) == (None, 4.0)
+
+
+def test_what_changes_the_computation_in_a_way_that_no_family_has_is_refused() -> None:
+    part = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
+    for family in ("llama", "qwen3", "gemma2", "gpt-oss"):
+        with pytest.raises(UnsupportedModelError, match="rotating a part of each head is not supported"):
+            golden(family, rope_parameters=part)
+    for family in ("qwen35", "granite-hybrid"):
+        with pytest.raises(UnsupportedModelError, match="only SiLU is supported in the recurrent layers"):
+            golden(family, hidden_act="gelu_pytorch_tanh")
 
 
 def test_an_encoder_is_no_decoder() -> None:

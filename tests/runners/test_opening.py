@@ -20,7 +20,7 @@ from rlx.engine import engine as engine_module
 from rlx.engine.engine import Engine
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.opening.options import EngineOptions
-from rlx.engine.opening.setup import SAMPLES, Plan, identity
+from rlx.engine.opening.setup import SAMPLES, Plan, identity, open_model
 from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.programs import DECODE, GREEDY, ProgramSpec
 from rlx.errors import ArgumentError
@@ -203,3 +203,13 @@ def test_a_program_shows_its_stages(runner: Model) -> None:
 def test_a_program_that_there_is_not(runner: Model, chosen: dict, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         runner.compile(**chosen)
+
+
+def test_a_head_in_the_file_counts_whatever_the_configuration_says(goldens: Path, tmp_path: Path) -> None:
+    """Parts of a model may disagree about `tie_word_embeddings`, as in checkpoints that transformers 5 writes."""
+    source = goldens / "qwen2" / "hf"
+    config = {**json.loads((source / "config.json").read_text()), "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(source / "model.safetensors")
+    with open_weights(tmp_path) as loader:
+        assert not open_model(loader)[0].tied

@@ -133,6 +133,25 @@ def test_a_view_is_the_rows_of_its_source(tmp_path: Path, view: str) -> None:
         assert weights.place("blk.0.part.weight") == f"{weights.loader.path}, {source}" and weights.unused == []
 
 
+@pytest.mark.parametrize(("head", "own"), [(None, False), (0, False), (1, True)], ids=["absent", "a copy", "another"])
+def test_a_head_that_is_not_the_embedding_table(tmp_path: Path, head: int | None, own: bool) -> None:
+    """Whatever `tie_word_embeddings` says, as transformers reads it."""
+    tensors = {"token_embd.weight": numbers(0, 12, WIDTH)}
+    if head is not None:
+        tensors["output.weight"] = numbers(head, 12, WIDTH)
+    with ModelWeights(open_weights(gguf_file(tmp_path / "m.gguf", tensors)), "llama") as weights:
+        assert weights.has_own_head is own
+
+
+def test_a_square_that_may_be_transposed_already_is(tmp_path: Path) -> None:
+    square = numbers(2, EXPERTS, WIDTH, WIDTH)
+    with ModelWeights(open_weights(gguf_file(tmp_path / "m.gguf", {EXPS: square})), "llama") as weights:
+        for name, either in (("blk.0.turned.weight", False), ("blk.0.either.weight", True)):
+            weights.define(name, EXPS, 0, WIDTH, WIDTH, True, either=either)
+        np.testing.assert_array_equal(weights.array("blk.0.turned.weight"), square.swapaxes(1, 2))
+        np.testing.assert_array_equal(weights.array("blk.0.either.weight"), square)
+
+
 def test_rows_of_a_block_format_and_views_of_views(tmp_path: Path) -> None:
     kind = gguf.GGMLQuantizationType.Q4_K
     blocks = np.random.default_rng(0).integers(0, 256, (12, 2 * 144)).astype(np.uint8)

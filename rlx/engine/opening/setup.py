@@ -190,6 +190,7 @@ def open_model(loader: WeightLoader) -> tuple[models.ModelConfig, ModelWeights]:
     if loader.format == "safetensors" and predicting_blocks(loader, config.arch):
         loader = with_prediction(loader, config.layers)
     tensors = ModelWeights(loader, config.arch)
+    config = replace(config, tied=config.tied and not tensors.has_own_head)
     for view in models.views(config, tensors.has):
         tensors.define(*view)
     return config, tensors
