@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from numbers import Integral, Real
 from os import PathLike
 from typing import Any
@@ -133,24 +134,29 @@ class Option(Values):
 
 
 _OPTION = "option"  # key of the metadata of a field
+_KINDS = {"int": int, "float": float, "bool": bool, "str": str, "tuple[str, ...]": tuple}
 
 
 def option(value: Any, meaning: str, **more: Any) -> Any:
     """A field of a dataclass that is an option: its value where none is given, and the arguments of `Option`.
 
-    Where `more` does not say them, the type is that of the value, and the default of a number is the value.
+    Where `more` does not say them, the type is that of the field, and the default of a number is the value.
     """
-    if value is not None:
-        more.setdefault("kind", type(value))
     if isinstance(value, int | float) and not isinstance(value, bool):
         more.setdefault("default", f"{value:g}" if isinstance(value, float) else str(value))
-    made = Option(meaning=meaning, **more)
-    return field(default=value, repr=not made.secret, metadata={_OPTION: made})
+    return field(default=value, repr=not more.get("secret"), metadata={_OPTION: {"meaning": meaning, **more}})
 
 
-def options_of(owner: type) -> dict[str, Option]:
+def _options_of(owner: type) -> dict[str, Option]:
     """The options among the fields of a dataclass, in order."""
-    return {each.name: each.metadata[_OPTION] for each in fields(owner) if _OPTION in each.metadata}
+    return {
+        each.name: Option(**{"kind": _KINDS.get(str(each.type).removesuffix(" | None"), object), **more})
+        for each in fields(owner)
+        if (more := each.metadata.get(_OPTION))
+    }
+
+
+options_of: Callable[[type], dict[str, Option]] = cache(_options_of)
 
 
 def _is_a(kind: type, value: Any) -> bool:
@@ -208,7 +214,6 @@ class ProfileOptions:
         "Worker threads",
         default="the physical cores",
         key="backend.cpu.threads",
-        kind=int,
         low=1,
         high=MAX_THREADS,
         metavar="N",
@@ -227,7 +232,6 @@ class ProfileOptions:
         python="or a number of bytes",
         default="half of the free memory, at most 64 whole contexts",
         key="engine.kv_bytes",
-        kind=object,
         parse=parse_bytes,
         metavar="SIZE",
     )
@@ -236,7 +240,6 @@ class ProfileOptions:
         "Folder of the prompt cache on disk; processes may share it",
         default="none",
         key="engine.cache_kv",
-        kind=object,
         parse=parse_folder,
         metavar="DIR",
     )
@@ -246,7 +249,6 @@ class ProfileOptions:
         python="or a number of bytes",
         default="a tenth of the free disk, at most 64GiB",
         key="engine.cache_kv_bytes",
-        kind=object,
         parse=parse_cache_kv_bytes,
         metavar="SIZE",
     )
@@ -264,7 +266,6 @@ class ProfileOptions:
         "Same bits in every batch on CPUs with AMX and on cards, too; prompts take longer there",
         default="false",
         key="precision.deterministic",
-        kind=bool,
     )
 
     @classmethod

@@ -114,7 +114,7 @@ class ServerOptions:
     api_key: tuple[str, ...] = option(
         (), "Key that clients must send, beside RLX_API_KEY; repeatable", parse=parse_key, metavar="KEY", secret=True
     )
-    api_key_file: str | PathLike[str] | None = option(None, "File with keys, one per line", kind=object, metavar="FILE")
+    api_key_file: str | PathLike[str] | None = option(None, "File with keys, one per line", metavar="FILE")
     share_prefixes: bool = option(
         False,
         "Share cached prefixes between keys; response times and cached_tokens then tell one key how prompts of others "
@@ -133,18 +133,12 @@ class ServerOptions:
         None,
         "Default and maximum of a request's `timeout`, in seconds",
         default="no limit",
-        kind=float,
         low=0.001,
         high=1_000_000,
         metavar="SECONDS",
     )
     max_tokens: int | None = option(
-        None,
-        "Default and maximum of tokens of an answer",
-        default="the rest of the context",
-        kind=int,
-        low=1,
-        metavar="N",
+        None, "Default and maximum of tokens of an answer", default="the rest of the context", low=1, metavar="N"
     )
     max_body_mb: float = option(
         BODY_MB,
@@ -200,7 +194,6 @@ class ServerOptions:
         None,
         "Folder of images that requests may name as file:NAME",
         default="none",
-        kind=object,
         parse=parse_folder,
         metavar="FOLDER",
     )
@@ -217,11 +210,7 @@ class ServerOptions:
         metavar="MB",
     )
     log: str | PathLike[str] = option(
-        "-",
-        "Log file, one line of JSON per request; - is stderr, none turns it off",
-        default="-",
-        kind=object,
-        metavar="FILE",
+        "-", "Log file, one line of JSON per request; - is stderr, none turns it off", default="-", metavar="FILE"
     )
     log_prompts: bool = option(False, "Also log prompts and answers")
     slots_endpoint: bool = option(True, "Serve /slots: what is computed, without texts", default="on")

@@ -147,7 +147,6 @@ class ImageOptions:
         None,
         "Maximum pixels of an image (Qwen); larger images are scaled down; 1024 pixels are one token",
         default="the model's, at most 1048576",
-        kind=int,
         low=1024,
         high=MAX_PIXELS,
         metavar="N",
@@ -156,7 +155,6 @@ class ImageOptions:
         None,
         "Minimum pixels of an image (Qwen); smaller images are scaled up",
         default="the model's",
-        kind=int,
         low=1,
         high=MAX_PIXELS,
         metavar="N",
@@ -165,17 +163,11 @@ class ImageOptions:
         None,
         "Maximum tokens of an image (Gemma 4), such as 70, 280 or 1120",
         default="the model's, mostly 280",
-        kind=int,
         low=1,
         high=4096,
         metavar="N",
     )
-    pan_and_scan: bool | None = option(
-        None,
-        "Also show Gemma 3 up to 4 crops of a long or wide image",
-        default="no",
-        kind=bool,
-    )
+    pan_and_scan: bool | None = option(None, "Also show Gemma 3 up to 4 crops of a long or wide image", default="no")
 
     def __post_init__(self) -> None:
         for name, each in options_of(ImageOptions).items():

@@ -33,12 +33,11 @@ class ToyOptions(EngineOptions):
         python="bytes, or a text such as `2G`",
         default="none",
         key="toys.room",
-        kind=object,
         parse=_size,
         metavar="SIZE",
     )
-    tidy: bool | None = option(None, "Whether toys are put away", kind=bool)
-    speed: float | None = option(None, "How fast they go", kind=float, low=0, metavar="X")
+    tidy: bool | None = option(None, "Whether toys are put away")
+    speed: float | None = option(None, "How fast they go", low=0, metavar="X")
 
 
 @takes_options(ToyOptions)

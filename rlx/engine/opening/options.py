@@ -76,7 +76,6 @@ class EngineOptions(ImageOptions, ProfileOptions):
         None,
         "Context length in tokens, prompt and answer together",
         default="the model's, at most 4096",
-        kind=int,
         low=1,
         high=MAX_PAST,
         metavar="N",
@@ -91,30 +90,23 @@ class EngineOptions(ImageOptions, ProfileOptions):
         None,
         "With a card: layers whose experts the CPU computes, the last ones; their weights stay in its memory",
         default="as many as the card has no room for",
-        kind=int,
         low=0,
         high=MAX_PAST,
         metavar="N",
     )
     mmproj: str | PathLike[str] | None = option(
-        None,
-        "GGUF file (mmproj) with the vision tower",
-        default="the only one beside the model",
-        kind=object,
-        metavar="FILE",
+        None, "GGUF file (mmproj) with the vision tower", default="the only one beside the model", metavar="FILE"
     )
     chat_template: str | PathLike[str] | None = option(
         None,
         "Chat template in Jinja: a file, its text, or the name `chatml`, `llama3` or `gemma`",
         default="the model's",
-        kind=object,
         parse=template_text,
         metavar="FILE",
     )
     adapters: Mapping[str, str | PathLike[str]] | None = option(
         None,
         "LoRA adapters by name, each a PEFT folder or a GGUF file; `adapter` of a request chooses one",
-        kind=object,
         parse=parse_adapters,
     )
     profile: ProfileLike = option(
@@ -122,7 +114,6 @@ class EngineOptions(ImageOptions, ProfileOptions):
         "Compile profile (TOML); other options override it",
         python="a path, a dict or a `CompileProfile`",
         default="`<family>.rlx.toml` beside the weights, if it exists",
-        kind=object,
         metavar="FILE",
     )
     cache: CompileCache | str | None = option(
@@ -130,19 +121,16 @@ class EngineOptions(ImageOptions, ProfileOptions):
         "Use of the compile cache",
         python="`on`, `off`, `redo`, `readonly`, or a `CompileCache`",
         default="the profile's, or RLX_CACHE",
-        kind=object,
         choices=env.CACHE_POLICIES,
     )
     progress: Progress | None = option(
         None,
         "Callback for progress of loading and compiling: (what, done, total)",
-        kind=object,
         parse=partial(arguments.function, "progress"),
     )
     dump_ir: str | PathLike[str] | None = option(
         None,
         "Folder for the IR of every program after every pass",
-        kind=object,
         parse=partial(arguments.path, "dump_ir"),
         metavar="DIR",
     )
@@ -151,20 +139,16 @@ class EngineOptions(ImageOptions, ProfileOptions):
         "Memory for encoded images of earlier prompts, such as 256MiB",
         python="or a number of bytes",
         default="256MiB",
-        kind=object,
         parse=parse_image_bytes,
         metavar="SIZE",
     )
-    load: bool = option(True, "Load the weights now; False loads them when they are needed", kind=bool, flag=False)
-    keep_packed: bool = option(
-        False, "Store the packed weights in the cache folder, so that later starts load faster", kind=bool
-    )
+    load: bool = option(True, "Load the weights now; False loads them when they are needed", flag=False)
+    keep_packed: bool = option(False, "Store the packed weights in the cache folder, so that later starts load faster")
     compile_ahead: bool | str | Sequence[int] | None = option(
         None,
         'Compile in the background what later calls need: True, False, `"batch"` (also for several requests at '
         "once), or the lengths of the calls to come, such as [30, 1]",
         default="RLX_COMPILE_AHEAD, or True",
-        kind=object,
     )
 
     def __post_init__(self) -> None:
@@ -191,45 +175,27 @@ class EngineOptions(ImageOptions, ProfileOptions):
 class RunnerOptions(EngineOptions):
     """The options of a runner that opens its engine."""
 
-    config: Config | None = option(
-        None,
-        "`config.json` (path or contents) for safetensors weights without one",
-        kind=object,
-    )
+    config: Config | None = option(None, "`config.json` (path or contents) for safetensors weights without one")
     sample: Sample = option(
         None,
         'Default sampling: a `SampleOpts`, or `"recommended"` for the options in the model\'s files',
         default="greedy",
-        kind=object,
     )
     on_token: OnToken | None = option(
-        None, "Default callback for tokens", kind=object, parse=partial(arguments.function, "on_token")
+        None, "Default callback for tokens", parse=partial(arguments.function, "on_token")
     )
     streams: bool = option(
-        True,
-        "Call the callback for each token as it comes; False calls it after the last token",
-        kind=bool,
-        flag=False,
+        True, "Call the callback for each token as it comes; False calls it after the last token", flag=False
     )
     speculative: str | None = option(
         None,
         "Default speculative decoding: `prompt-lookup`, `mtp`, or `model:PATH` for a draft model or head",
         kind=object,
     )
-    slots: int = option(
-        SLOTS,
-        "Requests computed at the same time; further ones wait",
-        default=str(SLOTS),
-        kind=int,
-        low=1,
-        high=128,
-        metavar="N",
-    )
+    slots: int = option(SLOTS, "Requests computed at the same time; further ones wait", low=1, high=128, metavar="N")
     stall_ms: float = option(
         STALL_MS,
         "Longest pause that prompts may cause in other answers, in milliseconds",
-        default=f"{STALL_MS:g}",
-        kind=float,
         low=1,
         high=60_000,
         metavar="MS",
