@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -130,36 +129,10 @@ _PHASES = ("prefill", "decode")
 _TASKS = (*_PHASES, "greedy")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A figure of two measurements.
-
-    Attributes:
-        name: of the task or kernel.
-        unit: of the values.
-        old, new: the medians.
-        is_noise: whether the ranges of their runs overlap.
-        more_is_better: whether it is a rate, not a time.
-    """
-
-    name: str
-    unit: str
-    old: float
-    new: float
-    is_noise: bool
-    more_is_better: bool
-
-    @property
-    def ratio(self) -> float:
-        """How many times as fast the new one is."""
-        return self.new / self.old if self.more_is_better else self.old / self.new
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON data."""
-        return {
-            "name": self.name, "unit": self.unit, "old": self.old, "new": self.new, "times_as_fast": self.ratio,
-            "noise": self.is_noise,
-        }  # fmt: skip
+Figure = Mapping[str, Any]
+"""A figure of two measurements, as plain JSON data: `name` of the task or kernel, `unit`, the medians `old` and `new`,
+`times_as_fast`, and whether the difference is `noise`: the ranges of their runs overlap.
+"""
 
 
 def about(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str, Any]:
@@ -238,12 +211,14 @@ def _figure(
     name: str, unit: str, old: Mapping[str, Any], new: Mapping[str, Any], value: str, runs: str, *, more: bool
 ) -> Figure:
     (low, high), (least, most) = _range(old[runs]), _range(new[runs])
-    return Figure(name, unit, old[value], new[value], low <= most and least <= high, more)
+    before, now = old[value], new[value]
+    ratio, noise = now / before if more else before / now, low <= most and least <= high
+    return {"name": name, "unit": unit, "old": before, "new": now, "times_as_fast": ratio, "noise": noise}
 
 
 def compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """The comparison as plain JSON data."""
-    return {"differences": differences(old, new), "figures": [each.as_dict() for each in figures(old, new)]}
+    return {"differences": differences(old, new), "figures": list(figures(old, new))}
 
 
 def show(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -252,15 +227,11 @@ def show(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         click.echo(f"Warning: {each}", err=True)
     rows = [
         (
-            each.name,
-            each.unit,
-            f"{each.old:.4g}",
-            f"{each.new:.4g}",
-            f"{each.ratio:.2f}x",
-            NOISE if each.is_noise else "",
+            each["name"], each["unit"], f"{each['old']:.4g}", f"{each['new']:.4g}", f"{each['times_as_fast']:.2f}x",
+            NOISE if each["noise"] else "",
         )
         for each in figures(old, new)
-    ]
+    ]  # fmt: skip
     click.echo("\nbeside the earlier measurement:")
     table(("task or kernel", "unit", "old", "new", "speed", ""), rows, right=("old", "new", "speed"))
     gone = {row["kernel"] for phase in _PHASES for row in old[f"{phase}_kernels"]}
@@ -272,8 +243,8 @@ def show(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 
 def too_slow(old: Mapping[str, Any], new: Mapping[str, Any], least: float) -> list[Figure]:
     """The tasks that are slower than `least` times the earlier speed, by more than noise."""
-    tasks = (each for each in figures(old, new) if ":" not in each.name)
-    return [each for each in tasks if each.ratio < least and not each.is_noise]
+    tasks = (each for each in figures(old, new) if ":" not in each["name"])
+    return [each for each in tasks if each["times_as_fast"] < least and not each["noise"]]
 
 
 _COUNT = click.IntRange(1)
@@ -355,7 +326,7 @@ def bench(
             show(old, result)
     if old is not None and at_least is not None and (slow := too_slow(old, result, at_least)):
         for each in slow:
-            click.echo(f"slower: {each.name}, {each.ratio:.2f} times the earlier speed", err=True)
+            click.echo(f"slower: {each['name']}, {each['times_as_fast']:.2f} times the earlier speed", err=True)
         ctx.exit(SLOWER)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections import Counter
 from copy import copy
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 
 from rlx import compiler, env, ir
 from rlx.cli.command import Group
-from rlx.cli.output import ago, counted, is_terminal, printable, size, table, width
+from rlx.cli.output import ago, counted, is_terminal, printable, size, table
 from rlx.errors import CacheError, RlxError
 from rlx.store.entry import Entry, Listing
 from rlx.store.key import ABSENT, CompileKey, range_text
@@ -22,14 +21,12 @@ from rlx.store.key import diff as differences
 from rlx.store.misses import differing, fields
 from rlx.store.store import Store, default_root, may_go
 
-_SHOWN, _FEW = 12, 8  # digits of a digest that tell entries apart, and those in a narrow terminal
-_NO_BREAK = "\N{NO-BREAK SPACE}"
+_SHOWN = 12  # digits of a digest that tell entries apart
 _GRAPH = "ir/00-graph.txt"  # a program before the passes, in every entry of one
 
 # The columns of `ls`. Of an entry that is no program "phase" says what it is.
 _HEADS = ("digest", "phase", "SEQ", "PAST", "batch", "precision", "kv", "model", "level", "size", "age")
 _RIGHT = ("size", "age")
-_NAMED = ("SEQ", "PAST", "batch", "kv")  # numbers and words that say nothing without the head
 _IN_EFFECT = """\
 "profile" is what is in effect for this program: without tiles of bf16 every program is deterministic, asked for or not.
 """
@@ -60,7 +57,8 @@ def ls(as_json: bool) -> None:
         click.echo(json.dumps([_as_dict(row) for row in rows], indent=1))
         return
     columns = [name for name in _HEADS if any(_facts(row)[name] for row in rows)]
-    _list([[_facts(row)[name] for name in columns] for row in rows], columns)
+    if rows:
+        table(columns, [[_facts(row)[name] for name in columns] for row in rows], right=_RIGHT)
     click.echo(f"{counted(len(rows), 'entry')}, {size(sum(row.nbytes for row in rows))}")
 
 
@@ -249,26 +247,6 @@ def _facts(row: Listing) -> dict[str, str]:
             cells["kv"] = found["KV cache type"]
             cells["PAST"] = "" if found["PAST"] == "any" else found["PAST"]
     return cells | {"digest": row.digest[:_SHOWN], "size": size(row.nbytes), "age": ago(row.last_used)}
-
-
-def _list(rows: list[list[str]], columns: list[str]) -> None:
-    """A table if it fits in the width of the terminal, else lines of words for each entry."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    for gap, digits in ((2, _SHOWN), (1, _SHOWN), (1, _FEW)):
-        short = [[row[0][:digits], *row[1:]] for row in rows]
-        widths = [max(map(len, column)) for column in zip(columns, *short, strict=True)] if rows else []
-        if sum(widths) + gap * (len(widths) - 1) <= width():
-            for row in [columns, *short] if rows else []:
-                padded = zip(row, widths, columns, strict=True)
-                line = (cell.rjust(n) if name in _RIGHT else cell.ljust(n) for cell, n, name in padded)
-                click.echo((" " * gap).join(line).rstrip())
-            return
-    for row in rows:
-        cells = zip(columns, row, strict=True)
-        words = [f"{name} {cell}" if name in _NAMED else cell for name, cell in cells if cell]
-        text = "  ".join(word.replace(" ", _NO_BREAK) for word in words)
-        lines = textwrap.fill(text, width(), subsequent_indent="  ", break_long_words=False)
-        click.echo(lines.replace(_NO_BREAK, " "))
 
 
 def _kind(row: Listing) -> str:

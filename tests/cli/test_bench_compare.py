@@ -36,11 +36,13 @@ NEW = measured([199, 200, 201], [10, 10.5, 12], linear=1.0, attention=1.05)
 
 
 def test_ratios_and_noise() -> None:
-    found = {each.name: each for each in bench.figures(OLD, NEW)}
-    assert found["prefill"].ratio == pytest.approx(2) and not found["prefill"].is_noise
-    assert found["decode"].ratio == pytest.approx(1.05) and found["decode"].is_noise
-    assert found["decode: linear"].ratio == pytest.approx(2) and not found["decode: linear"].is_noise
-    assert found["decode: attention"].ratio == pytest.approx(1 / 1.05) and found["decode: attention"].is_noise
+    found = {each["name"]: each for each in bench.figures(OLD, NEW)}
+    assert found["prefill"]["times_as_fast"] == pytest.approx(2) and not found["prefill"]["noise"]
+    assert found["decode"]["times_as_fast"] == pytest.approx(1.05) and found["decode"]["noise"]
+    assert found["decode: linear"]["times_as_fast"] == pytest.approx(2) and not found["decode: linear"]["noise"]
+    assert (
+        found["decode: attention"]["times_as_fast"] == pytest.approx(1 / 1.05) and found["decode: attention"]["noise"]
+    )
     assert "decode: gone" not in found
 
 
@@ -48,7 +50,7 @@ def test_ratios_and_noise() -> None:
     (OLD, NEW, 1.0, []), (NEW, OLD, 0.95, ["prefill"]), (NEW, OLD, 0.4, []), (NEW, OLD, 10.0, ["prefill"]),
 ])  # fmt: skip
 def test_only_tasks_beyond_noise_are_too_slow(old: Any, new: Any, least: float, slow: list[str]) -> None:
-    assert [each.name for each in bench.too_slow(old, new, least)] == slow
+    assert [each["name"] for each in bench.too_slow(old, new, least)] == slow
 
 
 def test_a_prompt_longer_than_a_call(demo_model: Path) -> None:
