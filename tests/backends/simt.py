@@ -1,8 +1,8 @@
 """Runs kernels of the device "cuda" on paper: NumPy interprets their LLVM assembly, all threads of a block in step.
 
-Threads that went different ways meet again, because those that are behind in the text run first. A word of shared
-memory that two warps use between two barriers, one of them to write, is an error; copies that run by themselves arrive
-when they are waited for, so that a missing wait is seen.
+Threads that went different ways meet again, because those that are behind in the text run first, as far as the next
+label or jump. A word of shared memory that two warps use between two barriers, one of them to write, is an error;
+copies that run by themselves arrive when they are waited for, so that a missing wait is seen.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ from rlx.backends.cuda.code import THREADS, WARP, WARPS
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Run: TypeAlias = Callable[["Block"], None]
+Value: TypeAlias = Callable[["Block"], Any]
 
 _NUMPY = {"i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "half": np.float16,
           "bfloat": np.int16, "float": np.float32, "double": np.float64}  # fmt: skip
@@ -69,20 +70,24 @@ class Program:
 
     Args:
         functions: those that it calls, by name.
+
+    Attributes:
+        basic_blocks: what runs between two labels.
     """
 
     def __init__(self, text: str, functions: Mapping[str, Program] | None = None) -> None:
         self.functions = functions or {}
         head, *lines = text.strip().splitlines()
         self.parameters = re.findall(r"%([\w.]+)", head[head.index("(") :])
-        self.code: list[Run | None] = []
+        self.basic_blocks: list[list[Run]] = [[]]
         self.labels: dict[str, int] = {}
         for line in lines:
             line = line.strip()
             if line.endswith(":"):
-                self.labels[line[:-1]] = len(self.code)
+                self.labels[line[:-1]] = len(self.basic_blocks)
+                self.basic_blocks.append([])
             elif line and line != "}":
-                self.code.append(_compiled(line))
+                self.basic_blocks[-1].append(_compiled(line))
 
     def __call__(self, memory: Memory, blocks: int | Sequence[int], arguments: Mapping[str, int],
                  extents: Sequence[int], shared: int) -> None:  # fmt: skip
@@ -107,7 +112,15 @@ class Meeting:
 
 
 class Block:
-    """A block that runs."""
+    """A block that runs.
+
+    Attributes:
+        at: the number of the basic block that each thread is at.
+        active: which threads run.
+        whole: whether all do.
+        written: which warp wrote which word of shared memory since the last barrier.
+        used: the same for reads.
+    """
 
     def __init__(self, program: Program, memory: Memory, given: Mapping[str, int], shared: int) -> None:
         self.program, self.memory = program, memory
@@ -116,21 +129,22 @@ class Block:
             name: np.full(THREADS, value, np.int32 if name == "block" else np.int64) for name, value in given.items()
         }
         self.at = np.zeros(THREADS, np.int64)
-        self.active = np.ones(THREADS, np.bool_)
+        self.active, self.whole = np.ones(THREADS, np.bool_), True
         self.written = np.zeros((len(self.shared) // 4 + 1, WARPS), np.bool_)
         self.used = np.zeros_like(self.written)
-        self.pending: list[list[tuple[Array, Array]]] = [[]]
+        self.pending: list[list[tuple[Array, Array, Array]]] = [[]]
         self.meetings: dict[int, Meeting] = {}
 
     def run(self) -> None:
         """Until all threads end."""
-        code = self.program.code
-        while (place := int(self.at.min())) < len(code):
-            self.active = self.at == place
-            self.at[self.active] = place + 1
-            run = code[place]
-            assert run is not None
-            run(self)
+        code = self.program.basic_blocks
+        with np.errstate(all="ignore"):
+            while (place := int(self.at.min())) < len(code):
+                self.active = self.at == place
+                self.whole = bool(self.active.all())
+                self.at[self.active] = place + 1
+                for run in code[place]:
+                    run(self)
 
     def call(self, name: str, operands: Sequence[Array]) -> None:
         """The threads that run call a function of the program."""
@@ -139,29 +153,14 @@ class Block:
         inner.values = dict(zip(program.parameters, operands, strict=True))
         inner.shared, inner.written, inner.used, inner.pending = self.shared, self.written, self.used, self.pending
         inner.meetings = self.meetings
-        inner.at[~self.active] = len(program.code)
+        inner.at[~self.active] = len(program.basic_blocks)
         inner.run()
         self.pending = inner.pending
-
-    def get(self, text: str, type_: str) -> Any:
-        """The value of an operand."""
-        if text.startswith("%"):
-            return self.values[text[1:]]
-        if text == "@shared":
-            return np.zeros(THREADS, np.int64)
-        if type_.startswith("<"):
-            count, element = type_[1:-1].split(" x ")
-            return np.zeros((THREADS, int(count)), _NUMPY[element])
-        if type_ in ("float", "double"):
-            number = struct.unpack("<d", struct.pack("<Q", int(text, 16)))[0] if text[:2] == "0x" else float(text)
-            return np.full(THREADS, number, _NUMPY[type_])
-        number = {"true": 1, "false": 0, "poison": 0}.get(text)
-        return np.full(THREADS, int(text) if number is None else number).astype(_NUMPY.get(type_, np.int64))
 
     def set(self, name: str, value: Any) -> None:
         """Sets a value in the threads that run."""
         before = self.values.get(name)
-        if before is None or self.active.all():
+        if before is None or self.whole:
             self.values[name] = value
         elif isinstance(value, list):
             self.values[name] = [np.where(self.active, x, y) for x, y in zip(value, before, strict=True)]
@@ -174,40 +173,63 @@ class Block:
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    def bytes_at(self, pointer: str, addresses: Array, size: int) -> tuple[Array, Array]:
-        """The memory of a pointer, and the addresses in it of those that run, [threads, size]."""
-        is_shared = "(3)" in pointer
-        raw, base = (self.shared, 0) if is_shared else (self.memory.raw, self.memory.base)
-        addresses = addresses - base if base else addresses
-        own = addresses[self.active]
-        if len(own) and (own.min() < 0 or own.max() + size > len(raw)):
-            raise IndexError(f"{size} bytes at {own.min()} to {own.max()} of {len(raw)}, {pointer}")
-        assert not (own % min(size, 16)).any(), f"{size} bytes at addresses that are not aligned: {own[:8]}"
-        return raw, np.where(self.active, addresses, 0)[:, None] + np.arange(size)
+    def words(self, pointer: str, addresses: Array, size: int) -> tuple[Array, Array]:
+        """The memory of a pointer in words, and the numbers of those of the threads that run, [threads, words].
 
-    def note(self, addresses: Array, size: int, *, writes: bool, warps: Array | None = None) -> None:
+        The others have the first ones.
+
+        Raises:
+            IndexError: an address is outside of the memory.
+            AssertionError: an address is not aligned.
+        """
+        raw, base = (self.shared, 0) if "(3)" in pointer else (self.memory.raw, self.memory.base)
+        places, word = np.where(self.active, addresses - base, 0), min(size, 8)
+        if places.min() < 0 or places.max() + size > len(raw):
+            raise IndexError(f"{size} bytes at {places.min()} to {places.max()} of {len(raw)}, {pointer}")
+        assert not (places % min(size, 16)).any(), f"{size} bytes at addresses that are not aligned: {places[:8]}"
+        return _in_words(raw, word), (places // word)[:, None] + np.arange(size // word)
+
+    def load(self, pointer: str, addresses: Array, size: int, dtype: Any) -> Array:
+        """What stands at the addresses of the threads that run, [threads, size / size of the dtype]."""
+        words, places = self.words(pointer, addresses, size)
+        return words[places].view(dtype)
+
+    def store(self, pointer: str, addresses: Array, values: Array) -> None:
+        """Stores the value, or the row of values, of each thread that runs."""
+        words, places = self.words(pointer, addresses, values.nbytes // THREADS)
+        given = np.ascontiguousarray(values).reshape(-1).view(words.dtype).reshape(places.shape)
+        words[places[self.active]] = given[self.active]
+
+    def note(self, addresses: Array, size: int, *, writes: bool) -> None:
         """Notes a use of shared memory.
 
         Raises:
             AssertionError: another warp may use the same words at the same time.
         """
-        words = (addresses[self.active][:, None] // 4 + np.arange(-(-size // 4))).reshape(-1)
-        own = (_LANES[self.active] // WARP if warps is None else warps)[:, None]
-        own = np.broadcast_to(own, (len(own), -(-size // 4))).reshape(-1)
-        others = np.ones((len(words), WARPS), np.bool_)
-        others[np.arange(len(words)), own] = False
-        table = self.used | self.written if writes else self.written
-        clash = (table[words] & others).any(1)
+        words = addresses[self.active][:, None] // 4 + np.arange(-(-size // 4))
+        warps = np.broadcast_to((_LANES[self.active] // WARP)[:, None], words.shape)
+        self.note_words(words.reshape(-1), warps.reshape(-1), writes=writes)
+
+    def note_words(self, words: Array, warps: Array, *, writes: bool) -> None:
+        """The same for words, each used by a warp."""
+        seen = self.written[words] | self.used[words] if writes else self.written[words]
+        clash = seen.sum(1) != seen[np.arange(len(words)), warps]
         assert not clash.any(), f"warps meet in shared memory at {words[clash][:4] * 4}"
-        (self.written if writes else self.used)[words, own] = True
+        (self.written if writes else self.used)[words, warps] = True
 
     def barrier(self) -> None:
         """All threads that have not ended meet."""
-        waiting = self.at < len(self.program.code)
+        waiting = self.at < len(self.program.basic_blocks)
         assert (self.active == waiting).all() or self.active.all(), "a barrier that not all threads reach"
         self.written[:], self.used[:] = False, False
 
 
+def _in_words(raw: Array, size: int) -> Array:
+    """Bytes as words of so many."""
+    return raw[: len(raw) // size * size].view(f"i{size}")
+
+
+@cache
 def _compiled(line: str) -> Run:
     for pattern, make in _FORMS:
         if found := pattern.fullmatch(line):
@@ -215,32 +237,60 @@ def _compiled(line: str) -> Run:
     raise ValueError(f"not understood: {line}")
 
 
-def _set(name: str, value: Callable[[Block], Any]) -> Run:
+def _operand(text: str, type_: str) -> Value:
+    """An operand: a value by its name, or a constant, which nobody changes."""
+    if text.startswith("%"):
+        name = text[1:]
+        return lambda b: b.values[name]
+    constant = _constant(text, type_)
+    return lambda b: constant
+
+
+def _constant(text: str, type_: str) -> Array:
+    if text == "@shared":
+        return np.zeros(THREADS, np.int64)
+    if type_.startswith("<"):
+        count, element = type_[1:-1].split(" x ")
+        return np.zeros((THREADS, int(count)), _NUMPY[element])
+    if type_ in ("float", "double"):
+        number = struct.unpack("<d", struct.pack("<Q", int(text, 16)))[0] if text[:2] == "0x" else float(text)
+        return np.full(THREADS, number, _NUMPY[type_])
+    number = {"true": 1, "false": 0, "poison": 0}.get(text)
+    return np.full(THREADS, int(text) if number is None else number).astype(_NUMPY.get(type_, np.int64))
+
+
+def _set(name: str, value: Value) -> Run:
     return lambda b: b.set(name, value(b))
 
 
-def _binary(name: str, op: str, type_: str, first: str, second: str) -> Run:
-    def run(b: Block) -> None:
-        x, y = b.get(first, type_), b.get(second, type_)
-        with np.errstate(all="ignore"):
-            if op in _BINARY:
-                b.set(name, _BINARY[op](x, y))
-                return
-            bits = 8 * x.dtype.itemsize
-            wide = _UNSIGNED[type_]
-            if op in ("udiv", "urem"):
-                y = np.where(y == 0, 1, y)
-                found = (np.floor_divide if op == "udiv" else np.remainder)(x.view(wide), y.astype(x.dtype).view(wide))
-            else:
-                shift = y.view(wide) % bits
-                found = np.left_shift(x.view(wide), shift) if op == "shl" else np.right_shift(x.view(wide), shift)
-            b.set(name, found.astype(wide).view(x.dtype))
+def _of(function: Callable[..., Any], name: str, type_: str, text: str) -> Run:
+    """Sets a value to a function of another one."""
+    value = _operand(text, type_)
+    return _set(name, lambda b: function(value(b)))
 
-    return run
+
+def _of_two(function: Callable[..., Any], name: str, type_: str, first: str, second: str) -> Run:
+    x, y = _operand(first, type_), _operand(second, type_)
+    return _set(name, lambda b: function(x(b), y(b)))
+
+
+def _binary(name: str, op: str, type_: str, first: str, second: str) -> Run:
+    return _of_two(_BINARY.get(op) or partial(_unsigned, op, type_), name, type_, first, second)
+
+
+def _unsigned(op: str, type_: str, x: Array, y: Array) -> Array:
+    wide = _UNSIGNED[type_]
+    x, dtype = x.view(wide), x.dtype
+    if op in ("udiv", "urem"):
+        y = np.where(y == 0, 1, y).astype(dtype).view(wide)
+        found = (np.floor_divide if op == "udiv" else np.remainder)(x, y)
+    else:
+        found = (np.left_shift if op == "shl" else np.right_shift)(x, y.view(wide) % (8 * dtype.itemsize))
+    return found.astype(wide).view(dtype)
 
 
 def _compare(name: str, kind: str, op: str, type_: str, first: str, second: str) -> Run:
-    return _set(name, lambda b: _COMPARED[op](b.get(first, type_), b.get(second, type_)))
+    return _of_two(_COMPARED[op], name, type_, first, second)
 
 
 def to_bf16(x: Array) -> Array:
@@ -256,17 +306,15 @@ def from_bf16(x: Array) -> Array:
 
 
 def _convert(name: str, op: str, old: str, text: str, new: str) -> Run:
-    def value(b: Block) -> Array:
-        x = b.get(text, old)
+    def value(x: Array) -> Array:
         if op == "bitcast":
             return _bitcast(x, new)
         if op == "zext" and old != "i1":
             return x.view(_UNSIGNED[old]).astype(_NUMPY[new])
         x = from_bf16(x) if old == "bfloat" else x
-        with np.errstate(all="ignore"):
-            return to_bf16(x) if new == "bfloat" else x.astype(_NUMPY[new])
+        return to_bf16(x) if new == "bfloat" else x.astype(_NUMPY[new])
 
-    return _set(name, value)
+    return _of(value, name, old, text)
 
 
 def _bitcast(x: Array, new: str) -> Array:
@@ -284,49 +332,42 @@ def _size(type_: str) -> tuple[int, Any]:
 
 def _gep(name: str, type_: str, pointer: str, base: str, index: str, number: str) -> Run:
     count, dtype = _size(type_)
-    size = count * np.dtype(dtype).itemsize
-    return _set(name, lambda b: b.get(base, pointer) + b.get(number, index).astype(np.int64) * size)
+    size, start, steps = count * np.dtype(dtype).itemsize, _operand(base, pointer), _operand(number, index)
+    return _set(name, lambda b: start(b) + steps(b).astype(np.int64) * size)
 
 
 def _load(name: str, type_: str, pointer: str, place: str) -> Run:
     count, dtype = _size(type_)
-    size = count * np.dtype(dtype).itemsize
+    size, at = count * np.dtype(dtype).itemsize, _operand(place, pointer)
 
     def run(b: Block) -> None:
-        if pointer == "ptr":
-            b.set(name, b.values[place[1:]])
-            return
-        addresses = b.get(place, pointer)
-        raw, at = b.bytes_at(pointer, addresses, size)
+        addresses = at(b)
         if "(3)" in pointer:
             b.note(addresses, size, writes=False)
-        found = raw[at].view(dtype)
+        found = b.load(pointer, addresses, size, dtype)
         b.set(name, found if type_.startswith("<") else found[:, 0])
 
-    return run
+    return _set(name, at) if pointer == "ptr" else run
 
 
 def _store(type_: str, text: str, pointer: str, place: str) -> Run:
     count, dtype = _size(type_)
-    size = count * np.dtype(dtype).itemsize
+    size, at, value = count * np.dtype(dtype).itemsize, _operand(place, pointer), _operand(text, type_)
 
     def run(b: Block) -> None:
-        value = b.get(text, type_)
-        if pointer == "ptr":
-            b.set(place[1:], value)
-            return
-        addresses = b.get(place, pointer)
-        raw, at = b.bytes_at(pointer, addresses, size)
+        addresses = at(b)
         if "(3)" in pointer:
             b.note(addresses, size, writes=True)
-        raw[at[b.active]] = np.ascontiguousarray(value).view(np.uint8).reshape(THREADS, size)[b.active]
+        b.store(pointer, addresses, value(b))
 
-    return run
+    return _set(place[1:], value) if pointer == "ptr" else run
 
 
 def _branch(condition: str, yes: str, no: str) -> Run:
+    asked = _operand(condition, "i1")
+
     def run(b: Block) -> None:
-        holds = b.get(condition, "i1")
+        holds = asked(b)
         b.goto(yes, holds)
         b.goto(no, ~holds)
 
@@ -334,18 +375,18 @@ def _branch(condition: str, yes: str, no: str) -> Run:
 
 
 def _end(b: Block) -> None:
-    b.at[b.active] = len(b.program.code)
+    b.at[b.active] = len(b.program.basic_blocks)
 
 
-def _operands(text: str) -> list[tuple[str, str]]:
-    return [(m[1], m[2]) for m in re.finditer(rf"({_TYPE}) ([%@]?[\w.+-]+)", text)]
+def _operands(text: str) -> list[Value]:
+    return [_operand(m[2], m[1]) for m in re.finditer(rf"({_TYPE}) ([%@]?[\w.+-]+)", text)]
 
 
 def _call(name: str | None, result: str, function: str, text: str) -> Run:
     operands = _operands(text)
 
     def run(b: Block) -> None:
-        given = [b.get(value, type_) for type_, value in operands]
+        given = [value(b) for value in operands]
         if function in b.program.functions:
             b.call(function, given)
             return
@@ -363,7 +404,7 @@ def _assembly(name: str | None, result: str, text: str, constraints: str, given:
     known = ASSEMBLY.get(text) or partial(kind, text, constraints)
 
     def run(b: Block) -> None:
-        found = known(b, *(b.get(value, type_) for type_, value in operands))
+        found = known(b, *(value(b) for value in operands))
         if name is not None:
             b.set(name, found)
 
@@ -381,8 +422,7 @@ def _fetched(text: str, constraints: str, b: Block, addresses: Array) -> Any:
     found = re.fullmatch(r"ld\.global\.nc(?:\.L1::no_allocate)?(?:\.v(\d))?\.[ub](16|32) .*;", text)
     assert found, f"not understood: {text}"
     count, size = int(found[1] or 1), int(found[2]) // 8
-    raw, at = b.bytes_at("ptr addrspace(1)", addresses, count * size)
-    values = raw[at].view(np.int16 if size == 2 else np.int32)
+    values = b.load("ptr addrspace(1)", addresses, count * size, np.int16 if size == 2 else np.int32)
     return [values[:, i] for i in range(count)] if count > 1 else values[:, 0]
 
 
@@ -405,8 +445,7 @@ def _begun(text: str, constraints: str, b: Block, *given: Array) -> list[Array]:
         descriptor = operands[int(place)] + int(offset)
         assert ((descriptor >> 62) == 1).all() and ((descriptor >> 32 & 0x3FFF) == 64).all()
         right = _described(b, (descriptor & 0x3FFF) << 4, int(n))
-        with np.errstate(all="ignore"):
-            product = a @ right
+        product = a @ right
         new = [product[:, _G + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * _T + i % 2].reshape(-1) for i in range(outputs)]
         values = [x + y for x, y in zip(values, new, strict=True)]
     return values
@@ -415,28 +454,32 @@ def _begun(text: str, constraints: str, b: Block, *given: Array) -> list[Array]:
 def _described(b: Block, start: Array, n: int) -> Array:
     """The operand [16, n] of each warp: rows of 128 bytes, whose 16 bytes are swapped by bits 7 to 9 of the address."""
     found = np.zeros((WARPS, 16, n), np.float32)
+    rows, k = np.arange(n)[:, None], np.arange(16)[None]
     for warp in range(WARPS):
         at = int(start[warp * WARP])
         assert (start[warp // 4 * 128 : warp // 4 * 128 + 128] == at).all(), "four warps with different operands"
-        rows, k = np.arange(n)[:, None], np.arange(16)[None]
         places = at + rows * 128 + 2 * k
         places = places ^ ((places >> 7 & 7) << 4)
-        others = np.ones(WARPS, np.bool_)
-        others[warp] = False
-        assert not (b.written[np.unique(places // 4)] & others).any(), "warps meet in shared memory"
-        b.used[np.unique(places // 4), warp] = True
-        bits = np.stack([b.shared[places], b.shared[places + 1]], -1).view(np.int16)[..., 0]
-        found[warp] = from_bf16(np.ascontiguousarray(bits)).T
+        words = np.unique(places // 4)
+        b.note_words(words, np.full_like(words, warp), writes=False)
+        found[warp] = from_bf16(_in_words(b.shared, 2)[places // 2]).T
     return found
 
 
 def _inserted(name: str, type_: str, vector: str, element: str, value: str, number: str) -> Run:
+    old, new = _operand(vector, type_), _operand(value, element)
+
     def run(b: Block) -> Array:
-        found = b.get(vector, type_).copy()
-        found[:, int(number)] = b.get(value, element)
+        found = old(b).copy()
+        found[:, int(number)] = new(b)
         return found
 
     return _set(name, run)
+
+
+def _select(name: str, condition: str, type_: str, yes: str, no: str) -> Run:
+    holds, x, y = _operand(condition, "i1"), _operand(yes, type_), _operand(no, type_)
+    return _set(name, lambda b: np.where(holds(b), x(b), y(b)))
 
 
 _FLOAT_OPS = "fadd|fsub|fmul|fdiv"
@@ -444,11 +487,10 @@ _INTEGER_OPS = "add|sub|mul|udiv|urem|and|or|xor|shl|lshr"
 _CONVERSIONS = "fpext|fptrunc|sext|zext|trunc|fptosi|sitofp|uitofp|bitcast"
 _FORMS: list[tuple[re.Pattern[str], Callable[..., Run]]] = [
     (re.compile(rf"%(\S+) = ({_INTEGER_OPS}|{_FLOAT_OPS}) ({_TYPE}) (\S+), (\S+)"), _binary),
-    (re.compile(r"%(\S+) = fneg (\w+) (\S+)"), lambda n, t, x: _set(n, lambda b: -b.get(x, t))),
+    (re.compile(r"%(\S+) = fneg (\w+) (\S+)"), partial(_of, np.negative)),
     (re.compile(rf"%(\S+) = (icmp|fcmp) (\w+) ({_TYPE}) (\S+), (\S+)"), _compare),
     (re.compile(rf"%(\S+) = ({_CONVERSIONS}) ({_TYPE}) (\S+) to ({_TYPE})"), _convert),
-    (re.compile(r"%(\S+) = ptrtoint (ptr addrspace\(3\)) (\S+) to i32"),
-     lambda n, t, x: _set(n, lambda b: b.get(x, t).astype(np.int32))),
+    (re.compile(r"%(\S+) = ptrtoint (ptr addrspace\(3\)) (\S+) to i32"), partial(_of, np.int32)),
     (re.compile(rf"%(\S+) = getelementptr ({_TYPE}), ({_TYPE}) (\S+), (\w+) (\S+)"), _gep),
     (re.compile(rf"%(\S+) = load (?:volatile )?({_TYPE}), ({_TYPE}) (\S+?)(?:, align.*)?"), _load),
     (re.compile(rf"store ({_TYPE}) (\S+), ({_TYPE}) (\S+?)(?:, align \d+)?"), _store),
@@ -456,10 +498,9 @@ _FORMS: list[tuple[re.Pattern[str], Callable[..., Run]]] = [
     (re.compile(r"br label %(\S+)"), lambda label: lambda b: b.goto(label, b.active)),
     (re.compile(r"ret void"), lambda: _end),
     (re.compile(r"%(\S+) = alloca (\w+)"), lambda n, t: _set(n, lambda b: np.zeros(THREADS, _NUMPY[t]))),
-    (re.compile(rf"%(\S+) = select i1 (\S+), ({_TYPE}) (\S+), {_TYPE} (\S+)"),
-     lambda n, c, t, x, y: _set(n, lambda b: np.where(b.get(c, "i1"), b.get(x, t), b.get(y, t)))),
+    (re.compile(rf"%(\S+) = select i1 (\S+), ({_TYPE}) (\S+), {_TYPE} (\S+)"), _select),
     (re.compile(rf"%(\S+) = extractelement ({_TYPE}) (\S+), i32 (\d+)"),
-     lambda n, t, x, i: _set(n, lambda b: b.get(x, t)[:, int(i)])),
+     lambda n, t, x, i: _of(lambda v: v[:, int(i)], n, t, x)),
     (re.compile(rf"%(\S+) = insertelement ({_TYPE}) (\S+), (\w+) (\S+), i32 (\d+)"), _inserted),
     (re.compile(rf"%(\S+) = extractvalue {_TYPE} (\S+), (\d+)"),
      lambda n, x, i: _set(n, lambda b: b.values[x[1:]][int(i)])),
@@ -473,11 +514,7 @@ _FORMS: list[tuple[re.Pattern[str], Callable[..., Run]]] = [
 
 
 def _f32(function: Callable[..., Array]) -> Callable[..., Array]:
-    def run(b: Block, *x: Array) -> Array:
-        with np.errstate(all="ignore"):
-            return function(*x).astype(x[0].dtype)
-
-    return run
+    return lambda b, *x: function(*x).astype(x[0].dtype)
 
 
 def _fma(a: Array, b: Array, c: Array) -> Array:
@@ -501,26 +538,25 @@ _G, _T = np.arange(WARP) // 4, np.arange(WARP) % 4
 
 def matrix_a(registers: Sequence[Array], kind: str) -> Array:
     """The operand of 16 rows and 16 or 8 columns of each warp."""
-    found, parts = np.zeros((WARPS, 16, 4 * len(registers)), np.float32), _halves(registers, kind)
-    for i in range(len(registers)):
-        for j in range(2):
-            found[:, _G + 8 * (i % 2), 2 * _T + j + 8 * (i // 2)] = parts[:, :, i, j]
+    found, (i, j) = np.zeros((WARPS, 16, 4 * len(registers)), np.float32), np.indices((len(registers), 2))
+    found[:, _G[:, None, None] + 8 * (i % 2), 2 * _T[:, None, None] + j + 8 * (i // 2)] = _halves(registers, kind)
     return found
+
+
+def _sums(before: Sequence[Array], product: Array) -> list[Array]:
+    """The four registers of a result of 16 rows and 8 columns of each warp."""
+    return [x + product[:, _G + 8 * (i // 2), 2 * _T + i % 2].reshape(-1) for i, x in enumerate(before)]
 
 
 def _mma(kind: str, eights: int = 2) -> Callable[..., list[Array]]:
     """16 rows and so many times 8 columns times 8 columns."""
+    i, j = np.indices((eights, 2))
 
     def run(b: Block, *x: Array) -> list[Array]:
         assert b.active.reshape(WARPS, WARP).all(1).sum() * WARP == b.active.sum(), "mma of a part of a warp"
-        a, parts = matrix_a(x[: 2 * eights], kind), _halves(x[2 * eights : 3 * eights], kind)
         right = np.zeros((WARPS, 8 * eights, 8), np.float32)
-        for i in range(eights):
-            for j in range(2):
-                right[:, 2 * _T + j + 8 * i, _G] = parts[:, :, i, j]
-        with np.errstate(all="ignore"):
-            product = a @ right
-            return [x[3 * eights + i] + product[:, _G + 8 * (i // 2), 2 * _T + i % 2].reshape(-1) for i in range(4)]
+        right[:, 2 * _T[:, None, None] + j + 8 * i, _G[:, None, None]] = _halves(x[2 * eights : 3 * eights], kind)
+        return _sums(x[3 * eights :], matrix_a(x[: 2 * eights], kind) @ right)
 
     return run
 
@@ -541,8 +577,7 @@ def _mma_s8(b: Block, *x: Array) -> list[Array]:
             for i in range(2):
                 left[:, _G + 8 * i, 16 * h + 4 * _T + j] = codes[2 * h + i][:, :, j]
             right[:, 16 * h + 4 * _T + j, _G] = codes[2 * halves + h][:, :, j]
-    product = left @ right
-    return [x[-4 + i] + product[:, _G + 8 * (i // 2), 2 * _T + i % 2].reshape(-1) for i in range(4)]
+    return _sums(x[-4:], left @ right)
 
 
 def _ldmatrix(count: int, transposed: bool) -> Callable[..., Any]:
@@ -554,12 +589,8 @@ def _ldmatrix(count: int, transposed: bool) -> Callable[..., Any]:
         flat = own.reshape(-1)
         words = (flat[:, None] // 4 + np.arange(4)).reshape(-1)
         warps = np.repeat(np.arange(WARPS), 8 * count * 4)
-        others = np.ones((len(words), WARPS), np.bool_)
-        others[np.arange(len(words)), warps] = False
-        mine = active[warps]
-        assert not (b.written[words] & others)[mine].any(), "warps meet in shared memory"
-        b.used[words[mine], warps[mine]] = True
-        rows = b.shared[flat[:, None] + np.arange(16)].view(np.int16).reshape(WARPS, count, 8, 8)
+        b.note_words(words[active[warps]], warps[active[warps]], writes=False)
+        rows = _in_words(b.shared, 8)[flat[:, None] // 8 + np.arange(2)].view(np.int16).reshape(WARPS, count, 8, 8)
         if transposed:
             rows = rows.swapaxes(2, 3)
         found = np.ascontiguousarray(rows).view(np.int32).reshape(WARPS, count, 32)  # lane: row l / 4, pair l % 4
@@ -603,20 +634,19 @@ def _copy(b: Block, target: Array, source: Array, kept: Array | None = None, siz
     values, active = np.zeros((THREADS, size), np.uint8), b.active
     b.active = active if kept is None else active & (kept > 0)  # who keeps nothing reads nothing
     if b.active.any():
-        raw, at = b.bytes_at("ptr addrspace(1)", source, size)
-        values[b.active] = raw[at][b.active]
+        values[b.active] = b.load("ptr addrspace(1)", source, size, np.uint8)[b.active]
     b.active = active
     if kept is not None:
         values = np.where(np.arange(size) < kept[:, None], values, 0)
-    _, places = b.bytes_at("ptr addrspace(3)", target, size)
-    b.pending[-1].append((places[b.active], values[b.active]))
+    words, places = b.words("ptr addrspace(3)", target, size)
+    b.pending[-1].append((words, places[active], values[active].view(words.dtype)))
 
 
 def _wait_group(b: Block, count: Array) -> None:
     ready = len(b.pending) - 1 - int(count[0])
     for group in b.pending[: max(ready, 0)]:
-        for places, values in group:
-            b.shared[places] = values
+        for words, places, values in group:
+            words[places] = values
     b.pending = b.pending[max(ready, 0) :]
 
 
@@ -665,14 +695,11 @@ def _pack_bf16(b: Block, high: Array, low: Array) -> Array:
 
 
 def _pack_f16(b: Block, high: Array, low: Array) -> Array:
-    with np.errstate(all="ignore"):
-        return np.ascontiguousarray(np.stack([low, high], 1).astype(np.float16)).view(np.int32)[:, 0]
+    return np.ascontiguousarray(np.stack([low, high], 1).astype(np.float16)).view(np.int32)[:, 0]
 
 
 def _left(b: Block, places: Array, first: Array, second: Array) -> None:
-    raw, at = b.bytes_at("ptr addrspace(1)", places, 8)
-    values = np.stack([first, second], 1).astype(np.float32)
-    raw[at[b.active]] = np.ascontiguousarray(values).view(np.uint8)[b.active]
+    b.store("ptr addrspace(1)", places, np.stack([first, second], 1).astype(np.float32))
 
 
 def _guarded(text: str, constraints: str, b: Block, places: Array, valid: Array, *others: Array) -> list[Array]:
@@ -682,11 +709,10 @@ def _guarded(text: str, constraints: str, b: Block, places: Array, valid: Array,
     found = re.fullmatch(r"@\$\d ld\.global\.v(\d)\.u32 \{[^}]*\}, \[\$\d\];", text)
     assert found, f"not understood: {text}"
     before, b.active = b.active, b.active & valid
-    raw, at = b.bytes_at("ptr addrspace(1)", places, 4 * int(found[1])) if b.active.any() else (None, None)
-    words = [
-        np.where(b.active, raw[at].view(np.int32)[:, i], other) if raw is not None else other
-        for i, other in enumerate(others)
-    ]
+    words = list(others)
+    if b.active.any():
+        loaded = b.load("ptr addrspace(1)", places, 4 * int(found[1]), np.int32)
+        words = [np.where(b.active, loaded[:, i], other) for i, other in enumerate(others)]
     b.active = before
     return words
 
@@ -695,21 +721,18 @@ def _taken(text: str, b: Block, places: Array, valid: Array, *others: Array) -> 
     """`row_results.taken`."""
     found = re.fullmatch(r"@\$3 ld\.relaxed\.gpu\.global\.v2\.f32 \{\$0, \$1\}, \[\$2\+(\d+)\];", text)
     assert found, f"not understood: {text}"
-    raw, at = b.bytes_at("ptr addrspace(1)", np.where(valid, places + int(found[1]), 0), 8)
-    pair = raw[at].view(np.float32)
+    pair = b.load("ptr addrspace(1)", np.where(valid, places + int(found[1]), b.memory.base), 8, np.float32)
     assert pair[b.active & valid].view(np.int32).all(), "a block waits for what nobody wrote before"
     return [np.where(valid, pair[:, i], other) for i, other in enumerate(others)]
 
 
 def _read(b: Block, addresses: Array) -> Array:
     """A word that others may write meanwhile."""
-    raw, at = b.bytes_at("ptr addrspace(1)", addresses, 4)
-    return raw[at].view(np.int32)[:, 0]
+    return b.load("ptr addrspace(1)", addresses, 4, np.int32)[:, 0]
 
 
 def _written(b: Block, addresses: Array, values: Array) -> None:
-    raw, at = b.bytes_at("ptr addrspace(1)", addresses, 4)
-    raw[at[b.active]] = np.ascontiguousarray(values).view(np.uint8).reshape(THREADS, 4)[b.active]
+    b.store("ptr addrspace(1)", addresses, values)
 
 
 def _trap(b: Block) -> None:
