@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import UnsupportedModelError
 from rlx.models import from_hf
 from rlx.models.architectures import by_period, none_has_rope
 from rlx.models.config import ModelConfig, Recurrence
+from rlx.models.hf_config import text_part, with_defaults
 from rlx.models.keys import Keys
 from rlx.models.registry import MODEL_TYPES
 from rlx.models.rope import Llama3, Rope, Yarn, yarn_scale
@@ -168,13 +168,11 @@ class TextConfig(Keys):
     predicting = 0
 
     def __init__(self, config: Mapping[str, Any], where: object) -> None:
-        model_type = _model_type(config, where)
-        self.arch, self.row = MODEL_TYPES[model_type]
-        nested = config.get("text_config") or {}
-        super().__init__({**self.row.hf_defaults, **config, **nested}, where)
-        self.whole = {**config, **nested, "model_type": model_type}
-        if self.row.hf_spelling is not None:
-            self.mapping = {**self.mapping, **self.row.hf_spelling(self)}
+        inner = Keys(config, where).nested("text_config", optional=True).get("model_type", None)
+        if str(inner) in MODEL_TYPES and str(config.get("model_type")) not in MODEL_TYPES:
+            config = {**config, "model_type": inner}  # whatever is around it
+        self.arch, self.row, self.whole = text_part(config, where)
+        super().__init__(with_defaults(self.row, self.whole, where), where)
 
     @cached_property
     def model(self) -> ModelConfig:
@@ -253,16 +251,6 @@ class TextConfig(Keys):
         if len(found) > 1:
             self.unsupported("head_dim", sorted(found), "full-attention layers of several sizes")
         return next(iter(found), self.head_dim)
-
-
-def _model_type(config: Mapping[str, Any], where: object) -> str:
-    keys = Keys(config, where)
-    for each in (keys.nested("text_config", optional=True), keys):
-        found = each.get("model_type", None)
-        if isinstance(found, str) and found in MODEL_TYPES:
-            return found
-    hint = f"Supported are {', '.join(MODEL_TYPES)}."
-    raise UnsupportedModelError(f"the model type {keys.text('model_type')!r} is unknown", where=where, hint=hint)
 
 
 def metadata_from_config(config: TextConfig) -> Metadata:
@@ -380,6 +368,13 @@ def _smollm3(config: TextConfig, out: Writer) -> None:
     if [layer.has_rope for layer in config.model.each] != by_period(4, config.layers):
         found = config.get("no_rope_layers", None)
         config.unsupported("no_rope_layers", found, "readers of GGUF files leave out every fourth layer")
+    _settings(config, out)
+
+
+def _exaone4(config: TextConfig, out: Writer) -> None:
+    if not any(config.sliding) and not config.model.each[0].has_rope:
+        what = "GGUF has no windows for layers that all lack rope"
+        config.unsupported("layer_types", config.get("layer_types", None), what)
     _settings(config, out)
 
 
@@ -510,4 +505,5 @@ _OF_FAMILY: dict[str, Callable[[TextConfig, Writer], None]] = {
     "qwen35": _qwen35, "qwen35moe": _qwen35, "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2,
     "gemma3n": _gemma3n, "gemma4": _gemma4, "phi3": _phi3, "gpt-oss": _gpt_oss, "deepseek2": _deepseek,
     "granitehybrid": _mamba, "nemotron_h": _mamba, "smollm3": _smollm3,
+    "exaone4": _exaone4,
 }  # fmt: skip

@@ -82,7 +82,8 @@ class Architecture:
         rope_layers: which layers have rope, from the keys and the windows.
         gguf_period: in GGUF every n-th layer has no window; None: no layer has one.
         gguf_window: default window of its GGUF files, 0 for none.
-        gguf_caps: (attention, logits): default softcaps of its GGUF files, 0 for none.
+        gguf_caps: (attention, logits): default softcaps of its GGUF files, 0 for none. Without one on attention
+            it never has any.
         gguf_local_heads: GGUF has separate keys for the head sizes of sliding layers.
         shares_kv: the last layers may read keys and values of earlier ones.
         partial_rope: default for the rotated part of a head if `config.json` does not have it; None: always all of it.

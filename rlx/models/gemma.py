@@ -93,8 +93,7 @@ ARCHITECTURES = {
         hf_sliding=every_nth_is_full(6),
         local_base=10_000.0,
         hf_base=1_000_000.0,
-        # The key is there, but no program reads it.
-        hf_keys={"activation": "hidden_activation", "attention_softcap": ""},
+        hf_keys={"activation": "hidden_activation"},
         activation="gelu_tanh",
         norm_offset=1.0,
         scales_embedding=True,

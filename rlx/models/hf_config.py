@@ -40,14 +40,15 @@ def from_hf(config: Mapping[str, Any], *, where: object = "config.json") -> Mode
         ConfigError: a key is missing, of the wrong type, out of range, or contradicts another.
         UnsupportedModelError: an unknown model type, or a feature that rlx does not support.
     """
-    arch, row, keys = _text_keys(config, where)
-    return _Hf(keys, arch, row).read()
+    arch, row, given = text_part(config, where)
+    return _Hf(Keys(with_defaults(row, given, where), where), arch, row).read()
 
 
-def _text_keys(config: Mapping[str, Any], where: object) -> tuple[str, Architecture, Keys]:
-    """The architecture and the keys of the text part, with the model type's defaults for absent keys.
+def text_part(config: Mapping[str, Any], where: object) -> tuple[str, Architecture, Mapping[str, Any]]:
+    """The architecture of the text part, and its keys in one mapping.
 
-    A null is not absent: for a softcap it means none, whatever the default.
+    Raises:
+        UnsupportedModelError: an unknown model type.
     """
     outer = Keys(config, where)
     arch, row = known(outer, "model_type", MODEL_TYPES, ENCODER_TYPES)
@@ -57,14 +58,20 @@ def _text_keys(config: Mapping[str, Any], where: object) -> tuple[str, Architect
         arch, row = MODEL_TYPES[inner]
     if inner not in row.model_types:
         text.unsupported("model_type", inner, f"expected one of {', '.join(row.model_types)}")
-    given = {**config, **config.get("text_config", {})} if text.mapping else config
+    given = {**config, **config.get("text_config", {}), "model_type": inner} if text.mapping else config
+    return arch, row, {**given, _TIED: True} if outer.flag(_TIED, False) else given
+
+
+def with_defaults(row: Architecture, given: Mapping[str, Any], where: object) -> Mapping[str, Any]:
+    """The keys of a text part, with the model type's defaults for absent ones.
+
+    A null is not absent: for a softcap it means none, whatever the default.
+    """
     defaults = dict(row.hf_defaults)
-    if "rope_scaling" in Keys(given, where):
+    if given.get("rope_scaling"):
         defaults.pop("rope_parameters", None)  # two spellings of the same
-    if outer.flag(_TIED, False):
-        given = {**given, _TIED: True}
-    keys = Keys({**defaults, **given}, where)
-    return arch, row, Keys({**keys.mapping, **row.hf_spelling(keys)}, where) if row.hf_spelling else keys
+    found = {**defaults, **given}
+    return {**found, **row.hf_spelling(Keys(found, where))} if row.hf_spelling else found
 
 
 class _Hf(Reader):

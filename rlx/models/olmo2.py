@@ -48,7 +48,7 @@ def _slides(keys: Keys, layers: int) -> list[bool]:
 
 def _rope_layers(keys: Keys, windows: Sequence[int | None]) -> list[bool]:
     """Layers without a window have rope if the model has no window."""
-    plain = not any(windows) and "sliding_window" not in keys
+    plain = not any(windows) and not any(key in keys for key in ("sliding_window", "attention.sliding_window"))
     return [window is not None or plain for window in windows]
 
 

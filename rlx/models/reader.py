@@ -65,7 +65,7 @@ class Reader(Settings):
             rope=ropes[0],
             local_rope=ropes[1],
             attention_scale=self._attention_scale(),
-            attention_softcap=self.number("attention_softcap", caps[0]) or None,
+            attention_softcap=self.number("attention_softcap", caps[0]) or None if row.gguf_caps[0] else None,
             logit_softcap=self.number("logit_softcap", caps[1]) or None,
             tied=self.tied(),
             embedding_scale=self.number("embedding_scale", sqrt(self.hidden) if row.scales_embedding else 1.0),

@@ -157,10 +157,12 @@ def _sections(keys: Keys, key: str, count: int, pairs: int, default: tuple[int, 
 
     Args:
         pairs: their sum.
-        default: the usual ones; () if the architecture has none, whatever the file says.
+        default: the usual ones, of which smaller heads have as many as fit; () if the architecture has none, whatever
+            the file says.
     """
     if not default or key not in keys:
-        return default if sum(default) == pairs else ()
+        rest = [min(part, len(range(i, pairs, 3))) for i, part in enumerate(default)][1:]
+        return (pairs - sum(rest), *rest) if default else ()
     found = tuple(keys.elements(key, lambda each: each.integer(key, (0, pairs)), count))
     if sum(found[: len(default)]) != pairs:
         keys.wrong(key, found, f"numbers with the sum {pairs}")
@@ -320,7 +322,7 @@ def hf_longrope(keys: Keys, base: float, dims: int, original: int | None, contex
         tuple(keys.elements(key, lambda each: each.number(key, FACTOR), dims // 2))  # noqa: B023
         for key in ("long_factor", "short_factor")
     )
-    factor = context / original
+    factor = keys.number("factor", FACTOR, context / original)
     scale = sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
     scale = keys.number("attention_factor", FACTOR, scale)
     return Rope(base, dims, divisors=short, long=(original, long), scale=scale)

@@ -91,6 +91,7 @@ def test_what_transformers_does_with_layers() -> None:
     assert hf(MIXTRAL_8X7B, sliding_window=6, layer_types=["full_attention"] * 32).windows == (6,) * 32
     mistral = golden("llama", model_type="mistral", sliding_window=6, num_hidden_layers=3, layer_types=types)
     assert mistral.windows == (6, None, 6)
+    assert golden("gemma3", attn_logit_softcapping=3.0).attention_softcap is None
     layers = golden("exaone4-swa").layers
     assert not any(each.has_rope for each in golden("exaone4-swa", layer_types=["full_attention"] * layers).each)
     for said, has in ((None, False), ("nope", False), ("rope", True)):

@@ -170,3 +170,12 @@ def test_long_sequences_have_other_divisors() -> None:
     assert rope.at_length(8).divisors == (1.0, 2.0) and rope.at_length(9).divisors == (3.0, 4.0)
     assert rope.scale == pytest.approx(2**0.5)  # sqrt(1 + ln(64 / 8) / ln(8))
     np.testing.assert_allclose(inv_freq(rope.at_length(9), (3.0, 4.0)), [1 / 3, 0.01 / 4], rtol=1e-6)
+    settings["rope_scaling"] = {**scaling, "factor": 64.0}
+    assert from_hf(Keys(settings, "config.json"), (4, 4), 10_000.0, None, 1.0, 64)[0].scale == pytest.approx(3**0.5)
+
+
+@pytest.mark.parametrize(("pairs", "sections"), [(64, (24, 20, 20)), (8, (3, 3, 2)), (12, (4, 4, 4))])
+def test_heads_have_as_many_of_the_usual_sections_as_fit(pairs: int, sections: tuple[int, ...]) -> None:
+    keys = Keys({}, "config.json")
+    rope, _ = from_hf(keys, (2 * pairs, 2 * pairs), 1e4, None, None, 64, (24, 20, 20))
+    assert rope.sections == sections
