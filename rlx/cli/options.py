@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -22,7 +23,7 @@ from rlx.profile.option import Option, options_of
 from rlx.runners import Model, auto_runner
 from rlx.runners.auto import Progress, runner_class
 from rlx.sampling import SampleOpts
-from rlx.sampling.options import NUMBERS, combined
+from rlx.sampling.options import NUMBERS, combined, meant
 from rlx.weights import WeightLoader, open_weights
 
 Function = Callable[..., Any]
@@ -218,13 +219,21 @@ def _window(value: str) -> int | str:
     return value if value == _ALL else int(value)
 
 
+def _length(value: str) -> int:
+    """A number of tokens; -1 is any."""
+    if (count := int(value)) < 1 and count != -1:
+        raise ValueError
+    return sys.maxsize if count == -1 else count
+
+
 def _bias(value: str) -> tuple[int, float]:
     """`ID=BIAS`."""
     token, _, bias = value.partition("=")
     return int(token), float(bias)
 
 
-_WINDOW, _BIAS = (
+_LENGTH, _WINDOW, _BIAS = (
+    Parsed(_length, "neither a number of tokens nor -1"),
     Parsed(_window, "not a valid integer, and not 'all'"),
     Parsed(_bias, "no ID=BIAS, such as 42=-1.5 or 42=-inf"),
 )
@@ -251,8 +260,8 @@ _SAMPLING: dict[str, Decorator] = {
 }  # fmt: skip
 _ENDING: dict[str, Decorator] = {
     "max_tokens": click.option(
-        "--max-tokens", type=click.IntRange(1), default=256, show_default=True, metavar="N",
-        help="Maximum number of tokens of the answer.",
+        "--max-tokens", type=_LENGTH, default=256, show_default=True, metavar="N",
+        help="Maximum number of tokens of the answer; -1 for what the context has room for.",
     ),
     "min_tokens": click.option(
         "--min-tokens", type=click.IntRange(0), default=0, metavar="N",
@@ -295,7 +304,7 @@ def described(opts: SampleOpts, recommended: SampleOpts | None) -> dict[str, Any
 
 def _given(**values: Any) -> dict[str, Any]:
     """The values that were given, checked before a model is opened."""
-    given = {name: value for name, value in values.items() if value not in (None, ())}
+    given = {name: meant(name, value) for name, value in values.items() if value not in (None, ())}
     given |= {name: None for name in _WINDOWS if given.get(name) == _ALL}
     SampleOpts(**given)
     return given

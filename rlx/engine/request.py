@@ -240,7 +240,7 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise ArgumentError(f"stop is {stop!r}, expected a text or several", where="generate")
     if "" in texts:
-        raise ArgumentError("a stop string is empty", where="generate", hint="it would end every answer at once")
+        raise ArgumentError("stop is an empty text", where="generate", hint="it would end every answer at once")
     return tuple(texts)
 
 

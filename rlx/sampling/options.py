@@ -202,6 +202,14 @@ def resolved(sample: SampleOpts | str | None, recommended: SampleOpts | None, de
     return sample
 
 
+_MINUS_ONE = {"seed": None, "top_k": 0, "top_n_sigma": 0.0, "repetition_window": None, "dry_penalty_last_n": None}
+
+
+def meant(name: str, value: Any) -> Any:
+    """The value of an option as users of llama.cpp write it, for whom -1 is a random seed, all tokens, or off."""
+    return _MINUS_ONE.get(name, value) if value == -1 else value
+
+
 # Options that Mirostat replaces, and options that have no effect without a draw.
 _FILTERS = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold")
 _OF_DRAWS = (*_FILTERS, "mirostat", "mirostat_tau", "mirostat_eta")

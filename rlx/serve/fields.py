@@ -18,6 +18,7 @@ from rlx.errors import GrammarError, SamplingError, ToolError
 from rlx.grammar import Grammar
 from rlx.grammar.package import LENIENT
 from rlx.sampling import SampleOpts
+from rlx.sampling.options import meant
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.http import MAX_BIAS_TEXT, MAX_BIAS_TEXTS, Body, shown
 from rlx.text.tool_calls import checked_tools
@@ -28,23 +29,6 @@ if TYPE_CHECKING:
 
 #: Options that have other names in requests.
 _RENAMED = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_window"}
-RANDOM_SEED = -1  # llama-server's word for a seed of the system's
-
-
-def _window(count: int) -> int | None:
-    """A number of last tokens; -1 is all."""
-    return None if count < 0 else count
-
-
-#: What a value of a request means, where it is not the value itself.
-_MEANT: dict[str, Callable[[Any], Any]] = {
-    "seed": lambda seed: None if seed == RANDOM_SEED else seed % 2**64,
-    "top_k": lambda count: max(0, count),
-    "top_n_sigma": lambda sigma: max(0.0, sigma),
-    "repetition_window": _window,
-    "dry_penalty_last_n": _window,
-    "dry_sequence_breakers": tuple,
-}
 _SAMPLING = [*(each.name for each in fields(SampleOpts) if each.name != "logit_bias"), *_RENAMED]
 
 
@@ -54,7 +38,9 @@ def sampling_changes(body: Body) -> dict[str, Any]:
     for name in _SAMPLING:
         if (value := getattr(body, name, None)) is not None:
             own = _RENAMED.get(name, name)
-            found[own] = _MEANT[own](value) if own in _MEANT else value
+            found[own] = meant(own, value)
+    if found.get("seed") is not None:
+        found["seed"] %= 2**64
     return found
 
 

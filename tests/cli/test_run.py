@@ -213,7 +213,7 @@ def test_what_the_prompt_needs_is_compiled_ahead(opened: Opened, monkeypatch: py
         (["Hi", "--no-thinking"], "--thinking: the model's chat template has no enable_thinking. Leave it out."),
         (["Hi", "--temperature", "-1"], "Error: --temperature is -1.0, expected a finite number of at least 0"),
         (["Hi", "--temperature", "1", "--top-p", "2"], "Error: --top-p is 2.0, expected 0 to 1"),
-        (["Hi", "--max-tokens", "0"], "0 is not in the range x>=1"),
+        (["Hi", "--max-tokens", "0"], "'0' is neither a number of tokens nor -1"),
         (["Hi", "--precision", "low"], "'low' is not one of 'auto', 'exact'"),
         (["gone.gguf", "Hi"], "gone.gguf: there is no such file or directory"),
     ],

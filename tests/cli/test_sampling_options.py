@@ -107,6 +107,12 @@ def test_what_would_do_nothing_is_refused(option: str) -> None:
     assert rlx("Hi", option, "0.5", "--temperature", "0.5").exit_code == 0
 
 
+def test_minus_one_is_no_limit_as_in_llama_cpp() -> None:
+    result = rlx("What is 27 + 45?", *"-n -1 -s -1 --repeat-last-n -1 --dry-penalty-last-n -1 --json".split())
+    assert result.exit_code == 0 and json.loads(result.stdout)["end"] == "stop", result.output
+    assert rlx("Hi", *"-n 1 --top-k -1 --top-nsigma -1 --temp 1".split()).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -118,7 +124,7 @@ def test_what_would_do_nothing_is_refused(option: str) -> None:
         (["--mirostat", "1"], "mirostat is 1, expected 0 or 2"),
         (["--dry-base", "0.5"], "--dry-base is 0.5, expected a finite number of at least 1"),
         (["--min-tokens", "9", "--max-tokens", "3"], "--min-tokens 9 is more than --max-tokens 3"),
-        (["--stop", ""], "a stop string is empty"),
+        (["--stop", ""], "--stop is an empty text"),
     ],
 )
 def test_mistakes_are_one_message(args: list[str], said: str) -> None:

@@ -218,7 +218,7 @@ def test_the_tokenizer_is_asked_for_only_if_there_are_stop_strings() -> None:
         ({"n_new": True}, "n_new is True"),
         ({"min_tokens": -1}, "min_tokens is -1"),
         ({"n_new": 2, "min_tokens": 3}, "min_tokens is 3, more than the 2 of max_tokens"),
-        ({"stop": ["a", ""], "tokenizer": never}, "a stop string is empty"),
+        ({"stop": ["a", ""], "tokenizer": never}, "stop is an empty text"),
         ({"stop": [3], "tokenizer": never}, r"stop is \[3\], expected a text or several"),
         ({"stop": None, "tokenizer": never}, "stop is None"),
     ],
