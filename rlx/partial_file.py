@@ -8,6 +8,7 @@ removes it. Where there are no locks, one that nobody has written for a day is l
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -31,8 +32,10 @@ def into_place(out: Path, mode: int = 0o666) -> Iterator[Path]:
         mode: permissions of the file, less the umask.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written, or `out` is one itself.
     """
+    if not out.name:  # `.` or `/`
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(out))
     collect(out.parent)
     partial, lock = _new(out, mode)
     try:

@@ -47,6 +47,12 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize("out", ["", ".", "..", "/"])
+def test_a_folder_is_no_file(out: str) -> None:
+    with pytest.raises(OSError), into_place(Path(out)):  # noqa: PT011 which one is the system's choice
+        pass
+
+
 @pytest.mark.system("fork", "locks")
 def test_left_over_files_go_and_those_of_living_processes_stay(tmp_path: Path) -> None:
     ready = os.pipe()
