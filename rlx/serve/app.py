@@ -233,7 +233,7 @@ ANSWERS: dict[str, Schema] = {
     "/v1/models/{name}": _MODEL,
     "/v1/chat/completions": _answer("chat.completion", message=_MESSAGE),
     "/v1/completions": _answer("text_completion", text=TEXT),
-    "/v1/completion": {"anyOf": [_NATIVE, many(_NATIVE)]},
+    **{path: {"anyOf": [_NATIVE, many(_NATIVE)]} for path in ("/v1/completion", "/v1/infill")},
     "/v1/embeddings": thing(
         object=word("list"),
         data=many(thing(object=word("embedding"), index=COUNT, embedding={"anyOf": [VECTOR, TEXT]})),

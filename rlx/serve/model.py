@@ -47,6 +47,7 @@ FILL_IN = (
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
+FILE = "<|file_sep|>"  # before the name of a file, which a line break and its text follow
 _FILE_TYPE = "general.file_type"
 
 

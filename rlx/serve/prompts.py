@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rlx.engine.request import Context
@@ -24,7 +25,7 @@ from rlx.serve.custom_tools import INPUT, InputParser
 from rlx.serve.errors import OVERFLOW, ApiError, context_overflow, invalid
 from rlx.serve.http import shown
 from rlx.serve.media import base64_source, load_images
-from rlx.serve.model import fill_in_ids
+from rlx.serve.model import FILE, fill_in_ids
 from rlx.serve.openai.bodies import MediaPrompt
 from rlx.text.answer import AnswerParser, ThinkingTags, kept_ids, tool_format
 from rlx.text.chat import thinking_variables
@@ -625,18 +626,31 @@ def media_prompt(model: ServedModel, prompt: MediaPrompt, field: str, adds: bool
     return model.runner.with_images(text, [part["image"] for part in read["content"]])
 
 
-def filled_in(model: ServedModel, prompt: str, suffix: str) -> list[int]:
+def filled_in(
+    model: ServedModel,
+    prompt: str,
+    suffix: str,
+    extra: Sequence[tuple[str, str]] = (),
+    fields: tuple[str, str] = ("prompt", "suffix"),
+) -> list[int]:
     """The ids that ask for what stands between two texts.
+
+    Args:
+        extra: names and texts of other files, which come first; behind `FILE`, if the model has this token.
+        fields: what the request calls the two texts.
 
     Raises:
         ApiError: the model has no tokens for it, or a text is far too long.
     """
     tokenizer = model.tokenizer
-    model.check_length([prompt], "prompt")
-    model.check_length([suffix], "suffix")
+    for text, field in zip((prompt, suffix), fields, strict=True):
+        model.check_length([text], field)
+    model.check_length([part for file in extra for part in file], "input_extra")
     if (tokens := fill_in_ids(tokenizer)) is None:
         what = "the model has no tokens for filling in"
-        raise invalid("suffix", what, "leave it out, or serve a model for code", code="unsupported_parameter")
+        raise invalid(fields[1], what, "leave it out, or serve a model for code", code="unsupported_parameter")
     before, after, middle = tokens
-    parts = [tokenizer.encode(text, add_special_tokens=False) for text in (prompt, suffix)]
-    return [*tokenizer.prefix, before, *parts[0], after, *parts[1], middle]
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    head = [] if (file_id := tokenizer.token_to_id(FILE)) is None else [file_id]
+    files = [[*head, *encode(f"{name}\n{text}\n")] for name, text in extra]
+    return [*tokenizer.prefix, *chain(*files), before, *encode(prompt), after, *encode(suffix), middle]

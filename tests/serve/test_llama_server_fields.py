@@ -87,3 +87,20 @@ def test_prompts_with_images(server_that_sees: Any) -> None:
     assert both[0]["content"] == expected and both[2]["content"] == both[3]["content"]
     found = server.post("/v1/completions", prompt=prompts[0], temperature=0, max_tokens=6).json()
     assert found["choices"][0]["text"] == expected
+
+
+def test_what_editors_send_is_filled_in(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fields are those of llama.vim."""
+    body = {
+        "id_slot": 0, "input_prefix": "Once upon", "prompt": " a", "input_suffix": " fox", "n_predict": 4, "stop": [],
+        "input_extra": [{"text": "x", "time": 1, "filename": "a.py"}], "n_indent": 4, "top_k": 40, "top_p": 0.9,
+        "samplers": ["top_k", "infill"], "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+        "response_fields": ["content", "prompt"],
+    }  # fmt: skip
+    assert error_of(server, path="/infill", **body)["param"] == "input_suffix"
+    monkeypatch.setattr("rlx.serve.prompts.fill_in_ids", lambda tokenizer: tokenizer.encode("ABC"))
+    answer = server.post("/infill", **body)
+    assert answer.json()["prompt"] == "a.py\nx\nAOnce upon aB foxC" and answer.json()["content"], answer.text
+    assert set(answer.headers[IGNORED].split(", ")) == {
+        "id_slot", "n_indent", "samplers", "t_max_prompt_ms", "t_max_predict_ms"
+    }  # fmt: skip

@@ -231,7 +231,7 @@ class Filler:
     """A tokenizer with tokens for filling in."""
 
     prefix = (1,)
-    names: ClassVar[dict[str, int]] = {"<|fim_prefix|>": 5, "<|fim_suffix|>": 6, "<|fim_middle|>": 7}
+    names: ClassVar[dict[str, int]] = {"<|fim_prefix|>": 5, "<|fim_suffix|>": 6, "<|fim_middle|>": 7, "<|file_sep|>": 9}
 
     def token_to_id(self, name: str) -> int | None:
         return self.names.get(name)
@@ -243,6 +243,7 @@ class Filler:
 def test_a_suffix_asks_for_what_stands_between(server: Any) -> None:
     model: Any = SimpleNamespace(tokenizer=Filler(), check_length=lambda texts, field: None)
     assert filled_in(model, "a", "b") == [1, 5, 97, 6, 98, 7]
+    assert filled_in(model, "a", "", [("c", "d")]) == [1, 9, *b"c\nd\n", 5, 97, 6, 7]
     assert fill_in_ids(server.model.tokenizer) is None
     assert "insert" not in server.post("/api/show", model="demo").json()["capabilities"]
     for more in ({"raw": True}, {"system": "x"}):

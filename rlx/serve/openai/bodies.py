@@ -19,6 +19,7 @@ from rlx.serve.http import (
     MAX_STOP_IDS,
     MAX_STOPS,
     MAX_TOOLS,
+    Anyway,
     AtMost,
     Body,
     Ignored,
@@ -231,6 +232,28 @@ class CompletionBody(CommonFields):
     response_fields: list[str] | None = None
 
     prompt_embeds: Annotated[Any, only()] = None
+
+
+class Extra(Body):
+    """A file, or a part of one, that an editor sends besides."""
+
+    text: str
+    filename: str = ""
+    time: Anyway = None
+
+
+class InfillBody(CompletionBody):
+    """The body of llama-server's `/infill`, as editors send it: what they ask of the sampling is a hint."""
+
+    prompt: str = ""
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[Extra], Field(max_length=MAX_MESSAGES)] | None = None
+
+    n_indent: Annotated[int | None, hint(0)] = None
+    samplers: Ignored = None
+    t_max_prompt_ms: Ignored = None
+    t_max_predict_ms: Annotated[Any, hint(-1, 0)] = None
 
 
 class EmbeddingBody(Body):

@@ -29,7 +29,7 @@ from rlx.serve.answers import Asked, Choice, Delta, End, Event, Finished, Progre
 from rlx.serve.errors import ApiError, invalid, openai_body
 from rlx.serve.fields import ending, most_tokens, named_grammar, sample_opts, text_grammar
 from rlx.serve.http import comment, event, in_thread, json_bytes, new_router, while_connected
-from rlx.serve.openai.bodies import CompletionBody, MediaPrompt
+from rlx.serve.openai.bodies import CompletionBody, InfillBody, MediaPrompt
 from rlx.serve.prompts import filled_in, grammar_maker, media_prompt, prompt_ids, prompts
 
 if TYPE_CHECKING:
@@ -417,7 +417,7 @@ class Echo:
 
 
 def router(server: Server) -> APIRouter:
-    """`POST /completions` and `POST /completion`."""
+    """`POST /completions`, `POST /completion` and `POST /infill`."""
     found = new_router(tags=["completions"])
 
     @found.post("/completions")
@@ -438,6 +438,14 @@ def router(server: Server) -> APIRouter:
     @found.post("/completion")
     async def completion(body: CompletionBody, request: Request) -> Response:
         """The continuation of texts, in llama-server's form."""
+        return await native(body, request)
+
+    @found.post("/infill")
+    async def infill(body: InfillBody, request: Request) -> Response:
+        """What stands between two texts, in llama-server's form."""
+        return await native(body, request)
+
+    async def native(body: CompletionBody, request: Request) -> Response:
         for name in ("echo", "best_of", "stream_options", "suffix"):
             if getattr(body, name):
                 raise invalid(name, "this path does not have it", "use /v1/completions")
@@ -483,6 +491,9 @@ def asked_of(model: ServedModel, body: CompletionBody, default: int | None = MAX
 
 
 def _prompts(model: ServedModel, body: CompletionBody) -> list[Context]:
+    if isinstance(body, InfillBody):
+        before, extra = body.input_prefix + body.prompt, [(each.filename, each.text) for each in body.input_extra or ()]
+        return [model.checked(filled_in(model, before, body.input_suffix, extra, ("input_prefix", "input_suffix")))]
     found = prompts(body.prompt, "prompt")
     if body.suffix:
         if len(found) != 1 or not isinstance(found[0], str):
