@@ -12,8 +12,6 @@ written: one that wraps another, such as ::ffff:127.0.0.1, is not the other.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import http.client
 import ipaddress
 import os
@@ -27,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, quote, unquote, unquote_to_bytes, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from rlx import platform
 from rlx.errors import ImageError, MultimodalError
@@ -378,26 +376,13 @@ class _Reader:
         """The bytes of an image's file."""
         scheme = url.partition(":")[0].strip().lower()
         if scheme == "data":
-            return _of_data_uri(url, self._bytes)
+            return decode.file_of_uri(url, None, self._bytes)
         if scheme in ("http", "https"):
             return download(url, self._allowed, self._bytes, SECONDS)
         if scheme == "file":
             return _of_file(url, self._options.media_path, self._bytes)
         hint = 'give "data:image/png;base64,...", or an http(s) or file address that the server allows'
-        raise ImageError(f"an image is given as {_short(url)!r}, which is no address", hint=hint)
-
-
-def _of_data_uri(url: str, most: int) -> bytes:
-    head, comma, body = url.partition(",")
-    if not comma or not head.lower().rstrip().endswith(";base64"):
-        raise ImageError("a data URI is not in base64", hint='expected "data:image/png;base64,..."')
-    _check_bytes(len(body) * 3 // 4 - 2, most)
-    try:
-        raw = unquote_to_bytes(body) if "%" in body else body.encode("ascii")
-        return base64.b64decode(b"".join(raw.split()), validate=True)
-    except (ValueError, binascii.Error) as error:
-        hint = "give the bytes of an image file in base64, with its padding"
-        raise ImageError(f"the base64 of an image is damaged: {error}", hint=hint) from error
+        raise ImageError(f"an image is given as {decode.short(url)!r}, which is no address", hint=hint)
 
 
 def _of_file(url: str, below: str | os.PathLike[str] | None, most: int) -> bytes:
@@ -414,7 +399,7 @@ def _of_file(url: str, below: str | os.PathLike[str] | None, most: int) -> bytes
         return _regular_file(path, most)
     except (OSError, ValueError, RuntimeError) as error:  # a zero byte, a name too long, a loop of links
         text = error.strerror if isinstance(error, OSError) else str(error)
-        raise ImageError(f"the file {_short(name)!r} cannot be read: {text}", hint="check its name") from error
+        raise ImageError(f"the file {decode.short(name)!r} cannot be read: {text}", hint="check its name") from error
 
 
 def _regular_file(path: Path, most: int) -> bytes:
@@ -424,15 +409,5 @@ def _regular_file(path: Path, most: int) -> bytes:
         found = os.fstat(number)
         if not stat.S_ISREG(found.st_mode):
             raise ImageError("this is no regular file", hint="name an image file")
-        _check_bytes(found.st_size, most)
+        decode.check_bytes(found.st_size, None, most)
         return file.read(most)
-
-
-def _check_bytes(count: int, most: int) -> None:
-    if count > most:
-        what = f"the image file has {count / 1e6:.3g} MB, at most {most / 1e6:g} are read"
-        raise ImageError(what, hint="make the image smaller")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:60]}..."

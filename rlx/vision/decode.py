@@ -76,13 +76,13 @@ def from_path(path: str | PathLike[str]) -> Pixels:
             if not stat.S_ISREG(found.st_mode):  # a pipe or a device may never end
                 kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no regular file"
                 raise ImageError(f"this is {kind}", where=Path(name), hint="give the path of an image file")
-            _check_bytes(found.st_size, name)
+            check_bytes(found.st_size, name)
             with open(name, "rb") as file:
                 data = file.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
         raise ImageError("there is no such file", where=Path(name), hint="check the path") from error
     except (OSError, ValueError) as error:  # no permission, a name that is too long or has a zero byte
-        raise file_error(ImageError, "the file cannot be read", error, _short(name), "check the path") from error
+        raise file_error(ImageError, "the file cannot be read", error, short(name), "check the path") from error
     return from_bytes(data, where=Path(name))
 
 
@@ -97,20 +97,28 @@ def from_uri(text: str) -> Pixels:
     Raises:
         ImageError: it is another address or not in base64, or as for `from_bytes`.
     """
-    scheme, where = _SCHEME.match(text), _short(text)
+    scheme, where = _SCHEME.match(text), short(text)
     if scheme is None or scheme[1] is None:
         hint = "give the path itself" if text.lower().startswith("file:") else "download it, and give the file"
         raise ImageError("an image is given by an address, and rlx opens none", where=where, hint=hint)
+    return from_bytes(file_of_uri(text, where), where=where)
+
+
+def file_of_uri(text: str, where: str | None = None, most: int = MAX_BYTES) -> bytes:
+    """The file in a data URI.
+
+    Raises:
+        ImageError: it is not in base64, or larger than `most` bytes.
+    """
     head, comma, body = text.partition(",")
-    if not comma or not head.lower().endswith(";base64"):
+    if not comma or not head.lower().rstrip().endswith(";base64"):
         raise ImageError("a data URI is not in base64", where=where, hint="expected data:image/png;base64,...")
-    _check_bytes(len(body) * 3 // 4, where)
+    check_bytes(len(body) * 3 // 4 - 2, where, most)
     try:
         raw = unquote_to_bytes(body) if "%" in body else body.encode("ascii")
-        data = base64.b64decode(b"".join(raw.split()), validate=True)
+        return base64.b64decode(b"".join(raw.split()), validate=True)
     except ValueError as error:
         raise ImageError(f"the base64 of a data URI is damaged: {error}", where=where, hint=_DAMAGED) from error
-    return from_bytes(data, where=where)
 
 
 def from_bytes(data: bytes, *, where: str | Path | None = None, max_pixels: int = MAX_PIXELS) -> Pixels:
@@ -124,7 +132,7 @@ def from_bytes(data: bytes, *, where: str | Path | None = None, max_pixels: int 
         ImageError: it is of another format, damaged, truncated, an animation, larger than 128 MiB or `max_pixels`, or
             Pillow is not installed.
     """
-    _check_bytes(len(data), where)
+    check_bytes(len(data), where)
     kind = _format(data, where)
     library = pillow(where)
     if kind == "WEBP":  # its decoder takes memory for all pixels when it is opened
@@ -153,13 +161,15 @@ def from_pillow(image: PillowImage) -> Pixels:
         return _decoded(image, None)
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """A text for a message: an address may hold a whole file."""
     return text if len(text) <= 200 else f"{text[:60]}..."
 
 
-def _check_bytes(count: int, where: str | Path | None) -> None:
-    if count > MAX_BYTES:
-        what = f"the image file has {count / (1 << 20):.1f} MiB, at most {MAX_BYTES >> 20} are read"
+def check_bytes(count: int, where: str | Path | None = None, most: int = MAX_BYTES) -> None:
+    """`ImageError` for a file of more than `most` bytes."""
+    if count > most:
+        what = f"the image file has {count / 1e6:.4g} MB, at most {most / 1e6:.4g} are read"
         raise ImageError(what, where=where, hint="make the image smaller")
 
 
