@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,12 +204,11 @@ class Metrics:
 
     def _of_each(self) -> Iterator[Metric]:
         label, limiter = self._server.default_name, self._server.limiter
-        yield _gauge("num_requests_inside", "Requests that came in and are not answered", limiter.inside, label)
-        yield _gauge("queue_limit", "How many requests may wait beside them", limiter.queue, label)
-        yield _count("request_rejections", "Requests that got 429", limiter.rejected, label)
-        yield _count(
-            "log_lines_dropped", "Lines that the file of the log did not take", self._server.log.dropped, label
-        )
+        inside, dropped = "Requests that came in and are not answered", "Lines that the file of the log did not take"
+        yield _metric(_GAUGE, "num_requests_inside", inside, limiter.inside, label)
+        yield _metric(_GAUGE, "queue_limit", "How many requests may wait beside them", limiter.queue, label)
+        yield _metric(_COUNT, "request_rejections", "Requests that got 429", limiter.rejected, label)
+        yield _metric(_COUNT, "log_lines_dropped", dropped, self._server.log.dropped, label)
         info = GaugeMetricFamily(f"{PREFIX}build_info", "Versions", labels=["model_name", "version"])
         info.add_metric([label, rlx.__version__], 1)
         yield info
@@ -237,73 +237,54 @@ def _used(stats: Mapping[str, Any]) -> float:
     return stats["kv_used_bytes"] / stats["kv_bytes"] if stats["kv_bytes"] else 0
 
 
-#: Name, meaning, and where the statistics of an engine have the value: a path, or a function of them.
-_ENGINE_GAUGES: tuple[tuple[str, str, str | Callable[[Mapping[str, Any]], float]], ...] = (
-    ("slots", "How many choices the engine computes at once", "requests.slots"),
-    ("num_requests_running", "Choices that are computed", "requests.running"),
-    ("num_requests_waiting", "Choices that wait for a slot", "requests.queue"),
-    ("kv_cache_usage_perc", "Used part of the cache, 0 to 1", _used),
-    ("kv_cache_bytes", "Bytes of the cache that are in use", "kv_used_bytes"),
-    ("kv_cache_limit_bytes", "Bytes that the cache may take", "kv_bytes"),
-    ("paused_bytes", "Bytes of paused choices", "paused_bytes"),
-)
-_ENGINE_COUNTERS = (
-    ("prefix_cache_queries", "Tokens of prompts that were looked up in the cache", "prefix_tokens_asked"),
-    ("prefix_cache_hits", "Tokens of prompts that the cache knew", "prefix_tokens_hit"),
-    ("prefix_cache_evictions", "Prefixes that made room", "prefix_evictions"),
-    ("num_preemptions", "Choices that were paused to make room", "requests.paused"),
-    ("engine_steps", "Calls of the engine", "requests.steps"),
-    ("engine_tokens", "Tokens that were chosen", "requests.tokens"),
-    ("engine_prompt_tokens", "Prompt tokens that were computed", "requests.prompt_tokens"),
-    ("spec_decode_num_drafts", "Steps with drafts", "speculation.steps"),
-    ("spec_decode_num_draft_tokens", "Tokens that were drafted", "speculation.drafted"),
-    ("spec_decode_num_accepted_tokens", "Drafts that were right", "speculation.accepted"),
+_GAUGE, _COUNT = GaugeMetricFamily, CounterMetricFamily
+_Row = tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, str | Callable[[Mapping[str, Any]], float]]
+#: Kind, name, meaning, and where the statistics of an engine have the value: a path, or a function of them.
+_ENGINE: tuple[_Row, ...] = (
+    (_GAUGE, "slots", "How many choices the engine computes at once", "requests.slots"),
+    (_GAUGE, "num_requests_running", "Choices that are computed", "requests.running"),
+    (_GAUGE, "num_requests_waiting", "Choices that wait for a slot", "requests.queue"),
+    (_GAUGE, "kv_cache_usage_perc", "Used part of the cache, 0 to 1", _used),
+    (_GAUGE, "kv_cache_bytes", "Bytes of the cache that are in use", "kv_used_bytes"),
+    (_GAUGE, "kv_cache_limit_bytes", "Bytes that the cache may take", "kv_bytes"),
+    (_GAUGE, "paused_bytes", "Bytes of paused choices", "paused_bytes"),
+    (_COUNT, "prefix_cache_queries", "Tokens of prompts that were looked up in the cache", "prefix_tokens_asked"),
+    (_COUNT, "prefix_cache_hits", "Tokens of prompts that the cache knew", "prefix_tokens_hit"),
+    (_COUNT, "prefix_cache_evictions", "Prefixes that made room", "prefix_evictions"),
+    (_COUNT, "num_preemptions", "Choices that were paused to make room", "requests.paused"),
+    (_COUNT, "engine_steps", "Calls of the engine", "requests.steps"),
+    (_COUNT, "engine_tokens", "Tokens that were chosen", "requests.tokens"),
+    (_COUNT, "engine_prompt_tokens", "Prompt tokens that were computed", "requests.prompt_tokens"),
+    (_COUNT, "spec_decode_num_drafts", "Steps with drafts", "speculation.steps"),
+    (_COUNT, "spec_decode_num_draft_tokens", "Tokens that were drafted", "speculation.drafted"),
+    (_COUNT, "spec_decode_num_accepted_tokens", "Drafts that were right", "speculation.accepted"),
 )
 # States of prompts on disk, where there are some (`cache_kv`).
-_DISK_GAUGES = (
-    ("disk_cache_bytes", "Bytes of the files with states of prompts", "cache_kv_used_bytes"),
-    ("disk_cache_limit_bytes", "Bytes that these files may take", "cache_kv_bytes"),
-)
-_DISK_COUNTERS = (
-    ("disk_cache_tokens_hit", "Tokens of prompts that were read from disk", "cache_kv_tokens_hit"),
-    ("disk_cache_read_bytes", "Bytes that were read from these files", "cache_kv_read_bytes"),
-    ("disk_cache_written_bytes", "Bytes that were written to these files", "cache_kv_written_bytes"),
-    ("disk_cache_evictions", "Files that made room", "cache_kv_evictions"),
-    ("disk_cache_damaged", "Files that were damaged", "cache_kv_damaged"),
+_DISK: tuple[_Row, ...] = (
+    (_GAUGE, "disk_cache_bytes", "Bytes of the files with states of prompts", "cache_kv_used_bytes"),
+    (_GAUGE, "disk_cache_limit_bytes", "Bytes that these files may take", "cache_kv_bytes"),
+    (_COUNT, "disk_cache_tokens_hit", "Tokens of prompts that were read from disk", "cache_kv_tokens_hit"),
+    (_COUNT, "disk_cache_read_bytes", "Bytes that were read from these files", "cache_kv_read_bytes"),
+    (_COUNT, "disk_cache_written_bytes", "Bytes that were written to these files", "cache_kv_written_bytes"),
+    (_COUNT, "disk_cache_evictions", "Files that made room", "cache_kv_evictions"),
+    (_COUNT, "disk_cache_damaged", "Files that were damaged", "cache_kv_damaged"),
 )
 
 
 def _of_runner(stats: Mapping[str, Any], label: str) -> Iterator[Metric]:
     """The counters of one engine."""
-    if "kv_bytes" not in stats:  # an encoder, which has no caches
-        for name, text, path in _ENGINE_COUNTERS:
-            if name in ("engine_steps", "engine_prompt_tokens"):
-                yield _count(name, text, _at(stats, path), label)
-        return
-    has_disk = "cache_kv_bytes" in stats
-    for name, text, where in (*_ENGINE_GAUGES, *(_DISK_GAUGES if has_disk else ())):
-        yield _gauge(name, text, _at(stats, where) if isinstance(where, str) else where(stats), label)
-    for name, text, path in (*_ENGINE_COUNTERS, *(_DISK_COUNTERS if has_disk else ())):
-        yield _count(name, text, _at(stats, path), label)
-    yield _gaps(stats["requests"], label)
+    is_encoder = "kv_bytes" not in stats  # it has no caches
+    for family, name, text, where in (*_ENGINE, *(_DISK if "cache_kv_bytes" in stats else ())):
+        if not is_encoder or name in ("engine_steps", "engine_prompt_tokens"):
+            value = where(stats) if callable(where) else reduce(getitem, where.split("."), stats)
+            yield _metric(family, name, text, value, label)
+    if not is_encoder:
+        yield _gaps(stats["requests"], label)
 
 
-def _at(stats: Mapping[str, Any], path: str) -> float:
-    found: Any = stats
-    for name in path.split("."):
-        found = found[name]
-    return float(found)
-
-
-def _gauge(name: str, text: str, value: float, label: str) -> Metric:
-    found = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
-    found.add_metric([label], value)
-    return found
-
-
-def _count(name: str, text: str, value: float, label: str) -> Metric:
-    found = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
-    found.add_metric([label], value)
+def _metric(family: Any, name: str, text: str, value: Any, label: str) -> Metric:
+    found: Metric = family(PREFIX + name, text, labels=["model_name"])
+    found.add_metric([label], value)  # type: ignore[attr-defined]
     return found
 
 
