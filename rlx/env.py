@@ -191,8 +191,7 @@ def compile_ahead() -> bool:
     Raises:
         ArgumentError: it is neither 0 nor 1.
     """
-    value = _integer("RLX_COMPILE_AHEAD", 0, 1)
-    return value is None or bool(value)
+    return _integer("RLX_COMPILE_AHEAD", 0, 1) != 0
 
 
 def plain_platform() -> bool:
@@ -227,8 +226,7 @@ def jit() -> bool:
     Raises:
         ArgumentError: it is neither 0 nor 1.
     """
-    value = _integer("RLX_JIT", 0, 1)
-    return value is None or bool(value)
+    return _integer("RLX_JIT", 0, 1) != 0
 
 
 def dynamic_decode() -> bool:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rlx.closing import Closing
 from rlx.errors import WeightError
-from rlx.ir.dtypes import F32
+from rlx.ir.dtypes import F32, DType
 from rlx.ir.stored import FLOATS, dequantize, to_float32
 from rlx.weights.mapped import Bytes, TensorInfo
 
@@ -97,17 +97,13 @@ class Composed:
         Args:
             move: maps an array of the tensor's shape to one of `shape`.
         """
-        info, raw = self.info, self.raw
-        dtype = F32 if info.dtype.is_quantized else info.dtype
+        info = self._movable(shape)
+        return Composed.of(info, self.files, lambda: _moved(self.raw(), self.info.dtype, self.info.shape, move))
 
-        def read() -> Bytes:
-            if info.dtype.is_quantized:
-                values: Values = dequantize(raw(), info.dtype, info.shape)
-            else:
-                values = raw().view(info.dtype.numpy or "uint8").reshape(info.shape)  # of bf16 the bits
-            return np.ascontiguousarray(move(values)).reshape(-1).view(np.uint8)
-
-        return Composed.of(replace(info, dtype=dtype, shape=shape, nbytes=dtype.size(shape)), self.files, read)
+    def _movable(self, shape: tuple[int, ...]) -> TensorInfo:
+        """The description with another shape, of a type whose elements can be moved."""
+        dtype = F32 if self.info.dtype.is_quantized else self.info.dtype
+        return replace(self.info, dtype=dtype, shape=shape, nbytes=dtype.size(shape))
 
     def cut(self, matrices: int) -> Composed:
         """A matrix [matrices * n, k] as a stack [matrices, n, k]."""
@@ -116,17 +112,12 @@ class Composed:
 
     def turned(self) -> Composed:
         """The matrices of a stack, each transposed; numbers in blocks become float32."""
-        info = self.info
-        count, n, k = info.shape
-        dtype = F32 if info.dtype.is_quantized else info.dtype
+        count, n, k = self.info.shape
 
         def pieces() -> Iterator[Bytes]:
-            for piece in self.pieces():
-                if info.dtype.is_quantized:
-                    piece = dequantize(piece, info.dtype, (n, k)).view(np.uint8)
-                yield np.ascontiguousarray(piece.reshape(n, k, -1).swapaxes(0, 1)).reshape(-1)
+            return (_moved(piece, self.info.dtype, (n, k), np.transpose) for piece in self.pieces())
 
-        return Composed(TensorInfo(info.name, dtype, (count, k, n), dtype.size((count, k, n))), self.files, pieces)
+        return Composed(self._movable((count, k, n)), self.files, pieces)
 
     def rows(self, name: str, start: int, count: int, period: int | None, where: object) -> Composed:
         """Of every `period` rows those from `start` on: of a vector [R], a matrix [R, k], or every matrix of a stack
@@ -167,6 +158,13 @@ class Composed:
         return Composed(
             TensorInfo(info.name, info.dtype, shape, info.nbytes // total * shape[axis]), self.files, pieces
         )
+
+
+def _moved(raw: Bytes, dtype: DType, shape: tuple[int, ...], move: Callable[[Values], Values]) -> Bytes:
+    values: Values = (
+        raw.view(dtype.numpy or "uint8").reshape(shape) if not dtype.is_quantized else dequantize(raw, dtype, shape)
+    )
+    return np.ascontiguousarray(move(values)).reshape(-1).view(np.uint8)
 
 
 def _member(shape: tuple[int, ...], start: int, count: int, period: int | None) -> int | None:
