@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from rlx import env
@@ -93,7 +93,7 @@ class Host:
 
     def called(self, compiled: CompiledProgram) -> list[Called]:
         """What computes the calls of a program of the card."""
-        return [_Experts(self._program(form)) for form in _forms(compiled)]
+        return [partial(_run, self._program(form)) for form in _forms(compiled)]
 
     def _program(self, form: Form) -> Program:
         if form not in self._programs:
@@ -130,17 +130,11 @@ def _forms(compiled: CompiledProgram) -> Iterator[Form]:
         yield row["body"], low, high, compiled.options.segments
 
 
-class _Experts:
-    """A program as what computes a call."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-
-    def __call__(self, operands: Sequence[Array], weights: Sequence[Buffer], result: Array) -> None:
-        program = self._program
-        names = [f"in{i}" for i in range(len(operands) + len(weights))]
-        program.bind(dict(zip(names[len(operands) :], weights, strict=True)))
-        for name, value in zip(names, operands, strict=False):
-            program.inputs[name].reshape(-1)[: value.size] = value.reshape(-1)
-        program.run(SEQ=len(result))
-        result[...] = program.output("out", SEQ=len(result))
+def _run(program: Program, operands: Sequence[Array], weights: Sequence[Buffer], result: Array) -> None:
+    """Computes a call by a program."""
+    names = [f"in{i}" for i in range(len(operands) + len(weights))]
+    program.bind(dict(zip(names[len(operands) :], weights, strict=True)))
+    for name, value in zip(names, operands, strict=False):
+        program.inputs[name].reshape(-1)[: value.size] = value.reshape(-1)
+    program.run(SEQ=len(result))
+    result[...] = program.output("out", SEQ=len(result))

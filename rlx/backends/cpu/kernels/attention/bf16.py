@@ -34,7 +34,6 @@ from rlx.backends.cpu import dots, vmath
 from rlx.backends.cpu.isa.amx import BYTES, COUNT, DEPTH, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.attention.attention import AttentionWriter
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, KEY_TILES, Chunk, Chunks, Shape, Unit
-from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import BF16X32, F32X16, LANES, Emitter, Index
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, DType
@@ -57,6 +56,7 @@ class RoundedAttention(AttentionWriter):
     Attributes:
         together: queries that are multiplied at once, over keys and values that are converted before; units are those
             of `units(..., bf16=True)`. 1 for those that convert in registers.
+        needs_dots: whether the products are dot products of bf16, which not every target has.
 
     Raises:
         CompileError: the shape does not fit.
@@ -65,8 +65,12 @@ class RoundedAttention(AttentionWriter):
     bf16 = True
     held = 4
     together: ClassVar[int] = 1
+    needs_dots: ClassVar[bool] = False
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
+        if self.needs_dots and not e.target.has_bf16_dots:
+            hint, where = "Leave the products in f32.", f"target {e.target.level}"
+            raise CompileError("the target has no dot products of bf16", where=where, hint=hint)
         if shape.rows_static is not None and self.together > 1:
             raise CompileError("keys are not converted for a number of rows that is known", where="attention")
         if not fits(shape.head_dim, shape.dtype):
@@ -321,13 +325,6 @@ class TiledAttention(RoundedAttention):
                 move(c, self.e.at(place, i * ROWS * stride + j * ROW_BYTES), stride)  # type: ignore[operator]
 
 
-def check_dots(target: Target) -> None:
-    """Raises `CompileError` unless the target has dot products of bf16."""
-    if not target.has_bf16_dots:
-        hint = "Leave the products in f32."
-        raise CompileError("the target has no dot products of bf16", where=f"target {target.level}", hint=hint)
-
-
 class DottedAttention(RoundedAttention):
     """Generates an attention kernel with bf16 dot products: 4 queries times four tiles, 4 x 4 vectors of sums.
 
@@ -338,11 +335,7 @@ class DottedAttention(RoundedAttention):
         CompileError: the target has no bf16 dot products, or the shape does not fit.
     """
 
-    together = 4
-
-    def __init__(self, e: Emitter, shape: Shape) -> None:
-        check_dots(e.target)
-        super().__init__(e, shape)
+    needs_dots, together = True, 4
 
     def _score_together(self, rows: Converted, chunk: Chunk, query: ir.Value) -> None:
         e = self.e
@@ -411,9 +404,7 @@ class DottedRow(RoundedAttention):
         CompileError: the target has no bf16 dot products, or the shape does not fit.
     """
 
-    def __init__(self, e: Emitter, shape: Shape) -> None:
-        check_dots(e.target)
-        super().__init__(e, shape)
+    needs_dots = True
 
     def _score_tiles(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int, first: Index, tiles: int) -> None:
         e, pair_bytes = self.e, 2 * self.cache.vector_bytes
