@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rlx.backends.drafts import Heads, Rounds
     from rlx.backends.reference.formats import Formats
     from rlx.passes.pipeline import Pass
+    from rlx.store.entry import Entry
 
 Files = Mapping[str, bytes | str]
 T = TypeVar("T")
@@ -69,17 +70,6 @@ class Target(Protocol):
         """Everything else that changes code. Part of the compile key."""
 
 
-class Stored(Protocol):
-    """The files of a compiled program."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Their names."""
-
-    def read(self, name: str) -> bytes:
-        """The contents of one."""
-
-
 class Builder(Protocol):
     """Compiles small pieces of code beside programs, through the compile cache."""
 
@@ -87,7 +77,7 @@ class Builder(Protocol):
     def target(self) -> Any:
         """The target of all of them."""
 
-    def once(self, what: str, build: Callable[[], Files], load: Callable[[Stored], T], **fields: Any) -> T:
+    def once(self, what: str, build: Callable[[], Files], load: Callable[[Entry], T], **fields: Any) -> T:
         """Loads the files of `build` with `load`; `build` runs only if the cache has none for these fields of a key.
 
         Args:
@@ -128,7 +118,7 @@ class Loadable:
     """
 
     manifest: Manifest
-    files: Stored
+    files: Entry
     graph: Callable[[], Graph]
     options: Options
 

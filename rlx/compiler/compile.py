@@ -23,8 +23,7 @@ from weakref import WeakKeyDictionary
 
 from rlx import backends, compiler, debug_output, env, ir, tracing
 from rlx.arguments import whole
-from rlx.backends.device import Code, Loadable, OnKernel, Packer, Stored, Target, Workers
-from rlx.backends.device import Files as BuiltFiles
+from rlx.backends.device import Code, Files, Loadable, OnKernel, Packer, Target, Workers
 from rlx.backends.program import Manifest, Program
 from rlx.compiler.tuned import tuned
 from rlx.errors import ArgumentError, named_refusals
@@ -35,7 +34,8 @@ from rlx.passes.effective import effective
 from rlx.passes.layout import packed_rows
 from rlx.passes.options import BACKEND, Options
 from rlx.platform import MAX_WORKERS, cpu_count, usable_cpus
-from rlx.store.cache import CompileCache, Files, checked_cache
+from rlx.store.cache import CompileCache, checked_cache
+from rlx.store.entry import Entry
 from rlx.store.key import CompileKey, digest_text, versions
 from rlx.tracing import span
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 MAX_PER_CPU = 8  # worker threads: enough for tests, few enough that the machine still makes progress
 
 #: Makes files, and says how far it is.
-Build = Callable[[OnKernel], BuiltFiles]
+Build = Callable[[OnKernel], Files]
 
 #: Called with what is done, how much of it is done, and how much there is.
 Progress = Callable[[str, int, int], None]
@@ -71,7 +71,7 @@ class CompiledProgram:
 
     code: Code
     manifest: Mapping[str, Any]
-    files: Files
+    files: Entry
     final: str
     stats: Mapping[str, Any]
     options: Options
@@ -184,12 +184,12 @@ class Compiler:
         key = key or self.program_key(graph, options)
         start, built, what = time.perf_counter(), False, f"the {options.phase} program"
 
-        def build(on_kernel: OnKernel) -> BuiltFiles:
+        def build(on_kernel: OnKernel) -> Files:
             nonlocal built
             built = True
             return compiler.build.build_program(graph, options, self.target, self.backend, on_kernel)
 
-        def load(files: Files) -> CompiledProgram:
+        def load(files: Entry) -> CompiledProgram:
             final = [name for name in files.names if name.startswith("ir/")][-1 - len(BACKEND)]
             manifest, stats = (json.loads(files.read(name)) for name in ("manifest.json", "stats.json"))
             text = files.read(final).decode()
@@ -242,7 +242,7 @@ class Compiler:
         used = ir.custom.used_by(graph.nodes(), fused="custom" in options.fusions) if CUSTOM else {}
         return {"custom_ops": {name: op.digest for name, op in used.items()}} if used else {}
 
-    def _get(self, key: CompileKey, what: str, build: Build, load: Callable[[Files], T]) -> T:
+    def _get(self, key: CompileKey, what: str, build: Build, load: Callable[[Entry], T]) -> T:
         """Loads the entry of a key, and builds it first if the cache lacks it.
 
         Args:
@@ -257,7 +257,7 @@ class Compiler:
             total = count
             self._progress(f"compiling {what}", done, total)
 
-        def telling() -> BuiltFiles:
+        def telling() -> Files:
             reason, start = self.cache.why(key), time.perf_counter()
             debug_output.show(debug_output.CACHE, f"cache: {key.title} is compiled: {reason}")
             tell(0, total)
@@ -271,7 +271,7 @@ class Compiler:
             _LOG.info("compiled %s in %.2f s: %s", key.title, self.compiled[-1].seconds, reason)
             return files
 
-        def loading(files: Files) -> T:
+        def loading(files: Entry) -> T:
             with span(f"load {what}", "compile", key=key.title):
                 return load(files)
 
@@ -301,7 +301,7 @@ class Compiler:
         """
         self.backend.prepare_packing({DTYPES[row["dtype"]] for row in packed_rows(weights).values()}, self)
 
-    def once(self, what: str, build: Callable[[], BuiltFiles], load: Callable[[Stored], T], **fields: Any) -> T:
+    def once(self, what: str, build: Callable[[], Files], load: Callable[[Entry], T], **fields: Any) -> T:
         """As `rlx.backends.device.Builder.once`: `fields` are those of the key."""
         return self._get(self.key(**fields), what, lambda on_kernel: build(), load)
 
@@ -363,7 +363,7 @@ def _role(graph: Graph, options: Options) -> str:
     return options.phase
 
 
-def write_ir(files: Files, folder: Path) -> None:
+def write_ir(files: Entry, folder: Path) -> None:
     """Writes the IR after every pass, as stored with the program, into a folder: one file a pass.
 
     Raises:

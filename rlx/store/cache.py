@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from rlx import debug_output, env, store
 from rlx.arguments import whole
@@ -29,17 +29,6 @@ T = TypeVar("T")
 CAPACITY = 64
 
 _MISSING = object()
-
-
-class Files(Protocol):
-    """The files of a built program, as `load` gets them."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the files, in order."""
-
-    def read(self, name: str) -> bytes:
-        """A file's contents; CacheError if there is no such file, or it was evicted since."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +115,7 @@ class CompileCache:
             return replace(self._stats, evictions_disk=evicted, damaged=damaged)
 
     def get_or_compile(
-        self, key: CompileKey, build: Callable[[], Mapping[str, bytes | str]], load: Callable[[Files], T]
+        self, key: CompileKey, build: Callable[[], Mapping[str, bytes | str]], load: Callable[[Entry], T]
     ) -> T:
         """The program of a key.
 
@@ -190,7 +179,7 @@ class CompileCache:
 
     # -- store and build ------------------------------------------------------------------------------------------
 
-    def _load(self, key: CompileKey, build: Callable[[], Mapping[str, bytes | str]], load: Callable[[Files], T]) -> T:
+    def _load(self, key: CompileKey, build: Callable[[], Mapping[str, bytes | str]], load: Callable[[Entry], T]) -> T:
         entry = self._find(key)
         if entry is not None:
             try:
@@ -200,7 +189,7 @@ class CompileCache:
                 self.store.refuse(key, str(error), discard=self.policy == "on")
         return self._loaded(self._build(key, build), load)
 
-    def _loaded(self, entry: Entry, load: Callable[[Files], T]) -> T:
+    def _loaded(self, entry: Entry, load: Callable[[Entry], T]) -> T:
         start = time.perf_counter()
         program = load(entry)
         entry.release()

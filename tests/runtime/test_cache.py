@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rlx import env
 from rlx.errors import CacheError, CompileError
-from rlx.store.cache import CompileCache, Files
+from rlx.store.cache import CompileCache
+from rlx.store.entry import Entry
 from rlx.store.key import CompileKey
 from rlx.store.store import Store
 
@@ -30,7 +31,7 @@ def key(number: int = 0) -> CompileKey:
 class Program:
     """What `load` makes: knows its text and whether it was closed."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Entry) -> None:
         self.files, self.text, self.closed = files, files.read("text").decode(), 0
 
     def close(self) -> None:

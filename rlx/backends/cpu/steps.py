@@ -20,11 +20,12 @@ from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.native import RuntimeLibrary
 from rlx.backends.cpu.layouts import BLOCK_ROWS, LAYOUTS
 from rlx.backends.cpu.target import Target
-from rlx.backends.device import Builder, Files, Stored
+from rlx.backends.device import Builder, Files
 from rlx.ir.dtypes import DType
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.llvm import Compiled
+    from rlx.store.entry import Entry
 
 #: Compiled modules that a process keeps for a target, for the programs that it compiles next.
 MODULES = 256
@@ -58,7 +59,7 @@ def files_of(modules: Mapping[str, Compiled]) -> dict[str, bytes | str]:
     return {**code, **{f"{name}.ll": module.text for name, module in modules.items()}}
 
 
-def objects(stored: Stored) -> list[bytes]:
+def objects(stored: Entry) -> list[bytes]:
     """The object code of a compiled program, module by module."""
     return [stored.read(name) for name in stored.names if name.endswith(".o")]
 
@@ -87,7 +88,7 @@ def step_of(
         files = _compiled(builder.target, kernel=kernel.llvm, program=text)
         return files | {"symbol.txt": name, "kernel.txt": kernel.source}
 
-    def load(stored: Stored) -> NativeCode:
+    def load(stored: Entry) -> NativeCode:
         return NativeCode(objects(stored), [stored.read("symbol.txt").decode()])
 
     return builder.once(what, build, load, **fields)
@@ -136,7 +137,7 @@ def worker_loop(builder: Builder) -> RuntimeLibrary:
     def build() -> Files:
         return _compiled(builder.target, program=compiling().runtime_llvm(builder.target.triple, waits))
 
-    def load(stored: Stored) -> RuntimeLibrary:
+    def load(stored: Entry) -> RuntimeLibrary:
         return RuntimeLibrary(stored.read("program.o"))
 
     return builder.once("the worker loop", build, load, kind="runtime", name="workers", options={"waits": waits})

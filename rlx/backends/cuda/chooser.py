@@ -22,11 +22,12 @@ from rlx.backends.cuda.agreed import choice as layout
 from rlx.backends.cuda.agreed.steps import THREADS
 from rlx.backends.cuda.driver import Card, LaunchConfig, Loaded
 from rlx.backends.cuda.memory import address, pinned_bytes
-from rlx.backends.device import Builder, Files, Stored
+from rlx.backends.device import Builder, Files
 from rlx.backends.memory import Buffer, DeviceArray, Memory
 from rlx.sampling.choice import UNIFORM, Choice, Chosen, choose_rows
 from rlx.sampling.filters import INTERVALS
 from rlx.sampling.options import SampleOpts
+from rlx.store.entry import Entry
 
 _ALIGN = 16
 #: The sizes come first in what is sent.
@@ -36,7 +37,7 @@ _HEAD = 16
 def compiled(builder: Builder, link: Callable[[str], bytes], card: Card) -> list[Loaded]:
     """The kernels on the card, from the compile cache."""
 
-    def load(stored: Stored) -> list[Loaded]:
+    def load(stored: Entry) -> list[Loaded]:
         shared = json.loads(stored.read("shared.json"))
         return [Loaded(card, stored.read(f"{name}.cubin"), name, nbytes) for name, nbytes in shared.items()]
 

@@ -22,10 +22,11 @@ from rlx.backends.cuda.agreed.steps import THREADS
 from rlx.backends.cuda.driver import Card, Loaded
 from rlx.backends.cuda.layouts import DEPTH, LAYOUTS, ROWS, CardLayouts, form_of
 from rlx.backends.cuda.memory import address, pinned_bytes
-from rlx.backends.device import Builder, Files, Stored
+from rlx.backends.device import Builder, Files
 from rlx.backends.memory import Buffer
 from rlx.ir.dtypes import DType
 from rlx.platform import cpu_count
+from rlx.store.entry import Entry
 
 _PIECE = 16 << 20  # bytes of the file that are copied at a time
 _SLOTS = 3  # pieces in the ring
@@ -90,7 +91,7 @@ def kernel(builder: Builder, dtype: DType, link: Callable[[str], bytes], cards: 
         (code,) = ptx.compiled([text], builder.target.level, builder.target.ptx)
         return {f"{_ENTRY}.ll": text, f"{_ENTRY}.ptx": code, f"{_ENTRY}.cubin": link(code)}
 
-    def load(stored: Stored) -> list[Loaded]:
+    def load(stored: Entry) -> list[Loaded]:
         return [Loaded(card, stored.read(f"{_ENTRY}.cubin"), _ENTRY) for card in cards]
 
     what = f"the packing of {dtype.name} weights"
