@@ -19,7 +19,6 @@ from rlx.engine.opening.options import EngineOptions
 from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.programs import ProgramRecord
 from rlx.engine.programs.ready import ReadyPrograms
-from rlx.errors import NumericalError
 from rlx.sampling.choice import choose_rows
 
 
@@ -102,7 +101,7 @@ class FakeEngine:
         remembered: the ids of closed sequences: new ones begin with what they share.
     """
 
-    most_rows, shared_rows, native_draws = 16, 16, False
+    most_rows, shared_rows = 16, 16
     device = "cpu"
     ready = ReadyPrograms([])
     images = None  # text only
@@ -188,20 +187,11 @@ class FakeEngine:
         self._rows(sequence, ids)
         return np.stack(sequence.states[-len(ids) :]).astype(np.float32)
 
-    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = (), loads: bool = True) -> list[int]:
-        found: list[int] = []
-        if not loads:  # as if its program were not in memory
-            return found
-        while len(found) < count and not (found and found[-1] in stops):
-            (logits,) = self._rows(sequence, [found[-1] if found else token])
-            if not np.isfinite(logits).all():
-                sequence.rewind(len(sequence) - 1)
-                if found:
-                    return found
-                at = int(np.flatnonzero(~np.isfinite(logits))[0])
-                raise NumericalError(f"logit {at} is {logits[at]}", where=f"position {len(sequence)}")
-            found.append(int(logits.argmax()))
-        return found
+    def run(self, rows: Any, *, loads: bool = True) -> None:
+        """It computes step by step."""
+
+    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+        return []
 
     def snapshot_of(self, sequence: Any) -> Any:
         return list(sequence.ids)

@@ -237,8 +237,7 @@ class Backend(ABC):
     Attributes:
         name: of its device.
         memory: that its programs work on: weights, states and arenas.
-        native_loops: whether it generates many tokens in one call (`Program.repeat`) faster than one by one.
-        native_draws: whether it also draws these tokens at random.
+        native_loops: whether runs of steps (`Program.steps`) are faster than steps one by one.
         native_rounds: whether one call drafts with a head and verifies several times (`rounds`), too.
         calls_host: whether the host may compute parts of its programs, the nodes `call`.
         batch_rows: largest row counts of programs for rows of several sequences, besides the largest bucket.
@@ -250,7 +249,6 @@ class Backend(ABC):
     name: str
     memory: Memory
     native_loops = False
-    native_draws = False
     native_rounds = False
     calls_host = False
     batch_rows: tuple[int, ...] = (8, 32)

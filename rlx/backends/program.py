@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from rlx.backends.memory import Array, Buffer, DeviceArray, Memory, Values
 from rlx.errors import ArgumentError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES
+from rlx.ir.segments import PAST, ROWS
 from rlx.passes.program import Buffer as Placed
 from rlx.sampling.choice import UNIFORM, Choice, Choose
 
@@ -97,53 +98,74 @@ class Observer(ABC):
         return
 
 
+#: In place of a token: the row had ended before, or its logits are not finite, or only the host can choose from them.
+NO_TOKEN = -1
+
+
 @dataclass(frozen=True)
 class Draws:
     """How the tokens of a run are chosen from the logits of its steps.
 
     Attributes:
         choose: of the device.
-        choice: of all steps, but for its random number.
-        numbers: a random number for each step.
-        output: name of the logits, f32 [1, vocab].
+        choices: of each row, for all steps but for its random number.
+        numbers: a random number for each step and row, f64 [steps, rows].
+        output: name of the logits, f32 [rows, vocab].
     """
 
     choose: Choose
-    choice: Choice
+    choices: Sequence[Choice]
     numbers: NDArray[np.float64]
     output: str
 
-    def token(self, number: int, logits: Values) -> int:
-        """The token of a step; -1 if there is none, or a logit is not finite."""
-        self.choice.numbers[UNIFORM] = self.numbers[number]
-        (chosen,) = self.choose([logits[-1]], [self.choice])
-        return chosen.token if chosen.is_finite else -1
+    def tokens(self, step: int, logits: Values, rows: Sequence[int]) -> list[int]:
+        """The tokens of some rows in a step."""
+        choices = [self.choices[row] for row in rows]
+        for row, choice in zip(rows, choices, strict=True):
+            if not choice.opts.is_greedy:
+                choice.numbers[UNIFORM] = self.numbers[step, row]
+        found = self.choose([logits[row] for row in rows], choices)
+        return [token if is_finite and token >= 0 else NO_TOKEN for token, is_finite, _ in found]
+
+
+@dataclass(frozen=True)
+class RowEnd:
+    """What ends a row of a run.
+
+    Attributes:
+        count: maximum number of tokens.
+        stops: token ids that end it.
+    """
+
+    count: int
+    stops: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class TokenRun:
-    """Steps of one row, each of which takes the token that the step before chose; `Program.repeat` runs them.
+    """Steps, each of which takes the tokens that the step before chose: of one sequence, or of several with a row each.
 
     Attributes:
-        count: maximum number of steps.
-        rows: number of rows of the embedding table; a token id beyond it ends the run.
-        stops: token ids that end the run.
-        seconds: time limit; the run ends after the current step.
+        ends: of each row.
+        ids: number of rows of the embedding table; a token id beyond it ends the row.
         extents: symbol values of the first step.
         carried: an output of a step, and the input of the next step that receives it.
-        first: a program with the same outputs for the first step, which may have several rows: its inputs are set and
-            it is `prepared`. `extents` and the position are then those of its last row.
+        first: a program with the same outputs for the first step, which may have several rows of one sequence: its
+            inputs are set and it is `prepared`. `extents` and the position are then those of its last row.
         draws: how tokens are chosen; None if the program does so itself.
     """
 
-    count: int
-    rows: int
-    stops: Sequence[int]
-    seconds: float
+    ends: Sequence[RowEnd]
+    ids: int
     extents: Mapping[str, int]
     carried: tuple[str, str] | None = None
     first: Program | None = None
     draws: Draws | None = None
+
+    @property
+    def count(self) -> int:
+        """Maximum number of steps."""
+        return max(end.count for end in self.ends)
 
 
 @dataclass(frozen=True)
@@ -396,38 +418,30 @@ class Program(ABC):
             hint = "Give them when compiling (bind=...), with bind(), or with the call."
             raise ArgumentError(f"weights have no values: {names}", where=f"program {self.name}", hint=hint)
 
-    def repeat(self, run: TokenRun) -> list[int]:
-        """Runs steps of one row; each step takes the token that the step before chose.
+    def steps(self, run: TokenRun) -> TokenSteps:
+        """The steps of a run; a device may compute several before somebody takes their tokens.
 
-        The program's output `token` i32[1], or what is drawn, becomes the input `tokens`. The first token, and its
-        position if there is an input `positions`, are in `inputs`. PAST_SEQ and the position grow by one per step.
-
-        Returns:
-            The tokens found, 1 to `run.count`.
+        The program's output `token` i32[1], or what is drawn, becomes the input `tokens`. The first tokens, and their
+        positions if there is an input `positions`, are in `inputs`, and so are the segments of several rows. Pasts and
+        positions grow by one per step. A row that has ended becomes a segment without rows.
 
         Raises:
             ArgumentError: as `run`.
         """
-        env, found, end = dict(run.extents), list[int](), time.monotonic() + run.seconds
-        self.prepare(env)
-        program: Program = run.first or self
-        while True:
-            program.run(**program.extents)
-            if run.draws is None:
-                found.append(int(program.output("token", **program.extents).reshape(-1)[0]))
-            else:
-                found.append(run.draws.token(len(found), program.values(run.draws.output, **program.extents)))
-            ended = not 0 <= found[-1] < run.rows or found[-1] in run.stops
-            if ended or len(found) >= run.count or time.monotonic() >= end:
-                return found
-            self.inputs["tokens"][:1] = found[-1]
-            if run.carried:
-                self.fill(run.carried[1], program.result(run.carried[0], **program.extents))
-            if "positions" in self.inputs:
-                self.inputs["positions"][:1] += 1
-            env["PAST_SEQ"] = env.get("PAST_SEQ", 0) + 1
-            program = self
-            self.prepare(env)
+        return TokenSteps(self, run)
+
+    def repeat(self, run: TokenRun, seconds: float) -> list[int]:
+        """All steps of a run of one row: its tokens, at least one. The last one may be `NO_TOKEN`.
+
+        Args:
+            seconds: time limit; the run ends after the current step.
+        """
+        steps, found, end = self.steps(run), list[int](), time.monotonic() + seconds
+        while steps.alive and (not found or time.monotonic() < end):
+            found += [tokens[0] for tokens in steps.take(run.count - len(found), end - time.monotonic())]
+        while steps.ahead:
+            found += [tokens[0] for tokens in steps.take(0)]
+        return found
 
     def close(self) -> None:
         """Releases the memory."""
@@ -445,3 +459,74 @@ def tell_log(program: Program, log: StepLog) -> None:
     for observer in program.observers:
         if observer.logs:
             observer.logged(program, log)
+
+
+class TokenSteps:
+    """The steps of a `TokenRun`, one after the other, as the host runs them.
+
+    Args:
+        program: its inputs are set.
+
+    Attributes:
+        alive: numbers of the rows that have not ended.
+        ahead: how many steps a device has begun whose tokens nobody has taken.
+        seconds: how long a step of the last `take` took; None if it was over before anybody waited for it.
+    """
+
+    ahead = 0
+    seconds: float | None = None
+
+    def __init__(self, program: Program, run: TokenRun) -> None:
+        self._program, self._run, self._taken = program, run, 0
+        self._env = dict(run.extents)
+        self.alive = list(range(len(run.ends)))
+        program.prepare(self._env)
+
+    def take(self, ahead: int, seconds: float = inf) -> list[list[int]]:
+        """The tokens of the next step, or of several that were computed in one call: of each row one, or `NO_TOKEN`.
+
+        Args:
+            ahead: how many steps, this one included, a device may have begun; with 0 it begins none.
+            seconds: when a call of several steps ends.
+        """
+        start, run = time.perf_counter(), self._run
+        program = run.first if run.first and not self._taken else self._program
+        program.begin(**program.extents)
+        if run.draws is None:
+            tokens = [int(program.output("token", **program.extents).reshape(-1)[0])]
+        else:
+            tokens = [NO_TOKEN] * len(run.ends)
+            logits = program.values(run.draws.output, **program.extents)
+            for row, token in zip(self.alive, run.draws.tokens(self._taken, logits, self.alive), strict=True):
+                tokens[row] = token
+        self._note(tokens)
+        if self.alive:
+            self._feed(tokens, program)
+        self.seconds = time.perf_counter() - start
+        return [tokens]
+
+    def _note(self, tokens: Sequence[int]) -> None:
+        """Counts a step, and finds which rows go on."""
+        self._taken += 1
+        ends, ids, taken = self._run.ends, self._run.ids, self._taken
+        going = [row for row in self.alive if 0 <= tokens[row] < ids and taken < ends[row].count]
+        self.alive = [row for row in going if tokens[row] not in ends[row].stops]
+
+    def _feed(self, tokens: Sequence[int], program: Program) -> None:
+        """Sets the inputs of the next step.
+
+        Args:
+            program: that ran the last step.
+        """
+        inputs, alive, own = self._program.inputs, self.alive, self._program
+        inputs["tokens"][alive] = [tokens[row] for row in alive]
+        if self._run.carried:
+            own.fill(self._run.carried[1], program.result(self._run.carried[0], **program.extents))
+        if "positions" in inputs:
+            inputs["positions"][alive] += 1
+        if (segments := inputs.get("segments")) is not None:
+            segments[alive, PAST] += 1
+            if len(alive) < len(tokens):
+                segments[list({*range(len(tokens))} - {*alive}), ROWS] = 0
+        self._env["PAST_SEQ"] = self._env.get("PAST_SEQ", 0) + 1
+        own.prepare(self._env)

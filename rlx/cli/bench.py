@@ -96,7 +96,9 @@ def _described(engine: Engine, step: BatchStep, peaks: Mapping[str, float]) -> d
             "limit": limit, "bytes": kind.bytes, "operations": dict(kind.operations),
         })  # fmt: skip
     rest = {name: getattr(step, name.removesuffix("_ms")) * 1e3 for name in _REST}
-    times = {"rows": step.rows, "depth": step.depth, "ms": step.seconds * 1e3, **rest, "least_ms": least * 1e3}
+    in_run = None if step.in_run is None else step.in_run * 1e3
+    times = {"rows": step.rows, "depth": step.depth, "ms": step.seconds * 1e3, "in_run_ms": in_run, **rest}
+    times |= {"least_ms": least * 1e3}
     return {**times, "read_bytes": moved, "read_gb_per_s": bandwidth, "kernels": kinds}
 
 
@@ -104,9 +106,13 @@ def _show_rows(result: Mapping[str, Any]) -> None:
     peaks = ", ".join(f"{kind} {rate:.0f}" for kind, rate in result["peak_gop_per_s"].items())
     click.echo(f"{counted(result['threads'], 'thread')}, {result['target']}; peaks in GOP/s: {peaks}")
     for step in result["steps"]:
-        rows, ms = step["rows"], step["ms"]
+        rows, ms, in_run = step["rows"], step["ms"], step["in_run_ms"]
         click.echo(f"\n{counted(rows, 'row')} at depth {step['depth']}: {ms:.2f} ms, {rows / ms * 1e3:.0f} tokens/s, "
                    f"{step['least_ms'] / ms:.0%} of the limit at {step['read_gb_per_s']:.1f} GB/s")  # fmt: skip
+        if in_run is not None:
+            click.echo(
+                f"with nothing of the engine between two steps: {in_run:.2f} ms, {rows / in_run * 1e3:.0f} tokens/s"
+            )
         lines = [_row_cells(row, ms) for row in step["kernels"]]
         for name, label in _REST.items():
             lines.append((label, "", f"{step[name]:.3f}", f"{step[name] / ms:.0%}", *[""] * 5))

@@ -40,7 +40,6 @@ from rlx.engine.opening.setup import Plan, Source, identity, pools_of, tokenizer
 from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.host import Host
 from rlx.engine.programs.programs import (
-    GREEDY,
     HIDDEN,
     TOWER,
     Bucketing,
@@ -52,12 +51,13 @@ from rlx.engine.programs.programs import (
     programs_of,
 )
 from rlx.engine.request import Logits
+from rlx.engine.token_run import Run, RunRow, all_tokens, begin_run
 from rlx.errors import SnapshotError
 from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows
 from rlx.passes.layout import HOST_LAYOUT
 from rlx.sampling import SampleOpts
-from rlx.sampling.choice import Choose, Sampler
+from rlx.sampling.choice import Choose
 from rlx.text.chat import template_text
 from rlx.tracing import span
 from rlx.weights import WeightLoader, open_weights
@@ -92,7 +92,6 @@ class Engine:
         n_cpu_moe: layers whose experts the CPU computes beside a card.
         most_rows: maximum number of rows in a call of `verify`.
         native_loops: whether one native call runs several steps; otherwise each runs alone, where it can be observed.
-        native_draws: whether it also draws their tokens at random.
         open_sequence: opens a sequence, see `CachePool.open`.
         pool: the states of all sequences.
         tables: the programs in memory, "prefill", "decode" and "batch".
@@ -135,7 +134,6 @@ class Engine:
         self.ahead = BackgroundCompiler(progress)
         self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell, self.ahead.compiling)
         self.device, self.native_loops = self._compiler.backend.name, self._compiler.native_loops
-        self.native_draws = self.native_loops and self._compiler.backend.native_draws and bucketing.decode == "dynamic"
         self._mmproj, self._vision_lock = mmproj, Lock()  # callers and the engine's loop ask for the tower
         placed, self.n_cpu_moe = plan.cpu_experts.placed, plan.cpu_experts.n
         telling = self.ahead.tell, self.ahead.compiling
@@ -270,19 +268,33 @@ class Engine:
         assert found is not None
         return found
 
-    def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = (), loads: bool = True) -> list[int]:
-        """Appends `token` and the likeliest tokens after it to a sequence, in one native call: `ModelRunner.greedy`.
+    def run(self, rows: Ids[RunRow], *, loads: bool = True) -> Run | None:
+        """Steps of some sequences that take each other's tokens: `token_run.begin_run`.
 
-        Empty if there is no program for every past, or the backend runs one step a call, or the program is not in
-        memory and `loads` is false.
+        None if there is no program for every past, or steps run one by one here, where each can be observed.
         """
-        can_repeat = self.bucketing.decode == "dynamic" and self.native_loops
-        can_repeat = can_repeat and (loads or GREEDY in self.tables["decode"].programs)
-        return self.model_runner.greedy(sequence, token, count, stops) if can_repeat else []
+        if not (self.native_loops and self.bucketing.decode == "dynamic"):
+            return None
+        return begin_run(self.model_runner, rows, self.choose, loads=loads)
 
-    def drawn(self, sequence: Sequence, token: int, sampler: Sampler, count: int, stops: Ids[int] = ()) -> list[int]:
-        """As `greedy`, with tokens that a sampler draws: `ModelRunner.drawn`."""
-        return self.model_runner.drawn(sequence, token, sampler, self.choose, count, stops) if self.native_draws else []
+    def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = ()) -> list[int]:
+        """Appends `token` and the likeliest tokens after it to a sequence, for at most 50 ms.
+
+        Ties go to the lower token id. The sequence then also holds all tokens of the result but the last.
+
+        Args:
+            count: maximum number of tokens. At least one is returned, possibly fewer than `count`.
+            stops: token ids that end it.
+
+        Returns:
+            `[]` if only a step can compute the next one, see `run`.
+
+        Raises:
+            PromptError, PoolFullError: as `step`.
+            NumericalError: a logit is NaN or infinite; the sequence ends before the token that it followed.
+        """
+        run = self.run([row := RunRow(sequence, token, count, stops)])
+        return [] if run is None else all_tokens(run, row)
 
     def hidden(self, sequence: Sequence, ids: Ids[int]) -> Logits:
         """Appends ids to a sequence: the hidden states before the head, float32 [len(ids), hidden].

@@ -3,8 +3,8 @@
 Runners stage, under `engine.py`. A batch of one segment runs the program for a single sequence. Several segments share
 a program whose rows belong to several sequences, as far as its largest bucket goes. The states of all sequences lie in
 the pool. Before a program runs, it is told where: the page table is an input, and the addresses of states in slots are
-written into its table of arguments. Where nobody observes a token before the next one is computed, one native call
-computes several greedy tokens (`greedy`).
+written into its table of arguments. Where nobody has to see a token before the next one is computed, a run takes the
+tokens of a step to the next one (`token_run.py`).
 """
 
 from __future__ import annotations
@@ -19,22 +19,19 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.memory import Buffer, Values
-from rlx.backends.program import Draws, Program, TokenRun
+from rlx.backends.program import Program
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.kv.prefix import Pages
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.programs.programs import DECODE, GREEDY, HIDDEN, LOGITS, Bucketing, Programs, ProgramSpec
+from rlx.engine.programs.programs import HIDDEN, LOGITS, Bucketing, Programs, ProgramSpec
 from rlx.engine.request import Logits
-from rlx.errors import ArgumentError, NumericalError, PromptError
+from rlx.errors import ArgumentError, PromptError
 from rlx.models.variants import EmbeddedRows, Features, LowRank
 from rlx.passes.options import MAX_SEGMENTS
-from rlx.sampling.choice import Choose, Sampler
 
 Ints: TypeAlias = npt.NDArray[Any]
 
-#: Maximum steps and seconds of a native call of greedy tokens: an interrupt has to wait until the call returns.
-STEPS, SECONDS = 32, 0.05
 ALL_ROWS_VALUES = 1 << 24  # maximum number of logits per call when those of every position are requested
 
 
@@ -265,35 +262,39 @@ class ModelRunner:
 
     def _together(self, segments: list[Segment], copies: bool) -> list[Values]:
         """The rows of segments that they ask for, with a program for the rows of several sequences."""
-        sequences, tokens = [s.sequence for s in segments], [s.tokens for s in segments]
-        counts, outs = [len(ids) for ids in tokens], [_outs(s) for s in segments]
-        past, rows, wanted = [s.done for s in sequences], sum(counts), sum(outs)
+        sequences, counts = [s.sequence for s in segments], [len(s.tokens) for s in segments]
         adapters = self.adapters if any(s.adapter for s in sequences) else None
-        spec = self.bucketing.segments(rows, self._embedded(sequences, counts), adapters)
+        spec = self.bucketing.segments(sum(counts), self.embedded(sequences, counts), adapters)
         if self.is_pending(spec):  # slower, but nobody waits for a compile
             return [self._alone(segment, copies=True) for segment in segments]
         program = self.programs[spec]
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.begin(count)
+        env = self.fed(program, segments)
+        (program.run if copies else program.begin)(**env)
+        for segment in segments:
+            segment.sequence.end(segment.tokens)
+        logits, outs = program.values(LOGITS, **env), [_outs(s) for s in segments]
+        logits = np.array(logits) if copies else logits
+        return [logits[end - count : end] for count, end in zip(outs, accumulate(outs), strict=True)]
+
+    def fed(self, program: Program, segments: list[Segment]) -> dict[str, int]:
+        """Sets the inputs of a program for rows of several sequences, which have begun; the values of its symbols."""
+        sequences, counts = [s.sequence for s in segments], [len(s.tokens) for s in segments]
+        outs, rows = [_outs(s) for s in segments], sum(counts)
+        wanted, past, slots = sum(outs), [s.done for s in sequences], [max(0, s.memory.slot) for s in sequences]
         inputs, ends = program.inputs, np.array([*accumulate(counts)])
         table = inputs["segments"][: len(segments)]
-        slots = [max(0, s.memory.slot) for s in sequences]
         for number, column in enumerate((ends - counts, counts, past, slots)):
             table[:, number] = column
         _feed(inputs, segments, table, rows)
-        if adapters:
+        if "adapter" in inputs:
             inputs["adapter"][:rows, 0] = np.repeat([s.adapter for s in sequences], counts)
         inputs["logit_rows"][: wanted or 1] = _runs(ends - outs, outs) if wanted else 0
         width = _feed_pages(inputs, [s.memory.pages for s in sequences])
         program.select_slot(0)
         env = {**self.pool.memory.extents, "SEQ": rows, "PAST_SEQ": max(past), "PAGES": width}
-        env |= {"SEGMENTS": len(segments), "OUTS": wanted or 1}
-        (program.run if copies else program.begin)(**env)
-        for sequence, ids in zip(sequences, tokens, strict=True):
-            sequence.end(ids)
-        logits = program.values(LOGITS, **env)
-        logits = np.array(logits) if copies else logits
-        return [logits[end - count : end] for count, end in zip(outs, accumulate(outs), strict=True)]
+        return env | {"SEGMENTS": len(segments), "OUTS": wanted or 1}
 
     # -- one sequence ---------------------------------------------------------------------------------------------
 
@@ -413,7 +414,7 @@ class ModelRunner:
             embeds, bias = None, 0
             if (spans := sequence.embeddings) is not None:
                 bias = spans.bias.shape[1] if spans.bias is not None and spans.is_biased(past) else 0
-                embeds = self._embedded([sequence], [rows])
+                embeds = self.embedded([sequence], [rows])
             spec = self.bucketing.spec(rows, past, all_rows, hidden, speculative, embeds, bias, adapters)
             program = self.programs[spec]
             if is_one:
@@ -435,7 +436,7 @@ class ModelRunner:
         found = program.values(output, **env)
         return np.array(found) if copies else found
 
-    def _embedded(self, sequences: Ids[Sequence], counts: Ids[int]) -> EmbeddedRows | None:
+    def embedded(self, sequences: Ids[Sequence], counts: Ids[int]) -> EmbeddedRows | None:
         """How a call takes the embedded rows among the next ones of some sequences; None if there are none."""
         spans = [
             span
@@ -462,62 +463,6 @@ class ModelRunner:
         if (table := program.inputs.get("pages")) is not None:
             table[: len(pages)] = pages
         return {**self.pool.memory.extents, "PAGES": len(pages)}
-
-    # -- greedy tokens --------------------------------------------------------------------------------------------
-
-    def drawn(
-        self, sequence: Sequence, token: int, sampler: Sampler, choose: Choose, count: int, stops: Ids[int] = ()
-    ) -> list[int]:
-        """As `greedy`, with tokens that a sampler draws, which does not look back.
-
-        Args:
-            choose: of the device.
-        """
-        opts = sampler.opts
-        if sequence.recurrent and (opts.top_k or opts.top_p < 1):  # a step that the host ends would be computed again
-            return []
-        spec, steps = DECODE, min(count, STEPS, self.limits.max_seq - len(sequence))
-        vocab = self.programs[spec].values(LOGITS, SEQ=1).shape[-1]
-        choice, numbers = sampler.ahead(vocab, max(1, steps))
-        found = self._run_tokens(spec, sequence, token, count, stops, Draws(choose, choice, numbers, LOGITS))
-        sampler.take(found)
-        return found
-
-    def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = ()) -> list[int]:
-        """Appends `token` to a sequence, then the likeliest tokens after it, one by one, in one native call.
-
-        Ties go to the lower token id. The sequence then also holds all tokens of the result but the last.
-
-        Args:
-            count: maximum number of tokens. At least one is returned, possibly fewer than `count`.
-            stops: token ids that end the run.
-
-        Raises:
-            PromptError: the context is full, or `token` is invalid.
-            PoolFullError: there is no room.
-            NumericalError: a logit is NaN or infinite; the sequence ends before the token that it followed.
-        """
-        return self._run_tokens(GREEDY, sequence, token, count, stops)
-
-    def _run_tokens(
-        self, spec: ProgramSpec, sequence: Sequence, token: int, count: int, stops: Ids[int], draws: Draws | None = None
-    ) -> list[int]:
-        """Tokens of a native call, as `greedy`, with the program of that spec."""
-        self.prepare(sequence, [token])
-        self.catch_up(sequence)
-        program, past = self.programs[spec], sequence.done
-        if sequence.adapter:
-            program = self.programs[replace(spec, adapters=self.adapters)]
-            program.inputs["adapter"][:1] = sequence.adapter
-        steps = min(count, STEPS, self.limits.max_seq - past)
-        sequence.begin(steps)
-        program.inputs["tokens"][:1] = token
-        if "positions" in program.inputs:  # absent if no layer has rope
-            program.inputs["positions"][:1] = past + shift_at(sequence.embeddings, past)
-        env = {"SEQ": 1, "PAST_SEQ": past, **self.bind_slots(program, sequence)}
-        found = program.repeat(TokenRun(steps, self.limits.ids, stops, SECONDS, env, draws=draws))
-        end_run(sequence, token, found)
-        return found
 
     # -- recurrent states -----------------------------------------------------------------------------------------
 
@@ -639,14 +584,3 @@ def _is_speculative(segment: Segment) -> bool:
 
 def _outs(segment: Segment) -> int:
     return 1 if segment.logits == "last" else len(segment.tokens) if segment.logits == "all" else 0
-
-
-def end_run(sequence: Sequence, token: int, found: Ids[int]) -> None:
-    """Adds `token` and all of `found` but the last to the sequence; `NumericalError` as `ModelRunner.greedy`."""
-    sequence.end([token, *found[:-1]])
-    if found[-1] < 0:
-        sequence.rewind(sequence.done - 1)
-        raise NumericalError(
-            "a logit is NaN or infinite", where=f"position {len(sequence)}",
-            hint="the weights or the arithmetic are broken: check the file, or try precision='exact'",
-        )  # fmt: skip

@@ -15,10 +15,11 @@ from rlx.backends.device import Backend
 from rlx.backends.memory import Values
 from rlx.engine.request import Logits
 from rlx.errors import ArgumentError
-from rlx.sampling.choice import Choose, Sampler, choose_rows
+from rlx.sampling.choice import Choose, choose_rows
 
 if TYPE_CHECKING:
     from rlx.engine.model_runner import Segment
+    from rlx.engine.token_run import Run, RunRow
 
 MOST_ROWS = 1 << 30
 
@@ -28,11 +29,9 @@ class StepEngine(Protocol):
 
     Attributes:
         most_rows: maximum number of rows in a segment.
-        native_draws: whether `drawn` may draw tokens.
     """
 
     most_rows: int
-    native_draws: bool
 
     @property
     def shared_rows(self) -> int:
@@ -60,11 +59,19 @@ class StepEngine(Protocol):
         """
         ...
 
-    def greedy(self, sequence: Any, token: int, count: int, stops: Ids[int] = (), loads: bool = True) -> list[int]:
-        """Appends `token` and the likeliest tokens after it natively, at most until one of `stops`, and for 50 ms.
+    def run(self, rows: Ids[RunRow], *, loads: bool = True) -> Run | None:
+        """Steps that take each other's tokens; None if it cannot: steps then compute them one by one.
 
         Args:
-            loads: whether its program may be loaded or compiled for this.
+            loads: whether a program that finds the likeliest tokens may be loaded or compiled for this.
+
+        Raises:
+            PoolFullError: the cache has no room, and nothing was computed.
+        """
+        ...
+
+    def greedy(self, sequence: Any, token: int, count: int, stops: Ids[int] = ()) -> list[int]:
+        """Appends `token` and the likeliest tokens after it, at most until one of `stops`, and for 50 ms.
 
         Returns:
             1 to `count` tokens; the last one is not appended. `[]` if it cannot: a step then computes the next one.
@@ -72,10 +79,6 @@ class StepEngine(Protocol):
         Raises:
             NumericalError: a logit is NaN or infinite; the token that would follow is not appended.
         """
-        ...
-
-    def drawn(self, sequence: Any, token: int, sampler: Sampler, count: int, stops: Ids[int] = ()) -> list[int]:
-        """As `greedy`, with tokens that a sampler draws. `[]` if it cannot; the sampler has then not advanced."""
         ...
 
 
@@ -117,7 +120,7 @@ class RecomputeEngine:
         logits: the logits after some ids, float32[vocab]; of those and prompt embeddings where there are some.
     """
 
-    most_rows, native_draws, choose = MOST_ROWS, False, staticmethod(choose_rows)
+    most_rows, choose = MOST_ROWS, staticmethod(choose_rows)
     shared_rows = Backend.shared_rows
 
     def __init__(self, logits: Callable[..., Logits]) -> None:
@@ -139,12 +142,11 @@ class RecomputeEngine:
             found.append(None if segment.logits == "none" else np.asarray(self._logits([*context.ids], *embeddings)))
         return found
 
-    def greedy(self, sequence: Any, token: int, count: int, stops: Ids[int] = (), loads: bool = True) -> list[int]:
-        """It cannot: `[]`, so that steps are computed one by one."""
-        return []
+    def run(self, rows: Ids[RunRow], *, loads: bool = True) -> None:
+        """It cannot."""
 
-    def drawn(self, sequence: Any, token: int, sampler: Sampler, count: int, stops: Ids[int] = ()) -> list[int]:
-        """As `greedy`."""
+    def greedy(self, sequence: Any, token: int, count: int, stops: Ids[int] = ()) -> list[int]:
+        """It cannot: `[]`."""
         return []
 
     def check_fits(self, positions: int) -> None:

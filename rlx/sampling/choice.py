@@ -361,7 +361,10 @@ class Sampler:
 
     def ahead(self, vocab: int, count: int) -> tuple[Choice, Floats]:
         """How the next tokens are chosen if it does not look back, and the random number of each. None is taken yet."""
-        choice, generator = self.choice(vocab, draws=False), self._random.bit_generator
+        choice = self.choice(vocab, draws=False)
+        if not self._draws:
+            return choice, np.zeros(count)
+        generator = self._random.bit_generator
         state = generator.state
         numbers = self._random.random(count)
         generator.state = state
@@ -369,7 +372,8 @@ class Sampler:
 
     def take(self, tokens: Collection[int]) -> None:
         """Goes on with tokens that were chosen as `ahead` says."""
-        self._random.random(len(tokens))
+        if self._draws:
+            self._random.random(len(tokens))
         self._recent.extend(tokens)
 
     def sample(self, logits: Logits, banned: Collection[int] = ()) -> int:

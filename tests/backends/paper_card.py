@@ -53,7 +53,7 @@ class PaperCard(Backend):
     """
 
     name, memory, level, cards = "paper", FarMemory(), "sm_90", 1
-    native_loops = native_draws = True
+    native_loops = True
 
     def __init__(self) -> None:
         self.ptx: dict[str, str] = {}

@@ -6,6 +6,7 @@ import ctypes
 import itertools
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, c_int, c_uint8, c_void_p
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ class PaperDriver:
         self._memory: dict[int, Any] = {}
         self._modules: dict[int, bytes] = {}
         self._numbers = itertools.count(1)
+        self._graphs: dict[int, list[Callable[[], object]]] = {}
+        self._recorded: list[Callable[[], object]] | None = None
         self.cuEventQuery = CFUNCTYPE(c_int, c_void_p)(self._query)
 
     def __getattr__(self, name: str) -> Callable[..., int]:
@@ -114,7 +117,24 @@ class PaperDriver:
 
     def _cuLaunchKernelEx(self, config: Any, function: Any, arguments: Any, extra: Any) -> None:
         values = [ctypes.c_uint64.from_address(each).value for each in arguments]
-        self.kernels[self._modules[function.value]](values, config._obj.grid[0] * config._obj.block[0])
+        launch = partial(
+            self.kernels[self._modules[function.value]], values, config._obj.grid[0] * config._obj.block[0]
+        )
+        launch() if self._recorded is None else self._recorded.append(launch)
+
+    def _cuStreamBeginCapture_v2(self, stream: Any, mode: Any) -> None:
+        self._recorded = []
+
+    def _cuStreamEndCapture(self, stream: Any, found: Any) -> None:
+        found._obj.value = next(self._numbers)
+        self._graphs[found._obj.value], self._recorded = self._recorded or [], None
+
+    def _cuGraphInstantiateWithFlags(self, found: Any, graph: Any, flags: Any) -> None:
+        found._obj.value = graph.value
+
+    def _cuGraphLaunch(self, graph: Any, stream: Any) -> None:
+        for launch in self._graphs[graph.value]:
+            launch()
 
     def _cuEventCreate(self, found: Any, flags: int) -> None:
         found._obj.value = next(self._numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import FrameType
 
 import numpy as np
@@ -21,7 +22,7 @@ from rlx.backends.cuda.memory import CardMemory
 from rlx.backends.cuda.packing import Ring
 from rlx.backends.cuda.program import CardProgram, Stream
 from rlx.backends.cuda.steps import CardCode
-from rlx.backends.program import Draws, TokenRun
+from rlx.backends.program import Draws, RowEnd, TokenRun
 from rlx.errors import DeviceError, ResourceError
 from rlx.ir import ops
 from rlx.passes import pipeline
@@ -117,11 +118,11 @@ def test_a_loop_draws_without_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(name: str, arguments: list[int]) -> None:
         ran.append(name)
-        if name == "advance" and finds:
-            memory = paper.see(arguments[1])
-            head = memory[: 4 * (len(memory) // 4)].view(np.int32)
-            head[loops.FOUND_AT + head[loops.COUNT]] = 7 + head[loops.COUNT]
-            head[loops.COUNT] += 1
+        if name == "advance":
+            head = paper.see(arguments[1])[: loops.HEAD_BYTES].view(np.int32)
+            found = paper.see(arguments[2])[: 4 * loops.STEPS].view(np.int32)
+            found[head[loops.DONE]] = 7 + head[loops.DONE] if finds else -1
+            head[loops.DONE] += 1
 
     def link(text: str) -> bytes:
         name = "advance" if "@advance" in text else "step"
@@ -141,14 +142,16 @@ def test_a_loop_draws_without_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     program.bind({name: memory.allocate(1 << 16) for name in built.manifest["weights"]})
     chooser = Chooser(card, memory, lambda: [kernel(name) for name in ("look", "weigh", "draw")], overlaps=True)
     choice = Choice(SampleOpts(temperature=1.0, top_k=5, seed=1))
-    draws = Draws(chooser, choice, np.linspace(0.1, 0.9, 4), "logits")
-    tokens = program.repeat(TokenRun(2, 64, (), 9.0, {}, draws=draws))
-    assert tokens == [7, 8] and ran == ["step", "look", "weigh", "draw", "advance"] * 2
+    draws = Draws(chooser, [choice], np.linspace(0.1, 0.9, 4)[:, None], "logits")
+    run_of = TokenRun([RowEnd(4)], 64, {}, draws=draws)
+    steps, once = program.steps(run_of), ["step", "look", "weigh", "draw", "advance"]
+    assert steps.take(2) == [[7]] and ran == once * 2, "the card has a step to do while the host looks at the first"
     assert choice.numbers[UNIFORM] == 0.1, "the card takes the other numbers itself"
+    assert steps.take(2) == [[8]] and ran == once * 3 and steps.ahead == 1
+    assert steps.take(0) == [[9]] and ran == once * 3 and not steps.ahead
+    assert program.repeat(replace(run_of, ends=[RowEnd(3)]), 9.0) == [7, 8, 9]
     finds = False
-    ran.clear()
-    assert program.repeat(TokenRun(1, 64, (), 9.0, {}, draws=draws)) == [-1], "the host looks at the step"
-    assert ran[-4:] == ["step", "look", "weigh", "draw"]
+    assert program.repeat(run_of, 9.0)[0] == -1, "the host looks at the step"
     chooser.close()
     program.close()
     card.lost = DeviceError("the test is over")

@@ -12,6 +12,7 @@ import simt
 from weight_bytes import random_bytes
 
 from rlx.backends.cuda import layouts
+from rlx.backends.cuda.agreed import choice as choices
 from rlx.backends.cuda.agreed import loop as loops
 from rlx.backends.cuda.code import THREADS, WARPS, Code, Kernel, kernel_of
 from rlx.backends.cuda.features import Features
@@ -23,11 +24,11 @@ from rlx.backends.cuda.kernels import rows as row_kernels
 from rlx.backends.cuda.kernels.attention import Attention
 from rlx.backends.cuda.kernels.cache import Cache
 from rlx.backends.cuda.kernels.large_shape import Shape, stages_of
-from rlx.backends.cuda.kernels.loop import advance
+from rlx.backends.cuda.kernels.loop import Sequences, advance
 from rlx.backends.cuda.kernels.row_linear import WIDEST, RowLinear, RowShape, row_shape
 from rlx.backends.cuda.kernels.rows import rms_norm
 from rlx.backends.cuda.target import named
-from rlx.ir.dims import PAST_SEQ, SEQ
+from rlx.ir.dims import PAST_SEQ, SEGMENTS, SEQ
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT
 from rlx.ir.stored import dequantize
@@ -453,31 +454,88 @@ def test_choices_get_other_numbers() -> None:
     assert memory.get(places["out"], ids.shape, np.int32).tolist() == [(1 << 24) - 1, -1, 9, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("token", "is_finite", "ends", "noted"),
-    [(7, 1, False, True), (9, 1, True, True), (50, 1, True, True), (-2, 1, True, False), (7, 0, True, False)],
-)
-def test_a_drawn_token_goes_to_the_next_step(token: int, is_finite: int, ends: bool, noted: bool) -> None:
+#: Of a row: the token that a step chose, whether its logits are finite, the tokens that it may still get, and whether
+#: it then goes on, and is told its token.
+ROWS_OF_A_RUN = [
+    (7, 1, 5, True, True), (9, 1, 5, False, True), (50, 1, 5, False, True), (-2, 1, 5, False, False),
+    (7, 0, 5, False, False), (7, 1, 1, False, True), (8, 1, 2, True, True),
+]  # fmt: skip
+
+
+def block_of_a_run(rows: list[tuple[int, int, int, bool, bool]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """What the card knows of a run of rows after three steps: its bytes, and those of each row."""
+    block = np.zeros(loops.HEAD_BYTES + len(rows) * loops.ROW_BYTES, np.uint8)
+    block[: loops.HEAD_BYTES].view(np.int32)[[loops.TABLE, loops.DONE]] = 40, 3
+    own = block[loops.HEAD_BYTES :].reshape(len(rows), loops.ROW_BYTES)
+    own.view(np.int32)[:, loops.LEFT] = [row[2] for row in rows]
+    own.view(np.int32)[:, loops.STOP_COUNT], own.view(np.int32)[:, loops.STOPS_AT + 1] = 2, 9
+    own.view(np.float64)[:, loops.NUMBERS_AT :] = np.arange(loops.STEPS) / 64 + np.arange(len(rows))[:, None]
+    return block, own
+
+
+@pytest.mark.parametrize("row", ROWS_OF_A_RUN, ids=str)
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_token_goes_to_the_next_step(row: tuple[int, int, int, bool, bool], drawn: bool) -> None:
     """With the random number of that step; what is no token is left to the host."""
-    symbols = ["PAST_SEQ", "RUNS"]
-    code = Code("kernel", dict.fromkeys(["loop", "token", "number", "tokens", "positions"]), symbols)
-    advance(code, past=True)
-    memory, block = simt.Memory(), np.zeros(loops.NBYTES, np.uint8)
-    head = block.view(np.int32)
-    head[[loops.COUNT, loops.STOP_COUNT, loops.TABLE, loops.STOPS_AT]] = 3, 1, 40, 9
-    block.view(np.float64)[loops.NUMBERS_AT :] = np.arange(loops.STEPS) / 64
+    token, is_finite, _, goes_on, told = row
+    if not drawn:  # the program itself says -1 then
+        token = token if told else -1
+    told_token = token if told else -1
+    names = ["loop", "found", "token", *(["number"] if drawn else []), "tokens", "positions"]
+    code = Code("kernel", dict.fromkeys(names), ["PAST_SEQ", "RUNS"])
+    advance(code, Sequences())
+    memory, (block, _) = simt.Memory(), block_of_a_run([row])
     given = {
         "loop": block, "token": np.array([token, is_finite], np.int32), "number": np.zeros(1), "tokens": np.int32([5]),
-        "positions": np.int32([20]),
+        "positions": np.int32([20]), "found": np.full(loops.STEPS, 99, np.int32),
     }  # fmt: skip
-    places = {name: memory.put(each) for name, each in given.items()}
+    places = {name: memory.put(given[name]) for name in names}
     kernel = kernel_of(code)
     extents = memory.put(np.array([20, 1], np.int32))
     arguments = {f"p.{name}": at for name, at in places.items()} | {"block": 0, "extents": extents}
     simt.Block(simt.Program(kernel.text), memory, arguments, kernel.shared).run()
-    assert memory.get(extents, (2,), np.int32).tolist() == ([20, 0] if ends else [21, 1])
-    after = memory.get(places["loop"], (loops.NBYTES // 4,), np.int32)
-    assert after[loops.COUNT] == 3 + noted and (after[loops.FOUND_AT + 3] == token or not noted)
-    assert memory.get(places["number"], (1,), np.float64)[0] == 4 / 64
-    assert memory.get(places["tokens"], (1,), np.int32)[0] == (5 if ends else token)
-    assert memory.get(places["positions"], (1,), np.int32)[0] == (20 if ends else 21)
+    assert memory.get(extents, (2,), np.int32).tolist() == ([21, 1] if goes_on else [20, 0])
+    assert memory.get(places["found"], (4,), np.int32).tolist() == [99, 99, 99, told_token]
+    assert memory.get(places["loop"], (2,), np.int32)[loops.DONE] == 4
+    if drawn:
+        assert memory.get(places["number"], (1,), np.float64)[0] == 4 / 64
+    assert memory.get(places["tokens"], (1,), np.int32)[0] == (token if goes_on else 5)
+    assert memory.get(places["positions"], (1,), np.int32)[0] == 20 + goes_on
+
+
+def test_tokens_of_several_rows_go_to_the_next_step() -> None:
+    """Each row goes on or ends for itself; one that had ended before stays as it is, whatever is chosen from it."""
+    rows, columns = [*ROWS_OF_A_RUN, (7, 1, 5, False, False)], 5
+    names = ["loop", "found", "token", "number", "tokens", "positions", "segments"]
+    code = Code("kernel", dict.fromkeys(names), ["SEGMENTS", "RUNS"])
+    advance(code, Sequences(SEGMENTS, columns))
+    memory, count, (block, own) = simt.Memory(), len(rows), block_of_a_run(rows)
+    segments = np.arange(columns * count, dtype=np.int32).reshape(count, columns)
+    segments[:, ROWS] = 1
+    segments[-1, ROWS] = 0
+    numbers = np.full((count, choices.WORDS), -1.0)
+    given = {
+        "loop": block, "token": np.array([row[:2] for row in rows], np.int32), "number": numbers,
+        "tokens": np.full(count, 5, np.int32), "positions": np.full(count, 20, np.int32),
+        "segments": segments, "found": np.full((loops.STEPS, count), 99, np.int32),
+    }  # fmt: skip
+    places = {name: memory.put(each.reshape(-1)) for name, each in given.items()}
+    kernel = kernel_of(code)
+    arguments = {f"p.{name}": at for name, at in places.items()} | {"block": 0}
+    arguments["extents"] = memory.put(np.array([count, 1], np.int32))
+    simt.Block(simt.Program(kernel.text), memory, arguments, kernel.shared).run()
+    goes_on, told = (np.array([row[at] for row in rows]) for at in (3, 4))
+    after = memory.get(places["segments"], segments.shape, np.int32)
+    expected = segments.copy()
+    expected[:, ROWS], expected[goes_on, PAST] = goes_on, segments[goes_on, PAST] + 1
+    np.testing.assert_array_equal(after, expected)
+    found = memory.get(places["found"], (loops.STEPS, count), np.int32)
+    assert found[3].tolist() == [row[0] if each else -1 for row, each in zip(rows, told, strict=True)]
+    assert (np.delete(found, 3, 0) == 99).all()
+    tokens, positions = (memory.get(places[name], (count,), np.int32) for name in ("tokens", "positions"))
+    assert tokens.tolist() == [row[0] if each else 5 for row, each in zip(rows, goes_on, strict=True)]
+    assert positions.tolist() == (20 + goes_on).tolist()
+    drawn = memory.get(places["number"], numbers.shape, np.float64)
+    assert drawn[:-1, 0].tolist() == (4 / 64 + np.arange(count - 1)).tolist() and (drawn[-1] == -1).all()
+    left = memory.get(places["loop"], block.shape, np.uint8)[loops.HEAD_BYTES :].reshape(own.shape).view(np.int32)
+    assert left[:, loops.LEFT].tolist() == [*(row[2] - 1 for row in rows[:-1]), 5]

@@ -92,7 +92,7 @@ def test_sampled_tokens_of_one_call(
     """They are the tokens that are drawn one by one, also where somebody stops at some of them."""
     found = []
     for native in (True, False):
-        monkeypatch.setattr(card, "native_draws", native)
+        monkeypatch.setattr(card, "native_loops", native)
         options: dict[str, Any] = {**OPTIONS, "device": "paper", "cache": CompileCache(policy="off")}
         with rlx.auto_runner(goldens / "llama" / "hf", **options) as runner:
             tokens = [runner.generate([1, 2, 3], 30, sample=DRAWS[name], stop_at_eog=False)]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rlx.backends.host import HOST
-from rlx.backends.program import TokenRun
+from rlx.backends.program import TokenRun, TokenSteps
 from rlx.compiler.state_memory import Sizes, StateMemory
 from rlx.engine.kv.pool import CachePool
 from rlx.engine.model_runner import Limits, ModelRunner
 from rlx.engine.programs.programs import Bucketing, ProgramSpec, ProgramTable
+from rlx.engine.token_run import RunRow, all_tokens, begin_run
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, value
 from rlx.ir.dtypes import I32
@@ -142,17 +143,14 @@ class Interpreted:
         self.then.saved = {name: value for name, value in outputs.items() if name.startswith("saved.")}
         engine.after()
 
-    def repeat(self, run: TokenRun) -> list[int]:
-        found: list[int] = []
-        for past in range(run.extents["PAST_SEQ"], run.extents["PAST_SEQ"] + run.count):
-            self.run(**{**run.extents, "PAST_SEQ": past})
-            finite = bool(np.isfinite(self.logits).all())
-            found.append(int(self.logits[-1].argmax()) if finite else -1)
-            if not finite or found[-1] in run.stops:
-                break
-            self.inputs["tokens"][0] = found[-1]
-            self.inputs["positions"][0] += 1
-        return found
+    def prepare(self, extents: Mapping[str, int]) -> None:
+        self.extents = extents
+
+    def steps(self, run: TokenRun) -> TokenSteps:
+        return TokenSteps(self, run)  # type: ignore[arg-type]
+
+    def output(self, name: str, **env: int) -> Array:
+        return np.array([self.logits[-1].argmax() if np.isfinite(self.logits).all() else -1])
 
     def begin(self, **env: int) -> None:
         self.run(**env)
@@ -269,7 +267,10 @@ class InterpretedEngine(SingleSequence):
         self.model_runner = ModelRunner(programs, self.pool, bucketing, limits, lambda: None)
 
     def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
-        return self.model_runner.greedy(self._sequence, token, count, stops)
+        row = RunRow(self._sequence, token, count, stops)
+        run = begin_run(self.model_runner, [row], self.choose)
+        assert run is not None
+        return all_tokens(run, row)
 
     def beside(self, ids: Sequence[int]) -> Array:
         """The logits after some ids on a sequence of their own, which leaves nothing."""

@@ -18,6 +18,13 @@ from rlx.errors import DeadlineError, NumericalError, PoolFullError
 pytestmark = pytest.mark.any_machine
 
 
+@pytest.fixture(params=[False, True], ids=["steps", "runs"], autouse=True)
+def has_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether steps take each other's tokens, or the loop computes each."""
+    monkeypatch.setattr(ToyEngine, "has_runs", request.param)
+    return bool(request.param)
+
+
 def prompt(length: int, seed: int = 0) -> list[int]:
     return [(seed * 7 + i * i) % 41 for i in range(1, length + 1)]
 

@@ -19,7 +19,6 @@ from rlx.backends.program import Program
 from rlx.backends.verify import Verifier
 from rlx.engine.kv.prefix import PageAllocator
 from rlx.engine.kv.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
-from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.request import FinishReason, Request
 from rlx.engine.speculation import heads as drafted_runs
 from rlx.engine.speculation.drafts import Counters
@@ -250,8 +249,6 @@ def test_native_rounds_are_those_of_python(many: Model, monkeypatch: pytest.Monk
     """
     plain = many.generate(IDS[:9], 80, stop_at_eog=False)
     found, native = counted(many, IDS[:9], 80, stop_at_eog=False)
-    # Who looks at each token gets as many at once as a machine computes in a millisecond: here one.
-    monkeypatch.setattr(Scheduler, "tokens_at_once", lambda self, job: 1 if job.streaming else job.left)
     watched, stepwise = counted(many, IDS[:9], 80, lambda token: True, stop_at_eog=False)
     assert found == watched == plain
     assert native == stepwise

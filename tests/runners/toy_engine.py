@@ -5,6 +5,7 @@ steps advance. Enough to test what the engine loop decides.
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlx.engine.loop.job import Job
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.request import Context, Request
 from rlx.engine.token_engine import ComputedAnew
+from rlx.engine.token_run import STEPS, RunRow
 from rlx.errors import PoolFullError
 from rlx.sampling import SampleOpts, Sampler
 from rlx.sampling.choice import choose_rows
@@ -70,18 +72,22 @@ class ToyEngine:
         now: the time.
         slowness: how many times as long a step takes, because other programs take the machine's CPUs.
         steps: the rows of each segment of each step, the largest segments being prompts.
+        has_runs: whether it has runs; set for all.
+        runs: those that have begun.
         known: prompts that were computed; new sequences begin with the longest known prefix.
     """
+
+    has_runs = False
 
     def __init__(
         self, room: int = 1 << 30, first: float = 0.02, more: float = 0.002, most_rows: int = 512, deep: float = 0.0,
         shared_rows: int = 64,
     ) -> None:  # fmt: skip
-        self.room, self.first, self.more, self.most_rows, self.native_draws = room, first, more, most_rows, False
+        self.room, self.first, self.more, self.most_rows = room, first, more, most_rows
         self.shared_rows = shared_rows
         self.deep, self.now, self.slowness, self.steps = deep, 0.0, 1.0, list[list[int]]()
         self.sequences: list[ToySequence] = []
-        self.runs: list[int] = []
+        self.runs = list[ToyRun]()
         self.views: list[Any] = []  # what the last step returned without a copy
         self.broken: set[int] = set()  # a sequence whose first id is one of these has logits that are NaN
 
@@ -130,16 +136,77 @@ class ToyEngine:
             logits.append(row * np.float32("nan") if sequence.ids[0] in self.broken else row)
         return {"none": None, "last": logits[-1], "all": np.stack(logits)}[segment.logits]
 
-    def greedy(
-        self, sequence: ToySequence, token: int, count: int, stops: Sequence[int] = (), loads: bool = True
-    ) -> list[int]:
-        found = [token]
-        while len(found) <= min(count, 25) and not (len(found) > 1 and found[-1] in stops):
-            sequence.ids.append(found[-1])
-            found.append(next_token(sequence.ids))
-            self.now += self.first / 10
-        self.runs.append(len(found) - 1)
-        return found[1:]
+    def run(self, rows: Sequence[RunRow], *, loads: bool = True) -> ToyRun | None:
+        if not self.has_runs:
+            return None
+        self.check_room(sum(min(row.count, STEPS) for row in rows))
+        self.runs.append(ToyRun(self, rows))
+        return self.runs[-1]
+
+    def greedy(self, sequence: ToySequence, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+        return []
+
+
+class ToyRun:
+    """A run of rows; a device that is always a few steps ahead computes it.
+
+    Attributes:
+        taken: steps whose tokens were taken.
+    """
+
+    seconds = 0.02
+
+    def __init__(self, engine: ToyEngine, rows: Sequence[RunRow]) -> None:
+        self._engine, self._rows = engine, rows
+        self._texts = [[*row.sequence.ids, row.token] for row in rows]
+        self._steps = deque[list[tuple[int, int, bool]]]()  # rows, their tokens, and whether they end
+        self._going, self._open = [*range(len(rows))], {*range(len(rows))}
+        self.failed, self.taken, self._begun = list[int](), 0, 0
+
+    @property
+    def ahead(self) -> int:
+        return len(self._steps)
+
+    @property
+    def alive(self) -> int:
+        return len(self._open)
+
+    def _begin(self) -> None:
+        self._begun += 1
+        step = []
+        for number in self._going:
+            row, text = self._rows[number], self._texts[number]
+            assert not (row.sequence.closed or row.sequence.paused), "it takes part in a step"
+            token = -1 if text[0] in self._engine.broken else next_token(text)
+            text.append(token)
+            ends = token < 0 or token in row.stops or self._begun >= min(row.count, STEPS)
+            step.append((number, token, ends))
+        self._going = [number for number, _, ends in step if not ends]
+        self._steps.append(step)
+
+    def take(self, ahead: int, seconds: float = 0.0) -> list[list[tuple[int, int]]]:
+        while len(self._steps) < ahead and self._going:
+            self._begin()
+        engine, step = self._engine, self._steps.popleft()
+        engine.now, self.taken = engine.now + engine.first, self.taken + 1
+        found = [(number, token) for number, token, _ in step if token >= 0]
+        for number, token in found:
+            self._rows[number].found.append(token)
+        for number, token, ends in step:
+            if ends:
+                self._end(number)
+                self.failed += [number] * (token < 0)
+        return [found]
+
+    def _end(self, number: int) -> None:
+        row = self._rows[number]
+        row.sequence.ids += [row.token, *row.found][: len(row.found)]
+        self._open.discard(number)
+
+    def end(self) -> None:
+        assert not self._steps
+        for number in [*self._open]:
+            self._end(number)
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:

@@ -13,7 +13,7 @@ from runners import hybrid
 
 from rlx.backends import backend
 from rlx.backends.cpu.layouts import PAGE
-from rlx.backends.program import TokenRun
+from rlx.backends.program import RowEnd, TokenRun
 from rlx.compiler.executable import compile
 from rlx.errors import ArgumentError
 from rlx.ir import interp, ops
@@ -273,7 +273,8 @@ def test_a_native_run_of_many_tokens(cache: CompileCache) -> None:
             program.select_slot(slot)
             for name, value in {"tokens": [5 + slot], "positions": [0], "pages": table}.items():
                 program.inputs[name][: len(value)] = value
-            found = program.repeat(TokenRun(149, hybrid.VOCAB, [], 60.0, {**pool.extents, "PAST_SEQ": 0, "PAGES": 3}))
+            extents = {**pool.extents, "PAST_SEQ": 0, "PAGES": 3}
+            found = program.repeat(TokenRun([RowEnd(149)], hybrid.VOCAB, extents), 60.0)
             want = hybrid.reference(graph, [5 + slot, *found])
             assert len(found) == 149
             np.testing.assert_array_equal(found, want.argmax(-1)[:-1])

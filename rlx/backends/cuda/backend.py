@@ -37,7 +37,7 @@ class Cuda(Backend):
         numbers: of the cards. One that comes twice is taken as two cards.
     """
 
-    native_loops = native_draws = True
+    native_loops = True
     batch_rows = 8, 32, MANY_ROWS, 512  # those of more rows than `MANY_ROWS` have other kernels, and other tiles
     call_rows = shared_rows = 2048
 

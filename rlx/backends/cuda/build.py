@@ -16,13 +16,14 @@ from rlx.backends.cuda.agreed.steps import ADDED
 from rlx.backends.cuda.code import Kernel
 from rlx.backends.cuda.entry import entry
 from rlx.backends.cuda.kernels.cards import meet
-from rlx.backends.cuda.kernels.loop import advance
+from rlx.backends.cuda.kernels.loop import Sequences, advance
 from rlx.backends.cuda.launches import COUNTERS, PER_RANGE, SCRATCH, Context, Launch
 from rlx.backends.cuda.layouts import matrix_bytes
 from rlx.backends.cuda.select import select
 from rlx.backends.cuda.target import Target
 from rlx.backends.device import Built, Lowered, OnKernel, manifest_of
 from rlx.backends.sizes import static
+from rlx.ir.dims import SEGMENTS
 from rlx.ir.node import Node
 from rlx.ir.text import body
 from rlx.passes.program import maker, root
@@ -110,18 +111,19 @@ def _weights(region: Sequence[Node], context: Context) -> int:
 
 
 def _between_steps(program: Lowered, context: Context) -> Kernel | None:
-    """The kernel that takes the token of a step of one row to the next step; None for other programs."""
+    """The kernel that takes the tokens of a step with a row for each sequence to the next step; None if it cannot."""
     leaves, outputs = program.graph.leaves("input"), program.graph.outputs
     if any(node.op == "call" for node in program.graph.nodes()):  # the host comes in between
         return None
-    if program.graph.phase != "decode" or not {"token", "logits"} & outputs.keys() or "tokens" not in leaves:
+    if program.graph.phase == "prefill" or not {"token", "logits"} & outputs.keys() or "tokens" not in leaves:
         return None
     names = [
-        "loop",
-        *([] if "token" in outputs else ["token", "number"]),
-        *(name for name, _ in _loop_pointers(program)),
-    ]
-    return context.kernel("advance", dict.fromkeys(names), lambda k: advance(k, "PAST_SEQ" in program.symbols))
+        "loop", "found", *([] if "token" in outputs else ["token", "number"]), *(n for n, _ in _loop_pointers(program))
+    ]  # fmt: skip
+    sequences = Sequences(has_past="PAST_SEQ" in program.symbols)
+    if (segments := leaves.get("segments")) is not None:
+        sequences = Sequences(SEGMENTS, static(segments, 1))
+    return context.kernel("advance", dict.fromkeys(names), lambda k: advance(k, sequences))
 
 
 def _meeting(context: Context) -> Kernel | None:
@@ -143,10 +145,11 @@ def _meets(program: Lowered, launches: dict[Node, list[Launch]]) -> list[int]:
 
 
 def _loop_pointers(program: Lowered) -> list[list[Any]]:
-    """Name and place in the arena of what the loop passes on; the token of logits lies elsewhere."""
+    """Name and place in the arena of what steps pass on; tokens chosen from logits lie elsewhere."""
     leaves, outputs = program.graph.leaves("input"), program.graph.outputs
     found = {name: outputs[name] for name in ("token",) if name in outputs} | {"tokens": leaves["tokens"]}
     found |= {name: node for name, node in leaves.items() if name == "positions" and len(node.shape) == 1}
+    found |= {name: node for name, node in leaves.items() if name == "segments"}
     return [[name, program.buffer(node).offset] for name, node in found.items()]
 
 

@@ -49,13 +49,13 @@ def compiled(builder: Builder, link: Callable[[str], bytes], card: Card) -> list
 
 @dataclass(frozen=True)
 class Begun:
-    """What chooses the token of a row, ready to launch again and again.
+    """What chooses the tokens of some rows, ready to launch again and again.
 
     Attributes:
         launches: function, configuration and arguments of each kernel, and where the arguments lie.
         key: what they depend on.
-        token: where the token comes, i32, and whether all logits are finite.
-        number: where its random number lies, f64.
+        token: where the tokens come, i32, each with whether all logits are finite.
+        number: where the random number of the first row lies, f64; that of the next one is `layout.WORDS` further on.
     """
 
     launches: list[tuple[c_void_p, LaunchConfig, Any, Any]]
@@ -99,9 +99,9 @@ class Chooser:
         result = self._host(8 * count).view(np.int32).reshape(count, 2).tolist()
         return [Chosen(token, is_finite == 1) for token, is_finite in result]
 
-    def begin(self, row: DeviceArray, choice: Choice) -> Begun:
-        """What chooses a token of a row in each step of a loop, without the host."""
-        return self._begun([row], [choice], alone=True)
+    def begin(self, rows: Sequence[DeviceArray], choices: Sequence[Choice]) -> Begun:
+        """What chooses a token of each row in each step of a run, without the host."""
+        return self._begun(rows, choices, alone=True)
 
     def _begun(self, rows: Sequence[DeviceArray], choices: Sequence[Choice], *, alone: bool) -> Begun:
         """Sends what the kernels read.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from ctypes import c_void_p
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import log2
@@ -16,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backends.cuda.agreed.loop import STEPS
 from rlx.backends.cuda.agreed.steps import (
     ADDED,
     CARD,
@@ -35,9 +32,9 @@ from rlx.backends.cuda.host_calls import HostCalls, Piece
 from rlx.backends.cuda.memory import address, pinned_bytes
 from rlx.backends.cuda.packing import Ring
 from rlx.backends.cuda.steps import CardCode, CardSteps, Counts, begin_calls, launches_of
-from rlx.backends.cuda.token_loop import Between, TokenLoop, serves
-from rlx.backends.memory import Buffer, Memory, Values
-from rlx.backends.program import Manifest, Program, StepLog, TokenRun
+from rlx.backends.cuda.token_loop import Between, StepsAhead, TokenLoop, serves
+from rlx.backends.memory import Buffer, Memory
+from rlx.backends.program import Manifest, Program, StepLog, TokenRun, TokenSteps
 from rlx.ir import dims
 from rlx.ir.segments import PAST, ROWS
 
@@ -173,7 +170,7 @@ class CardProgram(Program):
             return address(self._own, number)
         if kind == "loop":
             assert self._loop is not None
-            return self._loop.address(number)
+            return self._loop.address(number, place)
         if kind == "meeting":
             assert self._meeting is not None
             return address(self._meeting, number) + (MOST_CARDS * LINE if place == "places" else 0)
@@ -294,36 +291,18 @@ class CardProgram(Program):
                 some[0].card.launch(function, config, given)
             begin_calls([(steps.card, [steps.advance(between.pointers)]) for steps in some], counts)
 
-    def repeat(self, run: TokenRun) -> list[int]:
-        row = None if run.draws is None else self.values(run.draws.output, **self._largest)[-1]
-        alone = "loop" in self.manifest and not self.observers and (row is None or len(self._cards) == 1)
-        if not alone or not serves(run, row):
-            return super().repeat(run)
+    def steps(self, run: TokenRun) -> TokenSteps:
+        logits = None if run.draws is None else self.values(run.draws.output, **run.extents)
+        alone = "loop" in self.manifest and not self.observers and (logits is None or len(self._cards) == 1)
+        if not alone or not serves(run, logits):
+            return super().steps(run)
         self.prepare(run.extents)
         self._send()
-        found, end, runs = list[int](), time.monotonic() + run.seconds, True
-        while runs and len(found) < run.count and (not found or time.monotonic() < end):
-            steps = min(run.count - len(found), STEPS)
-            some = self._looped(run, row, steps, len(found))
-            if not (found or some):  # the host has to choose, or to say why it cannot
-                return super().repeat(replace(run, count=1))
-            found += some
-            runs = len(some) == steps and 0 <= some[-1] < run.rows and some[-1] not in run.stops
-            self.extents = {name: v + len(some) if name == "PAST_SEQ" else v for name, v in self.extents.items()}
-        return found
-
-    def _looped(self, run: TokenRun, row: Values | None, steps: int, first: int) -> list[int]:
-        """Tokens of some steps, from the `first` one of a run on.
-
-        Args:
-            row: of the logits, if tokens are drawn.
-        """
-        loop = self._loop = self._loop or TokenLoop(self.arena.memory)
-        loop.begin(run, steps, first)
-        counts, between = self._begin(steps), loop.between(run.draws, row)
-        for _ in range(steps):
-            self._step(counts, between)
-        return loop.tokens()
+        if self._loop is None:
+            self._loop = TokenLoop(self._cards[0], self.arena.memory, len(self.inputs.get("segments", "1")))
+        self._loop.write(run)
+        counts, between = self._begin(run.count), self._loop.between(run.draws, logits)
+        return StepsAhead(self, run, self._loop, partial(self._step, counts, between))
 
     def _shares(self, steps: int) -> dict[str, int]:
         """How blocks share rows of attention in some steps: about as many blocks as the card runs at a time.
@@ -332,7 +311,7 @@ class CardProgram(Program):
         """
         if (segments := self.inputs.get("segments")) is not None:
             used = segments[: self.extents.get("SEGMENTS", len(segments))]
-            lengths = used[:, PAST] + used[:, ROWS]
+            lengths = used[:, PAST] + used[:, ROWS] + (steps - 1)
             longest, every = int(lengths.max(initial=1)), int((used[:, ROWS] * lengths).sum())
         else:
             rows = self.extents.get("SEQ", 1)

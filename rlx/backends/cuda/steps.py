@@ -175,13 +175,14 @@ class CardSteps:
         return self._calls[slots]
 
     def advance(self, drawn: Sequence[int] = ()) -> Call:
-        """The launch between two steps of a loop.
+        """The launch between two steps of a run.
 
         Args:
-            drawn: where the token and its random number lie, if it is drawn.
+            drawn: where the first token and its random number lie, if tokens are drawn.
         """
+        own = (self._address("loop", place) for place in ("loop", "found"))
         places = (self._address("arena", offset) for _, offset in self._manifest["loop"])
-        return self._call("advance", 0, -1, [1, self._address("loop", None), *drawn, *places])
+        return self._call("advance", 0, -1, [1, *own, *drawn, *places])
 
     def _prepared(self) -> Iterator[Call]:
         meets = self._manifest.get("meets", ())

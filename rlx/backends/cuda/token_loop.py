@@ -1,34 +1,42 @@
-"""Loops of steps of one row, in which the card takes each token to the next step: what they read and write."""
+"""Runs of steps in which the card takes the tokens of a step to the next one: what they read and write.
+
+The host begins steps ahead of the one whose tokens it waits for, so that the card has one to do meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from ctypes import c_void_p
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from rlx.backends.cuda.agreed import loop
 from rlx.backends.cuda.chooser import Chooser, on_card
-from rlx.backends.cuda.driver import LaunchConfig
-from rlx.backends.cuda.memory import address
+from rlx.backends.cuda.driver import Card, LaunchConfig
+from rlx.backends.cuda.memory import address, pinned_bytes
 from rlx.backends.memory import DeviceArray, Memory, Values
-from rlx.backends.program import Draws, TokenRun
+from rlx.backends.program import Draws, Program, TokenRun, TokenSteps
 from rlx.sampling.choice import UNIFORM
 
 #: A launch: function, configuration and arguments, and where the arguments lie.
 Ready = tuple[c_void_p, LaunchConfig, Any, Any]
 
+_WAITED = 2e-5  # seconds: who waits less found the step done
+
 
 @dataclass(frozen=True)
 class Between:
-    """What comes between two steps of a loop.
+    """What comes between two steps of a run.
 
     Attributes:
         key: what it depends on.
-        launches: that draw a token.
-        pointers: where it and its random number lie then.
+        launches: that draw tokens.
+        pointers: where the first one and its random number lie then.
     """
 
     key: tuple[int, ...] = ()
@@ -36,58 +44,116 @@ class Between:
     pointers: tuple[int, ...] = ()
 
 
-def serves(run: TokenRun, row: Values | None) -> bool:
+def serves(run: TokenRun, logits: Values | None) -> bool:
     """Whether the card can run the steps alone.
 
     Args:
-        row: of the logits, if tokens are drawn.
+        logits: of all rows, if tokens are drawn.
     """
-    if run.carried or run.first or len(run.stops) > loop.STOPS:
+    if run.carried or run.first or run.count > loop.STEPS or any(len(end.stops) > loop.STOPS for end in run.ends):
         return False
     if (draws := run.draws) is None:
         return True
-    return isinstance(draws.choose, Chooser) and isinstance(row, DeviceArray) and on_card(draws.choice.opts, len(row))
+    if not (isinstance(draws.choose, Chooser) and isinstance(logits, DeviceArray)):
+        return False
+    return all(on_card(choice.opts, logits.shape[-1]) for choice in draws.choices)
 
 
 class TokenLoop:
-    """The memory of loops, see `agreed/loop.py`."""
+    """The memory of runs, see `agreed/loop.py`.
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory.allocate(loop.NBYTES)
+    Args:
+        card: the first one, whose tokens the host sees.
+        rows: maximum number.
+    """
 
-    def begin(self, run: TokenRun, steps: int, first: int) -> None:
-        """Tells the card of some steps.
+    def __init__(self, card: Card, memory: Memory, rows: int) -> None:
+        self._card, self._start = card, loop.HEAD_BYTES + rows * loop.ROW_BYTES
+        nbytes = 4 * loop.STEPS * rows
+        with ExitStack() as ends:  # if there is no room for all of it
+            self._memory = memory.allocate(self._start + nbytes)
+            ends.callback(self._memory.close)
+            self._pinned = card.pinned(nbytes)
+            ends.callback(card.free_pinned, self._pinned)
+            self._found = pinned_bytes(self._pinned, nbytes).view(np.int32)
+            self._done = list[c_void_p]()
+            for _ in range(loop.STEPS):
+                self._done.append(event := card.event())
+                ends.callback(card.forget_event, event)
+            self._ends = ends.pop_all()
 
-        Args:
-            first: number of the first step in the run.
-        """
-        block = np.zeros(loop.NBYTES, np.uint8)
-        head, end = block.view(np.int32), loop.STOPS_AT + len(run.stops)
-        head[[loop.COUNT, loop.STOP_COUNT, loop.TABLE]] = 0, len(run.stops), run.rows
-        head[loop.STOPS_AT : end] = run.stops
-        if run.draws:
-            numbers = run.draws.numbers[first : first + steps]
-            block.view(np.float64)[loop.NUMBERS_AT : loop.NUMBERS_AT + steps] = numbers
-            run.draws.choice.numbers[UNIFORM] = numbers[0]
-        self._memory.write(block)
+    def write(self, run: TokenRun) -> None:
+        """Tells the card of a run."""
+        ends, draws = run.ends, run.draws
+        block = np.zeros(loop.HEAD_BYTES + len(ends) * loop.ROW_BYTES, np.uint8)
+        block[: loop.HEAD_BYTES].view(np.int32)[:] = run.ids, 0
+        rows = block[loop.HEAD_BYTES :].reshape(len(ends), loop.ROW_BYTES)
+        head = rows.view(np.int32)
+        for row, end in zip(head, ends, strict=True):
+            row[[loop.LEFT, loop.STOP_COUNT]] = end.count, len(end.stops)
+            row[loop.STOPS_AT : loop.STOPS_AT + len(end.stops)] = end.stops
+        if draws is not None:
+            rows.view(np.float64)[:, loop.NUMBERS_AT : loop.NUMBERS_AT + len(draws.numbers)] = draws.numbers.T
+            for choice, number in zip(draws.choices, draws.numbers[0].tolist(), strict=True):
+                if not choice.opts.is_greedy:
+                    choice.numbers[UNIFORM] = number
+        self._memory.part(0, block.nbytes).write(block)
 
-    def tokens(self) -> list[int]:
-        """The tokens of the steps, once they are done; fewer if the last one ends the run."""
-        found = self._memory.read(np.int32)
-        return [int(token) for token in found[loop.FOUND_AT : loop.FOUND_AT + int(found[loop.COUNT])]]
-
-    def between(self, draws: Draws | None, row: Values | None) -> Between:
-        """What draws a token from a row, if it is drawn."""
+    def between(self, draws: Draws | None, logits: Values | None) -> Between:
+        """What draws tokens from the logits of all rows, if they are drawn."""
         if draws is None:
             return Between()
-        assert isinstance(draws.choose, Chooser) and isinstance(row, DeviceArray)
-        begun = draws.choose.begin(row, draws.choice)
+        assert isinstance(draws.choose, Chooser) and isinstance(logits, DeviceArray)
+        begun = draws.choose.begin([logits[row] for row in range(len(draws.choices))], draws.choices)
         return Between(begun.key, begun.launches, (begun.token, begun.number))
 
-    def address(self, number: int) -> int:
-        """Where it lies on a card."""
+    def begun(self, step: int) -> None:
+        """A step was begun, with all that comes after it."""
+        self._card.record(self._done[step])
+
+    def tokens(self, step: int, rows: int) -> list[int]:
+        """The tokens of a step, once it is done."""
+        self._card.wait_for(self._done[step])
+        found: list[int] = self._found[step * rows : (step + 1) * rows].tolist()
+        return found
+
+    def address(self, number: int, place: str) -> int:
+        """Where the block ("loop") or the tokens ("found") lie for a card."""
+        if place == "found":
+            return self._pinned if number == 0 else address(self._memory, number) + self._start
         return address(self._memory, number)
 
     def close(self) -> None:
         """Frees it."""
-        self._memory.close()
+        self._ends.close()
+
+
+class StepsAhead(TokenSteps):
+    """The steps of a run that the card does alone.
+
+    Args:
+        tokens: the memory of the run, which the card was told of.
+        begin: begins a step.
+    """
+
+    def __init__(self, program: Program, run: TokenRun, tokens: TokenLoop, begin: Callable[[], object]) -> None:
+        super().__init__(program, run)
+        self._tokens, self._begin = tokens, begin
+        self._begun = list[float]()  # when each step was
+        self._looked = 0.0  # when the last one was done
+
+    def take(self, ahead: int, seconds: float = inf) -> list[list[int]]:
+        while self.ahead < ahead and len(self._begun) < self._run.count:
+            self._begin()
+            self._tokens.begun(len(self._begun))
+            self._begun.append(time.perf_counter())
+            self.ahead += 1
+        if not self.ahead:
+            return []
+        start = time.perf_counter()
+        found = self._tokens.tokens(self._taken, len(self._run.ends))
+        now = time.perf_counter()
+        self.seconds = now - max(self._looked, self._begun[self._taken]) if now - start > _WAITED else None
+        self._looked, self.ahead = now, self.ahead - 1
+        self._note(found)
+        return [found]

@@ -19,6 +19,7 @@ from rlx import env, tracing
 from rlx.backends.memory import Values
 from rlx.engine.loop import record
 from rlx.engine.loop.job import AHEAD, QUIET, Job, Notifier, Task
+from rlx.engine.loop.job_run import JobRun, begin_run
 from rlx.engine.loop.room import Room
 from rlx.engine.loop.scheduler import Scheduler
 from rlx.engine.model_runner import Segment
@@ -95,6 +96,7 @@ class Executor:
         self._task_next = False  # tasks and prompts take turns
         self.is_brief = self._uncompiled = not env.jit()
         self.unheard: set[Notifier] = set()
+        self._run: JobRun | None = None
         self._woken, self._must_wake = 0.0, False  # when consumers were woken, and whether this turn has to wake them
 
     # -- what comes in -------------------------------------------------------------------------------------------------
@@ -144,6 +146,7 @@ class Executor:
 
     def end_all(self, error: BaseException) -> None:
         """Ends every job and task with an error."""
+        self._run = None
         self.read()
         for job in self.scheduler.jobs():
             self.room.end(job, error)
@@ -157,6 +160,9 @@ class Executor:
         """Computes one turn; returns whether there is more to compute."""
         start, scheduler, room = time.perf_counter(), self.scheduler, self.room
         with span("turn", "loop") if tracing.recording else UNTRACED:
+            wanted = self._run is not None and (self.inbox or (room.paused and room.may_resume()))
+            if wanted or (self._run is not None and scheduler.others_want()):
+                self._end_run()
             if self.inbox:
                 self.read()
             if scheduler.limited:
@@ -166,15 +172,13 @@ class Executor:
             # Here and below no call, which would be on the way of every token; few jobs are backpressured.
             is_held = scheduler.is_held
             jobs = [job for job in scheduler.running if not (job.paused or (job.backpressured and is_held(job)))]
-            native = bool(jobs) and (jobs[0].is_greedy or self.engine.native_draws)
-            if jobs and not (native and self._run_natively(jobs)):
+            if self._run is not None and jobs != self._run.jobs:
+                self._end_run()
+                jobs = [job for job in jobs if not (job.ended or job.backpressured)]
+            if jobs and (jobs[0].needs_steps or not self._go_on(jobs)):
                 self._decode(jobs)
             if scheduler.tasks or scheduler.prefilling or scheduler.waiting:
-                if self.unheard:
-                    self.wake_consumers()
-                self._task_next = not self._task_next
-                if not (self._task_next and self._step_task()) and not self._prefill(bool(jobs)):
-                    self._step_task()
+                self._serve_others(bool(jobs))
             ready = (not (job.paused or (job.backpressured and is_held(job))) for job in scheduler.running)
             more = bool(self.inbox) or any(ready)
             if not more and (scheduler.tasks or scheduler.prefilling or scheduler.waiting):
@@ -186,6 +190,18 @@ class Executor:
         self.is_brief = self._uncompiled or time.perf_counter() - start <= BRIEF
         return more
 
+    def _serve_others(self, decodes: bool) -> None:
+        """One step of prompt rows or of a task, if there is anything to do."""
+        if self._run is not None:
+            if not self.scheduler.others_want():
+                return
+            self._end_run()
+        if self.unheard:
+            self.wake_consumers()
+        self._task_next = not self._task_next
+        if not (self._task_next and self._step_task()) and not self._prefill(decodes):
+            self._step_task()
+
     def seconds_left(self) -> float | None:
         """Time to the next deadline; None if there is none."""
         ends = [job.deadline for job in self.scheduler.limited if job.deadline is not None]
@@ -194,6 +210,9 @@ class Executor:
     def _expire(self) -> None:
         for job in [*self.scheduler.limited]:
             if job.deadline is not None and job.deadline <= self._clock():
+                self._end_run()
+                if job.ended:
+                    continue
                 what = f"the request was not finished in time: it has {len(job.tokens)} tokens of at most {job.limit}"
                 hint = "give it more time, or ask for fewer tokens"
                 self.room.end(job, DeadlineError(what, where="timeout", hint=hint))
@@ -206,22 +225,24 @@ class Executor:
 
     # -- decode steps --------------------------------------------------------------------------------------------------
 
-    def _run_natively(self, jobs: list[Job]) -> bool:
-        """Several tokens of a job alone in one native call; False if a step has to compute the next one."""
-        job = jobs[0]
-        if len(jobs) > 1 or self.inbox or not job.runs_natively or self.scheduler.others_want():
-            return False
+    def _go_on(self, jobs: list[Job]) -> bool:
+        """Tokens of jobs that need nobody between two steps; False if a step has to compute the next ones."""
+        if self._run is None:
+            if self.inbox or not all(job.can_run for job in jobs) or self.scheduler.others_want():
+                return False
+            if any(job.drafts for job in jobs):
+                return len(jobs) == 1 and self._run_drafts(jobs[0])
+            self._run = begin_run(self.engine, jobs, self.scheduler, self.room, self._tell)
+            if self._run is None:
+                return jobs[0].ended
+        self._take(self._run)
+        return True
+
+    def _run_drafts(self, job: Job) -> bool:
+        """Several tokens of a job with drafts in one native call; whether there are any."""
         start = self._clock()
         try:
-            stops, count = [*job.stop_ids], self.scheduler.tokens_at_once(job)
-            if count == 1 and job.streaming:
-                return False
-            if job.drafts:
-                found = job.drafts.run(self.engine, job.sequence, job.tokens, count, stops)
-            elif not job.is_greedy:
-                found = self.engine.drawn(job.sequence, job.tokens[-1], job.sampler, count, stops)
-            else:
-                found = self.engine.greedy(job.sequence, job.tokens[-1], count, stops, loads=not job.streaming)
+            found = job.drafts.run(self.engine, job.sequence, job.tokens, job.left, [*job.stop_ids])  # type: ignore[union-attr]
         except PoolFullError:  # room for one step may be there
             return False
         except BaseException as error:
@@ -234,6 +255,23 @@ class Executor:
             if self._tell(job, job.add(token)):
                 break
         return bool(found)
+
+    def _take(self, run: JobRun) -> None:
+        """Takes tokens of the run: of a step if somebody looks at each, else those of up to 50 ms."""
+        end = self._clock() + (QUIET if run.streams else BRIEF)
+        while True:
+            self.counters.steps += run.take(self.scheduler.steps_ahead(run.jobs), end - self._clock())
+            if run.is_over:
+                if lacking := self._end_run():
+                    self._decode(lacking)
+                return
+            if run.streams or self.inbox or self._clock() >= end:
+                return
+
+    def _end_run(self) -> list[Job]:
+        """Ends the run, if there is one, before anything else is done; see `JobRun.end`."""
+        run, self._run = self._run, None
+        return [] if run is None else run.end()
 
     def _decode(self, jobs: list[Job]) -> None:
         """One token of each job, or several where drafts are right or a grammar has forced some."""

@@ -178,6 +178,7 @@ class Job:
         notifier: has the news for the consumer; several requests may share one.
 
         number: the order of arrival.
+        needs_steps: whether the host has to see the logits of each step, or to say how the next token is chosen.
         order: sorts requests, by priority, then by arrival.
         prompt, images: the ids of the prompt, and its images until they are encoded; it begins then.
         embeddings: rows in place of the embeddings of some ids.
@@ -223,6 +224,8 @@ class Job:
         self.stop_ids = frozenset(request.stop_ids)
         self.with_logits = request.top_logprobs is not None
         self.is_greedy = isinstance(request.sample, SampleOpts) and request.sample.is_plain_greedy
+        looks_back = not self.is_greedy and self.sampler.looks_back
+        self.needs_steps = self.with_logits or looks_back or self.constraint is not None
         self.deadline: float | None = None
         self.sequence: Any = None
         self.drafts: Drafts | None = None
@@ -279,14 +282,12 @@ class Job:
         return self.streaming and len(self.tokens) - self.consumed >= AHEAD
 
     @property
-    def runs_natively(self) -> bool:
-        """Whether one native call may compute several tokens: nobody needs their logits, or looks back for a choice.
+    def can_run(self) -> bool:
+        """Whether a run may find its next tokens: nobody needs their logits, or looks back for a choice.
 
         If the consumer looks at each token it may stop at any of them: the sequence has to be able to go back.
         """
-        if self.with_logits or self.banned or self.constraint is not None:
-            return False
-        if not self.is_greedy and (self.drafts or self.sampler.looks_back):
+        if self.needs_steps or self.banned or (self.drafts and not self.is_greedy):
             return False
         return not (self.streaming and (self.drafts or self.sequence.recurrent))
 

@@ -31,9 +31,11 @@ from math import inf, sqrt
 from operator import attrgetter
 
 from rlx.engine.kv.prefix import Keys
-from rlx.engine.loop.job import AHEAD, QUIET, Job, Notifier, Task
+from rlx.engine.loop.job import AHEAD, Job, Notifier, Task
+from rlx.engine.token_run import STEPS
 
 AMORTIZED = 8  # rows of several prompts in a step take at most so many times as long as a step of one row
+AHEAD_SECONDS = 0.005  # how long steps take that a run has begun, before anybody looks at their tokens
 LEAST = 16  # rows of a bounded prompt step at least: the weights are read for each step
 FIRST = 32  # rows of the first bounded step, before any was measured
 SHARED = 64  # a prompt that shares so many tokens with one that is being computed waits until these are computed
@@ -231,11 +233,16 @@ class Scheduler:
         jobs = (job for table in (self.waiting, self.prefilling, self.running) for job in table)
         return bool(self.tasks or self.limited) or any(job.notifier is not notifier for job in jobs)
 
-    def tokens_at_once(self, job: Job) -> int:
-        """Maximum number of tokens in a native call. Who looks at each gets those of a short time together."""
-        if not job.streaming:
-            return job.left
-        return max(1, min(job.consumed + AHEAD - len(job.tokens), job.left, int(QUIET / self.cost.of_one)))
+    def steps_ahead(self, jobs: Sequence[Job]) -> int:
+        """How many steps of a run may have begun, the one included whose tokens are waited for.
+
+        A device computes them while the host is busy. Who comes meanwhile waits for them, so they take little time.
+        """
+        most = max(2, min(STEPS, int(AHEAD_SECONDS / self.decode_seconds))) if self.decode_seconds else 2
+        for job in jobs:
+            if job.streaming:
+                most = min(most, job.consumed + AHEAD - len(job.tokens))
+        return max(1, most)
 
     def most_rows(self, decodes: bool, past: int) -> int:
         """Maximum number of rows in a step that is no decode step.

@@ -24,6 +24,7 @@ from rlx.engine.kv.sequence import Sequence as Cached
 from rlx.engine.model_runner import Segment
 from rlx.engine.programs.programs import DECODE, GREEDY, ProgramSpec
 from rlx.engine.programs.ready import compile_tower
+from rlx.engine.token_run import RunRow
 from rlx.errors import RlxError
 from rlx.passes import pipeline
 from rlx.passes.report import PassReport, Report
@@ -232,7 +233,7 @@ def _run_again(program: Program, extents: Mapping[str, int]) -> float:
 
 STEPS = 8  # a third of the steps of a measurement
 MOST_SEQUENCES = 64  # of a batch that a report measures
-ROOM = 3 * STEPS + 2  # positions that a measurement takes after the depth
+ROOM = 5 * STEPS + 2  # positions that a measurement takes after the depth
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,7 @@ class BatchStep:
         rows: number of sequences.
         depth: tokens of each before the first step.
         seconds: of a step and of the choice of its tokens, as an engine's loop sees them.
+        in_run: of a step that takes the tokens of the one before, see `Engine.run`; None where there are no runs.
         choice: of that the choice of tokens.
         between: of that what is neither native code nor the choice.
         waking: of the native code what passes before its first region and after its last one.
@@ -254,6 +256,7 @@ class BatchStep:
     rows: int
     depth: int
     seconds: float
+    in_run: float | None
     choice: float
     between: float
     waking: float
@@ -323,4 +326,21 @@ def _measured(engine: Engine, sequences: list[Cached], depth: int) -> BatchStep:
     waits = np.array([[each or 0.0 for each in worker] for worker in times.waits]).mean(0)
     kinds = op_times(program, graph, extents, np.array(times.regions), waits, np.array(times.prologues))
     waking, uneven = called - times.native, times.native - sum(times.regions)
-    return BatchStep(rows, depth, times.seconds, choice, between, waking, uneven, kinds, times)
+    in_run = _in_run(engine, sequences, ids)
+    return BatchStep(rows, depth, times.seconds, in_run, choice, between, waking, uneven, kinds, times)
+
+
+def _in_run(engine: Engine, sequences: list[Cached], ids: Sequence[int]) -> float | None:
+    """Seconds of a step of a run, the mean of all but the first ones."""
+    rows = [RunRow(s, token, 2 * STEPS) for s, token in zip(sequences, ids, strict=True)]
+    if (run := engine.run(rows)) is None:
+        return None
+    run.take(2)
+    start, steps = time.perf_counter(), 0
+    while run.alive:
+        steps += len(run.take(2))
+    seconds = time.perf_counter() - start
+    while run.ahead:
+        run.take(0)
+    run.end()
+    return seconds / steps if steps else None

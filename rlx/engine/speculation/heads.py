@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.memory import Buffer
-from rlx.backends.program import Program, TokenRun
+from rlx.backends.program import Program, RowEnd, TokenRun
 from rlx.compiler.compile import Progress
 from rlx.compiler.state_memory import Sizes, StateMemory
 from rlx.compiler.tensors import Source, Tensors
 from rlx.engine.kv.prefix import page_count
 from rlx.engine.kv.prompt_embeddings import PromptEmbeddings, shift_at
 from rlx.engine.kv.sequence import Sequence
-from rlx.engine.model_runner import SECONDS, ModelRunner, end_run, feed, feed_positions, feed_tokens
+from rlx.engine.model_runner import ModelRunner, feed, feed_positions, feed_tokens
 from rlx.engine.opening.setup import Setup
 from rlx.engine.programs.programs import HIDDEN, Programs, ProgramSpec
 from rlx.engine.speculation.drafts import MOST, Counters, Drafts, ModelHits
-from rlx.errors import NumericalError
+from rlx.engine.token_run import SECONDS, not_finite
 from rlx.ir.graph import Graph
 from rlx.models.variants import EmbeddedRows, Features
 from rlx.weights import WeightLoader
@@ -180,7 +180,7 @@ class Predictor:
         if last:
             first, rows = self.fed(position, ids, hidden)
             first.prepare(rows)
-        found = program.repeat(TokenRun(count, self.head.rows, (), SECONDS, env, CARRIED, first))
+        found = program.repeat(TokenRun([RowEnd(count)], self.head.rows, env, CARRIED, first), SECONDS)
         return [token for token in found if token >= 0]
 
     def fed(self, position: int, ids: Ids[int], hidden: Buffer) -> tuple[Program, dict[str, int]]:
@@ -331,17 +331,17 @@ def drafted_run(
     stops: Ids[int],
     counters: Counters,
 ) -> list[int]:
-    """As `ModelRunner.greedy`: appends `token` and the likeliest tokens after it. Returns [] if there are no drafts.
+    """As `Engine.greedy`: appends `token` and the likeliest tokens after it. Returns [] if there are no drafts.
 
     Nor are there any if the model has both rings and recurrent states: the programs alternate between two slots.
 
     Args:
         drafter: its head has followed the sequence.
-        count, stops: as in `ModelRunner.greedy`.
+        count, stops: as in `Engine.greedy`.
         counters: incremented.
 
     Raises:
-        PromptError, PoolFullError, NumericalError: as `ModelRunner.greedy`.
+        PromptError, PoolFullError, NumericalError: as `Engine.greedy`.
     """
     runner.prepare(sequence, [token])
     runner.catch_up(sequence)
@@ -366,11 +366,11 @@ def drafted_run(
     counters.steps += found.rounds
     counters.drafted += found.drafted
     counters.accepted += found.accepted
-    try:
-        end_run(sequence, token, found.tokens)
-    except NumericalError:
+    sequence.end([token, *found.tokens[:-1]])
+    if found.tokens[-1] < 0:
+        sequence.rewind(sequence.done - 1)
         drafter.forget(len(sequence))
-        raise
+        raise not_finite(sequence)
     return found.tokens
 
 

@@ -16,6 +16,7 @@ from rlx.backends.cuda import layouts
 from rlx.backends.cuda.backend import BACKEND
 from rlx.backends.cuda.program import CardProgram, Stream
 from rlx.backends.cuda.steps import CardCode
+from rlx.backends.cuda.token_loop import StepsAhead
 from rlx.backends.memory import DeviceArray
 from rlx.compiler.compile import Compiler
 from rlx.ir import ops
@@ -118,12 +119,47 @@ def test_sampled_tokens_of_one_call(
     """They are the tokens that are drawn one by one, also where a stop id ends them."""
     found = []
     for native in (True, False):
-        monkeypatch.setattr(BACKEND, "native_draws", native)
+        monkeypatch.setattr(BACKEND, "native_loops", native)
         runner, opts = opened(family), SampleOpts(temperature=1.3, seed=4, **more)
         tokens = runner.generate([5, 9, 2], 50, sample=opts, stop_at_eog=False)
         request = rlx.Request([5, 9, 2], 50, sample=opts, stop_at_eog=False, stop_ids=[tokens[40]])
         found.append([tokens, list(runner.submit(request).result())])
     assert found[0] == found[1] and len(found[0][0]) == 50
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen35", "deepseek-v3", "qwen3moe"])
+@pytest.mark.parametrize(
+    "more", [None, {}, {"top_k": 20, "top_p": 0.9}], ids=["greedy", "temperature", "top-k and top-p"]
+)
+def test_runs_of_a_batch(
+    opened: Any, family: str, more: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card takes the tokens of all rows to the next step: they are those of steps, rows end for themselves."""
+    found, ahead, take = [], list[int](), StepsAhead.take
+
+    def noted(self: StepsAhead, count: int, seconds: float = 1.0) -> list[list[int]]:
+        tokens = take(self, count, seconds)
+        ahead.append(self.ahead)
+        return tokens
+
+    monkeypatch.setattr(StepsAhead, "take", noted)
+    opts = SampleOpts.greedy() if more is None else SampleOpts(temperature=1.3, seed=4, **more)
+    for native in (True, False):
+        monkeypatch.setattr(BACKEND, "native_loops", native)
+        runner = opened(family, max_seq=192)
+        some = [[5, 9, 2, 7], [9, 2], list(range(3, 80)), [7], [8, 1, 4]]
+        tokens = runner.generate_batch(some, 70, sample=opts, stop_at_eog=False)
+        seen = [0] * len(some)
+
+        def until(i: int, token: int, seen: list[int] = seen) -> bool:
+            seen[i] += 1
+            return seen[i] < 9 * (i + 1)
+
+        found.append([tokens, runner.generate_batch(some, 70, until, sample=opts, stop_at_eog=False)])
+        assert bool(ahead) == (native and not (family == "qwen35" and opts.top_k)) and (not ahead or max(ahead) > 0)
+        ahead.clear()
+    assert found[0] == found[1]
+    assert [len(each) for each in found[0][1]] == [9, 18, 27, 36, 45]
 
 
 @pytest.mark.parametrize("dtype", layouts.TYPES, ids=str)

@@ -14,7 +14,7 @@ from rlx.backends.cpu.context import CALL, DRAFTS_PLAN, MODEL, RESULTS
 from rlx.backends.cpu.launch.native import NativeProgram, logged, native
 from rlx.backends.drafts import Heads, Rounds
 from rlx.backends.host import address
-from rlx.backends.program import Program, TokenRun
+from rlx.backends.program import Program, RowEnd, TokenRun
 
 
 def run_rounds(
@@ -48,8 +48,8 @@ def run_rounds(
     """
     found, ends = array("i", bytes(4 * count)), array("i", stops)
     one, some, taken = native(heads.one), native(heads.some), heads.carried[1]
-    runs = [TokenRun(0, heads.rows, (), seconds, {}, heads.carried, first) for first in (None, some)]
-    plans = [one.plan(run, array("i")) for run in runs]
+    runs = [TokenRun([RowEnd(0)], heads.rows, {}, heads.carried, first) for first in (None, some)]
+    plans = [one.plan(run, array("i"), 0, 0, seconds) for run in runs]
     turns = [_model_fields(native(model), taken) for model in models]
     values = {
         **{name: turn.buffer_info()[0] for name, turn in zip(("now", "next"), turns, strict=True)},

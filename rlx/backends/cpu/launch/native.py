@@ -16,6 +16,8 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.work_stealing import counter_bytes
 from rlx.backends.host import HOST, AlignedBuffer, address
 from rlx.backends.memory import Buffer
-from rlx.backends.program import Program, StepLog, TokenRun, tell_log
+from rlx.backends.program import Program, StepLog, TokenRun, TokenSteps, tell_log
 from rlx.closing import Closing
 from rlx.errors import ArgumentError, BusyError, ResourceError
 from rlx.platform import MAX_WORKERS, usable_cpus
@@ -305,29 +307,37 @@ class NativeProgram(Program):
     def log(self) -> StepLog | None:
         return None if self._log is None else self._log.last
 
-    def repeat(self, run: TokenRun) -> list[int]:
-        """As `Program.repeat`, in one native call."""
-        if any(observer.each_step for observer in self.observers):
-            return super().repeat(run)
-        self.prepare(run.extents)
-        found, stops = array("i", bytes(4 * run.count)), array("i", run.stops)
-        plan = self.plan(run, stops, found.buffer_info()[0])
-        with logged({self: run.count, **({native(run.first): 1} if run.first else {})}):
+    def steps(self, run: TokenRun) -> TokenSteps:
+        if len(run.ends) > 1 or run.draws or any(observer.each_step for observer in self.observers):
+            return super().steps(run)
+        return _NativeSteps(self, run)
+
+    def looped(self, run: TokenRun, count: int, seconds: float) -> list[int]:
+        """The tokens of up to `count` steps of a run of one row, in one native call; it is prepared."""
+        found, stops = array("i", bytes(4 * count)), array("i", run.ends[0].stops)
+        plan = self.plan(run, stops, found.buffer_info()[0], count, seconds)
+        with logged({self: count, **({native(run.first): 1} if run.first else {})}):
             start = time.perf_counter()
             done = self.pool.repeat(plan.buffer_info()[0])
-            seconds = time.perf_counter() - start
-        self.tell(seconds, done)
+            spent = time.perf_counter() - start
+        self.tell(spent, done)
         return found[:done].tolist()
 
-    def plan(self, run: TokenRun, stops: array[int], found: int = 0) -> array[int]:
-        """The plan of a run, see `context.PLAN`. `stops` must outlive it; `found`: address for the tokens."""
+    def plan(self, run: TokenRun, stops: array[int], found: int, count: int, seconds: float) -> array[int]:
+        """The plan of up to `count` steps of a run, see `context.PLAN`.
+
+        Args:
+            stops: must outlive it.
+            found: address for the tokens.
+            seconds: time limit; the run ends after the current step.
+        """
         varying = {
-            "rows": run.rows,
+            "rows": run.ids,
             "stops": stops.buffer_info()[0],
             "stop_count": len(stops),
             "found": found,
-            "count": run.count,
-            "nanoseconds": int(run.seconds * 1e9),
+            "count": count,
+            "nanoseconds": int(min(max(0.0, seconds), 1e6) * 1e9),
         }
         return array("Q", (*self._fixed_plan(run.carried, run.first), *map(varying.__getitem__, VARYING)))
 
@@ -374,6 +384,22 @@ class NativeProgram(Program):
     def close(self) -> None:
         super().close()
         self._counters.close()
+
+
+class _NativeSteps(TokenSteps):
+    """The steps of a run of one row: native code runs all that may be begun."""
+
+    def take(self, ahead: int, seconds: float = inf) -> list[list[int]]:
+        start, run, program = time.perf_counter(), self._run, native(self._program)
+        found = program.looped(run, min(ahead, run.count - self._taken), seconds)
+        last, self._run = run.first if len(found) == 1 and run.first else program, replace(run, first=None)
+        self._env["PAST_SEQ"] = self._env.get("PAST_SEQ", 0) + len(found) - 1
+        self._taken += len(found) - 1
+        self._note(found[-1:])
+        if self.alive:
+            self._feed(found[-1:], last)
+        self.seconds = (time.perf_counter() - start) / len(found)
+        return [[token] for token in found]
 
 
 def native(program: Program) -> NativeProgram:
