@@ -1,19 +1,22 @@
 """How matrices lie in a card's memory: in tiles that tensor cores take, packed at load.
 
 A tile is 16 rows, and a unit of a tile is 32 k, or 64 k of codes with 4 bits. A unit is stored as it is multiplied: 16
-bytes of each of the 32 lanes of a warp, once or several times. Lane 4 g + t has rows g and g + 8, and of each 16 k the
-four at 4 t. These are not the k that the instruction names, but the order of k is free as long as both operands agree.
+bytes of each of the 32 lanes of a warp, or 4, once or several times. Lane 4 g + t has rows g and g + 8, and of each 16 k
+the four at 4 t. These are not the k that the instruction names, but the order of k is free as long as both operands
+agree.
 
-| form | 16 bytes of a lane, several times |
+| form | the bytes of a lane |
 |---|---|
 | codes8 | int8 codes: [row g, row g + 8][k 0..15, k 16..31][k 0, 2, 1, 3 of the four] |
+| codes6 | three of these four words, 4 bytes at a time, of codes of 0 to 63; their bits 6 and 7 are bits 2 i and 2 i + 1 of the codes of the fourth word, i the number of the word |
 | codes4 | of each 32 k, [row g, row g + 8][k 0, 2, 1, 3 of the four]: k 0..15 in the low 4 bits, k 16..31 in the high ones |
 | bf16, f16 | [row g], then [row g + 8]: [k 0..15, k 16..31][4] |
 | f32 | [row g, k 0..15], [row g, k 16..31], then row g + 8: [4] |
 
 After all units come what scales and lows are made of, as the file has them (`rlx.backends.blocks`): the fields of 32 k,
 [tile, 32 k, g, field, row g or g + 8], then the f16 numbers of superblocks, [tile, superblock, g, number, row g or g + 8].
-A value is scale * (code - zero) - low. Codes of 8 bits have their zero subtracted. Everything is padded with zeros.
+A value is scale * (code - zero) - low. Codes of 8 bits have their zero subtracted. In place of an index of a level stands
+the level. Everything is padded with zeros.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ ROWS, DEPTH, LANES, LOAD = 16, 32, 32, 16
 _ALIGN = 256
 
 #: Bytes of a lane for 32 k, by form.
-_LANE_BYTES = {"codes4": 8, "codes8": 16, "bf16": 32, "f16": 32, "f32": 64}
+_LANE_BYTES = {"codes4": 8, "codes6": 12, "codes8": 16, "bf16": 32, "f16": 32, "f32": 64}
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Form:
     Attributes:
         kind: of their numbers, see above.
         row: of a quantized type.
-        zero: the code that means 0, of codes with 4 bits.
+        zero: the code that means 0, of codes with 4 or 6 bits.
     """
 
     kind: str
@@ -62,9 +65,19 @@ class Form:
         return 64 if self.kind == "codes4" else DEPTH
 
     @property
+    def words(self) -> int:
+        """How many i32 of a lane lie side by side."""
+        return 1 if self.kind == "codes6" else 4
+
+    @property
     def loads(self) -> int:
-        """How many times 16 bytes a lane has of a unit."""
-        return _LANE_BYTES[self.kind] * (self.unit // DEPTH) // LOAD
+        """How many times so many i32 a lane has of a unit."""
+        return _LANE_BYTES[self.kind] * (self.unit // DEPTH) // (4 * self.words)
+
+    @property
+    def code_bytes(self) -> int:
+        """Of the numbers of a unit."""
+        return _LANE_BYTES[self.kind] * (self.unit // DEPTH) * LANES
 
     @property
     def scales(self) -> int:
@@ -79,7 +92,7 @@ class Form:
     @property
     def raw(self) -> bool:
         """Whether numbers are codes, which few rows are multiplied with as they lie."""
-        return self.kind in ("codes8", "codes4")
+        return self.kind in ("codes8", "codes6", "codes4")
 
     @property
     def offset(self) -> int:
@@ -106,7 +119,7 @@ class Form:
     @property
     def unit_bytes(self) -> int:
         """Of a unit, with its fields and the numbers of its superblock."""
-        return self.loads * LANES * LOAD + self.field_bytes + self.head_bytes
+        return self.code_bytes + self.field_bytes + self.head_bytes
 
     def units(self, k: int) -> int:
         """Units of a row of `k` elements."""
@@ -119,7 +132,7 @@ class Form:
     def places(self, n: int, k: int) -> tuple[int, int, int]:
         """Where the fields of a matrix begin, where the numbers of superblocks begin, and where it ends."""
         tiles = -(-n // ROWS)
-        fields = tiles * self.units(k) * self.loads * LANES * LOAD
+        fields = tiles * self.units(k) * self.code_bytes
         if self.row is None:
             return fields, fields, fields
         heads = _aligned(fields + tiles * self.groups(k) * ROWS * self.row.field_bytes)
@@ -143,9 +156,9 @@ def form_of(dtype: DType) -> Form:
     if dtype not in BLOCKS:
         raise ShapeError(f"{dtype} has no layout on this device", hint=f"Types: {', '.join(map(str, TYPES))}")
     row = BLOCKS[dtype]
-    narrow = not row.levels and sum(row.planes) <= 4
-    kind = "bf16" if row.floats else "codes4" if narrow else "codes8"
-    return Form(kind, row, row.zero if narrow else 0)
+    narrow = not row.levels and row.bits <= 4
+    kind = "bf16" if row.floats else "codes4" if narrow else "codes6" if row.bits <= 6 else "codes8"
+    return Form(kind, row, row.zero if kind in ("codes4", "codes6") else 0)
 
 
 def matrix_bytes(dtype: DType, n: int, k: int) -> int:
@@ -191,7 +204,7 @@ def _values_of(row: Blocks, codes: Bytes, form: Form) -> NDArray[np.generic]:
     if form.kind == "codes4":
         return codes
     numbers = meaning(row)[codes]
-    return to_bf16(numbers) if row.floats else numbers.astype(np.int8)
+    return to_bf16(numbers) if row.floats else (numbers + form.zero).astype(np.int8)
 
 
 def item_bytes(row: Blocks) -> int:
@@ -220,11 +233,19 @@ def _packed_heads(parts: Parts) -> Bytes:
     return np.ascontiguousarray(halves).view(np.uint8)
 
 
+_SHIFTS = np.array([[0], [2], [4]], np.uint8)  # of the bits that each word has of the fourth one
+
 # Axes of a padded matrix: [tile, half of rows, g, unit, (32 k of the unit), half of k, t, 4].
 
 
 def _packed_codes8(padded: Bytes, tiles: int, units: int) -> Bytes:
     return padded.reshape(tiles, 2, 8, units, 2, 4, 2, 2).transpose(0, 3, 2, 5, 1, 4, 7, 6)
+
+
+def _packed_codes6(padded: Bytes, tiles: int, units: int) -> Bytes:
+    words = np.ascontiguousarray(_packed_codes8(padded, tiles, units)).view(np.uint8).reshape(tiles, units, LANES, 4, 4)
+    found = words[..., :3, :] | ((words[..., 3:, :] >> _SHIFTS) & np.uint8(3)) << np.uint8(6)
+    return found.swapaxes(2, 3)
 
 
 def _packed_codes4(padded: Bytes, tiles: int, units: int) -> Bytes:
@@ -243,7 +264,8 @@ def _packed_32(padded: NDArray[np.generic], tiles: int, units: int) -> NDArray[n
 
 
 _PACKED: dict[str, Callable[..., NDArray[np.generic]]] = {
-    "codes8": _packed_codes8, "codes4": _packed_codes4, "bf16": _packed_16, "f16": _packed_16, "f32": _packed_32,
+    "codes8": _packed_codes8, "codes6": _packed_codes6, "codes4": _packed_codes4, "bf16": _packed_16,
+    "f16": _packed_16, "f32": _packed_32,
 }  # fmt: skip
 
 
@@ -286,6 +308,16 @@ def _interleaved(some: list[Floats]) -> Floats:
     return np.repeat(np.stack(some, axis=-1).reshape(some[0].shape[0], -1), DEPTH // len(some), axis=1)
 
 
+def _unpacked_codes8(raw: NDArray[np.generic], tiles: int, units: int) -> NDArray[np.generic]:
+    return raw.reshape(tiles, units, 8, 4, 2, 2, 2, 2).transpose(0, 4, 2, 1, 5, 3, 7, 6)
+
+
+def _unpacked_codes6(raw: Bytes, tiles: int, units: int) -> NDArray[np.generic]:
+    words = raw.reshape(tiles, units, 3, LANES, 4).swapaxes(2, 3)
+    last = ((words >> np.uint8(6)) << _SHIFTS).sum(-2, keepdims=True, dtype=np.uint8)
+    return _unpacked_codes8(np.concatenate([words & np.uint8(63), last], axis=-2), tiles, units)
+
+
 def _unpacked_codes4(raw: Bytes, tiles: int, units: int) -> Floats:
     nibbles = np.stack([raw & 15, raw >> 4], axis=-1).reshape(tiles, units, 8, 4, 2, 2, 2, 2, 2)
     return nibbles.transpose(0, 5, 2, 1, 4, 8, 3, 7, 6).astype(np.float32)
@@ -297,9 +329,8 @@ def _unpacked_16(raw: NDArray[np.generic], tiles: int, units: int) -> NDArray[np
 
 _UNPACKED: dict[str, Callable[..., NDArray[np.generic]]] = {
     "codes4": _unpacked_codes4,
-    "codes8": lambda raw, tiles, units: (
-        raw.view(np.int8).reshape(tiles, units, 8, 4, 2, 2, 2, 2).transpose(0, 4, 2, 1, 5, 3, 7, 6)
-    ),
+    "codes6": _unpacked_codes6,
+    "codes8": lambda raw, tiles, units: _unpacked_codes8(raw.view(np.int8), tiles, units),
     "bf16": lambda raw, tiles, units: from_bf16(np.ascontiguousarray(_unpacked_16(raw.view(np.uint16), tiles, units))),
     "f16": lambda raw, tiles, units: _unpacked_16(raw.view(np.float16), tiles, units),
     "f32": lambda raw, tiles, units: (

@@ -225,8 +225,8 @@ def scratch_bytes(dtype: DType, rows: int, k: int) -> int:
 
 def units(dtype: DType, rows: int, k: int) -> int:
     """Units of so many rows."""
-    width = PACKINGS[dtype].superblock if dtype.is_quantized else DEPTH
-    return -(-rows // ROWS) * ROWS * -(-k // width)
+    tiles = -(-rows // ROWS)
+    return tiles * 8 * (k // PACKINGS[dtype].superblock) if dtype.is_quantized else tiles * ROWS * -(-k // DEPTH)
 
 
 def begun(make: Callable[[], list[Loaded]]) -> Callable[[], list[Loaded]]:

@@ -26,11 +26,13 @@ class Dots:
 
     Attributes:
         kept: numbers of the sums that a lane adds up.
+        count: of sums that products have.
     """
 
     def __init__(self, code: Code, *, alike: bool) -> None:
         self.code, self.alike = code, alike
         self.kept: Sequence[int] = (0, 2) if alike else range(4)
+        self.count = 4
 
     def lanes(self) -> tuple[Value, Value]:
         """Where a lane begins to read 32 k of eight rows of x, and their sums: bytes."""
@@ -53,12 +55,6 @@ class Dots:
         """Of a sum: the half of the rows of the tile, and which of `totals`."""
         return number // 2, 0 if self.alike else number % 2
 
-    def begin(self, totals: Sequence[Value] | None) -> list[Value]:
-        """Products before the first one: the sums of x, or zeros."""
-        if totals is None:
-            return [self.code.f32(0.0)] * 4
-        return [totals[i % len(totals)] for i in range(4)]
-
     def add(self, a: Sequence[Value], x: Sequence[Value], half: int, found: list[Value]) -> list[Value]:
         """Adds the products of a half of 32 k."""
         return product(self.code, a, x[2 * half : 2 * half + 2], found)
@@ -74,7 +70,8 @@ class LaneDots(Dots):
     def __init__(self, code: Code, *, alike: bool) -> None:
         super().__init__(code, alike=alike)
         if not alike:
-            self.kept = range(2 * _COLUMNS)
+            self.count = 2 * _COLUMNS
+            self.kept = range(self.count)
 
     def lanes(self) -> tuple[Value, Value]:
         k = self.code
@@ -96,11 +93,6 @@ class LaneDots(Dots):
 
     def place(self, number: int) -> tuple[int, int]:
         return super().place(number) if self.alike else divmod(number, _COLUMNS)
-
-    def begin(self, totals: Sequence[Value] | None) -> list[Value]:
-        if self.alike:
-            return super().begin(totals)
-        return [self.code.f32(0.0)] * (2 * _COLUMNS) if totals is None else [*totals, *totals]
 
     def add(self, a: Sequence[Value], x: Sequence[Value], half: int, found: list[Value]) -> list[Value]:
         found = list(found)

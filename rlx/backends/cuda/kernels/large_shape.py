@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlx.backends.cuda.code import RESERVED, TYPICAL_MULTIPROCESSORS, WARP, WARPS
+from rlx.backends.cuda.code import RESERVED, TYPICAL_MULTIPROCESSORS, WARPS
 from rlx.backends.cuda.kernels.row_parts import CHUNK
 from rlx.backends.cuda.layouts import ROWS, Form
 
@@ -96,4 +96,4 @@ def stages_of(form: Form, shape: Shape, shared: int, count: int) -> int:
 
 def code_bytes(form: Form) -> int:
     """Bytes of a chunk of a tile, without scales."""
-    return CHUNK // form.unit * form.loads * WARP * 16
+    return CHUNK // form.unit * form.code_bytes

@@ -105,18 +105,15 @@ class Layer:
         """The first unit of a range."""
         return (number * self.units) // SLICES
 
-    def products(
-        self, group: Group, x: Sequence[Sequence[Value]], totals: Sequence[Sequence[Value]]
-    ) -> list[list[Value]]:
+    def products(self, group: Group, x: Sequence[Sequence[Value]]) -> list[list[Value]]:
         """The products of 16 rows of the weights and 8 rows of x, for the k of each scale of 32 k.
 
         Args:
             x: the registers of each part of x.
-            totals: see `add_products`.
         """
         every = list[list[Value]]()
-        for s, halves in enumerate([[0, 1]] if self.form.scales < 2 else [[0], [1]]):
-            found = self.dots.begin(totals[s] if self.form.offset else None)
+        for halves in [[0, 1]] if self.form.scales < 2 else [[0], [1]]:
+            found = [self.code.f32(0.0)] * self.dots.count
             for h in halves:
                 for part in group.parts[h]:
                     for own in x:
@@ -138,7 +135,8 @@ class Layer:
             for i, total in sums.items():
                 half, row = self.dots.place(i)
                 scale = numbers.scales[s][half] if numbers.scales else 1.0
-                value = k.fma(found[i], scale, total.get())
+                own = found[i] + totals[s][row] if self.form.offset else found[i]
+                value = k.fma(own, scale, total.get())
                 total.set(k.fma(-numbers.lows[s][half], totals[s][row], value) if numbers.lows else value)
 
     def result(self, values: Sequence[Value], bias: Sequence[Value], residual: Value | None) -> Value:
@@ -416,7 +414,7 @@ class Linear(Layer):
                 at = record + self.sums_at + 32 * c
                 lows = [self.dots.totals(k.at(totals, I8, at + s * 32 * self.shape.columns)) for s in range(self.sums)]
                 for group, own_sums in zip(groups, sums, strict=True):
-                    self.add_products(self.products(group[q], x, lows), group[q], lows, own_sums[c])
+                    self.add_products(self.products(group[q], x), group[q], lows, own_sums[c])
 
     # -- results ------------------------------------------------------------------------------------------------------
 

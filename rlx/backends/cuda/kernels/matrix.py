@@ -10,12 +10,13 @@ from typing import TypeAlias
 from rlx.backends.cuda.code import F32, I8, I16, I32, I64, Code, Value
 from rlx.backends.cuda.kernels.scales import Numbers, numbers_of
 from rlx.backends.cuda.kernels.tensor_cores import copy_async
-from rlx.backends.cuda.layouts import DEPTH, LANES, ROWS, Form
+from rlx.backends.cuda.layouts import DEPTH, LANES, LOAD, ROWS, Form
 from rlx.backends.cuda.numbers import bf16_parts, fma_pairs
 
 _ONES = 0x3F803F80  # two bf16 of 1
 _MINUS = -0x407F4080  # two bf16 of -1
-_LOW_BYTES = 0x00FF00FF
+_LOW_BYTES, _SIX_BITS = 0x00FF00FF, 0x003F003F
+_RAISED = 0x43004300  # two bf16 of 128
 _V4 = "<4 x i32>"
 
 #: For each half of 32 k, for each part that adds up, the four registers of an operand.
@@ -65,22 +66,17 @@ class Matrix:
             setattr(found, name, one.code.select(first, getattr(one, name), getattr(other, name)))
         return found
 
-    def load(self, tile: Value, unit: Value) -> list[Value]:
-        """What a lane has of a unit, as it is stored: registers."""
-        k, at = self.code, self.codes_at(tile, unit)
-        return [word for i in range(self.form.loads) for word in k.fetched(k.at(at, _V4, i * LANES), 4)]
-
-    def codes_at(self, tile: Value, unit: Value) -> Value:
-        """Where the first 16 bytes of a lane of a unit are."""
-        return self.code.at(self.base, _V4, ((tile * self.units + unit) * self.form.loads) * LANES + self.code.lane)
+    def codes_at(self, tile: Value) -> Value:
+        """Where the codes of a tile begin."""
+        return self.code.at(self.base, _V4, tile * (self.units * self.form.code_bytes // LOAD))
 
     def fields_at(self, tile: Value) -> Value:
         """Where the fields of a tile begin."""
-        return self.code.at(self._fields, I8, tile * (self.units * self.form.field_bytes))
+        return self.code.at(self._fields, _V4, tile * (self.units * self.form.field_bytes // LOAD))
 
     def heads_at(self, tile: Value) -> Value:
         """Where the numbers of the superblocks of a tile begin."""
-        return self.code.at(self._heads, I8, tile * (self.superblocks * self.form.head_bytes))
+        return self.code.at(self._heads, _V4, tile * (self.superblocks * self.form.head_bytes // LOAD))
 
     def numbers(self, tile: Value, unit: Value) -> list[list[Value]]:
         """What the scales and lows of a unit are made of, for the two rows of the lane: registers for each 32 k."""
@@ -116,26 +112,29 @@ class Matrix:
             kept: of 16 bytes, or 0 if there is no such unit.
         """
         k, form = self.code, self.form
-        codes = k.at(self.base, _V4, place * (form.loads * LANES) + k.lane)
-        for i in range(form.loads):
-            source = k.at(codes, _V4, tiles * self.units * (form.loads * LANES) + i * LANES)
-            copy_async(k, k.at(to, _V4, k.lane + i * LANES), source, kept)
-        fields, heads = form.field_bytes // 16, form.head_bytes // 16
-        if not fields + heads:
-            return
-        with k.when(k.lane < fields + heads):
-            source = k.at(k.at(self._fields, _V4, place * fields + k.lane), _V4, tiles * self.units * fields)
-            if heads:
-                head = k.at(self._heads, _V4, place // (form.block // form.unit) * heads + (k.lane - fields))
-                head = k.at(head, _V4, tiles * self.superblocks * heads)
-                source = k.select(k.lane < fields, source, head)
-            copy_async(k, k.at(to, _V4, k.lane + form.loads * LANES), source, kept)
+        superblock = place // (form.block // form.unit) if form.head_bytes else place
+        end, arrays = 0, list[tuple[int, Value]]()  # where each ends, in times 16 bytes, and what a lane copies of it
+        for base, nbytes, number, each in (
+            (self.base, form.code_bytes, place, self.units),
+            (self._fields, form.field_bytes, place, self.units),
+            (self._heads, form.head_bytes, superblock, self.superblocks),
+        ):
+            if count := nbytes // LOAD:
+                source = k.at(k.at(base, _V4, number * count + k.lane), _V4, tiles * each * count - end)
+                end += count
+                arrays.append((end, source))
+        for start in range(0, end, LANES):
+            *others, (_, source) = [(stop, own) for stop, own in arrays if stop > start]
+            for stop, other in reversed(others):
+                source = k.select(k.lane < stop - start, other, source)
+            with k.guarded(k.lane < end - start if start + LANES > end else None):
+                copy_async(k, k.at(to, _V4, k.lane + start), k.at(source, _V4, start), kept)
 
     def copied(self, place: Value) -> Loaded:
         """The registers of a unit that was copied."""
         k, form, g = self.code, self.form, self.code.lane >> 2
-        words = [word for i in range(form.loads) for word in k.lanes(k.load(k.at(place, _V4, k.lane + i * LANES), _V4))]
-        count, fields = form.unit // DEPTH, form.loads * LANES * 16
+        words = lane_words(k, form, place, k.lane)
+        count, fields = form.unit // DEPTH, form.code_bytes
         if form.row is None:
             return words, [[] for _ in range(count)]
         size = 2 * form.row.field_bytes
@@ -176,7 +175,7 @@ class Matrix:
         lane = g * 4 + t
         start = (tile * self.units + unit) * form.loads
         value = _ELEMENT[form.kind](k, self.base, start, lane, half, h, j, (column // DEPTH) % (form.unit // DEPTH))
-        if form.kind == "codes4":
+        if form.zero:
             value = value - float(form.zero)
         if form.row:
             tile32, group32 = tile.to(I32), group.to(I32)
@@ -194,6 +193,13 @@ class Matrix:
         return rows[0] if first is None else self.code.select(first, *rows)
 
 
+def lane_words(k: Code, form: Form, place: Value, lane: Value) -> list[Value]:
+    """The registers of a lane of a unit in shared memory."""
+    type_ = I32 if form.words == 1 else _V4
+    found = [k.load(place, type_, lane + i * LANES) for i in range(form.loads)]
+    return found if form.words == 1 else [word for vector in found for word in k.lanes(vector)]
+
+
 def _shared_words(k: Code, base: Value, nbytes: int, index: Value) -> list[Value]:
     """As `Matrix._words`, in shared memory."""
     if not nbytes:
@@ -206,36 +212,52 @@ def _shared_words(k: Code, base: Value, nbytes: int, index: Value) -> list[Value
 # -- registers of a lane -> operands ---------------------------------------------------------------------------------
 
 
-def _codes8(k: Code, words: Sequence[Value], q: int, zero: int) -> Halves:
-    """Word [half of rows][half of k] has four codes."""
-    pairs = [[_two_codes(k, words[2 * half + h]) for half in range(2)] for h in range(2)]
+def _by_rows(words: Sequence[Value], two: Callable[[Value], Value]) -> Halves:
+    """Operands of four words [half of rows][half of k] of four codes, of k 0, 2, 1, 3.
+
+    Args:
+        two: a word -> the operand of the codes in its bytes 0 and 2.
+    """
+    pairs = [[(two(word), two(word >> 8)) for word in words[h::2]] for h in range(2)]
     return [[[rows[0][0], rows[1][0], rows[0][1], rows[1][1]]] for rows in pairs]
 
 
-def _two_codes(k: Code, word: Value) -> tuple[Value, Value]:
-    """Four int8, of k 0, 2, 1, 3, as two registers of two bf16.
+def _codes8(k: Code, words: Sequence[Value], q: int, zero: int) -> Halves:
+    """A code is its low 7 bits, less 128 if its highest bit is set.
 
-    A code is its low 7 bits, less 128 if its highest bit is set. With bits 0x4300 + low 7 bits a bf16 is 128 + these,
-    with 0x4300 + highest bit it is 128 or 256: their difference is the code, exactly.
+    With bits 0x4300 + low 7 bits a bf16 is 128 + these, with 0x4300 + highest bit it is 128 or 256: their difference is
+    the code, exactly.
     """
-    found = []
-    for bits in (word, word >> 8):
-        low, high = bits & 0x007F007F | 0x43004300, bits & 0x00800080 | 0x43004300
-        found.append(fma_pairs(k, high, k.number(_MINUS), low))
-    return found[0], found[1]
+
+    def two(word: Value) -> Value:
+        low, high = word & 0x007F007F | _RAISED, word & 0x00800080 | _RAISED
+        return fma_pairs(k, high, k.number(_MINUS), low)
+
+    return _by_rows(words, two)
+
+
+def _codes6(k: Code, words: Sequence[Value], q: int, zero: int) -> Halves:
+    return _by_rows(_four_words(words), lambda word: _less(k, word & _SIX_BITS | _RAISED, zero))
+
+
+def _four_words(words: Sequence[Value]) -> list[Value]:
+    """The words of codes of 6 bits, whose bytes have others in bits 6 and 7."""
+    first, second, third = words
+    return [*words, first >> 6 & 0x03030303 | second >> 4 & 0x0C0C0C0C | third >> 2 & 0x30303030]
 
 
 def _codes4(k: Code, words: Sequence[Value], q: int, zero: int) -> Halves:
-    """Word [32 k][half of rows] has eight codes. A bf16 with the bits 0x4300 + code is 128 + code."""
-    registers = [[_four_bits(k, words[2 * q + half], i, zero) for i in range(4)] for half in range(2)]
+    """Word [32 k][half of rows] has eight codes."""
+    registers = [
+        [_less(k, words[2 * q + half] >> 4 * i & 0x000F000F | _RAISED, zero) for i in range(4)] for half in range(2)
+    ]
     return [[[registers[0][h], registers[1][h], registers[0][2 + h], registers[1][2 + h]]] for h in range(2)]
 
 
-def _four_bits(k: Code, word: Value, i: int, zero: int) -> Value:
-    raised = ((word >> 4 * i) & 0x000F000F) | 0x43004300
+def _less(k: Code, raised: Value, zero: int) -> Value:
+    """Two codes less `zero`. A bf16 with the bits 0x4300 + code is 128 + code."""
     minus = 0xC300 | zero  # a bf16 of -(128 + zero)
-    less = k.number(_signed(minus << 16 | minus))
-    return fma_pairs(k, raised, k.number(_ONES), less)
+    return fma_pairs(k, raised, k.number(_ONES), k.number(_signed(minus << 16 | minus)))
 
 
 def _signed(word: int) -> int:
@@ -274,20 +296,21 @@ def _in_parts(split: Sequence[tuple[Value, Value]], order: Sequence[Sequence[int
     return [[[split[i][part] for i in own] for part in range(2)] for own in order]
 
 
-_UNPACK = {"codes8": _codes8, "codes4": _codes4, "bf16": _bf16, "f16": _f16, "f32": _f32}
+_UNPACK = {"codes8": _codes8, "codes6": _codes6, "codes4": _codes4, "bf16": _bf16, "f16": _f16, "f32": _f32}
 
 
 def _raw8(k: Code, words: Sequence[Value], q: int, offset: int) -> Halves:
-    """Word [half of rows][half of k] has four codes, of k 0, 2, 1, 3."""
-
     def two(word: Value) -> Value:
         if not offset:
             return word & _LOW_BYTES
         given = word, k.number(_LOW_BYTES), k.number(0x10001 * offset)
         return k.pure_assembly(I32, "lop3.b32 $0, $1, $2, $3, 0x6A;", "=r,r,r,r", *given)  # ($1 & $2) ^ $3
 
-    pairs = [[(two(word), two(word >> 8)) for word in words[h::2]] for h in range(2)]
-    return [[[rows[0][0], rows[1][0], rows[0][1], rows[1][1]]] for rows in pairs]
+    return _by_rows(words, two)
+
+
+def _raw6(k: Code, words: Sequence[Value], q: int, offset: int) -> Halves:
+    return _by_rows(_four_words(words), lambda word: word & _SIX_BITS)
 
 
 def _raw4(k: Code, words: Sequence[Value], q: int, offset: int) -> Halves:
@@ -296,7 +319,7 @@ def _raw4(k: Code, words: Sequence[Value], q: int, offset: int) -> Halves:
     return [[[rows[half][pair] & 0x000F000F << 4 * h for pair in range(2) for half in range(2)]] for h in range(2)]
 
 
-_RAW = {"codes8": _raw8, "codes4": _raw4}
+_RAW = {"codes8": _raw8, "codes6": _raw6, "codes4": _raw4}
 
 
 # -- single numbers ----------------------------------------------------------------------------------------------------
@@ -305,6 +328,15 @@ _RAW = {"codes8": _raw8, "codes4": _raw4}
 def _element8(k: Code, base: Value, start: Value, lane: Value, half: Value, h: Value, j: Value, q: Value) -> Value:
     place = (start * LANES + lane) * 16 + half * 8 + h * 4 + (j % 2 * 2 + j // 2)
     return k.load(base, I8, place, constant=True).to(F32, signed=True)
+
+
+def _element6(k: Code, base: Value, start: Value, lane: Value, half: Value, h: Value, j: Value, q: Value) -> Value:
+    own, word = (j % 2 * 2 + j // 2), half * 2 + h
+    found = [k.load(base, I8, ((start + i) * LANES + lane) * 4 + own, constant=True).to(I32) for i in range(3)]
+    value = found[0] >> 6 | found[1] >> 6 << 2 | found[2] >> 6 << 4
+    for i, byte in enumerate(found):
+        value = k.select(word.equals(i), byte & 63, value)
+    return value.to(F32)
 
 
 def _element4(k: Code, base: Value, start: Value, lane: Value, half: Value, h: Value, j: Value, q: Value) -> Value:
@@ -328,5 +360,6 @@ def _element32(k: Code, base: Value, start: Value, lane: Value, half: Value, h: 
 
 
 _ELEMENT: dict[str, Element] = {
-    "codes8": _element8, "codes4": _element4, "bf16": _element16("bf16"), "f16": _element16("f16"), "f32": _element32,
+    "codes8": _element8, "codes6": _element6, "codes4": _element4, "bf16": _element16("bf16"),
+    "f16": _element16("f16"), "f32": _element32,
 }  # fmt: skip

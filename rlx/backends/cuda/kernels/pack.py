@@ -1,8 +1,8 @@
 """Packs matrices on the card: loop kernels from the bytes of the file to the tiles of `layouts.py`.
 
-A unit is one row's superblock, or 32 k of a row of plain numbers. A superblock goes through the layout of the CPU
-(`rlx.backends.cpu.layouts`), in scratch memory: its functions read every type of file, and after them all types are
-alike. The scratch memory of a unit is written and read by the same thread alone.
+A unit is a superblock of rows g and g + 8, or 32 k of a row of plain numbers. A superblock goes through the layout of
+the CPU (`rlx.backends.cpu.layouts`), in scratch memory: its functions read every type of file, and after them all types
+are alike. The scratch memory of a unit is written and read by the same thread alone.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ SUB_BYTES: int = HOLE
 CODES_AT: int = HOLE
 CODE: Helper = HOLE
 NUMBER: Helper = HOLE
+ZERO: int = HOLE
 #: Numbers of a superblock, fields of a sub-block and bytes of one; `FIELD(scratch, from, out, to)` copies a field.
 NUMBERS: int = HOLE
 FIELDS: int = HOLE
 FIELD_BYTES: int = HOLE
 FIELD: Helper = HOLE
-#: 32 k of a unit of the card's layout. `PUT(scratch, codes, row, out, group)` writes the codes of 32 k.
+#: 32 k of a unit of the card's layout. `PUT(scratch, codes, g, out, group)` writes the codes of 32 k of both rows.
 UNIT_GROUPS: int = HOLE
 PUT: Helper = HOLE
 #: Of plain types: bytes of an element, and the function that copies one.
@@ -74,7 +75,7 @@ def pack(dtype: DType) -> Kernel:
     names = ["HEAD_BYTES", "SUBS", "SUB_BYTES", "CODES_AT", "CODE", "FIRST_BITS", "SECOND_BITS"]
     names += ["NUMBER", "ZERO", "FIRST_LEVELS", "LAST_LEVELS"] * (form.kind != "codes4")
     holes = {name: found[name] for name in names if name in found}
-    put = {"codes4": put_codes4, "codes8": put_codes8, "bf16": put_bf16}[form.kind]
+    put = {"codes4": put_codes4, "codes6": put_codes6, "codes8": put_codes8, "bf16": put_bf16}[form.kind]
     holes |= {"UNIT_GROUPS": form.unit // DEPTH, "PUT": put, "NUMBERS": row.head}
     item = item_bytes(row)
     field = {1: field_1, 2: field_2, 4: field_4}[item]
@@ -91,58 +92,74 @@ def _pack_blocks(
     count = k // SUPERBLOCK
     groups = (count * SUBS + UNIT_GROUPS - 1) // UNIT_GROUPS * UNIT_GROUPS
     for unit in range(begin, end):
-        row = unit & 15
-        s = (unit >> 4) % count
-        tile = (unit >> 4) // count
-        real = tile * 16 + row < n
-        source = tile * 16 + row if real else tile * 16
-        keep = u32(0xFFFFFFFF) if real else u32(0)
+        g = unit & 7
+        s = (unit >> 3) % count
+        tile = (unit >> 3) // count
         at = (tile * count + s) * PACKED_BYTES
-        MOVE(raw, (source * count + s) * FILE_BYTES, scratch, at, row, keep)
-        for number in range(NUMBERS):
-            place = ((((first + tile) * count + s) * 8 + (row & 7)) * NUMBERS + number) * 2 + (row >> 3)
-            store_u16(out, heads + place * 2, load_u16(scratch, at + number * 32 + row * 2))
+        for half in range(2):
+            row = g + half * 8
+            real = tile * 16 + row < n
+            source = tile * 16 + row if real else tile * 16
+            keep = u32(0xFFFFFFFF) if real else u32(0)
+            MOVE(raw, (source * count + s) * FILE_BYTES, scratch, at, row, keep)
+            for number in range(NUMBERS):
+                place = ((((first + tile) * count + s) * 8 + g) * NUMBERS + number) * 2 + half
+                store_u16(out, heads + place * 2, load_u16(scratch, at + number * 32 + row * 2))
         for sub in range(SUBS):
             group = (first + tile) * groups + s * SUBS + sub
             start = at + HEAD_BYTES + sub * SUB_BYTES
-            PUT(scratch, start + CODES_AT, row, out, group)
+            PUT(scratch, start + CODES_AT, g, out, group)
             for field in range(FIELDS):
-                place = ((group * 8 + (row & 7)) * FIELDS + field) * 2 + (row >> 3)
-                FIELD(scratch, start + (field * 16 + row) * FIELD_BYTES, out, fields + place * FIELD_BYTES)
+                for half in range(2):
+                    place = ((group * 8 + g) * FIELDS + field) * 2 + half
+                    source = start + (field * 16 + g + half * 8) * FIELD_BYTES
+                    FIELD(scratch, source, out, fields + place * FIELD_BYTES)
 
 
-# --- codes of 32 k, row by row ----------------------------------------------------------------------------------------
+# --- codes of 32 k of rows g and g + 8 --------------------------------------------------------------------------------
 
 
-def lane_of(row: int, t: int) -> int:
-    """The lane of a warp that has a row and four k."""
-    return (row & 7) * 4 + t
+def word_of(scratch: Ptr, codes: int, g: int, t: int, i: int, zero: int) -> Scalar:
+    """Word i of a lane: [row g, row g + 8][k 0..15, k 16..31]. Four numbers plus `zero` as bytes, of k 0, 2, 1, 3."""
+    word = u32(0)
+    for j in range(4):
+        number = u32(i32(NUMBER(CODE(scratch, codes, t + (i & 1) * 4, (g + (i >> 1) * 8) * 4 + j))) + i32(zero))
+        word = u32(word | ((number & u32(255)) << u32(16 * (j & 1) + 8 * (j >> 1))))
+    return word
 
 
-def put_codes8(scratch: Ptr, codes: int, row: int, out: Ptr, group: int) -> None:
-    for quad in range(8):
-        word = u32(0)
-        for j in range(4):
-            number = u32(i32(NUMBER(CODE(scratch, codes, quad, row * 4 + j))))
-            word = u32(word | ((number & u32(255)) << u32(16 * (j & 1) + 8 * (j >> 1))))
-        store_u32(out, group * 512 + lane_of(row, quad & 3) * 16 + (row >> 3) * 8 + (quad >> 2) * 4, word)
-
-
-def put_codes4(scratch: Ptr, codes: int, row: int, out: Ptr, group: int) -> None:
+def put_codes8(scratch: Ptr, codes: int, g: int, out: Ptr, group: int) -> None:
     for t in range(4):
-        word = u32(0)
-        for half in range(2):
-            for j in range(4):
-                code = u32(CODE(scratch, codes, half * 4 + t, row * 4 + j))
-                word = u32(word | (code << u32(16 * (j & 1) + 8 * (j >> 1) + 4 * half)))
-        store_u32(out, (group >> 1) * 512 + lane_of(row, t) * 16 + (group & 1) * 8 + (row >> 3) * 4, word)
+        for i in range(4):
+            store_u32(out, group * 512 + (g * 4 + t) * 16 + i * 4, word_of(scratch, codes, g, t, i, 0))
 
 
-def put_bf16(scratch: Ptr, codes: int, row: int, out: Ptr, group: int) -> None:
+def put_codes6(scratch: Ptr, codes: int, g: int, out: Ptr, group: int) -> None:
+    for t in range(4):
+        last = word_of(scratch, codes, g, t, 3, ZERO)
+        for i in range(3):
+            high = (last >> u32(2 * i)) & u32(0x03030303)
+            word = u32(word_of(scratch, codes, g, t, i, ZERO) | (high << u32(6)))
+            store_u32(out, group * 384 + i * 128 + (g * 4 + t) * 4, word)
+
+
+def put_codes4(scratch: Ptr, codes: int, g: int, out: Ptr, group: int) -> None:
+    for t in range(4):
+        for rows in range(2):
+            word = u32(0)
+            for half in range(2):
+                for j in range(4):
+                    code = u32(CODE(scratch, codes, half * 4 + t, (g + rows * 8) * 4 + j))
+                    word = u32(word | (code << u32(16 * (j & 1) + 8 * (j >> 1) + 4 * half)))
+            store_u32(out, (group >> 1) * 512 + (g * 4 + t) * 16 + (group & 1) * 8 + rows * 4, word)
+
+
+def put_bf16(scratch: Ptr, codes: int, g: int, out: Ptr, group: int) -> None:
     for quad in range(8):
-        at = group * 1024 + (row >> 3) * 512 + lane_of(row, quad & 3) * 16 + (quad >> 2) * 8
-        for j in range(4):
-            store_u16(out, at + j * 2, f32_to_bf16(NUMBER(CODE(scratch, codes, quad, row * 4 + j))))
+        for rows in range(2):
+            at = group * 1024 + rows * 512 + (g * 4 + (quad & 3)) * 16 + (quad >> 2) * 8
+            for j in range(4):
+                store_u16(out, at + j * 2, f32_to_bf16(NUMBER(CODE(scratch, codes, quad, (g + rows * 8) * 4 + j))))
 
 
 def field_1(scratch: Ptr, start: int, out: Ptr, to: int) -> None:
@@ -177,12 +194,12 @@ def _pack_plain(
 
 
 def copy_2(raw: Ptr, source: int, out: Ptr, group: int, row: int, i: int, inside: Scalar) -> None:
-    at = group * 1024 + (row >> 3) * 512 + lane_of(row, (i >> 2) & 3) * 16 + (i >> 4) * 8 + (i & 3) * 2
+    at = group * 1024 + (row >> 3) * 512 + ((row & 7) * 4 + ((i >> 2) & 3)) * 16 + (i >> 4) * 8 + (i & 3) * 2
     value = load_u16(raw, source)
     store_u16(out, at, value if inside else u16(0))
 
 
 def copy_4(raw: Ptr, source: int, out: Ptr, group: int, row: int, i: int, inside: Scalar) -> None:
-    at = group * 2048 + ((row >> 3) * 2 + (i >> 4)) * 512 + lane_of(row, (i >> 2) & 3) * 16 + (i & 3) * 4
+    at = group * 2048 + ((row >> 3) * 2 + (i >> 4)) * 512 + ((row & 7) * 4 + ((i >> 2) & 3)) * 16 + (i & 3) * 4
     value = load_u32(raw, source)
     store_u32(out, at, value if inside else u32(0))

@@ -2,7 +2,7 @@
 
 Codes of quantized weights are multiplied as they lie (`Matrix.raw`): a bf16 with the bits c, of 0 to 255, is the
 number c 2^-133. So x is raised beside them, by 2^64, and products are `LOWERED` times too small until the end. If code
-c means c - offset, a sum of products begins with that of x times -offset.
+c means c - offset, the sum of x times -offset is added to that of products.
 """
 
 from __future__ import annotations

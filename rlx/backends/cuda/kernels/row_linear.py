@@ -31,7 +31,7 @@ from rlx.backends.cuda.kernels.matrix import Matrix
 from rlx.backends.cuda.kernels.parts import NBYTES, QUAD, QUADS, count_of, loaded, place, split, summed, sums_of
 from rlx.backends.cuda.kernels.rows import Normed
 from rlx.backends.cuda.kernels.weight_ring import Piece, Ring
-from rlx.backends.cuda.layouts import DEPTH, LANES, LOAD, ROWS, Form
+from rlx.backends.cuda.layouts import DEPTH, ROWS, Form
 from rlx.backends.cuda.numbers import pair_parts
 
 WIDEST = 1 << 14  # inputs of a row that are in shared memory
@@ -39,7 +39,8 @@ _FIT = 2  # blocks of a multiprocessor
 _PIECE = 2048  # bytes of codes of the pieces of all matrices
 _STAGES = 2  # pieces of a ring at least, or they are made smaller
 _TOGETHER = 4  # products that are under way before the first is scaled
-_BROUGHT = 4  # times four numbers of x that a thread loads before it uses them
+_BROUGHT = 12  # times four numbers of x that a thread loads before it uses them
+_EARLY = 48 << 10  # bytes of the weights of a block that it begins to copy before it waits
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def row_shape(form: Form, n: int, width: int, parts: int, among: int = 0, shared
     """
     tiles, whole = -(-n // ROWS), shared + RESERVED
     own = max(1, -(-among * tiles // (_FIT * TYPICAL_MULTIPROCESSORS * parts * form.places(n, width)[2])))
-    least = whole // (_FIT + 1) if among else 0
+    least = whole // (_FIT + 1) - RESERVED + 16 if among else 0  # for one block more there is no room
     return RowShape(own, -(-tiles // own), least, whole // _FIT - RESERVED, shared)
 
 
@@ -135,9 +136,8 @@ class RowLinear(Layer):
         k.resident = _FIT
         sums = [{i: k.variable(F32, 0.0) for i in self.dots.kept} for _ in matrices]
         self.added = [k.variable(F32, 0.0) for _ in range(self.parts * bool(at.bias) + (at.residual is not None))]
-        for first in range(stages):
-            self._begin(at, k.number(first), k.number(first))
-            self.ring.end()
+        early = min(stages, max(1, _EARLY // self.ring.nbytes))
+        self._fill(at, 0, early)
         norm = None
         if self.eps is not None:
             norm = Normed(k, at.x, k.pointers.get("norm"), at.row(k.number(0)), self.width, self.eps)
@@ -147,6 +147,7 @@ class RowLinear(Layer):
         else:
             self._bring_row(at)
         k.barrier()
+        self._fill(at, early, stages)
         slot = k.variable(I32, 0)
         with k.loop(0, shape.tiles) as tile:
             self._fetch(at, tile)
@@ -166,7 +167,7 @@ class RowLinear(Layer):
     def _cut(self) -> tuple[Piece, int]:
         """What is copied at a time, and how many of these a ring has."""
         longest, taken = -(-self.form.units(self.width) // SLICES), self.code.shared
-        most = max(1, _PIECE // (self.parts * self.form.loads * LANES * LOAD))
+        most = max(1, _PIECE // (self.parts * self.form.code_bytes))
         for units in sorted({_divisor(longest, size) for size in range(1, most + 1)}, reverse=True):
             size, block = units * self.form.unit, self.form.block
             piece = Piece(self.form, units, self._whole(units) and (size % block == 0 or block % size == 0))
@@ -180,6 +181,12 @@ class RowLinear(Layer):
         """Whether all pieces of so many units are whole."""
         every = self.form.units(self.width)
         return every % SLICES == 0 and every // SLICES % units == 0
+
+    def _fill(self, at: Operands, first: int, stop: int) -> None:
+        """Begins to copy some of the first pieces."""
+        for i in range(first, stop):
+            self._begin(at, self.code.number(i), self.code.number(i))
+            self.ring.end()
 
     def _begin(self, at: Operands, item: Value, slot: Value) -> None:
         k, pieces = self.code, self.pieces
@@ -256,7 +263,7 @@ class RowLinear(Layer):
                 groups = [(part, i * per + q, ring.operands(part, words, q))
                           for part, i, words in parts for q in range(per)]  # fmt: skip
                 x = [self._row(unit * per, number) for _, number, _ in groups]
-                found = [self.products(group, *own) for (_, _, group), own in zip(groups, x, strict=True)]
+                found = [self.products(group, words) for (_, _, group), (words, _) in zip(groups, x, strict=True)]
                 if not stop and not start:
                     ring.keep(numbers)  # while the first products are under way
                 for (part, number, _), (_, totals), products in zip(groups, x, found, strict=True):

@@ -14,11 +14,11 @@ from typing import Any
 
 from rlx.backends.cuda.code import F32, I8, I32, WARP, WARPS, Code, Value
 from rlx.backends.cuda.kernels.large_shape import code_bytes
-from rlx.backends.cuda.kernels.matrix import Group, Halves, Matrix
+from rlx.backends.cuda.kernels.matrix import Group, Halves, Matrix, lane_words
 from rlx.backends.cuda.kernels.row_parts import CHUNK
 from rlx.backends.cuda.kernels.scales import Numbers, numbers_of
 from rlx.backends.cuda.kernels.tensor_cores import copy_async
-from rlx.backends.cuda.layouts import DEPTH, Form
+from rlx.backends.cuda.layouts import DEPTH, LOAD, Form
 from rlx.backends.cuda.numbers import pair_parts
 
 _FOUR = "<4 x i32>"
@@ -47,21 +47,21 @@ class Weights:
         """Begins to load the scales of a chunk: for each unit, for each tile."""
         return [[self.matrix.numbers(tile, unit) for tile in self.tiles] for unit in self._units(number)]
 
-    def _words(self, stage: Value, tile: int, unit: int, load: int, lane: Value) -> Value:
-        """Where 16 bytes of a lane lie."""
-        k = self.code
-        place = (stage * WARPS + k.warp) * len(self.tiles) + tile
-        own = lane * 16 + (unit * self.form.loads + load) * WARP * 16
-        return k.at(self.memory, I8, place * code_bytes(self.form) + own)
+    def _unit(self, stage: Value, tile: int, unit: int) -> Value:
+        """Where a unit of a chunk lies."""
+        place = (stage * WARPS + self.code.warp) * len(self.tiles) + tile
+        return self.code.at(self.memory, I8, place * code_bytes(self.form) + unit * self.form.code_bytes)
 
     def bring(self, number: Value, stage: Value) -> None:
         """Begins to copy the codes of a chunk to shared memory."""
-        k, loads = self.code, self.form.loads
+        k, count = self.code, self.form.code_bytes // LOAD
         for tile, place in enumerate(self.tiles):
+            codes = self.matrix.codes_at(place)
             for i, unit in enumerate(self._units(number)):
-                source = self.matrix.codes_at(place, unit)
-                for load in range(loads):
-                    copy_async(k, self._words(stage, tile, i, load, k.lane), k.at(source, _FOUR, load * WARP))
+                source, to = k.at(codes, _FOUR, unit * count + k.lane), k.at(self._unit(stage, tile, i), _FOUR, k.lane)
+                for start in range(0, count, WARP):
+                    with k.guarded(None if start + WARP <= count else k.lane < count - start):
+                        copy_async(k, k.at(to, _FOUR, start), k.at(source, _FOUR, start))
 
     def group(self, tile: int, unit: int, q: int, stage: Value, numbers: list[list[Any]]) -> Group:
         """32 k of a tile in a unit of a chunk, with the k in the order of the instruction."""
@@ -72,11 +72,10 @@ class Weights:
 
     def _loaded(self, tile: int, unit: int, q: int, stage: Value, lane: Value) -> list[Value]:
         """What a lane has of 32 k."""
-        k, loads = self.code, range(self.form.loads)
+        k, place = self.code, self._unit(stage, tile, unit)
         if self.form.unit > DEPTH:  # two words of the four
-            place = k.at(self._words(stage, tile, unit, 0, lane), I32, 2 * q)
-            return k.lanes(k.load(place, "<2 x i32>"))
-        return [w for i in loads for w in k.lanes(k.load(self._words(stage, tile, unit, i, lane), _FOUR))]
+            return k.lanes(k.load(k.at(place, I32, 2 * q), "<2 x i32>", lane * 2))
+        return lane_words(k, self.form, place, lane)
 
 
 def _lanes_of(k: Code) -> tuple[Value, Value]:
@@ -87,7 +86,7 @@ def _lanes_of(k: Code) -> tuple[Value, Value]:
 
 def _ordered(k: Code, form: Form, first: Sequence[Value], second: Sequence[Value]) -> list[Value]:
     """What a lane has of a unit in the order of the instruction, from the words of the lanes of `_lanes_of`."""
-    if form.kind in ("codes8", "codes4"):  # bytes 0 and 2 are the first two k, 1 and 3 the others
+    if form.raw:  # bytes 0 and 2 are the first two k, 1 and 3 the others
         selector = (k.lane & 1) * 0x1111 + 0x6240
         return [k.bytes_of(a, b, selector) for a, b in zip(first, second, strict=True)]
     found, size, odd = list[Value](), 2 if form.kind == "f32" else 1, (k.lane & 1).equals(1)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlx.backends.cuda.code import F32, I8, I16, I32, WARPS, Code, Operand, Value
-from rlx.backends.cuda.kernels.matrix import Group, Matrix
+from rlx.backends.cuda.kernels.matrix import Group, Matrix, lane_words
 from rlx.backends.cuda.kernels.scales import Numbers, numbers_of
 from rlx.backends.cuda.kernels.tensor_cores import commit_copies, copy_async, wait_copies
 from rlx.backends.cuda.layouts import DEPTH, LANES, LOAD, Form
@@ -40,7 +40,7 @@ class Piece:
     @property
     def fields_at(self) -> int:
         """Where the fields begin."""
-        return self.units * self.form.loads * LANES * LOAD
+        return self.units * self.form.code_bytes
 
     @property
     def heads_at(self) -> int:
@@ -72,11 +72,15 @@ class Ring:
         matrices: one, or two if the layer is gated.
         piece: of each of them.
         stages: pieces that are in shared memory at a time.
+
+    Attributes:
+        nbytes: what all warps copy at a time.
     """
 
     def __init__(self, code: Code, matrices: Sequence[Matrix], piece: Piece, stages: int) -> None:
         self.code, self.matrices, self.piece, self.stages = code, matrices, piece, stages
         self._stage = len(matrices) * piece.nbytes
+        self.nbytes = WARPS * self._stage
         own, numbers = stages * self._stage, len(matrices) * piece.numbers_bytes
         self._place = code.at(code.share(WARPS * own), I8, code.warp * own)
         self._numbers = code.at(code.share(WARPS * numbers), I8, code.warp * numbers)
@@ -96,35 +100,24 @@ class Ring:
         """Begins to copy the pieces of a tile from a unit on; `end` must follow."""
         piece, form = self.piece, self.piece.form
         for part, matrix in enumerate(self.matrices):
-            self._copy_codes(self._at(slot, part), matrix, tile, unit)
-            if form.field_bytes:
-                fields = unit * form.field_bytes, matrix.units * form.field_bytes
-                to = self._at(slot, part, piece.fields_at)
-                self._copy(to, matrix.fields_at(tile), piece.heads_at - piece.fields_at, *fields)
+            codes, fields, heads = (self._at(slot, part, at) for at in (0, piece.fields_at, piece.heads_at))
+            self._copy(codes, matrix.codes_at(tile), piece.fields_at, unit, matrix.units, form.code_bytes)
+            size = piece.heads_at - piece.fields_at
+            self._copy(fields, matrix.fields_at(tile), size, unit, matrix.units, form.field_bytes)
             if form.head_bytes:
-                heads = unit * form.unit // form.block * form.head_bytes, matrix.superblocks * form.head_bytes
-                to = self._at(slot, part, piece.heads_at)
-                self._copy(to, matrix.heads_at(tile), piece.nbytes - piece.heads_at, *heads)
+                superblock, size = unit * form.unit // form.block, piece.nbytes - piece.heads_at
+                self._copy(heads, matrix.heads_at(tile), size, superblock, matrix.superblocks, form.head_bytes)
 
-    def _copy_codes(self, to: Value, matrix: Matrix, tile: Value, unit: Value) -> None:
-        """Each lane copies what it will read; in place of units after the last one the last one."""
-        k, piece, loads = self.code, self.piece, self.piece.form.loads
-        first = matrix.codes_at(tile, unit)
-        for i in range(piece.units):
-            source = first if piece.even else matrix.codes_at(tile, k.smaller(unit + i, matrix.units - 1))
-            for j in range(loads):
-                number = (i * loads if piece.even else 0) + j
-                copy_async(k, k.at(to, _V4, k.lane + (i * loads + j) * LANES), k.at(source, _V4, number * LANES))
-
-    def _copy(self, to: Value, source: Value, nbytes: int, first: Value, end: int) -> None:
-        """Copies bytes of a tile from byte `first` on; in place of those from `end` on others."""
-        k = self.code
-        for start in range(0, nbytes, LANES * LOAD):
-            inside = None if start + LANES * LOAD <= nbytes else k.lane < (nbytes - start) // LOAD
-            with k.guarded(inside):
-                place = k.lane * LOAD + start
-                found = first + place if self.piece.even else k.smaller(first + place, end - LOAD)
-                copy_async(k, k.at(to, I8, place), k.at(source, I8, found))
+    def _copy(self, to: Value, source: Value, nbytes: int, first: Value, count: int, each: int) -> None:
+        """Copies bytes of a tile, which has `count` times `each` of them, from number `first` on; not those after."""
+        k, total, own = self.code, nbytes // LOAD, first * (each // LOAD) + self.code.lane
+        to, start_of = k.at(to, _V4, k.lane), k.at(source, _V4, own)
+        for start in range(0, total, LANES):
+            with k.guarded(None if start + LANES <= total else k.lane < total - start):
+                place = k.at(start_of, _V4, start)
+                if not self.piece.even:
+                    place = k.at(source, _V4, k.smaller(own + start, count * (each // LOAD) - 1))
+                copy_async(k, k.at(to, _V4, start), place)
 
     def end(self) -> None:
         """Ends what is copied at a time, also if that is nothing."""
@@ -174,10 +167,8 @@ class Ring:
 
     def unit(self, slot: Value, part: int, i: int) -> list[Value]:
         """What a lane has of unit `i` of a piece, as it is stored: registers."""
-        k, loads = self.code, self.piece.form.loads
-        base = self._at(slot, part)
-        vectors = [k.load(base, _V4, k.lane + (i * loads + j) * LANES, align=LOAD) for j in range(loads)]
-        return [word for vector in vectors for word in k.lanes(vector)]
+        form = self.piece.form
+        return lane_words(self.code, form, self._at(slot, part, i * form.code_bytes), self.code.lane)
 
     def operands(self, part: int, words: Sequence[Value], q: int) -> Group:
         """32 k of a unit without scales; see `Matrix.raw`."""
