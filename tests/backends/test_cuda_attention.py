@@ -66,7 +66,7 @@ CASES = {
     "odd heads": Case({"width": 13}, "f16", 1, 70),
     "heads of eights": Case({"width": 40, "sinks": True}, "bf16", 1, 129),
     "wide heads": Case({"width": 272}, "f16", 1, 130),
-    "heads too wide for ranges": Case({"heads": 8, "width": 512}, "f16", 1, 70),
+    "heads of 512": Case({"heads": 8, "width": 512}, "f16", 1, 70),
     "all positions": Case({"mask": "none", "heads": 1}, "f16", 3, 100),
     "visible positions": Case({"mask": "visible"}, "f32", 3, 100),
     "a bias of heads": Case({"mask": "bias", "bias_heads": 2}, "f16", 2, 90),
@@ -179,9 +179,7 @@ def test_few_rows(name: str, features: Features) -> None:
     }  # fmt: skip
     expected = expected_of(a, q, k[:, :length], v[:, :length], given)
     found = []
-    divides = chunks.tiles_of(a, *[DTYPES[case.dtype]] * 2, features.shared).divides(a, features.shared)
-    assert divides == (name != "heads too wide for ranges")
-    for each in (None, 64, 128, 256, 4096) if divides else (None,):
+    for each in (None, 64, 128, 256, 4096):
         most = bits(min(RANGES, -(-length // (each or length))))
         room = 1 << (min(-(-length // POSITIONS), RANGES) - 1).bit_length()
         kernel = kernel_for(a, case.dtype, features, shared=each is not None, capacity=capacity)

@@ -320,7 +320,8 @@ class CardProgram(Program):
         blocks = _RESIDENT * self._cards[0].attribute(MULTIPROCESSORS)
         each = POSITIONS << max(0, round(log2(max(1, every * self._attention_parts / (blocks * POSITIONS)))))
         splits = min(-(-longest // POSITIONS), RANGES)
-        return {SPLITS: 1 << _bits(splits), SHARING: _bits(min(splits, -(-longest // each))), EACH: each}
+        shares = min(splits, -(-longest // each))
+        return {SPLITS: _power(splits), SHARING: _power(shares), EACH: each}
 
     def close(self) -> None:
         if self.closed:
@@ -336,9 +337,9 @@ class CardProgram(Program):
         self._ends.close()
 
 
-def _bits(count: int) -> int:
-    """The logarithm of the smallest power of two that is not smaller."""
-    return max(0, count - 1).bit_length()
+def _power(count: int) -> int:
+    """The smallest power of two that is not smaller."""
+    return 1 << max(0, count - 1).bit_length()
 
 
 def _scratch_sizes(manifest: Manifest) -> dict[tuple[str, int], int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from rlx.backends.cuda import many_rows
-from rlx.backends.cuda.agreed.steps import EACH, MANY_ROWS, SHARING, SPLITS
+from rlx.backends.cuda.agreed.steps import EACH, MANY_ROWS, SPLITS
 from rlx.backends.cuda.code import I8, I32, I64, THREADS, WARPS, Code, Value
 from rlx.backends.cuda.kernels import cache as caches
 from rlx.backends.cuda.kernels import linear as linears
@@ -566,14 +566,9 @@ def _attention(n: Node, c: Context) -> list[Launch]:
         args |= _joined_args(maker(node), name) if maker(node) in joined else {}
     early = a.mask == "causal" and maker(keys) in joined and maker(values) in joined
 
-    divides = tiles.divides(a, c.features.shared - taken)
-
     def split(k: Code) -> None:
-        share, of_part = None, k.block
-        if divides:
-            sharing = k.dim_named(SHARING)
-            number, of_part = k.block & ((k.number(1) << sharing) - 1), k.block >> sharing
-            share = row_chunks.Share(number, k.dim_named(EACH), k.dim_named(SPLITS))
+        count = k.number(k.dim(q.shape[0])) * a.parts
+        share, of_part = row_chunks.Share(k.block // count, k.dim_named(EACH), k.dim_named(SPLITS)), k.block % count
         row, part = of_part // a.parts, of_part % a.parts
         own = [_joined(k, maker(node), name) if maker(node) in joined else None
                for node, name in ((q, "q"), (keys, "k"), (values, "v"))]  # fmt: skip
@@ -581,9 +576,8 @@ def _attention(n: Node, c: Context) -> list[Launch]:
         segment = s.segment(k, row)
         row_attentions.attention(k, a, tiles, *caches_of(k), segment, row, part, share, before, early)
 
-    blocks = Blocks(q.shape[0], 1, a.parts, split=divides)
-    scratch = extent([q.shape[0], 4 * a.heads * a.partial], n) if divides else 0
-    given: dict[str, Arg] = {**args, "scratch": PER_RANGE} if divides else args
+    blocks = Blocks(q.shape[0], 1, a.parts, split=True)
+    scratch, given = extent([q.shape[0], 4 * a.heads * a.partial], n), {**args, "scratch": PER_RANGE}
     return [c.launch(n, n.op, given, blocks, split, scratch, takes=joined.keys(), split=a.cards > 1)]
 
 

@@ -80,7 +80,7 @@ class Blocks:
     def value(self, extents: Mapping[str, int]) -> int:
         """Their number."""
         found = -(-dims.value(self.count, extents) // self.per) * self.times
-        return found << extents[SHARING] if self.split else found
+        return found * extents[SHARING] if self.split else found
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ MANY_ROWS = 64  # programs of more rows have other kernels
 #: multiple.
 RANGES, POSITIONS = 32, 64
 
-#: Symbols that programs add: the logarithms of the numbers of ranges and of blocks that share a row of attention, and
-#: the positions of a range.
-SPLITS, SHARING, EACH = "SPLITS", "SHARING", "EACH"
+#: Symbols that programs add: ranges of a row of attention that there is memory for, and about how many positions a
+#: block has that shares a row.
+SPLITS, EACH = "SPLITS", "EACH"
+#: How many blocks share a row; only the host asks.
+SHARING = "SHARING"
 #: 0 after the last step of a loop, so that states stay as they are; else 1.
 RUNS = "RUNS"
 #: The number of the card among those that compute together.
 CARD = "CARD"
-ADDED = (SPLITS, SHARING, EACH, RUNS, CARD)
+ADDED = (SPLITS, EACH, RUNS, CARD)

@@ -90,6 +90,13 @@ def operands_of(keys: DType, values: DType) -> tuple[str, int, int]:
     return _PARTS.get(keys.name, ("bf16", 2, 2)) if keys == values else ("bf16", 3, 3)
 
 
+def known(k: Code, a: Attention, segment: Segment) -> Value:
+    """How many positions earlier calls have written."""
+    if a.mask != "causal":
+        return k.number(0)
+    return k.number(k.dim(a.length, segment.env)) - segment.env.get("SEQ", k.number(k.dim(a.rows)))
+
+
 def visible(k: Code, a: Attention, segment: Segment, row: Value) -> tuple[Value, Value]:
     """The first and the last position that a row sees."""
     length = k.number(k.dim(a.length, segment.env))

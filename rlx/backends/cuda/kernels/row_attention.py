@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rlx.backends.cuda.code import F32, I1, I8, I32, WARP, WARPS, Code, Value
-from rlx.backends.cuda.kernels.attention import QUERIES, Attention
+from rlx.backends.cuda.kernels.attention import QUERIES, Attention, known
 from rlx.backends.cuda.kernels.cache import Cache, Rope, Segment, staged_head
-from rlx.backends.cuda.kernels.row_chunks import Chunks, Share, Tiles, Work, ranges_bytes
+from rlx.backends.cuda.kernels.row_chunks import Chunks, Share, Tiles, Work
 from rlx.backends.cuda.kernels.row_results import Results, finite
 from rlx.backends.cuda.kernels.tensor_cores import commit_copies, matrices, product, wait_copies
 from rlx.backends.cuda.numbers import LOG2_E, exp2, pair_parts, softcap
@@ -68,9 +68,9 @@ class Block:
         self.early = early and w.t.stages > 0
         k, t, tasks = self.k, self.t, self.a.together + len(before.written)
         new = [None if each is None else self._position(each) for each in before.written]
-        self.chunks = Chunks(w, (keys, values), 0 if w.share is None else ranges_bytes(self.a), new)
+        self.chunks = Chunks(w, (keys, values), new)
         self.results = Results(w, self.chunks.memory)
-        self.queries = k.share(16 * t.lines * t.stride)
+        self.queries = k.share(t.own * self.a.together * t.stride)  # [part, query, width]
         self.weights = k.share(16 * t.lines * t.weights)
         self.tops, self.totals = (k.share(4 * QUERIES * WARPS) for _ in range(2))
         self.staged = k.share(4 * t.width * tasks)
@@ -121,7 +121,7 @@ class Block:
         """Whether its chunk is brought before it is known, so that the block puts it there."""
         if not self.early:
             return self.k.as_value(0, I1)
-        return (self._position(written) - self.w.start) // self.t.keys < self.t.stages - 1
+        return self._position(written) - self.w.start < self.t.keys
 
     def _position(self, written: Written) -> Value:
         return self.k.number(self.k.dim(written.at, self.w.segment.env))
@@ -141,8 +141,7 @@ class Block:
                 if start + 2 * WARP > a.width:
                     x, y = (k.select(i + at < a.width, own, k.f32(0.0)) for at, own in enumerate((x, y)))
                 for part, word in enumerate(pair_parts(k, x, y, t.kind, t.own)):
-                    line = number + (part // 2 * 16 + part % 2 * 8)
-                    k.store(k.at(self.queries, I8, line * t.stride + i * 2), word)
+                    k.store(k.at(self.queries, I8, (number + part * a.together) * t.stride + i * 2), word)
 
     # -- a chunk ------------------------------------------------------------------------------------------------------
 
@@ -193,9 +192,11 @@ class Block:
         return matrices(k, k.at(start, I8, row * t.stride + column * 16))
 
     def _query(self, step: int, line: int) -> list[Value]:
-        k, t = self.k, self.t
-        at = ((k.lane & 15) + 16 * line) * t.stride + (k.lane >> 4) * 16 + 32 * step
-        return matrices(k, k.at(self.queries, I8, at))
+        """Two parts of eight queries as an operand; those that there are not are others."""
+        k, t, count = self.k, self.t, self.a.together
+        part = k.smaller((k.lane >> 3 & 1) + 2 * line, t.own - 1)
+        row = part * count + k.smaller(k.lane & 7, count - 1)
+        return matrices(k, k.at(self.queries, I8, row * t.stride + (k.lane >> 4) * 16 + 32 * step))
 
     def _masked(self, score: Value, position: Value) -> Value:
         """A score in units of log2(e); the lowest of all where the row does not see the position."""
@@ -288,25 +289,24 @@ class Block:
 
     def _run_copied(self) -> None:
         k, t, w, chunks = self.k, self.t, self.w, self.chunks
-        ahead = t.stages - 1
-        if not self.early:
-            k.wait()
-        for i in range(ahead):
-            base = w.start + i * t.keys
-            chunks.look_up(base)
-            with k.when(base < w.limit):
-                chunks.copy(base, i, skips=self.early)
-            commit_copies(k)
-        chunks.look_up(w.start + ahead * t.keys)
+        chunks.look_up(w.start)
+        is_old = k.as_value(1, I1) if self.early else w.start + t.keys <= known(k, self.a, w.segment)
+        with k.when(is_old):
+            chunks.copy(w.start, k.number(0), skips=self.early)
         k.wait()
+        if not self.early:
+            with k.when(is_old ^ 1):
+                chunks.copy(w.start, k.number(0))
+        commit_copies(k)
+        chunks.look_up(w.start + t.keys)
         self.prepare()
         stage = k.variable(I32, 0)
         with k.loop(w.start, w.limit, t.keys) as base:
-            wait_copies(k, ahead - 1)
+            wait_copies(k, 0)
             k.barrier()
-            following = base + ahead * t.keys
+            following, other = base + t.keys, 1 - stage.get()
             with k.when(following < w.limit):
-                chunks.copy(following, k.select(stage.get().equals(0), ahead, stage.get() - 1))
+                chunks.copy(following, other)
                 chunks.look_up(following + t.keys)
             commit_copies(k)
             start = chunks.stage(stage.get())
@@ -315,7 +315,7 @@ class Block:
             top = self.weigh()
             k.barrier()
             self.results.add(base + t.keys, top, *self.weighted(k.at(start, I8, t.operand)))
-            stage.set(k.select(stage.get().equals(ahead), 0, stage.get() + 1))
+            stage.set(other)
         if self.early:
             self.write_new()
 

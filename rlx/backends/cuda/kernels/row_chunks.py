@@ -69,16 +69,8 @@ class Tiles(SharedRows):
     def shared(self, a: Attention) -> int:
         """Bytes of shared memory of a block, about."""
         staged = 4 * self.width * (a.together + 2)
-        return self.chunks + 16 * self.lines * (self.stride + self.weights) + staged + RESERVED
-
-    def divides(self, a: Attention, shared: int) -> bool:
-        """Whether blocks can share a row: the last one needs room for the results of all ranges of a query."""
-        return self.shared(a) + max(0, ranges_bytes(a) - self.chunks) <= shared + RESERVED
-
-
-def ranges_bytes(a: Attention) -> int:
-    """Bytes of the results of all ranges of a query."""
-    return 4 * RANGES * a.partial
+        queries = self.own * a.together * self.stride
+        return self.chunks + queries + 16 * self.lines * self.weights + staged + RESERVED
 
 
 def tiles_of(a: Attention, keys: DType, values: DType, shared: int) -> Tiles:
@@ -169,13 +161,12 @@ class Chunks:
 
     Args:
         caches: of keys and of values.
-        least: bytes of shared memory that they take at least.
         new: the positions of keys and values that the block writes before it reads them; None for none.
     """
 
-    def __init__(self, w: Work, caches: Sequence[Cache], least: int, new: Sequence[Value | None]) -> None:
+    def __init__(self, w: Work, caches: Sequence[Cache], new: Sequence[Value | None]) -> None:
         self.w, self.k, self.t, self.caches, self.new = w, w.k, w.t, caches, new
-        self.memory = self.k.share(max(w.t.chunks, least))
+        self.memory = self.k.share(w.t.chunks)
         #: Where the keys of the chunk lie that is brought next: in one piece. It is looked up early.
         self.place = self.k.variable(I32, 0)
 
@@ -188,7 +179,7 @@ class Chunks:
         with self.k.when(base < self.w.limit):
             self.place.set(self.caches[0].place(self.k, base, self.w.segment))
 
-    def copy(self, base: Value, stage: Value | int, *, skips: bool = False) -> None:
+    def copy(self, base: Value, stage: Value, *, skips: bool = False) -> None:
         """Begins to copy a chunk; what the row does not see becomes zeros.
 
         Args:
@@ -200,7 +191,7 @@ class Chunks:
         whole = first.equals(0) & stop.equals(t.keys)
         for each in new:
             whole = whole if each is None else whole & (each >= t.keys)
-        start = self.stage(k.number(stage))
+        start = self.stage(stage)
         with k.when(whole):
             self._copy(start, None, [None, None])
         with k.when(whole ^ 1):

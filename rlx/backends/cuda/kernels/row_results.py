@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rlx.backends.cuda.agreed.steps import RANGES
 from rlx.backends.cuda.code import F32, I1, I16, I32, THREADS, WARPS, Code, Value
-from rlx.backends.cuda.kernels.row_chunks import Work, ranges_bytes
+from rlx.backends.cuda.kernels.row_chunks import Work
 from rlx.backends.cuda.numbers import LOG2_E, exp2, rounded
 
 _LOWEST = float("-inf")
-_TAKEN, _ADDED = 16, 8  # loads of a thread at a time, and ranges that it adds together
+_TWO = "<2 x float>"
+_ADDED = 16  # ranges that a thread loads and adds together
 
 
 class Sums:
@@ -74,7 +74,7 @@ class Results:
     """The results of a block.
 
     Args:
-        memory: shared memory of at least `ranges_bytes` if blocks share the row, which is free at the end.
+        memory: shared memory for a range of each query, which is free at the end.
     """
 
     def __init__(self, w: Work, memory: Value) -> None:
@@ -181,61 +181,45 @@ class Results:
             yield k.number(self.a.partial - 2), [own.top.get(), own.total.get()]
 
     def _merge(self) -> None:
-        """Adds the ranges of the row in order.
+        """Adds the ranges of the row in order: its own last one, and those that others leave.
 
         Blocks begin in the order of their numbers: so those with the other ranges run, or have ended.
         """
         k, a, w = self.k, self.a, self.w
-        most = max(1, min(a.together, self.t.chunks // ranges_bytes(a)))
-        for first in range(0, a.together, most):
-            some = min(most, a.together - first)
-            k.barrier()
-            self._keep(first, some)
-            self._take(first, some)
-            k.barrier()
-            pairs = (a.width + 1) // 2
-            with k.loop(k.thread, some * pairs, THREADS) as item:
-                query, element = item // pairs, item % pairs * 2
-                head = w.head + first + query
-                sums = self._added(k.at(self.memory, F32, query * (RANGES * a.partial)), element)
-                with k.when(head < w.end):
-                    total, factor = self._with_sink(head, sums.top.get(), sums.total.get())
-                    self._store(head, element, [value.get() * factor / total for value in sums.values])
+        count, pairs = w.ranges - 1 - w.first, (a.width + 1) // 2
+        k.barrier()
+        for at, pair in self._numbers():
+            k.store(k.at(self.memory, F32, self.g * a.partial + at), k.vector(pair))
+        k.barrier()
+        with k.loop(k.thread, a.together * pairs, THREADS) as item:
+            query, element = item // pairs, item % pairs * 2
+            head = w.head + query
+            with k.when(head < w.end):
+                sums = self._taken(self._place(head), count, element)
+                place = k.at(self.memory, F32, query * a.partial)
+                top, total = k.lanes(k.load(k.at(place, F32, a.partial - 2), _TWO))
+                sums.add(top, total, k.lanes(k.load(k.at(place, F32, element), _TWO)))
+                total, factor = self._with_sink(head, sums.top.get(), sums.total.get())
+                self._store(head, element, [value.get() * factor / total for value in sums.values])
+        k.barrier()
+        with k.loop(k.thread, a.together * count, THREADS) as item:
+            query, number = item % a.together, item // a.together
+            with k.when(w.head + query < w.end):
+                place = k.at(self._place(w.head + query), F32, number * a.partial + (a.partial - 2))
+                k.store(place, k.vector([k.f32(0.0)] * 2))
 
-    def _keep(self, first: int, count: int) -> None:
-        """Puts the block's own last range beside those of `_take`."""
-        k, a, w = self.k, self.a, self.w
-        place = k.at(self.memory, F32, ((self.g - first) * RANGES + (w.ranges - 1 - w.first)) * a.partial)
-        with k.guarded((self.g >= first) & (self.g < first + count) if count < a.together else None):
-            for at, pair in self._numbers():
-                k.store(k.at(place, F32, at), k.vector(pair))
-
-    def _take(self, first: int, count: int) -> None:
-        """Brings all ranges but the last of some queries to shared memory, [query, `RANGES`, partial]."""
-        k, a, w = self.k, self.a, self.w
-        each = WARPS // count
-        query, own = k.warp % count, k.warp // count * 32 + k.lane
-        head = w.head + first + query
-        place = self._place(head)
-        target = k.at(self.memory, F32, query * (RANGES * a.partial))
-        pairs, step = (w.ranges - 1 - w.first) * (a.partial // 2), 32 * each  # some warps for each query
-        with k.when((k.warp < each * count) & (head < w.end)), k.loop(own, pairs, _TAKEN * step) as start:
-            valid = [start + i * step < pairs for i in range(_TAKEN)]
-            found = taken(k, k.at(place, F32, start * 2), 8 * step, valid)
-            for i, (inside, pair) in enumerate(zip(valid, found, strict=True)):
-                with k.when(inside):
-                    k.store(k.at(target, F32, (start + i * step) * 2), k.vector(pair))
-                    k.store(k.at(place, F32, (start + i * step) * 2), k.vector([k.f32(0.0)] * 2))
-
-    def _added(self, place: Value, element: Value) -> Sums:
-        """The sum of all ranges of a query, for two elements."""
-        k, a, count, sums = self.k, self.a, self.w.ranges - self.w.first, Sums(self.k, 2)
+    def _taken(self, place: Value, count: Value, element: Value) -> Sums:
+        """The sum of ranges that others leave, for two elements, which become 0."""
+        k, a, sums = self.k, self.a, Sums(self.k, 2)
         with k.loop(0, count, _ADDED) as start:
-            numbers = [start + n for n in range(_ADDED)]
-            rows = [k.at(place, F32, k.smaller(number, count - 1) * a.partial) for number in numbers]
-            heads = [k.lanes(k.load(k.at(row, F32, a.partial - 2), "<2 x float>")) for row in rows]
-            values = [k.lanes(k.load(k.at(row, F32, element), "<2 x float>")) for row in rows]
-            sums.add_all([number < count for number in numbers], heads, values)
+            valid = [start + i < count for i in range(_ADDED)]
+            rows = k.at(place, F32, start * a.partial)
+            own = k.at(rows, F32, element)
+            heads, values = taken(k, [k.at(rows, F32, a.partial - 2), own], 4 * a.partial, valid)
+            sums.add_all(valid, heads, values)
+            for i, inside in enumerate(valid):
+                with k.when(inside):
+                    k.store(k.at(own, F32, i * a.partial), k.vector([k.f32(0.0)] * 2))
         return sums
 
 
@@ -245,21 +229,23 @@ def leave(k: Code, place: Value, first: Value, second: Value) -> None:
     k.assembly("void", "st.relaxed.gpu.global.v2.f32 [$0], {$1, $2};", "l,f,f", place, *given)
 
 
-def taken(k: Code, place: Value, step: int, valid: Sequence[Value]) -> list[list[Value]]:
-    """What other blocks leave, two f32 at each of some places that are `step` bytes apart; waits until it is there.
+def taken(k: Code, places: Sequence[Value], step: int, valid: Sequence[Value]) -> list[list[list[Value]]]:
+    """What other blocks leave: for each place, two f32 there and at some others after it; waits until all are there.
 
     Args:
-        valid: of each place, whether it is read.
+        step: bytes from one to the next.
+        valid: of each number of such steps, whether they are read.
     """
-    found = [[k.variable(F32, 1.0) for _ in range(2)] for _ in valid]
+    found = [[[k.variable(F32, 1.0) for _ in range(2)] for _ in valid] for _ in places]
     with k.repeat() as again:
         lacks = k.as_value(0, I1)
-        for i, (inside, own) in enumerate(zip(valid, found, strict=True)):
-            text = f"@$3 ld.relaxed.gpu.global.v2.f32 {{$0, $1}}, [$2+{i * step}];"
-            pair = k.assembly("{float, float}", text, "=f,=f,l,b,0,1", place, inside, k.f32(1.0), k.f32(1.0))
-            for j, variable in enumerate(own):
-                value = k.op(f"extractvalue {pair.type} {pair.text}, {j}", F32)
-                variable.set(value)
-                lacks = lacks | value.bits(I32).equals(0)
+        for place, own in zip(places, found, strict=True):
+            for i, (inside, variables) in enumerate(zip(valid, own, strict=True)):
+                text = f"@$3 ld.relaxed.gpu.global.v2.f32 {{$0, $1}}, [$2+{i * step}];"
+                pair = k.assembly("{float, float}", text, "=f,=f,l,b,0,1", place, inside, k.f32(1.0), k.f32(1.0))
+                for j, variable in enumerate(variables):
+                    value = k.op(f"extractvalue {pair.type} {pair.text}, {j}", F32)
+                    variable.set(value)
+                    lacks = lacks | value.bits(I32).equals(0)
         again(lacks)
-    return [[variable.get() for variable in own] for own in found]
+    return [[[variable.get() for variable in variables] for variables in own] for own in found]
