@@ -20,7 +20,10 @@ LONGEST = 256 * PIECE
 """Characters of a prompt that have keys."""
 
 # The fields that become a prompt, in the order in which templates write them: tools and system messages come first.
-_FIELDS = ("tools", "system", "instructions", "messages", "prompt", "input", "suffix")
+_FIELDS = (
+    "tools", "system", "instructions", "messages", "input_extra", "input_prefix", "prompt", "input", "suffix",
+    "input_suffix",
+)  # fmt: skip
 
 
 def prompt_text(body: Mapping[str, Any]) -> str:

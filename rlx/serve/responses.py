@@ -39,6 +39,7 @@ from rlx.serve.http import (
     only,
 )
 from rlx.serve.media import ImageSource
+from rlx.serve.openai.bodies import Effort
 from rlx.serve.prompts import (
     ChatPrompt,
     Given,
@@ -254,7 +255,6 @@ def _one(token: Any) -> JsonObject:
 
 
 Text = str | None
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Include = Literal[
     "web_search_call.action.sources", "web_search_call.results", "code_interpreter_call.outputs",
     "computer_call_output.output.image_url", "file_search_call.results", "message.input_image.image_url",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import typing
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union
 
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
@@ -13,6 +14,7 @@ from exchanges import PATH, QUESTION
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import input_token_count_params, response_create_params
+from pydantic import TypeAdapter, ValidationError
 
 from rlx.serve.http import Body
 from rlx.serve.messages import CountBody, MessagesBody
@@ -41,7 +43,32 @@ RESPONSES = {"input": "Hi", "max_output_tokens": 1}
 )
 def test_every_field_of_the_clients_is_known(params: Any, body: type[Body]) -> None:
     """A new version of a client may have new ones: decide about each."""
-    assert not set(typing.get_type_hints(params)) - set(body.model_fields)
+    hints = typing.get_type_hints(params)
+    assert not set(hints) - set(body.model_fields)
+    unknown = {
+        (name, word)
+        for name, hint in hints.items()
+        for word in words_of(hint)
+        if refusal_of(body.model_fields[name].rebuild_annotation(), word) not in (None, "unsupported")
+    }
+    assert not unknown
+
+
+def words_of(hint: Any) -> set[str]:
+    """The words that a field may have, not those of its parts."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return {word for word in parts if isinstance(word, str)}
+    return set().union(*map(words_of, parts)) if typing.get_origin(hint) in (Union, UnionType, Annotated) else set()
+
+
+def refusal_of(kind: Any, word: str) -> str | None:
+    """The type of the error of a word in a field; None if it is accepted."""
+    try:
+        TypeAdapter(kind).validate_python(word)
+    except ValidationError as error:
+        return error.errors()[0]["type"]
+    return None
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,9 @@ class CommonFields(Body):
     return_tokens: bool | None = None
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class ChatBody(CommonFields):
     """The body of `/v1/chat/completions`."""
 
@@ -185,7 +188,7 @@ class ChatBody(CommonFields):
     functions: Tools | None = None
     function_call: Literal["none", "auto"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
     include_reasoning: bool | None = None
