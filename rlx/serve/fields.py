@@ -301,9 +301,8 @@ def _of_format(form: dict[str, Any] | None) -> list[Found]:
     Raises:
         ApiError: it is malformed.
     """
-    if form is None or form == {"type": "text"}:
+    if form is None or (kind := form.get("type")) == "text":
         return []
-    kind = form.get("type")
     if kind == "grammar":
         if not isinstance(form.get("grammar"), str):
             raise invalid("response_format.grammar", "it is required")

@@ -206,7 +206,7 @@ def _message(sent: Any, where: str) -> JsonObject:
             found["tool_calls"] = [_call(call) for call in message.get("tool_calls").each()]
         if given.get("content") is None:
             refusal = given.get("refusal")
-            if "tool_calls" not in found and not isinstance(refusal, str):
+            if not found.keys() & {"tool_calls", "reasoning_content"} and not isinstance(refusal, str):
                 raise invalid(f"{where}.content", "there is neither content nor a tool call")
             return found | {"content": refusal if isinstance(refusal, str) else ""}
     return found | {"content": content_of(message.get("content"), _KINDS)}

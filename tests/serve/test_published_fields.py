@@ -79,6 +79,8 @@ def refusal_of(kind: Any, word: str) -> str | None:
         (PATH, CHAT | {"reasoning_effort": "high"}, "reasoning_effort"),
         (PATH, CHAT | {"reasoning_effort": "none", "enable_thinking": False, "tools": []}, None),
         (PATH, CHAT | {"enable_thinking": True}, "enable_thinking"),
+        (PATH, CHAT | {"response_format": {"type": "text", "json_schema": None}, "top_logprobs": 0}, None),
+        (PATH, CHAT | {"messages": [*QUESTION, {"role": "assistant", "reasoning_content": "Hm."}, *QUESTION]}, None),
         (
             PATH,
             CHAT | {"stream": True, "stream_options": {"include_obfuscation": True}},

@@ -106,7 +106,7 @@ def _writer(model: ServedModel, body: ChatBody) -> ChatWriter:
     """
     tools = offered(body)
     prompt = prompt_of(model, body, tools)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "it needs logprobs", "set logprobs to true")
     limits = (("max_completion_tokens", body.max_completion_tokens), ("max_tokens", body.max_tokens))
     asked = model.asked(
