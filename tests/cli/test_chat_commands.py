@@ -100,6 +100,12 @@ def test_a_refused_setting_changes_nothing() -> None:
     assert settings.saved() == {"seed": 4}
 
 
+def test_a_length_without_limit_is_shown_as_it_was_set() -> None:
+    settings = Settings(SampleOpts())
+    settings.set("max-tokens", ["-1"])
+    assert settings.saved() == {"max-tokens": -1} and ("max-tokens", "-1", "set") in settings.shown()
+
+
 # ---------------------------------------------------------------------------------------------------- files
 
 EXAMPLE = Conversation(

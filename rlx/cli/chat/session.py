@@ -197,6 +197,8 @@ def _as_text(value: Any) -> str:
         return "on" if value else "off"
     if isinstance(value, tuple):
         return " ".join(repr(word) if isinstance(word, str) else f"{word[0]}={word[1]:g}" for word in value)
+    if value == sys.maxsize:  # `max-tokens -1`
+        return "-1"
     return "" if value is None else f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value)
 
 
