@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from rlx.errors import NumericalError, SamplingError
 from rlx.sampling.filters import Floats, Logits, exp, filters_of, tempered, total, weights, xtc_excluded
-from rlx.sampling.options import SampleOpts
+from rlx.sampling.options import SampleOpts, checked_sample
 from rlx.sampling.penalties import Changes, Penalties, Tokenizer
 
 Words = npt.NDArray[np.int32]
@@ -288,10 +288,7 @@ class Sampler:
         tokenizer: Callable[[], Tokenizer] | None = None,
         constraint: Constraint | None = None,
     ) -> None:
-        if not isinstance(opts, SampleOpts):
-            hint = "SampleOpts.greedy() is the default"  # type: ignore[unreachable]
-            raise SamplingError(f"found {opts!r}, expected a SampleOpts", where="sample", hint=hint)
-        self.opts, self._constraint = opts, constraint
+        self.opts, self._constraint = checked_sample(opts), constraint
         self._choice = LIKELIEST if opts.is_plain_greedy and constraint is None else Choice(opts)
         self._draws = not opts.is_greedy
         self._tokenizer = tokenizer

@@ -190,7 +190,7 @@ def resolved(sample: SampleOpts | str | None, recommended: SampleOpts | None, de
         default: the options for None.
 
     Raises:
-        SamplingError: `sample` is a text other than "recommended".
+        SamplingError: `sample` is a text other than "recommended", or something else.
     """
     if sample is None:
         return default
@@ -199,7 +199,15 @@ def resolved(sample: SampleOpts | str | None, recommended: SampleOpts | None, de
             hint = "give a SampleOpts, or 'recommended' for what the model's files say"
             raise SamplingError(f"found {sample!r}", where="sample", hint=hint)
         return recommended or SampleOpts.greedy()
-    return sample
+    return checked_sample(sample)
+
+
+def checked_sample(opts: Any) -> SampleOpts:
+    """`opts`; `SamplingError` unless they are a `SampleOpts`."""
+    if isinstance(opts, SampleOpts):
+        return opts
+    hint = "SampleOpts.greedy() is the default"
+    raise SamplingError(f"found {opts!r}, expected a SampleOpts", where="sample", hint=hint)
 
 
 _MINUS_ONE = {"seed": None, "top_k": 0, "top_n_sigma": 0.0, "repetition_window": None, "dry_penalty_last_n": None}

@@ -122,6 +122,8 @@ def test_a_runner_is_greedy_unless_told_otherwise() -> None:
     assert Model(engine, sample=warm).generate_batch([PROMPT], 9) == [drawn[1]]
     with pytest.raises(SamplingError, match="found 'best'"):
         runner.generate(PROMPT, 1, sample="best")  # type: ignore[arg-type]
+    with pytest.raises(SamplingError, match="found 5, expected a SampleOpts"):
+        Model(engine, sample=5)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------------------- failures
