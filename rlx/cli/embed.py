@@ -146,7 +146,8 @@ def by_line(file: str) -> Iterator[None]:
     except PromptError as error:
         if (found := _TEXT.fullmatch(error.where or "")) is None:
             raise
-        raise PromptError(error.what, where=f"{file}, line {int(found[1]) + 1}", hint=error.hint) from error
+        hint = "take this line out" if error.what == "it is empty" else error.hint
+        raise PromptError(error.what, where=f"{file}, line {int(found[1]) + 1}", hint=hint) from error
 
 
 def read_texts(name: str) -> list[str]:

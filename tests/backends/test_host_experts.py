@@ -255,6 +255,11 @@ def test_a_device_that_computes_all_of_a_model(cards: paper_cards.PaperCards, go
         opened(goldens, device=device, n_cpu_moe=1)
 
 
+def test_a_model_without_experts(cards: paper_cards.PaperCards, goldens: Path) -> None:
+    with pytest.raises(ArgumentError, match="n_cpu_moe: the model has no experts"):
+        opened(goldens, "qwen3", n_cpu_moe=1)
+
+
 def test_without_a_card_auto_is_the_cpu(cards: paper_cards.PaperCards, goldens: Path) -> None:
     cards.count = 0
     with pytest.warns(DeviceWarning), opened(goldens, device="auto", n_cpu_moe=1, load=False) as runner:

@@ -41,7 +41,7 @@ def test_a_model_that_generates_makes_vectors_too(tmp_path: Path) -> None:
     assert done.exit_code == 0 and len(json.loads(done.stdout)["embedding"]) > 8
     texts.write_text("yes\n\nno\n")
     refused = call("embed", texts, "demo")
-    assert refused.exit_code == 2 and f"{texts}, line 2: it is empty\n" in refused.stderr
+    assert refused.exit_code == 2 and f"{texts}, line 2: it is empty. Take this line out.\n" in refused.stderr
     refused = call("embed", texts, "demo", "--dimensions", 8)
     assert refused.exit_code == 2 and "--dimensions: only an embedding model has that" in refused.stderr
 

@@ -442,6 +442,8 @@ class Plan:
             except ResourceError as error:
                 warn_of_cpu(error)
                 plan = _planned(config, weights, replace(options, device=Device.CPU, n_cpu_moe=None))
+        if plan.n_cpu_moe and plan.cpu_experts.calls_host and not plan.cpu_experts.layers:
+            raise ArgumentError("the model has no experts", where="n_cpu_moe", hint="leave n_cpu_moe out")
         if plan.n_cpu_moe is None and plan.cpu_experts.n:
             _warn_of_experts(plan.cpu_experts, plan.setup.target.backend.name)
         warn_beyond(config.context, plan.setup.max_seq)
