@@ -22,7 +22,7 @@ from rlx.cli.output import printable, size, stdout, wrapped
 from rlx.compiler.state_memory import state_bytes
 from rlx.engine.opening.encoder import EncoderPlan
 from rlx.engine.opening.options import EngineOptions
-from rlx.engine.opening.setup import Setup, open_model
+from rlx.engine.opening.setup import Setup, check_used, open_model
 from rlx.errors import MultimodalError, RlxError
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
@@ -140,6 +140,7 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
         graphs = {name: models.build(config, weights, DTYPES[name], place=weights.place) for name in types}
         memory = _memory(graphs, config)
         setup = Setup.of(config, weights, EngineOptions())
+        check_used(config, next(iter(graphs.values())), weights)
     except RlxError as error:
         return {"runnable": False, "reason": str(error)}
     profile = str(setup.source) if setup.source else None

@@ -6,7 +6,6 @@ tensor keeps its type; a change of values gives float32.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,6 @@ from rlx.export.hf_config import TextConfig, divisors
 from rlx.export.model import Bytes, ExportTensor, Floats
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.stored import dequantize
-from rlx.models.names import DECODER_PREFIXES
 from rlx.models.rope import by_neighbours
 from rlx.weights import ModelWeights, TensorInfo
 
@@ -202,22 +200,16 @@ def _decay(values: Floats) -> Floats:
     return -np.exp(values, dtype=np.float64).astype(np.float32)
 
 
-_OF_A_LAYER = re.compile(f"(?:{'|'.join(map(re.escape, DECODER_PREFIXES))})layers\\.[0-9]+\\.")
-_BUFFERS = (".rotary_emb.inv_freq",)  # computed, not learned
-
-
 def check_tensors(config: TextConfig, found: Collection[str], weights: ModelWeights) -> None:
     """Looks for tensors that would be left out; the model's equations say which there must be.
 
     Raises:
         UnsupportedModelError: a tensor of a layer, or a layer, that the configuration does not have.
     """
-    for name in weights.unused:
-        if _OF_A_LAYER.match(name) and not name.endswith(_BUFFERS):
-            hint = "Leaving it out would change the model."
-            raise UnsupportedModelError(
-                f"{name!r} is no tensor of a {config.arch} layer", where=weights.loader.path, hint=hint
-            )
+    for name in weights.unknown():
+        hint = "Leaving it out would change the model."
+        what = f"{name!r} is no tensor of a {config.arch} layer"
+        raise UnsupportedModelError(what, where=weights.loader.path, hint=hint)
     for name in found:
         prefix, _ = in_layer(name)
         if prefix and int(prefix.split(".")[1]) >= config.layers + config.predicting:

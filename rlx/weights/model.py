@@ -16,10 +16,15 @@ from rlx.errors import UnsupportedModelError, WeightError
 from rlx.ir.stored import FLOATS
 from rlx.weights.composed import CanonicalTensors, Composed, stack
 from rlx.weights.loader import WeightLoader
-from rlx.weights.names import canonical_names, file_names, rank, stack_name
+from rlx.weights.names import canonical_names, file_names, layer_of, rank, stack_name
 
 CHECKPOINT = "safetensors"  # the format whose tensors may be stored in parts
 _HEAD, _TABLE = "output.weight", "token_embd.weight"
+_NO_WEIGHTS = (
+    *(".rotary_emb.inv_freq", ".attn_rot_embd.weight", ".masked_bias"),
+    *(f".{part}_scale" for part in ("input", "output", "activation", "q", "k", "v", "kv", "prob")),
+    *(".input_zero_point", ".input_global_scale", ".output_zero_point", ".activation_scale"),
+)
 _CHUNK = 1 << 24  # bytes compared at once
 
 
@@ -58,6 +63,19 @@ class ModelWeights(CanonicalTensors):
         """Names of tensors in the file that belong to no weight of this family."""
         used = {name for tensor in self._tensors.values() for name in tensor.files}
         return [name for name in self.loader.tensors if name not in used]
+
+    def unknown(self, layers: int | None = None) -> list[str]:
+        """Names in the file of tensors of the first `layers` layers, or of all, that no layer of this family has.
+
+        Not among them are numbers that a program computes itself, and scales of activations and caches in 8 bits.
+        """
+        found = {name: layer_of(name, self.family) for name in self.unused if not name.endswith(_NO_WEIGHTS)}
+        return [name for name, layer in found.items() if layer is not None and (layers is None or layer < layers)]
+
+    @property
+    def sources(self) -> set[str]:
+        """Canonical names of the tensors that others are parts of."""
+        return {source for source, *_ in self._defined.values()}
 
     @property
     def has_own_head(self) -> bool:

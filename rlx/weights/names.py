@@ -4,7 +4,7 @@ Part of the weights stage, between the readers and the model builders. Canonical
 (`blk.3.attn_q.weight`). A GGUF file uses them as they are; a Hugging Face checkpoint uses a module path
 (`model.layers.3.self_attn.q_proj.weight`) that the tables of the family files translate. A name that no row knows is no
 weight of the language model (rotary buffers, vision towers, layers that predict further tokens) and is left out;
-`ModelWeights.unused` lists those.
+`ModelWeights.unused` lists those, and `ModelWeights.unknown` those that belong to a layer all the same.
 
 Names only: that GGUF permutes the rows of llama's q and k, stores 1 + w for some norms and -exp(A_log) for a decay, is
 for others to know. What a family's tensors look like where the formats disagree is in `RANKS`.
@@ -75,6 +75,16 @@ def file_names(canonical: str, family: str) -> list[str]:
     elif canonical in _to_hf(table.head):
         prefixes, paths = HEAD_PREFIXES, _to_hf(table.head)[canonical]
     return [canonical, *(prefix + path.replace("{}", "0") for path in paths for prefix in prefixes)]
+
+
+def layer_of(name: str, family: str) -> int | None:
+    """The layer that a file's name says, also where the family knows no such tensor; None for all others."""
+    if layer := _GGUF_LAYER.fullmatch(name):
+        return int(layer[1])
+    table = _table(family)
+    paths = (f"{re.escape(prefix + table.path)}{_HF_LAYER}" for prefix in table.prefixes)
+    found = next(filter(None, (re.fullmatch(path, name) for path in paths)), None)
+    return int(found[1]) if found else None
 
 
 def rank(canonical: str) -> int | None:

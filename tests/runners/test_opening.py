@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import rlx
 from rlx import auto_runner, demo
@@ -23,7 +25,7 @@ from rlx.engine.opening.options import EngineOptions
 from rlx.engine.opening.setup import SAMPLES, Plan, identity, open_model
 from rlx.engine.programs.background import BackgroundCompiler
 from rlx.engine.programs.programs import DECODE, GREEDY, ProgramSpec
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, UnsupportedModelError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph
@@ -213,3 +215,34 @@ def test_a_head_in_the_file_counts_whatever_the_configuration_says(goldens: Path
     (tmp_path / "model.safetensors").symlink_to(source / "model.safetensors")
     with open_weights(tmp_path) as loader:
         assert not open_model(loader)[0].tied
+
+
+@pytest.mark.parametrize(
+    ("name", "harmless"),
+    [
+        ("model.layers.0.self_attn.q_norm.weight", False),
+        ("model.layers.1.mlp.adapter.weight", False),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", True),
+        ("model.layers.0.self_attn.k_proj.k_scale", True),
+        ("model.layers.77.self_attn.q_norm.weight", True),  # behind the last layer
+        ("vision_tower.encoder.layers.0.self_attn.q_norm.weight", True),
+    ],
+)
+def test_a_tensor_of_a_layer_that_would_be_left_out(goldens: Path, tmp_path: Path, name: str, harmless: bool) -> None:
+    """Without it rlx would compute another model, and nobody would see it."""
+    source = goldens / "llama" / "hf"
+    tensors = {**load_file(source / "model.safetensors"), name: np.ones(4, np.float32)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((source / "config.json").read_text())
+    with open_weights(tmp_path) as loader, nullcontext() if harmless else pytest.raises(UnsupportedModelError) as error:
+        Plan.of(loader, EngineOptions())
+    assert harmless or (name in str(error.value) and "has no place in the model" in str(error.value))
+
+
+def test_experts_that_the_configuration_does_not_have(goldens: Path, tmp_path: Path) -> None:
+    source = goldens / "granitemoe-shared" / "hf"
+    config = {**json.loads((source / "config.json").read_text()), "shared_intermediate_size": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(source / "model.safetensors")
+    with open_weights(tmp_path) as loader, pytest.raises(UnsupportedModelError, match=r"shared_mlp.* has no place"):
+        Plan.of(loader, EngineOptions())

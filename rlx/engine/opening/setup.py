@@ -220,6 +220,28 @@ def _matrices(graph: Graph) -> list[Node]:
     return [n for n in graph.leaves("weight").values() if len(n.shape) > 1]
 
 
+def check_used(config: models.ModelConfig, graph: Graph, weights: ModelWeights) -> None:
+    """Checks that a model uses all tensors that its layers have in the file: without one it would be another model.
+
+    Raises:
+        UnsupportedModelError: the family has no such tensor, or the configuration describes a layer without it.
+    """
+    left = weights.names.keys() - graph.leaves("weight").keys() - weights.sources
+    lost = (weights.names[name] for name in left if name.startswith("blk.") and not _may_be_left(config, name))
+    for name in (*weights.unknown(config.layers), *lost):
+        what = f"{name!r} has no place in the model that the configuration describes"
+        raise UnsupportedModelError(what, where=weights.loader.path, hint="Leaving it out would change the model.")
+
+
+def _may_be_left(config: models.ModelConfig, name: str) -> bool:
+    """Whether a tensor of a layer has no use: of layers that predict further tokens or share keys and values."""
+    _, layer, part, *_ = name.split(".")
+    if int(layer) >= config.layers:
+        return True
+    shares = config.each[int(layer)].source != int(layer) and part.startswith(("attn_k", "attn_v"))
+    return shares or (part == "altup_correct_scale" and not config.stream_scale)
+
+
 def check_types(graph: Graph, weights: ModelWeights, layouts: Layouts) -> None:
     """Checks that a device has kernels for every matrix of a graph; `UnsupportedModelError` otherwise."""
     types = layouts.matrix_types
@@ -493,6 +515,7 @@ def _planned(config: models.ModelConfig, weights: ModelWeights, options: EngineO
     config = config.at_length(setup.max_seq)
     graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
     check_types(graph, weights, setup.layouts)
+    check_used(config, graph, weights)
     adapters = None
     if options.adapters:
         adapters = engine.adapters.Adapters.of(options.adapters, config, weights, graph)
