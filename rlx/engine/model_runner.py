@@ -266,7 +266,7 @@ class ModelRunner:
         adapters = self.adapters if any(s.adapter for s in sequences) else None
         spec = self.bucketing.segments(sum(counts), self.embedded(sequences, counts), adapters)
         if self.is_pending(spec):  # slower, but nobody waits for a compile
-            return [self._alone(segment, copies=True) for segment in segments]
+            return self._apart(segments)
         program = self.programs[spec]
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.begin(count)
@@ -295,6 +295,12 @@ class ModelRunner:
         program.select_slot(0)
         env = {**self.pool.memory.extents, "SEQ": rows, "PAST_SEQ": max(past), "PAGES": width}
         return env | {"SEGMENTS": len(segments), "OUTS": wanted or 1}
+
+    def _apart(self, segments: list[Segment]) -> list[Values]:
+        """The rows of segments whose common program is not there yet: of those that decode together, if it is there."""
+        few = [segment for segment in segments if len(segment.tokens) == 1]
+        found = dict(zip(few, self._together(few, True), strict=True)) if 1 < len(few) < len(segments) else {}
+        return [found[each] if each in found else self._alone(each, copies=True) for each in segments]
 
     # -- one sequence ---------------------------------------------------------------------------------------------
 

@@ -128,7 +128,8 @@ def kernel_for(
     if shared:
         sharing = code.dim_named("SHARING")
         own = code.block & ((code.number(1) << sharing) - 1)
-        share, number = chunks.Share(own, code.dim_named("EACH"), code.dim_named("SPLITS")), code.block >> sharing
+        number = code.block >> sharing
+        share = chunks.Share(own, code.dim_named("EACH"), code.dim_named("SPLITS"), number // a.parts)
     rope = Rope(of["angles"], a.width // 2, False)
     first = few.Before(rope, (few.Written(of["k"], PAST_SEQ, rope), few.Written(of["v"], PAST_SEQ, None)))
     segment = segment_of(code, number // a.parts, None, 0, 0)
@@ -252,7 +253,7 @@ def test_rows_of_several_sequences() -> None:
         )
         row = code.block // blocks
         segment = segment_of(code, row, of["segments"], COLUMNS, len(lengths))
-        share = chunks.Share(code.block % blocks, code.number(each), code.number(room))
+        share = chunks.Share(code.block % blocks, code.number(each), code.number(room), row)
         tiles = chunks.tiles_of(a, DTYPES["f16"], DTYPES["f16"], 99 << 10)
         few.attention(code, a, tiles, keys, values, segment, row, code.number(0), share)
         given = {

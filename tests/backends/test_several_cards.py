@@ -106,17 +106,17 @@ def test_linears(
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0,1"])
-def test_attention_of_sequences_of_few_and_of_many_rows(cards: paper_cards.PaperCards, device: str) -> None:
-    """In one call: a prompt, one row after some, the rest of a prompt, a sequence without rows."""
+def test_attention_of_sequences_of_one_and_of_many_rows(cards: paper_cards.PaperCards, device: str) -> None:
+    """In one call: a prompt, a row whose positions blocks share, the rest of a prompt, a sequence without rows."""
     rng, graph, rows = np.random.default_rng(5), rlx.Graph("attention"), (20, 1, 5, 0)
     q, k, v = (graph.input(name, [rlx.SEQ, heads, 32]) for name, heads in (("q", 4), ("k", 2), ("v", 2)))
     keys, values = (
         ops.kv_write(graph.state(name, [2, rlx.CTX, 32], F16), x) for name, x in (("keys", k), ("values", v))
     )
     graph.output("y", ops.attention(q, keys, values, scale=0.2))
-    options = {"bind": {"SEQ": (1, 80), "CTX": 64}, "segments": 4, "precision": "exact"}
+    options = {"bind": {"SEQ": (1, 200), "CTX": 192}, "segments": 4, "precision": "exact"}
     steps = []
-    for some, past in (((0, 9, 30, 0), (0, 0, 0, 0)), (rows, (0, 9, 30, 0))):
+    for some, past in (((0, 150, 30, 0), (0, 0, 0, 0)), (rows, (0, 150, 30, 0))):
         starts = np.cumsum((0, *some))[:4]
         table = np.stack([starts, some, past, (2, 0, 3, 1)], 1).astype(np.int32)
         given = {name: rng.standard_normal((sum(some), heads, 32)) for name, heads in (("q", 4), ("k", 2), ("v", 2))}

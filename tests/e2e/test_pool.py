@@ -67,6 +67,17 @@ def same(found: Array, want: Array) -> bool:
     return bool(np.abs(found - want).max() <= CLOSE * np.abs(want).max())
 
 
+def test_rows_that_decode_stay_together_while_a_larger_program_is_compiled(engine: Engine) -> None:
+    prompts, engine.model_runner.is_pending = [IDS[:9], IDS[20:32], IDS[50:70]], lambda spec: spec.seq[1] > 8
+    first, prompt, last = (engine.open_sequence(shared=False) for _ in prompts)
+    for sequence, ids in zip((first, last), prompts, strict=False):
+        fed(engine, sequence, ids)
+    found = engine.step([Segment(first, [5]), Segment(prompt, prompts[2]), Segment(last, [6])])
+    assert [spec.seq for spec in engine.tables["batch"].programs] == [(2, 8)]
+    for logits, ids in zip(found, ([*prompts[0], 5], prompts[2], [*prompts[1], 6]), strict=True):
+        assert logits is not None and same(logits, alone(engine, ids))
+
+
 def test_a_common_prefix_is_computed_and_stored_once(engine: Engine) -> None:
     """32 requests that share 1,000 tokens; the next token of all is one batch step."""
     prefix, pool = IDS[:1000], engine.pool

@@ -141,8 +141,28 @@ def test_prompts_that_share_a_step_keep_to_the_stall_target() -> None:
     for seed in range(3, 7):
         give(made, job(prompt(100, seed), 1))
     run(made)
-    assert [rows for rows in engine.steps if max(rows) > 1] == [[100, 100], [100, 100]]
+    assert [rows for rows in engine.steps if max(rows) > 1] == [[1, 100, 100], [1, 100, 100]]
     assert made.counters.longest_gap <= 0.3
+
+
+def test_prompts_that_do_not_fill_the_device_join_the_rows_that_decode() -> None:
+    engine = ToyEngine(first=0.02, more=0.002)
+    made = decoding(engine, 0.4)
+    made.turn()
+    engine.steps.clear()
+    short, long, task = job(prompt(40, 5), 30), job(prompt(90, 6), 1), Task(lambda: iter([None, None]))
+    give(made, short)
+    made.turn()
+    assert engine.steps == [[1, 1, 1, 40]]
+    give(made, long)
+    made.turn()
+    assert engine.steps[1:] == [[1, 1, 1, 1], [90]], "a long one has a step of its own"
+    give(made, task, job(prompt(50, 7), 1))
+    for _ in range(2):
+        made.turn()
+    assert engine.steps[3:] == [[1, 1, 1, 1], [1, 1, 1, 1, 50]], "tasks and prompts take turns"
+    run(made)
+    assert right(short, long)
 
 
 def test_as_many_short_prompts_share_a_step_as_gain_from_it() -> None:
@@ -180,12 +200,13 @@ def rows_of_prompts(engine: ToyEngine) -> list[int]:
     return [rows[0] for rows in engine.steps if len(rows) == 1 and rows[0] > 3]
 
 
+@pytest.mark.parametrize("shared", [64, 2048])
 @pytest.mark.parametrize(("stall", "times"), [(0.05, 2.0), (0.1, 1.0), (0.4, 1.0)])
-def test_no_gap_is_longer_than_the_stall_target(stall: float, times: float) -> None:
+def test_no_gap_is_longer_than_the_stall_target(stall: float, times: float, shared: int) -> None:
     """Three decode while prompts of 2,000 tokens come in: each turn is one step of all, and a chunk that fills up the
     time. Where the first step takes half of it, the other one has half of it and at least 16 rows.
     """
-    engine = ToyEngine(first=0.02, more=0.002)
+    engine = ToyEngine(first=0.02, more=0.002, shared_rows=shared)
     made = decoding(engine, stall)
     long = [job(prompt(2000, seed), 5) for seed in (5, 6)]
     for each in long:
@@ -193,7 +214,7 @@ def test_no_gap_is_longer_than_the_stall_target(stall: float, times: float) -> N
     run(made)
     assert right(*long)
     assert made.counters.longest_gap <= 1.05 * times * stall
-    assert max(rows_of_prompts(engine)[3:-1]) >= 0.5 * stall / 0.002, "and not much shorter than that"
+    assert max([max(rows) for rows in engine.steps][3:-1]) >= 0.5 * stall / 0.002, "and not much shorter than that"
 
 
 def test_one_slow_step_is_enough_to_shorten_the_next_ones() -> None:
@@ -339,7 +360,7 @@ def test_a_deadline() -> None:
     unborn = job(prompt(700, 4), 50, timeout=0.01)
     for each in (good, late, unborn):
         give(made, each)
-    assert made.seconds_left() == pytest.approx(0.01)
+    assert made.scheduler.seconds_left(engine.now) == pytest.approx(0.01)
     run(made)
     assert right(good)
     for each in (late, unborn):

@@ -14,7 +14,7 @@ from rlx.backends.cuda.kernels import attention_prompt as prompts
 from rlx.backends.cuda.kernels import groups, row_parts
 from rlx.backends.cuda.kernels import matrix_large as larges
 from rlx.backends.cuda.kernels.attention import Attention
-from rlx.backends.cuda.kernels.cache import Cache, Segment, numbered_segment
+from rlx.backends.cuda.kernels.cache import Cache
 from rlx.backends.cuda.kernels.large_shape import Shape, shape_of, shape_of_experts, stages_of
 from rlx.backends.cuda.kernels.matrix_large import Rows
 from rlx.backends.cuda.launches import SCRATCH, Arg, Blocks, Context, Launch
@@ -194,13 +194,12 @@ def _of_tile(k: Code, blocks: Blocks, tiles: int) -> tuple[Value, Value]:
 
 def attention(
     n: Node, c: Context, a: Attention, args: Mapping[str, Arg], columns: int, count: DimLike,
-    caches_of: Callable[[Code], tuple[Cache, Cache]], few: Callable[[Code, Segment, Value, Value], None],
+    caches_of: Callable[[Code], tuple[Cache, Cache]],
 ) -> list[Launch]:  # fmt: skip
-    """Attention of prompts; sequences of few rows in a call are computed by another kernel.
+    """Attention of prompts; sequences of one row in a call are left to another kernel.
 
     Args:
         columns, count: of the table of segments.
-        few: the kernel for any rows, of a segment, a row of it and one of the parts of its heads.
     """
     q, keys, values = n.inputs[:3]
     tiles = prompts.tiles_of(a, keys.dtype, values.dtype, c.features.shared, exact=c.exact)
@@ -214,18 +213,4 @@ def attention(
         segment, first = prompts.find_rows(k, a, k.pointers.get("segments"), columns, count)
         prompts.prompt_attention(k, a, tiles, *caches_of(k), segment, first)
 
-    launches = [c.launch(n, n.op, args, Blocks(some, size, prompts.parts_of(a)), body, split=a.cards > 1)]
-    if not is_segmented(n):
-        return launches
-
-    def rows_of_few(k: Code) -> None:
-        unit, part = k.block // a.parts, k.block % a.parts
-        number, own = unit // prompts.MANY, unit % prompts.MANY
-        segment = numbered_segment(k, number, k.pointers["segments"], columns)
-        count_of, found = segment.env["SEQ"], segment.found
-        found = found & (own < count_of) & (count_of <= prompts.MANY)
-        few(k, replace(segment, found=found), segment.first + own, part)
-
-    # A block for each row that a sequence of few may have: for each row of a call most would end at once.
-    blocks = Blocks(count, 1, prompts.MANY * a.parts)
-    return [*launches, c.launch(n, n.op, args, blocks, rows_of_few, split=a.cards > 1)]
+    return [c.launch(n, n.op, args, Blocks(some, size, prompts.parts_of(a)), body, split=a.cards > 1)]

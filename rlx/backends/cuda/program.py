@@ -84,6 +84,7 @@ class CardProgram(Program):
         self._cards, self._meeting = workers.cards, workers.meeting
         self._symbols = [*manifest["symbols"], *ADDED]
         self._blocks, launches = launches_of(manifest)
+        self._divides_single = any(each.split and str(each.count) == "SEGMENTS" for each in self._blocks)
         self._attention_parts = max((each.times for each in self._blocks if each.split), default=1)
         self._scratch: dict[tuple[str, int], Buffer] = {}
         self._scratch_sizes = _scratch_sizes(manifest)
@@ -312,7 +313,8 @@ class CardProgram(Program):
         if (segments := self.inputs.get("segments")) is not None:
             used = segments[: self.extents.get("SEGMENTS", len(segments))]
             lengths = used[:, PAST] + used[:, ROWS] + (steps - 1)
-            longest, every = int(lengths.max(initial=1)), int((used[:, ROWS] * lengths).sum())
+            sharing = used[:, ROWS] == 1 if self._divides_single else used[:, ROWS]
+            longest, every = int(lengths.max(initial=1)), int((sharing * lengths).sum())
         else:
             rows = self.extents.get("SEQ", 1)
             longest = self.extents.get("PAST_SEQ", 0) + rows + steps - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from rlx.backends.cuda import many_rows
@@ -442,6 +442,11 @@ class _Sequences:
         """The segment of a row."""
         return caches.segment_of(k, row, k.pointers.get("segments"), self.columns, self.count)
 
+    def alone(self, k: Code, number: Value) -> Segment:
+        """A segment by its number; it is found if it has one row."""
+        found = caches.numbered_segment(k, number, k.pointers["segments"], self.columns)
+        return replace(found, found=found.found & found.env["SEQ"].equals(1))
+
 
 def _sequences(n: Node) -> _Sequences:
     paged, segmented = bool(dict(n.attrs).get("page")), is_segmented(n)
@@ -552,33 +557,36 @@ def _attention(n: Node, c: Context) -> list[Launch]:
     taken = c.start if {*c.needed((q, keys, values))} - {*joined} else 0
     tiles = row_chunks.tiles_of(a, keys.dtype, values.dtype, c.features.shared - taken)
 
-    def whole(k: Code, segment: Segment, row: Value, part: Value) -> None:
-        row_attentions.attention(k, a, tiles, *caches_of(k), segment, row, part)
-
-    def each(k: Code) -> None:
+    def whole(k: Code) -> None:
         row, part = k.block // a.parts, k.block % a.parts
-        whole(k, s.segment(k, row), row, part)
+        row_attentions.attention(k, a, tiles, *caches_of(k), s.segment(k, row), row, part)
 
+    many = list[Launch]()
     if c.most(q.shape[0]) > MANY_ROWS and not c.deterministic:
-        many = many_rows.attention(n, c, a, args, s.columns, s.count, caches_of, whole)
-        return many or [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), each, split=a.cards > 1)]
+        many = many_rows.attention(n, c, a, args, s.columns, s.count, caches_of)
+        if not many:
+            return [c.launch(n, n.op, args, Blocks(q.shape[0], 1, a.parts), whole, split=a.cards > 1)]
+        if not is_segmented(n):
+            return many
     for node, name in zip((q, keys, values), ("q", "k", "v"), strict=True):
         args |= _joined_args(maker(node), name) if maker(node) in joined else {}
     early = a.mask == "causal" and maker(keys) in joined and maker(values) in joined
+    count = s.count if many else q.shape[0]
 
     def split(k: Code) -> None:
-        count = k.number(k.dim(q.shape[0])) * a.parts
-        share, of_part = row_chunks.Share(k.block // count, k.dim_named(EACH), k.dim_named(SPLITS)), k.block % count
-        row, part = of_part // a.parts, of_part % a.parts
+        some = k.number(k.dim(count)) * a.parts
+        place, part = k.block % some // a.parts, k.block % some % a.parts
+        share = row_chunks.Share(k.block // some, k.dim_named(EACH), k.dim_named(SPLITS), place)
         own = [_joined(k, maker(node), name) if maker(node) in joined else None
                for node, name in ((q, "q"), (keys, "k"), (values, "v"))]  # fmt: skip
         before = row_attentions.Before(own[0].rope if own[0] else None, (own[1], own[2]))
-        segment = s.segment(k, row)
+        segment = s.alone(k, place) if many else s.segment(k, place)
+        row = segment.first if many else place
         row_attentions.attention(k, a, tiles, *caches_of(k), segment, row, part, share, before, early)
 
-    blocks = Blocks(q.shape[0], 1, a.parts, split=True)
-    scratch, given = extent([q.shape[0], 4 * a.heads * a.partial], n), {**args, "scratch": PER_RANGE}
-    return [c.launch(n, n.op, given, blocks, split, scratch, takes=joined.keys(), split=a.cards > 1)]
+    blocks = Blocks(count, 1, a.parts, split=True)
+    scratch, given = extent([count, 4 * a.heads * a.partial], n), {**args, "scratch": PER_RANGE}
+    return [*many, c.launch(n, n.op, given, blocks, split, scratch, takes=joined.keys(), split=a.cards > 1)]
 
 
 #: What attention of one row computes in its own way if each block computes it for itself.

@@ -1,7 +1,8 @@
 """The executor: computes jobs turn by turn. It has no thread and no lock; `loop.py` calls it.
 
 Runners stage, between the engine loop and the engine. A turn is one decode step of all running jobs, then one step of
-prompt rows or of a task, bounded in time while somebody decodes.
+prompt rows or of a task, bounded in time while somebody decodes. Where prompts do not fill the device, one step has the
+rows of both.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,7 +95,8 @@ class Executor:
         self.inbox: deque[Message] = deque()
         self.room = Room(scheduler, clock, kept)
         self.counters = LoopCounters()
-        self._task_next = False  # tasks and prompts take turns
+        self._task_next = False  # whether a task comes before the next prompt: they take turns
+        self._decoded = -inf  # when those who decode got their newest tokens
         self.is_brief = self._uncompiled = not env.jit()
         self.unheard: set[Notifier] = set()
         self._run: JobRun | None = None
@@ -175,9 +178,10 @@ class Executor:
             if self._run is not None and jobs != self._run.jobs:
                 self._end_run()
                 jobs = [job for job in jobs if not (job.ended or job.backpressured)]
+            prompts = False
             if jobs and (jobs[0].needs_steps or not self._go_on(jobs)):
-                self._decode(jobs)
-            if scheduler.tasks or scheduler.prefilling or scheduler.waiting:
+                prompts = self._decode(jobs)
+            if not prompts and (scheduler.tasks or scheduler.prefilling or scheduler.waiting):
                 self._serve_others(bool(jobs))
             ready = (not (job.paused or (job.backpressured and is_held(job))) for job in scheduler.running)
             more = bool(self.inbox) or any(ready)
@@ -198,14 +202,12 @@ class Executor:
             self._end_run()
         if self.unheard:
             self.wake_consumers()
-        self._task_next = not self._task_next
-        if not (self._task_next and self._step_task()) and not self._prefill(decodes):
+        if self._task_next and self._step_task():
+            return
+        if prompts := self._next_prompts(decodes):
+            self._compute_prompts(prompts, {}, decodes)
+        else:
             self._step_task()
-
-    def seconds_left(self) -> float | None:
-        """Time to the next deadline; None if there is none."""
-        ends = [job.deadline for job in self.scheduler.limited if job.deadline is not None]
-        return max(0.0, min(ends) - self._clock()) if ends else None
 
     def _expire(self) -> None:
         for job in [*self.scheduler.limited]:
@@ -250,7 +252,8 @@ class Executor:
             return True
         if found:
             self.counters.steps += 1
-            self.scheduler.cost.observe(1, (self._clock() - start) / len(found))
+            self._decoded = self._clock()
+            self.scheduler.cost.observe(1, (self._decoded - start) / len(found))
         for token in found:
             if self._tell(job, job.add(token)):
                 break
@@ -270,13 +273,29 @@ class Executor:
 
     def _end_run(self) -> list[Job]:
         """Ends the run, if there is one, before anything else is done; see `JobRun.end`."""
-        run, self._run = self._run, None
-        return [] if run is None else run.end()
+        if (run := self._run) is None:
+            return []
+        self._run, lacking = None, run.end()
+        self._decoded = self._clock()
+        return lacking
 
-    def _decode(self, jobs: list[Job]) -> None:
-        """One token of each job, or several where drafts are right or a grammar has forced some."""
+    def _decode(self, jobs: list[Job]) -> bool:
+        """One token of each job, or several where drafts are right or a grammar has forced some.
+
+        Returns:
+            Whether the step had rows of prompts, too.
+        """
         start, forced = self._clock(), [job for job in jobs if job.constraint is not None and job.has_forced]
         drafts = self._drafts(jobs) if any(job.drafts for job in jobs) else {}
+        scheduler = self.scheduler
+        is_task_next = self._task_next and scheduler.tasks
+        if (scheduler.prefilling or scheduler.waiting) and not (forced or drafts or is_task_next):
+            prompts = self._next_prompts(True, len(jobs), start - self._decoded)
+            jobs = [job for job in jobs if not (job.paused or job.ended)]  # one that starts may take their room
+            if prompts:
+                own = {job: Segment(job.sequence, [job.tokens[-1]]) for job in jobs}
+                self._compute_prompts(prompts, own)
+                return True
         segments = {}
         for job in jobs:
             tokens = [job.tokens[-1], *drafts.get(job, ())]
@@ -285,11 +304,13 @@ class Executor:
         for job in forced:
             segments[job] = _forced_rows(job, self.scheduler.most_rows(len(jobs) > 1, len(job.sequence)) // len(forced))
         found = self._compute(segments)
-        self.scheduler.decode_seconds = seconds = self._clock() - start
+        self._decoded = self._clock()
+        scheduler.decode_seconds = seconds = self._decoded - start
         if found and not forced:
             rows = len(found) if not drafts else sum(len(segments[job].tokens) for job in found)
-            self.scheduler.cost.observe(rows, seconds)
+            scheduler.cost.observe(rows, seconds)
         self._accept(found, segments)
+        return False
 
     def _drafts(self, jobs: list[Job]) -> dict[Job, list[int]]:
         """The drafts of each job that pay in a step of all of them."""
@@ -429,33 +450,36 @@ class Executor:
 
     # -- prompts and tasks ---------------------------------------------------------------------------------------------
 
-    def _prefill(self, decodes: bool) -> bool:
-        """One step of prompt rows; returns whether there are any."""
+    def _next_prompts(self, decodes: bool, beside: int = 0, waited: float = 0.0) -> dict[Job, Segment]:
+        """The next rows of prompts, also of jobs that start now; arguments as of `Scheduler.prompt_rows`."""
         while self.scheduler.waiting and (job := self.scheduler.startable()) is not None:
             self._start(job)
-        chosen = self.scheduler.prompt_rows(decodes)
-        if not chosen:
-            return False
         segments = {}
-        for job, done, rows in chosen:
+        for job, done, rows in self.scheduler.prompt_rows(decodes, beside, waited):
             end = min(job.sequence.call_end(done, rows), len(job.prompt))
             whole = end == len(job.prompt)
             segments[job] = Segment(job.sequence, job.prompt[done:end], "last" if whole else "none")
-        start = self._clock()
-        found = self._compute(segments)
-        counts = {job: len(segments[job].tokens) for job in found}
-        rows = sum(counts.values())
-        positions = sum(count * (len(job.sequence) - count / 2) for job, count in counts.items())
-        self.scheduler.observe_prompt(rows, positions, self._clock() - start, decodes)
-        self.counters.prompt_tokens += rows
+        return segments
+
+    def _compute_prompts(self, prompts: dict[Job, Segment], others: dict[Job, Segment], decodes: bool = True) -> None:
+        """Computes rows of prompts, and those of others that decode in the same step."""
+        start, segments = self._clock(), {**others, **prompts}
+        found, end = self._compute(segments), self._clock()
+        if others or not decodes:
+            self._decoded = end
+        every = [(job, len(segments[job].tokens)) for job in found]
+        positions = sum(count * (len(job.sequence) - count / 2) for job, count in every)
+        self.scheduler.observe_prompt(sum(count for _, count in every), positions, end - start, decodes)
+        counts = {job: count for job, count in every if job in prompts}
+        self.counters.prompt_tokens += sum(counts.values())
         if tracing.recording is not None:
             record.computed(counts.items(), start)
-        for job, logits in found.items():
-            if logits is not None:  # its prompt is computed
+        for job in counts:
+            if found[job] is not None:  # its prompt is computed
                 self.scheduler.prefilling.remove(job)
                 self.scheduler.running.append(job)
+        self._task_next = True
         self._accept(found, segments)
-        return True
 
     def _start(self, job: Job) -> None:
         """Opens the sequence of a job, unless the beginning of its prompt is read from disk first."""
@@ -487,6 +511,7 @@ class Executor:
         if not self.scheduler.tasks:
             return False
         task = self.scheduler.tasks.pop(0)
+        self._task_next = False
         task.step()
         if not task.ended:
             self.scheduler.tasks.append(task)

@@ -319,7 +319,7 @@ class EngineLoop:
                     successor = self._successor()
                 if self.is_closed:
                     self.executor.end_all(_closed_error())
-                seconds = self.executor.seconds_left()
+                seconds = self.scheduler.seconds_left(self.clock())
             except Exception as error:  # a bug: who waits hears of it, and this thread serves what comes next
                 self.executor.end_all(error)
                 seconds = None

@@ -7,9 +7,9 @@ Short prompts do not wait behind long ones. A prompt is due when it has waited `
 it takes, and among requests of one priority the one that is due first goes first. So a long prompt is only overtaken by
 those that came soon after it: in the time that follows from its own length.
 
-A turn of the loop is one decode step of all running requests, then one step of prompt rows. While somebody decodes, the
-turn is bounded in time: the prompt step has as many rows as the measured rate allows in what the decode step has left
-of the stall target. Otherwise it takes the largest chunk.
+A turn of the loop is one decode step of all running requests, then one step of prompt rows; both are one step if the
+prompts do not fill the device. While somebody decodes, the turn is bounded in time: the prompt step has as many rows as
+the measured rate allows in what the decode step has left of the stall target. Otherwise it takes the largest chunk.
 
 The cost of steps: products of a row take the same time everywhere; attention reads all positions before it. So a row
 after 8,000 positions may take five times as long as the first one.
@@ -233,6 +233,11 @@ class Scheduler:
         jobs = (job for table in (self.waiting, self.prefilling, self.running) for job in table)
         return bool(self.tasks or self.limited) or any(job.notifier is not notifier for job in jobs)
 
+    def seconds_left(self, now: float) -> float | None:
+        """Time to the next deadline; None if there is none."""
+        ends = [job.deadline for job in self.limited if job.deadline is not None]
+        return max(0.0, min(ends) - now) if ends else None
+
     def steps_ahead(self, jobs: Sequence[Job]) -> int:
         """How many steps of a run may have begun, the one included whose tokens are waited for.
 
@@ -244,16 +249,17 @@ class Scheduler:
                 most = min(most, job.consumed + AHEAD - len(job.tokens))
         return max(1, most)
 
-    def most_rows(self, decodes: bool, past: int) -> int:
+    def most_rows(self, decodes: bool, past: int, waited: float = 0.0) -> int:
         """Maximum number of rows in a step that is no decode step.
 
         Args:
             decodes: whether somebody decodes, who would wait for this step.
             past: positions before the rows.
+            waited: how long these have waited already.
         """
         if not decodes:
             return self.largest
-        return min(self.largest, max(LEAST, self.prompt_cost.rows_in(self._prompt_seconds, past)))
+        return min(self.largest, max(LEAST, self.prompt_cost.rows_in(self._prompt_seconds - waited, past)))
 
     @property
     def _prompt_seconds(self) -> float:
@@ -279,16 +285,20 @@ class Scheduler:
         if not cost.is_known or (is_large and (decodes or seconds > cost.seconds_at(rows, depth))):
             cost.observe(rows, depth, seconds)
 
-    def prompt_rows(self, decodes: bool) -> list[tuple[Job, int, int]]:
+    def prompt_rows(self, decodes: bool, beside: int = 0, waited: float = 0.0) -> list[tuple[Job, int, int]]:
         """The next prompt step: jobs of `prefilling`, how many rows of each are computed, and how many are next.
 
         The first job in order always gets rows. Others join if neither they nor the first fill the device.
 
         Args:
             decodes: whether somebody decodes, who would wait for this step.
+            beside: rows of the same step that decode. None join them if the first prompt fills the device.
+            waited: how long these have waited for the step. After half of what they may wait none join them.
         """
         chosen: list[tuple[Job, int, int]] = []
-        room, left = self._packed_rows(), self._prompt_seconds if decodes else inf
+        if beside and 2 * waited > self._prompt_seconds:
+            return chosen
+        room, left = self._packed_rows() - beside, self._prompt_seconds - waited if decodes else inf
         jobs = [job for job in self.prefilling if not (job.paused or job.loading)]
         if len(jobs) > 1:
             jobs.sort(key=self._urgency)
@@ -296,7 +306,9 @@ class Scheduler:
             past = job.done
             rest = len(job.prompt) - past
             if not chosen:
-                rows = min(rest, self.most_rows(True, past) if decodes else self.largest)
+                rows = min(rest, self.most_rows(decodes, past, waited))
+                if beside and (rest > self.shared or rows > room):
+                    return []
                 if rest > self.shared or len(jobs) == 1:
                     return [(job, past, rows)]
             elif rest <= min(self.shared, room) and self.prompt_cost.seconds_of(rest, past) <= left:

@@ -30,7 +30,6 @@ from rlx.ir.dims import DimLike
 from rlx.ir.dtypes import DType
 from rlx.ir.segments import ROWS
 
-MANY = 16  # rows of a sequence in a call from which on there are more than one kernel of few rows computes well
 _PAIRS, _GROUPS = 64, 2  # of a row and a head in a block; groups of warps that share positions
 _WIDEST, _HELD = 256, 128  # elements of a head: at most, and with queries in registers
 _CHUNK = 8  # elements that a thread brings at a time
@@ -120,7 +119,7 @@ def find_rows(k: Code, a: Attention, table: Value | None, columns: int, count: D
     """The sequence of a block, and the first of its rows there. A block of no rows has a segment that is not found.
 
     Args:
-        table, columns, count: as of `segment_of`. Sequences of few rows have no blocks.
+        table, columns, count: as of `segment_of`. Sequences of one row have no blocks.
     """
     number, size = k.block // parts_of(a), rows_of(a)
     if table is None:
@@ -130,7 +129,7 @@ def find_rows(k: Code, a: Attention, table: Value | None, columns: int, count: D
     first = k.variable(I32, 0)
     with k.loop(0, k.dim(count)) as i:
         rows = k.load(table, I32, i * columns + ROWS)
-        own = k.select(rows > MANY, (rows + (size - 1)) // size, 0)
+        own = k.select(rows > 1, (rows + (size - 1)) // size, 0)
         before = left.get()
         here = (before >= 0) & (before < own)
         place.set(k.select(here, i, place.get()))

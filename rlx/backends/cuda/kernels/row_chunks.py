@@ -98,11 +98,13 @@ class Share:
         number: of the block among them.
         each: positions of a block, about: a power of two.
         room: ranges of a row that there is memory for.
+        place: number of the row among those that there is memory for.
     """
 
     number: Value
     each: Value
     room: Value
+    place: Value
 
 
 class Work:

@@ -161,7 +161,7 @@ class Results:
     def _place(self, head: Value) -> Value:
         """Where the ranges of a head lie, 0 between kernels: of each the weighted values, largest score, and sum."""
         assert self.w.share is not None
-        at = (self.w.row * self.a.heads + head) * self.w.share.room * self.a.partial
+        at = (self.w.share.place * self.a.heads + head) * self.w.share.room * self.a.partial
         return self.k.at(self.k.pointers["scratch"], F32, at)
 
     def _leave(self, number: Value) -> None:
