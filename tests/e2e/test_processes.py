@@ -323,7 +323,7 @@ def test_an_interrupted_compile_leaves_a_usable_cache(place: str, folder: Path, 
 
 def test_an_interrupted_generation_keeps_what_it_said(folder: Path, model: Path, usable: None) -> None:
     arguments = ["run", str(model), "Hi", "--max-tokens", "500", "--cache", "on"]
-    code, _, err = interrupt(folder, arguments, "rlx.sampling.choice", "Sampler.choice", 0.05, visits=4)
+    code, _, err = interrupt(folder, arguments, "rlx.engine.loop.job", "Job.add", 0.05, visits=4)
     assert code == 130
     assert "Traceback" not in err
     found = re.search(r"answer: (\d+) tokens.*; interrupted; ", err)
