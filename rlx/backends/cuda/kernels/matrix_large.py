@@ -244,24 +244,28 @@ class Large:
         k, shape = self.code, self.shape
         return [[[k.variable(F32, 0.0) for _ in range(4)] for _ in range(shape.columns)] for _ in range(shape.each)]
 
-    def _rows_of(self, at: Operands) -> list[tuple[Value, Value]]:
-        """For each time that a thread copies, its 16 bytes of the first chunk, and where they go, in bytes."""
+    def _rows_of(self, at: Operands) -> list[tuple[Value, Value, Value]]:
+        """For each time that a thread copies, its 16 bytes of the first chunk, where they go, and how many are read.
+
+        Of rows that are not valid none are: if they all read one row, blocks would wait for the memory that has it.
+        """
         k, per_row = self.code, CHUNK // COPIED
         found = []
         for i in range(self.shape.rows * per_row // THREADS):
             row, piece = (k.thread + i * THREADS) // per_row, k.thread % per_row
             source = k.at(at.x, I8, at.rows.row(row).to(I64) * self.parts.nbytes + (piece * 16).to(I64))
-            found.append((source, row * LINE + (piece ^ (row & 7)) * 16))
+            read = k.select(at.rows.valid(row), 16, 0)
+            found.append((source, row * LINE + (piece ^ (row & 7)) * 16, read))
         return found
 
-    def _bring(self, rows: list[tuple[Value, Value]], number: Value, stage: Value) -> None:
+    def _bring(self, rows: list[tuple[Value, Value, Value]], number: Value, stage: Value) -> None:
         """Begins to copy a chunk of x to shared memory."""
         k, p = self.code, self.parts
-        base, kept = k.at(self.memory, I8, stage * (p.count * self.part_bytes)), None
-        if not p.whole:  # what is copied of a row is all of it or none
-            inside = number * CHUNK + k.thread % (CHUNK // COPIED) * COPIED < p.width
-            kept = k.select(inside, 16, 0)
-        for source, place in rows:
+        base = k.at(self.memory, I8, stage * (p.count * self.part_bytes))
+        # What is copied of a row is all of it or none.
+        inside = None if p.whole else number * CHUNK + k.thread % (CHUNK // COPIED) * COPIED < p.width
+        for source, place, read in rows:
+            kept = read if inside is None else k.select(inside, read, 0)
             for part in range(p.count):
                 own = k.at(source, I8, (number * LINE + part * p.padded * 2).to(I64))
                 copy_async(k, k.at(base, I8, place + part * self.part_bytes), own, kept)
