@@ -10,14 +10,15 @@ import hashlib
 import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from rlx.backends.cpu import llvm, steps, target
 from rlx.backends.cpu.llvm import Compiled
 from rlx.backends.cpu.target import Target
+from rlx.backends.cuda import ptx
 
 MOST_BYTES = 500 << 20
 
@@ -25,9 +26,10 @@ folder: Path | None = None  # none: nothing is kept
 
 
 def keep_in(path: Path) -> None:
-    """Keeps modules in a folder from now on, also those of programs."""
+    """Keeps modules in a folder from now on, also those of programs and of cards."""
     global folder
     folder = path
+    setattr(ptx, "compiled", partial(_remembered_ptx, ptx.compiled))  # noqa: B010
     setattr(steps, "recent", cache(KnownModules))  # noqa: B010
 
 
@@ -40,10 +42,20 @@ def remove_old(path: Path) -> None:
 
 def remembered(kind: str, text: str, for_target: Target, make: Callable[[], Compiled]) -> Compiled:
     """The result of `make` for an LLVM text, by whichever test or run made it first."""
-    found = _read(name := _name(kind, text.encode(), for_target))
+    found = _read(name := _name(kind, text.encode(), _described(for_target)))
     if found is None:
         _write(name, found := make())
     return found
+
+
+def _remembered_ptx(make: Callable[..., list[str]], modules: Sequence[str], level: str, version: int) -> list[str]:
+    names = [_name("ptx", text.encode(), f"{level} {version}") for text in modules]
+    found = {name: _read(name) for name in names}
+    missing = {name: text for name, text in zip(names, modules, strict=True) if found[name] is None}
+    for name, text in zip(missing, make([*missing.values()], level, version), strict=True):
+        _write(name, made := Compiled(b"", text))
+        found[name] = made
+    return [found[name].text for name in names]  # type: ignore[union-attr]
 
 
 class KnownModules(steps._Recent):
@@ -65,7 +77,7 @@ class KnownModules(steps._Recent):
         super().__setitem__(digest, compiled)
 
     def _name_of(self, digest: str) -> str:
-        return _name("module", digest.encode(), self._target)
+        return _name("module", digest.encode(), _described(self._target))
 
 
 @cache
@@ -74,12 +86,16 @@ def _compiler() -> bytes:
     import llvmlite
 
     here = Path(__file__).parent / "backends" / "cpu" / "native.py"
-    sources = [Path(str(llvm.__file__)), Path(str(target.__file__)), here]
+    sources = [*(Path(str(module.__file__)) for module in (llvm, target, ptx)), here]
     return b"".join([llvmlite.__version__.encode(), *(path.read_bytes() for path in sources)])
 
 
-def _name(kind: str, text: bytes, for_target: Target) -> str:
-    parts = (kind.encode(), text, repr(sorted(for_target.describe().items())).encode(), _compiler())
+def _described(for_target: Target) -> str:
+    return repr(sorted(for_target.describe().items()))
+
+
+def _name(kind: str, text: bytes, for_target: str) -> str:
+    parts = (kind.encode(), text, for_target.encode(), _compiler())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
