@@ -118,7 +118,7 @@ class Block:
         at: the number of the basic block that each thread is at.
         active: which threads run.
         whole: whether all do.
-        written: which warp wrote which word of shared memory since the last barrier.
+        written: which warps wrote each word of shared memory since the last barrier, a bit a warp.
         used: the same for reads.
     """
 
@@ -130,7 +130,7 @@ class Block:
         }
         self.at = np.zeros(THREADS, np.int64)
         self.active, self.whole = np.ones(THREADS, np.bool_), True
-        self.written = np.zeros((len(self.shared) // 4 + 1, WARPS), np.bool_)
+        self.written = np.zeros(len(self.shared) // 4 + 1, np.uint8)
         self.used = np.zeros_like(self.written)
         self.pending: list[list[tuple[Array, Array, Array]]] = [[]]
         self.meetings: dict[int, Meeting] = {}
@@ -207,21 +207,21 @@ class Block:
             AssertionError: another warp may use the same words at the same time.
         """
         words = addresses[self.active][:, None] // 4 + np.arange(-(-size // 4))
-        warps = np.broadcast_to((_LANES[self.active] // WARP)[:, None], words.shape)
-        self.note_words(words.reshape(-1), warps.reshape(-1), writes=writes)
+        self.note_words(words, _LANES[self.active][:, None] // WARP, writes=writes)
 
-    def note_words(self, words: Array, warps: Array, *, writes: bool) -> None:
+    def note_words(self, words: Array, warps: Array | int, *, writes: bool) -> None:
         """The same for words, each used by a warp."""
+        bits = np.left_shift(1, warps).astype(np.uint8)
         seen = self.written[words] | self.used[words] if writes else self.written[words]
-        clash = seen.sum(1) != seen[np.arange(len(words)), warps]
+        clash = (seen & ~bits) != 0
         assert not clash.any(), f"warps meet in shared memory at {words[clash][:4] * 4}"
-        (self.written if writes else self.used)[words, warps] = True
+        np.bitwise_or.at(self.written if writes else self.used, words, bits)
 
     def barrier(self) -> None:
         """All threads that have not ended meet."""
         waiting = self.at < len(self.program.basic_blocks)
         assert (self.active == waiting).all() or self.active.all(), "a barrier that not all threads reach"
-        self.written[:], self.used[:] = False, False
+        self.written[:], self.used[:] = 0, 0
 
 
 def _in_words(raw: Array, size: int) -> Array:
@@ -460,8 +460,7 @@ def _described(b: Block, start: Array, n: int) -> Array:
         assert (start[warp // 4 * 128 : warp // 4 * 128 + 128] == at).all(), "four warps with different operands"
         places = at + rows * 128 + 2 * k
         places = places ^ ((places >> 7 & 7) << 4)
-        words = np.unique(places // 4)
-        b.note_words(words, np.full_like(words, warp), writes=False)
+        b.note_words(places // 4, warp, writes=False)
         found[warp] = from_bf16(_in_words(b.shared, 2)[places // 2]).T
     return found
 
