@@ -197,7 +197,7 @@ class Announcer:
         server: whose state it follows.
         name: of the model; of several all names.
         urls: where the server is.
-        bars: are on the terminal until the model is there.
+        bars: are on the terminal until the server is ready.
     """
 
     def __init__(self, server: Server, name: str, urls: list[str], bars: Bars) -> None:
@@ -219,8 +219,12 @@ class Announcer:
             )
 
     def _changed(self) -> None:
+        is_ready = self._server.state == "ready"
+        if is_ready and self._server.unready() is not None:  # as /health says, too
+            self._bars.waiting("compiling the first programs")
+            return
         self._bars.close()
-        if self._server.state == "ready":
+        if is_ready:
             click.echo(f"ready after {time.monotonic() - self._start:.1f} s. {self._try()}", err=True)
         elif self._server.state == "draining":
             left, most = self._server.in_flight, self._server.options.drain

@@ -116,7 +116,7 @@ class Server:
         state: what it can do now.
         error: why a model could not be opened.
         in_flight: number of requests that are being answered and want something computed.
-        changed: called after every change of the state.
+        changed: called after every change of the state, and when requests no longer wait for a compile.
         batches: those that were sent over HTTP.
 
     Raises:
@@ -199,7 +199,10 @@ class Server:
         threading.Thread(target=_prepare_grammars, args=[self.opened], name="rlx-grammars", daemon=True).start()
 
     async def load(self) -> None:
-        """Opens the models in a thread of its own. A process that ends before they are there does not wait for it."""
+        """Opens the models in a thread of its own, and waits until they are compiled.
+
+        A process that ends before they are there does not wait for the thread.
+        """
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def work() -> None:
@@ -215,6 +218,10 @@ class Server:
             await done.wait()
             if self.error is not None or self.state == State.LOADING:
                 self._become(State.READY if self.error is None else State.FAILED)
+            while self.state == State.READY and self.unready() is not None:
+                await asyncio.sleep(0.1)
+                if self.unready() is None:
+                    self.changed()
 
     def cut(self) -> None:
         """Ends what is still computed; its clients get an error that says so."""

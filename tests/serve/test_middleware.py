@@ -19,6 +19,8 @@ import openai
 import pytest
 from exchanges import HANGS, until
 
+from rlx.cli.output import Bars
+from rlx.cli.serve import Announcer
 from rlx.errors import BusyError, DeadlineError, PoolFullError, PromptError, ResourceError, RlxError
 from rlx.serve import ServedModel, create_app, lifecycle
 from rlx.serve.errors import ApiError, api_error
@@ -302,6 +304,28 @@ def test_while_the_first_programs_are_compiled(make: Make, monkeypatch: pytest.M
     assert client.get("/health").json() == {"status": "ok"}
     warm = False
     assert client.get("/health").status_code == 200, "once is enough"
+
+
+def test_ready_is_said_when_health_says_so(
+    server: Any, serve: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warm, said = False, ""
+    monkeypatch.setattr(ServedModel, "is_warm", property(lambda model: warm))
+    app = create_app(lambda: server.model, ServerOptions(log="none"))
+    Announcer(app.state.server, "demo", ["http://127.0.0.1:1"], Bars()).begin()
+
+    def is_said() -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return "ready after" in said
+
+    with serve(app) as url:
+        assert until(lambda: app.state.server.state == "ready")
+        time.sleep(0.3)
+        assert not is_said()
+        warm = True
+        assert until(is_said) and httpx.get(f"{url}/health").status_code == 200
+    assert said.count("ready after") == 1
 
 
 def test_a_model_that_cannot_be_opened(serve: Any) -> None:
