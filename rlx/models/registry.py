@@ -65,7 +65,7 @@ class _Lazy(Mapping[str, T]):
         return self._find(self._files[name], name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._files
+        return isinstance(name, str) and name in self._files  # a file may have anything there
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)

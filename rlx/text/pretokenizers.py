@@ -41,6 +41,14 @@ _O200K = "|".join((
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?",
     r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _BREAKS,
 ))  # fmt: skip
+_NOT_HAN = "&&[^\\p{Han}]]"
+_KIMI_UPPER, _KIMI_LOWER = _UPPER[:-1] + _NOT_HAN, _LOWER[:-1] + _NOT_HAN
+_KIMI = "|".join((
+    r"[\p{Han}]+",
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}*{_KIMI_LOWER}+{_CONTRACTION}?",
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTION}?",
+    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", _BREAKS,
+))  # fmt: skip
 _DEEPSEEK = "|".join((
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
     r" ?[\p{P}\p{S}]+[\r\n]*", _BREAKS,
@@ -81,6 +89,7 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
     (PreTokenizer((r"\p{N}", _GPT2)), "starcoder refact command-r smollm codeshell exaone minerva-7b"),
     (PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
     (PreTokenizer((_O200K,)), "gpt-4o llama4 kanana2"),
+    (PreTokenizer((_KIMI,)), "kimi-k2"),
     (PreTokenizer((r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _DEEPSEEK)), "deepseek-v3 hunyuan-dense"),
     (PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")), "default"),
 )

@@ -34,6 +34,7 @@ from golden_folder import PACKED
 from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.ir.dtypes import BF16, Q4_K, DType
 from rlx.models import ModelConfig, cache_dtype, from_hf
+from rlx.models.registry import ARCHITECTURES, ENCODER_TYPES, MODEL_TYPES
 from rlx.models.rope import Rope, Yarn
 
 # -- variants ---------------------------------------------------------------------------------------------------------
@@ -117,6 +118,11 @@ def test_what_changes_the_computation_in_a_way_that_no_family_has_is_refused() -
     for family in ("qwen35", "granite-hybrid"):
         with pytest.raises(UnsupportedModelError, match="only SiLU is supported in the recurrent layers"):
             golden(family, hidden_act="gelu_pytorch_tanh")
+
+
+def test_names_that_are_no_text() -> None:
+    """Whoever asks whether a name is known gets no TypeError."""
+    assert not any([] in names for names in (ARCHITECTURES, MODEL_TYPES, ENCODER_TYPES))
 
 
 def test_an_encoder_is_no_decoder() -> None:

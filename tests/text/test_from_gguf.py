@@ -184,6 +184,11 @@ def test_gemma4_merges_by_rank_and_falls_back_to_bytes() -> None:
     [
         ("gpt-4o", "HelloWorld it's 12345 a/b\n", ["Hello", "World", " it's", " ", "123", "45", " a", "/b", "\n"]),
         ("deepseek-v3", "Hi 你好abc 12345 x_y!", ["Hi", " ", "你好", "abc", " ", "123", "45", " x", "_y", "!"]),
+        (
+            "kimi-k2",
+            "Hi 你好abc it's 12345 a/b\n",
+            ["Hi", " ", "你好", "abc", " it's", " ", "123", "45", " a", "/b", "\n"],
+        ),
     ],
 )
 def test_where_texts_are_cut(pre: str, text: str, pieces: list[str]) -> None:
