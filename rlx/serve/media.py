@@ -329,9 +329,13 @@ def _read_message(message: Mapping[str, Any], number: int, reader: _Reader) -> d
 def _read_part(part: Any, where: str, reader: _Reader) -> Any:
     if not isinstance(part, Mapping):
         return part  # refused with the other malformed messages
-    source = _url_source(part, f"{where}.image_url") if part.get("type") == "image_url" else part.get("image")
+    with_url = part.get("type") in ("image_url", "input_image")
+    source = _url_source(part, f"{where}.image_url") if with_url else part.get("image")
     if isinstance(source, ImageSource):
         return {"type": "image", "image": reader.read(source)}
+    if part.get("type") == "image":
+        hint = 'give {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
+        raise ImageError("images of this form are not read here", where=where, hint=hint)
     if part.get("type") != "text":
         takes = "text and images" if reader.takes_images else "text only"
         what = f"a part has type {part.get('type')!r}, and the model takes {takes}"

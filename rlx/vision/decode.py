@@ -254,8 +254,7 @@ def _scans(data: bytes) -> Iterator[bool]:
 
 
 def _refuse_animation(where: str | Path | None) -> None:
-    hint = "choose a frame: in Pillow, image.seek(0) and then image.copy()"
-    raise ImageError("the image is an animation", where=where, hint=hint)
+    raise ImageError("the image is an animation", where=where, hint="give one frame of it, saved as PNG or JPEG")
 
 
 def _decoded(image: PillowImage, where: str | Path | None, max_pixels: int = MAX_PIXELS) -> Pixels:

@@ -32,8 +32,8 @@ def uri(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-def chat(server: Any, url: str) -> str:
-    parts: Any = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": TEXT}]
+def chat(server: Any, url: str, form: str = "image_url") -> str:
+    parts: Any = [{"type": form, "image_url": {"url": url}}, {"type": "text", "text": TEXT}]
     messages = [{"role": "user", "content": parts}]
     found = server.openai.chat.completions.create(
         model="demo-vision", messages=messages, max_tokens=COUNT, temperature=0
@@ -79,6 +79,7 @@ def test_the_same_picture_gets_the_same_answer_through_all_apis(server_that_sees
     expected = model.chat([{"role": "user", "content": parts}], max_tokens=COUNT, temperature=0.0).text
     assert expected
     assert [ask(server_that_sees, uri(picture())) for ask in APIS] == [expected] * len(APIS)
+    assert chat(server_that_sees, uri(picture()), "input_image") == expected
 
 
 def test_tokens_of_a_picture_are_counted(server_that_sees: Any) -> None:

@@ -64,9 +64,9 @@ def test_an_image_comes_as_a_data_uri_or_in_base64() -> None:
 @pytest.mark.parametrize(
     "part, sentence",
     [
-        ({"type": "image", "path": "/etc/passwd"}, "a part has type 'image'"),
-        ({"type": "image", "image": "/etc/passwd"}, "a part has type 'image'"),
-        ({"type": "image", "image": uri(png())}, "a part has type 'image'"),
+        ({"type": "image", "path": "/etc/passwd"}, "images of this form are not read here"),
+        ({"type": "image", "image": "/etc/passwd"}, "images of this form are not read here"),
+        ({"type": "image", "image": uri(png())}, "images of this form are not read here"),
         ({"type": "input_audio", "input_audio": {}}, "a part has type 'input_audio'"),
         ({"type": "video"}, "a part has type 'video'"),
         ({}, "a part has type None"),
